@@ -1,0 +1,65 @@
+// A row is one contiguous block:
+//
+//   struct Row {               // stride() bytes, a multiple of 8
+//     int64_t sign;            // offset 0
+//     float weights[dim];      // offset kWeightsOffset, always the first field
+//     ...                      // the update rule's slots, then other metadata
+//   };
+//
+// Fields are named; code that works on one finds its offset here once, never
+// by counting floats.
+#ifndef TF_EXT_CC_CORE_ROW_LAYOUT_H_
+#define TF_EXT_CC_CORE_ROW_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/config.h"
+
+namespace tf_ext {
+
+enum class FieldType { kFloat32, kInt32 };
+
+inline constexpr int kFieldTypeBytes = 4;  // of both
+
+struct Field {
+  std::string name;  // "weights", "accumulator", "m", "v", "step", ...
+  FieldType type;
+  int64_t count;     // values in a row
+  int64_t offset;    // bytes from the start of the row
+  double start;      // value of a new row (weights: by the initializer)
+  int64_t bytes() const { return count * kFieldTypeBytes; }
+};
+
+class RowLayout {
+ public:
+  static constexpr int64_t kSignOffset = 0;
+  static constexpr int64_t kWeightsOffset = 8;
+
+  // Fields by rule, after weights[dim] (Keras's slot names):
+  //   sgd: none              momentum: momentum[dim]
+  //   adagrad: accumulator[dim]   row_wise_adagrad: accumulator[1]
+  //   adam: m[dim], v[dim], and step[1] int32 if bias_correction_by_row
+  //   ftrl: accumulator[dim], linear[dim]
+  //   rmsprop: velocity[dim], then momentum[dim] if momentum_field, then
+  //            average_gradient[dim] if centered
+  explicit RowLayout(const TableConfig& config);
+
+  const std::vector<Field>& fields() const { return fields_; }
+  // nullptr if there is none of that name.
+  const Field* Find(const std::string& name) const;
+  int64_t stride() const { return stride_; }
+  // Bytes that carry information: the sign and all fields.
+  int64_t raw_bytes() const { return raw_bytes_; }
+
+ private:
+  std::vector<Field> fields_;
+  int64_t stride_ = 0;
+  int64_t raw_bytes_ = 0;
+};
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_ROW_LAYOUT_H_

@@ -1,0 +1,114 @@
+// A concurrent hash table from signs (any int64) to rows.
+//
+// This is the contract; the design of the index and the slabs belongs in
+// stripe.h.
+#ifndef TF_EXT_CC_CORE_TABLE_H_
+#define TF_EXT_CC_CORE_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cc/core/config.h"
+#include "cc/core/initializer.h"
+#include "cc/core/parallel.h"
+#include "cc/core/row_layout.h"
+#include "cc/core/status.h"
+#include "cc/core/update_rule.h"
+
+namespace tf_ext {
+
+class Stripe;
+
+struct TableStats {
+  int64_t rows = 0;
+  int64_t free_rows = 0;        // erased rows, to be used again
+  int64_t stripes = 0;
+  int64_t row_bytes = 0;        // stride of a row
+  int64_t slab_bytes = 0;       // memory taken for rows
+  int64_t index_bytes = 0;      // memory taken for the indexes
+  int64_t max_stripe_rows = 0;
+  int64_t min_stripe_rows = 0;
+  int64_t max_probe_length = 0; // buckets looked at for the worst present sign
+};
+
+// A field to export or import: `name` is in layout(), `data` points at
+// [n, count] values of the field's type.
+struct ConstFieldData {
+  std::string name;
+  const void* data;
+};
+
+struct ExportedRows {
+  std::vector<int64_t> signs;
+  // One a requested field, [signs.size(), count] values, as raw bytes.
+  std::vector<std::vector<uint8_t>> fields;
+  int64_t next_cursor = 0;  // -1: that was all
+};
+
+class Table {
+ public:
+  static Status Create(const TableConfig& config,
+                       std::unique_ptr<Table>* table);
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  const TableConfig& config() const { return config_; }
+  const RowLayout& layout() const { return layout_; }
+
+  // All methods can be called from several threads at once. Signs may repeat
+  // in a batch. None throws; out of memory is kResourceExhausted.
+
+  // out: [n, dim]. An absent sign is created if `insert`; else it reads the
+  // weights it would start with and nothing changes.
+  Status Pull(const int64_t* signs, int64_t n, bool insert, float* out,
+              const ParallelFor& parallel_for);
+
+  // gradients: [n, dim]. Absent signs are created first. Refused whole, table
+  // unchanged, if a gradient is not finite or a hyperparameter is out of range.
+  // A sign that is there twice is updated twice, in order.
+  Status Push(const int64_t* signs, const float* gradients, int64_t n,
+              const double* hyperparameters, int64_t hyperparameter_count,
+              int64_t step, const ParallelFor& parallel_for,
+              int64_t* updated);
+
+  // Copies up to `limit` rows (-1: all) from `cursor` on (0: the first), in
+  // the order of stripes and of slots in them. Rows present throughout a
+  // walk are seen exactly once, whatever is inserted or erased meanwhile.
+  // All fields of a row are copied under one lock hold.
+  Status Export(int64_t cursor, int64_t limit,
+                const std::vector<std::string>& fields,
+                ExportedRows* rows) const;
+
+  // Sets the given fields of the signs; creates absent rows, whose other
+  // fields start as a new row's. A sign that is there twice: the last wins.
+  Status Import(const int64_t* signs, int64_t n,
+                const std::vector<ConstFieldData>& fields,
+                const ParallelFor& parallel_for);
+
+  // Removes rows; returns how many were there.
+  Status Erase(const int64_t* signs, int64_t n,
+               const ParallelFor& parallel_for, int64_t* erased);
+  // Removes all rows and gives their memory back; returns how many there were.
+  int64_t Clear();
+
+  int64_t Size() const;
+  TableStats Stats() const;
+  // For tests: rows in each stripe.
+  std::vector<int64_t> StripeSizes() const;
+
+ private:
+  explicit Table(const TableConfig& config);
+
+  const TableConfig config_;
+  const RowLayout layout_;
+  const Initializer initializer_;
+  const UpdateRule rule_;
+  std::vector<std::unique_ptr<Stripe>> stripes_;
+};
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_H_

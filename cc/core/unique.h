@@ -1,0 +1,25 @@
+// Distinct signs of a batch, ordered by shard.
+#ifndef TF_EXT_CC_CORE_UNIQUE_H_
+#define TF_EXT_CC_CORE_UNIQUE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/status.h"
+
+namespace tf_ext {
+
+struct UniqueSigns {
+  std::vector<int64_t> signs;       // [u], by shard, then by first appearance
+  std::vector<int64_t> counts;      // [u], how often each is in the batch
+  std::vector<int64_t> split_sizes; // [num_shards], distinct signs of each
+};
+
+// One pass over a scratch hash table, no sort. `inverse`: [n], the place in
+// `signs` of each input. n up to 2^31 - 1; num_shards >= 1.
+Status UniqueByShard(const int64_t* signs, int64_t n, int64_t num_shards,
+                     UniqueSigns* unique, int32_t* inverse);
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_UNIQUE_H_
