@@ -8,5 +8,6 @@ import tensorflow as tf
 
 keras = tf.keras
 
-# `tf.keras` is a lazy module without a version of its own under Keras 3.
-IS_KERAS_3 = not keras.__version__.startswith("2.")
+# TensorFlow's own way to tell the two apart.
+_version = getattr(keras, "version", None)
+IS_KERAS_3 = _version is not None and _version().startswith("3.")
