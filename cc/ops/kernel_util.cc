@@ -1,0 +1,131 @@
+#include "cc/ops/kernel_util.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::Tensor;
+
+// The blocks of one ParallelFor call. Kept alive by whoever may still look at
+// it: a closure that starts after the call has returned finds no block left
+// and never touches `fn`, which is the caller's.
+class BlockQueue {
+ public:
+  BlockQueue(int64_t blocks, const std::function<void(int64_t)>& fn)
+      : blocks_(blocks), fn_(&fn) {}
+
+  void Work() {
+    int64_t done = 0;
+    for (int64_t block = next_.fetch_add(1); block < blocks_;
+         block = next_.fetch_add(1)) {
+      (*fn_)(block);
+      ++done;
+    }
+    if (done == 0) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    finished_ += done;
+    if (finished_ == blocks_) all_finished_.notify_one();
+  }
+
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    all_finished_.wait(lock, [this] { return finished_ == blocks_; });
+  }
+
+ private:
+  const int64_t blocks_;
+  const std::function<void(int64_t)>* const fn_;
+  std::atomic<int64_t> next_{0};
+  std::mutex mutex_;
+  std::condition_variable all_finished_;
+  int64_t finished_ = 0;  // guarded by mutex_
+};
+
+absl::Status ShapeError(absl::string_view name, const Tensor& tensor,
+                        absl::string_view wanted) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must be ", wanted, ", but its shape is ",
+                   tensor.shape().DebugString(), "."));
+}
+
+}  // namespace
+
+absl::Status ToTf(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk:
+      return absl::OkStatus();
+    case StatusCode::kInvalidArgument:
+      return absl::InvalidArgumentError(status.message());
+    case StatusCode::kFailedPrecondition:
+      return absl::FailedPreconditionError(status.message());
+    case StatusCode::kNotFound:
+      return absl::NotFoundError(status.message());
+    case StatusCode::kResourceExhausted:
+      return absl::ResourceExhaustedError(status.message());
+  }
+  return absl::InternalError(status.message());
+}
+
+ParallelFor MakeParallelFor(tensorflow::OpKernelContext* ctx) {
+  const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
+  if (workers == nullptr || workers->num_threads <= 1) return SerialFor;
+  tensorflow::thread::ThreadPool* const pool = workers->workers;
+  const int64_t num_threads = workers->num_threads;
+  return [pool, num_threads](int64_t blocks,
+                             const std::function<void(int64_t)>& fn) {
+    if (blocks <= 1) return SerialFor(blocks, fn);
+    auto queue = std::make_shared<BlockQueue>(blocks, fn);
+    const int64_t helpers = std::min(num_threads, blocks) - 1;
+    for (int64_t i = 0; i < helpers; ++i) {
+      pool->Schedule([queue] { queue->Work(); });
+    }
+    queue->Work();
+    queue->Wait();
+  };
+}
+
+absl::Status CheckScalar(absl::string_view name, const Tensor& tensor) {
+  if (tensor.dims() == 0) return absl::OkStatus();
+  return ShapeError(name, tensor, "a scalar");
+}
+
+absl::Status CheckVector(absl::string_view name, const Tensor& tensor) {
+  if (tensor.dims() == 1) return absl::OkStatus();
+  return ShapeError(name, tensor, "a vector");
+}
+
+absl::Status CheckMatrix(absl::string_view name, const Tensor& tensor) {
+  if (tensor.dims() == 2) return absl::OkStatus();
+  return ShapeError(name, tensor, "a matrix");
+}
+
+absl::Status CheckVectorOf(absl::string_view name, const Tensor& tensor,
+                           int64_t size, absl::string_view size_of) {
+  if (tensor.dims() == 1 && tensor.dim_size(0) == size) return absl::OkStatus();
+  return ShapeError(
+      name, tensor,
+      absl::StrCat("a vector of ", size, " values (", size_of, ")"));
+}
+
+absl::Status CheckOptionalVectorOf(absl::string_view name, const Tensor& tensor,
+                                   int64_t size, absl::string_view size_of) {
+  if (tensor.dims() == 1 &&
+      (tensor.dim_size(0) == size || tensor.dim_size(0) == 0)) {
+    return absl::OkStatus();
+  }
+  return ShapeError(
+      name, tensor,
+      absl::StrCat("a vector of ", size, " values (", size_of, ") or of none"));
+}
+
+}  // namespace tf_ext

@@ -1,0 +1,42 @@
+// What every kernel needs to call the core: its errors and threads as
+// TensorFlow's, and the checks of inputs that all ops share.
+#ifndef TF_EXT_CC_OPS_KERNEL_UTIL_H_
+#define TF_EXT_CC_OPS_KERNEL_UTIL_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "cc/core/parallel.h"
+#include "cc/core/status.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace tf_ext {
+
+absl::Status ToTf(const Status& status);
+
+// Borrows the intra-op threads of the kernel's device. The caller takes part,
+// and waits only for blocks that a thread has begun, never for one that is
+// still in the pool's queue: safe from a thread of that same pool, and nested.
+ParallelFor MakeParallelFor(tensorflow::OpKernelContext* ctx);
+
+// The errors name the argument, the shape that was found and the one wanted.
+absl::Status CheckScalar(absl::string_view name,
+                         const tensorflow::Tensor& tensor);
+absl::Status CheckVector(absl::string_view name,
+                         const tensorflow::Tensor& tensor);
+absl::Status CheckMatrix(absl::string_view name,
+                         const tensorflow::Tensor& tensor);
+// `tensor` is a vector of `size` values; `size_of` says what has that size.
+absl::Status CheckVectorOf(absl::string_view name,
+                           const tensorflow::Tensor& tensor, int64_t size,
+                           absl::string_view size_of);
+// The same, but a vector of 0 values, meaning none, is right too.
+absl::Status CheckOptionalVectorOf(absl::string_view name,
+                                   const tensorflow::Tensor& tensor,
+                                   int64_t size, absl::string_view size_of);
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_OPS_KERNEL_UTIL_H_
