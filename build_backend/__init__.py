@@ -1,0 +1,1 @@
+"""The in-tree PEP 517 backend and the compilation of the C++ parts."""

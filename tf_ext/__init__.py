@@ -1,0 +1,54 @@
+"""Dynamic embedding tables for TensorFlow recommendation models.
+
+Embedding rows live in a concurrent hash table behind custom ops: ids need not
+be known before training, and rows appear as ids do.
+
+Names are loaded when they are first used, so that `import tf_ext` is cheap,
+and `tf_ext.hashing` works where TensorFlow is not installed.
+
+Example:
+  >>> import tf_ext
+  >>> table = tf_ext.SparseTable("items", dim=8)
+  >>> table.dim
+  8
+"""
+
+import importlib
+
+from tf_ext._version import __version__
+
+_SUBPACKAGES = (
+    "callbacks",
+    "feature_column",
+    "hashing",
+    "initializers",
+    "layers",
+    "models",
+    "ops",
+    "optimizers",
+)
+
+# Public name -> the module that defines it.
+_NAMES = {
+    "Model": "tf_ext.models.model",
+    "SparseTable": "tf_ext.tables.sparse_table",
+}
+
+__all__ = ["__version__", *_NAMES, *_SUBPACKAGES]  # noqa: PLE0604
+
+
+def __getattr__(name):
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"tf_ext.{name}")
+    if name not in _NAMES:
+        raise AttributeError(
+            f"module 'tf_ext' has no attribute {name!r}; it has: "
+            f"{', '.join(sorted(__all__))}"
+        )
+    value = getattr(importlib.import_module(_NAMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(__all__)
