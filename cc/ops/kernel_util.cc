@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/device_base.h"
@@ -15,6 +17,11 @@ namespace tf_ext {
 namespace {
 
 using tensorflow::Tensor;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+constexpr const char* kRankNames[] = {"a scalar", "a vector", "a matrix"};
 
 // The blocks of one ParallelFor call. Kept alive by whoever may still look at
 // it: a closure that starts after the call has returned finds no block left
@@ -51,11 +58,19 @@ class BlockQueue {
   int64_t finished_ = 0;  // guarded by mutex_
 };
 
-absl::Status ShapeError(absl::string_view name, const Tensor& tensor,
+absl::Status ShapeError(absl::string_view name, absl::string_view found,
                         absl::string_view wanted) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must be ", wanted, ", but its shape is ",
-                   tensor.shape().DebugString(), "."));
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, " must be ", wanted, ", but its shape is ", found, "."));
+}
+
+absl::Status CheckRank(absl::string_view name, const Tensor& tensor, int rank) {
+  if (tensor.dims() == rank) return absl::OkStatus();
+  return ShapeError(name, tensor.shape().DebugString(), kRankNames[rank]);
+}
+
+std::string VectorOf(int64_t size, absl::string_view size_of) {
+  return absl::StrCat("a vector of ", size, " values (", size_of, ")");
 }
 
 }  // namespace
@@ -95,37 +110,54 @@ ParallelFor MakeParallelFor(tensorflow::OpKernelContext* ctx) {
 }
 
 absl::Status CheckScalar(absl::string_view name, const Tensor& tensor) {
-  if (tensor.dims() == 0) return absl::OkStatus();
-  return ShapeError(name, tensor, "a scalar");
+  return CheckRank(name, tensor, 0);
 }
 
 absl::Status CheckVector(absl::string_view name, const Tensor& tensor) {
-  if (tensor.dims() == 1) return absl::OkStatus();
-  return ShapeError(name, tensor, "a vector");
+  return CheckRank(name, tensor, 1);
 }
 
 absl::Status CheckMatrix(absl::string_view name, const Tensor& tensor) {
-  if (tensor.dims() == 2) return absl::OkStatus();
-  return ShapeError(name, tensor, "a matrix");
+  return CheckRank(name, tensor, 2);
 }
 
 absl::Status CheckVectorOf(absl::string_view name, const Tensor& tensor,
                            int64_t size, absl::string_view size_of) {
   if (tensor.dims() == 1 && tensor.dim_size(0) == size) return absl::OkStatus();
-  return ShapeError(
-      name, tensor,
-      absl::StrCat("a vector of ", size, " values (", size_of, ")"));
+  return ShapeError(name, tensor.shape().DebugString(),
+                    VectorOf(size, size_of));
 }
 
 absl::Status CheckOptionalVectorOf(absl::string_view name, const Tensor& tensor,
                                    int64_t size, absl::string_view size_of) {
-  if (tensor.dims() == 1 &&
-      (tensor.dim_size(0) == size || tensor.dim_size(0) == 0)) {
+  if (tensor.dims() == 1 && tensor.dim_size(0) == 0) return absl::OkStatus();
+  if (tensor.dims() == 1 && tensor.dim_size(0) == size) return absl::OkStatus();
+  return ShapeError(name, tensor.shape().DebugString(),
+                    absl::StrCat(VectorOf(size, size_of), " or of none"));
+}
+
+absl::Status InputOfRank(InferenceContext* c, absl::string_view name, int rank,
+                         ShapeHandle* shape) {
+  std::vector<ShapeHandle> shapes;
+  TF_RETURN_IF_ERROR(c->input(name, &shapes));
+  if (c->WithRank(shapes[0], rank, shape).ok()) return absl::OkStatus();
+  return ShapeError(name, c->DebugString(shapes[0]), kRankNames[rank]);
+}
+
+absl::Status CheckOptionalVectorInput(InferenceContext* c,
+                                      absl::string_view name,
+                                      DimensionHandle size,
+                                      absl::string_view size_of) {
+  ShapeHandle shape;
+  TF_RETURN_IF_ERROR(InputOfRank(c, name, 1, &shape));
+  const DimensionHandle found = c->Dim(shape, 0);
+  if (!c->ValueKnown(found) || c->Value(found) == 0 || !c->ValueKnown(size) ||
+      c->Value(found) == c->Value(size)) {
     return absl::OkStatus();
   }
   return ShapeError(
-      name, tensor,
-      absl::StrCat("a vector of ", size, " values (", size_of, ") or of none"));
+      name, c->DebugString(shape),
+      absl::StrCat(VectorOf(c->Value(size), size_of), " or of none"));
 }
 
 }  // namespace tf_ext

@@ -1,5 +1,6 @@
 // What every kernel needs to call the core: its errors and threads as
-// TensorFlow's, and the checks of inputs that all ops share.
+// TensorFlow's; and the checks of inputs that all ops share, for kernels and
+// for shape functions, which word their errors alike.
 #ifndef TF_EXT_CC_OPS_KERNEL_UTIL_H_
 #define TF_EXT_CC_OPS_KERNEL_UTIL_H_
 
@@ -10,6 +11,7 @@
 #include "cc/core/parallel.h"
 #include "cc/core/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
@@ -36,6 +38,17 @@ absl::Status CheckVectorOf(absl::string_view name,
 absl::Status CheckOptionalVectorOf(absl::string_view name,
                                    const tensorflow::Tensor& tensor,
                                    int64_t size, absl::string_view size_of);
+
+// For shape functions: input `name` as far as its shape is known, which must
+// be of rank `rank` (0, 1 or 2).
+absl::Status InputOfRank(tensorflow::shape_inference::InferenceContext* c,
+                         absl::string_view name, int rank,
+                         tensorflow::shape_inference::ShapeHandle* shape);
+// A vector of the size `size` or of 0 values.
+absl::Status CheckOptionalVectorInput(
+    tensorflow::shape_inference::InferenceContext* c, absl::string_view name,
+    tensorflow::shape_inference::DimensionHandle size,
+    absl::string_view size_of);
 
 }  // namespace tf_ext
 

@@ -1,0 +1,199 @@
+// Kernels between a batch's signs and its bags: distinct signs, and bags of
+// rows combined.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/combine.h"
+#include "cc/core/unique.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/util/overflow.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// Far more processes than one table is spread over; bounds the memory that
+// the attribute alone can ask for.
+constexpr int64_t kMaxShards = 1 << 20;
+
+class UniqueByShardOp : public OpKernel {
+ public:
+  explicit UniqueByShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_shards", &num_shards_));
+    OP_REQUIRES(ctx, num_shards_ >= 1 && num_shards_ <= kMaxShards,
+                absl::InvalidArgumentError(
+                    absl::StrCat("num_shards must be in [1, ", kMaxShards,
+                                 "], but it is ", num_shards_, ".")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& signs = ctx->input(0);
+    OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
+    const int64_t n = signs.dim_size(0);
+    Tensor* inverse = nullptr;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(kInverse, TensorShape({n}), &inverse));
+    UniqueSigns unique;
+    OP_REQUIRES_OK(
+        ctx, ToTf(UniqueByShard(signs.flat<int64_t>().data(), n, num_shards_,
+                                &unique, inverse->flat<int32_t>().data())));
+    OP_REQUIRES_OK(ctx, Output(ctx, kUnique, unique.signs));
+    OP_REQUIRES_OK(ctx, Output(ctx, kCounts, unique.counts));
+    OP_REQUIRES_OK(ctx, Output(ctx, kSplitSizes, unique.split_sizes));
+  }
+
+ private:
+  enum Outputs { kUnique, kCounts, kInverse, kSplitSizes };
+
+  static absl::Status Output(OpKernelContext* ctx, int index,
+                             const std::vector<int64_t>& values) {
+    Tensor* output = nullptr;
+    const int64_t size = static_cast<int64_t>(values.size());
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(index, TensorShape({size}), &output));
+    std::copy(values.begin(), values.end(), output->flat<int64_t>().data());
+    return absl::OkStatus();
+  }
+
+  int64_t num_shards_ = 1;
+};
+
+// What the forward and the backward op have in common: the bags. Inputs are
+// the same and in the same order, but start at another index.
+class BagOp : public OpKernel {
+ public:
+  explicit BagOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    std::vector<std::string> names;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &names));
+    combiners_.resize(names.size());
+    for (size_t i = 0; i < names.size(); ++i) {
+      OP_REQUIRES_OK(ctx, ToTf(ParseCombiner(names[i], &combiners_[i])));
+    }
+  }
+
+ protected:
+  // Checks the inputs that start at `first`: afterwards their sizes agree and
+  // the shape of the combined bags is `combined`.
+  absl::Status MakeBags(OpKernelContext* ctx, int first, Bags* bags,
+                        TensorShape* combined) const {
+    const Tensor& rows = ctx->input(first);
+    const Tensor& inverse = ctx->input(first + 1);
+    const Tensor& row_splits = ctx->input(first + 2);
+    const Tensor& weights = ctx->input(first + 3);
+    TF_RETURN_IF_ERROR(CheckMatrix("rows", rows));
+    TF_RETURN_IF_ERROR(CheckVector("inverse", inverse));
+    TF_RETURN_IF_ERROR(CheckVector("row_splits", row_splits));
+    const int64_t n = inverse.dim_size(0);
+    TF_RETURN_IF_ERROR(
+        CheckOptionalVectorOf("weights", weights, n, "as inverse"));
+    const int64_t columns = static_cast<int64_t>(combiners_.size());
+    const int64_t cells = row_splits.dim_size(0) - 1;
+    if (cells < 0 || cells % columns != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("row_splits must have ", columns,
+                       " * batch_size + 1 values (there are ", columns,
+                       " combiners), but its shape is ",
+                       row_splits.shape().DebugString(), "."));
+    }
+    bags->combiners = combiners_;
+    bags->batch = cells / columns;
+    bags->dim = rows.dim_size(1);
+    bags->unique = rows.dim_size(0);
+    bags->n = n;
+    bags->rows = rows.flat<float>().data();
+    bags->inverse = inverse.flat<int32_t>().data();
+    bags->row_splits = row_splits.flat<int64_t>().data();
+    if (weights.dim_size(0) > 0) bags->weights = weights.flat<float>().data();
+    TF_RETURN_IF_ERROR(ToTf(CheckBags(*bags)));
+    return CombinedShape(*bags, combined);
+  }
+
+ private:
+  // Rows without any value may still claim a dim that no output can have.
+  static absl::Status CombinedShape(const Bags& bags, TensorShape* shape) {
+    const int64_t columns = static_cast<int64_t>(bags.combiners.size());
+    const int64_t width =
+        tensorflow::MultiplyWithoutOverflow(columns, bags.dim);
+    if (width < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rows have ", bags.dim, " values each; times ", columns,
+                       " combiners that is beyond int64."));
+    }
+    return TensorShape::BuildTensorShape({bags.batch, width}, shape);
+  }
+
+  std::vector<Combiner> combiners_;
+};
+
+class CombineBagsOp : public BagOp {
+ public:
+  using BagOp::BagOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    Bags bags;
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, MakeBags(ctx, /*first=*/0, &bags, &shape));
+    Tensor* combined = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &combined));
+    if (combined->NumElements() == 0) return;
+    CombineBags(bags, MakeParallelFor(ctx), combined->flat<float>().data());
+  }
+};
+
+class CombineBagsGradOp : public BagOp {
+ public:
+  using BagOp::BagOp;
+
+  void Compute(OpKernelContext* ctx) override {
+    Bags bags;
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, MakeBags(ctx, /*first=*/kRows, &bags, &shape));
+    const Tensor& gradient = ctx->input(kGradient);
+    OP_REQUIRES(ctx, gradient.shape() == shape,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "gradient must be of shape ", shape.DebugString(),
+                    " (batch_size, combiners * dim), but its shape is ",
+                    gradient.shape().DebugString(), ".")));
+    Tensor* rows_gradient = nullptr;
+    Tensor* weights_gradient = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(kRows).shape(),
+                                             &rows_gradient));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, ctx->input(kWeights).shape(),
+                                             &weights_gradient));
+    CombineBagsGradient(
+        bags, gradient.flat<float>().data(), MakeParallelFor(ctx),
+        rows_gradient->flat<float>().data(),
+        bags.weights == nullptr ? nullptr
+                                : weights_gradient->flat<float>().data());
+  }
+
+ private:
+  enum Inputs { kGradient, kRows, kInverse, kRowSplits, kWeights };
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>UniqueByShard").Device(tensorflow::DEVICE_CPU),
+    UniqueByShardOp);
+REGISTER_KERNEL_BUILDER(Name("TfExt>CombineBags")
+                            .Device(tensorflow::DEVICE_CPU)
+                            .TypeConstraint<float>("dtype"),
+                        CombineBagsOp);
+REGISTER_KERNEL_BUILDER(Name("TfExt>CombineBagsGrad")
+                            .Device(tensorflow::DEVICE_CPU)
+                            .TypeConstraint<float>("dtype"),
+                        CombineBagsGradOp);
+
+}  // namespace
+}  // namespace tf_ext

@@ -1,0 +1,170 @@
+// The interface of the ops between a batch's signs and its bags.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status UniqueByShardShape(InferenceContext* c) {
+  ShapeHandle signs;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
+  int64_t num_shards;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
+  const DimensionHandle unique = c->UnknownDim();
+  c->set_output(0, c->Vector(unique));
+  c->set_output(1, c->Vector(unique));
+  c->set_output(2, signs);
+  c->set_output(3, c->Vector(num_shards));
+  return absl::OkStatus();
+}
+
+// The inputs that CombineBags and its gradient share: `combined` is the shape
+// of the result, [batch_size, combiners * dim].
+absl::Status BagsShape(InferenceContext* c, ShapeHandle* rows,
+                       ShapeHandle* weights, ShapeHandle* combined) {
+  ShapeHandle inverse, row_splits;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "rows", 2, rows));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "inverse", 1, &inverse));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "row_splits", 1, &row_splits));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "weights", 1, weights));
+  TF_RETURN_IF_ERROR(
+      CheckOptionalVectorInput(c, "weights", c->Dim(inverse, 0), "as inverse"));
+  std::vector<std::string> combiners;
+  TF_RETURN_IF_ERROR(c->GetAttr("combiners", &combiners));
+  const int64_t columns = static_cast<int64_t>(combiners.size());
+
+  DimensionHandle batch = c->UnknownDim();
+  const DimensionHandle splits = c->Dim(row_splits, 0);
+  if (c->ValueKnown(splits)) {
+    const int64_t cells = c->Value(splits) - 1;
+    if (cells < 0 || cells % columns != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "row_splits must have ", columns,
+          " * batch_size + 1 values (there are ", columns,
+          " combiners), but its shape is ", c->DebugString(row_splits), "."));
+    }
+    batch = c->MakeDim(cells / columns);
+  }
+  DimensionHandle width;
+  TF_RETURN_IF_ERROR(c->Multiply(c->Dim(*rows, 1), columns, &width));
+  *combined = c->Matrix(batch, width);
+  return absl::OkStatus();
+}
+
+absl::Status CombineBagsShape(InferenceContext* c) {
+  ShapeHandle rows, weights, combined;
+  TF_RETURN_IF_ERROR(BagsShape(c, &rows, &weights, &combined));
+  c->set_output(0, combined);
+  return absl::OkStatus();
+}
+
+absl::Status CombineBagsGradShape(InferenceContext* c) {
+  ShapeHandle rows, weights, combined, gradient, unused;
+  TF_RETURN_IF_ERROR(BagsShape(c, &rows, &weights, &combined));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "gradient", 2, &gradient));
+  if (!c->Merge(gradient, combined, &unused).ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient must be of shape ", c->DebugString(combined),
+                     " (batch_size, combiners * dim), but its shape is ",
+                     c->DebugString(gradient), "."));
+  }
+  c->set_output(0, rows);
+  c->set_output(1, weights);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("TfExt>UniqueByShard")
+    .Input("signs: int64")
+    .Output("unique: int64")
+    .Output("counts: int64")
+    .Output("inverse: int32")
+    .Output("split_sizes: int64")
+    .Attr("num_shards: int >= 1 = 1")
+    .SetShapeFn(UniqueByShardShape)
+    .Doc(R"doc(
+Finds the distinct signs of a batch, in the order of the shards that own them.
+
+signs: `[n]`, n less than 2^31. Any int64.
+unique: `[u]`. The distinct signs, by shard, then by first appearance.
+counts: `[u]`. How often each is in signs.
+inverse: `[n]`. Where each of signs is in unique.
+split_sizes: `[num_shards]`. How many of the distinct signs each shard owns.
+num_shards: The number of shards, at most 2^20.
+)doc");
+
+REGISTER_OP("TfExt>CombineBags")
+    .Input("rows: dtype")
+    .Input("inverse: int32")
+    .Input("row_splits: int64")
+    .Input("weights: dtype")
+    .Output("combined: dtype")
+    .Attr("combiners: list({'sum', 'mean', 'sqrtn', 'max'}) >= 1")
+    .Attr("dtype: {float} = DT_FLOAT")
+    .SetShapeFn(CombineBagsShape)
+    .Doc(R"doc(
+Combines bags of rows into one vector each, for one or more columns at once.
+
+Bag b of column c holds the values from row_splits[c * batch_size + b] to before
+row_splits[c * batch_size + b + 1]. With values x and weights w (1 if there are
+none) it becomes
+
+  sum:   sum(w x)
+  mean:  sum(w x) / sum(w)
+  sqrtn: sum(w x) / sqrt(sum(w^2))
+  max:   the largest x in each dimension
+
+and zeros if it is empty or the divisor is zero.
+
+rows: `[u, dim]`. The distinct rows.
+inverse: `[n]`, each at least 0 and less than u. The row of each value.
+row_splits: `[len(combiners) * batch_size + 1]`. Starts with 0, never falls,
+  ends with n.
+weights: `[n]`, or `[0]` for none. Not for 'max'.
+combined: `[batch_size, len(combiners) * dim]`. The columns side by side.
+combiners: How the bags of each column are combined.
+dtype: The type of rows, weights and combined.
+)doc");
+
+REGISTER_OP("TfExt>CombineBagsGrad")
+    .Input("gradient: dtype")
+    .Input("rows: dtype")
+    .Input("inverse: int32")
+    .Input("row_splits: int64")
+    .Input("weights: dtype")
+    .Output("rows_gradient: dtype")
+    .Output("weights_gradient: dtype")
+    .Attr("combiners: list({'sum', 'mean', 'sqrtn', 'max'}) >= 1")
+    .Attr("dtype: {float} = DT_FLOAT")
+    .SetShapeFn(CombineBagsGradShape)
+    .Doc(R"doc(
+The gradient of CombineBags.
+
+The gradient of 'max' goes in equal parts to all values of a bag that reach it.
+
+gradient: `[batch_size, len(combiners) * dim]`. The gradient of the combined
+  bags.
+rows: `[u, dim]`. As given to CombineBags; so are the inputs that follow.
+inverse: `[n]`.
+row_splits: `[len(combiners) * batch_size + 1]`.
+weights: `[n]` or `[0]`.
+rows_gradient: `[u, dim]`. The gradient of rows: a row's values are added in the
+  order of the batch.
+weights_gradient: `[n]`, or `[0]` without weights. The gradient of weights.
+combiners: As given to CombineBags.
+dtype: The type of rows, weights and gradients.
+)doc");
+
+}  // namespace
+}  // namespace tf_ext

@@ -1,0 +1,373 @@
+// Kernels that look at, copy out, fill and empty a table.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cc/core/config.h"
+#include "cc/core/row_layout.h"
+#include "cc/core/table.h"
+#include "cc/ops/kernel_util.h"
+#include "cc/ops/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::DataType;
+using tensorflow::DataTypeString;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::OpOutputList;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::tstring;
+using tensorflow::core::RefCountPtr;
+
+// Rows that an export holds twice at a time: once as the core hands them out,
+// once in the output.
+constexpr int64_t kExportPageRows = 65536;
+
+DataType TypeOf(const Field& field) {
+  switch (field.type) {
+    case FieldType::kFloat32:
+      return tensorflow::DT_FLOAT;
+    case FieldType::kInt32:
+      return tensorflow::DT_INT32;
+  }
+  return tensorflow::DT_INVALID;
+}
+
+std::string DescribeFields(const RowLayout& layout) {
+  return absl::StrJoin(
+      layout.fields(), ", ", [](std::string* out, const Field& field) {
+        absl::StrAppend(out, field.name, " ", DataTypeString(TypeOf(field)),
+                        "[", field.count, "]");
+      });
+}
+
+// The fields that an export or import names, with their types.
+class FieldList {
+ public:
+  void Init(OpKernelConstruction* ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_names", &names_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("Tfields", &types_));
+    OP_REQUIRES(ctx, names_.size() == types_.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "field_names and Tfields must have one entry a field, but "
+                    "they have ",
+                    names_.size(), " and ", types_.size(), ".")));
+    std::vector<std::string> sorted = names_;
+    std::sort(sorted.begin(), sorted.end());
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    OP_REQUIRES(ctx, twice == sorted.end(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "field_names must name each field once, but '",
+                    twice == sorted.end() ? "" : *twice, "' is there twice.")));
+  }
+
+  const std::vector<std::string>& names() const { return names_; }
+
+  // The fields of `table` that have these names, in this order.
+  absl::Status Resolve(const Table& table,
+                       std::vector<const Field*>* fields) const {
+    fields->clear();
+    for (size_t i = 0; i < names_.size(); ++i) {
+      const Field* field = table.layout().Find(names_[i]);
+      if (field == nullptr || TypeOf(*field) != types_[i]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "There is no field '", names_[i], "' of type ",
+            DataTypeString(types_[i]), " in the table '", table.config().name,
+            "'. Its fields are: ", DescribeFields(table.layout()), "."));
+      }
+      fields->push_back(field);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::vector<DataType> types_;
+};
+
+class SparseTableSizeOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource));
+    Tensor* size = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &size));
+    size->scalar<int64_t>()() = resource->table().Size();
+  }
+};
+
+class SparseTableStatsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource));
+    const TableStats stats = resource->table().Stats();
+    // The order is part of the op's interface.
+    const int64_t values[] = {stats.rows,
+                              stats.free_rows,
+                              stats.stripes,
+                              stats.row_bytes,
+                              stats.slab_bytes,
+                              stats.index_bytes,
+                              stats.max_stripe_rows,
+                              stats.min_stripe_rows,
+                              stats.max_probe_length};
+    constexpr int64_t kCount = sizeof(values) / sizeof(values[0]);
+    static_assert(sizeof(TableStats) == sizeof(values),
+                  "every field of TableStats is reported");
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(0, TensorShape({kCount}), &output));
+    std::copy_n(values, kCount, output->flat<int64_t>().data());
+  }
+};
+
+class SparseTableConfigOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource));
+    Tensor* config = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &config));
+    config->scalar<tstring>()() = TableConfigToText(resource->table().config());
+  }
+};
+
+class SparseTableClearOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource));
+    Tensor* cleared = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &cleared));
+    cleared->scalar<int64_t>()() = resource->table().Clear();
+  }
+};
+
+class SparseTableEraseOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
+    const Tensor& signs = ctx->input(kSigns);
+    OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
+    Tensor* erased = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &erased));
+    OP_REQUIRES_OK(ctx,
+                   ToTf(resource->table().Erase(
+                       signs.flat<int64_t>().data(), signs.dim_size(0),
+                       MakeParallelFor(ctx), &erased->scalar<int64_t>()())));
+  }
+
+ private:
+  enum Inputs { kHandle, kSigns };
+};
+
+// The tensors that an export fills page by page.
+class ExportBuffers {
+ public:
+  ExportBuffers(OpKernelContext* ctx, std::vector<const Field*> fields)
+      : ctx_(ctx), fields_(std::move(fields)), values_(fields_.size()) {}
+
+  // Makes room for `rows` rows in all, keeping those that are there.
+  absl::Status Reserve(int64_t rows) {
+    if (reserved_ && rows <= signs_.dim_size(0)) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(
+        Grow(tensorflow::DT_INT64, TensorShape({rows}), &signs_));
+    for (size_t i = 0; i < fields_.size(); ++i) {
+      TF_RETURN_IF_ERROR(Grow(TypeOf(*fields_[i]),
+                              TensorShape({rows, fields_[i]->count}),
+                              &values_[i]));
+    }
+    reserved_ = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status Append(const ExportedRows& page) {
+    const int64_t n = static_cast<int64_t>(page.signs.size());
+    if (rows_ + n > signs_.dim_size(0)) {
+      // The table grows while it is walked: make the copies rare.
+      TF_RETURN_IF_ERROR(Reserve(rows_ + n + rows_ / 4));
+    }
+    if (n == 0) return absl::OkStatus();
+    std::copy(page.signs.begin(), page.signs.end(),
+              signs_.flat<int64_t>().data() + rows_);
+    for (size_t i = 0; i < fields_.size(); ++i) {
+      std::memcpy(
+          static_cast<char*>(values_[i].data()) + rows_ * fields_[i]->bytes(),
+          page.fields[i].data(), n * fields_[i]->bytes());
+    }
+    rows_ += n;
+    return absl::OkStatus();
+  }
+
+  int64_t rows() const { return rows_; }
+  Tensor signs() const { return signs_.Slice(0, rows_); }
+  Tensor values(size_t i) const { return values_[i].Slice(0, rows_); }
+
+ private:
+  absl::Status Grow(DataType type, const TensorShape& shape, Tensor* tensor) {
+    Tensor larger;
+    TF_RETURN_IF_ERROR(ctx_->allocate_temp(type, shape, &larger));
+    if (rows_ > 0) {
+      std::memcpy(larger.data(), tensor->data(),
+                  tensor->Slice(0, rows_).TotalBytes());
+    }
+    *tensor = std::move(larger);
+    return absl::OkStatus();
+  }
+
+  OpKernelContext* const ctx_;
+  const std::vector<const Field*> fields_;
+  bool reserved_ = false;
+  int64_t rows_ = 0;
+  Tensor signs_;
+  std::vector<Tensor> values_;  // one a field
+};
+
+class SparseTableExportOp : public OpKernel {
+ public:
+  explicit SparseTableExportOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    field_list_.Init(ctx);
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
+    const Table& table = resource->table();
+    OP_REQUIRES_OK(ctx, CheckScalar("cursor", ctx->input(kCursor)));
+    OP_REQUIRES_OK(ctx, CheckScalar("limit", ctx->input(kLimit)));
+    std::vector<const Field*> fields;
+    OP_REQUIRES_OK(ctx, field_list_.Resolve(table, &fields));
+
+    int64_t cursor = ctx->input(kCursor).scalar<int64_t>()();
+    const int64_t limit = ctx->input(kLimit).scalar<int64_t>()();
+    ExportBuffers buffers(ctx, std::move(fields));
+    OP_REQUIRES_OK(ctx, CopyRows(table, limit, &cursor, &buffers));
+
+    Tensor* next_cursor = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(kNextCursor, TensorShape({}), &next_cursor));
+    next_cursor->scalar<int64_t>()() = cursor;
+    ctx->set_output(kSigns, buffers.signs());
+    for (size_t i = 0; i < field_list_.names().size(); ++i) {
+      ctx->set_output(kFields + i, buffers.values(i));
+    }
+  }
+
+ private:
+  enum Inputs { kHandle, kCursor, kLimit };
+  enum Outputs { kSigns, kNextCursor, kFields };
+
+  absl::Status CopyRows(const Table& table, int64_t limit, int64_t* cursor,
+                        ExportBuffers* buffers) const {
+    const int64_t size = table.Size();
+    TF_RETURN_IF_ERROR(
+        buffers->Reserve(limit < 0 ? size : std::min(limit, size)));
+    do {
+      const int64_t page_rows =
+          limit < 0 ? kExportPageRows
+                    : std::min(kExportPageRows, limit - buffers->rows());
+      ExportedRows page;
+      TF_RETURN_IF_ERROR(
+          ToTf(table.Export(*cursor, page_rows, field_list_.names(), &page)));
+      TF_RETURN_IF_ERROR(buffers->Append(page));
+      *cursor = page.next_cursor;
+    } while (*cursor != -1 && (limit < 0 || buffers->rows() < limit));
+    return absl::OkStatus();
+  }
+
+  FieldList field_list_;
+};
+
+class SparseTableImportOp : public OpKernel {
+ public:
+  explicit SparseTableImportOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    field_list_.Init(ctx);
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
+    Table& table = resource->table();
+    std::vector<ConstFieldData> data;
+    OP_REQUIRES_OK(ctx, CheckInputs(ctx, table, &data));
+    Tensor* imported = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &imported));
+
+    const Tensor& signs = ctx->input(kSigns);
+    const int64_t n = signs.dim_size(0);
+    if (ctx->input(kClear).scalar<bool>()()) table.Clear();
+    OP_REQUIRES_OK(ctx, ToTf(table.Import(signs.flat<int64_t>().data(), n, data,
+                                          MakeParallelFor(ctx))));
+    imported->scalar<int64_t>()() = n;
+  }
+
+ private:
+  enum Inputs { kHandle, kSigns, kClear, kFields };
+
+  absl::Status CheckInputs(OpKernelContext* ctx, const Table& table,
+                           std::vector<ConstFieldData>* data) const {
+    TF_RETURN_IF_ERROR(CheckVector("signs", ctx->input(kSigns)));
+    TF_RETURN_IF_ERROR(CheckScalar("clear", ctx->input(kClear)));
+    std::vector<const Field*> fields;
+    TF_RETURN_IF_ERROR(field_list_.Resolve(table, &fields));
+    const int64_t n = ctx->input(kSigns).dim_size(0);
+    for (size_t i = 0; i < fields.size(); ++i) {
+      const Field& field = *fields[i];
+      const Tensor& values = ctx->input(kFields + i);
+      if (values.shape() != TensorShape({n, field.count})) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("fields[", i, "] ('", field.name,
+                         "') must be of shape [", n, ",", field.count,
+                         "] (as signs, the field's values a row), but its "
+                         "shape is ",
+                         values.shape().DebugString(), "."));
+      }
+      data->push_back({field.name, values.data()});
+    }
+    return absl::OkStatus();
+  }
+
+  FieldList field_list_;
+};
+
+#define REGISTER_TABLE_KERNEL(name)                                            \
+  REGISTER_KERNEL_BUILDER(Name("TfExt>" #name).Device(tensorflow::DEVICE_CPU), \
+                          name##Op)
+
+REGISTER_TABLE_KERNEL(SparseTableSize);
+REGISTER_TABLE_KERNEL(SparseTableStats);
+REGISTER_TABLE_KERNEL(SparseTableConfig);
+REGISTER_TABLE_KERNEL(SparseTableClear);
+REGISTER_TABLE_KERNEL(SparseTableErase);
+REGISTER_TABLE_KERNEL(SparseTableExport);
+REGISTER_TABLE_KERNEL(SparseTableImport);
+
+#undef REGISTER_TABLE_KERNEL
+
+}  // namespace
+}  // namespace tf_ext

@@ -1,0 +1,334 @@
+// The interface of the ops that work on a table.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// handle -> scalar
+absl::Status ScalarOfHandle(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status PullShape(InferenceContext* c) {
+  ShapeHandle unused, signs;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
+  const DimensionHandle n = c->Dim(signs, 0);
+  TF_RETURN_IF_ERROR(CheckOptionalVectorInput(c, "counts", n, "as signs"));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "training", 0, &unused));
+  int64_t dim;
+  TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+  c->set_output(0, c->Matrix(n, dim));
+  return absl::OkStatus();
+}
+
+absl::Status PushShape(InferenceContext* c) {
+  ShapeHandle unused, signs, gradients, statistics;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "gradients", 2, &gradients));
+  DimensionHandle n;
+  if (!c->Merge(c->Dim(signs, 0), c->Dim(gradients, 0), &n).ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradients must have a row for each of the ",
+                     c->Value(c->Dim(signs, 0)), " signs, but its shape is ",
+                     c->DebugString(gradients), "."));
+  }
+  TF_RETURN_IF_ERROR(InputOfRank(c, "statistics", 2, &statistics));
+  const DimensionHandle statistics_rows = c->Dim(statistics, 0);
+  DimensionHandle unused_dim;
+  if (c->ValueKnown(statistics_rows) && c->Value(statistics_rows) != 0 &&
+      !c->Merge(n, statistics_rows, &unused_dim).ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "statistics must be of shape [", c->Value(n),
+        ",s] (a row for each of the signs) or [0,0], but its shape is ",
+        c->DebugString(statistics), "."));
+  }
+  TF_RETURN_IF_ERROR(InputOfRank(c, "hyperparameters", 1, &unused));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "step", 0, &unused));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status StatsShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  c->set_output(0, c->UnknownShapeOfRank(1));
+  return absl::OkStatus();
+}
+
+// The number of fields; field_names and Tfields must have one entry each.
+absl::Status CountFields(InferenceContext* c, int* fields) {
+  std::vector<std::string> names;
+  std::vector<tensorflow::DataType> types;
+  TF_RETURN_IF_ERROR(c->GetAttr("field_names", &names));
+  TF_RETURN_IF_ERROR(c->GetAttr("Tfields", &types));
+  if (names.size() != types.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "field_names and Tfields must have one entry a field, but they have ",
+        names.size(), " and ", types.size(), "."));
+  }
+  *fields = static_cast<int>(names.size());
+  return absl::OkStatus();
+}
+
+absl::Status ExportShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "cursor", 0, &unused));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "limit", 0, &unused));
+  int fields;
+  TF_RETURN_IF_ERROR(CountFields(c, &fields));
+  const DimensionHandle n = c->UnknownDim();
+  c->set_output(0, c->Vector(n));
+  c->set_output(1, c->Scalar());
+  for (int i = 0; i < fields; ++i) {
+    c->set_output(2 + i, c->Matrix(n, c->UnknownDim()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ImportShape(InferenceContext* c) {
+  ShapeHandle unused, signs;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "clear", 0, &unused));
+  int fields;
+  TF_RETURN_IF_ERROR(CountFields(c, &fields));
+  std::vector<ShapeHandle> values;
+  TF_RETURN_IF_ERROR(c->input("fields", &values));
+  DimensionHandle n = c->Dim(signs, 0);
+  for (int i = 0; i < fields; ++i) {
+    ShapeHandle matrix;
+    if (!c->WithRank(values[i], 2, &matrix).ok() ||
+        !c->Merge(n, c->Dim(matrix, 0), &n).ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "fields[", i, "] must be a matrix with a row for each of the signs, ",
+          "whose shape is ", c->DebugString(signs), ", but its shape is ",
+          c->DebugString(values[i]), "."));
+    }
+  }
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status EraseShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &unused));
+  return ScalarOfHandle(c);
+}
+
+REGISTER_OP("TfExt>SparseTableHandle")
+    .Output("handle: resource")
+    .Attr("config: string")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Makes a table of embedding rows, or finds one by name.
+
+handle: Scalar. The table. Without a shared_name every execution makes a new
+  table, which is freed with the last reference to its handle.
+config: What the table is, one `key=value` a line: its dim, dtype, name, seed,
+  initializer and update rule.
+container: The resource container of a named table; '' is the default one.
+shared_name: If not '', the table of this name on the op's device: the one that
+  is there, or a new one. It lives until it is destroyed. A table that is there
+  must be of the same dim, dtype, fields, seed, initializer and hash version.
+)doc");
+
+REGISTER_OP("TfExt>SparseTablePull")
+    .Input("handle: resource")
+    .Input("signs: int64")
+    .Input("counts: int64")
+    .Input("training: bool")
+    .Output("rows: dtype")
+    .Attr("dim: int >= 1")
+    .Attr("dtype: {float} = DT_FLOAT")
+    .SetIsStateful()
+    .SetShapeFn(PullShape)
+    .Doc(R"doc(
+Reads the weights of signs.
+
+handle: Scalar. The table.
+signs: `[n]`. The signs to read; any int64, repeated ones too.
+counts: `[n]` or `[0]`. How often each sign is in the batch, for policies that
+  admit a sign after some number of occurrences; `[0]` if nobody counted.
+training: Scalar. Whether an absent sign is inserted. If not, it reads the
+  weights that it would start with, and the table does not change.
+rows: `[n, dim]`. The weights of each sign.
+dim: The number of weights in a row; that of the table.
+dtype: The type of the weights.
+)doc");
+
+REGISTER_OP("TfExt>SparseTablePush")
+    .Input("handle: resource")
+    .Input("signs: int64")
+    .Input("gradients: dtype")
+    .Input("statistics: float")
+    .Input("hyperparameters: double")
+    .Input("step: int64")
+    .Output("updated: int64")
+    .Attr("dtype: {float} = DT_FLOAT")
+    .SetIsStateful()
+    .SetShapeFn(PushShape)
+    .Doc(R"doc(
+Updates the rows of signs by the table's update rule.
+
+The push is refused whole, and the table stays as it was, if a gradient is not
+finite or a hyperparameter is out of its range.
+
+handle: Scalar. The table.
+signs: `[n]`. The signs to update. Absent ones are inserted first. A sign that
+  is there twice is updated twice, in order: sum the gradients of a sign first.
+gradients: `[n, dim]`. The gradient of the loss by each sign's weights.
+statistics: `[n, s]` or `[0, 0]`. What else is known of each sign, for rules
+  that ask for it; those there are today do not.
+hyperparameters: `[h]`. Those of the update rule, in its order.
+step: Scalar, at least 0. The number of this update, counted from 1.
+updated: Scalar. The number of updates made, n.
+dtype: The type of the gradients.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableSize")
+    .Input("handle: resource")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn(ScalarOfHandle)
+    .Doc(R"doc(
+Counts the rows of a table.
+
+handle: Scalar. The table.
+size: Scalar. The number of rows.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableStats")
+    .Input("handle: resource")
+    .Output("stats: int64")
+    .SetIsStateful()
+    .SetShapeFn(StatsShape)
+    .Doc(R"doc(
+Measures a table.
+
+handle: Scalar. The table.
+stats: `[k]`, k = 9. In this order: rows; erased rows kept for reuse; stripes;
+  bytes of a row; bytes taken for rows; bytes taken for indexes; rows of the
+  fullest stripe; rows of the emptiest stripe; index buckets looked at to find
+  the sign that takes longest.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableConfig")
+    .Input("handle: resource")
+    .Output("config: string")
+    .SetIsStateful()
+    .SetShapeFn(ScalarOfHandle)
+    .Doc(R"doc(
+Tells what a table is.
+
+handle: Scalar. The table.
+config: Scalar. The table's config in canonical form: one `key=value` a line,
+  keys sorted.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableExport")
+    .Input("handle: resource")
+    .Input("cursor: int64")
+    .Input("limit: int64")
+    .Output("signs: int64")
+    .Output("next_cursor: int64")
+    .Output("fields: Tfields")
+    .Attr("field_names: list(string)")
+    .Attr("Tfields: list({float, int32}) >= 0")
+    .SetIsStateful()
+    .SetShapeFn(ExportShape)
+    .Doc(R"doc(
+Copies rows out of a table.
+
+A walk starts with cursor 0, goes on with each next_cursor and ends when that is
+-1. Rows that are there from its start to its end are seen exactly once,
+whatever is inserted and erased meanwhile. The fields of a row are copied at one
+moment.
+
+handle: Scalar. The table.
+cursor: Scalar. 0, or the next_cursor of the call before.
+limit: Scalar. The largest number of rows to copy; negative: all.
+signs: `[n]`. The signs of the rows.
+next_cursor: Scalar. Where to go on, or -1 if there is nothing more.
+fields: For each field name `[n, count]`, its count values in each row.
+field_names: The fields to copy.
+Tfields: The type of each of the fields.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableImport")
+    .Input("handle: resource")
+    .Input("signs: int64")
+    .Input("clear: bool")
+    .Input("fields: Tfields")
+    .Output("imported: int64")
+    .Attr("field_names: list(string)")
+    .Attr("Tfields: list({float, int32}) >= 0")
+    .SetIsStateful()
+    .SetShapeFn(ImportShape)
+    .Doc(R"doc(
+Sets rows of a table.
+
+All inputs are checked before the table is touched. An absent sign is inserted;
+those of its fields that are not given start as a new row's.
+
+handle: Scalar. The table.
+signs: `[n]`. The signs to set. If one is there twice, the last wins.
+clear: Scalar. Whether all rows are removed first.
+fields: For each field name `[n, count]`, its count values in each row.
+imported: Scalar. n.
+field_names: The fields to set.
+Tfields: The type of each of the fields.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableErase")
+    .Input("handle: resource")
+    .Input("signs: int64")
+    .Output("erased: int64")
+    .SetIsStateful()
+    .SetShapeFn(EraseShape)
+    .Doc(R"doc(
+Removes rows from a table.
+
+handle: Scalar. The table.
+signs: `[n]`. The signs whose rows are removed; absent ones are passed over.
+erased: Scalar. The number of rows that were there.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableClear")
+    .Input("handle: resource")
+    .Output("cleared: int64")
+    .SetIsStateful()
+    .SetShapeFn(ScalarOfHandle)
+    .Doc(R"doc(
+Removes all rows of a table and gives their memory back.
+
+handle: Scalar. The table.
+cleared: Scalar. The number of rows that were there.
+)doc");
+
+}  // namespace
+}  // namespace tf_ext

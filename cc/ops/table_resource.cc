@@ -1,0 +1,77 @@
+#include "cc/ops/table_resource.h"
+
+#include "absl/strings/str_cat.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/type_index.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::OpKernelContext;
+using tensorflow::ResourceHandle;
+using tensorflow::Tensor;
+using tensorflow::TypeIndex;
+using tensorflow::core::RefCountPtr;
+
+constexpr char kWanted[] =
+    "handle must be one that SparseTableHandle made (a tf_ext::TableResource)";
+
+absl::Status CheckType(const ResourceHandle& handle) {
+  const TypeIndex wanted = TypeIndex::Make<TableResource>();
+  if (handle.hash_code() == wanted.hash_code()) return absl::OkStatus();
+  if (handle.hash_code() == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kWanted, ", but it is an uninitialised handle."));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(kWanted, ", but it is of the resource '", handle.name(),
+                   "', a ", handle.maybe_type_name(), "."));
+}
+
+}  // namespace
+
+absl::Status TableResource::Create(const TableConfig& config,
+                                   RefCountPtr<TableResource>* resource) {
+  std::unique_ptr<Table> table;
+  TF_RETURN_IF_ERROR(ToTf(Table::Create(config, &table)));
+  resource->reset(new TableResource(std::move(table)));
+  return absl::OkStatus();
+}
+
+std::string TableResource::DebugString() const {
+  const TableConfig& config = table_->config();
+  return absl::StrCat("tf_ext::TableResource(name='", config.name,
+                      "', dim=", config.dim, ", rows=", table_->Size(), ")");
+}
+
+int64_t TableResource::MemoryUsed() const {
+  const TableStats stats = table_->Stats();
+  return static_cast<int64_t>(sizeof(*this)) + stats.slab_bytes +
+         stats.index_bytes;
+}
+
+absl::Status LookupTable(OpKernelContext* ctx, int input,
+                         RefCountPtr<TableResource>* resource) {
+  const Tensor& tensor = ctx->input(input);
+  if (tensor.dims() != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kWanted, ", a scalar, but its shape is ",
+                     tensor.shape().DebugString(), "."));
+  }
+  const ResourceHandle& handle = tensor.scalar<ResourceHandle>()();
+  TF_RETURN_IF_ERROR(CheckType(handle));
+  const absl::Status status = tensorflow::LookupResource(ctx, handle, resource);
+  if (absl::IsNotFound(status)) {
+    return absl::NotFoundError(absl::StrCat(
+        "handle is of the table '", handle.name(), "' in the container '",
+        handle.container(), "', which is not on ", ctx->device()->name(),
+        " (any more). Make it again with SparseTableHandle. (",
+        status.message(), ")"));
+  }
+  return status;
+}
+
+}  // namespace tf_ext
