@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cc/core/config.h"
+#include "cc/core/initializer_args.h"
 
 namespace tf_ext {
 
@@ -15,18 +16,11 @@ class Initializer {
   explicit Initializer(const TableConfig& config);
 
   // out: [dim].
-  void Fill(int64_t sign, float* out) const {
-    fill_(config_, stream_, sign, out, dim_);
-  }
-
-  using FillFn = void (*)(const InitializerConfig& config, uint64_t stream,
-                          int64_t sign, float* out, int64_t dim);
+  void Fill(int64_t sign, float* out) const { fill_(args_, sign, out); }
 
  private:
-  InitializerConfig config_;
-  uint64_t stream_;  // mixed from seed and table id
-  int64_t dim_;
-  FillFn fill_;  // picked for this CPU once
+  InitializerArgs args_;
+  InitializerFn fill_;  // picked for this CPU once
 };
 
 }  // namespace tf_ext

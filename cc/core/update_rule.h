@@ -20,6 +20,7 @@
 #define TF_EXT_CC_CORE_UPDATE_RULE_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cc/core/config.h"
@@ -28,9 +29,9 @@
 
 namespace tf_ext {
 
-// One push, made ready: hyperparameters turned into what the loops need.
-// Plain data; the SIMD files include it.
+// Plain data that the compiled loops share: update_args.h.
 struct UpdateArgs;
+struct UpdateLoops;
 
 class UpdateRule {
  public:
@@ -44,7 +45,6 @@ class UpdateRule {
 
   // A push with these hyperparameters. `step` counts from 1 (it is only used
   // by adam with bias_correction "global"; 0 is taken as 1).
-  // The result is only valid while this rule lives.
   class Push {
    public:
     // Updates rows[i] with the gradient gradients + gradient_index[i] * dim,
@@ -54,7 +54,7 @@ class UpdateRule {
 
    private:
     friend class UpdateRule;
-    std::vector<uint8_t> storage_;  // holds an UpdateArgs
+    std::shared_ptr<const UpdateArgs> args_;
     void (*update_)(const UpdateArgs& args, uint8_t* const* rows,
                     const float* gradients, const int64_t* gradient_index,
                     int64_t count) = nullptr;
@@ -66,8 +66,9 @@ class UpdateRule {
   static const std::vector<const char*>& HyperparameterNames(RuleKind kind);
 
  private:
-  struct Impl;
-  Impl* impl_;
+  const RuleConfig config_;
+  const std::unique_ptr<const UpdateArgs> fields_;  // dim and offsets
+  const UpdateLoops& loops_;                        // picked for this CPU once
 };
 
 }  // namespace tf_ext

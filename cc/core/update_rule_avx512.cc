@@ -1,0 +1,6 @@
+#ifdef __x86_64__
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")
+
+#define TF_EXT_UPDATE_LOOPS kAvx512UpdateLoops
+#include "cc/core/update_rule_loops.inc"
+#endif
