@@ -57,8 +57,7 @@ inline uint64_t HashUpTo16(const char* s, size_t size) {
     return Mix(c, d, mul);
   }
   if (size >= 4) {
-    return Mix(size + (Load32(s) << 3), Load32(s + size - 4),
-               MulForSize(size));
+    return Mix(size + (Load32(s) << 3), Load32(s + size - 4), MulForSize(size));
   }
   if (size > 0) {
     const uint64_t first = static_cast<uint8_t>(s[0]);

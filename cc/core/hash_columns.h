@@ -3,16 +3,21 @@
 //   sign = Fingerprint64(namespace + "\x1f" + text)
 //
 // `text` of a string is the string, of an integer its decimal text, of a
-// bucketised number the decimal text of its bucket. With bucket_size the text
-// is the decimal text of Fingerprint64(text) mod bucket_size. A cross joins
-// its parts' texts (a part's own bucket_size applied first) by "\x1e", in the
-// declared order, for the Cartesian product of the parts' values (the last
-// part runs fastest), weights multiplied. With `identity` an integer is its
-// own sign.
+// bucketised number the decimal text of its bucket: how many boundaries are
+// not above it, compared as doubles. With bucket_size the text is the decimal
+// text of Fingerprint64(text) mod bucket_size. A cross joins its parts' texts
+// (a part's own bucket_size applied first) by "\x1e", in the declared order,
+// for the Cartesian product of the parts' values (the last part runs fastest),
+// weights multiplied. With `identity` an integer is its own sign.
+//
+// A caller makes one ColumnHasher, and for each batch calls CheckInputs, then
+// CountSigns into splits of its own, then Hash into memory of the size that
+// the last split says: nothing is copied.
 #ifndef TF_EXT_CC_CORE_HASH_COLUMNS_H_
 #define TF_EXT_CC_CORE_HASH_COLUMNS_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +26,11 @@
 #include "cc/core/status.h"
 
 namespace tf_ext {
+
+// The most signs, and the most bags, that one call can make.
+inline constexpr int64_t kMaxSignsPerCall = (int64_t{1} << 31) - 1;
+// The most parts of a cross.
+inline constexpr int64_t kMaxCrossParts = 64;
 
 enum class ValueType { kString, kInt64, kInt32, kFloat };
 
@@ -34,16 +44,16 @@ struct HashPart {
 };
 
 struct HashColumn {
-  std::string ns;           // namespace
-  int64_t bucket_size = 0;  // 0: unbounded
-  bool identity = false;    // int64/int32 only, one part, no bucket_size
+  std::string ns;               // namespace
+  int64_t bucket_size = 0;      // 0: unbounded
+  bool identity = false;        // int64/int32 only, one part, no bucket_size
   std::vector<HashPart> parts;  // one; or two and more: a cross
 };
 
 // One input: `batch` bags of values. Float NaN is always missing.
 struct HashInput {
   ValueType type = ValueType::kInt64;
-  const void* values = nullptr;   // [n]; strings: through `string_at`
+  const void* values = nullptr;  // [n]; strings: through `string_at`
   std::string_view (*string_at)(const void* values, int64_t i) = nullptr;
   int64_t n = 0;
   int64_t batch = 0;
@@ -51,23 +61,51 @@ struct HashInput {
   const float* weights = nullptr;       // [n] or nullptr
 };
 
-struct HashedColumns {
-  std::vector<int64_t> signs;       // [m], column after column
-  std::vector<int64_t> row_splits;  // [columns * batch + 1]
-  std::vector<float> weights;       // [m], or empty if no input used has any
+class ColumnHasher {
+ public:
+  // Says what can be told before any data is there: parts whose input exists,
+  // types that fit boundaries, identity and missing, sizes in range. Errors
+  // name the column, what was found and what is allowed.
+  static Status Create(const std::vector<HashColumn>& columns,
+                       const std::vector<ValueType>& input_types,
+                       std::unique_ptr<ColumnHasher>* hasher);
+  ~ColumnHasher();
+  ColumnHasher(const ColumnHasher&) = delete;
+  ColumnHasher& operator=(const ColumnHasher&) = delete;
+
+  int64_t num_columns() const;
+
+  // Inputs of the declared types and one batch size, which is the result;
+  // splits that start at 0, do not fall and end at n. Errors name the input.
+  Status CheckInputs(const std::vector<HashInput>& inputs,
+                     int64_t* batch) const;
+
+  // row_splits: [num_columns * batch + 1], bag b of column c at c * batch + b.
+  // More than kMaxSignsPerCall signs are an error. Inputs have been checked.
+  Status CountSigns(const std::vector<HashInput>& inputs, int64_t batch,
+                    const ParallelFor& parallel_for, int64_t* row_splits) const;
+
+  // True if an input that a column uses has weights. A column whose inputs
+  // have none gets ones.
+  bool HasWeights(const std::vector<HashInput>& inputs) const;
+
+  // row_splits: from CountSigns; its last value is m. signs: [m]; weights:
+  // [m], or nullptr if not wanted.
+  void Hash(const std::vector<HashInput>& inputs, int64_t batch,
+            const int64_t* row_splits, const ParallelFor& parallel_for,
+            int64_t* signs, float* weights) const;
+
+ private:
+  struct Part;
+  class Column;
+
+  ColumnHasher();
+
+  std::string DescribeInput(int64_t input) const;
+
+  std::vector<ValueType> input_types_;
+  std::vector<Column> columns_;
 };
-
-// What can be told before any data is there: part inputs in range, types that
-// fit boundaries / identity / missing, at least one part a column.
-Status CheckHashColumns(const std::vector<HashColumn>& columns,
-                        const std::vector<ValueType>& input_types);
-
-// Inputs must have one batch size; splits must start at 0, not fall and end at
-// n. Errors name the input, what was found and what is allowed. A result of
-// more than 2^31 - 1 signs is an error.
-Status HashColumns(const std::vector<HashColumn>& columns,
-                   const std::vector<HashInput>& inputs,
-                   const ParallelFor& parallel_for, HashedColumns* hashed);
 
 }  // namespace tf_ext
 

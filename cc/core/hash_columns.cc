@@ -1,0 +1,534 @@
+#include "cc/core/hash_columns.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <sstream>
+#include <utility>
+
+#include "cc/core/hash_text.h"
+
+namespace tf_ext {
+namespace {
+
+constexpr char kNamespaceEnd = '\x1f';
+constexpr char kPartEnd = '\x1e';
+
+// Work of about a tenth of a millisecond: well above the cost of handing a
+// block to a thread.
+constexpr int64_t kSignsPerBlock = 4096;
+constexpr int64_t kBagsPerBlock = 4096;
+
+const char* TypeName(ValueType type) {
+  switch (type) {
+    case ValueType::kString:
+      return "string";
+    case ValueType::kInt64:
+      return "int64";
+    case ValueType::kInt32:
+      return "int32";
+    case ValueType::kFloat:
+      return "float";
+  }
+  return "unknown";
+}
+
+// For messages, which must stay short and printable.
+std::string Quoted(std::string_view text) {
+  constexpr size_t kMaxChars = 64;
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string quoted = "\"";
+  for (const char c : text.substr(0, kMaxChars)) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte < 0x7f) {
+      quoted += c;
+    } else {
+      quoted += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  return quoted + (text.size() > kMaxChars ? "...\"" : "\"");
+}
+
+template <typename... Pieces>
+Status Invalid(const Pieces&... pieces) {
+  std::ostringstream message;
+  (message << ... << pieces);
+  return Status::InvalidArgument(message.str());
+}
+
+template <typename T>
+bool ParseWhole(const std::string& text, T* value) {
+  const char* const end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, *value);
+  return result.ec == std::errc() && result.ptr == end;
+}
+
+Status CheckBucketSize(const std::string& column, int64_t bucket_size) {
+  if (bucket_size >= 0) return Status::Ok();
+  return Invalid(column, " has bucket_size ", bucket_size,
+                 ", which must be at least 1, or 0 for unbounded.");
+}
+
+Status CheckBoundaries(const std::string& column, ValueType type,
+                       const std::vector<float>& boundaries) {
+  if (type == ValueType::kFloat && boundaries.empty()) {
+    return Invalid(column,
+                   " has an input of type float, which needs boundaries; give"
+                   " it boundaries, or an input of integers or strings.");
+  }
+  if (type == ValueType::kString && !boundaries.empty()) {
+    return Invalid(column,
+                   " has boundaries, which need numbers, but its input is of"
+                   " type string.");
+  }
+  for (size_t i = 0; i < boundaries.size(); ++i) {
+    if (!std::isfinite(boundaries[i])) {
+      return Invalid(column, " has the boundary ", boundaries[i],
+                     " at position ", i, "; boundaries must be finite.");
+    }
+    if (i > 0 && boundaries[i - 1] >= boundaries[i]) {
+      return Invalid(column,
+                     " has boundaries that do not rise: ", boundaries[i - 1],
+                     " and then ", boundaries[i], " at position ", i, ".");
+    }
+  }
+  return Status::Ok();
+}
+
+// describe() names the input; called only for an error.
+template <typename Describe>
+Status CheckSplits(const HashInput& input, const Describe& describe) {
+  const int64_t* const splits = input.row_splits;
+  if (splits[0] != 0) {
+    return Invalid("The row_splits of ", describe(),
+                   " must start at 0, but start at ", splits[0], ".");
+  }
+  for (int64_t b = 1; b <= input.batch; ++b) {
+    if (splits[b - 1] <= splits[b]) continue;
+    return Invalid("The row_splits of ", describe(),
+                   " must not fall, but go from ", splits[b - 1], " to ",
+                   splits[b], " at position ", b, ".");
+  }
+  if (splits[input.batch] == input.n) return Status::Ok();
+  return Invalid("The row_splits of ", describe(),
+                 " must end at its number of values, which is ", input.n,
+                 ", but end at ", splits[input.batch], ".");
+}
+
+int64_t Blocks(int64_t n, int64_t per_block) {
+  return (n + per_block - 1) / per_block;
+}
+
+// Bags [begin, end) of all columns, as fn(column, begin, end) with bags of
+// that column.
+template <typename Fn>
+void ForEachColumn(int64_t begin, int64_t end, int64_t batch, const Fn& fn) {
+  while (begin < end) {
+    const int64_t column = begin / batch;
+    const int64_t column_end = std::min(end, (column + 1) * batch);
+    fn(column, begin - column * batch, column_end - column * batch);
+    begin = column_end;
+  }
+}
+
+}  // namespace
+
+// A HashColumn made ready.
+class ColumnHasher::Column {
+ public:
+  Status Init(int64_t index, const HashColumn& column,
+              const std::vector<ValueType>& input_types);
+
+  const std::vector<Part>& parts() const { return parts_; }
+  std::string DescribeNamespace() const {
+    const std::string_view prefix = prefix_;
+    return "the column of namespace " +
+           Quoted(prefix.substr(0, prefix.size() - 1));
+  }
+
+  // counts[i] is that of bag begin + i, at most kMaxSignsPerCall + 1.
+  void CountSigns(const std::vector<HashInput>& inputs, int64_t begin,
+                  int64_t end, int64_t* counts) const;
+
+  // The signs of bags [begin, end), the first one at signs[0].
+  void Hash(const std::vector<HashInput>& inputs, int64_t begin, int64_t end,
+            int64_t* signs, float* weights) const;
+
+ private:
+  class Crosser;
+
+  Status InitPart(const std::string& name, const HashPart& part,
+                  const std::vector<ValueType>& input_types, Part* ready);
+  Status CheckIdentity(const std::string& name) const;
+  void HashOnePart(const HashInput& input, ValueSpan values, int64_t* signs,
+                   float* weights) const;
+
+  std::string prefix_;  // the namespace and its end mark
+  uint64_t bucket_size_ = 0;
+  bool identity_ = false;
+  std::vector<Part> parts_;
+};
+
+Status ColumnHasher::Column::Init(int64_t index, const HashColumn& column,
+                                  const std::vector<ValueType>& input_types) {
+  const std::string name = "Column " + std::to_string(index) + " (namespace " +
+                           Quoted(column.ns) + ")";
+  const auto num_parts = static_cast<int64_t>(column.parts.size());
+  if (num_parts < 1 || num_parts > kMaxCrossParts) {
+    return Invalid(name, " has ", num_parts, " parts; 1 to ", kMaxCrossParts,
+                   " are allowed.");
+  }
+  Status status = CheckBucketSize(name, column.bucket_size);
+  if (!status.ok()) return status;
+  prefix_ = column.ns + kNamespaceEnd;
+  bucket_size_ = static_cast<uint64_t>(column.bucket_size);
+  identity_ = column.identity;
+  parts_.resize(num_parts);
+  for (int64_t p = 0; p < num_parts; ++p) {
+    status = InitPart(name, column.parts[p], input_types, &parts_[p]);
+    if (!status.ok()) return status;
+  }
+  if (num_parts == 1 && parts_[0].bucket_size > 0) {
+    return Invalid(name, " has one part, whose bucket_size must be 0, but is ",
+                   parts_[0].bucket_size, "; give the column the bucket_size.");
+  }
+  return CheckIdentity(name);
+}
+
+Status ColumnHasher::Column::InitPart(const std::string& name,
+                                      const HashPart& part,
+                                      const std::vector<ValueType>& input_types,
+                                      Part* ready) {
+  const auto num_inputs = static_cast<int64_t>(input_types.size());
+  if (part.input < 0 || part.input >= num_inputs) {
+    return Invalid(name, " uses input ", part.input, ", but there are ",
+                   num_inputs, " inputs.");
+  }
+  ready->input = part.input;
+  ready->type = input_types[part.input];
+  ready->bucket_size = part.bucket_size;
+  ready->boundaries = part.boundaries;
+  Status status = CheckBucketSize(name, part.bucket_size);
+  if (!status.ok()) return status;
+  status = CheckBoundaries(name, ready->type, part.boundaries);
+  if (!status.ok() || !part.has_missing) return status;
+
+  ready->has_missing = true;
+  ready->missing_text = part.missing;
+  int32_t narrow = 0;
+  bool parsed = true;
+  switch (ready->type) {
+    case ValueType::kString:
+      break;
+    case ValueType::kInt64:
+      parsed = ParseWhole(part.missing, &ready->missing_integer);
+      break;
+    case ValueType::kInt32:
+      parsed = ParseWhole(part.missing, &narrow);
+      ready->missing_integer = narrow;
+      break;
+    case ValueType::kFloat:
+      parsed = ParseWhole(part.missing, &ready->missing_float);
+      break;
+  }
+  if (parsed) return Status::Ok();
+  return Invalid(name, " names ", Quoted(part.missing),
+                 " as missing, which is not a value of its input's type, ",
+                 TypeName(ready->type), ".");
+}
+
+Status ColumnHasher::Column::CheckIdentity(const std::string& name) const {
+  const Part& part = parts_[0];
+  const bool integer =
+      part.type == ValueType::kInt64 || part.type == ValueType::kInt32;
+  if (!identity_ || (integer && parts_.size() == 1 && bucket_size_ == 0 &&
+                     part.boundaries.empty())) {
+    return Status::Ok();
+  }
+  return Invalid(name,
+                 " takes values as signs (identity), which needs one part of"
+                 " type int64 or int32 without bucket_size and boundaries,"
+                 " but it has ",
+                 parts_.size(), " of type ", TypeName(part.type),
+                 ", bucket_size ", bucket_size_, " and ",
+                 part.boundaries.size(), " boundaries.");
+}
+
+void ColumnHasher::Column::CountSigns(const std::vector<HashInput>& inputs,
+                                      int64_t begin, int64_t end,
+                                      int64_t* counts) const {
+  std::fill(counts, counts + (end - begin), 1);
+  for (const Part& part : parts_) {
+    const HashInput& input = inputs[part.input];
+    const BagSpans spans(input);
+    int64_t* count = counts;
+    for (int64_t bag = begin; bag < end; ++bag, ++count) {
+      const ValueSpan values = spans.Of(bag, bag + 1);
+      int64_t present = values.size();
+      if (part.CanDrop()) {
+        for (int64_t i = values.begin; i < values.end; ++i) {
+          present -= part.IsMissing(input, i);
+        }
+      }
+      if (present <= 1 || *count == 0) {
+        *count *= present;
+      } else {
+        *count = present > kMaxSignsPerCall / *count ? kMaxSignsPerCall + 1
+                                                     : *count * present;
+      }
+    }
+  }
+}
+
+// The Cartesian product of one bag after another.
+class ColumnHasher::Column::Crosser {
+ public:
+  Crosser(const Column& column, const std::vector<HashInput>& inputs,
+          int64_t* signs, float* weights)
+      : column_(column),
+        inputs_(inputs),
+        present_(column.parts_.size()),
+        text_(column.prefix_),
+        bucket_text_(column.prefix_),
+        signs_(signs),
+        weights_(weights) {
+    spans_.reserve(column.parts_.size());
+    for (const Part& part : column.parts_) {
+      spans_.emplace_back(inputs[part.input]);
+    }
+  }
+
+  void AddBag(int64_t bag) {
+    for (size_t p = 0; p < present_.size(); ++p) {
+      const Part& part = column_.parts_[p];
+      const HashInput& input = inputs_[part.input];
+      const ValueSpan values = spans_[p].Of(bag, bag + 1);
+      present_[p].clear();
+      for (int64_t i = values.begin; i < values.end; ++i) {
+        if (!part.IsMissing(input, i)) present_[p].push_back(i);
+      }
+      // Also bounds the work: else the parts before an empty one would be
+      // multiplied for nothing.
+      if (present_[p].empty()) return;
+    }
+    Cross(0, 1.0f);
+  }
+
+ private:
+  // Completes the text with every choice of values of the parts from `p` on.
+  void Cross(size_t p, float weight) {
+    const Part& part = column_.parts_[p];
+    const HashInput& input = inputs_[part.input];
+    const bool last = p + 1 == present_.size();
+    const size_t begin = text_.size();
+    for (const int64_t i : present_[p]) {
+      part.AppendText(input, i, &text_);
+      const float product =
+          input.weights == nullptr ? weight : weight * input.weights[i];
+      if (last) {
+        Emit(product);
+      } else {
+        text_.Append(kPartEnd);
+        Cross(p + 1, product);
+      }
+      text_.Truncate(begin);
+    }
+  }
+
+  void Emit(float weight) {
+    uint64_t hash;
+    if (column_.bucket_size_ == 0) {
+      hash = text_.FingerprintFrom(0);
+    } else {
+      const size_t prefix = column_.prefix_.size();
+      bucket_text_.Truncate(prefix);
+      bucket_text_.AppendDecimal(text_.FingerprintFrom(prefix) %
+                                 column_.bucket_size_);
+      hash = bucket_text_.FingerprintFrom(0);
+    }
+    *signs_++ = static_cast<int64_t>(hash);
+    if (weights_ != nullptr) *weights_++ = weight;
+  }
+
+  const Column& column_;
+  const std::vector<HashInput>& inputs_;
+  std::vector<BagSpans> spans_;                // by part
+  std::vector<std::vector<int64_t>> present_;  // values of the bag, by part
+  TextBuffer text_;
+  TextBuffer bucket_text_;
+  int64_t* signs_;
+  float* weights_;
+};
+
+void ColumnHasher::Column::HashOnePart(const HashInput& input, ValueSpan values,
+                                       int64_t* signs, float* weights) const {
+  const Part& part = parts_[0];
+  const size_t prefix = prefix_.size();
+  TextBuffer text(prefix_);
+  for (int64_t i = values.begin; i < values.end; ++i) {
+    if (part.IsMissing(input, i)) continue;
+    if (weights != nullptr) {
+      *weights++ = input.weights == nullptr ? 1.0f : input.weights[i];
+    }
+    if (identity_) {
+      *signs++ = IntegerAt(input, i);
+      continue;
+    }
+    text.Truncate(prefix);
+    part.AppendText(input, i, &text);
+    if (bucket_size_ > 0) {
+      const uint64_t bucket = text.FingerprintFrom(prefix) % bucket_size_;
+      text.Truncate(prefix);
+      text.AppendDecimal(bucket);
+    }
+    *signs++ = static_cast<int64_t>(text.FingerprintFrom(0));
+  }
+}
+
+void ColumnHasher::Column::Hash(const std::vector<HashInput>& inputs,
+                                int64_t begin, int64_t end, int64_t* signs,
+                                float* weights) const {
+  if (parts_.size() == 1) {
+    const HashInput& input = inputs[parts_[0].input];
+    HashOnePart(input, BagSpans(input).Of(begin, end), signs, weights);
+    return;
+  }
+  Crosser crosser(*this, inputs, signs, weights);
+  for (int64_t bag = begin; bag < end; ++bag) crosser.AddBag(bag);
+}
+
+ColumnHasher::ColumnHasher() = default;
+ColumnHasher::~ColumnHasher() = default;
+
+Status ColumnHasher::Create(const std::vector<HashColumn>& columns,
+                            const std::vector<ValueType>& input_types,
+                            std::unique_ptr<ColumnHasher>* hasher) {
+  if (columns.empty()) return Invalid("There must be at least one column.");
+  std::unique_ptr<ColumnHasher> result(new ColumnHasher);
+  result->input_types_ = input_types;
+  result->columns_.resize(columns.size());
+  for (size_t c = 0; c < columns.size(); ++c) {
+    Status status = result->columns_[c].Init(c, columns[c], input_types);
+    if (!status.ok()) return status;
+  }
+  *hasher = std::move(result);
+  return Status::Ok();
+}
+
+int64_t ColumnHasher::num_columns() const {
+  return static_cast<int64_t>(columns_.size());
+}
+
+// Names a column too: users know that better than the position of an input.
+std::string ColumnHasher::DescribeInput(int64_t input) const {
+  const std::string name = "input " + std::to_string(input);
+  for (const Column& column : columns_) {
+    for (const Part& part : column.parts()) {
+      if (part.input == input) {
+        return name + " (of " + column.DescribeNamespace() + ")";
+      }
+    }
+  }
+  return name;
+}
+
+Status ColumnHasher::CheckInputs(const std::vector<HashInput>& inputs,
+                                 int64_t* batch) const {
+  if (inputs.size() != input_types_.size() || inputs.empty()) {
+    return Invalid("There must be ", input_types_.size(),
+                   " inputs, and at least 1, but there are ", inputs.size(),
+                   ".");
+  }
+  *batch = inputs[0].batch;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const HashInput& input = inputs[i];
+    if (input.type != input_types_[i]) {
+      return Invalid("The values of ", DescribeInput(i), " must be of type ",
+                     TypeName(input_types_[i]), ", but are of type ",
+                     TypeName(input.type), ".");
+    }
+    if (input.batch != *batch) {
+      return Invalid("All inputs must have one batch size, but ",
+                     DescribeInput(i), " has ", input.batch, " and ",
+                     DescribeInput(0), " has ", *batch, ".");
+    }
+    if (input.row_splits != nullptr) {
+      Status status = CheckSplits(input, [&] { return DescribeInput(i); });
+      if (!status.ok()) return status;
+    } else if (*batch == 0 ? input.n != 0 : input.n % *batch != 0) {
+      return Invalid("The number of values of ", DescribeInput(i),
+                     " must be a multiple of the batch size, but there are ",
+                     input.n, " values and ", *batch, " bags.");
+    }
+  }
+  if (*batch <= kMaxSignsPerCall / num_columns()) return Status::Ok();
+  return Invalid("A batch of ", *batch, " in each of ", num_columns(),
+                 " columns makes more than ", kMaxSignsPerCall,
+                 " bags, the most that one call can make; use a smaller"
+                 " batch.");
+}
+
+Status ColumnHasher::CountSigns(const std::vector<HashInput>& inputs,
+                                int64_t batch, const ParallelFor& parallel_for,
+                                int64_t* row_splits) const {
+  const int64_t bags = num_columns() * batch;
+  parallel_for(Blocks(bags, kBagsPerBlock), [&](int64_t block) {
+    const int64_t first = block * kBagsPerBlock;
+    ForEachColumn(first, std::min(first + kBagsPerBlock, bags), batch,
+                  [&](int64_t column, int64_t begin, int64_t end) {
+                    columns_[column].CountSigns(
+                        inputs, begin, end,
+                        row_splits + 1 + column * batch + begin);
+                  });
+  });
+  int64_t total = 0;
+  row_splits[0] = 0;
+  for (int64_t bag = 0; bag < bags; ++bag) {
+    total += row_splits[bag + 1];
+    if (total > kMaxSignsPerCall) {
+      return Invalid("The batch makes more than ", kMaxSignsPerCall,
+                     " signs, the most that one call can make: bag ",
+                     bag % batch, " of ",
+                     columns_[bag / batch].DescribeNamespace(),
+                     " goes over it. Use a smaller batch, or shorter bags in"
+                     " crosses.");
+    }
+    row_splits[bag + 1] = total;
+  }
+  return Status::Ok();
+}
+
+bool ColumnHasher::HasWeights(const std::vector<HashInput>& inputs) const {
+  for (const Column& column : columns_) {
+    for (const Part& part : column.parts()) {
+      if (inputs[part.input].weights != nullptr) return true;
+    }
+  }
+  return false;
+}
+
+void ColumnHasher::Hash(const std::vector<HashInput>& inputs, int64_t batch,
+                        const int64_t* row_splits,
+                        const ParallelFor& parallel_for, int64_t* signs,
+                        float* weights) const {
+  const int64_t bags = num_columns() * batch;
+  const int64_t blocks = Blocks(row_splits[bags], kSignsPerBlock);
+  // Blocks of bags that make about the same number of signs.
+  const auto first_bag = [&](int64_t block) {
+    if (block == blocks) return bags;
+    return std::lower_bound(row_splits, row_splits + bags,
+                            block * kSignsPerBlock) -
+           row_splits;
+  };
+  parallel_for(blocks, [&](int64_t block) {
+    ForEachColumn(first_bag(block), first_bag(block + 1), batch,
+                  [&](int64_t column, int64_t begin, int64_t end) {
+                    const int64_t place = row_splits[column * batch + begin];
+                    columns_[column].Hash(
+                        inputs, begin, end, signs + place,
+                        weights == nullptr ? nullptr : weights + place);
+                  });
+  });
+}
+
+}  // namespace tf_ext

@@ -1,0 +1,615 @@
+#include "cc/core/hash_columns.h"
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cc/core/fingerprint.h"
+#include "gtest/gtest.h"
+
+namespace tf_ext {
+namespace {
+
+constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+
+struct Hashed {
+  std::vector<int64_t> signs;
+  std::vector<int64_t> row_splits;
+  std::vector<float> weights;
+};
+
+// One block a thread, in no order.
+void ThreadedFor(int64_t blocks, const std::function<void(int64_t)>& fn) {
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i < blocks; ++i) threads.emplace_back(fn, i);
+  for (std::thread& thread : threads) thread.join();
+}
+
+Status TryHash(const std::vector<HashColumn>& columns,
+               const std::vector<HashInput>& inputs, Hashed* hashed,
+               const ParallelFor& parallel_for = SerialFor) {
+  std::vector<ValueType> types;
+  for (const HashInput& input : inputs) types.push_back(input.type);
+  std::unique_ptr<ColumnHasher> hasher;
+  Status status = ColumnHasher::Create(columns, types, &hasher);
+  if (!status.ok()) return status;
+  int64_t batch = 0;
+  status = hasher->CheckInputs(inputs, &batch);
+  if (!status.ok()) return status;
+  hashed->row_splits.resize(columns.size() * batch + 1);
+  status = hasher->CountSigns(inputs, batch, parallel_for,
+                              hashed->row_splits.data());
+  if (!status.ok()) return status;
+  hashed->signs.resize(hashed->row_splits.back());
+  const bool weighted = hasher->HasWeights(inputs);
+  hashed->weights.resize(weighted ? hashed->signs.size() : 0);
+  hasher->Hash(inputs, batch, hashed->row_splits.data(), parallel_for,
+               hashed->signs.data(),
+               weighted ? hashed->weights.data() : nullptr);
+  return Status::Ok();
+}
+
+Hashed Hash(const std::vector<HashColumn>& columns,
+            const std::vector<HashInput>& inputs,
+            const ParallelFor& parallel_for = SerialFor) {
+  Hashed hashed;
+  const Status status = TryHash(columns, inputs, &hashed, parallel_for);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return hashed;
+}
+
+std::string ErrorOf(const std::vector<HashColumn>& columns,
+                    const std::vector<HashInput>& inputs) {
+  Hashed hashed;
+  const Status status = TryHash(columns, inputs, &hashed);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  return status.message();
+}
+
+// One bag a value, unless splits are given.
+template <typename T>
+HashInput Input(ValueType type, const std::vector<T>& values) {
+  HashInput input;
+  input.type = type;
+  input.values = values.data();
+  input.n = values.size();
+  input.batch = values.size();
+  return input;
+}
+HashInput Int64s(const std::vector<int64_t>& values) {
+  return Input(ValueType::kInt64, values);
+}
+HashInput Int32s(const std::vector<int32_t>& values) {
+  return Input(ValueType::kInt32, values);
+}
+HashInput Floats(const std::vector<float>& values) {
+  return Input(ValueType::kFloat, values);
+}
+HashInput Strings(const std::vector<std::string>& values) {
+  HashInput input = Input(ValueType::kString, values);
+  input.string_at = [](const void* texts, int64_t i) -> std::string_view {
+    return static_cast<const std::string*>(texts)[i];
+  };
+  return input;
+}
+HashInput Split(HashInput input, const std::vector<int64_t>& splits) {
+  input.row_splits = splits.data();
+  input.batch = static_cast<int64_t>(splits.size()) - 1;
+  return input;
+}
+HashInput Weighted(HashInput input, const std::vector<float>& weights) {
+  input.weights = weights.data();
+  return input;
+}
+
+HashPart Part(int64_t input, int64_t bucket_size = 0) {
+  HashPart part;
+  part.input = input;
+  part.bucket_size = bucket_size;
+  return part;
+}
+
+HashColumn Column(const std::string& ns, const std::vector<HashPart>& parts,
+                  int64_t bucket_size = 0) {
+  HashColumn column;
+  column.ns = ns;
+  column.parts = parts;
+  column.bucket_size = bucket_size;
+  return column;
+}
+
+HashColumn WithMissing(HashColumn column, const std::string& missing) {
+  column.parts[0].has_missing = true;
+  column.parts[0].missing = missing;
+  return column;
+}
+
+HashColumn WithBoundaries(HashColumn column, std::vector<float> boundaries) {
+  column.parts[0].boundaries = std::move(boundaries);
+  return column;
+}
+
+HashColumn Identity(HashColumn column) {
+  column.identity = true;
+  return column;
+}
+
+int64_t SignOf(const std::string& ns, const std::string& text) {
+  return static_cast<int64_t>(Fingerprint64(ns + "\x1f" + text));
+}
+
+std::string BucketText(const std::string& text, uint64_t bucket_size) {
+  return std::to_string(Fingerprint64(text) % bucket_size);
+}
+
+TEST(HashColumnsTest, FixedVectors) {
+  // These numbers are in people's tables: they never change.
+  const std::vector<std::string> texts = {"foo", "", "5"};
+  const std::vector<int64_t> numbers = {5, -1, kMin};
+  const std::vector<float> ages = {17.5f, 18.0f, 99.0f};
+  const Hashed hashed =
+      Hash({Column("user", {Part(0)}), Column("user", {Part(1)}),
+            Column("user", {Part(0)}, 1000),
+            WithBoundaries(Column("age", {Part(2)}), {18.0f, 65.0f}),
+            Column("user_X_item", {Part(0), Part(1)}),
+            Column("user_X_item", {Part(0, 10), Part(1)}, 1000)},
+           {Strings(texts), Int64s(numbers), Floats(ages)});
+  const std::vector<int64_t> expected = {
+      9103845330217157765, -2611212750099400506, 2904937300852589665,
+      2904937300852589665, -7166145216217607555, 3047804191237820746,
+      7759084036343930808, -3568718581718283951, 7641086415536564579,
+      3190728806797746854, 3500444406002511507,  -6105391199902481706,
+      3580502377255879096, 287092908119440946,   -4814365422762247534,
+      1555052302255577811, 4299443082131408920,  -6549101619606261136};
+  EXPECT_EQ(hashed.signs, expected);
+}
+
+TEST(HashColumnsTest, TextsAreNamespaceAndValue) {
+  const std::vector<std::string> texts = {"a",
+                                          "",
+                                          std::string("nul\0nul", 7),
+                                          "\xff\xfe",
+                                          "g\xc3\xbcnstig",
+                                          std::string(5000, 'x')};
+  const Hashed hashed = Hash({Column("user", {Part(0)})}, {Strings(texts)});
+  ASSERT_EQ(hashed.signs.size(), texts.size());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    EXPECT_EQ(hashed.signs[i], SignOf("user", texts[i])) << i;
+  }
+  EXPECT_EQ(hashed.row_splits, std::vector<int64_t>({0, 1, 2, 3, 4, 5, 6}));
+  EXPECT_TRUE(hashed.weights.empty());
+}
+
+TEST(HashColumnsTest, IntegersHashAsTheirDecimalText) {
+  const std::vector<int64_t> numbers = {5, 0, -1, kMin, kMax};
+  const std::vector<int32_t> narrow = {5, 0, -1,
+                                       std::numeric_limits<int32_t>::min(),
+                                       std::numeric_limits<int32_t>::max()};
+  const std::vector<std::string> texts = {
+      "5", "0", "-1", "-9223372036854775808", "9223372036854775807"};
+  const Hashed hashed = Hash({Column("id", {Part(0)}), Column("id", {Part(1)}),
+                              Column("id", {Part(2)})},
+                             {Int64s(numbers), Strings(texts), Int32s(narrow)});
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(hashed.signs[i], hashed.signs[5 + i]) << i;
+    EXPECT_EQ(hashed.signs[10 + i], SignOf("id", std::to_string(narrow[i])));
+  }
+}
+
+TEST(HashColumnsTest, BucketSizeHashesTheBucketsDecimalText) {
+  const std::vector<std::string> texts = {"foo", "bar", ""};
+  const std::vector<int64_t> numbers = {7, -7, 123456789};
+  const Hashed hashed =
+      Hash({Column("a", {Part(0)}, 1000), Column("b", {Part(1)}, 3),
+            Column("c", {Part(1)}, 1)},
+           {Strings(texts), Int64s(numbers)});
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(hashed.signs[i], SignOf("a", BucketText(texts[i], 1000)));
+    EXPECT_EQ(hashed.signs[3 + i],
+              SignOf("b", BucketText(std::to_string(numbers[i]), 3)));
+    EXPECT_EQ(hashed.signs[6 + i], SignOf("c", "0"));
+  }
+}
+
+TEST(HashColumnsTest, BoundariesAreLowerEndsOfTheirBucket) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::vector<float> values = {-inf, -1, 0, 0.5f, 1, 9.99f, 10, inf};
+  const std::vector<int64_t> integers = {kMin, -1, 0, 1, 2, 9, 10, kMax};
+  const std::vector<float> boundaries = {0, 1, 10};
+  const Hashed hashed =
+      Hash({WithBoundaries(Column("f", {Part(0)}), boundaries),
+            WithBoundaries(Column("i", {Part(1)}), boundaries)},
+           {Floats(values), Int64s(integers)});
+  const std::vector<int> float_buckets = {0, 0, 1, 1, 2, 2, 3, 3};
+  const std::vector<int> integer_buckets = {0, 0, 1, 2, 2, 2, 3, 3};
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_EQ(hashed.signs[i], SignOf("f", std::to_string(float_buckets[i])));
+    EXPECT_EQ(hashed.signs[8 + i],
+              SignOf("i", std::to_string(integer_buckets[i])));
+  }
+}
+
+TEST(HashColumnsTest, MissingValuesAreDropped) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::string> texts = {"", "?", "a", "?"};
+  const std::vector<int64_t> numbers = {-1, 0, -1, 3};
+  const std::vector<int32_t> narrow = {-1, 0, -1, 3};
+  const std::vector<float> floats = {nan, -999, 1, -nan};
+  const Hashed hashed =
+      Hash({WithMissing(Column("s", {Part(0)}), "?"),
+            WithMissing(Column("i", {Part(1)}), "-1"),
+            WithMissing(Column("n", {Part(2)}), "3"),
+            WithMissing(WithBoundaries(Column("f", {Part(3)}), {0}), "-999"),
+            WithBoundaries(Column("g", {Part(3)}), {0})},
+           {Strings(texts), Int64s(numbers), Int32s(narrow), Floats(floats)});
+  EXPECT_EQ(hashed.signs,
+            std::vector<int64_t>({SignOf("s", ""), SignOf("s", "a"),
+                                  SignOf("i", "0"), SignOf("i", "3"),
+                                  SignOf("n", "-1"), SignOf("n", "0"),
+                                  SignOf("n", "-1"), SignOf("f", "1"),
+                                  SignOf("g", "0"), SignOf("g", "1")}));
+  EXPECT_EQ(hashed.row_splits,
+            std::vector<int64_t>({0, 1, 1, 2, 2, 2, 3, 3, 4,  5, 6,
+                                  7, 7, 7, 7, 8, 8, 8, 9, 10, 10}));
+}
+
+TEST(HashColumnsTest, WithoutMissingEmptyTextAndMinusOneAreOrdinary) {
+  const std::vector<std::string> texts = {""};
+  const std::vector<int64_t> numbers = {-1};
+  const Hashed hashed = Hash({Column("s", {Part(0)}), Column("i", {Part(1)})},
+                             {Strings(texts), Int64s(numbers)});
+  EXPECT_EQ(hashed.signs,
+            std::vector<int64_t>({SignOf("s", ""), SignOf("i", "-1")}));
+}
+
+TEST(HashColumnsTest, IdentityTakesIntegersAsSigns) {
+  const std::vector<int64_t> numbers = {0, -1, kMin, kMax};
+  const std::vector<int32_t> narrow = {0, -1, -2, 3};
+  const Hashed hashed =
+      Hash({Identity(Column("a", {Part(0)})), Identity(Column("b", {Part(1)})),
+            WithMissing(Identity(Column("c", {Part(0)})), "-1")},
+           {Int64s(numbers), Int32s(narrow)});
+  EXPECT_EQ(hashed.signs, std::vector<int64_t>({0, -1, kMin, kMax, 0, -1, -2, 3,
+                                                0, kMin, kMax}));
+}
+
+TEST(HashColumnsTest, DenseBagsAndSplitsGiveTheSame) {
+  const std::vector<int64_t> numbers = {1, 2, 3, 4, 5, 6};
+  HashInput dense = Int64s(numbers);
+  dense.batch = 3;
+  const std::vector<int64_t> splits = {0, 2, 4, 6};
+  const Hashed a = Hash({Column("c", {Part(0)})}, {dense});
+  const Hashed b =
+      Hash({Column("c", {Part(0)})}, {Split(Int64s(numbers), splits)});
+  EXPECT_EQ(a.signs, b.signs);
+  EXPECT_EQ(a.row_splits, splits);
+  EXPECT_EQ(b.row_splits, splits);
+}
+
+TEST(HashColumnsTest, CrossIsTheProductOfTheBagsLastPartFastest) {
+  const std::vector<std::string> texts = {"a", "b", "c"};
+  const std::vector<int64_t> numbers = {1, 2, 3};
+  const std::vector<int64_t> text_splits = {0, 2, 2, 3};
+  const std::vector<int64_t> number_splits = {0, 2, 3, 3};
+  const Hashed hashed = Hash({Column("x", {Part(0), Part(1)})},
+                             {Split(Strings(texts), text_splits),
+                              Split(Int64s(numbers), number_splits)});
+  EXPECT_EQ(hashed.signs, std::vector<int64_t>({SignOf("x",
+                                                       "a\x1e"
+                                                       "1"),
+                                                SignOf("x",
+                                                       "a\x1e"
+                                                       "2"),
+                                                SignOf("x",
+                                                       "b\x1e"
+                                                       "1"),
+                                                SignOf("x",
+                                                       "b\x1e"
+                                                       "2")}));
+  EXPECT_EQ(hashed.row_splits, std::vector<int64_t>({0, 4, 4, 4}));
+}
+
+TEST(HashColumnsTest, CrossAppliesBucketsOfPartsThenItsOwn) {
+  const std::vector<std::string> texts = {"a"};
+  const std::vector<int64_t> numbers = {42};
+  const std::string joined = BucketText("a", 10) +
+                             "\x1e"
+                             "42\x1e"
+                             "a";
+  const Hashed hashed = Hash({Column("x", {Part(0, 10), Part(1), Part(0)}),
+                              Column("x", {Part(0, 10), Part(1), Part(0)}, 77)},
+                             {Strings(texts), Int64s(numbers)});
+  EXPECT_EQ(hashed.signs,
+            std::vector<int64_t>(
+                {SignOf("x", joined), SignOf("x", BucketText(joined, 77))}));
+}
+
+TEST(HashColumnsTest, CrossOrderAndJoiningMatter) {
+  const std::vector<std::string> left = {"ab"};
+  const std::vector<std::string> right = {"c"};
+  const Hashed hashed =
+      Hash({Column("x", {Part(0), Part(1)}), Column("x", {Part(1), Part(0)})},
+           {Strings(left), Strings(right)});
+  EXPECT_NE(hashed.signs[0], hashed.signs[1]);
+  EXPECT_NE(hashed.signs[0], SignOf("x", "abc"));
+}
+
+TEST(HashColumnsTest, CrossDropsMissingValuesOfItsParts) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<std::string> texts = {"?", "a"};
+  const std::vector<float> floats = {nan, 2, nan};
+  const std::vector<int64_t> text_splits = {0, 2};
+  const std::vector<int64_t> float_splits = {0, 3};
+  HashColumn column = WithMissing(Column("x", {Part(0), Part(1)}), "?");
+  column.parts[1].boundaries = {1};
+  const Hashed hashed = Hash({column}, {Split(Strings(texts), text_splits),
+                                        Split(Floats(floats), float_splits)});
+  EXPECT_EQ(hashed.signs, std::vector<int64_t>({SignOf("x",
+                                                       "a\x1e"
+                                                       "1")}));
+}
+
+TEST(HashColumnsTest, WeightsFollowTheirValues) {
+  const std::vector<int64_t> numbers = {1, -1, 3};
+  const std::vector<float> weights = {0.5f, 9, -2};
+  const std::vector<std::string> texts = {"a", "b"};
+  const std::vector<float> text_weights = {10, 100};
+  const std::vector<int64_t> number_splits = {0, 3};
+  const std::vector<int64_t> text_splits = {0, 2};
+  const Hashed hashed =
+      Hash({WithMissing(Column("n", {Part(0)}), "-1"),
+            WithMissing(Column("x", {Part(0), Part(1)}), "-1"),
+            Identity(Column("m", {Part(0)})), Column("u", {Part(2)})},
+           {Weighted(Split(Int64s(numbers), number_splits), weights),
+            Weighted(Split(Strings(texts), text_splits), text_weights),
+            Split(Strings(texts), text_splits)});
+  EXPECT_EQ(hashed.weights, std::vector<float>({0.5f, -2, 5, 50, -20, -200,
+                                                0.5f, 9, -2, 1, 1}));
+}
+
+TEST(HashColumnsTest, EmptyBatch) {
+  const std::vector<int64_t> none;
+  const std::vector<int64_t> splits = {0};
+  const Hashed hashed =
+      Hash({Column("a", {Part(0)}), Column("b", {Part(0), Part(1)})},
+           {Int64s(none), Split(Int64s(none), splits)});
+  EXPECT_TRUE(hashed.signs.empty());
+  EXPECT_EQ(hashed.row_splits, std::vector<int64_t>({0}));
+}
+
+TEST(HashColumnsTest, EmptyBags) {
+  const std::vector<int64_t> none;
+  HashInput input = Int64s(none);
+  input.batch = 2;
+  const Hashed hashed = Hash({Column("a", {Part(0)})}, {input});
+  EXPECT_EQ(hashed.row_splits, std::vector<int64_t>({0, 0, 0}));
+}
+
+TEST(HashColumnsTest, ThreadsDoNotChangeTheResult) {
+  std::vector<int64_t> numbers(20000);
+  std::vector<float> floats(numbers.size());
+  std::vector<int64_t> splits = {0};
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    numbers[i] = static_cast<int64_t>(i * i % 1000) - 5;
+    floats[i] = i % 7 == 0 ? std::nanf("") : static_cast<float>(i % 50);
+  }
+  while (splits.back() < 20000) {
+    splits.push_back(
+        std::min<int64_t>(20000, splits.back() + splits.size() % 5));
+  }
+  const std::vector<HashColumn> columns = {
+      WithMissing(Column("a", {Part(0)}), "-1"),
+      WithBoundaries(Column("b", {Part(1)}, 10), {10, 20}),
+      WithBoundaries(Column("c", {Part(1), Part(0)}), {10, 20})};
+  const std::vector<HashInput> inputs = {
+      Weighted(Split(Int64s(numbers), splits), floats),
+      Split(Floats(floats), splits)};
+  const Hashed serial = Hash(columns, inputs);
+  const Hashed threaded = Hash(columns, inputs, ThreadedFor);
+  EXPECT_GT(serial.signs.size(), numbers.size());
+  EXPECT_EQ(serial.signs, threaded.signs);
+  EXPECT_EQ(serial.row_splits, threaded.row_splits);
+  EXPECT_EQ(serial.weights.size(), threaded.weights.size());
+}
+
+struct ErrorCase {
+  std::string name;
+  HashColumn column;
+  std::string message;
+};
+
+class ColumnErrorTest : public testing::TestWithParam<ErrorCase> {};
+
+// Inputs: 0 string, 1 int64, 2 int32, 3 float.
+TEST_P(ColumnErrorTest, IsNamed) {
+  std::unique_ptr<ColumnHasher> hasher;
+  const Status status =
+      ColumnHasher::Create({GetParam().column},
+                           {ValueType::kString, ValueType::kInt64,
+                            ValueType::kInt32, ValueType::kFloat},
+                           &hasher);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), GetParam().message);
+  EXPECT_EQ(hasher, nullptr);
+}
+
+std::vector<ErrorCase> ErrorCases() {
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::string name = "Column 0 (namespace \"c\")";
+  const std::string identity =
+      name +
+      " takes values as signs (identity), which needs one part of type int64"
+      " or int32 without bucket_size and boundaries, but it has ";
+  return {
+      {"NoPart", Column("c", {}), name + " has 0 parts; 1 to 64 are allowed."},
+      {"TooManyParts", Column("c", std::vector<HashPart>(65, Part(0))),
+       name + " has 65 parts; 1 to 64 are allowed."},
+      {"InputTooLarge", Column("c", {Part(4)}),
+       name + " uses input 4, but there are 4 inputs."},
+      {"InputNegative", Column("c", {Part(-1)}),
+       name + " uses input -1, but there are 4 inputs."},
+      {"BucketSizeNegative", Column("c", {Part(0)}, -3),
+       name + " has bucket_size -3, which must be at least 1, or 0 for"
+              " unbounded."},
+      {"PartBucketSizeNegative", Column("c", {Part(0, -3), Part(1)}),
+       name + " has bucket_size -3, which must be at least 1, or 0 for"
+              " unbounded."},
+      {"BucketSizeOfTheOnlyPart", Column("c", {Part(0, 3)}),
+       name + " has one part, whose bucket_size must be 0, but is 3; give the"
+              " column the bucket_size."},
+      {"FloatWithoutBoundaries", Column("c", {Part(3)}),
+       name + " has an input of type float, which needs boundaries; give it"
+              " boundaries, or an input of integers or strings."},
+      {"StringWithBoundaries", WithBoundaries(Column("c", {Part(0)}), {1}),
+       name + " has boundaries, which need numbers, but its input is of type"
+              " string."},
+      {"BoundariesEqual", WithBoundaries(Column("c", {Part(3)}), {0, 2, 2}),
+       name + " has boundaries that do not rise: 2 and then 2 at position 2."},
+      {"BoundaryInfinite", WithBoundaries(Column("c", {Part(3)}), {0, inf}),
+       name + " has the boundary inf at position 1; boundaries must be"
+              " finite."},
+      {"MissingNotAnInteger", WithMissing(Column("c", {Part(1)}), "a\n"),
+       name + " names \"a\\x0a\" as missing, which is not a value of its"
+              " input's type, int64."},
+      {"MissingBeyondInt32", WithMissing(Column("c", {Part(2)}), "2147483648"),
+       name + " names \"2147483648\" as missing, which is not a value of its"
+              " input's type, int32."},
+      {"MissingEmpty", WithMissing(Column("c", {Part(1)}), ""),
+       name + " names \"\" as missing, which is not a value of its input's"
+              " type, int64."},
+      {"IdentityOfStrings", Identity(Column("c", {Part(0)})),
+       identity + "1 of type string, bucket_size 0 and 0 boundaries."},
+      {"IdentityOfACross", Identity(Column("c", {Part(1), Part(1)})),
+       identity + "2 of type int64, bucket_size 0 and 0 boundaries."},
+      {"IdentityWithBucketSize", Identity(Column("c", {Part(2)}, 5)),
+       identity + "1 of type int32, bucket_size 5 and 0 boundaries."},
+      {"IdentityWithBoundaries",
+       Identity(WithBoundaries(Column("c", {Part(1)}), {1, 2})),
+       identity + "1 of type int64, bucket_size 0 and 2 boundaries."},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(HashColumnsTest, ColumnErrorTest,
+                         testing::ValuesIn(ErrorCases()),
+                         [](const testing::TestParamInfo<ErrorCase>& info) {
+                           return info.param.name;
+                         });
+
+TEST(HashColumnsTest, NoColumnsAndNoInputsAreErrors) {
+  const std::vector<int64_t> numbers = {1};
+  EXPECT_EQ(ErrorOf({}, {Int64s(numbers)}),
+            "There must be at least one column.");
+  std::unique_ptr<ColumnHasher> hasher;
+  ASSERT_TRUE(ColumnHasher::Create({Column("c", {Part(0)})},
+                                   {ValueType::kInt64}, &hasher)
+                  .ok());
+  int64_t batch = 0;
+  EXPECT_EQ(hasher->CheckInputs({}, &batch).message(),
+            "There must be 1 inputs, and at least 1, but there are 0.");
+}
+
+TEST(HashColumnsTest, InputErrorsNameTheInput) {
+  const std::vector<int64_t> three = {1, 2, 3};
+  const std::vector<int64_t> two = {1, 2};
+  const std::vector<int64_t> high = {1, 3};
+  const std::vector<int64_t> falling = {0, 2, 1, 3};
+  const std::vector<int64_t> negative = {0, -2, 3};
+  const std::vector<int64_t> short_end = {0, 2};
+  const std::vector<int64_t> long_end = {0, 4};
+  const std::vector<HashColumn> one = {Column("c", {Part(0)})};
+  const std::vector<HashColumn> both = {Column("c", {Part(0)}),
+                                        Column("d", {Part(1)})};
+  const std::string first = "input 0 (of the column of namespace \"c\")";
+  EXPECT_EQ(ErrorOf(both, {Int64s(three), Int64s(two)}),
+            "All inputs must have one batch size, but input 1 (of the column"
+            " of namespace \"d\") has 2 and " +
+                first + " has 3.");
+  EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), high)}),
+            "The row_splits of " + first +
+                " must start at 0, but start at"
+                " 1.");
+  EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), falling)}),
+            "The row_splits of " + first +
+                " must not fall, but go from 2 to"
+                " 1 at position 2.");
+  EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), negative)}),
+            "The row_splits of " + first +
+                " must not fall, but go from 0 to"
+                " -2 at position 1.");
+  for (const auto& splits : {short_end, long_end}) {
+    EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), splits)}),
+              "The row_splits of " + first +
+                  " must end at its number of"
+                  " values, which is 3, but end at " +
+                  std::to_string(splits[1]) + ".");
+  }
+  HashInput uneven = Int64s(three);
+  uneven.batch = 2;
+  EXPECT_EQ(ErrorOf(one, {uneven}),
+            "The number of values of " + first +
+                " must be a multiple of the"
+                " batch size, but there are 3 values and 2 bags.");
+  HashInput no_bags = Int64s(three);
+  no_bags.batch = 0;
+  EXPECT_EQ(ErrorOf(one, {no_bags}),
+            "The number of values of " + first +
+                " must be a multiple of the"
+                " batch size, but there are 3 values and 0 bags.");
+}
+
+TEST(HashColumnsTest, TypeThatWasNotDeclaredIsAnError) {
+  const std::vector<int64_t> numbers = {1};
+  std::unique_ptr<ColumnHasher> hasher;
+  ASSERT_TRUE(ColumnHasher::Create({Column("c", {Part(0)})},
+                                   {ValueType::kString}, &hasher)
+                  .ok());
+  int64_t batch = 0;
+  EXPECT_EQ(hasher->CheckInputs({Int64s(numbers)}, &batch).message(),
+            "The values of input 0 (of the column of namespace \"c\") must be"
+            " of type string, but are of type int64.");
+}
+
+// The product of the bags is 2^60: found before anything is allocated.
+TEST(HashColumnsTest, ExplodingCrossIsAnError) {
+  const std::vector<int64_t> numbers(1 << 15);
+  HashInput input = Int64s(numbers);
+  input.batch = 1;
+  EXPECT_EQ(ErrorOf({Column("a", {Part(0)}),
+                     Column("x", {Part(0), Part(0), Part(0), Part(0)})},
+                    {input}),
+            "The batch makes more than 2147483647 signs, the most that one"
+            " call can make: bag 0 of the column of namespace \"x\" goes over"
+            " it. Use a smaller batch, or shorter bags in crosses.");
+}
+
+// An empty part makes the product empty, however large the others are.
+TEST(HashColumnsTest, CrossWithAnEmptyPartIsEmptyAtOnce) {
+  const std::vector<int64_t> numbers(1 << 15);
+  const std::vector<int64_t> none;
+  HashInput input = Int64s(numbers);
+  input.batch = 1;
+  HashInput empty = Int64s(none);
+  empty.batch = 1;
+  const Hashed hashed =
+      Hash({Column("x", {Part(0), Part(0), Part(0), Part(0), Part(1)})},
+           {input, empty});
+  EXPECT_EQ(hashed.row_splits, std::vector<int64_t>({0, 0}));
+}
+
+TEST(HashColumnsTest, TooManyBagsAreAnError) {
+  const std::vector<int64_t> none;
+  HashInput input = Int64s(none);
+  input.batch = int64_t{1} << 31;
+  EXPECT_EQ(ErrorOf({Column("a", {Part(0)})}, {input}),
+            "A batch of 2147483648 in each of 1 columns makes more than"
+            " 2147483647 bags, the most that one call can make; use a smaller"
+            " batch.");
+}
+
+}  // namespace
+}  // namespace tf_ext
