@@ -1,0 +1,40 @@
+"""The ops of tf_ext, one function each.
+
+The op library is loaded when the first of them is called.
+"""
+
+from tf_ext.ops._library import library
+from tf_ext.ops.bag_ops import combine_bags, combine_bags_grad, unique_by_shard
+from tf_ext.ops.hash_ops import hash_category
+from tf_ext.ops.table_ops import (
+    TABLE_STATS,
+    sparse_table_clear,
+    sparse_table_config,
+    sparse_table_erase,
+    sparse_table_export,
+    sparse_table_handle,
+    sparse_table_import,
+    sparse_table_pull,
+    sparse_table_push,
+    sparse_table_size,
+    sparse_table_stats,
+)
+
+__all__ = [
+    "TABLE_STATS",
+    "combine_bags",
+    "combine_bags_grad",
+    "hash_category",
+    "library",
+    "sparse_table_clear",
+    "sparse_table_config",
+    "sparse_table_erase",
+    "sparse_table_export",
+    "sparse_table_handle",
+    "sparse_table_import",
+    "sparse_table_pull",
+    "sparse_table_push",
+    "sparse_table_size",
+    "sparse_table_stats",
+    "unique_by_shard",
+]
