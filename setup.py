@@ -8,7 +8,8 @@ import setuptools
 # `python setup.py` puts this folder there by itself, a PEP 517 frontend not.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from build_backend.native import BuildNative, read_sources
+from build_backend.compiler import read_sources
+from build_backend.native import BuildNative
 
 _SOURCES = read_sources()
 

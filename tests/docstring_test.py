@@ -1,0 +1,29 @@
+"""Runs the examples (`>>>` blocks) of the docstrings."""
+
+import doctest
+import importlib
+import pkgutil
+
+from absl.testing import absltest, parameterized
+
+import tf_ext
+
+_MODULES = ["tf_ext"] + [
+    info.name
+    for info in pkgutil.walk_packages(tf_ext.__path__, "tf_ext.")
+    if not info.name.startswith("tf_ext._")
+]
+
+
+class DocstringTest(parameterized.TestCase):
+    @parameterized.parameters(*_MODULES)
+    def test_examples_of(self, module):
+        failures, _ = doctest.testmod(
+            importlib.import_module(module),
+            optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
+        )
+        self.assertEqual(failures, 0, "the differences are printed above")
+
+
+if __name__ == "__main__":
+    absltest.main()

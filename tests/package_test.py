@@ -1,0 +1,234 @@
+"""The installed package: metadata, lazy import, version guard."""
+
+import importlib.metadata
+import os
+import pathlib
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import unittest
+
+from absl.testing import absltest
+
+import tf_ext
+
+_PACKAGE = pathlib.Path(tf_ext.__file__).parent
+
+_BLOCK_TENSORFLOW = """
+    import sys
+
+    class Blocker:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in ("tensorflow", "keras", "tf_keras"):
+                raise ModuleNotFoundError(f"No module named {name!r}")
+
+    sys.meta_path.insert(0, Blocker())
+"""
+
+
+def _run(*programs, **environment):
+    """Runs Python in a new process; its output, or a failure that shows it."""
+    done = subprocess.run(
+        [sys.executable, "-c", "".join(map(textwrap.dedent, programs))],
+        # The same tf_ext, wherever this process has it from.
+        env=dict(os.environ, PYTHONPATH=str(_PACKAGE.parent), **environment),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise AssertionError(f"{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def _distribution():
+    """What pip has written, if pip has installed this copy."""
+    try:
+        distribution = importlib.metadata.distribution("tf-ext")
+    except importlib.metadata.PackageNotFoundError:
+        raise unittest.SkipTest("tf-ext is not installed with pip") from None
+    init = pathlib.Path(distribution.locate_file("tf_ext/__init__.py"))
+    if not init.exists() or not init.samefile(_PACKAGE / "__init__.py"):
+        raise unittest.SkipTest(
+            f"another copy than pip's is tested: {_PACKAGE}"
+        )
+    return distribution
+
+
+class MetadataTest(absltest.TestCase):
+    def test_wheel_is_of_one_python_and_platform(self):
+        wheel = _distribution().read_text("WHEEL")
+        version = f"cp{sys.version_info.major}{sys.version_info.minor}"
+        platform = sysconfig.get_platform().replace("-", "_")
+        self.assertIn(f"Tag: {version}-{version}-{platform}\n", wheel)
+        self.assertIn("Root-Is-Purelib: false\n", wheel)
+
+    def test_version_is_the_packages(self):
+        self.assertEqual(_distribution().version, tf_ext.__version__)
+
+    def test_requires_the_tensorflow_minor_it_was_built_for(self):
+        requires = "\n".join(_distribution().requires)
+        self.assertRegex(requires, r"tensorflow.*<2\.22")
+        self.assertRegex(requires, r"tensorflow.*>=2\.21")
+
+    def test_wheel_holds_the_package_alone(self):
+        folders = {
+            file.parts[0]
+            for file in _distribution().files
+            if file.parts[0] not in ("..", "__pycache__")
+        }
+        self.assertSetEqual(
+            {f for f in folders if not f.endswith(".dist-info")}, {"tf_ext"}
+        )
+
+    def test_build_info_is_there(self):
+        from tf_ext import _build_info
+
+        self.assertRegex(_build_info.TENSORFLOW_VERSION, r"^2\.21\.")
+
+
+class LazyImportTest(absltest.TestCase):
+    def test_import_loads_neither_tensorflow_nor_keras_nor_numpy(self):
+        heavy = _run("""
+            import sys
+            import tf_ext
+            heavy = {"tensorflow", "keras", "tf_keras", "numpy"}
+            print(sorted(heavy & set(sys.modules)))
+        """)
+        self.assertEqual(heavy.strip(), "[]")
+
+    def test_hashing_works_without_tensorflow(self):
+        _run(
+            _BLOCK_TENSORFLOW,
+            """
+            import tf_ext
+            import tf_ext._core
+            tf_ext.hashing
+            assert set(tf_ext.hashing.__all__)
+            for name in tf_ext.hashing.__all__:
+                getattr(tf_ext.hashing, name)
+            """,
+        )
+
+    def test_other_names_say_that_tensorflow_is_missing(self):
+        _run(
+            _BLOCK_TENSORFLOW,
+            """
+            import tf_ext
+            try:
+                tf_ext.SparseTable
+            except ModuleNotFoundError as error:
+                assert "tensorflow" in str(error), error
+            else:
+                raise AssertionError("loaded without TensorFlow")
+            """,
+        )
+
+    def test_every_public_name_is_there(self):
+        for name in tf_ext.__all__:
+            self.assertIsNotNone(getattr(tf_ext, name), name)
+        self.assertContainsSubset(tf_ext.__all__, dir(tf_ext))
+
+    def test_unknown_name_lists_the_known_ones(self):
+        with self.assertRaisesRegex(
+            AttributeError, "no attribute 'Tables'.*SparseTable"
+        ):
+            _ = tf_ext.Tables
+
+
+class VersionGuardTest(absltest.TestCase):
+    def _guarded(self, built, running):
+        return _run(f"""
+            import sys
+            import types
+
+            info = types.ModuleType("tf_ext._build_info")
+            info.TENSORFLOW_VERSION = {built!r}
+            sys.modules["tf_ext._build_info"] = info
+
+            import tensorflow as tf
+
+            tf.__version__ = {running!r}
+
+            def load(path):
+                print("loaded")
+                raise SystemExit
+
+            tf.load_op_library = load
+            try:
+                from tf_ext.ops import _library
+                _library.library()
+            except ImportError as error:
+                print(error)
+        """)
+
+    def test_other_minor_is_refused_before_the_library_is_loaded(self):
+        message = self._guarded(built="2.21.0", running="2.20.1")
+        self.assertNotIn("loaded", message)
+        self.assertIn("2.21", message)
+        self.assertIn("2.20.1", message)
+
+    def test_other_major_is_refused(self):
+        message = self._guarded(built="2.21.0", running="3.21.0")
+        self.assertNotIn("loaded", message)
+        self.assertIn("3.21.0", message)
+
+    def test_other_patch_is_loaded(self):
+        self.assertEqual(
+            self._guarded(built="2.21.0", running="2.21.3").strip(), "loaded"
+        )
+
+
+class ImportChangesNothingTest(absltest.TestCase):
+    def test_tensorflow_and_keras_stay_as_they_are(self):
+        _run("""
+            import inspect
+
+            import tensorflow as tf
+
+            keras = tf.keras
+
+            def spaces():
+                for module in (tf, keras):
+                    yield module
+                    # Touching a lazy module loads it: the same before and
+                    # after.
+                    for name in dir(module):
+                        value = getattr(module, name)
+                        if inspect.ismodule(value) or inspect.isclass(value):
+                            yield value
+
+            def attributes(spaces):
+                return {
+                    (repr(space), name): id(value)
+                    for space in spaces
+                    for name, value in vars(space).items()
+                    if inspect.isroutine(value) or inspect.isclass(value)
+                }
+
+            observed = list(spaces())
+            before = attributes(observed)
+            registered = set(keras.utils.get_custom_objects())
+
+            import tf_ext
+            for name in tf_ext.__all__:
+                getattr(tf_ext, name)
+
+            after = attributes(observed)
+            changed = {
+                key for key, value in before.items() if after[key] != value
+            }
+            added = {key for key in after.keys() - before.keys()}
+            assert not changed, changed
+            assert not added, added
+            # Serialisable classes are registered under the package's name.
+            new = set(keras.utils.get_custom_objects()) - registered
+            strangers = {n for n in new if not n.startswith("tf_ext>")}
+            assert not strangers, strangers
+            """)
+
+
+if __name__ == "__main__":
+    absltest.main()
