@@ -23,32 +23,32 @@ Status ParseCombiner(const std::string& name, Combiner* combiner);
 // sqrt(sum(w^2)), as tf.nn.embedding_lookup_sparse; max takes no weights. An
 // empty bag, or one whose divisor is zero, gives zeros.
 struct Bags {
-  std::vector<Combiner> combiners;    // [columns]
+  std::vector<Combiner> combiners;  // [columns]
   int64_t batch = 0;
   int64_t dim = 0;
-  int64_t unique = 0;                 // rows in `rows`
-  int64_t n = 0;                      // values
-  const float* rows = nullptr;        // [unique, dim]
-  const int32_t* inverse = nullptr;   // [n], each in [0, unique)
+  int64_t unique = 0;                   // rows in `rows`
+  int64_t n = 0;                        // values
+  const float* rows = nullptr;          // [unique, dim]
+  const int32_t* inverse = nullptr;     // [n], each in [0, unique)
   const int64_t* row_splits = nullptr;  // [columns * batch + 1]
-  const float* weights = nullptr;     // [n] or nullptr
+  const float* weights = nullptr;       // [n] or nullptr
 };
 
 // Splits that start at 0, do not fall and end at n; inverse in range; no
 // weights with max. The error names position, found and allowed value.
 Status CheckBags(const Bags& bags);
 
-// out: [batch, columns * dim].
-void CombineBags(const Bags& bags, const ParallelFor& parallel_for,
-                 float* out);
+// out: [batch, columns * dim]. `bags` must have passed CheckBags.
+void CombineBags(const Bags& bags, const ParallelFor& parallel_for, float* out);
 
 // gradient: [batch, columns * dim]; rows_gradient: [unique, dim], a row's
-// values added in the order of the batch whatever the number of threads;
-// weights_gradient: [n], or nullptr if not wanted. The gradient of max goes in
-// equal parts to all values of the bag that reach it.
-void CombineBagsGradient(const Bags& bags, const float* gradient,
-                         const ParallelFor& parallel_for,
-                         float* rows_gradient, float* weights_gradient);
+// values added in the order of `inverse` whatever the number of threads;
+// weights_gradient: [n], or nullptr if not wanted or there are no weights. The
+// gradient of max goes in equal parts to all values of the bag that reach it.
+// Only an error if memory for scratch is lacking.
+Status CombineBagsGradient(const Bags& bags, const float* gradient,
+                           const ParallelFor& parallel_for,
+                           float* rows_gradient, float* weights_gradient);
 
 }  // namespace tf_ext
 

@@ -39,13 +39,13 @@ struct InitializerConfig {
 };
 
 enum class RuleKind {
-  kSgd,              // optimizer=sgd
-  kMomentum,         // optimizer=momentum
-  kAdagrad,          // optimizer=adagrad
-  kRowWiseAdagrad,   // optimizer=row_wise_adagrad
-  kAdam,             // optimizer=adam
-  kFtrl,             // optimizer=ftrl
-  kRmsprop,          // optimizer=rmsprop
+  kSgd,             // optimizer=sgd
+  kMomentum,        // optimizer=momentum
+  kAdagrad,         // optimizer=adagrad
+  kRowWiseAdagrad,  // optimizer=row_wise_adagrad
+  kAdam,            // optimizer=adam
+  kFtrl,            // optimizer=ftrl
+  kRmsprop,         // optimizer=rmsprop
 };
 
 // The part of an update rule that decides which fields a row has and how they
@@ -66,8 +66,10 @@ struct RuleConfig {
 };
 
 struct TableConfig {
-  std::string name;       // a label; decides the table id, no lookup
-  int64_t dim = 0;        // 1 .. 65,536
+  // A label; decides the table id, no lookup. 1 to 200 bytes, no control
+  // characters.
+  std::string name;
+  int64_t dim = 0;  // 1 .. 65,536
   std::string dtype = "float32";
   uint64_t seed = 0;
   int hash_version = 1;
@@ -75,11 +77,20 @@ struct TableConfig {
   RuleConfig rule;
 };
 
-// Reads the text form. Unknown keys, missing `name`, `dim`, `optimizer` or
-// `initializer`, and values out of range are errors that name key and value.
+inline constexpr int64_t kMaxDim = 65536;
+inline constexpr int64_t kMaxNameBytes = 200;
+
+// Ranges of all values; an error names the key, its value and what is allowed.
+Status CheckTableConfig(const TableConfig& config);
+
+// Reads the text form, lines in any order. Unknown or repeated keys, missing
+// `name`, `dim`, `optimizer`, `initializer` or a parameter of the initializer,
+// and values out of range are errors that name key and value. Other missing
+// keys take the defaults above. `config` is only written on success.
 Status ParseTableConfig(const std::string& text, TableConfig* config);
 
-// The canonical text form: Parse(ToText(c)) == c.
+// The canonical text form: Parse(ToText(c)) == c, for a `c` that passes
+// CheckTableConfig.
 std::string TableConfigToText(const TableConfig& config);
 
 // An error that names both values of the first difference in identity (dim,

@@ -25,9 +25,9 @@ inline uint64_t TableHash(int64_t sign) {
 inline int64_t ShardOf(int64_t sign, int64_t num_shards) {
   const uint64_t hash =
       Mix64(static_cast<uint64_t>(sign) ^ 0xd1b54a32d192ed03u);
-  return static_cast<int64_t>(
-      (static_cast<unsigned __int128>(hash) *
-       static_cast<unsigned __int128>(num_shards)) >> 64);
+  return static_cast<int64_t>((static_cast<unsigned __int128>(hash) *
+                               static_cast<unsigned __int128>(num_shards)) >>
+                              64);
 }
 
 }  // namespace tf_ext

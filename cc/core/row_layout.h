@@ -20,6 +20,9 @@
 
 namespace tf_ext {
 
+// Rows of a stripe have numbers of 32 bits; this one is none.
+inline constexpr uint32_t kNoRow = 0xffffffff;
+
 enum class FieldType { kFloat32, kInt32 };
 
 inline constexpr int kFieldTypeBytes = 4;  // of both
@@ -27,9 +30,9 @@ inline constexpr int kFieldTypeBytes = 4;  // of both
 struct Field {
   std::string name;  // "weights", "accumulator", "m", "v", "step", ...
   FieldType type;
-  int64_t count;     // values in a row
-  int64_t offset;    // bytes from the start of the row
-  double start;      // value of a new row (weights: by the initializer)
+  int64_t count;   // values in a row
+  int64_t offset;  // bytes from the start of the row
+  double start;    // value of a new row (weights: by the initializer)
   int64_t bytes() const { return count * kFieldTypeBytes; }
 };
 

@@ -20,17 +20,18 @@
 namespace tf_ext {
 
 class Stripe;
+struct RowFormat;
 
 struct TableStats {
   int64_t rows = 0;
-  int64_t free_rows = 0;        // erased rows, to be used again
+  int64_t free_rows = 0;  // erased rows, to be used again
   int64_t stripes = 0;
-  int64_t row_bytes = 0;        // stride of a row
-  int64_t slab_bytes = 0;       // memory taken for rows
-  int64_t index_bytes = 0;      // memory taken for the indexes
+  int64_t row_bytes = 0;    // stride of a row
+  int64_t slab_bytes = 0;   // memory that rows, free ones too, occupy
+  int64_t index_bytes = 0;  // memory taken for the indexes
   int64_t max_stripe_rows = 0;
   int64_t min_stripe_rows = 0;
-  int64_t max_probe_length = 0; // buckets looked at for the worst present sign
+  int64_t max_probe_length = 0;  // buckets looked at for the worst present sign
 };
 
 // A field to export or import: `name` is in layout(), `data` points at
@@ -71,11 +72,11 @@ class Table {
   // A sign that is there twice is updated twice, in order.
   Status Push(const int64_t* signs, const float* gradients, int64_t n,
               const double* hyperparameters, int64_t hyperparameter_count,
-              int64_t step, const ParallelFor& parallel_for,
-              int64_t* updated);
+              int64_t step, const ParallelFor& parallel_for, int64_t* updated);
 
-  // Copies up to `limit` rows (-1: all) from `cursor` on (0: the first), in
-  // the order of stripes and of slots in them. Rows present throughout a
+  // Copies up to `limit` rows (-1: all) from `cursor` on (0: the first; else
+  // the next_cursor of the call before), in the order of stripes and of row
+  // numbers in them. Rows present throughout a
   // walk are seen exactly once, whatever is inserted or erased meanwhile.
   // All fields of a row are copied under one lock hold.
   Status Export(int64_t cursor, int64_t limit,
@@ -89,8 +90,8 @@ class Table {
                 const ParallelFor& parallel_for);
 
   // Removes rows; returns how many were there.
-  Status Erase(const int64_t* signs, int64_t n,
-               const ParallelFor& parallel_for, int64_t* erased);
+  Status Erase(const int64_t* signs, int64_t n, const ParallelFor& parallel_for,
+               int64_t* erased);
   // Removes all rows and gives their memory back; returns how many there were.
   int64_t Clear();
 
@@ -102,10 +103,20 @@ class Table {
  private:
   explicit Table(const TableConfig& config);
 
+  // Deals the signs out and runs share(stripe number, items, count) for each
+  // stripe that got some, several at the same time.
+  template <typename Share>
+  Status ForEachStripe(const int64_t* signs, int64_t n,
+                       const ParallelFor& parallel_for, const Share& share);
+  Status OutOfMemory() const;
+  // nullptr and an error that lists the fields, if there is none of the name.
+  Status FindField(const std::string& name, const Field** field) const;
+
   const TableConfig config_;
   const RowLayout layout_;
   const Initializer initializer_;
   const UpdateRule rule_;
+  const std::unique_ptr<const RowFormat> format_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
 };
 

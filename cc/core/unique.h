@@ -9,14 +9,17 @@
 
 namespace tf_ext {
 
+inline constexpr int64_t kMaxShards = 1 << 20;
+
 struct UniqueSigns {
-  std::vector<int64_t> signs;       // [u], by shard, then by first appearance
-  std::vector<int64_t> counts;      // [u], how often each is in the batch
-  std::vector<int64_t> split_sizes; // [num_shards], distinct signs of each
+  std::vector<int64_t> signs;        // [u], by shard, then by first appearance
+  std::vector<int64_t> counts;       // [u], how often each is in the batch
+  std::vector<int64_t> split_sizes;  // [num_shards], distinct signs of each
 };
 
 // One pass over a scratch hash table, no sort. `inverse`: [n], the place in
-// `signs` of each input. n up to 2^31 - 1; num_shards >= 1.
+// `signs` of each input. n up to 2^31 - 1; num_shards from 1
+// to kMaxShards.
 Status UniqueByShard(const int64_t* signs, int64_t n, int64_t num_shards,
                      UniqueSigns* unique, int32_t* inverse);
 

@@ -1,0 +1,157 @@
+// A stripe: one of the 64 parts of a table, each with its own lock, index and
+// rows. It grows alone.
+//
+//   Table
+//     stripes[64]            // by the high bits of TableHash(sign)
+//       shared_mutex
+//       BucketIndex          // hash -> row number; bucket_index.h
+//       RowSlabs             // row number -> row; row_slabs.h
+//
+// Batched work only: a batch is dealt out to the stripes first, then each
+// stripe does its share under one lock hold. That costs one lock a stripe and
+// batch, and keeps a stripe's index in the L2 cache and the pages of its rows
+// in the TLB while it works. Inside, signs go through three stages a block of
+// 32 at a time, so that the misses of a block overlap: prefetch the buckets;
+// read the tags and prefetch the rows; compare the sign and copy or update.
+//
+// Why 64: enough that threads seldom meet, few enough that a batch of some
+// thousand signs gives every stripe a block to work on.
+//
+// Growth: when 7/8 of the slots are used the index is built anew with twice
+// the buckets; the rows stay where they are. All stripes of a table have
+// nearly the same number of rows, so with powers of two all would double
+// within one batch. Instead stripe s has 4 * 2^(level + s / 64) buckets: the
+// growths spread over a whole doubling of the table, a batch pays for about
+// one of them, and the memory of the indexes together grows smoothly.
+//
+// Rows are numbered in the order in which a batch asks for them, so contents
+// and order of a stripe do not depend on the number of threads.
+#ifndef TF_EXT_CC_CORE_STRIPE_H_
+#define TF_EXT_CC_CORE_STRIPE_H_
+
+#include <cstdint>
+#include <shared_mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "cc/core/bucket_index.h"
+#include "cc/core/initializer.h"
+#include "cc/core/mix.h"
+#include "cc/core/row_layout.h"
+#include "cc/core/row_slabs.h"
+#include "cc/core/update_rule.h"
+
+namespace tf_ext {
+
+inline constexpr int kStripeBits = 6;
+inline constexpr int kStripes = 1 << kStripeBits;
+
+inline int StripeOf(uint64_t hash) {
+  return static_cast<int>(hash >> (64 - kStripeBits));
+}
+
+// A sign of a batch and where in the batch it is.
+struct BatchItem {
+  int64_t sign;
+  int64_t position;
+};
+
+// How the rows of a table look and start.
+struct RowFormat {
+  RowFormat(const RowLayout& layout, const Initializer* row_initializer);
+
+  // A new row of the sign; its weights are left alone unless `with_weights`.
+  void Start(uint8_t* row, int64_t sign, bool with_weights) const;
+
+  int64_t stride;
+  int64_t dim;
+  const Initializer* initializer;
+  // What follows the weights in a new row.
+  std::vector<uint8_t> slots;
+};
+
+// A field with its values: [batch, field->count].
+struct BoundField {
+  const Field* field;
+  const uint8_t* data;
+};
+
+// Rows as Export hands them out: [rows, field->count] bytes for each field.
+struct ExportSink {
+  const std::vector<const Field*>& fields;
+  std::vector<int64_t>* signs;
+  std::vector<std::vector<uint8_t>>* values;
+};
+
+// Thrown when a stripe has no row number left.
+class StripeFullError : public std::length_error {
+ public:
+  using std::length_error::length_error;
+};
+
+// On cache lines of its own: neighbours are locked by other threads.
+// All methods lock; those that add rows throw std::bad_alloc or
+// StripeFullError and leave every row whole then.
+class alignas(64) Stripe {
+ public:
+  // `number`: which of the table's stripes. `format` outlives the stripe.
+  Stripe(int number, const RowFormat* format);
+
+  // out: [batch, dim]. Absent signs are created if `insert`, or read as they
+  // would start. Items are used as scratch.
+  void Pull(BatchItem* items, int64_t n, bool insert, float* out);
+  // gradients: [batch, dim].
+  void Push(const BatchItem* items, int64_t n, const UpdateRule::Push& push,
+            const float* gradients);
+  void Import(const BatchItem* items, int64_t n,
+              const std::vector<BoundField>& fields);
+  // Returns how many were there.
+  int64_t Erase(const BatchItem* items, int64_t n);
+  // Gives all memory back; returns how many rows there were.
+  int64_t Clear();
+
+  // Appends up to `limit` live rows from number `row` on. Returns the number
+  // to go on with, or kNoRow if there are no more.
+  uint32_t Export(uint32_t row, int64_t limit, const ExportSink& sink) const;
+
+  struct Stats {
+    int64_t rows = 0;
+    int64_t free_rows = 0;
+    int64_t slab_bytes = 0;
+    int64_t index_bytes = 0;
+    int64_t max_probe_length = 0;
+  };
+  Stats GetStats() const;
+  int64_t Size() const;
+
+ private:
+  // Calls visit(start, count, hashes, candidates) for the blocks of the batch,
+  // buckets and the first `row_bytes` of the likely rows prefetched.
+  template <typename Visit>
+  void ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
+                    const Visit& visit) const;
+
+  uint32_t Find(int64_t sign, uint64_t hash) const;
+  // Whether the candidate of a block is the sign's row, which saves Find.
+  bool IsRow(uint32_t candidate, int64_t sign) const;
+  uint8_t* FindOrInsert(int64_t sign, uint64_t hash, uint32_t candidate,
+                        bool with_weights);
+  uint8_t* Insert(int64_t sign, uint64_t hash, bool with_weights);
+  void Grow();
+  size_t BucketsAt(int level) const;
+
+  // Returns how many items were absent; they are the first in `items` then.
+  int64_t PullPresent(BatchItem* items, int64_t n, bool insert, float* out);
+  void PullInserting(const BatchItem* items, int64_t n, float* out);
+
+  const int number_;
+  const RowFormat* const format_;
+  mutable std::shared_mutex mutex_;
+  BucketIndex index_;
+  RowSlabs rows_;
+  int level_ = -1;  // of growth; -1: no index yet
+};
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_STRIPE_H_

@@ -1,0 +1,610 @@
+#include "cc/core/table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace tf_ext {
+namespace {
+
+// For EXPECT_PRED2: prints both when it fails.
+bool Says(const std::string& message, const std::string& part) {
+  return message.find(part) != std::string::npos;
+}
+
+constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+const std::vector<int64_t> kExtremeSigns = {0, -1, -2, kMin, kMax, 1};
+// sgd: learning rate 1, no weight decay, so that a push subtracts.
+const std::vector<double> kSubtract = {1, 0};
+
+TableConfig MakeConfig(RuleKind rule, int64_t dim) {
+  TableConfig config;
+  config.name = "test";
+  config.dim = dim;
+  config.seed = 17;
+  config.initializer = {InitializerKind::kUniform, -1, 1};
+  config.rule.kind = rule;
+  return config;
+}
+
+std::unique_ptr<Table> MakeTable(RuleKind rule = RuleKind::kSgd,
+                                 int64_t dim = 4) {
+  std::unique_ptr<Table> table;
+  const Status status = Table::Create(MakeConfig(rule, dim), &table);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return table;
+}
+
+// Runs the blocks on `threads` threads, last block first for one thread, so
+// that an order that the results depend on shows.
+ParallelFor Threads(int threads) {
+  return [threads](int64_t blocks, const std::function<void(int64_t)>& fn) {
+    std::vector<std::thread> running;
+    for (int t = 0; t < threads; ++t) {
+      running.emplace_back([=, &fn] {
+        for (int64_t b = blocks - 1 - t; b >= 0; b -= threads) fn(b);
+      });
+    }
+    for (std::thread& thread : running) thread.join();
+  };
+}
+
+std::vector<float> Pull(Table* table, const std::vector<int64_t>& signs,
+                        bool insert) {
+  std::vector<float> rows(signs.size() * table->config().dim, NAN);
+  const Status status =
+      table->Pull(signs.data(), signs.size(), insert, rows.data(), SerialFor);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return rows;
+}
+
+void Push(Table* table, const std::vector<int64_t>& signs,
+          const std::vector<float>& gradients,
+          const std::vector<double>& hyperparameters = kSubtract) {
+  int64_t updated = -1;
+  const Status status = table->Push(
+      signs.data(), gradients.data(), signs.size(), hyperparameters.data(),
+      hyperparameters.size(), 1, SerialFor, &updated);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(updated, static_cast<int64_t>(signs.size()));
+}
+
+int64_t Erase(Table* table, const std::vector<int64_t>& signs) {
+  int64_t erased = -1;
+  const Status status =
+      table->Erase(signs.data(), signs.size(), SerialFor, &erased);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return erased;
+}
+
+ExportedRows Export(const Table& table, int64_t cursor = 0, int64_t limit = -1,
+                    const std::vector<std::string>& fields = {"weights"}) {
+  ExportedRows rows;
+  const Status status = table.Export(cursor, limit, fields, &rows);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return rows;
+}
+
+std::vector<std::string> FieldNames(const Table& table) {
+  std::vector<std::string> names;
+  for (const Field& field : table.layout().fields()) {
+    names.push_back(field.name);
+  }
+  return names;
+}
+
+std::vector<int64_t> Range(int64_t begin, int64_t end, int64_t step = 1) {
+  std::vector<int64_t> signs;
+  for (int64_t sign = begin; sign < end; sign += step) signs.push_back(sign);
+  return signs;
+}
+
+TEST(TableTest, CreateRefusesABadConfig) {
+  std::unique_ptr<Table> table;
+  const Status status = Table::Create(MakeConfig(RuleKind::kSgd, 0), &table);
+  EXPECT_PRED2(Says, status.message(), "dim=0 is not allowed");
+  EXPECT_EQ(table, nullptr);
+}
+
+TEST(TableTest, ExtremeSignsAreOrdinary) {
+  const auto table = MakeTable();
+  const std::vector<float> first = Pull(table.get(), kExtremeSigns, true);
+  EXPECT_EQ(table->Size(), 6);
+  EXPECT_EQ(Pull(table.get(), kExtremeSigns, true), first);
+  EXPECT_EQ(table->Size(), 6);
+  // Distinct signs have distinct initial rows.
+  std::set<std::vector<float>> rows;
+  for (size_t i = 0; i < kExtremeSigns.size(); ++i) {
+    rows.insert({first.begin() + 4 * i, first.begin() + 4 * (i + 1)});
+  }
+  EXPECT_EQ(rows.size(), kExtremeSigns.size());
+  for (size_t i = 0; i < kExtremeSigns.size(); ++i) {
+    EXPECT_EQ(Erase(table.get(), {kExtremeSigns[i]}), 1);
+    EXPECT_EQ(Erase(table.get(), {kExtremeSigns[i]}), 0);
+    EXPECT_EQ(table->Size(), 5 - static_cast<int64_t>(i));
+  }
+}
+
+TEST(TableTest, InitialRowsAreDistinctWithinAndAcrossBatches) {
+  const auto table = MakeTable();
+  std::set<std::vector<float>> rows;
+  for (int64_t batch = 0; batch < 10; ++batch) {
+    const std::vector<float> pulled =
+        Pull(table.get(), Range(batch * 100, batch * 100 + 100), true);
+    for (int i = 0; i < 100; ++i) {
+      rows.insert({pulled.begin() + 4 * i, pulled.begin() + 4 * (i + 1)});
+    }
+  }
+  EXPECT_EQ(rows.size(), 1000u);
+}
+
+TEST(TableTest, PullWithoutInsertReadsInitialWeightsAndChangesNothing) {
+  const auto table = MakeTable();
+  const std::vector<int64_t> signs = Range(0, 1000);
+  const std::vector<float> absent = Pull(table.get(), signs, false);
+  EXPECT_EQ(table->Size(), 0);
+  EXPECT_EQ(Pull(table.get(), signs, true), absent);
+  EXPECT_EQ(table->Size(), 1000);
+}
+
+TEST(TableTest, EveryDimIsCopiedWhole) {
+  for (const int64_t dim : {1, 2, 3, 7, 8, 16, 17, 32, 64, 100, 65536}) {
+    const auto table = MakeTable(RuleKind::kSgd, dim);
+    const std::vector<float> rows = Pull(table.get(), {5, 6, 5, 9}, true);
+    EXPECT_EQ(Pull(table.get(), {5, 6, 5, 9}, false), rows) << dim;
+    EXPECT_EQ(std::count_if(rows.begin(), rows.end(),
+                            [](float w) { return std::isnan(w); }),
+              0)
+        << dim;
+  }
+}
+
+TEST(TableTest, PushBeforePullCreatesTheRow) {
+  const auto table = MakeTable();
+  const std::vector<float> start = Pull(table.get(), {42}, false);
+  Push(table.get(), {42}, {1, 2, 3, 4});
+  EXPECT_EQ(table->Size(), 1);
+  const std::vector<float> row = Pull(table.get(), {42}, false);
+  for (int d = 0; d < 4; ++d) EXPECT_EQ(row[d], start[d] - (d + 1)) << d;
+}
+
+TEST(TableTest, DuplicatesInAPushAreUpdatedInOrder) {
+  // Adagrad's result depends on the order, and on the second seeing the first.
+  const std::vector<double> hyperparameters = {0.1, 0, 1e-7};
+  for (const int repeats : {1, 2, 3, 40, 100}) {
+    const auto batched = MakeTable(RuleKind::kAdagrad, 1);
+    const auto single = MakeTable(RuleKind::kAdagrad, 1);
+    std::vector<int64_t> signs;
+    std::vector<float> gradients;
+    for (int i = 0; i < repeats; ++i) {
+      for (const int64_t sign : {7, -1, 7, 8}) {
+        signs.push_back(sign);
+        gradients.push_back(0.1f * (signs.size() % 13));
+      }
+    }
+    Push(batched.get(), signs, gradients, hyperparameters);
+    for (size_t i = 0; i < signs.size(); ++i) {
+      Push(single.get(), {signs[i]}, {gradients[i]}, hyperparameters);
+    }
+    EXPECT_EQ(Pull(batched.get(), {7, -1, 8}, false),
+              Pull(single.get(), {7, -1, 8}, false));
+    EXPECT_EQ(batched->Size(), 3);
+  }
+}
+
+TEST(TableTest, DuplicatesInAPullAreOneRow) {
+  const auto table = MakeTable();
+  const std::vector<float> rows = Pull(table.get(), {3, 3, 3}, true);
+  EXPECT_EQ(table->Size(), 1);
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(rows[i], rows[i + 4]);
+}
+
+TEST(TableTest, PushRefusesNonFiniteGradientsWhole) {
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    const auto table = MakeTable();
+    const std::vector<int64_t> present = Range(0, 100);
+    const std::vector<float> before = Pull(table.get(), present, true);
+    const std::vector<int64_t> signs = Range(0, 200);
+    std::vector<float> gradients(800, 1);
+    gradients[4 * 150 + 3] = bad;
+    gradients[4 * 160] = bad;
+    int64_t updated = -1;
+    const Status status =
+        table->Push(signs.data(), gradients.data(), 200, kSubtract.data(), 2, 1,
+                    SerialFor, &updated);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_PRED2(Says, status.message(), "gradients[150, 3] of sign 150");
+    EXPECT_PRED2(Says, status.message(), "must be finite");
+    EXPECT_EQ(updated, 0);
+    EXPECT_EQ(table->Size(), 100);
+    EXPECT_EQ(Pull(table.get(), present, false), before);
+  }
+}
+
+TEST(TableTest, PushNamesTheFirstNonFiniteGradientOfALargeBatch) {
+  const auto table = MakeTable(RuleKind::kSgd, 64);
+  const int64_t n = 20000;
+  const std::vector<int64_t> signs = Range(0, n);
+  std::vector<float> gradients(n * 64, std::numeric_limits<float>::max());
+  gradients[64 * 15000 + 5] = NAN;
+  gradients[64 * 4000 + 7] = INFINITY;
+  int64_t updated = -1;
+  const Status status =
+      table->Push(signs.data(), gradients.data(), n, kSubtract.data(), 2, 1,
+                  Threads(3), &updated);
+  EXPECT_PRED2(Says, status.message(), "gradients[4000, 7] of sign 4000");
+  EXPECT_EQ(table->Size(), 0);
+}
+
+TEST(TableTest, PushRefusesBadHyperparameters) {
+  const auto table = MakeTable();
+  const int64_t sign = 1;
+  const float gradients[4] = {1, 1, 1, 1};
+  const double bad[2] = {NAN, 0};
+  int64_t updated = -1;
+  EXPECT_FALSE(
+      table->Push(&sign, gradients, 1, bad, 2, 1, SerialFor, &updated).ok());
+  EXPECT_FALSE(
+      table->Push(&sign, gradients, 1, bad, 1, 1, SerialFor, &updated).ok());
+  EXPECT_EQ(table->Size(), 0);
+}
+
+TEST(TableTest, NegativeCountsAreErrors) {
+  const auto table = MakeTable();
+  int64_t count = 0;
+  EXPECT_PRED2(Says,
+               table->Pull(nullptr, -1, true, nullptr, SerialFor).message(),
+               "the number of signs is -1");
+  EXPECT_FALSE(table->Erase(nullptr, -5, SerialFor, &count).ok());
+  EXPECT_FALSE(table->Import(nullptr, -5, {}, SerialFor).ok());
+}
+
+TEST(TableTest, EmptyBatchesDoNothing) {
+  const auto table = MakeTable();
+  EXPECT_TRUE(Pull(table.get(), {}, true).empty());
+  Push(table.get(), {}, {});
+  EXPECT_EQ(Erase(table.get(), {}), 0);
+  EXPECT_TRUE(table->Import(nullptr, 0, {}, SerialFor).ok());
+  EXPECT_EQ(table->Clear(), 0);
+  EXPECT_EQ(table->Size(), 0);
+}
+
+TEST(TableTest, EraseThenReinsertStartsFresh) {
+  const auto table = MakeTable(RuleKind::kAdagrad);
+  const std::vector<double> hyperparameters = {0.1, 0, 1e-7};
+  const std::vector<float> start = Pull(table.get(), {9}, true);
+  Push(table.get(), {9}, {1, 2, 3, 4}, hyperparameters);
+  EXPECT_NE(Pull(table.get(), {9}, true), start);
+  EXPECT_EQ(Erase(table.get(), {9, 9, 10}), 1);
+  EXPECT_EQ(Pull(table.get(), {9}, true), start);
+  const ExportedRows rows = Export(*table, 0, -1, {"accumulator"});
+  std::vector<float> accumulator(4);
+  std::memcpy(accumulator.data(), rows.fields[0].data(), 16);
+  EXPECT_EQ(accumulator, std::vector<float>(4, 0.1f));
+}
+
+TEST(TableTest, SameRowsInTheSameOrderForOneAndManyThreads) {
+  const uint64_t seed = 20240607;
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::vector<ExportedRows> exported;
+  for (const int threads : {0, 1, 3, 8}) {
+    const ParallelFor parallel = threads == 0 ? SerialFor : Threads(threads);
+    const auto table = MakeTable(RuleKind::kAdagrad, 8);
+    std::mt19937_64 random(seed);
+    for (int step = 0; step < 4; ++step) {
+      std::vector<int64_t> signs(50000);
+      std::vector<float> gradients(signs.size() * 8);
+      for (int64_t& sign : signs) sign = random() % 60000;
+      for (float& gradient : gradients) gradient = 1e-3f * (random() % 100);
+      std::vector<float> out(signs.size() * 8);
+      ASSERT_TRUE(
+          table->Pull(signs.data(), 30000, true, out.data(), parallel).ok());
+      const double hyperparameters[] = {0.05, 0, 1e-7};
+      int64_t count = 0;
+      ASSERT_TRUE(table
+                      ->Push(signs.data(), gradients.data(), signs.size(),
+                             hyperparameters, 3, 1, parallel, &count)
+                      .ok());
+      ASSERT_TRUE(
+          table->Erase(signs.data() + 20000, 5000, parallel, &count).ok());
+    }
+    exported.push_back(Export(*table, 0, -1, FieldNames(*table)));
+  }
+  for (const ExportedRows& rows : exported) {
+    EXPECT_EQ(rows.signs, exported[0].signs);
+    EXPECT_EQ(rows.fields, exported[0].fields);
+  }
+}
+
+TEST(TableTest, SignsSpreadOverStripes) {
+  const int64_t n = 1 << 20;
+  for (const int64_t step : {int64_t{1}, int64_t{1} << 20}) {
+    const auto table = MakeTable(RuleKind::kSgd, 1);
+    std::vector<int64_t> signs(n);
+    for (int64_t i = 0; i < n; ++i) signs[i] = i * step;
+    Pull(table.get(), signs, true);
+    const std::vector<int64_t> sizes = table->StripeSizes();
+    const double even = static_cast<double>(n) / sizes.size();
+    for (const int64_t size : sizes) {
+      EXPECT_NEAR(size, even, 0.05 * even) << "step " << step;
+    }
+    // Rows near each other in sign are not near each other in the index.
+    EXPECT_LE(table->Stats().max_probe_length, 32) << "step " << step;
+  }
+}
+
+TEST(TableTest, AgreesWithAMapOverRandomOperations) {
+  for (const uint64_t seed : {1, 2, 3}) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const auto table = MakeTable(RuleKind::kSgd, 1);
+    std::unordered_map<int64_t, float> model;
+    std::mt19937_64 random(seed);
+    for (int step = 0; step < 300; ++step) {
+      // The range rises, so that the indexes grow many times, and falls again.
+      const uint64_t range = 1 + random() % (step < 200 ? step * 500 + 1 : 99);
+      std::vector<int64_t> signs(random() % 3000);
+      for (int64_t& sign : signs) {
+        sign = static_cast<int64_t>(random() % range) - 50;
+      }
+      const bool insert = random() % 2 == 0;
+      const auto value = [&](int64_t sign) {
+        const auto it = model.find(sign);
+        return it != model.end() ? it->second
+                                 : Pull(table.get(), {sign}, false)[0];
+      };
+      switch (random() % 3) {
+        case 0: {
+          std::vector<float> expected;
+          for (const int64_t sign : signs) {
+            expected.push_back(value(sign));
+            if (insert) model.emplace(sign, expected.back());
+          }
+          ASSERT_EQ(Pull(table.get(), signs, insert), expected);
+          break;
+        }
+        case 1: {
+          std::vector<float> gradients;
+          for (const int64_t sign : signs) {
+            gradients.push_back(0.25f * (random() % 9));
+            model[sign] = value(sign) - gradients.back();
+          }
+          Push(table.get(), signs, gradients);
+          break;
+        }
+        case 2: {
+          int64_t erased = 0;
+          for (const int64_t sign : signs) erased += model.erase(sign);
+          ASSERT_EQ(Erase(table.get(), signs), erased);
+          break;
+        }
+      }
+      ASSERT_EQ(table->Size(), static_cast<int64_t>(model.size()));
+    }
+    const ExportedRows rows = Export(*table);
+    ASSERT_EQ(rows.signs.size(), model.size());
+    for (size_t i = 0; i < rows.signs.size(); ++i) {
+      float weight;
+      std::memcpy(&weight, &rows.fields[0][i * 4], 4);
+      ASSERT_EQ(weight, model.at(rows.signs[i]));
+    }
+  }
+}
+
+TEST(TableTest, ChurnDoesNotGrowMemoryNorLengthenProbes) {
+  const auto table = MakeTable(RuleKind::kAdagrad, 8);
+  const int64_t kRows = 20000;
+  Pull(table.get(), Range(0, kRows), true);
+  const int64_t erase_batch = 2000;
+  TableStats first;
+  for (int64_t round = 0; round < 200; ++round) {
+    const int64_t begin = round * erase_batch;
+    EXPECT_EQ(Erase(table.get(), Range(begin, begin + erase_batch)),
+              erase_batch);
+    Pull(table.get(), Range(kRows + begin, kRows + begin + erase_batch), true);
+    if (round == 19) first = table->Stats();
+  }
+  const TableStats last = table->Stats();
+  EXPECT_EQ(last.rows, kRows);
+  EXPECT_LE(last.slab_bytes, 1.1 * first.slab_bytes);
+  EXPECT_LE(last.slab_bytes, 1.3 * kRows * last.row_bytes);
+  EXPECT_LE(last.index_bytes, 2 * first.index_bytes);
+  EXPECT_LE(last.max_probe_length, 16);
+  // With every row erased, no bucket says that an entry went past it: a
+  // search for an absent sign ends at its home, and so does every new entry.
+  Erase(table.get(), Export(*table).signs);
+  EXPECT_EQ(table->Stats().max_probe_length, 0);
+  Pull(table.get(), Range(0, 1000), true);
+  EXPECT_EQ(table->Stats().max_probe_length, 1);
+}
+
+TEST(TableTest, AnEmptyTableTakesNoMemoryForRows) {
+  const auto table = MakeTable(RuleKind::kAdam, 1024);
+  TableStats stats = table->Stats();
+  EXPECT_EQ(stats.slab_bytes, 0);
+  EXPECT_EQ(stats.index_bytes, 0);
+  Pull(table.get(), Range(0, 10000), true);
+  EXPECT_GT(table->Stats().slab_bytes, 10000 * 4096);
+  EXPECT_EQ(table->Clear(), 10000);
+  stats = table->Stats();
+  EXPECT_EQ(stats.rows, 0);
+  EXPECT_EQ(stats.slab_bytes, 0);
+  EXPECT_EQ(stats.index_bytes, 0);
+  // A cleared table is as good as new.
+  const std::vector<float> row = Pull(table.get(), {1}, true);
+  EXPECT_EQ(Pull(table.get(), {1}, false), row);
+}
+
+TEST(TableTest, StatsCountRowsAndMemory) {
+  const auto table = MakeTable(RuleKind::kAdagrad, 16);
+  Pull(table.get(), Range(0, 100000), true);
+  Erase(table.get(), Range(0, 100000, 4));
+  const TableStats stats = table->Stats();
+  EXPECT_EQ(stats.rows, 75000);
+  EXPECT_EQ(stats.free_rows, 25000);
+  EXPECT_EQ(stats.stripes, 64);
+  EXPECT_EQ(stats.row_bytes, 136);
+  EXPECT_GE(stats.slab_bytes, 100000 * 136);
+  EXPECT_LE(stats.slab_bytes, 1.05 * 100000 * 136);
+  EXPECT_GT(stats.index_bytes, 100000 * 5);
+  EXPECT_LT(stats.index_bytes, 100000 * 14);
+  EXPECT_GT(stats.min_stripe_rows, 900);
+  EXPECT_LT(stats.max_stripe_rows, 1500);
+  EXPECT_GE(stats.max_probe_length, 1);
+}
+
+TEST(TableTest, IndexesGrowOneAfterTheOther) {
+  const auto table = MakeTable(RuleKind::kSgd, 1);
+  Pull(table.get(), Range(0, 200000), true);
+  // Over a doubling of the rows the memory of the indexes rises in small
+  // steps: no batch has to grow more than a few stripes.
+  int64_t before = table->Stats().index_bytes;
+  const int64_t start = before;
+  for (int64_t n = 200000; n < 400000; n += 4000) {
+    Pull(table.get(), Range(n, n + 4000), true);
+    const int64_t after = table->Stats().index_bytes;
+    EXPECT_LE(after - before, start / 8) << n;
+    before = after;
+  }
+  EXPECT_GT(before, 1.6 * start);
+}
+
+TEST(TableTest, ExportWalksInBatchesOfAnyLimit) {
+  const auto table = MakeTable(RuleKind::kAdagrad, 4);
+  Pull(table.get(), Range(0, 5000), true);
+  Erase(table.get(), Range(0, 5000, 3));
+  const std::vector<std::string> fields = {"accumulator", "weights"};
+  const ExportedRows all = Export(*table, 0, -1, fields);
+  EXPECT_EQ(all.next_cursor, -1);
+  EXPECT_EQ(std::set<int64_t>(all.signs.begin(), all.signs.end()).size(),
+            static_cast<size_t>(table->Size()));
+  for (const int64_t limit : {1, 7, 64, 1000, 4999, 10000}) {
+    ExportedRows walked;
+    walked.fields.resize(2);
+    int64_t cursor = 0;
+    while (cursor != -1) {
+      const ExportedRows rows = Export(*table, cursor, limit, fields);
+      ASSERT_LE(static_cast<int64_t>(rows.signs.size()), limit);
+      walked.signs.insert(walked.signs.end(), rows.signs.begin(),
+                          rows.signs.end());
+      for (int f = 0; f < 2; ++f) {
+        walked.fields[f].insert(walked.fields[f].end(), rows.fields[f].begin(),
+                                rows.fields[f].end());
+      }
+      cursor = rows.next_cursor;
+    }
+    EXPECT_EQ(walked.signs, all.signs) << limit;
+    EXPECT_EQ(walked.fields, all.fields) << limit;
+  }
+}
+
+TEST(TableTest, ExportOfLimitZeroStaysWhereItIs) {
+  const auto table = MakeTable();
+  EXPECT_EQ(Export(*table, 0, 0).next_cursor, -1);
+  Pull(table.get(), {1, 2, 3}, true);
+  const ExportedRows rows = Export(*table, 0, 0);
+  EXPECT_TRUE(rows.signs.empty());
+  EXPECT_EQ(Export(*table, rows.next_cursor).signs.size(), 3u);
+}
+
+TEST(TableTest, ExportRefusesWhatIsNotThere) {
+  const auto table = MakeTable(RuleKind::kAdagrad);
+  ExportedRows rows;
+  EXPECT_PRED2(Says, table->Export(0, -1, {"momentum"}, &rows).message(),
+               "no field \"momentum\"; its fields are weights, "
+               "accumulator");
+  EXPECT_PRED2(Says, table->Export(-7, -1, {}, &rows).message(),
+               "cursor is -7");
+  EXPECT_FALSE(table->Export(int64_t{64} << 40, -1, {}, &rows).ok());
+  EXPECT_PRED2(Says, table->Export(0, -2, {}, &rows).message(), "limit is -2");
+  // A place beyond the rows of a stripe: on with the next stripe.
+  Pull(table.get(), Range(0, 1000), true);
+  const int64_t beyond = (int64_t{1} << 40) - 1;
+  EXPECT_EQ(static_cast<int64_t>(Export(*table, beyond).signs.size()),
+            table->Size() - table->StripeSizes()[0]);
+}
+
+TEST(TableTest, ImportRestoresAnExportWithRowsAndSlots) {
+  const auto source = MakeTable(RuleKind::kAdam, 8);
+  const std::vector<double> hyperparameters = {0.01, 0, 0.9, 0.999, 1e-7};
+  const std::vector<int64_t> signs = Range(-5000, 5000);
+  Push(source.get(), signs, std::vector<float>(80000, 0.5f), hyperparameters);
+  const std::vector<std::string> names = FieldNames(*source);
+  const ExportedRows rows = Export(*source, 0, -1, names);
+  const auto target = MakeTable(RuleKind::kAdam, 8);
+  Pull(target.get(), Range(0, 100), true);
+  std::vector<ConstFieldData> fields;
+  for (size_t f = 0; f < names.size(); ++f) {
+    fields.push_back({names[f], rows.fields[f].data()});
+  }
+  ASSERT_TRUE(
+      target->Import(rows.signs.data(), rows.signs.size(), fields, Threads(3))
+          .ok());
+  EXPECT_EQ(target->Size(), source->Size());
+  // Training goes on as if it had never stopped.
+  for (Table* table : {source.get(), target.get()}) {
+    Push(table, signs, std::vector<float>(80000, 0.25f), hyperparameters);
+  }
+  EXPECT_EQ(Pull(target.get(), signs, false), Pull(source.get(), signs, false));
+}
+
+TEST(TableTest, ImportOfSomeFieldsStartsTheOthers) {
+  const auto table = MakeTable(RuleKind::kAdagrad, 2);
+  const std::vector<float> start = Pull(table.get(), {5, 6}, false);
+  const std::vector<int64_t> signs = {5, 6, 5};
+  const std::vector<float> accumulator = {1, 2, 3, 4, 5, 6};
+  ASSERT_TRUE(table
+                  ->Import(signs.data(), 3,
+                           {{"accumulator", accumulator.data()}}, SerialFor)
+                  .ok());
+  EXPECT_EQ(table->Size(), 2);
+  EXPECT_EQ(Pull(table.get(), {5, 6}, false), start);
+  std::map<int64_t, std::pair<float, float>> found;
+  const ExportedRows rows = Export(*table, 0, -1, {"accumulator"});
+  for (size_t i = 0; i < 2; ++i) {
+    float pair[2];
+    std::memcpy(pair, &rows.fields[0][8 * i], 8);
+    found[rows.signs[i]] = {pair[0], pair[1]};
+  }
+  EXPECT_EQ(found[5], std::make_pair(5.0f, 6.0f));  // the last one wins
+  EXPECT_EQ(found[6], std::make_pair(3.0f, 4.0f));
+}
+
+TEST(TableTest, ImportRefusesUnknownAndRepeatedFields) {
+  const auto table = MakeTable();
+  const int64_t sign = 1;
+  const float weights[4] = {};
+  EXPECT_PRED2(Says,
+               table->Import(&sign, 1, {{"m", weights}}, SerialFor).message(),
+               "no field \"m\"; its fields are weights");
+  EXPECT_PRED2(
+      Says,
+      table
+          ->Import(&sign, 1, {{"weights", weights}, {"weights", weights}},
+                   SerialFor)
+          .message(),
+      "\"weights\" is there twice");
+  EXPECT_EQ(table->Size(), 0);
+}
+
+TEST(TableTest, TablesOfOneSeedAndAnotherNameStartDifferently) {
+  TableConfig config = MakeConfig(RuleKind::kSgd, 4);
+  config.name = "other";
+  std::unique_ptr<Table> other;
+  ASSERT_TRUE(Table::Create(config, &other).ok());
+  EXPECT_NE(Pull(MakeTable().get(), {1}, false), Pull(other.get(), {1}, false));
+}
+
+}  // namespace
+}  // namespace tf_ext
