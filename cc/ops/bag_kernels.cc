@@ -24,18 +24,10 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Far more processes than one table is spread over; bounds the memory that
-// the attribute alone can ask for.
-constexpr int64_t kMaxShards = 1 << 20;
-
 class UniqueByShardOp : public OpKernel {
  public:
   explicit UniqueByShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_shards", &num_shards_));
-    OP_REQUIRES(ctx, num_shards_ >= 1 && num_shards_ <= kMaxShards,
-                absl::InvalidArgumentError(
-                    absl::StrCat("num_shards must be in [1, ", kMaxShards,
-                                 "], but it is ", num_shards_, ".")));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -172,11 +164,13 @@ class CombineBagsGradOp : public BagOp {
                                              &rows_gradient));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, ctx->input(kWeights).shape(),
                                              &weights_gradient));
-    CombineBagsGradient(
-        bags, gradient.flat<float>().data(), MakeParallelFor(ctx),
-        rows_gradient->flat<float>().data(),
-        bags.weights == nullptr ? nullptr
-                                : weights_gradient->flat<float>().data());
+    float* const weights_out = bags.weights == nullptr
+                                   ? nullptr
+                                   : weights_gradient->flat<float>().data();
+    OP_REQUIRES_OK(
+        ctx, ToTf(CombineBagsGradient(
+                 bags, gradient.flat<float>().data(), MakeParallelFor(ctx),
+                 rows_gradient->flat<float>().data(), weights_out)));
   }
 
  private:

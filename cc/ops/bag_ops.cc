@@ -101,7 +101,7 @@ unique: `[u]`. The distinct signs, by shard, then by first appearance.
 counts: `[u]`. How often each is in signs.
 inverse: `[n]`. Where each of signs is in unique.
 split_sizes: `[num_shards]`. How many of the distinct signs each shard owns.
-num_shards: The number of shards, at most 2^20.
+num_shards: The number of shards, 1 to 2^20.
 )doc");
 
 REGISTER_OP("TfExt>CombineBags")

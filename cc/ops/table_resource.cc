@@ -6,6 +6,7 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/type_index.h"
+#include "tensorflow/core/platform/demangle.h"
 
 namespace tf_ext {
 namespace {
@@ -26,9 +27,9 @@ absl::Status CheckType(const ResourceHandle& handle) {
     return absl::InvalidArgumentError(
         absl::StrCat(kWanted, ", but it is an uninitialised handle."));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(kWanted, ", but it is of the resource '", handle.name(),
-                   "', a ", handle.maybe_type_name(), "."));
+  return absl::InvalidArgumentError(absl::StrCat(
+      kWanted, ", but it is of the resource '", handle.name(), "', a ",
+      tensorflow::port::Demangle(handle.maybe_type_name().c_str()), "."));
 }
 
 }  // namespace

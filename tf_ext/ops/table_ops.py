@@ -140,8 +140,8 @@ def sparse_table_push(
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
       ...     "dim=2\ninitializer=zeros\nname=items\noptimizer=sgd")
-      >>> tf_ext.ops.sparse_table_push(
-      ...     handle, [7], [[1.0, -2.0]], hyperparameters=[0.5, 0.0]).numpy()
+      >>> int(tf_ext.ops.sparse_table_push(
+      ...     handle, [7], [[1.0, -2.0]], hyperparameters=[0.5, 0.0]))
       1
       >>> tf_ext.ops.sparse_table_pull(handle, [7], dim=2).numpy()
       array([[-0.5,  1. ]], dtype=float32)
@@ -166,7 +166,7 @@ def sparse_table_size(handle, name=None):
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
       ...     "dim=2\ninitializer=zeros\nname=items\noptimizer=sgd")
-      >>> tf_ext.ops.sparse_table_size(handle).numpy()
+      >>> int(tf_ext.ops.sparse_table_size(handle))
       0
     """
     return library().tf_ext_sparse_table_size(handle, name=name)
@@ -278,8 +278,8 @@ def sparse_table_import(
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
       ...     "dim=2\ninitializer=zeros\nname=items\noptimizer=sgd")
-      >>> tf_ext.ops.sparse_table_import(
-      ...     handle, [5], [[[1.0, 2.0]]], field_names=["weights"]).numpy()
+      >>> int(tf_ext.ops.sparse_table_import(
+      ...     handle, [5], [[[1.0, 2.0]]], field_names=["weights"]))
       1
       >>> tf_ext.ops.sparse_table_pull(handle, [5], dim=2).numpy()
       array([[1., 2.]], dtype=float32)
@@ -305,7 +305,7 @@ def sparse_table_erase(handle, signs, name=None):
       ...     "dim=2\ninitializer=zeros\nname=items\noptimizer=sgd")
       >>> rows = tf_ext.ops.sparse_table_pull(
       ...     handle, [3, 4], training=True, dim=2)
-      >>> tf_ext.ops.sparse_table_erase(handle, [4, 5]).numpy()
+      >>> int(tf_ext.ops.sparse_table_erase(handle, [4, 5]))
       1
     """
     return library().tf_ext_sparse_table_erase(handle, signs, name=name)
@@ -326,7 +326,7 @@ def sparse_table_clear(handle, name=None):
       ...     "dim=2\ninitializer=zeros\nname=items\noptimizer=sgd")
       >>> rows = tf_ext.ops.sparse_table_pull(
       ...     handle, [3, 4], training=True, dim=2)
-      >>> tf_ext.ops.sparse_table_clear(handle).numpy()
+      >>> int(tf_ext.ops.sparse_table_clear(handle))
       2
     """
     return library().tf_ext_sparse_table_clear(handle, name=name)
