@@ -1,0 +1,75 @@
+"""Early stopping that restores rows too."""
+
+import os
+import tempfile
+
+import tensorflow as tf
+
+from tf_ext._keras import keras
+from tf_ext.tables.find import tables_of
+from tf_ext.tables.shadow import table_of
+
+
+class EarlyStopping(keras.callbacks.EarlyStopping):
+    """As `keras.callbacks.EarlyStopping`, tables' rows included.
+
+    With `restore_best_weights=True` the rows and slots of the best epoch so
+    far are kept in a checkpoint in a temporary directory, which needs as much
+    disk as the tables need memory.
+
+    Args:
+      *args: those of `keras.callbacks.EarlyStopping`.
+      **kwargs: those of `keras.callbacks.EarlyStopping`.
+
+    Example:
+
+    >>> import tf_ext
+    >>> stop = tf_ext.callbacks.EarlyStopping(
+    ...     monitor="val_auc", mode="max", patience=1,
+    ...     restore_best_weights=True)
+    >>> stop.patience
+    1
+    """
+
+    def set_model(self, model):
+        """Called by Keras, before training."""
+        super().set_model(_WithRows(model))
+
+    def on_train_end(self, logs=None):
+        """Restores the best weights and rows, if asked to."""
+        super().on_train_end(logs)
+        self.best_weights = None
+
+
+class _WithRows:
+    """A model whose `get_weights` and `set_weights` include rows."""
+
+    def __init__(self, model):
+        self.__dict__["_model"] = model
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def __setattr__(self, name, value):
+        setattr(self._model, name, value)
+
+    def _variables(self):
+        return [v for v in self._model.weights if table_of(v) is None]
+
+    def _checkpoint(self):
+        shards = {
+            f"table{index}": table.shard
+            for index, table in enumerate(tables_of(self._model))
+        }
+        return tf.train.Checkpoint(**shards)
+
+    def get_weights(self):
+        directory = tempfile.TemporaryDirectory(prefix="tf_ext_early_stopping_")
+        path = self._checkpoint().write(os.path.join(directory.name, "rows"))
+        return [v.numpy() for v in self._variables()], path, directory
+
+    def set_weights(self, weights):
+        values, path, _ = weights
+        for variable, value in zip(self._variables(), values, strict=True):
+            variable.assign(value)
+        self._checkpoint().read(path).assert_consumed()

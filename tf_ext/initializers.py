@@ -1,0 +1,214 @@
+"""Initializers of table rows.
+
+A row's initial weights depend on the table's seed and name, the sign and the
+position alone: not on the order in which signs arrive, the number of threads
+or the machine. That is why these are not Keras initializers.
+"""
+
+import math
+
+from tf_ext._keras import keras
+
+__all__ = [
+    "Constant",
+    "Initializer",
+    "Normal",
+    "TruncatedNormal",
+    "Uniform",
+    "Zeros",
+    "get",
+]
+
+
+class Initializer:
+    """Base of all: named by `kind`, with float parameters.
+
+    Args:
+      **parameters: the numbers the initializer is made of.
+    """
+
+    kind = ""
+
+    def __init__(self, **parameters):
+        for name, value in parameters.items():
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(
+                    f"Argument `{name}` of {type(self).__name__} must be a "
+                    f"finite number. Received: {name}={value!r}"
+                )
+        self._parameters = {k: float(v) for k, v in parameters.items()}
+
+    def get_config(self):
+        """The constructor's arguments."""
+        return dict(self._parameters)
+
+    @classmethod
+    def from_config(cls, config):
+        """The initializer that `get_config` describes."""
+        return cls(**config)
+
+    def table_config(self):
+        """The entries of a table's configuration, as a dict of strings."""
+        entries = {"initializer": self.kind}
+        for name, value in self._parameters.items():
+            entries[f"initializer.{name}"] = repr(value)
+        return entries
+
+    def __eq__(self, other):
+        return type(self) is type(other) and (
+            self._parameters == other._parameters
+        )
+
+    def __hash__(self):
+        return hash((type(self), tuple(sorted(self._parameters.items()))))
+
+    def __repr__(self):
+        args = ", ".join(f"{k}={v}" for k, v in self._parameters.items())
+        return f"{type(self).__name__}({args})"
+
+
+@keras.utils.register_keras_serializable(package="tf_ext")
+class Zeros(Initializer):
+    """All weights start at 0; the usual choice for a wide (linear) part.
+
+    Example:
+    >>> import tf_ext
+    >>> tf_ext.initializers.Zeros()
+    Zeros()
+    """
+
+    kind = "zeros"
+
+    def __init__(self):
+        super().__init__()
+
+
+@keras.utils.register_keras_serializable(package="tf_ext")
+class Constant(Initializer):
+    """All weights start at `value`.
+
+    Args:
+      value: float, the start value.
+
+    Example:
+    >>> import tf_ext
+    >>> tf_ext.initializers.Constant(0.5)
+    Constant(value=0.5)
+    """
+
+    kind = "constant"
+
+    def __init__(self, value=0.0):
+        super().__init__(value=value)
+
+
+@keras.utils.register_keras_serializable(package="tf_ext")
+class Uniform(Initializer):
+    """Weights uniform in [minval, maxval).
+
+    Args:
+      minval: float, lower bound (included).
+      maxval: float, upper bound (excluded); greater than `minval`.
+
+    Example:
+    >>> import tf_ext
+    >>> tf_ext.initializers.Uniform(-0.05, 0.05)
+    Uniform(minval=-0.05, maxval=0.05)
+    """
+
+    kind = "uniform"
+
+    def __init__(self, minval=-0.05, maxval=0.05):
+        super().__init__(minval=minval, maxval=maxval)
+        if not minval < maxval:
+            raise ValueError(
+                "Argument `minval` of Uniform must be less than `maxval`. "
+                f"Received: minval={minval}, maxval={maxval}"
+            )
+
+
+class _Gaussian(Initializer):
+    def __init__(self, mean, stddev):
+        super().__init__(mean=mean, stddev=stddev)
+        if stddev < 0:
+            raise ValueError(
+                f"Argument `stddev` of {type(self).__name__} must not be "
+                f"negative. Received: stddev={stddev}"
+            )
+
+
+@keras.utils.register_keras_serializable(package="tf_ext")
+class Normal(_Gaussian):
+    """Weights from a normal distribution.
+
+    Args:
+      mean: float, the mean.
+      stddev: float, the standard deviation; not negative.
+
+    Example:
+    >>> import tf_ext
+    >>> tf_ext.initializers.Normal(stddev=0.01)
+    Normal(mean=0.0, stddev=0.01)
+    """
+
+    kind = "normal"
+
+    def __init__(self, mean=0.0, stddev=0.05):
+        super().__init__(mean, stddev)
+
+
+@keras.utils.register_keras_serializable(package="tf_ext")
+class TruncatedNormal(_Gaussian):
+    """Weights from a normal distribution cut at two standard deviations.
+
+    Args:
+      mean: float, the mean of the distribution before the cut.
+      stddev: float, its standard deviation before the cut; not negative.
+
+    Example:
+    >>> import tf_ext
+    >>> tf_ext.initializers.TruncatedNormal()
+    TruncatedNormal(mean=0.0, stddev=0.05)
+    """
+
+    kind = "truncated_normal"
+
+    def __init__(self, mean=0.0, stddev=0.05):
+        super().__init__(mean, stddev)
+
+
+_BY_NAME = {
+    cls.kind: cls for cls in (Zeros, Constant, Uniform, Normal, TruncatedNormal)
+}
+
+
+def get(identifier):
+    """The initializer of a name, an instance or a Keras configuration.
+
+    Args:
+      identifier: an `Initializer`; one of "zeros", "constant", "uniform",
+        "normal", "truncated_normal"; or what `keras.saving` made of one.
+
+    Returns:
+      An `Initializer`.
+
+    Raises:
+      ValueError: for anything else; the message lists the names.
+
+    Example:
+    >>> import tf_ext
+    >>> tf_ext.initializers.get("normal")
+    Normal(mean=0.0, stddev=0.05)
+    """
+    if isinstance(identifier, Initializer):
+        return identifier
+    if isinstance(identifier, str) and identifier in _BY_NAME:
+        return _BY_NAME[identifier]()
+    if isinstance(identifier, dict):
+        return keras.utils.deserialize_keras_object(identifier)
+    raise ValueError(
+        "Argument `initializer` must be a tf_ext.initializers.Initializer or "
+        f"one of {sorted(_BY_NAME)}. Received: {identifier!r}. (Keras "
+        "initializers draw rows in order of arrival; a table's rows must "
+        "depend on the sign alone.)"
+    )

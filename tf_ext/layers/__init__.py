@@ -1,0 +1,5 @@
+"""Layers: from raw features to embeddings."""
+
+from tf_ext.layers.embedding_features import EmbeddingFeatures
+
+__all__ = ["EmbeddingFeatures"]

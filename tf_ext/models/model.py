@@ -1,0 +1,199 @@
+"""The Keras model that knows of tables."""
+
+import tensorflow as tf
+
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.callbacks.early_stopping import EarlyStopping
+from tf_ext.optimizers import Optimizer
+from tf_ext.tables.find import tables_of
+from tf_ext.tables.shadow import refusal
+
+# Keras's own functional model, by a public road.
+_Functional = type(
+    keras.Model(*([keras.Input((1,), name="tf_ext_probe")] * 2))
+)
+
+
+class _ModelWithTables:
+    """What `Model` adds to a Keras model: it refuses what would go wrong."""
+
+    def compile(self, optimizer="rmsprop", *args, **kwargs):
+        """As `keras.Model.compile`; `optimizer` must be tf_ext's.
+
+        Args:
+          optimizer: a `tf_ext.optimizers.Optimizer`, or None for a model that
+            is only evaluated.
+          *args: the same as in Keras.
+          **kwargs: the same as in Keras; `jit_compile=True` is refused.
+
+        Raises:
+          ValueError: another optimizer, or an option that tables cannot
+            follow; the message says what to do.
+        """
+        if kwargs.get("jit_compile") is True:
+            raise ValueError(
+                "jit_compile=True: XLA cannot compile the ops of tables. Use "
+                "jit_compile='auto' or False."
+            )
+        steps = kwargs.get("steps_per_execution") or 1
+        if IS_KERAS_3 and steps > 1 and _replicas(self) > 1:
+            raise ValueError(
+                f"steps_per_execution={steps} fails in Keras 3 under a "
+                "strategy of several replicas, with any model. Use 1, or "
+                "tf_keras (TF_USE_LEGACY_KERAS=1)."
+            )
+        if optimizer is not None:
+            optimizer = self._check_optimizer(optimizer, kwargs)
+        super().compile(optimizer, *args, **kwargs)
+
+    def _check_optimizer(self, optimizer, kwargs):
+        if isinstance(optimizer, dict):  # Of a saved model.
+            optimizer = keras.optimizers.deserialize(optimizer)
+        inner = getattr(optimizer, "inner_optimizer", None)
+        ours = [o for o in (optimizer, inner) if isinstance(o, Optimizer)]
+        if not ours:
+            names = [table.name for table in _tables(self)]
+            raise ValueError(
+                f"{refusal(names[0] if names else '?')} Received: "
+                f"optimizer={optimizer!r}"
+            )
+        scaled = kwargs.get("auto_scale_loss", True)
+        if IS_KERAS_3 and scaled and self.dtype_policy.name == "mixed_float16":
+            ours[0].enable_dynamic_loss_scale()
+        return optimizer
+
+    def compile_from_config(self, config):
+        """Compiles a loaded model as the saved one was; called by Keras."""
+        self.compile(**keras.utils.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(self, *args, **kwargs):
+        """As `keras.Model.fit`.
+
+        Raises:
+          ValueError: a callback that would restore or average the variables
+            but not the rows.
+        """
+        _check_callbacks(kwargs.get("callbacks"))
+        return super().fit(*args, **kwargs)
+
+    def save(self, filepath, *args, **kwargs):
+        """As `keras.Model.save`, into a `.keras` file (or a SavedModel).
+
+        Raises:
+          ValueError: an HDF5 file, which holds variables alone.
+        """
+        _refuse_hdf5(filepath, ".keras")
+        return super().save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath, *args, **kwargs):
+        """As `keras.Model.save_weights`, rows included.
+
+        Raises:
+          ValueError: an HDF5 file of the old format, which holds variables
+            alone.
+        """
+        _refuse_hdf5(filepath, ".weights.h5")
+        return super().save_weights(filepath, *args, **kwargs)
+
+    @property
+    def tables(self):
+        """The distinct tables of the model, a list of `tf_ext.SparseTable`."""
+        return tables_of(self)
+
+
+@keras.utils.register_keras_serializable(package="tf_ext", name="Model")
+class FunctionalModel(_ModelWithTables, _Functional):
+    """What `Model(inputs, outputs)` makes."""
+
+
+class _ModelType(type(keras.Model)):
+    """Makes functional models instances of `Model`, as Keras does."""
+
+    def __instancecheck__(cls, instance):
+        return super().__instancecheck__(instance) or (
+            cls is Model and isinstance(instance, FunctionalModel)
+        )
+
+
+class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
+    """A `keras.Model` whose layers may hold tables.
+
+    Use it as `keras.Model`: `Model(inputs, outputs)`, or as a base class with
+    `call`. `compile` takes a `tf_ext.optimizers.Optimizer`; `fit`, `evaluate`,
+    `predict`, `save` and the rest are Keras's own, rows included. What Keras
+    would do wrong without a word (train without tables' rows, restore or
+    average the variables alone) is refused with a sentence.
+
+    Args:
+      *args: those of `keras.Model`.
+      **kwargs: those of `keras.Model`.
+
+    Example:
+
+    >>> import tf_ext
+    >>> from tf_ext._keras import keras
+    >>> inputs = {"user": keras.Input((), dtype="int64", name="user")}
+    >>> table = tf_ext.SparseTable("user", dim=1, optimizer="ftrl")
+    >>> user = tf_ext.feature_column.category_column("user")
+    >>> logits = tf_ext.layers.EmbeddingFeatures([user], table)(inputs)
+    >>> model = tf_ext.Model(inputs, logits)
+    >>> model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+    >>> [table.name for table in model.tables]
+    ['user']
+    """
+
+    def __new__(cls, *args, **kwargs):
+        # Keras would turn this very class into a functional model's, after
+        # which it could not be subclassed; so functional models have their
+        # own.
+        if cls is Model and ("inputs" in kwargs or len(args) >= 2):
+            return FunctionalModel(*args, **kwargs)
+        return super().__new__(cls, *args, **kwargs)
+
+
+def _tables(model):
+    # A subclassed model has its layers, hence its weights, before it is built
+    # only if it made them in its constructor.
+    return tables_of(model) if hasattr(model, "weights") else []
+
+
+def _replicas(model):
+    strategy = getattr(model, "distribute_strategy", None)
+    strategy = strategy or tf.distribute.get_strategy()
+    return strategy.num_replicas_in_sync
+
+
+def _check_callbacks(callbacks):
+    if callbacks is None:
+        return
+    if not isinstance(callbacks, (list, tuple)):
+        callbacks = getattr(callbacks, "callbacks", [callbacks])
+    averaging = getattr(keras.callbacks, "SwapEMAWeights", ())
+    for callback in callbacks:
+        if (
+            isinstance(callback, keras.callbacks.EarlyStopping)
+            and callback.restore_best_weights
+            and not isinstance(callback, EarlyStopping)
+        ):
+            raise ValueError(
+                "keras.callbacks.EarlyStopping(restore_best_weights=True) "
+                "restores variables but no rows. Use "
+                "tf_ext.callbacks.EarlyStopping, with the same arguments."
+            )
+        if isinstance(callback, averaging):
+            raise ValueError(
+                "SwapEMAWeights swaps variables but no rows: averages of rows "
+                "are not kept. Leave it out."
+            )
+
+
+def _refuse_hdf5(filepath, instead):
+    path = str(filepath)
+    if path.endswith((".h5", ".hdf5")) and not path.endswith(".weights.h5"):
+        raise ValueError(
+            "Argument `filepath` names an HDF5 file of Keras's old format, "
+            f"which holds variables but no rows. Received: {path!r}. Use a "
+            f"name that ends in {instead!r}."
+        )

@@ -1,0 +1,23 @@
+"""Optimizers: the model's, and the update rules of tables."""
+
+from tf_ext.optimizers.optimizer import Optimizer
+from tf_ext.tables.rules import (
+    SparseAdagrad,
+    SparseAdam,
+    SparseFtrl,
+    SparseOptimizer,
+    SparseRMSprop,
+    SparseRowWiseAdagrad,
+    SparseSGD,
+)
+
+__all__ = [
+    "Optimizer",
+    "SparseAdagrad",
+    "SparseAdam",
+    "SparseFtrl",
+    "SparseOptimizer",
+    "SparseRMSprop",
+    "SparseRowWiseAdagrad",
+    "SparseSGD",
+]

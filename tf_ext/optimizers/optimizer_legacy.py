@@ -1,0 +1,190 @@
+"""`Optimizer` under tf_keras (`TF_USE_LEGACY_KERAS=1`)."""
+
+import tensorflow as tf
+
+from tf_ext._keras import keras
+from tf_ext.optimizers import dense as dense_lib
+from tf_ext.optimizers import updates
+from tf_ext.tables import shadow
+
+
+class TfKerasOptimizer(keras.optimizers.Optimizer):
+    """See `tf_ext.optimizers.Optimizer`.
+
+    tf_keras's LossScaleOptimizer goes around it, as around any other: it
+    tests the values of slices only, and hands over gradients that are summed
+    over replicas already (`skip_gradients_aggregation`).
+    """
+
+    tf_ext_tables = True
+
+    def __init__(self, dense="rmsprop", name="tf_ext_optimizer"):
+        dense = dense_lib.get(dense)
+        if isinstance(dense, keras.mixed_precision.LossScaleOptimizer):
+            raise ValueError(
+                "Argument `dense` of tf_ext.optimizers.Optimizer is a "
+                "LossScaleOptimizer. Under tf_keras it goes around: "
+                "LossScaleOptimizer(tf_ext.optimizers.Optimizer(...)); "
+                "compile() does that by itself under mixed_float16."
+            )
+        dense_lib.refuse_ema(dense)
+        super().__init__(name=name, weight_decay=None, jit_compile=False)
+        self._clipping = dense_lib.take_clipping(dense)
+        self.inner_optimizer = dense
+
+    def get_config(self):
+        """The constructor's arguments."""
+        return {
+            "name": self.name,
+            "dense": dense_lib.serialize(
+                self.inner_optimizer, **self._clipping._asdict()
+            ),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The optimizer that `get_config` describes."""
+        config = dict(config)
+        dense = config.pop("dense")
+        if isinstance(dense, dict):
+            dense = keras.optimizers.deserialize(dense, custom_objects)
+        return cls(dense, **config)
+
+    @property
+    def iterations(self):
+        """Steps made so far: the wrapped optimizer's."""
+        return self.inner_optimizer.iterations
+
+    @iterations.setter
+    def iterations(self, variable):
+        self.inner_optimizer.iterations = variable
+
+    @property
+    def learning_rate(self):
+        """The wrapped optimizer's rate; tables without one follow it."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value):
+        self.inner_optimizer.learning_rate = value
+
+    lr = learning_rate
+
+    @property
+    def variables(self):
+        """The wrapped optimizer's variables."""
+        return self.inner_optimizer.variables
+
+    def build(self, var_list):
+        """Makes the slots of all variables but the shadows of tables."""
+        if getattr(self, "_built", False):
+            return
+        self.inner_optimizer.build(
+            [v for v in var_list if shadow.table_of(v) is None]
+        )
+        self._built = True
+
+    def update_step(self, gradient, variable):
+        """Not used: the wrapped optimizer's is."""
+        raise NotImplementedError
+
+    def apply_gradients(
+        self,
+        grads_and_vars,
+        name=None,
+        skip_gradients_aggregation=False,
+        **kwargs,
+    ):
+        """Updates variables and tables.
+
+        Args:
+          grads_and_vars: list of `(gradient, variable)`; the gradients of
+            tables are `tf.IndexedSlices`.
+          name: string, a name scope.
+          skip_gradients_aggregation: whether gradients are summed over
+            replicas already.
+          **kwargs: `experimental_aggregate_gradients`, its old opposite.
+
+        Returns:
+          The variable `iterations`.
+        """
+        if not kwargs.pop("experimental_aggregate_gradients", True):
+            skip_gradients_aggregation = True
+        if kwargs:
+            raise TypeError(f"Unknown arguments: {sorted(kwargs)}")
+        grads_and_vars = list(grads_and_vars)
+        if not grads_and_vars:
+            return self.iterations
+        with tf.init_scope():
+            self.build([variable for _, variable in grads_and_vars])
+        with tf.name_scope(name or self.name):
+            self._apply(grads_and_vars, skip_gradients_aggregation)
+        return self.iterations
+
+    def _apply(self, grads_and_vars, aggregated):
+        dense, variables, slices = updates.split(*zip(*grads_and_vars))
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            raise RuntimeError(
+                "apply_gradients() must be called in a replica context."
+            )
+        if context.num_replicas_in_sync == 1:
+            tables = [
+                updates.merge(t, [(g.indices, g.values)]) for t, g in slices
+            ]
+            self._update(
+                dense,
+                tables,
+                lambda clip: self._apply_dense(clip(dense), variables),
+            )
+            return
+        if dense and not aggregated:
+            pairs = self.aggregate_gradients(list(zip(dense, variables)))
+            dense = [grad for grad, _ in pairs]
+
+        def update_all(strategy, dense, signs, values):
+            local = strategy.experimental_local_results
+            # Aggregated slices are the same on every replica.
+            count = 1 if aggregated else None
+            tables = [
+                updates.merge(table, list(zip(local(s), local(v)))[:count])
+                for (table, _), s, v in zip(slices, signs, values)
+            ]
+            self._update(
+                [local(grad)[0] for grad in dense],
+                tables,
+                lambda clip: strategy.extended.call_for_each_replica(
+                    lambda grads: self._apply_dense(clip(grads), variables),
+                    args=(dense,),
+                ),
+            )
+
+        context.merge_call(
+            update_all,
+            args=(
+                dense,
+                [g.indices for _, g in slices],
+                [g.values for _, g in slices],
+            ),
+        )
+
+    def _apply_dense(self, grads, variables):
+        if variables:
+            self.inner_optimizer.apply_gradients(
+                list(zip(grads, variables)), skip_gradients_aggregation=True
+            )
+        else:
+            self.inner_optimizer.iterations.assign_add(1)
+
+    def _update(self, dense, tables, apply_dense):
+        """One step, given gradients summed over replicas."""
+        clip, tables = updates.clip(self._clipping, dense, tables)
+        inner = self.inner_optimizer
+        # A schedule's rate is only brought up to date by apply_gradients.
+        inner._compute_current_learning_rate()
+        updates.push(
+            tables,
+            tf.identity(inner.iterations),
+            tf.identity(inner.learning_rate),
+        )
+        apply_dense(clip)

@@ -1,0 +1,123 @@
+"""Rows inside Keras's own files (`.keras`, `.weights.h5`).
+
+A table is a group of datasets: `header` (JSON: configuration, number of rows
+and chunks, state), then for each chunk its signs and fields. Only one chunk is
+in memory at a time.
+"""
+
+import json
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext import ops
+from tf_ext.tables.shard import array_of, text_of
+
+_FORMAT = 1
+
+# Keras keeps a `.keras` file in memory until it is complete.
+MAX_BYTES = 4 << 30
+
+
+def save(shard, label, state, store):
+    """Writes the rows of a shard.
+
+    Args:
+      shard: TableShard.
+      label: string, the table's name, for messages.
+      state: dict of scalar string tensors that travel with the rows.
+      store: what Keras gives to `save_own_variables`: `store[key] = array`.
+
+    Raises:
+      ValueError: more rows than such a file should hold.
+    """
+    rows = int(ops.sparse_table_size(shard.resource_handle))
+    if rows * shard.bytes_per_row > MAX_BYTES:
+        raise ValueError(
+            f"Table {label!r} holds {rows:,} rows, "
+            f"{rows * shard.bytes_per_row / 2**30:.1f} GiB; .keras and "
+            f".weights.h5 files take at most {MAX_BYTES >> 30} GiB a table. "
+            "Save it with tf.train.Checkpoint, or with the TableSnapshot "
+            "callback where there is one."
+        )
+    chunk = written = 0
+    for signs, values in shard.chunks():
+        store[f"chunk_{chunk:06d}_signs"] = signs
+        for name, value in values.items():
+            store[f"chunk_{chunk:06d}_{name}"] = value
+        written += signs.size
+        chunk += 1
+    header = {
+        "format": _FORMAT,
+        "config": shard.config,
+        "rows": written,
+        "chunks": chunk,
+        "state": {k: v.numpy().decode() for k, v in state.items()},
+    }
+    store["header"] = array_of(json.dumps(header))
+
+
+def load(shard, label, store):
+    """Replaces the rows of a shard by saved ones.
+
+    Args:
+      shard: TableShard.
+      label: string, the table's name, for messages.
+      store: what Keras gives to `load_own_variables`: `store[key]`.
+
+    Returns:
+      The state that was saved with the rows, a dict of string tensors.
+
+    Raises:
+      ValueError: a file without this table, of another identity, or damaged;
+        the shard is unchanged.
+    """
+    if "header" not in store.keys():
+        raise ValueError(
+            f"The file holds no rows of table {label!r}; it has "
+            f"{sorted(store.keys())}. It was saved from another model."
+        )
+    header = json.loads(text_of(store["header"]))
+    if header["format"] != _FORMAT:
+        raise ValueError(
+            f"The rows of table {label!r} are in format {header['format']}; "
+            f"this version of tf_ext reads {_FORMAT}."
+        )
+    _check(shard, label, store, header)
+    ops.sparse_table_clear(shard.resource_handle)
+    for chunk in range(header["chunks"]):
+        prefix = f"chunk_{chunk:06d}_"
+        shard.import_rows(
+            np.asarray(store[f"{prefix}signs"]),
+            {
+                field.name: np.asarray(store[f"{prefix}{field.name}"])
+                for field in shard.fields
+            },
+        )
+    return {k: tf.constant(v) for k, v in header["state"].items()}
+
+
+def _check(shard, label, store, header):
+    rows = 0
+    for chunk in range(header["chunks"]):
+        prefix = f"chunk_{chunk:06d}_"
+        wanted = {prefix + "signs"} | {prefix + f.name for f in shard.fields}
+        missing = sorted(wanted - set(store.keys()))
+        values = {
+            f.name: store[prefix + f.name]
+            for f in shard.fields
+            if prefix + f.name not in missing
+        }
+        shard.check_rows(label, header["config"], values)
+        signs = store[prefix + "signs"]
+        if any(v.shape[0] != signs.shape[0] for v in values.values()):
+            raise ValueError(
+                f"The rows of table {label!r} are damaged: chunk {chunk} has "
+                f"{signs.shape[0]} signs and fields of other lengths."
+            )
+        rows += signs.shape[0]
+    if rows != header["rows"]:
+        raise ValueError(
+            f"The rows of table {label!r} are damaged: {rows} found, "
+            f"{header['rows']} announced."
+        )

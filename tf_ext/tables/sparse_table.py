@@ -1,0 +1,298 @@
+"""The table that a user makes and layers share."""
+
+import itertools
+import re
+import uuid
+
+import tensorflow as tf
+
+from tf_ext import initializers, ops
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.tables import keras_store, rules, shadow
+from tf_ext.tables.shard import TableShard, config_text, parse_config
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_MAX_DIM = 65536
+_RUN_ID = uuid.uuid4().hex[:12]
+_COUNTER = itertools.count()
+
+
+@keras.utils.register_keras_serializable(package="tf_ext")
+class SparseTable(keras.layers.Layer):
+    """Rows of `dim` weights for an open set of int64 ids (signs).
+
+    A row appears when its sign is first trained, is initialised from (seed,
+    name, sign) alone, and is updated inside the table by the table's own
+    optimizer. All 2^64 signs are legal. Give the table to one or several
+    `tf_ext.layers.EmbeddingFeatures`; columns and layers of one table share
+    its rows.
+
+    Args:
+      name: string of letters, digits, `_`, `.` and `-`; a label. It takes part
+        in the initial weights, so that two tables of one seed differ.
+      dim: int, weights in a row, 1 to 65,536.
+      optimizer: a `tf_ext.optimizers.SparseOptimizer`, or the name of one:
+        "sgd", "adagrad", "row_wise_adagrad", "adam", "ftrl", "rmsprop".
+      initializer: a `tf_ext.initializers.Initializer` or the name of one:
+        "zeros", "constant", "uniform", "normal", "truncated_normal".
+      seed: int in [0, 2^64). None is 0: initial weights are always the same
+        from run to run.
+      trainable: bool; if False, rows are read but neither made nor updated.
+
+    Raises:
+      ValueError: an argument that is none of these.
+
+    Example:
+    >>> import tf_ext
+    >>> table = tf_ext.SparseTable(
+    ...     "user", dim=2, optimizer="adagrad", initializer="zeros")
+    >>> table.pull([7, -1]).shape
+    TensorShape([2, 2])
+    >>> table.size()
+    0
+    """
+
+    def __init__(
+        self,
+        name,
+        dim,
+        optimizer,
+        initializer="uniform",
+        seed=None,
+        trainable=True,
+    ):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                "Argument `name` of SparseTable must be 1 to 200 letters, "
+                f"digits, '_', '.' or '-'. Received: name={name!r}"
+            )
+        if not _is_int(dim) or not 1 <= dim <= _MAX_DIM:
+            raise ValueError(
+                f"Argument `dim` of SparseTable must be an integer from 1 to "
+                f"{_MAX_DIM}. Received: dim={dim!r}"
+            )
+        seed = 0 if seed is None else seed
+        if not _is_int(seed) or not 0 <= seed < 2**64:
+            raise ValueError(
+                "Argument `seed` of SparseTable must be an integer from 0 to "
+                f"2^64 - 1, or None. Received: seed={seed!r}"
+            )
+        super().__init__(name=name, trainable=trainable, dtype="float32")
+        self.dim = int(dim)
+        self.seed = int(seed)
+        self.optimizer = rules.get(optimizer)
+        self.initializer = initializers.get(initializer)
+        # Tells this table from all others, so that copies of layers that
+        # shared it can share again.
+        self.uid = f"{name}/{_RUN_ID}/{next(_COUNTER)}"
+        self.shard = TableShard(
+            self._config_text(),
+            [("weights", tf.float32, self.dim)] + self.optimizer.slots(dim),
+            state=(self._state, self._restore_state),
+        )
+        variable_arguments = (
+            {"autocast": False}
+            if IS_KERAS_3
+            else {"experimental_autocast": False}
+        )
+        self.shadow = self.add_weight(
+            name="shadow",
+            shape=(1, self.dim),
+            dtype="float32",
+            initializer="zeros",
+            **variable_arguments,
+        )
+        shadow.mark(self.shadow, self)
+        self.built = True
+
+    def _config_text(self):
+        entries = {
+            "name": self.name,
+            "dim": str(self.dim),
+            "dtype": "float32",
+            "hash_version": "1",
+            "seed": str(self.seed),
+            **self.initializer.table_config(),
+            **self.optimizer.table_config(),
+        }
+        return config_text(entries)
+
+    # Keras
+
+    def call(self, signs):
+        """The same as `pull` without insertion."""
+        return self.pull(signs)
+
+    def get_config(self):
+        """The constructor's arguments, and what tells the table from others."""
+        return {
+            "name": self.name,
+            "dim": self.dim,
+            "optimizer": keras.utils.serialize_keras_object(self.optimizer),
+            "initializer": keras.utils.serialize_keras_object(self.initializer),
+            "seed": self.seed,
+            "trainable": self.trainable,
+            "uid": self.uid,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """A new, empty table of the configuration."""
+        config = {k: v for k, v in config.items() if k != "uid"}
+        return cls(**config)
+
+    def save_own_variables(self, store):
+        """Writes rows and slots, chunk by chunk, for Keras's savers."""
+        keras_store.save(self.shard, self.name, self._state(), store)
+
+    def load_own_variables(self, store):
+        """Replaces rows and slots by saved ones."""
+        self._restore_state(keras_store.load(self.shard, self.name, store))
+
+    def _state(self):
+        return {"optimizer": tf.constant(self.optimizer.state())}
+
+    def _restore_state(self, tensors):
+        state = tensors.get("optimizer")
+        if hasattr(state, "numpy"):
+            self.optimizer.resume(state.numpy().decode(), self.name)
+
+    # Rows
+
+    def pull(self, signs, training=False):
+        """Reads rows.
+
+        Args:
+          signs: int64 `[...]`, any shape, repeated signs allowed.
+          training: bool, whether absent signs are created. If not, they read
+            the weights they would start with, and nothing changes.
+
+        Returns:
+          float32 `[..., dim]`. No gradient flows through it: that is what
+          `tf_ext.layers.EmbeddingFeatures` is for.
+        """
+        signs = tf.convert_to_tensor(signs, tf.int64)
+        with tf.device(self.shard.device):
+            rows = ops.sparse_table_pull(
+                self.shard.resource_handle,
+                tf.reshape(signs, [-1]),
+                tf.zeros([0], tf.int64),
+                training=training,
+                dim=self.dim,
+            )
+        return tf.reshape(rows, tf.concat([tf.shape(signs), [self.dim]], 0))
+
+    def push(self, signs, gradients, step=1, learning_rate=None):
+        """Applies gradients with the table's optimizer, outside of Keras.
+
+        Args:
+          signs: int64 `[n]`; gradients of a repeated sign are summed first.
+          gradients: float32 `[n, dim]`, finite.
+          step: int, counting from 1; matters to SparseAdam with global bias
+            correction and to schedules.
+          learning_rate: float, needed if the table's optimizer follows the
+            model optimizer's rate.
+
+        Returns:
+          int, the number of rows updated.
+
+        Raises:
+          tf.errors.InvalidArgumentError: shapes that do not fit, a gradient
+            that is not finite; the table is unchanged.
+        """
+        rate = self.optimizer.learning_rate
+        if rate is None and learning_rate is None:
+            raise ValueError(
+                f"Table {self.name!r} follows the model optimizer's learning "
+                "rate, and `push` knows of no model: pass `learning_rate=`. "
+                "Received: learning_rate=None"
+            )
+        step = tf.convert_to_tensor(step, tf.int64)
+        signs, gradients = sum_by_sign(
+            tf.convert_to_tensor(signs, tf.int64),
+            tf.convert_to_tensor(gradients, tf.float32),
+        )
+        rate = self.optimizer.current_learning_rate(
+            step - 1, 0.0 if learning_rate is None else learning_rate
+        )
+        with tf.device(self.shard.device):
+            updated = ops.sparse_table_push(
+                self.shard.resource_handle,
+                signs,
+                gradients,
+                hyperparameters=self.optimizer.hyperparameters(rate),
+                step=step,
+            )
+        return int(updated) if hasattr(updated, "numpy") else updated
+
+    def size(self):
+        """The number of rows, an int."""
+        return int(ops.sparse_table_size(self.shard.resource_handle))
+
+    def stats(self):
+        """Counts and bytes, a dict of ints.
+
+        `rows`; `bytes` (memory of rows and index); and what the core tells:
+        `free_rows`, `stripes`, `row_bytes`, `slab_bytes`, `index_bytes`,
+        `max_stripe_rows`, `min_stripe_rows`, `max_probe_length`.
+        """
+        values = ops.sparse_table_stats(self.shard.resource_handle).numpy()
+        stats = dict(zip(ops.TABLE_STATS, values.tolist(), strict=True))
+        stats["bytes"] = stats["slab_bytes"] + stats["index_bytes"]
+        return stats
+
+    def export_rows(self):
+        """All rows: `(signs [n] int64, {field: [n, count]})`, NumPy arrays.
+
+        Fields are "weights" and the optimizer's slots.
+        """
+        signs, _, values = self.shard.export()
+        return signs.numpy(), {k: v.numpy() for k, v in values.items()}
+
+    def import_rows(self, signs, fields):
+        """Sets fields of rows, creating absent ones.
+
+        Args:
+          signs: int64 `[n]`.
+          fields: dict of `[n, count]`, keyed as in `export_rows`; fields left
+            out keep their values, or start as a new row's.
+
+        Returns:
+          int, the number of rows set.
+        """
+        return int(self.shard.import_rows(signs, dict(fields)))
+
+    def erase(self, signs):
+        """Removes rows; returns how many of the signs `[n]` were there."""
+        return int(ops.sparse_table_erase(self.shard.resource_handle, signs))
+
+    def clear(self):
+        """Removes all rows and gives back their memory; returns how many."""
+        return int(ops.sparse_table_clear(self.shard.resource_handle))
+
+    @property
+    def config(self):
+        """The core's configuration of the table, a dict of strings."""
+        return parse_config(self.shard.config)
+
+
+def sum_by_sign(signs, gradients, name=None):
+    """Sums gradients of equal signs.
+
+    Args:
+      signs: int64 `[n]`.
+      gradients: float32 `[n, dim]`.
+      name: optional name of the operations.
+
+    Returns:
+      `(signs [u], gradients [u, dim])`, in order of first appearance.
+    """
+    with tf.name_scope(name or "sum_by_sign"):
+        unique, _, inverse, _ = ops.unique_by_shard(signs)
+        return unique, tf.math.unsorted_segment_sum(
+            gradients, inverse, tf.size(unique)
+        )
+
+
+def _is_int(value):
+    return isinstance(value, int) and not isinstance(value, bool)
