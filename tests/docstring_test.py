@@ -1,4 +1,7 @@
-"""Runs the examples (`>>>` blocks) of the docstrings."""
+"""Runs the examples of the docstrings.
+
+An example is a `>>>` block; `keras`, `np`, `tf` and `tf_ext` are imported.
+"""
 
 import doctest
 import importlib
@@ -13,6 +16,7 @@ _MODULES = ["tf_ext"] + [
     for info in pkgutil.walk_packages(tf_ext.__path__, "tf_ext.")
     if not info.name.startswith("tf_ext._")
 ]
+_IMPORTED = {"keras": tf.keras, "np": np, "tf": tf, "tf_ext": tf_ext}
 
 
 class DocstringTest(parameterized.TestCase):
@@ -20,6 +24,7 @@ class DocstringTest(parameterized.TestCase):
     def test_examples_of(self, module):
         failures, _ = doctest.testmod(
             importlib.import_module(module),
+            extraglobs=_IMPORTED,
             optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE,
         )
         self.assertEqual(failures, 0, "the differences are printed above")
