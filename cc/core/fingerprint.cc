@@ -47,22 +47,30 @@ inline uint64_t Mix(uint64_t u, uint64_t v, uint64_t mul) {
 
 inline uint64_t MulForSize(size_t size) { return kMul2 + size * 2; }
 
-inline uint64_t HashUpTo16(const char* s, size_t size) {
-  if (size >= 8) {
-    const uint64_t mul = MulForSize(size);
-    const uint64_t a = Load64(s) + kMul2;
-    const uint64_t b = Load64(s + size - 8);
-    const uint64_t c = RotateRight(b, 37) * mul + a;
-    const uint64_t d = (RotateRight(a, 25) + b) * mul;
-    return Mix(c, d, mul);
-  }
+// The texts of up to 64 bytes come as something with Word(i), the 8 bytes from
+// byte i on, so that they need not be in one piece.
+
+template <typename Text>
+inline uint64_t Hash8To16(const Text& s, size_t size) {
+  const uint64_t mul = MulForSize(size);
+  const uint64_t a = s.Word(0) + kMul2;
+  const uint64_t b = s.Word(size - 8);
+  const uint64_t c = RotateRight(b, 37) * mul + a;
+  const uint64_t d = (RotateRight(a, 25) + b) * mul;
+  return Mix(c, d, mul);
+}
+
+// `word` holds the text, the first byte lowest.
+inline uint64_t HashUpTo7(uint64_t word, size_t size) {
   if (size >= 4) {
-    return Mix(size + (Load32(s) << 3), Load32(s + size - 4), MulForSize(size));
+    const uint64_t first = word & 0xffffffffu;
+    const uint64_t last = (word >> (8 * (size - 4))) & 0xffffffffu;
+    return Mix(size + (first << 3), last, MulForSize(size));
   }
   if (size > 0) {
-    const uint64_t first = static_cast<uint8_t>(s[0]);
-    const uint64_t middle = static_cast<uint8_t>(s[size >> 1]);
-    const uint64_t last = static_cast<uint8_t>(s[size - 1]);
+    const uint64_t first = word & 0xff;
+    const uint64_t middle = (word >> (8 * (size >> 1))) & 0xff;
+    const uint64_t last = (word >> (8 * (size - 1))) & 0xff;
     return ShiftMix((first + (middle << 8)) * kMul2 ^
                     (size + (last << 2)) * kMul0) *
            kMul2;
@@ -75,33 +83,44 @@ struct Ends {
   uint64_t a, u, v;
 };
 
-inline Ends HashEnds(const char* s, size_t size, uint64_t first_mul,
+template <typename Text>
+inline Ends HashEnds(const Text& s, size_t size, uint64_t first_mul,
                      uint64_t mul) {
-  const uint64_t a = Load64(s) * first_mul;
-  const uint64_t b = Load64(s + 8);
-  const uint64_t c = Load64(s + size - 8) * mul;
-  const uint64_t d = Load64(s + size - 16) * kMul2;
+  const uint64_t a = s.Word(0) * first_mul;
+  const uint64_t b = s.Word(8);
+  const uint64_t c = s.Word(size - 8) * mul;
+  const uint64_t d = s.Word(size - 16) * kMul2;
   return {a, RotateRight(a + b, 43) + RotateRight(c, 30) + d,
           a + RotateRight(b + kMul2, 18) + c};
 }
 
-inline uint64_t HashUpTo32(const char* s, size_t size) {
+template <typename Text>
+inline uint64_t Hash17To32(const Text& s, size_t size) {
   const uint64_t mul = MulForSize(size);
   const Ends ends = HashEnds(s, size, kMul1, mul);
   return Mix(ends.u, ends.v, mul);
 }
 
-uint64_t HashUpTo64(const char* s, size_t size) {
+template <typename Text>
+uint64_t Hash33To64(const Text& s, size_t size) {
   const uint64_t mul = MulForSize(size);
   const Ends ends = HashEnds(s, size, kMul2, mul);
   const uint64_t y = ends.u;
   const uint64_t z = Mix(y, ends.v, mul);
-  const uint64_t e = Load64(s + 16) * mul;
-  const uint64_t f = Load64(s + 24);
-  const uint64_t g = (y + Load64(s + size - 32)) * mul;
-  const uint64_t h = (z + Load64(s + size - 24)) * mul;
+  const uint64_t e = s.Word(16) * mul;
+  const uint64_t f = s.Word(24);
+  const uint64_t g = (y + s.Word(size - 32)) * mul;
+  const uint64_t h = (z + s.Word(size - 24)) * mul;
   return Mix(RotateRight(e + f, 43) + RotateRight(g, 30) + h,
              e + RotateRight(f + ends.a, 18) + g, mul);
+}
+
+// 8 to 64 bytes.
+template <typename Text>
+inline uint64_t HashShort(const Text& s, size_t size) {
+  if (size <= 16) return Hash8To16(s, size);
+  if (size <= 32) return Hash17To32(s, size);
+  return Hash33To64(s, size);
 }
 
 struct Pair {
@@ -159,13 +178,84 @@ uint64_t HashLong(const char* s, size_t size) {
              Mix(state.v.second, state.w.second, mul) + state.x, mul);
 }
 
+// The first 8 bytes of a text, zero after its end.
+inline uint64_t FirstWord(const char* s, size_t size) {
+  if (size >= 8) return Load64(s);
+  if (size >= 4) {
+    return Load32(s) | Load32(s + size - 4) << (8 * (size - 4));
+  }
+  uint64_t word = 0;
+  for (size_t i = 0; i < size; ++i) {
+    word |= static_cast<uint64_t>(static_cast<uint8_t>(s[i])) << (8 * i);
+  }
+  return word;
+}
+
+struct FlatText {
+  const char* data;
+
+  uint64_t Word(size_t i) const { return Load64(data + i); }
+};
+
+struct PrefixedText {
+  const char* prefix;  // zero bytes follow
+  size_t prefix_size;
+  const char* text;
+  uint64_t first_word;  // of text
+
+  uint64_t Word(size_t i) const {
+    if (i >= prefix_size) return Load64(text + (i - prefix_size));
+    const uint64_t word = Load64(prefix + i);
+    const size_t from_prefix = prefix_size - i;
+    return from_prefix < 8 ? word | first_word << (8 * from_prefix) : word;
+  }
+};
+
+constexpr size_t kMaxShort = 64;
+
 }  // namespace
 
 uint64_t Fingerprint64(const char* data, size_t size) {
-  if (size <= 16) return HashUpTo16(data, size);
-  if (size <= 32) return HashUpTo32(data, size);
-  if (size <= 64) return HashUpTo64(data, size);
+  if (size < 8) return HashUpTo7(FirstWord(data, size), size);
+  if (size <= kMaxShort) return HashShort(FlatText{data}, size);
   return HashLong(data, size);
+}
+
+PrefixFingerprint::PrefixFingerprint(std::string_view prefix)
+    : padded_(prefix) {
+  padded_.append(kPadding, '\0');
+}
+
+void PrefixFingerprint::Fingerprints(const std::string_view* texts, int64_t n,
+                                     int64_t* out) const {
+  const char* const prefix = padded_.data();
+  const size_t prefix_size = this->prefix_size();
+  const uint64_t prefix_word = Load64(prefix);
+  char stack[512];
+  std::string heap;
+  for (int64_t i = 0; i < n; ++i) {
+    const std::string_view text = texts[i];
+    const size_t size = prefix_size + text.size();
+    if (size > kMaxShort) {
+      char* joined = stack;
+      if (size > sizeof(stack)) {
+        heap.resize(size);
+        joined = heap.data();
+      }
+      std::memcpy(joined, prefix, prefix_size);
+      std::memcpy(joined + prefix_size, text.data(), text.size());
+      out[i] = static_cast<int64_t>(HashLong(joined, size));
+      continue;
+    }
+    const uint64_t first_word = FirstWord(text.data(), text.size());
+    const uint64_t hash =
+        size < 8
+            ? HashUpTo7(prefix_word | first_word << (8 * prefix_size), size)
+            : HashShort(
+                  PrefixedText{prefix, prefix_size, text.data(), first_word},
+                  size);
+    out[i] = static_cast<int64_t>(hash);
+  }
 }
 
 }  // namespace tf_ext

@@ -7,14 +7,35 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace tf_ext {
 
 uint64_t Fingerprint64(const char* data, size_t size);
 
-inline uint64_t Fingerprint64(const std::string& text) {
+inline uint64_t Fingerprint64(std::string_view text) {
   return Fingerprint64(text.data(), text.size());
 }
+
+// Fingerprints of texts that begin alike, without joining the parts of short
+// ones in memory: copying them costs more than hashing them.
+class PrefixFingerprint {
+ public:
+  explicit PrefixFingerprint(std::string_view prefix);
+
+  size_t prefix_size() const { return padded_.size() - kPadding; }
+  std::string_view prefix() const { return {padded_.data(), prefix_size()}; }
+
+  // out[i] = Fingerprint64(prefix + texts[i]) as a signed number, for i in
+  // [0, n).
+  void Fingerprints(const std::string_view* texts, int64_t n,
+                    int64_t* out) const;
+
+ private:
+  static constexpr size_t kPadding = 8;
+
+  std::string padded_;  // the prefix, then zero bytes
+};
 
 }  // namespace tf_ext
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -64,6 +65,36 @@ TEST(FingerprintTest, AlignmentDoesNotMatter) {
                 Fingerprint64(text))
           << "size " << size << ", offset " << offset;
     }
+  }
+}
+
+// All ways in which words can lie in the prefix, in the text or across both.
+TEST(FingerprintTest, PrefixAndTextAreAsOneText) {
+  for (size_t size = 0; size <= 200; ++size) {
+    const std::string text = PatternText(size);
+    for (size_t prefix_size = 0; prefix_size <= size; ++prefix_size) {
+      const PrefixFingerprint fingerprint(text.substr(0, prefix_size));
+      // A copy of its own, so that a sanitizer sees every byte too many.
+      const std::vector<char> rest(text.begin() + prefix_size, text.end());
+      const std::string_view view(rest.data(), rest.size());
+      int64_t result = 0;
+      fingerprint.Fingerprints(&view, 1, &result);
+      ASSERT_EQ(static_cast<uint64_t>(result), Fingerprint64(text))
+          << "size " << size << ", prefix " << prefix_size;
+    }
+  }
+}
+
+TEST(FingerprintTest, ManyTextsOfOnePrefix) {
+  const PrefixFingerprint fingerprint("user");
+  EXPECT_EQ(fingerprint.prefix(), "user");
+  const std::string long_text = PatternText(600);
+  const std::vector<std::string_view> texts = {"a", long_text, "", long_text};
+  std::vector<int64_t> results(texts.size());
+  fingerprint.Fingerprints(texts.data(), texts.size(), results.data());
+  for (size_t i = 0; i < texts.size(); ++i) {
+    EXPECT_EQ(static_cast<uint64_t>(results[i]),
+              Fingerprint64("user" + std::string(texts[i])));
   }
 }
 

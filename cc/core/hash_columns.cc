@@ -115,6 +115,12 @@ Status CheckSplits(const HashInput& input, const Describe& describe) {
                  ", but end at ", splits[input.batch], ".");
 }
 
+// The product, or kMaxSignsPerCall + 1 if it is more.
+int64_t TimesCount(int64_t a, int64_t b) {
+  if (a == 0 || b == 0) return 0;
+  return a > kMaxSignsPerCall / b ? kMaxSignsPerCall + 1 : a * b;
+}
+
 int64_t Blocks(int64_t n, int64_t per_block) {
   return (n + per_block - 1) / per_block;
 }
@@ -139,14 +145,17 @@ class ColumnHasher::Column {
   Status Init(int64_t index, const HashColumn& column,
               const std::vector<ValueType>& input_types);
 
-  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<PreparedPart>& parts() const { return parts_; }
   std::string DescribeNamespace() const {
-    const std::string_view prefix = prefix_;
+    const std::string_view prefix = fingerprint_.prefix();
     return "the column of namespace " +
            Quoted(prefix.substr(0, prefix.size() - 1));
   }
 
-  // counts[i] is that of bag begin + i, at most kMaxSignsPerCall + 1.
+  // The number of signs of each bag, if all have the same; else -1.
+  int64_t CountOfEveryBag(const std::vector<HashInput>& inputs) const;
+  // counts[i] is the number of signs of bag begin + i. Numbers are at most
+  // kMaxSignsPerCall + 1, which means that or more.
   void CountSigns(const std::vector<HashInput>& inputs, int64_t begin,
                   int64_t end, int64_t* counts) const;
 
@@ -158,15 +167,16 @@ class ColumnHasher::Column {
   class Crosser;
 
   Status InitPart(const std::string& name, const HashPart& part,
-                  const std::vector<ValueType>& input_types, Part* ready);
+                  const std::vector<ValueType>& input_types,
+                  PreparedPart* ready);
   Status CheckIdentity(const std::string& name) const;
   void HashOnePart(const HashInput& input, ValueSpan values, int64_t* signs,
                    float* weights) const;
 
-  std::string prefix_;  // the namespace and its end mark
-  uint64_t bucket_size_ = 0;
+  PrefixFingerprint fingerprint_{{}};  // of the namespace and its end mark
+  uint64_t bucket_size_ = 0;           // of a cross; else the part has it
   bool identity_ = false;
-  std::vector<Part> parts_;
+  std::vector<PreparedPart> parts_;
 };
 
 Status ColumnHasher::Column::Init(int64_t index, const HashColumn& column,
@@ -180,15 +190,18 @@ Status ColumnHasher::Column::Init(int64_t index, const HashColumn& column,
   }
   Status status = CheckBucketSize(name, column.bucket_size);
   if (!status.ok()) return status;
-  prefix_ = column.ns + kNamespaceEnd;
-  bucket_size_ = static_cast<uint64_t>(column.bucket_size);
+  fingerprint_ = PrefixFingerprint(column.ns + kNamespaceEnd);
   identity_ = column.identity;
   parts_.resize(num_parts);
   for (int64_t p = 0; p < num_parts; ++p) {
     status = InitPart(name, column.parts[p], input_types, &parts_[p]);
     if (!status.ok()) return status;
   }
-  if (num_parts == 1 && parts_[0].bucket_size > 0) {
+  if (num_parts > 1) {
+    bucket_size_ = static_cast<uint64_t>(column.bucket_size);
+  } else if (parts_[0].bucket_size == 0) {
+    parts_[0].bucket_size = static_cast<uint64_t>(column.bucket_size);
+  } else {
     return Invalid(name, " has one part, whose bucket_size must be 0, but is ",
                    parts_[0].bucket_size, "; give the column the bucket_size.");
   }
@@ -198,7 +211,7 @@ Status ColumnHasher::Column::Init(int64_t index, const HashColumn& column,
 Status ColumnHasher::Column::InitPart(const std::string& name,
                                       const HashPart& part,
                                       const std::vector<ValueType>& input_types,
-                                      Part* ready) {
+                                      PreparedPart* ready) {
   const auto num_inputs = static_cast<int64_t>(input_types.size());
   if (part.input < 0 || part.input >= num_inputs) {
     return Invalid(name, " uses input ", part.input, ", but there are ",
@@ -206,10 +219,10 @@ Status ColumnHasher::Column::InitPart(const std::string& name,
   }
   ready->input = part.input;
   ready->type = input_types[part.input];
-  ready->bucket_size = part.bucket_size;
   ready->boundaries = part.boundaries;
   Status status = CheckBucketSize(name, part.bucket_size);
   if (!status.ok()) return status;
+  ready->bucket_size = static_cast<uint64_t>(part.bucket_size);
   status = CheckBoundaries(name, ready->type, part.boundaries);
   if (!status.ok() || !part.has_missing) return status;
 
@@ -238,10 +251,10 @@ Status ColumnHasher::Column::InitPart(const std::string& name,
 }
 
 Status ColumnHasher::Column::CheckIdentity(const std::string& name) const {
-  const Part& part = parts_[0];
+  const PreparedPart& part = parts_[0];
   const bool integer =
       part.type == ValueType::kInt64 || part.type == ValueType::kInt32;
-  if (!identity_ || (integer && parts_.size() == 1 && bucket_size_ == 0 &&
+  if (!identity_ || (integer && parts_.size() == 1 && part.bucket_size == 0 &&
                      part.boundaries.empty())) {
     return Status::Ok();
   }
@@ -250,15 +263,26 @@ Status ColumnHasher::Column::CheckIdentity(const std::string& name) const {
                  " type int64 or int32 without bucket_size and boundaries,"
                  " but it has ",
                  parts_.size(), " of type ", TypeName(part.type),
-                 ", bucket_size ", bucket_size_, " and ",
+                 ", bucket_size ", part.bucket_size, " and ",
                  part.boundaries.size(), " boundaries.");
+}
+
+int64_t ColumnHasher::Column::CountOfEveryBag(
+    const std::vector<HashInput>& inputs) const {
+  int64_t count = 1;
+  for (const PreparedPart& part : parts_) {
+    const HashInput& input = inputs[part.input];
+    if (part.CanDrop() || input.row_splits != nullptr) return -1;
+    count = TimesCount(count, BagSpans(input).Of(0, 1).size());
+  }
+  return count;
 }
 
 void ColumnHasher::Column::CountSigns(const std::vector<HashInput>& inputs,
                                       int64_t begin, int64_t end,
                                       int64_t* counts) const {
   std::fill(counts, counts + (end - begin), 1);
-  for (const Part& part : parts_) {
+  for (const PreparedPart& part : parts_) {
     const HashInput& input = inputs[part.input];
     const BagSpans spans(input);
     int64_t* count = counts;
@@ -270,12 +294,7 @@ void ColumnHasher::Column::CountSigns(const std::vector<HashInput>& inputs,
           present -= part.IsMissing(input, i);
         }
       }
-      if (present <= 1 || *count == 0) {
-        *count *= present;
-      } else {
-        *count = present > kMaxSignsPerCall / *count ? kMaxSignsPerCall + 1
-                                                     : *count * present;
-      }
+      *count = TimesCount(*count, present);
     }
   }
 }
@@ -288,19 +307,17 @@ class ColumnHasher::Column::Crosser {
       : column_(column),
         inputs_(inputs),
         present_(column.parts_.size()),
-        text_(column.prefix_),
-        bucket_text_(column.prefix_),
         signs_(signs),
         weights_(weights) {
     spans_.reserve(column.parts_.size());
-    for (const Part& part : column.parts_) {
+    for (const PreparedPart& part : column.parts_) {
       spans_.emplace_back(inputs[part.input]);
     }
   }
 
   void AddBag(int64_t bag) {
     for (size_t p = 0; p < present_.size(); ++p) {
-      const Part& part = column_.parts_[p];
+      const PreparedPart& part = column_.parts_[p];
       const HashInput& input = inputs_[part.input];
       const ValueSpan values = spans_[p].Of(bag, bag + 1);
       present_[p].clear();
@@ -317,36 +334,32 @@ class ColumnHasher::Column::Crosser {
  private:
   // Completes the text with every choice of values of the parts from `p` on.
   void Cross(size_t p, float weight) {
-    const Part& part = column_.parts_[p];
+    const PreparedPart& part = column_.parts_[p];
     const HashInput& input = inputs_[part.input];
     const bool last = p + 1 == present_.size();
     const size_t begin = text_.size();
     for (const int64_t i : present_[p]) {
-      part.AppendText(input, i, &text_);
+      Decimal decimal;
+      text_.append(part.TextAt(input, i, &decimal));
       const float product =
           input.weights == nullptr ? weight : weight * input.weights[i];
       if (last) {
         Emit(product);
       } else {
-        text_.Append(kPartEnd);
+        text_ += kPartEnd;
         Cross(p + 1, product);
       }
-      text_.Truncate(begin);
+      text_.resize(begin);
     }
   }
 
   void Emit(float weight) {
-    uint64_t hash;
-    if (column_.bucket_size_ == 0) {
-      hash = text_.FingerprintFrom(0);
-    } else {
-      const size_t prefix = column_.prefix_.size();
-      bucket_text_.Truncate(prefix);
-      bucket_text_.AppendDecimal(text_.FingerprintFrom(prefix) %
-                                 column_.bucket_size_);
-      hash = bucket_text_.FingerprintFrom(0);
+    Decimal decimal;
+    std::string_view text = text_;
+    if (column_.bucket_size_ > 0) {
+      text = decimal.WriteBucket(text, column_.bucket_size_);
     }
-    *signs_++ = static_cast<int64_t>(hash);
+    column_.fingerprint_.Fingerprints(&text, 1, signs_++);
     if (weights_ != nullptr) *weights_++ = weight;
   }
 
@@ -354,34 +367,30 @@ class ColumnHasher::Column::Crosser {
   const std::vector<HashInput>& inputs_;
   std::vector<BagSpans> spans_;                // by part
   std::vector<std::vector<int64_t>> present_;  // values of the bag, by part
-  TextBuffer text_;
-  TextBuffer bucket_text_;
+  std::string text_;
   int64_t* signs_;
   float* weights_;
 };
 
 void ColumnHasher::Column::HashOnePart(const HashInput& input, ValueSpan values,
                                        int64_t* signs, float* weights) const {
-  const Part& part = parts_[0];
-  const size_t prefix = prefix_.size();
-  TextBuffer text(prefix_);
-  for (int64_t i = values.begin; i < values.end; ++i) {
-    if (part.IsMissing(input, i)) continue;
-    if (weights != nullptr) {
-      *weights++ = input.weights == nullptr ? 1.0f : input.weights[i];
-    }
+  const PreparedPart& part = parts_[0];
+  ValueBatch batch;
+  for (int64_t next = values.begin; next < values.end;) {
+    batch.Read(part, input, &next, values.end);
+    const int64_t* const places = batch.places();
     if (identity_) {
-      *signs++ = IntegerAt(input, i);
-      continue;
+      for (int64_t k = 0; k < batch.size(); ++k) {
+        signs[k] = IntegerAt(input, places[k]);
+      }
+    } else {
+      fingerprint_.Fingerprints(batch.Texts(part, input), batch.size(), signs);
     }
-    text.Truncate(prefix);
-    part.AppendText(input, i, &text);
-    if (bucket_size_ > 0) {
-      const uint64_t bucket = text.FingerprintFrom(prefix) % bucket_size_;
-      text.Truncate(prefix);
-      text.AppendDecimal(bucket);
+    signs += batch.size();
+    if (weights == nullptr) continue;
+    for (int64_t k = 0; k < batch.size(); ++k) {
+      *weights++ = input.weights == nullptr ? 1.0f : input.weights[places[k]];
     }
-    *signs++ = static_cast<int64_t>(text.FingerprintFrom(0));
   }
 }
 
@@ -423,7 +432,7 @@ int64_t ColumnHasher::num_columns() const {
 std::string ColumnHasher::DescribeInput(int64_t input) const {
   const std::string name = "input " + std::to_string(input);
   for (const Column& column : columns_) {
-    for (const Part& part : column.parts()) {
+    for (const PreparedPart& part : column.parts()) {
       if (part.input == input) {
         return name + " (of " + column.DescribeNamespace() + ")";
       }
@@ -471,36 +480,49 @@ Status ColumnHasher::CheckInputs(const std::vector<HashInput>& inputs,
 Status ColumnHasher::CountSigns(const std::vector<HashInput>& inputs,
                                 int64_t batch, const ParallelFor& parallel_for,
                                 int64_t* row_splits) const {
-  const int64_t bags = num_columns() * batch;
+  // Columns whose bags differ; only their values have to be looked at.
+  std::vector<int64_t> counts(columns_.size());
+  std::vector<int64_t> uneven;
+  for (int64_t c = 0; c < num_columns(); ++c) {
+    counts[c] = columns_[c].CountOfEveryBag(inputs);
+    if (counts[c] < 0) uneven.push_back(c);
+  }
+  const int64_t bags = static_cast<int64_t>(uneven.size()) * batch;
   parallel_for(Blocks(bags, kBagsPerBlock), [&](int64_t block) {
     const int64_t first = block * kBagsPerBlock;
     ForEachColumn(first, std::min(first + kBagsPerBlock, bags), batch,
-                  [&](int64_t column, int64_t begin, int64_t end) {
+                  [&](int64_t i, int64_t begin, int64_t end) {
+                    const int64_t column = uneven[i];
                     columns_[column].CountSigns(
                         inputs, begin, end,
                         row_splits + 1 + column * batch + begin);
                   });
   });
+
   int64_t total = 0;
   row_splits[0] = 0;
-  for (int64_t bag = 0; bag < bags; ++bag) {
-    total += row_splits[bag + 1];
+  for (int64_t c = 0; c < num_columns(); ++c) {
+    int64_t* const ends = row_splits + 1 + c * batch;
+    if (counts[c] >= 0) {
+      for (int64_t b = 0; b < batch; ++b) ends[b] = total + (b + 1) * counts[c];
+      total += batch * counts[c];
+    } else {
+      for (int64_t b = 0; b < batch; ++b) ends[b] = total += ends[b];
+    }
     if (total > kMaxSignsPerCall) {
       return Invalid("The batch makes more than ", kMaxSignsPerCall,
-                     " signs, the most that one call can make: bag ",
-                     bag % batch, " of ",
-                     columns_[bag / batch].DescribeNamespace(),
-                     " goes over it. Use a smaller batch, or shorter bags in"
-                     " crosses.");
+                     " signs, the most that one call can make, in ",
+                     columns_[c].DescribeNamespace(),
+                     " and those before it. Use a smaller batch, or shorter"
+                     " bags in crosses.");
     }
-    row_splits[bag + 1] = total;
   }
   return Status::Ok();
 }
 
 bool ColumnHasher::HasWeights(const std::vector<HashInput>& inputs) const {
   for (const Column& column : columns_) {
-    for (const Part& part : column.parts()) {
+    for (const PreparedPart& part : column.parts()) {
       if (inputs[part.input].weights != nullptr) return true;
     }
   }

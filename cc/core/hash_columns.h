@@ -50,11 +50,16 @@ struct HashColumn {
   std::vector<HashPart> parts;  // one; or two and more: a cross
 };
 
+// Views of the strings at `places` of an array whose layout the core does not
+// know.
+using ViewStrings = void (*)(const void* values, const int64_t* places,
+                             int64_t n, std::string_view* views);
+
 // One input: `batch` bags of values. Float NaN is always missing.
 struct HashInput {
   ValueType type = ValueType::kInt64;
-  const void* values = nullptr;  // [n]; strings: through `string_at`
-  std::string_view (*string_at)(const void* values, int64_t i) = nullptr;
+  const void* values = nullptr;  // [n]; strings: through `view_strings`
+  ViewStrings view_strings = nullptr;
   int64_t n = 0;
   int64_t batch = 0;
   const int64_t* row_splits = nullptr;  // [batch + 1]; nullptr: n / batch each
@@ -96,7 +101,6 @@ class ColumnHasher {
             int64_t* signs, float* weights) const;
 
  private:
-  struct Part;
   class Column;
 
   ColumnHasher();

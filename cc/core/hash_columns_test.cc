@@ -92,8 +92,11 @@ HashInput Floats(const std::vector<float>& values) {
 }
 HashInput Strings(const std::vector<std::string>& values) {
   HashInput input = Input(ValueType::kString, values);
-  input.string_at = [](const void* texts, int64_t i) -> std::string_view {
-    return static_cast<const std::string*>(texts)[i];
+  input.view_strings = [](const void* texts, const int64_t* places, int64_t n,
+                          std::string_view* views) {
+    for (int64_t k = 0; k < n; ++k) {
+      views[k] = static_cast<const std::string*>(texts)[places[k]];
+    }
   };
   return input;
 }
@@ -582,9 +585,9 @@ TEST(HashColumnsTest, ExplodingCrossIsAnError) {
   EXPECT_EQ(ErrorOf({Column("a", {Part(0)}),
                      Column("x", {Part(0), Part(0), Part(0), Part(0)})},
                     {input}),
-            "The batch makes more than 2147483647 signs, the most that one"
-            " call can make: bag 0 of the column of namespace \"x\" goes over"
-            " it. Use a smaller batch, or shorter bags in crosses.");
+            "The batch makes more than 2147483647 signs, the most that one call"
+            " can make, in the column of namespace \"x\" and those before it."
+            " Use a smaller batch, or shorter bags in crosses.");
 }
 
 // An empty part makes the product empty, however large the others are.

@@ -16,50 +16,22 @@
 
 namespace tf_ext {
 
-// A text that is composed piece by piece and reused for the next one, so that
-// no value allocates once the longest has been seen.
-class TextBuffer {
+// The decimal text of a 64-bit integer.
+class Decimal {
  public:
-  explicit TextBuffer(std::string_view start) : chars_(256) { Append(start); }
-
-  size_t size() const { return size_; }
-  void Truncate(size_t size) { size_ = size; }
-
-  void Append(std::string_view text) {
-    Reserve(text.size());
-    if (!text.empty()) {
-      std::memcpy(chars_.data() + size_, text.data(), text.size());
-    }
-    size_ += text.size();
-  }
-
-  void Append(char c) {
-    Reserve(1);
-    chars_[size_++] = c;
-  }
-
   template <typename Integer>
-  void AppendDecimal(Integer value) {
-    constexpr size_t kMaxChars = 20;
-    Reserve(kMaxChars);
-    char* const begin = chars_.data() + size_;
-    size_ = std::to_chars(begin, begin + kMaxChars, value).ptr - chars_.data();
+  std::string_view Write(Integer value) {
+    char* const end = std::to_chars(chars_, chars_ + sizeof(chars_), value).ptr;
+    return {chars_, static_cast<size_t>(end - chars_)};
   }
 
-  // The fingerprint of the text from `begin` on.
-  uint64_t FingerprintFrom(size_t begin) const {
-    return Fingerprint64(chars_.data() + begin, size_ - begin);
+  // The text that stands for `text`, which may be this one.
+  std::string_view WriteBucket(std::string_view text, uint64_t bucket_size) {
+    return Write(Fingerprint64(text) % bucket_size);
   }
 
  private:
-  void Reserve(size_t more) {
-    if (size_ + more > chars_.size()) {
-      chars_.resize(std::max(size_ + more, 2 * chars_.size()));
-    }
-  }
-
-  std::vector<char> chars_;
-  size_t size_ = 0;
+  char chars_[20];
 };
 
 // Values [begin, end) of an input.
@@ -97,14 +69,16 @@ inline float FloatAt(const HashInput& input, int64_t i) {
 }
 
 inline std::string_view StringAt(const HashInput& input, int64_t i) {
-  return input.string_at(input.values, i);
+  std::string_view view;
+  input.view_strings(input.values, &i, 1, &view);
+  return view;
 }
 
 // A HashPart made ready for the type of its input.
-struct ColumnHasher::Part {
+struct PreparedPart {
   int64_t input = 0;
   ValueType type = ValueType::kInt64;
-  int64_t bucket_size = 0;
+  uint64_t bucket_size = 0;
   std::vector<float> boundaries;
   bool has_missing = false;
   std::string missing_text;  // by type, one of these three
@@ -131,22 +105,64 @@ struct ColumnHasher::Part {
     return above - boundaries.begin();
   }
 
-  void AppendText(const HashInput& values, int64_t i, TextBuffer* text) const {
-    const size_t begin = text->size();
+  // The text is in the input or in `decimal`.
+  std::string_view TextAt(const HashInput& values, int64_t i,
+                          Decimal* decimal) const {
+    std::string_view text;
     if (type == ValueType::kString) {
-      text->Append(StringAt(values, i));
+      text = StringAt(values, i);
     } else if (type == ValueType::kFloat) {
-      text->AppendDecimal(BucketOf(FloatAt(values, i)));
+      text = decimal->Write(BucketOf(FloatAt(values, i)));
     } else if (!boundaries.empty()) {
-      text->AppendDecimal(BucketOf(static_cast<double>(IntegerAt(values, i))));
+      text =
+          decimal->Write(BucketOf(static_cast<double>(IntegerAt(values, i))));
     } else {
-      text->AppendDecimal(IntegerAt(values, i));
+      text = decimal->Write(IntegerAt(values, i));
     }
-    if (bucket_size == 0) return;
-    const uint64_t hash = text->FingerprintFrom(begin);
-    text->Truncate(begin);
-    text->AppendDecimal(hash % static_cast<uint64_t>(bucket_size));
+    return bucket_size == 0 ? text : decimal->WriteBucket(text, bucket_size);
   }
+};
+
+// A few values of a part that are not missing. All their texts are there
+// before the first is hashed: a processor is slow to read back what it has
+// only just written.
+class ValueBatch {
+ public:
+  // Values from *next on; *next becomes the first one not looked at.
+  void Read(const PreparedPart& part, const HashInput& input, int64_t* next,
+            int64_t end) {
+    size_ = 0;
+    if (part.CanDrop()) {
+      for (; *next < end && size_ < kMaxSize; ++*next) {
+        if (!part.IsMissing(input, *next)) places_[size_++] = *next;
+      }
+    } else {
+      for (; *next < end && size_ < kMaxSize; ++*next) places_[size_++] = *next;
+    }
+  }
+
+  int64_t size() const { return size_; }
+  const int64_t* places() const { return places_; }
+
+  const std::string_view* Texts(const PreparedPart& part,
+                                const HashInput& input) {
+    if (part.type == ValueType::kString && part.bucket_size == 0) {
+      input.view_strings(input.values, places_, size_, texts_);
+    } else {
+      for (int64_t k = 0; k < size_; ++k) {
+        texts_[k] = part.TextAt(input, places_[k], &decimals_[k]);
+      }
+    }
+    return texts_;
+  }
+
+ private:
+  static constexpr int64_t kMaxSize = 64;
+
+  int64_t size_ = 0;
+  int64_t places_[kMaxSize];
+  std::string_view texts_[kMaxSize];
+  Decimal decimals_[kMaxSize];
 };
 
 }  // namespace tf_ext
