@@ -6,110 +6,19 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <random>
 #include <set>
 #include <string>
-#include <thread>
-#include <unordered_map>
 #include <vector>
 
+#include "cc/core/table_test_util.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {
 namespace {
 
-// For EXPECT_PRED2: prints both when it fails.
-bool Says(const std::string& message, const std::string& part) {
-  return message.find(part) != std::string::npos;
-}
-
 constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
 const std::vector<int64_t> kExtremeSigns = {0, -1, -2, kMin, kMax, 1};
-// sgd: learning rate 1, no weight decay, so that a push subtracts.
-const std::vector<double> kSubtract = {1, 0};
-
-TableConfig MakeConfig(RuleKind rule, int64_t dim) {
-  TableConfig config;
-  config.name = "test";
-  config.dim = dim;
-  config.seed = 17;
-  config.initializer = {InitializerKind::kUniform, -1, 1};
-  config.rule.kind = rule;
-  return config;
-}
-
-std::unique_ptr<Table> MakeTable(RuleKind rule = RuleKind::kSgd,
-                                 int64_t dim = 4) {
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(MakeConfig(rule, dim), &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
-}
-
-// Runs the blocks on `threads` threads, last block first for one thread, so
-// that an order that the results depend on shows.
-ParallelFor Threads(int threads) {
-  return [threads](int64_t blocks, const std::function<void(int64_t)>& fn) {
-    std::vector<std::thread> running;
-    for (int t = 0; t < threads; ++t) {
-      running.emplace_back([=, &fn] {
-        for (int64_t b = blocks - 1 - t; b >= 0; b -= threads) fn(b);
-      });
-    }
-    for (std::thread& thread : running) thread.join();
-  };
-}
-
-std::vector<float> Pull(Table* table, const std::vector<int64_t>& signs,
-                        bool insert) {
-  std::vector<float> rows(signs.size() * table->config().dim, NAN);
-  const Status status =
-      table->Pull(signs.data(), signs.size(), insert, rows.data(), SerialFor);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return rows;
-}
-
-void Push(Table* table, const std::vector<int64_t>& signs,
-          const std::vector<float>& gradients,
-          const std::vector<double>& hyperparameters = kSubtract) {
-  int64_t updated = -1;
-  const Status status = table->Push(
-      signs.data(), gradients.data(), signs.size(), hyperparameters.data(),
-      hyperparameters.size(), 1, SerialFor, &updated);
-  EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_EQ(updated, static_cast<int64_t>(signs.size()));
-}
-
-int64_t Erase(Table* table, const std::vector<int64_t>& signs) {
-  int64_t erased = -1;
-  const Status status =
-      table->Erase(signs.data(), signs.size(), SerialFor, &erased);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return erased;
-}
-
-ExportedRows Export(const Table& table, int64_t cursor = 0, int64_t limit = -1,
-                    const std::vector<std::string>& fields = {"weights"}) {
-  ExportedRows rows;
-  const Status status = table.Export(cursor, limit, fields, &rows);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return rows;
-}
-
-std::vector<std::string> FieldNames(const Table& table) {
-  std::vector<std::string> names;
-  for (const Field& field : table.layout().fields()) {
-    names.push_back(field.name);
-  }
-  return names;
-}
-
-std::vector<int64_t> Range(int64_t begin, int64_t end, int64_t step = 1) {
-  std::vector<int64_t> signs;
-  for (int64_t sign = begin; sign < end; sign += step) signs.push_back(sign);
-  return signs;
-}
 
 TEST(TableTest, CreateRefusesABadConfig) {
   std::unique_ptr<Table> table;
@@ -295,39 +204,6 @@ TEST(TableTest, EraseThenReinsertStartsFresh) {
   EXPECT_EQ(accumulator, std::vector<float>(4, 0.1f));
 }
 
-TEST(TableTest, SameRowsInTheSameOrderForOneAndManyThreads) {
-  const uint64_t seed = 20240607;
-  SCOPED_TRACE(testing::Message() << "seed " << seed);
-  std::vector<ExportedRows> exported;
-  for (const int threads : {0, 1, 3, 8}) {
-    const ParallelFor parallel = threads == 0 ? SerialFor : Threads(threads);
-    const auto table = MakeTable(RuleKind::kAdagrad, 8);
-    std::mt19937_64 random(seed);
-    for (int step = 0; step < 4; ++step) {
-      std::vector<int64_t> signs(50000);
-      std::vector<float> gradients(signs.size() * 8);
-      for (int64_t& sign : signs) sign = random() % 60000;
-      for (float& gradient : gradients) gradient = 1e-3f * (random() % 100);
-      std::vector<float> out(signs.size() * 8);
-      ASSERT_TRUE(
-          table->Pull(signs.data(), 30000, true, out.data(), parallel).ok());
-      const double hyperparameters[] = {0.05, 0, 1e-7};
-      int64_t count = 0;
-      ASSERT_TRUE(table
-                      ->Push(signs.data(), gradients.data(), signs.size(),
-                             hyperparameters, 3, 1, parallel, &count)
-                      .ok());
-      ASSERT_TRUE(
-          table->Erase(signs.data() + 20000, 5000, parallel, &count).ok());
-    }
-    exported.push_back(Export(*table, 0, -1, FieldNames(*table)));
-  }
-  for (const ExportedRows& rows : exported) {
-    EXPECT_EQ(rows.signs, exported[0].signs);
-    EXPECT_EQ(rows.fields, exported[0].fields);
-  }
-}
-
 TEST(TableTest, SignsSpreadOverStripes) {
   const int64_t n = 1 << 20;
   for (const int64_t step : {int64_t{1}, int64_t{1} << 20}) {
@@ -343,90 +219,6 @@ TEST(TableTest, SignsSpreadOverStripes) {
     // Rows near each other in sign are not near each other in the index.
     EXPECT_LE(table->Stats().max_probe_length, 32) << "step " << step;
   }
-}
-
-TEST(TableTest, AgreesWithAMapOverRandomOperations) {
-  for (const uint64_t seed : {1, 2, 3}) {
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    const auto table = MakeTable(RuleKind::kSgd, 1);
-    std::unordered_map<int64_t, float> model;
-    std::mt19937_64 random(seed);
-    for (int step = 0; step < 300; ++step) {
-      // The range rises, so that the indexes grow many times, and falls again.
-      const uint64_t range = 1 + random() % (step < 200 ? step * 500 + 1 : 99);
-      std::vector<int64_t> signs(random() % 3000);
-      for (int64_t& sign : signs) {
-        sign = static_cast<int64_t>(random() % range) - 50;
-      }
-      const bool insert = random() % 2 == 0;
-      const auto value = [&](int64_t sign) {
-        const auto it = model.find(sign);
-        return it != model.end() ? it->second
-                                 : Pull(table.get(), {sign}, false)[0];
-      };
-      switch (random() % 3) {
-        case 0: {
-          std::vector<float> expected;
-          for (const int64_t sign : signs) {
-            expected.push_back(value(sign));
-            if (insert) model.emplace(sign, expected.back());
-          }
-          ASSERT_EQ(Pull(table.get(), signs, insert), expected);
-          break;
-        }
-        case 1: {
-          std::vector<float> gradients;
-          for (const int64_t sign : signs) {
-            gradients.push_back(0.25f * (random() % 9));
-            model[sign] = value(sign) - gradients.back();
-          }
-          Push(table.get(), signs, gradients);
-          break;
-        }
-        case 2: {
-          int64_t erased = 0;
-          for (const int64_t sign : signs) erased += model.erase(sign);
-          ASSERT_EQ(Erase(table.get(), signs), erased);
-          break;
-        }
-      }
-      ASSERT_EQ(table->Size(), static_cast<int64_t>(model.size()));
-    }
-    const ExportedRows rows = Export(*table);
-    ASSERT_EQ(rows.signs.size(), model.size());
-    for (size_t i = 0; i < rows.signs.size(); ++i) {
-      float weight;
-      std::memcpy(&weight, &rows.fields[0][i * 4], 4);
-      ASSERT_EQ(weight, model.at(rows.signs[i]));
-    }
-  }
-}
-
-TEST(TableTest, ChurnDoesNotGrowMemoryNorLengthenProbes) {
-  const auto table = MakeTable(RuleKind::kAdagrad, 8);
-  const int64_t kRows = 20000;
-  Pull(table.get(), Range(0, kRows), true);
-  const int64_t erase_batch = 2000;
-  TableStats first;
-  for (int64_t round = 0; round < 200; ++round) {
-    const int64_t begin = round * erase_batch;
-    EXPECT_EQ(Erase(table.get(), Range(begin, begin + erase_batch)),
-              erase_batch);
-    Pull(table.get(), Range(kRows + begin, kRows + begin + erase_batch), true);
-    if (round == 19) first = table->Stats();
-  }
-  const TableStats last = table->Stats();
-  EXPECT_EQ(last.rows, kRows);
-  EXPECT_LE(last.slab_bytes, 1.1 * first.slab_bytes);
-  EXPECT_LE(last.slab_bytes, 1.3 * kRows * last.row_bytes);
-  EXPECT_LE(last.index_bytes, 2 * first.index_bytes);
-  EXPECT_LE(last.max_probe_length, 16);
-  // With every row erased, no bucket says that an entry went past it: a
-  // search for an absent sign ends at its home, and so does every new entry.
-  Erase(table.get(), Export(*table).signs);
-  EXPECT_EQ(table->Stats().max_probe_length, 0);
-  Pull(table.get(), Range(0, 1000), true);
-  EXPECT_EQ(table->Stats().max_probe_length, 1);
 }
 
 TEST(TableTest, AnEmptyTableTakesNoMemoryForRows) {

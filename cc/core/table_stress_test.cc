@@ -1,0 +1,311 @@
+// Threads, churn and random operations. Run under the thread and address
+// sanitizers too.
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "cc/core/table.h"
+#include "cc/core/table_test_util.h"
+#include "gtest/gtest.h"
+
+namespace tf_ext {
+namespace {
+
+constexpr int kThreads = 4;
+
+// Runs fn(0) ... fn(threads - 1) at the same time, started together.
+void Together(int threads, const std::function<void(int)>& fn) {
+  std::atomic<int> ready{0};
+  std::vector<std::thread> running;
+  for (int t = 0; t < threads; ++t) {
+    running.emplace_back([&, t] {
+      ++ready;
+      while (ready < threads) std::this_thread::yield();
+      fn(t);
+    });
+  }
+  for (std::thread& thread : running) thread.join();
+}
+
+// All rows start with the weight 1, so that one that is torn, half made or
+// used after its end shows by two different numbers in it.
+std::unique_ptr<Table> MakeConstantTable(RuleKind rule, int64_t dim) {
+  TableConfig config = MakeConfig(rule, dim);
+  config.initializer = {InitializerKind::kConstant, 1, 0};
+  std::unique_ptr<Table> table;
+  const Status status = Table::Create(config, &table);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return table;
+}
+
+bool IsConstant(const float* row, int64_t dim) {
+  for (int64_t d = 1; d < dim; ++d) {
+    if (row[d] != row[0]) return false;
+  }
+  return true;
+}
+
+int64_t CountTorn(const std::vector<float>& rows, int64_t dim) {
+  int64_t torn = 0;
+  for (size_t i = 0; i < rows.size(); i += dim) {
+    if (!IsConstant(&rows[i], dim)) ++torn;
+  }
+  return torn;
+}
+
+TEST(TableStressTest, FirstTouchByManyThreadsMakesOneWholeRow) {
+  const int64_t kDim = 33;
+  const auto table = MakeTable(RuleKind::kAdagrad, kDim);
+  const int64_t kRounds = 200;
+  const int64_t kSigns = 100;
+  std::vector<std::vector<float>> seen(kThreads);
+  Together(kThreads, [&](int t) {
+    for (int64_t round = 0; round < kRounds; ++round) {
+      const std::vector<float> rows =
+          Pull(table.get(), Range(round * kSigns, (round + 1) * kSigns), true);
+      seen[t].insert(seen[t].end(), rows.begin(), rows.end());
+    }
+  });
+  EXPECT_EQ(table->Size(), kRounds * kSigns);
+  EXPECT_EQ(Export(*table).signs.size(), static_cast<size_t>(kRounds * kSigns));
+  const std::vector<float> expected =
+      Pull(MakeTable(RuleKind::kAdagrad, kDim).get(),
+           Range(0, kRounds * kSigns), false);
+  for (int t = 0; t < kThreads; ++t) EXPECT_TRUE(seen[t] == expected) << t;
+}
+
+TEST(TableStressTest, RowsAreNeverTorn) {
+  const int64_t kDim = 64;
+  const auto table = MakeConstantTable(RuleKind::kSgd, kDim);
+  const std::vector<int64_t> signs = Range(0, 500);
+  std::atomic<int64_t> torn{0};
+  Together(kThreads, [&](int t) {
+    for (int round = 0; round < 100; ++round) {
+      if (t == 0) {
+        Push(table.get(), signs,
+             std::vector<float>(signs.size() * kDim, round % 7 - 3.0f));
+      } else if (t == 1) {
+        Erase(table.get(), Range(round, 500, 3));
+      } else {
+        torn += CountTorn(Pull(table.get(), signs, t == 2), kDim);
+      }
+    }
+  });
+  EXPECT_EQ(torn, 0);
+}
+
+TEST(TableStressTest, EveryUpdateOfTwoPushersIsThere) {
+  const auto table = MakeConstantTable(RuleKind::kSgd, 8);
+  const int64_t kRounds = 200;
+  const std::vector<int64_t> signs = Range(0, 700);
+  Together(kThreads, [&](int) {
+    const std::vector<float> gradients(signs.size() * 8, -1);
+    for (int64_t round = 0; round < kRounds; ++round) {
+      Push(table.get(), signs, gradients);
+    }
+  });
+  EXPECT_EQ(Pull(table.get(), signs, false),
+            std::vector<float>(signs.size() * 8, 1 + kThreads * kRounds));
+}
+
+TEST(TableStressTest, AWalkSeesEveryPermanentRowOnceAndWhole) {
+  const int64_t kDim = 16;
+  const auto table = MakeConstantTable(RuleKind::kAdagrad, kDim);
+  const int64_t kPermanent = 5000;
+  const auto import = [&](const std::vector<int64_t>& signs, float value) {
+    // Weights and accumulators of a row are always the same number.
+    const std::vector<float> values(signs.size() * kDim, value);
+    const std::vector<ConstFieldData> fields = {{"weights", values.data()},
+                                                {"accumulator", values.data()}};
+    EXPECT_TRUE(
+        table->Import(signs.data(), signs.size(), fields, SerialFor).ok());
+  };
+  import(Range(0, kPermanent), 2);
+  std::atomic<bool> stop{false};
+  Together(kThreads, [&](int t) {
+    if (t == 0) {
+      for (int walk = 0; walk < 10; ++walk) {
+        std::map<int64_t, int> seen;
+        int64_t cursor = 0;
+        while (cursor != -1) {
+          const ExportedRows rows =
+              Export(*table, cursor, 700, {"weights", "accumulator"});
+          for (size_t i = 0; i < rows.signs.size(); ++i) {
+            ++seen[rows.signs[i]];
+            const std::vector<float> weights = FloatsOf(rows, 0, i);
+            EXPECT_TRUE(IsConstant(weights.data(), kDim));
+            EXPECT_EQ(weights, FloatsOf(rows, 1, i));
+          }
+          cursor = rows.next_cursor;
+        }
+        for (int64_t sign = 0; sign < kPermanent; ++sign) {
+          ASSERT_EQ(seen[sign], 1) << sign;
+        }
+      }
+      stop = true;
+      return;
+    }
+    // Others come and go, and the permanent ones are written to.
+    for (int64_t round = 0; !stop; ++round) {
+      const int64_t begin = (t + 1) * 1000000 + round % 50 * 1000;
+      import(Range(begin, begin + 1000), static_cast<float>(round));
+      import(Range(0, kPermanent, 7), static_cast<float>(round));
+      EXPECT_EQ(Erase(table.get(), Range(begin, begin + 1000)), 1000);
+    }
+  });
+  EXPECT_EQ(table->Size(), kPermanent);
+}
+
+TEST(TableStressTest, MaintenanceDuringTraining) {
+  const int64_t kDim = 4;
+  const auto table = MakeConstantTable(RuleKind::kSgd, kDim);
+  std::atomic<int64_t> torn{0};
+  Together(kThreads, [&](int t) {
+    std::mt19937_64 random(t);
+    for (int round = 0; round < 60; ++round) {
+      std::vector<int64_t> signs(2500);
+      for (int64_t& sign : signs) sign = random() % 20000;
+      if (t == 0 && round % 10 == 9) {
+        table->Clear();
+        EXPECT_GE(table->Size(), 0);
+      } else if (t == 0) {
+        const TableStats stats = table->Stats();
+        EXPECT_LE(stats.rows, 20000);
+        EXPECT_LE(static_cast<int64_t>(Export(*table).signs.size()), 20000);
+      } else {
+        torn += CountTorn(Pull(table.get(), signs, true), kDim);
+        Push(table.get(), signs, std::vector<float>(signs.size() * kDim, 1));
+      }
+    }
+  });
+  EXPECT_EQ(torn, 0);
+  const std::vector<int64_t> left = Export(*table).signs;
+  EXPECT_EQ(Erase(table.get(), left), static_cast<int64_t>(left.size()));
+  EXPECT_EQ(table->Size(), 0);
+}
+
+TEST(TableStressTest, SameRowsInTheSameOrderForOneAndManyThreads) {
+  const uint64_t seed = 20240607;
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::vector<ExportedRows> exported;
+  for (const int threads : {0, 1, 3, 8}) {
+    const ParallelFor parallel = threads == 0 ? SerialFor : Threads(threads);
+    const auto table = MakeTable(RuleKind::kAdagrad, 8);
+    std::mt19937_64 random(seed);
+    for (int step = 0; step < 4; ++step) {
+      std::vector<int64_t> signs(50000);
+      std::vector<float> gradients(signs.size() * 8);
+      for (int64_t& sign : signs) sign = random() % 60000;
+      for (float& gradient : gradients) gradient = 1e-3f * (random() % 100);
+      std::vector<float> out(signs.size() * 8);
+      ASSERT_TRUE(
+          table->Pull(signs.data(), 30000, true, out.data(), parallel).ok());
+      const double hyperparameters[] = {0.05, 0, 1e-7};
+      int64_t count = 0;
+      ASSERT_TRUE(table
+                      ->Push(signs.data(), gradients.data(), signs.size(),
+                             hyperparameters, 3, 1, parallel, &count)
+                      .ok());
+      ASSERT_TRUE(
+          table->Erase(signs.data() + 20000, 5000, parallel, &count).ok());
+    }
+    exported.push_back(Export(*table, 0, -1, FieldNames(*table)));
+  }
+  for (const ExportedRows& rows : exported) {
+    EXPECT_EQ(rows.signs, exported[0].signs);
+    EXPECT_EQ(rows.fields, exported[0].fields);
+  }
+}
+
+TEST(TableStressTest, AgreesWithAMapOverRandomOperations) {
+  for (const uint64_t seed : {1, 2, 3}) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const auto table = MakeTable(RuleKind::kSgd, 1);
+    std::unordered_map<int64_t, float> model;
+    std::mt19937_64 random(seed);
+    for (int step = 0; step < 300; ++step) {
+      // The range rises, so that the indexes grow many times, and falls again.
+      const uint64_t range = 1 + random() % (step < 200 ? step * 500 + 1 : 99);
+      std::vector<int64_t> signs(random() % 3000);
+      for (int64_t& sign : signs) {
+        sign = static_cast<int64_t>(random() % range) - 50;
+      }
+      const bool insert = random() % 2 == 0;
+      const auto value = [&](int64_t sign) {
+        const auto it = model.find(sign);
+        return it != model.end() ? it->second
+                                 : Pull(table.get(), {sign}, false)[0];
+      };
+      switch (random() % 3) {
+        case 0: {
+          std::vector<float> expected;
+          for (const int64_t sign : signs) {
+            expected.push_back(value(sign));
+            if (insert) model.emplace(sign, expected.back());
+          }
+          ASSERT_EQ(Pull(table.get(), signs, insert), expected);
+          break;
+        }
+        case 1: {
+          std::vector<float> gradients;
+          for (const int64_t sign : signs) {
+            gradients.push_back(0.25f * (random() % 9));
+            model[sign] = value(sign) - gradients.back();
+          }
+          Push(table.get(), signs, gradients);
+          break;
+        }
+        case 2: {
+          int64_t erased = 0;
+          for (const int64_t sign : signs) erased += model.erase(sign);
+          ASSERT_EQ(Erase(table.get(), signs), erased);
+          break;
+        }
+      }
+      ASSERT_EQ(table->Size(), static_cast<int64_t>(model.size()));
+    }
+    const ExportedRows rows = Export(*table);
+    ASSERT_EQ(rows.signs.size(), model.size());
+    for (size_t i = 0; i < rows.signs.size(); ++i) {
+      float weight;
+      std::memcpy(&weight, &rows.fields[0][i * 4], 4);
+      ASSERT_EQ(weight, model.at(rows.signs[i]));
+    }
+  }
+}
+
+TEST(TableStressTest, ChurnDoesNotGrowMemoryNorLengthenProbes) {
+  const auto table = MakeTable(RuleKind::kAdagrad, 8);
+  const int64_t kRows = 20000;
+  Pull(table.get(), Range(0, kRows), true);
+  const int64_t erase_batch = 2000;
+  TableStats first;
+  for (int64_t round = 0; round < 200; ++round) {
+    const int64_t begin = round * erase_batch;
+    EXPECT_EQ(Erase(table.get(), Range(begin, begin + erase_batch)),
+              erase_batch);
+    Pull(table.get(), Range(kRows + begin, kRows + begin + erase_batch), true);
+    if (round == 19) first = table->Stats();
+  }
+  const TableStats last = table->Stats();
+  EXPECT_EQ(last.rows, kRows);
+  EXPECT_LE(last.slab_bytes, 1.1 * first.slab_bytes);
+  EXPECT_LE(last.slab_bytes, 1.3 * kRows * last.row_bytes);
+  EXPECT_LE(last.index_bytes, 2 * first.index_bytes);
+  EXPECT_LE(last.max_probe_length, 16);
+  // With every row erased, no bucket says that an entry went past it: a
+  // search for an absent sign ends at its home, and so does every new entry.
+  Erase(table.get(), Export(*table).signs);
+  EXPECT_EQ(table->Stats().max_probe_length, 0);
+  Pull(table.get(), Range(0, 1000), true);
+  EXPECT_EQ(table->Stats().max_probe_length, 1);
+}
+
+}  // namespace
+}  // namespace tf_ext
