@@ -242,8 +242,8 @@ void PrefixFingerprint::Fingerprints(const std::string_view* texts, int64_t n,
         heap.resize(size);
         joined = heap.data();
       }
-      std::memcpy(joined, prefix, prefix_size);
-      std::memcpy(joined + prefix_size, text.data(), text.size());
+      this->prefix().copy(joined, prefix_size);
+      text.copy(joined + prefix_size, text.size());
       out[i] = static_cast<int64_t>(HashLong(joined, size));
       continue;
     }
