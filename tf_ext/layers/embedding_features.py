@@ -92,6 +92,19 @@ class EmbeddingFeatures(keras.layers.Layer):
         self.built = True
 
     @property
+    def trainable(self):
+        """Whether this layer creates and updates rows.
+
+        Other layers on the same tables are not concerned: set the table's own
+        `trainable` for all of them.
+        """
+        return super().trainable
+
+    @trainable.setter
+    def trainable(self, value):
+        self._trainable = bool(value)
+
+    @property
     def tables(self):
         """The tables, in a list."""
         return [getattr(self, f"_table_{i}") for i in range(self._table_count)]

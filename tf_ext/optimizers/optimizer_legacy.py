@@ -118,10 +118,54 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         with tf.init_scope():
             self.build([variable for _, variable in grads_and_vars])
         with tf.name_scope(name or self.name):
-            self._apply(grads_and_vars, skip_gradients_aggregation)
+            if not skip_gradients_aggregation:
+                grads_and_vars = self.aggregate_gradients(grads_and_vars)
+            self._apply(grads_and_vars)
         return self.iterations
 
-    def _apply(self, grads_and_vars, aggregated):
+    def aggregate_gradients(self, grads_and_vars):
+        """Sums gradients over replicas.
+
+        Args:
+          grads_and_vars: list of `(gradient, variable)`.
+
+        Returns:
+          List of `(gradient, variable)`, the same on every replica. Slices of
+          tables are concatenated, not yet summed by sign.
+        """
+        grads_and_vars = list(grads_and_vars)
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return grads_and_vars
+        dense, variables, slices = updates.split(*zip(*grads_and_vars))
+        summed = []
+        if dense:
+            summed = super().aggregate_gradients(list(zip(dense, variables)))
+
+        # TensorFlow's own reduction of slices deadlocks or fails where several
+        # are in flight beside dense ones.
+        def concatenate(strategy, *columns):
+            return tuple(
+                tf.concat(strategy.experimental_local_results(column), 0)
+                for column in columns
+            )
+
+        shadows = [
+            v
+            for g, v in grads_and_vars
+            if g is not None and shadow.table_of(v) is not None
+        ]
+        gathered = []
+        if slices:
+            columns = [t for _, g in slices for t in (g.values, g.indices)]
+            columns = context.merge_call(concatenate, args=tuple(columns))
+            gathered = [
+                (tf.IndexedSlices(columns[2 * i], columns[2 * i + 1]), v)
+                for i, v in enumerate(shadows)
+            ]
+        return list(summed) + gathered
+
+    def _apply(self, grads_and_vars):
         dense, variables, slices = updates.split(*zip(*grads_and_vars))
         context = tf.distribute.get_replica_context()
         if context is None:
@@ -138,20 +182,16 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
                 lambda clip: self._apply_dense(clip(dense), variables),
             )
             return
-        if dense and not aggregated:
-            pairs = self.aggregate_gradients(list(zip(dense, variables)))
-            dense = [grad for grad, _ in pairs]
 
         def update_all(strategy, dense, signs, values):
-            local = strategy.experimental_local_results
-            # Aggregated slices are the same on every replica.
-            count = 1 if aggregated else None
+            # Aggregated gradients are the same on every replica.
+            first = lambda value: strategy.experimental_local_results(value)[0]  # noqa: E731
             tables = [
-                updates.merge(table, list(zip(local(s), local(v)))[:count])
+                updates.merge(table, [(first(s), first(v))])
                 for (table, _), s, v in zip(slices, signs, values)
             ]
             self._update(
-                [local(grad)[0] for grad in dense],
+                [first(grad) for grad in dense],
                 tables,
                 lambda clip: strategy.extended.call_for_each_replica(
                     lambda grads: self._apply_dense(clip(grads), variables),
