@@ -61,7 +61,9 @@ class CoreTest(parameterized.TestCase):
                     cls.programs[path],
                 )
 
-    @parameterized.parameters(*_SOURCES["CORE_TESTS"])
+    @parameterized.named_parameters(
+        *((pathlib.Path(path).stem, path) for path in _SOURCES["CORE_TESTS"])
+    )
     def test_passes(self, path):
         done = subprocess.run(
             [self.programs[path], "--gtest_brief=1"],

@@ -7,6 +7,8 @@ import doctest
 import importlib
 import pkgutil
 
+import numpy as np
+import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 import tf_ext
@@ -20,7 +22,7 @@ _IMPORTED = {"keras": tf.keras, "np": np, "tf": tf, "tf_ext": tf_ext}
 
 
 class DocstringTest(parameterized.TestCase):
-    @parameterized.parameters(*_MODULES)
+    @parameterized.named_parameters(*zip(_MODULES, _MODULES, strict=True))
     def test_examples_of(self, module):
         failures, _ = doctest.testmod(
             importlib.import_module(module),

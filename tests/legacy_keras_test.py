@@ -27,10 +27,10 @@ _NO_TESTS_COLLECTED = 5
 
 @pytest.mark.timeout(_RUN_TIMEOUT_SECONDS + 60)
 class LegacyKerasTest(parameterized.TestCase):
-    @parameterized.parameters(
-        *sorted(
-            path.name
-            for path in _TESTS.glob("*_test.py")
+    @parameterized.named_parameters(
+        *(
+            (path.stem, path.name)
+            for path in sorted(_TESTS.glob("*_test.py"))
             if path.name not in _WITHOUT_KERAS
         )
     )
