@@ -1,0 +1,314 @@
+// tf_ext._core: hashing for NumPy users. Needs no TensorFlow.
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cc/core/fingerprint.h"
+#include "cc/core/hash_columns.h"
+#include "pybind11/numpy.h"
+#include "pybind11/pybind11.h"
+#include "pybind11/stl.h"
+
+namespace tf_ext {
+namespace {
+
+namespace py = pybind11;
+
+// The definition of signs. Another number is another definition.
+constexpr int kHashVersion = 1;
+
+std::string TypeOf(py::handle object) {
+  return py::str(py::type::handle_of(object).attr("__name__"));
+}
+
+std::string DtypeOf(const py::array& array) {
+  return py::str(static_cast<py::object>(array.dtype()));
+}
+
+// The bytes of a str (as UTF-8) or bytes object, which must stay alive.
+std::string_view ViewText(py::handle object, const std::string& where) {
+  if (PyBytes_Check(object.ptr())) {
+    return {PyBytes_AS_STRING(object.ptr()),
+            static_cast<size_t>(PyBytes_GET_SIZE(object.ptr()))};
+  }
+  if (!PyUnicode_Check(object.ptr())) {
+    throw py::value_error(where + " must be str or bytes, but is of type " +
+                          TypeOf(object) + ".");
+  }
+  Py_ssize_t size = 0;
+  const char* const data = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
+  if (data == nullptr) {
+    PyErr_Clear();
+    throw py::value_error(where +
+                          " has a lone surrogate, which is no text in UTF-8;"
+                          " encode it to bytes yourself.");
+  }
+  return {data, static_cast<size_t>(size)};
+}
+
+template <typename T>
+py::array Contiguous(const py::array& array) {
+  return py::array_t<T, py::array::c_style | py::array::forcecast>::ensure(
+      array);
+}
+
+// The values of one array in a form that the core reads, and without the GIL.
+class Values {
+ public:
+  Values(const py::array& array, const std::string& name)
+      : name_(name), size_(array.size()) {
+    const char kind = array.dtype().kind();
+    if (kind == 'S') {
+      KeepBytes(array);
+    } else if (kind == 'U' || kind == 'O' || kind == 'T') {
+      KeepObjects(array);
+    } else if (kind == 'f') {
+      KeepFloats(array);
+    } else {
+      KeepIntegers(array);
+    }
+  }
+
+  Values(const Values&) = delete;
+  Values& operator=(const Values&) = delete;
+
+  bool is_text() const { return input_.type == ValueType::kString; }
+
+  // One value a bag.
+  HashInput input() const {
+    HashInput input = input_;
+    input.n = size_;
+    input.batch = size_;
+    return input;
+  }
+
+ private:
+  void KeepIntegers(const py::array& array) {
+    const char kind = array.dtype().kind();
+    if (kind == 'b' || (kind != 'i' && kind != 'u') ||
+        (kind == 'u' && array.itemsize() == sizeof(uint64_t))) {
+      throw py::value_error(
+          name_ +
+          " must be strings, bytes, integers of up to 64 bits with a"
+          " sign or 32 without, or floats with boundaries, but its dtype is " +
+          DtypeOf(array) + ". Convert it first.");
+    }
+    kept_ = Contiguous<int64_t>(array);
+    input_.type = ValueType::kInt64;
+    input_.values = kept_.data();
+  }
+
+  void KeepFloats(const py::array& array) {
+    kept_ = Contiguous<float>(array);
+    input_.type = ValueType::kFloat;
+    input_.values = kept_.data();
+    const auto* const floats = static_cast<const float*>(kept_.data());
+    for (int64_t i = 0; i < size_; ++i) {
+      if (!std::isnan(floats[i])) continue;
+      throw py::value_error(name_ + " has NaN at position " +
+                            std::to_string(i) +
+                            ", which is missing and has no sign. Drop it"
+                            " first.");
+    }
+  }
+
+  void KeepBytes(const py::array& array) {
+    kept_ = py::array::ensure(array, py::array::c_style);
+    bytes_ = {static_cast<const char*>(kept_.data()),
+              static_cast<size_t>(array.itemsize())};
+    input_.type = ValueType::kString;
+    input_.values = &bytes_;
+    input_.view_strings = ViewBytes;
+  }
+
+  void KeepObjects(const py::array& array) {
+    // A copy, whose objects nobody else can remove while the GIL is released.
+    kept_ = py::array(array.attr("astype")("O")).attr("ravel")();
+    const auto* const objects = static_cast<PyObject* const*>(kept_.data());
+    texts_.resize(size_);
+    for (int64_t i = 0; i < size_; ++i) {
+      texts_[i] =
+          ViewText(objects[i], name_ + " at position " + std::to_string(i));
+    }
+    input_.type = ValueType::kString;
+    input_.values = texts_.data();
+    input_.view_strings = ViewTexts;
+  }
+
+  struct Bytes {
+    const char* data;
+    size_t item_size;
+  };
+
+  // NumPy's texts of a fixed size end where only zero bytes follow.
+  static void ViewBytes(const void* values, const int64_t* places, int64_t n,
+                        std::string_view* views) {
+    const Bytes& bytes = *static_cast<const Bytes*>(values);
+    for (int64_t k = 0; k < n; ++k) {
+      const char* const item = bytes.data + places[k] * bytes.item_size;
+      size_t size = bytes.item_size;
+      while (size > 0 && item[size - 1] == '\0') --size;
+      views[k] = {item, size};
+    }
+  }
+
+  static void ViewTexts(const void* values, const int64_t* places, int64_t n,
+                        std::string_view* views) {
+    for (int64_t k = 0; k < n; ++k) {
+      views[k] = static_cast<const std::string_view*>(values)[places[k]];
+    }
+  }
+
+  std::string name_;
+  int64_t size_;
+  py::array kept_;
+  Bytes bytes_ = {};
+  std::vector<std::string_view> texts_;
+  HashInput input_;
+};
+
+py::array_t<int64_t> LikeArray(const py::array& array) {
+  return py::array_t<int64_t>(
+      std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
+}
+
+void Check(const Status& status) {
+  if (!status.ok()) throw py::value_error(status.message());
+}
+
+// Everything that needs no Python: `signs` has the inputs' size.
+Status HashOneColumn(const HashColumn& column,
+                     const std::vector<HashInput>& inputs, int64_t* signs) {
+  std::vector<ValueType> types;
+  for (const HashInput& input : inputs) types.push_back(input.type);
+  std::unique_ptr<ColumnHasher> hasher;
+  Status status = ColumnHasher::Create({column}, types, &hasher);
+  if (!status.ok()) return status;
+  int64_t batch = 0;
+  status = hasher->CheckInputs(inputs, &batch);
+  if (!status.ok()) return status;
+  std::vector<int64_t> row_splits(batch + 1);
+  status = hasher->CountSigns(inputs, batch, SerialFor, row_splits.data());
+  if (!status.ok()) return status;
+  hasher->Hash(inputs, batch, row_splits.data(), SerialFor, signs, nullptr);
+  return Status::Ok();
+}
+
+py::array_t<int64_t> HashArrays(const HashColumn& column,
+                                const std::vector<py::array>& arrays,
+                                const std::vector<std::string>& names) {
+  std::vector<std::unique_ptr<Values>> values;
+  std::vector<HashInput> inputs;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    values.push_back(std::make_unique<Values>(arrays[i], names[i]));
+    inputs.push_back(values.back()->input());
+  }
+  py::array_t<int64_t> signs = LikeArray(arrays[0]);
+  int64_t* const data = signs.mutable_data();
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = HashOneColumn(column, inputs, data);
+  }
+  Check(status);
+  return signs;
+}
+
+py::array_t<int64_t> HashCategory(const py::array& values, const py::object& ns,
+                                  int64_t bucket_size,
+                                  const std::vector<float>& boundaries) {
+  HashColumn column;
+  column.ns = ViewText(ns, "namespace");
+  column.bucket_size = bucket_size;
+  column.parts.resize(1);
+  column.parts[0].boundaries = boundaries;
+  return HashArrays(column, {values}, {"values"});
+}
+
+void CheckOnePerPart(const char* name, size_t size, size_t parts) {
+  if (size == parts) return;
+  throw py::value_error(std::string(name) + " must have " +
+                        std::to_string(parts) +
+                        " entries, one for each of values, but has " +
+                        std::to_string(size) + ".");
+}
+
+py::array_t<int64_t> HashCross(
+    const std::vector<py::array>& values, const py::object& ns,
+    int64_t bucket_size, const std::vector<int64_t>& part_bucket_sizes,
+    const std::vector<std::vector<float>>& part_boundaries) {
+  const size_t parts = values.size();
+  if (parts < 2) {
+    throw py::value_error(
+        "values must have at least 2 arrays to cross, but"
+        " has " +
+        std::to_string(parts) + ".");
+  }
+  CheckOnePerPart("part_bucket_sizes", part_bucket_sizes.size(), parts);
+  CheckOnePerPart("part_boundaries", part_boundaries.size(), parts);
+  HashColumn column;
+  column.ns = ViewText(ns, "namespace");
+  column.bucket_size = bucket_size;
+  column.parts.resize(parts);
+  std::vector<std::string> names;
+  for (size_t p = 0; p < parts; ++p) {
+    names.push_back("values[" + std::to_string(p) + "]");
+    column.parts[p].input = static_cast<int64_t>(p);
+    column.parts[p].bucket_size = part_bucket_sizes[p];
+    column.parts[p].boundaries = part_boundaries[p];
+    const py::tuple shape = values[p].attr("shape");
+    const py::tuple first = values[0].attr("shape");
+    if (shape.equal(first)) continue;
+    throw py::value_error("The arrays of values must have one shape, but " +
+                          names[p] + " has " + std::string(py::str(shape)) +
+                          " and values[0] has " + std::string(py::str(first)) +
+                          ".");
+  }
+  return HashArrays(column, values, names);
+}
+
+py::array_t<uint64_t> FingerprintArray(const py::array& texts) {
+  const Values values(texts, "values");
+  if (!values.is_text()) {
+    throw py::value_error("values must be strings or bytes, but its dtype is " +
+                          DtypeOf(texts) + ".");
+  }
+  py::array_t<int64_t> fingerprints = LikeArray(texts);
+  int64_t* const out = fingerprints.mutable_data();
+  {
+    py::gil_scoped_release release;
+    const HashInput input = values.input();
+    for (int64_t i = 0; i < input.n; ++i) {
+      std::string_view text;
+      input.view_strings(input.values, &i, 1, &text);
+      out[i] = static_cast<int64_t>(Fingerprint64(text));
+    }
+  }
+  return fingerprints.attr("view")("uint64");
+}
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Hashing of tf_ext for NumPy; see tf_ext.hashing.";
+  m.attr("HASH_VERSION") = kHashVersion;
+  m.def("fingerprint64", [](const py::bytes& text) {
+    return Fingerprint64(ViewText(text, "text"));
+  });
+  m.def("fingerprint64", [](const py::str& text) {
+    return Fingerprint64(ViewText(text, "text"));
+  });
+  m.def("fingerprint64", &FingerprintArray, py::arg("values"));
+  m.def("hash_category", &HashCategory, py::arg("values"), py::arg("namespace"),
+        py::arg("bucket_size") = 0,
+        py::arg("boundaries") = std::vector<float>());
+  m.def("hash_cross", &HashCross, py::arg("values"), py::arg("namespace"),
+        py::arg("bucket_size"), py::arg("part_bucket_sizes"),
+        py::arg("part_boundaries"));
+}
+
+}  // namespace
+}  // namespace tf_ext

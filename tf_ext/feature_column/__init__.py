@@ -1,0 +1,20 @@
+"""Columns: how raw features become signs, and how bags of them are combined.
+
+See `tf_ext.hashing` for what the sign of a value is.
+"""
+
+from tf_ext.feature_column.bags import Bags, columns_to_bags
+from tf_ext.feature_column.category_column import (
+    CategoryColumn,
+    category_column,
+)
+from tf_ext.feature_column.crossed_column import CrossedColumn, crossed_column
+
+__all__ = [
+    "Bags",
+    "CategoryColumn",
+    "CrossedColumn",
+    "category_column",
+    "columns_to_bags",
+    "crossed_column",
+]

@@ -1,0 +1,133 @@
+"""The column of several features together."""
+
+import dataclasses
+
+from tf_ext._keras import keras
+from tf_ext.feature_column import checks
+from tf_ext.feature_column.category_column import (
+    CategoryColumn,
+    category_column,
+)
+
+_NAME = "crossed_column"
+_JOINT = "_X_"
+
+
+@keras.utils.register_keras_serializable(package="tf_ext")
+@dataclasses.dataclass(frozen=True)
+class CrossedColumn:
+    """A cross of features; made by `crossed_column`.
+
+    Equal columns are equal and hash alike. The fields are the arguments of
+    `crossed_column`, with keys made columns and names filled in.
+    """
+
+    columns: tuple[CategoryColumn, ...]
+    bucket_size: int | None = None
+    name: str | None = None
+    namespace: str | None = None
+    combiner: str = "sum"
+
+    def __post_init__(self):
+        object.__setattr__(self, "columns", _to_columns(self.columns))
+        for field, of_part in (("name", "name"), ("namespace", "namespace")):
+            if getattr(self, field) is None:
+                joined = _JOINT.join(getattr(p, of_part) for p in self.columns)
+                object.__setattr__(self, field, joined)
+        checks.check_text(_NAME, "name", self.name)
+        checks.check_namespace(_NAME, self.namespace)
+        bucket_size = checks.to_bucket_size(_NAME, self.bucket_size)
+        object.__setattr__(self, "bucket_size", bucket_size)
+        checks.check_combiner(_NAME, self.combiner)
+        if self.combiner == "max" and self.weights:
+            checks.refuse(
+                _NAME,
+                "combiner",
+                "sum, mean or sqrtn, as a part has weights",
+                self.combiner,
+            )
+
+    @property
+    def parts(self):
+        """The columns that are hashed together."""
+        return self.columns
+
+    @property
+    def weights(self):
+        """The keys of the parts' weights, in a tuple."""
+        return tuple(p.weights for p in self.columns if p.weights is not None)
+
+    def get_config(self):
+        """The arguments of `crossed_column`, for Keras's savers."""
+        return {
+            "columns": [column.get_config() for column in self.columns],
+            "bucket_size": self.bucket_size,
+            "name": self.name,
+            "namespace": self.namespace,
+            "combiner": self.combiner,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        """The column that `get_config` describes."""
+        columns = [CategoryColumn.from_config(c) for c in config["columns"]]
+        return cls(**{**config, "columns": tuple(columns)})
+
+
+def _to_columns(columns):
+    """A tuple of columns, from columns and keys."""
+    allowed = (
+        f"a list of 2 to {checks.MAX_CROSS_PARTS} columns of category_column, "
+        "or keys"
+    )
+    if not isinstance(columns, list | tuple):
+        checks.refuse(_NAME, "columns", allowed, columns)
+    made = tuple(
+        category_column(column) if isinstance(column, str) else column
+        for column in columns
+    )
+    if not 2 <= len(made) <= checks.MAX_CROSS_PARTS or not all(
+        isinstance(column, CategoryColumn) for column in made
+    ):
+        checks.refuse(_NAME, "columns", allowed, columns)
+    return made
+
+
+def crossed_column(
+    columns, *, bucket_size=None, name=None, namespace=None, combiner="sum"
+):
+    """A feature that is several others together, such as user and hour.
+
+    Its values are the Cartesian product of the bags of its parts, so that it is
+    empty where one of them is. A part takes its `bucket_size`, `boundaries`,
+    `missing`, `optional` and `weights` along; weights are multiplied. Its
+    `hashing` does not matter: the decimal text of an integer is crossed.
+
+    Args:
+      columns: list of 2 to 64 columns of `category_column`, or keys. Their
+        order matters.
+      bucket_size: int, the number of different signs, or None for unbounded.
+      name: string, what the column is called in outputs. None: the parts' names
+        joined by "_X_".
+      namespace: string, as in `category_column`. None: the parts' namespaces
+        joined by "_X_".
+      combiner: as in `category_column`.
+
+    Returns:
+      A `CrossedColumn`.
+
+    Raises:
+      ValueError: an argument is not as above; the sentence names it.
+
+    Example:
+      >>> cross = tf_ext.feature_column.crossed_column(["user", "hour"])
+      >>> cross.name, cross.combiner
+      ('user_X_hour', 'sum')
+    """
+    return CrossedColumn(
+        columns=columns,
+        bucket_size=bucket_size,
+        name=name,
+        namespace=namespace,
+        combiner=combiner,
+    )
