@@ -6,6 +6,7 @@ or the machine. That is why these are not Keras initializers.
 """
 
 import math
+import numbers
 
 from tf_ext._keras import keras
 
@@ -31,7 +32,11 @@ class Initializer:
 
     def __init__(self, **parameters):
         for name, value in parameters.items():
-            if not isinstance(value, (int, float)) or not math.isfinite(value):
+            if (
+                not isinstance(value, numbers.Real)
+                or isinstance(value, bool)
+                or not math.isfinite(value)
+            ):
                 raise ValueError(
                     f"Argument `{name}` of {type(self).__name__} must be a "
                     f"finite number. Received: {name}={value!r}"

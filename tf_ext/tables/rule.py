@@ -78,7 +78,8 @@ class SparseOptimizer:
         too. A rate that is None or a schedule cannot be assigned.
         """
         if self._variable is not None:
-            return float(self._variable.numpy())
+            with tf.init_scope():  # It is asked for while a function is traced.
+                return float(self._variable.numpy())
         return self._learning_rate
 
     @learning_rate.setter

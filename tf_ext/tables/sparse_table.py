@@ -1,6 +1,7 @@
 """The table that a user makes and layers share."""
 
 import itertools
+import numbers
 import re
 import uuid
 
@@ -87,7 +88,8 @@ class SparseTable(keras.layers.Layer):
         self.uid = f"{name}/{_RUN_ID}/{next(_COUNTER)}"
         self.shard = TableShard(
             self._config_text(),
-            [("weights", tf.float32, self.dim)] + self.optimizer.slots(dim),
+            [("weights", tf.float32, self.dim)]
+            + self.optimizer.slots(self.dim),
             state=(self._state, self._restore_state),
         )
         variable_arguments = (
@@ -295,4 +297,4 @@ def sum_by_sign(signs, gradients, name=None):
 
 
 def _is_int(value):
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
