@@ -275,7 +275,7 @@ def combine(rows, inverse, bags, columns):
       float32 `[batch_size, len(columns) * dim]`.
     """
     combiners = [column.combiner for column in columns]
-    weighted = any(getattr(c, "weights", None) for c in columns)
+    weighted = any(part.weights for c in columns for part in c.parts)
     if not (weighted and "max" in combiners):
         return ops.combine_bags(
             rows, inverse, bags.row_splits, bags.weights, combiners=combiners

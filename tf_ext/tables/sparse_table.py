@@ -57,7 +57,7 @@ class SparseTable(keras.layers.Layer):
         self,
         name,
         dim,
-        optimizer,
+        optimizer="adagrad",
         initializer="uniform",
         seed=None,
         trainable=True,
