@@ -1,12 +1,10 @@
 #include "cc/core/hash_columns.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <sstream>
 #include <utility>
 
-#include "cc/core/hash_text.h"
+#include "cc/core/hash_part.h"
+#include "cc/core/message.h"
 
 namespace tf_ext {
 namespace {
@@ -18,82 +16,6 @@ constexpr char kPartEnd = '\x1e';
 // block to a thread.
 constexpr int64_t kSignsPerBlock = 4096;
 constexpr int64_t kBagsPerBlock = 4096;
-
-const char* TypeName(ValueType type) {
-  switch (type) {
-    case ValueType::kString:
-      return "string";
-    case ValueType::kInt64:
-      return "int64";
-    case ValueType::kInt32:
-      return "int32";
-    case ValueType::kFloat:
-      return "float";
-  }
-  return "unknown";
-}
-
-// For messages, which must stay short and printable.
-std::string Quoted(std::string_view text) {
-  constexpr size_t kMaxChars = 64;
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string quoted = "\"";
-  for (const char c : text.substr(0, kMaxChars)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      quoted += c;
-    } else {
-      quoted += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
-    }
-  }
-  return quoted + (text.size() > kMaxChars ? "...\"" : "\"");
-}
-
-template <typename... Pieces>
-Status Invalid(const Pieces&... pieces) {
-  std::ostringstream message;
-  (message << ... << pieces);
-  return Status::InvalidArgument(message.str());
-}
-
-template <typename T>
-bool ParseWhole(const std::string& text, T* value) {
-  const char* const end = text.data() + text.size();
-  const auto result = std::from_chars(text.data(), end, *value);
-  return result.ec == std::errc() && result.ptr == end;
-}
-
-Status CheckBucketSize(const std::string& column, int64_t bucket_size) {
-  if (bucket_size >= 0) return Status::Ok();
-  return Invalid(column, " has bucket_size ", bucket_size,
-                 ", which must be at least 1, or 0 for unbounded.");
-}
-
-Status CheckBoundaries(const std::string& column, ValueType type,
-                       const std::vector<float>& boundaries) {
-  if (type == ValueType::kFloat && boundaries.empty()) {
-    return Invalid(column,
-                   " has an input of type float, which needs boundaries; give"
-                   " it boundaries, or an input of integers or strings.");
-  }
-  if (type == ValueType::kString && !boundaries.empty()) {
-    return Invalid(column,
-                   " has boundaries, which need numbers, but its input is of"
-                   " type string.");
-  }
-  for (size_t i = 0; i < boundaries.size(); ++i) {
-    if (!std::isfinite(boundaries[i])) {
-      return Invalid(column, " has the boundary ", boundaries[i],
-                     " at position ", i, "; boundaries must be finite.");
-    }
-    if (i > 0 && boundaries[i - 1] >= boundaries[i]) {
-      return Invalid(column,
-                     " has boundaries that do not rise: ", boundaries[i - 1],
-                     " and then ", boundaries[i], " at position ", i, ".");
-    }
-  }
-  return Status::Ok();
-}
 
 // describe() names the input; called only for an error.
 template <typename Describe>
@@ -166,9 +88,6 @@ class ColumnHasher::Column {
  private:
   class Crosser;
 
-  Status InitPart(const std::string& name, const HashPart& part,
-                  const std::vector<ValueType>& input_types,
-                  PreparedPart* ready);
   Status CheckIdentity(const std::string& name) const;
   void HashOnePart(const HashInput& input, ValueSpan values, int64_t* signs,
                    float* weights) const;
@@ -194,7 +113,7 @@ Status ColumnHasher::Column::Init(int64_t index, const HashColumn& column,
   identity_ = column.identity;
   parts_.resize(num_parts);
   for (int64_t p = 0; p < num_parts; ++p) {
-    status = InitPart(name, column.parts[p], input_types, &parts_[p]);
+    status = parts_[p].Init(name, column.parts[p], input_types);
     if (!status.ok()) return status;
   }
   if (num_parts > 1) {
@@ -206,48 +125,6 @@ Status ColumnHasher::Column::Init(int64_t index, const HashColumn& column,
                    parts_[0].bucket_size, "; give the column the bucket_size.");
   }
   return CheckIdentity(name);
-}
-
-Status ColumnHasher::Column::InitPart(const std::string& name,
-                                      const HashPart& part,
-                                      const std::vector<ValueType>& input_types,
-                                      PreparedPart* ready) {
-  const auto num_inputs = static_cast<int64_t>(input_types.size());
-  if (part.input < 0 || part.input >= num_inputs) {
-    return Invalid(name, " uses input ", part.input, ", but there are ",
-                   num_inputs, " inputs.");
-  }
-  ready->input = part.input;
-  ready->type = input_types[part.input];
-  ready->boundaries = part.boundaries;
-  Status status = CheckBucketSize(name, part.bucket_size);
-  if (!status.ok()) return status;
-  ready->bucket_size = static_cast<uint64_t>(part.bucket_size);
-  status = CheckBoundaries(name, ready->type, part.boundaries);
-  if (!status.ok() || !part.has_missing) return status;
-
-  ready->has_missing = true;
-  ready->missing_text = part.missing;
-  int32_t narrow = 0;
-  bool parsed = true;
-  switch (ready->type) {
-    case ValueType::kString:
-      break;
-    case ValueType::kInt64:
-      parsed = ParseWhole(part.missing, &ready->missing_integer);
-      break;
-    case ValueType::kInt32:
-      parsed = ParseWhole(part.missing, &narrow);
-      ready->missing_integer = narrow;
-      break;
-    case ValueType::kFloat:
-      parsed = ParseWhole(part.missing, &ready->missing_float);
-      break;
-  }
-  if (parsed) return Status::Ok();
-  return Invalid(name, " names ", Quoted(part.missing),
-                 " as missing, which is not a value of its input's type, ",
-                 TypeName(ready->type), ".");
 }
 
 Status ColumnHasher::Column::CheckIdentity(const std::string& name) const {

@@ -1,6 +1,7 @@
-// Values as texts: the inner loops of ColumnHasher.
-#ifndef TF_EXT_CC_CORE_HASH_TEXT_H_
-#define TF_EXT_CC_CORE_HASH_TEXT_H_
+// One input of a column: its values as texts, and the batches in which they are
+// hashed. The inner loops of ColumnHasher.
+#ifndef TF_EXT_CC_CORE_HASH_PART_H_
+#define TF_EXT_CC_CORE_HASH_PART_H_
 
 #include <algorithm>
 #include <charconv>
@@ -74,6 +75,11 @@ inline std::string_view StringAt(const HashInput& input, int64_t i) {
   return view;
 }
 
+const char* TypeName(ValueType type);
+
+// `column` names the column, to begin a sentence.
+Status CheckBucketSize(const std::string& column, int64_t bucket_size);
+
 // A HashPart made ready for the type of its input.
 struct PreparedPart {
   int64_t input = 0;
@@ -84,6 +90,10 @@ struct PreparedPart {
   std::string missing_text;  // by type, one of these three
   int64_t missing_integer = 0;
   float missing_float = 0;
+
+  // `column` names the column, to begin a sentence.
+  Status Init(const std::string& column, const HashPart& part,
+              const std::vector<ValueType>& input_types);
 
   // False: no value of this part is ever missing.
   bool CanDrop() const { return has_missing || type == ValueType::kFloat; }
@@ -167,4 +177,4 @@ class ValueBatch {
 
 }  // namespace tf_ext
 
-#endif  // TF_EXT_CC_CORE_HASH_TEXT_H_
+#endif  // TF_EXT_CC_CORE_HASH_PART_H_
