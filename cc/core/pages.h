@@ -54,6 +54,14 @@ class Pages {
     return *this;
   }
 
+  // Of mapped memory that may stay nearly unused: the system should not back
+  // it with huge pages, all of which would be resident.
+  void AvoidHugePages() const {
+#ifdef MADV_NOHUGEPAGE
+    if (mapped()) madvise(data_, bytes_, MADV_NOHUGEPAGE);
+#endif
+  }
+
   uint8_t* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 

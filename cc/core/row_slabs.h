@@ -98,6 +98,8 @@ class RowSlabs {
     const size_t rows = (chunks_.size() + 1) << shift_;
     live_.resize((rows + 63) / 64);  // harmless if what follows throws
     chunks_.emplace_back(stride_ << shift_);
+    // A small table has 64 such chunks with a few rows in each.
+    if (chunks_.size() == 1) chunks_.front().AvoidHugePages();
   }
 
   size_t stride_;

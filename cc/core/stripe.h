@@ -17,7 +17,7 @@
 // Why 64: enough that threads seldom meet, few enough that a batch of some
 // thousand signs gives every stripe a block to work on.
 //
-// Growth: when 7/8 of the slots are used the index is built anew with twice
+// Growth: when 4/5 of the slots are used the index is built anew with twice
 // the buckets; the rows stay where they are. All stripes of a table have
 // nearly the same number of rows, so with powers of two all would double
 // within one batch. Instead stripe s has 4 * 2^(level + s / 64) buckets: the

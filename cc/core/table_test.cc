@@ -1,5 +1,8 @@
 #include "cc/core/table.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -237,6 +240,52 @@ TEST(TableTest, AnEmptyTableTakesNoMemoryForRows) {
   const std::vector<float> row = Pull(table.get(), {1}, true);
   EXPECT_EQ(Pull(table.get(), {1}, false), row);
 }
+
+// Sanitizers reserve more address space than the test leaves.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Inserts until the memory is used up; true if the table is whole then.
+bool SurvivesOutOfMemory() {
+  const auto table = MakeTable(RuleKind::kSgd, 1024);
+  std::vector<float> out(1000 * 1024);
+  rlimit usual;
+  getrlimit(RLIMIT_AS, &usual);
+  const rlimit low = {rlim_t{1} << 29, usual.rlim_max};
+  setrlimit(RLIMIT_AS, &low);
+  int64_t tried = 0;
+  Status status;
+  for (; status.ok() && tried < 1000000; tried += 1000) {
+    const std::vector<int64_t> signs = Range(tried, tried + 1000);
+    status = table->Pull(signs.data(), 1000, true, out.data(), SerialFor);
+  }
+  setrlimit(RLIMIT_AS, &usual);
+  bool whole = status.code() == StatusCode::kResourceExhausted &&
+               Says(status.message(), "out of memory in table \"test\"");
+  // Every row can be found, and has its weights.
+  int64_t walked = 0;
+  ExportedRows rows;
+  for (int64_t cursor = 0; cursor != -1; cursor = rows.next_cursor) {
+    if (!table->Export(cursor, 100, {"weights"}, &rows).ok()) return false;
+    const size_t n = rows.signs.size();
+    if (!table->Pull(rows.signs.data(), n, false, out.data(), SerialFor).ok()) {
+      return false;
+    }
+    walked += n;
+    whole &= std::memcmp(out.data(), rows.fields[0].data(),
+                         rows.fields[0].size()) == 0;
+  }
+  whole &= walked == table->Size() && walked > 10000 && walked < tried;
+  // What is erased makes room.
+  const std::vector<int64_t> first = Range(0, 1000);
+  whole &= Erase(table.get(), first) == 1000;
+  status = table->Pull(first.data(), 1000, true, out.data(), SerialFor);
+  return whole && status.ok();
+}
+
+TEST(TableDeathTest, OutOfMemoryIsAnErrorAndTheTableStaysWhole) {
+  EXPECT_EXIT(_exit(SurvivesOutOfMemory() ? 0 : 1), testing::ExitedWithCode(0),
+              "");
+}
+#endif
 
 TEST(TableTest, StatsCountRowsAndMemory) {
   const auto table = MakeTable(RuleKind::kAdagrad, 16);
