@@ -177,39 +177,59 @@ class ThreadsTest(tf.test.TestCase):
         self.assertAllEqual(found, signs)
         self.assertAllEqual(weights, np.full([5000, 16], -75.0))
 
+    def test_all_work_is_done_when_an_op_returns(self):
+        handle = ops.sparse_table_handle(table_config(dim=1))
+        signs = tf.range(500_000, dtype=tf.int64)
+        for _ in range(15):
+            ops.sparse_table_pull(handle, signs, training=True, dim=1)
+            # The threads add to the count as they go.
+            self.assertEqual(ops.sparse_table_erase(handle, signs), 500_000)
+
     def test_a_walk_sees_lasting_rows_once_while_others_come_and_go(self):
         handle = ops.sparse_table_handle(table_config(dim=1))
-        lasting = tf.range(20_000, dtype=tf.int64)
-        ops.sparse_table_pull(handle, lasting, training=True, dim=1)
+        n = 200_000
+        lasting = np.arange(n)
+        ops.sparse_table_import(
+            handle,
+            lasting,
+            [lasting[:, np.newaxis].astype(np.float32)],
+            field_names=["weights"],
+        )
         done = threading.Event()
 
         def churn():
-            start = 20_000
+            start = n
             while not done.is_set():
-                signs = tf.range(start, start + 20_000, dtype=tf.int64)
+                signs = tf.range(start, start + 50_000, dtype=tf.int64)
                 ops.sparse_table_pull(handle, signs, training=True, dim=1)
                 ops.sparse_table_erase(handle, signs[::2])
-                start += 20_000
+                start += 50_000
 
         def walk():
             try:
-                for limit in (1000, -1, 7000, -1, -1):
-                    cursor, seen = 0, []
-                    while cursor != -1:
-                        signs, cursor, _ = ops.sparse_table_export(
-                            handle,
-                            cursor,
-                            limit,
-                            field_names=["weights"],
-                            field_dtypes=[tf.float32],
-                        )
-                        seen.append(signs.numpy())
-                    seen = np.concatenate(seen)
-                    self.assertAllEqual(np.sort(seen[seen < 20_000]), lasting)
+                # Without a limit the table outgrows what was reserved for it.
+                for limit in (20_000, -1, -1, 70_000, -1, -1, -1, -1):
+                    self.check_walk(handle, limit, lasting)
             finally:
                 done.set()
 
         self.run_threads(churn, walk)
+
+    def check_walk(self, handle, limit, lasting):
+        cursor, seen, weights = 0, [], []
+        while cursor != -1:
+            signs, cursor, fields = ops.sparse_table_export(
+                handle,
+                cursor,
+                limit,
+                field_names=["weights"],
+                field_dtypes=[tf.float32],
+            )
+            seen.append(signs.numpy())
+            weights.append(fields[0].numpy()[:, 0])
+        seen, weights = np.concatenate(seen), np.concatenate(weights)
+        self.assertAllEqual(np.sort(seen[seen < len(lasting)]), lasting)
+        self.assertAllEqual(weights, np.where(seen < len(lasting), seen, 0))
 
     def test_runs_inside_a_dataset_map(self):
         handle = ops.sparse_table_handle(table_config(UNIFORM, dim=2))
