@@ -22,7 +22,6 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
       **kwargs: those of `keras.callbacks.EarlyStopping`.
 
     Example:
-
     >>> import tf_ext
     >>> stop = tf_ext.callbacks.EarlyStopping(
     ...     monitor="val_auc", mode="max", patience=1,

@@ -49,7 +49,6 @@ class EmbeddingFeatures(keras.layers.Layer):
         of different batch sizes.
 
     Example:
-
     >>> import tensorflow as tf
     >>> import tf_ext
     >>> user = tf_ext.feature_column.category_column("user")
@@ -81,7 +80,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         self.concatenate = bool(concatenate)
         self._table_count = len(by_table)
         for index, one in enumerate(by_table):
-            # One by one: Keras 3 hides lists of layers from tf.train.Checkpoint.
+            # One by one: Keras 3 hides lists of layers from checkpoints.
             setattr(self, f"_table_{index}", one)
         self._columns = tuple(tuple(c) for c in by_table.values())
         self._sets = ColumnSets(self._columns)
@@ -303,7 +302,8 @@ def _by_table(columns, table):
     if table is None and not isinstance(columns, dict):
         raise ValueError(
             "EmbeddingFeatures takes a list of columns and a `table`, or one "
-            f"dict {{table: columns}}. Received: columns={columns!r}, table=None"
+            f"dict {{table: columns}}. Received: columns={columns!r}, "
+            "table=None"
         )
     by_table = columns if table is None else {table: columns}
     names = set()

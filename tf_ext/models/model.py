@@ -9,9 +9,7 @@ from tf_ext.tables.find import tables_of
 from tf_ext.tables.shadow import refusal
 
 # Keras's own functional model, by a public road.
-_Functional = type(
-    keras.Model(*([keras.Input((1,), name="tf_ext_probe")] * 2))
-)
+_Functional = type(keras.Model(*([keras.Input((1,), name="tf_ext_probe")] * 2)))
 
 
 class _ModelWithTables:
@@ -131,7 +129,6 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
       **kwargs: those of `keras.Model`.
 
     Example:
-
     >>> import tf_ext
     >>> from tf_ext._keras import keras
     >>> inputs = {"user": keras.Input((), dtype="int64", name="user")}

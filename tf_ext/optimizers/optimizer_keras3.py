@@ -229,9 +229,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
                 apply_dense,
                 tf.convert_to_tensor(self.dynamic_scale),
             )
-            grown = tf.equal(
-                self.step_counter + 1, self.dynamic_growth_steps
-            )
+            grown = tf.equal(self.step_counter + 1, self.dynamic_growth_steps)
             self.dynamic_scale.assign(
                 self.dynamic_scale * tf.where(grown, 2.0, 1.0)
             )
@@ -263,7 +261,9 @@ class Keras3Optimizer(_LossScaleOptimizer):
         accumulators = [
             self._built_for.accumulators[self._var_key(v)] for v in variables
         ]
-        for accumulator, grad in zip(accumulators, updates.scale(dense, factor)):
+        for accumulator, grad in zip(
+            accumulators, updates.scale(dense, factor)
+        ):
             self.assign_add(accumulator, grad)
         self._table_accumulators.add(_scale_tables(tables, factor))
 

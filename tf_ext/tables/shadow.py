@@ -39,8 +39,8 @@ def refusal(name):
         "table, which is updated by tf_ext.optimizers.Optimizer. Compile the "
         "model with (or call apply_gradients of) "
         "tf_ext.optimizers.Optimizer(your_optimizer) instead of your_optimizer "
-        "itself. To copy rows, use table.export_rows() and table.import_rows(); "
-        "to stop early with the best weights, "
+        "itself. To copy rows, use table.export_rows() and "
+        "table.import_rows(); to stop early with the best weights, "
         "tf_ext.callbacks.EarlyStopping."
     )
 

@@ -11,6 +11,7 @@ from tf_ext import initializers, ops
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.tables import keras_store, rules, shadow
 from tf_ext.tables.shard import TableShard, config_text, parse_config
+from tf_ext.tables.transport import get_transport
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _MAX_DIM = 65536
@@ -78,6 +79,7 @@ class SparseTable(keras.layers.Layer):
                 "Argument `seed` of SparseTable must be an integer from 0 to "
                 f"2^64 - 1, or None. Received: seed={seed!r}"
             )
+        get_transport()  # Refuses a strategy of several processes.
         super().__init__(name=name, trainable=trainable, dtype="float32")
         self.dim = int(dim)
         self.seed = int(seed)

@@ -70,5 +70,19 @@ class LocalTransport:
 
 
 def get_transport():
-    """The transport of the strategy in scope."""
+    """The transport of the strategy in scope.
+
+    Raises:
+      NotImplementedError: a strategy of several processes.
+    """
+    strategy = tf.distribute.get_strategy()
+    if tf.distribute.has_strategy() and not isinstance(
+        strategy,
+        (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy),
+    ):
+        raise NotImplementedError(
+            f"Tables do not work under {type(strategy).__name__} yet: each "
+            "process would train rows of its own. Use no strategy, "
+            "tf.distribute.OneDeviceStrategy or tf.distribute.MirroredStrategy."
+        )
     return LocalTransport()
