@@ -219,8 +219,9 @@ def _split(key, feature):
 
 def _sparse_row_splits(key, feature):
     rows = feature.indices[:, 0]
-    in_order = tf.debugging.assert_non_decreasing(
-        rows,
+    in_order = tf.debugging.assert_less_equal(
+        rows[:-1],
+        rows[1:],
         message=f"The indices of the SparseTensor of feature {key!r} must be "
         "in row-major order: use tf.sparse.reorder.",
     )
