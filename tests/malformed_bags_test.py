@@ -1,4 +1,4 @@
-"""The same as malformed_input_test.py, of the ops that have no table."""
+"""The same as malformed_input_test.py, for the ops that have no table."""
 
 import tensorflow as tf
 from absl.testing import parameterized

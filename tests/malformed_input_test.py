@@ -9,10 +9,8 @@ from ops_util import (
     MODES,
     RefusalTestCase,
     export_all,
-    named_cases,
     table_config,
 )
-from tensorflow.core.framework import resource_handle_pb2, tensor_pb2
 
 from tf_ext import ops
 
@@ -60,96 +58,6 @@ def _import(handle, signs=(1, 2), fields=None, names=("weights",), clear=True):
         handle, signs, fields, field_names=names, clear=clear
     )
 
-
-HANDLE_OPS = (
-    ("pull", _pull),
-    ("push", _push),
-    ("size", ops.sparse_table_size),
-    ("stats", ops.sparse_table_stats),
-    ("config", ops.sparse_table_config),
-    ("export", _export),
-    ("import", _import),
-    ("erase", lambda handle: ops.sparse_table_erase(handle, [1])),
-    ("clear", ops.sparse_table_clear),
-)
-
-
-def _handle_of(**entries):
-    """A handle that no op made, as from a damaged or foreign graph."""
-    proto = tensor_pb2.TensorProto(dtype=tf.resource.as_datatype_enum)
-    proto.resource_handle_val.append(
-        resource_handle_pb2.ResourceHandleProto(**entries)
-    )
-    return tf.io.parse_tensor(proto.SerializeToString(), tf.resource)
-
-
-def _copy_of(handle):
-    """The same handle, but without a reference to the table."""
-    return tf.io.parse_tensor(tf.io.serialize_tensor(handle), tf.resource)
-
-
-def _destroyed():
-    handle = ops.sparse_table_handle(table_config(), shared_name="gone")
-    tf.raw_ops.DestroyResourceOp(resource=handle)
-    return handle
-
-
-def _lookup_table():
-    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, -1)
-    return table.resource_handle
-
-
-WANTED = "handle must be one that SparseTableHandle made"
-BAD_HANDLES = (
-    ("uninitialised", (_handle_of, WANTED, "an uninitialised handle")),
-    (
-        "of_a_variable",
-        (
-            lambda: tf.Variable([1.0]).handle,
-            WANTED,
-            "(a tf_ext::TableResource)",
-            "a tensorflow::Var",
-        ),
-    ),
-    (
-        "of_a_lookup_table",
-        (_lookup_table, WANTED, "a tensorflow::lookup::LookupInterface"),
-    ),
-    (
-        "of_an_unknown_type",
-        (
-            lambda: _handle_of(name="x", hash_code=7, maybe_type_name="Q"),
-            WANTED,
-            "of the resource 'x', a Q",
-        ),
-    ),
-    (
-        "destroyed",
-        (
-            _destroyed,
-            "handle is of the table 'gone'",
-            "(any more)",
-            "Make it again with SparseTableHandle",
-        ),
-    ),
-    (
-        "freed",
-        (
-            lambda: _copy_of(ops.sparse_table_handle(table_config())),
-            "handle is of the table 'Resource-",
-            "(any more)",
-        ),
-    ),
-    (
-        "not_a_scalar",
-        (
-            lambda: tf.stack([ops.sparse_table_handle(table_config())] * 2),
-            "handle must be",
-            "a scalar, but its shape is [2]",
-        ),
-    ),
-    ("a_float", (lambda: tf.constant(1.0), "resource", "float")),
-)
 
 NAN, INF = float("nan"), float("inf")
 
@@ -462,35 +370,6 @@ TABLE_CASES = (
 )
 
 
-def _handle(entries):
-    return lambda: ops.sparse_table_handle(table_config(entries))
-
-
-HANDLE_CASES = (
-    (
-        "of_no_form",
-        lambda: ops.sparse_table_handle("dim: 4"),
-        'the line "dim: 4" is not of the form key=value',
-    ),
-    ("with_an_unknown_key", _handle({"color": "red"}), "color", "red"),
-    ("of_dim_0", _handle({"dim": 0}), "dim=0", "65536"),
-    ("of_a_huge_dim", _handle({"dim": 2**31}), "dim=2147483648", "65536"),
-    ("of_another_dtype", _handle({"dtype": "half"}), "dtype=half", "float32"),
-    (
-        "of_an_unknown_optimizer",
-        _handle({"optimizer": "lion"}),
-        "optimizer=lion",
-        "adagrad",
-    ),
-    (
-        "that_is_not_a_string",
-        lambda: ops.sparse_table_handle(5),
-        "config",
-        "5",
-    ),
-)
-
-
 class MalformedInputTest(RefusalTestCase):
     def setUp(self):
         super().setUp()
@@ -507,21 +386,9 @@ class MalformedInputTest(RefusalTestCase):
         for found, expected in zip(values, self.before[1]):
             self.assertAllEqual(found, expected)
 
-    @parameterized.named_parameters(
-        *named_cases(op=HANDLE_OPS, bad=BAD_HANDLES)
-    )
-    def test_handle(self, op, bad):
-        make, *texts = bad
-        handle = make()
-        self.assert_refused(lambda: op(tf.identity(handle)), *texts)
-
     @parameterized.named_parameters(*TABLE_CASES)
     def test_table_op(self, call, *texts):
         self.assert_refused(lambda: call(self.handle), *texts)
-
-    @parameterized.named_parameters(*HANDLE_CASES)
-    def test_config(self, call, *texts):
-        self.assert_refused(call, *texts)
 
     @parameterized.named_parameters(
         ("pull", lambda h: _pull(h, _signs()), [0, DIM]),
