@@ -50,7 +50,7 @@ class _ModelWithTables:
         inner = getattr(optimizer, "inner_optimizer", None)
         ours = [o for o in (optimizer, inner) if isinstance(o, Optimizer)]
         if not ours:
-            names = [table.name for table in _tables(self)]
+            names = [table.name for table in tables_of(self)]
             raise ValueError(
                 f"{refusal(names[0] if names else '?')} Received: "
                 f"optimizer={optimizer!r}"
@@ -148,12 +148,6 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
         if cls is Model and ("inputs" in kwargs or len(args) >= 2):
             return FunctionalModel(*args, **kwargs)
         return super().__new__(cls, *args, **kwargs)
-
-
-def _tables(model):
-    # A subclassed model has its layers, hence its weights, before it is built
-    # only if it made them in its constructor.
-    return tables_of(model) if hasattr(model, "weights") else []
 
 
 def _replicas(model):

@@ -48,21 +48,17 @@ class Keras3Optimizer(_LossScaleOptimizer):
         self._built_for = types.SimpleNamespace(variables=[], accumulators={})
         self._table_accumulators = TableAccumulators() if self._steps else None
 
-    # `LossScaleOptimizer` sets the factor of what it wraps to None.
-    @property
-    def loss_scale_factor(self):
-        """None: the factor of the wrapped optimizer is applied here."""
-        return None
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value):
-        if hasattr(self, "_factor"):
+    def __setattr__(self, name, value):
+        # LossScaleOptimizer sets the factor of what it wraps to None. Keras
+        # would not call a property's setter with the value it has already.
+        if name == "loss_scale_factor" and hasattr(self, "_factor"):
             raise ValueError(
                 "tf_ext.optimizers.Optimizer must be outermost: a "
                 "LossScaleOptimizer around it would make the gradients of "
                 "tables dense. Use tf_ext.optimizers.Optimizer("
                 "keras.mixed_precision.LossScaleOptimizer(your_optimizer))."
             )
+        super().__setattr__(name, value)
 
     def enable_dynamic_loss_scale(self):
         """Turns dynamic loss scaling on; for `Model.compile`."""

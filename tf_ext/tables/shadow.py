@@ -84,8 +84,18 @@ def _refuse_assignment(variable, message):
             raise RuntimeError(message)
         return self.__dict__["_unique_id"]
 
+    def constraint(self):
+        # Legacy optimizers of tf_keras look at it before they hand the
+        # variable to an op that knows no refusal.
+        caller = sys._getframe(1).f_code.co_name
+        if caller.endswith("apply_grad_to_update_var"):
+            raise RuntimeError(message)
+        return None
+
     base = type(variable)
     members = {name: refuse for name in _ASSIGNMENTS if hasattr(base, name)}
+    if isinstance(variable, tf.Variable):
+        members["constraint"] = property(constraint)
     if "_unique_id" in variable.__dict__:
         members["_unique_id"] = property(
             unique_id,
