@@ -1,0 +1,45 @@
+"""Tables of benchmarks, and how to fill them."""
+
+import numpy as np
+import tensorflow as tf
+
+import tf_ext
+from tf_ext import ops
+
+BATCH = 65536
+
+
+def make(rule, dim, initializer="normal"):
+    """An empty table."""
+    return tf_ext.SparseTable("bench", dim, rule, initializer)
+
+
+def handle(table):
+    """The table's resource."""
+    return table.shard.resource_handle
+
+
+def fill(table, rows, spread=1):
+    """Inserts signs 0, spread, 2 * spread, ... in random order of batches."""
+    for start in range(0, rows, BATCH):
+        signs = np.arange(start, min(start + BATCH, rows), dtype=np.int64)
+        pull(table, tf.constant(signs * spread), training=True)
+
+
+def pull(table, signs, training=False):
+    """Rows of signs, by the op."""
+    return ops.sparse_table_pull(
+        handle(table), signs, training=training, dim=table.dim
+    )
+
+
+def push(table, signs, gradients, rate=0.01, step=1):
+    """One update of distinct signs, by the op."""
+    rule = table.optimizer
+    return ops.sparse_table_push(
+        handle(table),
+        signs,
+        gradients,
+        hyperparameters=rule.hyperparameters(tf.constant(rate, tf.float64)),
+        step=step,
+    )
