@@ -69,8 +69,9 @@ absl::Status CheckRank(absl::string_view name, const Tensor& tensor, int rank) {
   return ShapeError(name, tensor.shape().DebugString(), kRankNames[rank]);
 }
 
-std::string VectorOf(int64_t size, absl::string_view size_of) {
-  return absl::StrCat("a vector of ", size, " values (", size_of, ")");
+std::string OptionalVectorOf(int64_t size, absl::string_view size_of) {
+  return absl::StrCat("a vector of ", size, " values (", size_of,
+                      ") or of none");
 }
 
 }  // namespace
@@ -121,19 +122,12 @@ absl::Status CheckMatrix(absl::string_view name, const Tensor& tensor) {
   return CheckRank(name, tensor, 2);
 }
 
-absl::Status CheckVectorOf(absl::string_view name, const Tensor& tensor,
-                           int64_t size, absl::string_view size_of) {
-  if (tensor.dims() == 1 && tensor.dim_size(0) == size) return absl::OkStatus();
-  return ShapeError(name, tensor.shape().DebugString(),
-                    VectorOf(size, size_of));
-}
-
 absl::Status CheckOptionalVectorOf(absl::string_view name, const Tensor& tensor,
                                    int64_t size, absl::string_view size_of) {
   if (tensor.dims() == 1 && tensor.dim_size(0) == 0) return absl::OkStatus();
   if (tensor.dims() == 1 && tensor.dim_size(0) == size) return absl::OkStatus();
   return ShapeError(name, tensor.shape().DebugString(),
-                    absl::StrCat(VectorOf(size, size_of), " or of none"));
+                    OptionalVectorOf(size, size_of));
 }
 
 absl::Status InputOfRank(InferenceContext* c, absl::string_view name, int rank,
@@ -155,9 +149,8 @@ absl::Status CheckOptionalVectorInput(InferenceContext* c,
       c->Value(found) == c->Value(size)) {
     return absl::OkStatus();
   }
-  return ShapeError(
-      name, c->DebugString(shape),
-      absl::StrCat(VectorOf(c->Value(size), size_of), " or of none"));
+  return ShapeError(name, c->DebugString(shape),
+                    OptionalVectorOf(c->Value(size), size_of));
 }
 
 }  // namespace tf_ext

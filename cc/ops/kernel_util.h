@@ -30,11 +30,8 @@ absl::Status CheckVector(absl::string_view name,
                          const tensorflow::Tensor& tensor);
 absl::Status CheckMatrix(absl::string_view name,
                          const tensorflow::Tensor& tensor);
-// `tensor` is a vector of `size` values; `size_of` says what has that size.
-absl::Status CheckVectorOf(absl::string_view name,
-                           const tensorflow::Tensor& tensor, int64_t size,
-                           absl::string_view size_of);
-// The same, but a vector of 0 values, meaning none, is right too.
+// `tensor` is a vector of `size` values, or of 0, meaning none; `size_of` says
+// what else has that size.
 absl::Status CheckOptionalVectorOf(absl::string_view name,
                                    const tensorflow::Tensor& tensor,
                                    int64_t size, absl::string_view size_of);
@@ -44,7 +41,7 @@ absl::Status CheckOptionalVectorOf(absl::string_view name,
 absl::Status InputOfRank(tensorflow::shape_inference::InferenceContext* c,
                          absl::string_view name, int rank,
                          tensorflow::shape_inference::ShapeHandle* shape);
-// A vector of the size `size` or of 0 values.
+// The same as CheckOptionalVectorOf, as far as the sizes are known.
 absl::Status CheckOptionalVectorInput(
     tensorflow::shape_inference::InferenceContext* c, absl::string_view name,
     tensorflow::shape_inference::DimensionHandle size,
