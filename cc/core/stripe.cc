@@ -164,7 +164,7 @@ inline uint8_t* Stripe::FindOrInsert(int64_t sign, uint64_t hash,
 
 uint8_t* Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
   if (rows_.full()) throw StripeFullError("no row number left");
-  if (static_cast<size_t>(rows_.live()) >= index_.capacity()) Grow();
+  if (index_.Crowded(static_cast<size_t>(rows_.live()))) Grow();
   const uint32_t number = rows_.Allocate();
   uint8_t* const row = rows_.At(number);
   format_->Start(row, sign, with_weights);
@@ -327,7 +327,7 @@ int64_t Stripe::Clear() {
   BucketIndex index;
   RowSlabs rows(format_->stride);
   const ExclusiveLock lock(mutex_);
-  std::swap(index_, index);
+  index_.swap(index);
   std::swap(rows_, rows);
   level_ = -1;
   return rows.live();

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cc/core/bucket_index.h"
 #include "cc/core/table.h"
 #include "cc/core/table_test_util.h"
 #include "gtest/gtest.h"
@@ -223,6 +224,32 @@ TEST(TableStressTest, SameRowsInTheSameOrderForOneAndManyThreads) {
   }
 }
 
+TEST(TableStressTest, ALargeBatchIsTheSameAsManySmallOnes) {
+  const uint64_t seed = 20240608;
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  const int64_t n = 100000;
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> signs(n);
+  std::vector<float> weights(n);
+  for (int64_t i = 0; i < n; ++i) {
+    signs[i] = random() % 30000;
+    weights[i] = static_cast<float>(i);
+  }
+  const auto large = MakeTable(RuleKind::kSgd, 1);
+  ASSERT_TRUE(
+      large->Import(signs.data(), n, {{"weights", weights.data()}}, Threads(3))
+          .ok());
+  const auto small = MakeTable(RuleKind::kSgd, 1);
+  for (int64_t i = 0; i < n; i += 1000) {
+    ASSERT_TRUE(
+        small->Import(&signs[i], 1000, {{"weights", &weights[i]}}, SerialFor)
+            .ok());
+  }
+  // Rows in the order of first appearance, the last value of each.
+  EXPECT_EQ(Export(*large).signs, Export(*small).signs);
+  EXPECT_EQ(Export(*large).fields, Export(*small).fields);
+}
+
 TEST(TableStressTest, AgreesWithAMapOverRandomOperations) {
   for (const uint64_t seed : {1, 2, 3}) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -305,6 +332,52 @@ TEST(TableStressTest, ChurnDoesNotGrowMemoryNorLengthenProbes) {
   EXPECT_EQ(table->Stats().max_probe_length, 0);
   Pull(table.get(), Range(0, 1000), true);
   EXPECT_EQ(table->Stats().max_probe_length, 1);
+}
+
+TEST(BucketIndexTest, ChurnDoesNotLengthenSearches) {
+  const uint64_t seed = 20240609;
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937_64 random(seed);
+  size_t buckets = 101;
+  int grown = 0;
+  BucketIndex index(buckets);
+  std::vector<uint64_t> hashes;
+  while (!index.Crowded(hashes.size())) {
+    hashes.push_back(random());
+    index.Insert(hashes.back(), hashes.size() - 1);
+  }
+  const auto find = [&](uint32_t row) {
+    return index.Find(hashes[row], [row](uint32_t at) { return at == row; });
+  };
+  for (int i = 0; i < 300000; ++i) {
+    const uint32_t row = random() % hashes.size();
+    ASSERT_EQ(
+        index.Erase(hashes[row], [row](uint32_t at) { return at == row; }),
+        row);
+    ASSERT_EQ(find(row), kNoRow);
+    if (index.Crowded(hashes.size() - 1)) {
+      ++grown;
+      index = BucketIndex(buckets *= 2);
+      for (uint32_t r = 0; r < hashes.size(); ++r) {
+        if (r != row) index.Insert(hashes[r], r);
+      }
+    }
+    hashes[row] = random();
+    index.Insert(hashes[row], row);
+  }
+  EXPECT_EQ(grown, 1);
+  for (uint32_t row = 0; row < hashes.size(); ++row) ASSERT_EQ(find(row), row);
+  // Slots of a bucket have the tag looked for with probability 0.02, so rows
+  // compared for absent signs count the buckets visited.
+  const int kSearches = 100000;
+  int64_t compared = 0;
+  for (int i = 0; i < kSearches; ++i) {
+    index.Find(random(), [&compared](uint32_t) {
+      ++compared;
+      return false;
+    });
+  }
+  EXPECT_LT(compared, 0.03 * kSearches);
 }
 
 }  // namespace
