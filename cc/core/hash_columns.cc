@@ -253,12 +253,13 @@ void ColumnHasher::Column::HashOnePart(const HashInput& input, ValueSpan values,
                                        int64_t* signs, float* weights) const {
   const PreparedPart& part = parts_[0];
   ValueBatch batch;
-  for (int64_t next = values.begin; next < values.end;) {
-    batch.Read(part, input, &next, values.end);
-    const int64_t* const places = batch.places();
+  for (int64_t begin = values.begin; begin < values.end;
+       begin += ValueBatch::kMaxSize) {
+    batch.Read(part, input, begin,
+               std::min(begin + ValueBatch::kMaxSize, values.end));
     if (identity_) {
       for (int64_t k = 0; k < batch.size(); ++k) {
-        signs[k] = IntegerAt(input, places[k]);
+        signs[k] = IntegerAt(input, batch.place(k));
       }
     } else {
       fingerprint_.Fingerprints(batch.Texts(part, input), batch.size(), signs);
@@ -266,7 +267,8 @@ void ColumnHasher::Column::HashOnePart(const HashInput& input, ValueSpan values,
     signs += batch.size();
     if (weights == nullptr) continue;
     for (int64_t k = 0; k < batch.size(); ++k) {
-      *weights++ = input.weights == nullptr ? 1.0f : input.weights[places[k]];
+      *weights++ =
+          input.weights == nullptr ? 1.0f : input.weights[batch.place(k)];
     }
   }
 }

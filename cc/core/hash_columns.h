@@ -50,10 +50,10 @@ struct HashColumn {
   std::vector<HashPart> parts;  // one; or two and more: a cross
 };
 
-// Views of the strings at `places` of an array whose layout the core does not
-// know.
-using ViewStrings = void (*)(const void* values, const int64_t* places,
-                             int64_t n, std::string_view* views);
+// Views of strings [begin, begin + n) of an array whose layout the core does
+// not know.
+using ViewStrings = void (*)(const void* values, int64_t begin, int64_t n,
+                             std::string_view* views);
 
 // One input: `batch` bags of values. Float NaN is always missing.
 struct HashInput {

@@ -96,10 +96,10 @@ inline HashInput Floats(const std::vector<float>& values) {
 }
 inline HashInput Strings(const std::vector<std::string>& values) {
   HashInput input = Input(ValueType::kString, values);
-  input.view_strings = [](const void* texts, const int64_t* places, int64_t n,
+  input.view_strings = [](const void* texts, int64_t begin, int64_t n,
                           std::string_view* views) {
     for (int64_t k = 0; k < n; ++k) {
-      views[k] = static_cast<const std::string*>(texts)[places[k]];
+      views[k] = static_cast<const std::string*>(texts)[begin + k];
     }
   };
   return input;

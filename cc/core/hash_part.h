@@ -71,7 +71,7 @@ inline float FloatAt(const HashInput& input, int64_t i) {
 
 inline std::string_view StringAt(const HashInput& input, int64_t i) {
   std::string_view view;
-  input.view_strings(input.values, &i, 1, &view);
+  input.view_strings(input.values, i, 1, &view);
   return view;
 }
 
@@ -133,44 +133,48 @@ struct PreparedPart {
   }
 };
 
-// A few values of a part that are not missing. All their texts are there
-// before the first is hashed: a processor is slow to read back what it has
-// only just written.
+// A few values of a part. All their texts are there before the first is
+// hashed: a processor is slow to read back what it has only just written.
 class ValueBatch {
  public:
-  // Values from *next on; *next becomes the first one not looked at.
-  void Read(const PreparedPart& part, const HashInput& input, int64_t* next,
+  static constexpr int64_t kMaxSize = 64;
+
+  // Those of up to kMaxSize values [begin, end) that are not missing.
+  void Read(const PreparedPart& part, const HashInput& input, int64_t begin,
             int64_t end) {
+    begin_ = begin;
+    size_ = end - begin;
+    gaps_ = false;
+    if (!part.CanDrop()) return;
     size_ = 0;
-    if (part.CanDrop()) {
-      for (; *next < end && size_ < kMaxSize; ++*next) {
-        if (!part.IsMissing(input, *next)) places_[size_++] = *next;
-      }
-    } else {
-      for (; *next < end && size_ < kMaxSize; ++*next) places_[size_++] = *next;
+    for (int64_t i = begin; i < end; ++i) {
+      if (!part.IsMissing(input, i)) places_[size_++] = i;
     }
+    gaps_ = size_ < end - begin;
   }
 
   int64_t size() const { return size_; }
-  const int64_t* places() const { return places_; }
+  // Which of the input's values value k is.
+  int64_t place(int64_t k) const { return gaps_ ? places_[k] : begin_ + k; }
 
+  // [size()], valid until the next call.
   const std::string_view* Texts(const PreparedPart& part,
                                 const HashInput& input) {
-    if (part.type == ValueType::kString && part.bucket_size == 0) {
-      input.view_strings(input.values, places_, size_, texts_);
+    if (part.type == ValueType::kString && part.bucket_size == 0 && !gaps_) {
+      input.view_strings(input.values, begin_, size_, texts_);
     } else {
       for (int64_t k = 0; k < size_; ++k) {
-        texts_[k] = part.TextAt(input, places_[k], &decimals_[k]);
+        texts_[k] = part.TextAt(input, place(k), &decimals_[k]);
       }
     }
     return texts_;
   }
 
  private:
-  static constexpr int64_t kMaxSize = 64;
-
+  int64_t begin_ = 0;
   int64_t size_ = 0;
-  int64_t places_[kMaxSize];
+  bool gaps_ = false;
+  int64_t places_[kMaxSize];  // only if there are gaps
   std::string_view texts_[kMaxSize];
   Decimal decimals_[kMaxSize];
 };

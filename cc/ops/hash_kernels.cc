@@ -147,12 +147,11 @@ ValueType ToValueType(DataType dtype) {
   }
 }
 
-void ViewTensorStrings(const void* values, const int64_t* places, int64_t n,
+void ViewTensorStrings(const void* values, int64_t begin, int64_t n,
                        std::string_view* views) {
-  const auto* const strings = static_cast<const tstring*>(values);
+  const tstring* const strings = static_cast<const tstring*>(values) + begin;
   for (int64_t k = 0; k < n; ++k) {
-    const tstring& text = strings[places[k]];
-    views[k] = {text.data(), text.size()};
+    views[k] = {strings[k].data(), strings[k].size()};
   }
 }
 

@@ -146,21 +146,21 @@ class Values {
   };
 
   // NumPy's texts of a fixed size end where only zero bytes follow.
-  static void ViewBytes(const void* values, const int64_t* places, int64_t n,
+  static void ViewBytes(const void* values, int64_t begin, int64_t n,
                         std::string_view* views) {
     const Bytes& bytes = *static_cast<const Bytes*>(values);
     for (int64_t k = 0; k < n; ++k) {
-      const char* const item = bytes.data + places[k] * bytes.item_size;
+      const char* const item = bytes.data + (begin + k) * bytes.item_size;
       size_t size = bytes.item_size;
       while (size > 0 && item[size - 1] == '\0') --size;
       views[k] = {item, size};
     }
   }
 
-  static void ViewTexts(const void* values, const int64_t* places, int64_t n,
+  static void ViewTexts(const void* values, int64_t begin, int64_t n,
                         std::string_view* views) {
     for (int64_t k = 0; k < n; ++k) {
-      views[k] = static_cast<const std::string_view*>(values)[places[k]];
+      views[k] = static_cast<const std::string_view*>(values)[begin + k];
     }
   }
 
@@ -285,7 +285,7 @@ py::array_t<uint64_t> FingerprintArray(const py::array& texts) {
     const HashInput input = values.input();
     for (int64_t i = 0; i < input.n; ++i) {
       std::string_view text;
-      input.view_strings(input.values, &i, 1, &text);
+      input.view_strings(input.values, i, 1, &text);
       out[i] = static_cast<int64_t>(Fingerprint64(text));
     }
   }
