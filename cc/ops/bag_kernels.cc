@@ -177,6 +177,33 @@ class CombineBagsGradOp : public BagOp {
   enum Inputs { kGradient, kRows, kInverse, kRowSplits, kWeights };
 };
 
+class RouteGradientOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& rows = ctx->input(kRows);
+    const Tensor& shadow = ctx->input(kShadow);
+    const Tensor& signs = ctx->input(kSigns);
+    OP_REQUIRES_OK(ctx, CheckMatrix("shadow", shadow));
+    OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
+    const TensorShape wanted({signs.dim_size(0), shadow.dim_size(1)});
+    OP_REQUIRES(ctx, rows.shape() == wanted,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "rows must be of shape ", wanted.DebugString(),
+                    " (as signs, as a row of shadow), but its shape is ",
+                    rows.shape().DebugString(), ".")));
+    ctx->set_output(0, rows);
+  }
+
+ private:
+  enum Inputs { kRows, kShadow, kSigns };
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfExt>RouteGradient")
+                            .Device(tensorflow::DEVICE_CPU)
+                            .TypeConstraint<float>("dtype"),
+                        RouteGradientOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfExt>UniqueByShard").Device(tensorflow::DEVICE_CPU),
     UniqueByShardOp);

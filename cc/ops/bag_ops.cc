@@ -85,6 +85,22 @@ absl::Status CombineBagsGradShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status RouteGradientShape(InferenceContext* c) {
+  ShapeHandle rows, shadow, signs, unused;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "rows", 2, &rows));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "shadow", 2, &shadow));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
+  const ShapeHandle wanted = c->Matrix(c->Dim(signs, 0), c->Dim(shadow, 1));
+  if (!c->Merge(rows, wanted, &unused).ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rows must be of shape ", c->DebugString(wanted),
+        " (as signs, as a row of shadow), but its shape is ",
+        c->DebugString(rows), "."));
+  }
+  c->set_output(0, rows);
+  return absl::OkStatus();
+}
+
 REGISTER_OP("TfExt>UniqueByShard")
     .Input("signs: int64")
     .Output("unique: int64")
@@ -102,6 +118,25 @@ counts: `[u]`. How often each is in signs.
 inverse: `[n]`. Where each of signs is in unique.
 split_sizes: `[num_shards]`. How many of the distinct signs each shard owns.
 num_shards: The number of shards, 1 to 2^20.
+)doc");
+
+REGISTER_OP("TfExt>RouteGradient")
+    .Input("rows: dtype")
+    .Input("shadow: dtype")
+    .Input("signs: int64")
+    .Output("routed: dtype")
+    .Attr("dtype: {float} = DT_FLOAT")
+    .SetShapeFn(RouteGradientShape)
+    .Doc(R"doc(
+Passes rows on, and sends their gradient to a variable that stands for a table.
+
+The gradient of shadow is slices at signs; rows and signs get none.
+
+rows: `[u, dim]`. The rows of signs.
+shadow: `[1, dim]`. The variable's value, which is not read.
+signs: `[u]`. Any int64, each once.
+routed: `[u, dim]`. The same as rows.
+dtype: The type of rows and shadow.
 )doc");
 
 REGISTER_OP("TfExt>CombineBags")

@@ -6,7 +6,6 @@ from tf_ext import ops
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import columns_to_bags
 from tf_ext.layers.column_sets import ColumnSets
-from tf_ext.optimizers.updates import UNIQUE_SIGNS
 from tf_ext.tables import cloning
 from tf_ext.tables.sparse_table import SparseTable
 from tf_ext.tables.transport import PullRequest, get_transport
@@ -241,24 +240,10 @@ def pull_differentiable(requests, trainable=True):
 
 
 def _attach_gradient(request, pulled):
-    table, signs = request.table, request.signs
-
-    @tf.custom_gradient
-    def through_shadow(shadow):
-        del shadow  # It stands for the table; its value means nothing.
-
-        def gradient(upstream):
-            return tf.IndexedSlices(
-                tf.convert_to_tensor(upstream),
-                # Without an op of its own nested functions lose the signs.
-                tf.identity(signs, name=UNIQUE_SIGNS),
-                tf.constant([1, table.dim], tf.int64),
-            )
-
-        return tf.identity(pulled), gradient
-
-    shadow = table.shadow
-    return through_shadow(shadow.value if IS_KERAS_3 else shadow)
+    shadow = request.table.shadow
+    return ops.route_gradient(
+        pulled, shadow.value if IS_KERAS_3 else shadow, request.signs
+    )
 
 
 def combine(rows, inverse, bags, columns):

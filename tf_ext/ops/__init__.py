@@ -4,7 +4,13 @@ The op library is loaded when the first of them is called.
 """
 
 from tf_ext.ops._library import library
-from tf_ext.ops.bag_ops import combine_bags, combine_bags_grad, unique_by_shard
+from tf_ext.ops.bag_ops import (
+    UNIQUE_SIGNS,
+    combine_bags,
+    combine_bags_grad,
+    route_gradient,
+    unique_by_shard,
+)
 from tf_ext.ops.hash_ops import hash_category
 from tf_ext.ops.table_ops import (
     TABLE_STATS,
@@ -22,10 +28,12 @@ from tf_ext.ops.table_ops import (
 
 __all__ = [
     "TABLE_STATS",
+    "UNIQUE_SIGNS",
     "combine_bags",
     "combine_bags_grad",
     "hash_category",
     "library",
+    "route_gradient",
     "sparse_table_clear",
     "sparse_table_config",
     "sparse_table_erase",

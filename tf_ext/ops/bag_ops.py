@@ -11,6 +11,13 @@ from tf_ext.ops._library import library
 # CombineBagsGrad is not listed: a second derivative is an error, not zero.
 tf.no_gradient("TfExt>UniqueByShard")
 
+UNIQUE_SIGNS = "tf_ext_unique_signs"
+"""What the op is called that gives the signs of a `route_gradient`.
+
+A gradient that still carries the name comes from one pull alone: its signs are
+distinct.
+"""
+
 
 def unique_by_shard(signs, num_shards=1, name=None):
     """Finds the distinct signs of a batch, by the shards that own them.
@@ -37,6 +44,45 @@ def unique_by_shard(signs, num_shards=1, name=None):
     return library().tf_ext_unique_by_shard(
         signs, num_shards=num_shards, name=name
     )
+
+
+def route_gradient(rows, shadow, signs, name=None):
+    """Passes rows on, and sends their gradient to a table's shadow variable.
+
+    The gradient of `shadow` is a `tf.IndexedSlices` at `signs`; `rows` and
+    `signs` get none. (It is an op because TensorFlow keeps the graphs of
+    `tf.custom_gradient`, and with them the tables, until the process ends.)
+
+    Args:
+      rows: float32 `[u, dim]`, the rows of `signs`.
+      shadow: float32 `[1, dim]`, the shadow's value, which is not read.
+      signs: int64 `[u]`, distinct.
+      name: optional name of the operation.
+
+    Returns:
+      float32 `[u, dim]`, the same as `rows`.
+
+    Example:
+      >>> shadow = tf.Variable([[0.0, 0.0]])
+      >>> with tf.GradientTape() as tape:
+      ...     rows = tf_ext.ops.route_gradient(
+      ...         [[1.0, 2.0]], shadow.value(), tf.constant([-7], tf.int64))
+      >>> tape.gradient(rows, shadow).indices.numpy()
+      array([-7])
+    """
+    return library().tf_ext_route_gradient(rows, shadow, signs, name=name)
+
+
+@tf.RegisterGradient("TfExt>RouteGradient")
+def _route_gradient_gradient(op, gradient):
+    _, shadow, signs = op.inputs
+    slices = tf.IndexedSlices(
+        gradient,
+        # Without an op of its own nested functions lose the signs.
+        tf.identity(signs, name=UNIQUE_SIGNS),
+        tf.shape(shadow, tf.int64),
+    )
+    return None, slices, None
 
 
 def combine_bags(

@@ -36,6 +36,8 @@ class Keras3Optimizer(_LossScaleOptimizer):
         elif _policy_is_mixed_float16() and not dense.loss_scale_factor:
             dynamic = True
         dense_lib.refuse_ema(dense)
+        if hasattr(dense, "_all_reduce_sum_gradients"):
+            dense._all_reduce_sum_gradients = _sum_over_replicas(dense)
         factor = dense.loss_scale_factor
         super().__init__(dense, name=name, **scaling)
         self._dynamic = dynamic
@@ -305,6 +307,25 @@ class Keras3Optimizer(_LossScaleOptimizer):
         if self._table_accumulators is not None:
             store = self._table_accumulators.load(store)
         super().load_own_variables(store)
+
+
+def _sum_over_replicas(dense):
+    """Keras's sum of gradients over replicas, left out for one replica.
+
+    Keras sums by a `tf.custom_gradient`, and TensorFlow keeps the graph around
+    one, and with it the tables, until the process ends.
+
+    Args:
+      dense: a Keras optimizer.
+    """
+    keras_sum = type(dense)._all_reduce_sum_gradients
+
+    def sum_over_replicas(grads_and_vars):
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            return grads_and_vars
+        return keras_sum(dense, grads_and_vars)
+
+    return sum_over_replicas
 
 
 def _policy_is_mixed_float16():

@@ -9,13 +9,10 @@ import collections
 
 import tensorflow as tf
 
+from tf_ext import ops
 from tf_ext.tables import shadow
 from tf_ext.tables.sparse_table import sum_by_sign
 from tf_ext.tables.transport import PushRequest, get_transport
-
-# The layer names the signs of a pull's gradient so. A gradient that still
-# carries the name comes from one pull alone, and its signs are distinct.
-UNIQUE_SIGNS = "tf_ext_unique_signs"
 
 Clipping = collections.namedtuple(
     "Clipping", ["clipnorm", "global_clipnorm", "clipvalue"]
@@ -100,7 +97,7 @@ def _from_one_pull(signs):
     return (
         operation is not None
         and operation.type == "Identity"
-        and operation.name.rsplit("/", 1)[-1].startswith(UNIQUE_SIGNS)
+        and operation.name.rsplit("/", 1)[-1].startswith(ops.UNIQUE_SIGNS)
     )
 
 
