@@ -21,15 +21,6 @@ int64_t BlocksFor(int64_t floats) {
   return std::clamp<int64_t>(floats / kFloatsPerBlock, 1, kMaxBlocks);
 }
 
-template <typename Fn>
-void RunBlocks(int64_t blocks, const ParallelFor& parallel_for, const Fn& fn) {
-  if (blocks == 1) {
-    fn(0);
-  } else {
-    parallel_for(blocks, fn);
-  }
-}
-
 // Calls fn with the dim as a constant for the common ones, so that loops over
 // it unroll and sums stay in registers; with 0 for all others.
 template <typename Fn>

@@ -18,6 +18,17 @@ inline void SerialFor(int64_t blocks,
   for (int64_t block = 0; block < blocks; ++block) fn(block);
 }
 
+// The same without handing a single block over, and without a copy of `fn`,
+// which could need memory.
+template <typename Fn>
+void RunBlocks(int64_t blocks, const ParallelFor& parallel_for, const Fn& fn) {
+  if (blocks == 1) {
+    fn(0);
+  } else {
+    parallel_for(blocks, [&fn](int64_t block) { fn(block); });
+  }
+}
+
 }  // namespace tf_ext
 
 #endif  // TF_EXT_CC_CORE_PARALLEL_H_

@@ -92,14 +92,7 @@ class StripeBatch {
         buffer_.items[to] = {signs[i], i};
       }
     };
-    const auto run = [&](const auto& fn) {
-      if (chunks == 1) {
-        fn(0);
-      } else {
-        parallel_for(chunks, fn);
-      }
-    };
-    run(count_chunk);
+    RunBlocks(chunks, parallel_for, count_chunk);
     // Counts become places: by stripe, then by chunk, so that the order in a
     // stripe is the batch's whatever the number of chunks.
     int64_t place = 0;
@@ -110,7 +103,7 @@ class StripeBatch {
       }
     }
     starts_[kStripes] = place;
-    run(deal_chunk);
+    RunBlocks(chunks, parallel_for, deal_chunk);
   }
   ~StripeBatch() { BatchBuffers::GiveBack(std::move(buffer_)); }
   StripeBatch(const StripeBatch&) = delete;

@@ -51,11 +51,7 @@ int64_t FirstNonFinite(const float* values, int64_t n,
     while (i < found && !first.compare_exchange_weak(found, i)) {
     }
   };
-  if (blocks == 1) {
-    check(0);
-  } else {
-    parallel_for(blocks, check);
-  }
+  RunBlocks(blocks, parallel_for, check);
   return first.load();
 }
 
@@ -133,11 +129,7 @@ Status Table::ForEachStripe(const int64_t* signs, int64_t n,
         out_of_memory = true;
       }
     };
-    if (blocks == 1) {
-      run(0);
-    } else {
-      parallel_for(blocks, run);
-    }
+    RunBlocks(blocks, parallel_for, run);
   } catch (const std::bad_alloc&) {
     out_of_memory = true;
   }

@@ -1,7 +1,7 @@
 // A concurrent hash table from signs (any int64) to rows.
 //
-// This is the contract; the design of the index and the slabs belongs in
-// stripe.h.
+// This is the contract; the design is in stripe.h, bucket_index.h and
+// row_slabs.h.
 #ifndef TF_EXT_CC_CORE_TABLE_H_
 #define TF_EXT_CC_CORE_TABLE_H_
 
