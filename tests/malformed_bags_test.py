@@ -227,6 +227,22 @@ class MalformedBagsTest(RefusalTestCase):
             *texts,
         )
 
+    @parameterized.named_parameters(
+        ("rows_of_rank_1", [4], [1, 2], [4], "rows must be a matrix", "[4]"),
+        ("other_rows", [3, 2], [1, 2], [4], "rows must be of shape", "[3,2]"),
+        ("other_dim", [4, 3], [1, 2], [4], "rows must be of shape", "[4,3]"),
+        ("flat_shadow", [4, 2], [2], [4], "shadow must be a matrix", "[2]"),
+        ("flat_signs", [4, 2], [1, 2], [4, 1], "signs must be a vector"),
+        ("huge", [0, 2], [0, 2**62], [4], "rows must be of shape", "[0,2]"),
+    )
+    def test_route_gradient(self, rows, shadow, signs, *texts):
+        self.assert_refused(
+            lambda: ops.route_gradient(
+                tf.zeros(rows), tf.zeros(shadow), tf.zeros(signs, tf.int64)
+            ),
+            *texts,
+        )
+
     @parameterized.named_parameters(*MODES)
     def test_empty_tensors_are_right(self, mode):
         found = mode(lambda: ops.unique_by_shard(tf.zeros([0], tf.int64)))()

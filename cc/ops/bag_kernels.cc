@@ -185,13 +185,16 @@ class RouteGradientOp : public OpKernel {
     const Tensor& rows = ctx->input(kRows);
     const Tensor& shadow = ctx->input(kShadow);
     const Tensor& signs = ctx->input(kSigns);
+    OP_REQUIRES_OK(ctx, CheckMatrix("rows", rows));
     OP_REQUIRES_OK(ctx, CheckMatrix("shadow", shadow));
     OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
-    const TensorShape wanted({signs.dim_size(0), shadow.dim_size(1)});
-    OP_REQUIRES(ctx, rows.shape() == wanted,
+    const int64_t n = signs.dim_size(0);
+    const int64_t dim = shadow.dim_size(1);
+    // No shape is made of the two: their product can overflow.
+    OP_REQUIRES(ctx, rows.dim_size(0) == n && rows.dim_size(1) == dim,
                 absl::InvalidArgumentError(absl::StrCat(
-                    "rows must be of shape ", wanted.DebugString(),
-                    " (as signs, as a row of shadow), but its shape is ",
+                    "rows must be of shape [", n, ",", dim,
+                    "] (as signs, as a row of shadow), but its shape is ",
                     rows.shape().DebugString(), ".")));
     ctx->set_output(0, rows);
   }

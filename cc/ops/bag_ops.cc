@@ -92,10 +92,10 @@ absl::Status RouteGradientShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
   const ShapeHandle wanted = c->Matrix(c->Dim(signs, 0), c->Dim(shadow, 1));
   if (!c->Merge(rows, wanted, &unused).ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rows must be of shape ", c->DebugString(wanted),
-        " (as signs, as a row of shadow), but its shape is ",
-        c->DebugString(rows), "."));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rows must be of shape ", c->DebugString(wanted),
+                     " (as signs, as a row of shadow), but its shape is ",
+                     c->DebugString(rows), "."));
   }
   c->set_output(0, rows);
   return absl::OkStatus();
