@@ -61,5 +61,6 @@ CORE_TESTS = [
     "cc/core/table_stress_test.cc",
     "cc/core/table_test.cc",
     "cc/core/unique_test.cc",
+    "cc/core/update_rule_adam_test.cc",
     "cc/core/update_rule_test.cc",
 ]

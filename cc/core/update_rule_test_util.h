@@ -24,6 +24,19 @@ inline TableConfig Config(const RuleConfig& rule, int64_t dim) {
   return config;
 }
 
+inline RuleConfig Rule(RuleKind kind) {
+  RuleConfig rule;
+  rule.kind = kind;
+  rule.initial_accumulator_value = 0.2f;
+  return rule;
+}
+
+inline RuleConfig AdamRule(bool by_row) {
+  RuleConfig rule = Rule(RuleKind::kAdam);
+  rule.bias_correction_by_row = by_row;
+  return rule;
+}
+
 // New rows of a table, one after the other, with weights 0.
 class Rows {
  public:
