@@ -1,5 +1,7 @@
 """The Keras model that knows of tables."""
 
+import inspect
+
 import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
@@ -73,7 +75,8 @@ class _ModelWithTables:
           ValueError: a callback that would restore or average the variables
             but not the rows.
         """
-        _check_callbacks(kwargs.get("callbacks"))
+        given = inspect.signature(super().fit).bind(*args, **kwargs)
+        _check_callbacks(given.arguments.get("callbacks"))
         return super().fit(*args, **kwargs)
 
     def save(self, filepath, *args, **kwargs):
@@ -94,6 +97,18 @@ class _ModelWithTables:
         """
         _refuse_hdf5(filepath, ".weights.h5")
         return super().save_weights(filepath, *args, **kwargs)
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        # Under a strategy Keras 3 builds a model for the mean of the replicas'
+        # batches: that of ids is no id any more, and strings have none.
+        if iterator is not None and _replicas(self) > 1:
+            local = self.distribute_strategy.experimental_local_results
+            _, _, batches = next(iter(iterator))
+            data_batch = tf.nest.map_structure(
+                lambda value: local(value)[0], next(batches)
+            )
+            iterator = None
+        super()._maybe_symbolic_build(iterator, data_batch)
 
     @property
     def tables(self):
