@@ -6,6 +6,9 @@ from model_building import id_column
 import tf_ext
 from tf_ext._keras import keras
 
+# Of the ids.
+DTYPE = "int64"
+
 
 def columns():
     """One column of single ids and one of bags, as ids of one namespace."""
@@ -51,8 +54,8 @@ def head(seed=1):
 def inputs():
     """Keras inputs of `batch`."""
     return {
-        "user": keras.Input((), dtype="int64", name="user"),
-        "items": keras.Input((None,), dtype="int64", name="items"),
+        "user": keras.Input((), dtype=DTYPE, name="user"),
+        "items": keras.Input((None,), dtype=DTYPE, name="items"),
     }
 
 
