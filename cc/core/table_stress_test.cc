@@ -82,17 +82,18 @@ TEST(TableStressTest, FirstTouchByManyThreadsMakesOneWholeRow) {
 }
 
 TEST(TableStressTest, RowsAreNeverTorn) {
-  const int64_t kDim = 64;
+  // Long rows and few of them, so that threads meet in the same ones.
+  const int64_t kDim = 512;
   const auto table = MakeConstantTable(RuleKind::kSgd, kDim);
-  const std::vector<int64_t> signs = Range(0, 500);
+  const std::vector<int64_t> signs = Range(0, 64);
   std::atomic<int64_t> torn{0};
   Together(kThreads, [&](int t) {
-    for (int round = 0; round < 100; ++round) {
+    for (int round = 0; round < 1500; ++round) {
       if (t == 0) {
         Push(table.get(), signs,
              std::vector<float>(signs.size() * kDim, round % 7 - 3.0f));
       } else if (t == 1) {
-        Erase(table.get(), Range(round, 500, 3));
+        Erase(table.get(), Range(round % 5, 64, 5));
       } else {
         torn += CountTorn(Pull(table.get(), signs, t == 2), kDim);
       }

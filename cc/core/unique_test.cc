@@ -100,6 +100,37 @@ TEST(UniqueTest, AgreesWithAMapOnRandomBatches) {
   }
 }
 
+// The x with x ^ (x >> shift) == y.
+uint64_t UndoShift(uint64_t y, int shift) {
+  uint64_t x = y;
+  for (int known = shift; known < 64; known += shift) x = y ^ (x >> shift);
+  return x;
+}
+
+uint64_t InverseOf(uint64_t odd) {
+  uint64_t inverse = odd;  // right in 3 bits; each step doubles them
+  for (int i = 0; i < 5; ++i) inverse *= 2 - odd * inverse;
+  return inverse;
+}
+
+// The sign with this TableHash.
+int64_t SignOf(uint64_t hash) {
+  uint64_t x = UndoShift(hash, 31) * InverseOf(0x94d049bb133111ebu);
+  x = UndoShift(x, 27) * InverseOf(0xbf58476d1ce4e5b9u);
+  return static_cast<int64_t>(UndoShift(x, 30) - 0x9e3779b97f4a7c15u);
+}
+
+TEST(UniqueTest, SignsThatShareSlotAndHalfOfTheHashAreDistinct) {
+  std::vector<int64_t> signs;
+  for (uint64_t i = 0; i < 200; ++i) {
+    const uint64_t hash = 0xdeadbeef00000123u + (i % 50 << 20);
+    signs.push_back(SignOf(hash));
+    ASSERT_EQ(TableHash(signs.back()), hash);
+  }
+  ExpectRight(signs, 1);
+  ExpectRight(signs, 3);
+}
+
 TEST(UniqueTest, ShardsAreEvenAndIndependentOfStripes) {
   std::vector<int64_t> signs(100000);
   for (size_t i = 0; i < signs.size(); ++i) signs[i] = i;
