@@ -1,8 +1,22 @@
 """What holds for all tests: it has to be said before TensorFlow starts."""
 
 import os
+import pathlib
+
+import tf_ext
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+# Processes that tests start take the tf_ext that is tested: not the source
+# tree's, which need not be built, for being in the current folder. A test of
+# a script that imports its neighbours takes PYTHONSAFEPATH away.
+os.environ["PYTHONSAFEPATH"] = "1"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [
+        str(pathlib.Path(tf_ext.__file__).parents[1]),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+)
 
 
 def pytest_sessionstart(session):

@@ -8,8 +8,6 @@ import sys
 import pytest
 from absl.testing import absltest, parameterized
 
-import tf_ext
-
 _TESTS = pathlib.Path(__file__).resolve().parent
 _RUN_TIMEOUT_SECONDS = 1200
 
@@ -35,19 +33,13 @@ class LegacyKerasTest(parameterized.TestCase):
         )
     )
     def test_passes(self, name):
-        environment = dict(
-            os.environ,
-            TF_USE_LEGACY_KERAS="1",
-            # The same tf_ext, wherever this process has it from.
-            PYTHONPATH=str(pathlib.Path(tf_ext.__file__).parents[1]),
-        )
         done = subprocess.run(
             [
-                *[sys.executable, "-P", "-m", "pytest", str(_TESTS / name)],
+                *[sys.executable, "-m", "pytest", str(_TESTS / name)],
                 *["-q", "-p", "no:cacheprovider", "--durations=5"],
             ],
             cwd=_TESTS.parent,
-            env=environment,
+            env=dict(os.environ, TF_USE_LEGACY_KERAS="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,7 +1,6 @@
 """The installed package: metadata, lazy import, version guard."""
 
 import importlib.metadata
-import os
 import pathlib
 import subprocess
 import sys
@@ -27,12 +26,10 @@ _BLOCK_TENSORFLOW = """
 """
 
 
-def _run(*programs, **environment):
+def _run(*programs):
     """Runs Python in a new process; its output, or a failure that shows it."""
     done = subprocess.run(
         [sys.executable, "-c", "".join(map(textwrap.dedent, programs))],
-        # The same tf_ext, wherever this process has it from.
-        env=dict(os.environ, PYTHONPATH=str(_PACKAGE.parent), **environment),
         capture_output=True,
         text=True,
         timeout=120,
