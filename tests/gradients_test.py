@@ -369,7 +369,9 @@ class LossScalingTest(tf.test.TestCase, parameterized.TestCase):
     def _train(self, model, features, labels):
         model.fit(features, labels, batch_size=16, shuffle=False, verbose=0)
 
-    @parameterized.product(dynamic=[True, False], dense_variables=[True, False])
+    @parameterized.named_parameters(
+        *named_cases(dynamic=[True, False], dense_variables=[True, False])
+    )
     def test_a_finite_scale_changes_nothing(self, dynamic, dense_variables):
         states = []
         for optimizer in (
