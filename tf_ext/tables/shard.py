@@ -1,6 +1,7 @@
 """One shard of a table: the resource in one process, and its checkpoint."""
 
 import collections
+import sys
 
 import numpy as np
 import tensorflow as tf
@@ -157,7 +158,8 @@ class TableShard(tf.saved_model.experimental.TrackableResource):
                 )
 
     def _serialize_to_tensors(self):
-        signs, _, values = self.export()
+        # A restore asks for the tensors too, but only to learn their names.
+        signs, _, values = self.export(limit=0 if _restoring() else -1)
         # No "/" in keys: TensorFlow writes and reads it differently.
         tensors = {f"field_{name}": value for name, value in values.items()}
         tensors["signs"] = signs
@@ -182,6 +184,17 @@ class TableShard(tf.saved_model.experimental.TrackableResource):
         if self._state is not None:
             self._state[1](tensors)
         return self.import_rows(signs, values, clear=True)
+
+
+def _restoring():
+    """Whether TensorFlow's restore of a checkpoint is on the stack."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name == "tensorflow.python.checkpoint.restore":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def array_of(text):
