@@ -1,0 +1,275 @@
+r"""Trains a Wide & Deep model whose embedding tables grow with the data.
+
+The model is that of Cheng et al., "Wide & Deep Learning for Recommender
+Systems" (2016). Its wide part is a linear model of single features and crosses:
+a table of dim 1, trained by FTRL. Its deep part is a multilayer perceptron on
+embeddings: a table of dim 16, trained by Adagrad. No vocabulary is built: a row
+appears in a table when training first meets its id.
+
+By default the examples are made up while the program runs, three million
+of them with more than a million distinct ids, and the best AUC that any model
+could reach is known and printed:
+
+    python wide_deep.py
+
+Hashing every feature into few buckets, as a model with fixed embedding layers
+would, costs accuracy:
+
+    python wide_deep.py --bucket_size=1000
+
+Real data is read from a folder. That of `adult` (https://doi.org/10.24432/C5XW20)
+has the files adult-train.csv and adult-test.csv, that of `criteo` (the Criteo
+Display Advertising Challenge, with a header, separated by commas) part_*.csv:
+
+    python wide_deep.py --data=/data/adult --format=adult
+
+The last line on standard output is a JSON object: `auc` and `log_loss` on the
+test examples, `best_auc` (null for real data), `rows` and `bytes` of both
+tables together, `examples` trained on, all epochs counted, and the `seconds`
+that it took to train on them.
+"""
+
+import argparse
+import importlib.util
+import json
+import time
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+from wide_deep_data import FORMATS, TextFiles
+from wide_deep_generator import GeneratedStream
+
+import tf_ext
+
+EMBEDDING_DIM = 16
+HIDDEN_UNITS = (64, 32)
+DROPOUT = 0.3
+
+
+@keras.utils.register_keras_serializable(package="wide_deep")
+class Sum(keras.layers.Layer):
+    """Sums the last axis: `[batch, n]` to `[batch, 1]`."""
+
+    def call(self, inputs):
+        return tf.reduce_sum(inputs, axis=-1, keepdims=True)
+
+
+def positive_int(text):
+    """An argument's type: an integer greater than 0."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not greater than 0")
+    return value
+
+
+def parse_arguments(arguments=None):
+    """Returns the program's arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--data", help="folder of a real data set")
+    parser.add_argument(
+        "--format", choices=sorted(FORMATS), help="what is in --data"
+    )
+    parser.add_argument(
+        "--examples",
+        type=positive_int,
+        default=3_000_000,
+        help="how many to generate for training, without --data",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=positive_int,
+        help="default: 1 on generated data, 4 on real data",
+    )
+    parser.add_argument(
+        "--batch_size",
+        type=positive_int,
+        help="default: 2048 on generated data, 256 on real data",
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--bucket_size",
+        type=positive_int,
+        help="hash every feature into so many ids; default: no limit",
+    )
+    parser.add_argument("--wide_learning_rate", type=float, default=0.05)
+    parser.add_argument("--deep_learning_rate", type=float, default=0.005)
+    parser.add_argument(
+        "--learning_rate", type=float, default=0.001, help="of the perceptron"
+    )
+    parser.add_argument("--log_dir", help="where to write TensorBoard logs")
+    args = parser.parse_args(arguments)
+    if (args.data is None) != (args.format is None):
+        parser.error("--data and --format go together")
+    if args.log_dir and importlib.util.find_spec("tensorboard") is None:
+        parser.error("--log_dir needs TensorBoard: pip install tensorboard")
+    if args.epochs is None:
+        args.epochs = 4 if args.data else 1
+    if args.batch_size is None:
+        args.batch_size = 256 if args.data else 2048
+    return args
+
+
+def load_data(args):
+    """Returns the examples: a TextFiles or a GeneratedStream."""
+    if args.data:
+        text_format = FORMATS[args.format]
+        return TextFiles(args.data, text_format, args.batch_size, args.seed)
+    return GeneratedStream(args.examples, args.batch_size, args.seed)
+
+
+def make_columns(data, bucket_size):
+    """Returns the features' columns and the crosses of some of them."""
+    columns = {
+        field.name: tf_ext.feature_column.category_column(
+            field.name,
+            bucket_size=bucket_size,
+            boundaries=field.boundaries,
+            combiner="mean",
+        )
+        for field in data.fields
+    }
+    crosses = [
+        tf_ext.feature_column.crossed_column(
+            [columns[name] for name in names], bucket_size=bucket_size
+        )
+        for names in data.crosses
+    ]
+    return list(columns.values()), crosses
+
+
+def make_tables(args):
+    """Returns the tables of the wide and of the deep part."""
+    # The gradient of a batch's mean loss shrinks with the batch size, and the
+    # accumulators' start has to keep in proportion to its square.
+    accumulator = 8.0 / args.batch_size**2
+    wide = tf_ext.SparseTable(
+        "wide",
+        dim=1,
+        optimizer=tf_ext.optimizers.SparseFtrl(
+            args.wide_learning_rate, initial_accumulator_value=accumulator
+        ),
+        initializer="zeros",
+    )
+    deep = tf_ext.SparseTable(
+        "deep",
+        dim=EMBEDDING_DIM,
+        optimizer=tf_ext.optimizers.SparseAdagrad(
+            args.deep_learning_rate, initial_accumulator_value=accumulator
+        ),
+        initializer=tf_ext.initializers.Normal(stddev=0.01),
+        seed=args.seed,
+    )
+    return wide, deep
+
+
+def make_model(data, wide, deep, bucket_size):
+    """Returns a model of the probability that an example's label is 1."""
+    inputs = {
+        field.name: keras.Input(
+            (None,) if field.ragged else (),
+            dtype=field.dtype,
+            ragged=field.ragged,
+            name=field.name,
+        )
+        for field in data.fields
+    }
+    columns, crosses = make_columns(data, bucket_size)
+    features = tf_ext.layers.EmbeddingFeatures(
+        {wide: columns + crosses, deep: columns}
+    )(inputs)
+    hidden = keras.layers.Dropout(DROPOUT)(features["deep"])
+    for units in HIDDEN_UNITS:
+        hidden = keras.layers.Dense(units, activation="relu")(hidden)
+        hidden = keras.layers.Dropout(DROPOUT)(hidden)
+    logit = keras.layers.Add()(
+        [Sum()(features["wide"]), keras.layers.Dense(1)(hidden)]
+    )
+    output = keras.layers.Activation("sigmoid", dtype="float32")(logit)
+    return tf_ext.Model(inputs, output)
+
+
+def train(model, data, args):
+    """Trains the model; returns how many seconds it took."""
+    model.compile(
+        tf_ext.optimizers.Optimizer(keras.optimizers.Adam(args.learning_rate)),
+        loss="binary_crossentropy",
+        metrics=[keras.metrics.AUC(name="auc")],
+    )
+    callbacks = []
+    if args.log_dir:
+        callbacks.append(
+            keras.callbacks.TensorBoard(args.log_dir, update_freq=100)
+        )
+    start = time.perf_counter()
+    model.fit(
+        data.train(), epochs=args.epochs, shuffle=False, callbacks=callbacks
+    )
+    return time.perf_counter() - start
+
+
+def auc(labels, predictions):
+    """The area under the ROC curve, exactly.
+
+    It is the chance that an example of label 1 is above one of label 0, ties
+    counting half.
+
+    Args:
+      labels: array `[n]` of 0 and 1.
+      predictions: array `[n]`.
+    """
+    _, order, counts = np.unique(
+        predictions, return_inverse=True, return_counts=True
+    )
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[order]
+    positives = labels.sum(dtype=np.float64)
+    negatives = len(labels) - positives
+    above = ranks[labels > 0].sum() - positives * (positives + 1) / 2
+    return above / (positives * negatives)
+
+
+def log_loss(labels, predictions):
+    """The mean of the log loss, in nats."""
+    predictions = np.clip(predictions.astype(np.float64), 1e-7, 1 - 1e-7)
+    return -np.mean(np.log(np.where(labels > 0, predictions, 1 - predictions)))
+
+
+def evaluate(model, data):
+    """Returns the measures on the test examples, a dict."""
+    labels = data.test_labels()
+    predictions = model.predict(data.test())[:, 0]
+    best = data.best_predictions()
+    return {
+        "auc": float(auc(labels, predictions)),
+        "log_loss": float(log_loss(labels, predictions)),
+        "best_auc": None if best is None else float(auc(labels, best)),
+    }
+
+
+def main():
+    args = parse_arguments()
+    keras.utils.set_random_seed(args.seed)
+    data = load_data(args)
+    wide, deep = make_tables(args)
+    model = make_model(data, wide, deep, args.bucket_size)
+    seconds = train(model, data, args)
+    result = evaluate(model, data)
+    print(f"test AUC {result['auc']:.4f}, log loss {result['log_loss']:.4f}")
+    if result["best_auc"] is not None:
+        print(f"the best AUC possible is {result['best_auc']:.4f}")
+    stats = {table.name: table.stats() for table in (wide, deep)}
+    for name, counts in stats.items():
+        print(
+            f"table {name}: {counts['rows']:,} rows, {counts['bytes']:,} bytes"
+        )
+    result["rows"] = sum(counts["rows"] for counts in stats.values())
+    result["bytes"] = sum(counts["bytes"] for counts in stats.values())
+    result["seconds"] = round(seconds, 3)
+    result["examples"] = data.train_examples * args.epochs
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
