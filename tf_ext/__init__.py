@@ -3,8 +3,9 @@
 Embedding rows live in a concurrent hash table behind custom ops: ids need not
 be known before training, and rows appear as ids do.
 
-Names are loaded when they are first used, so that `import tf_ext` is cheap,
-and `tf_ext.hashing` works where TensorFlow is not installed.
+Without TensorFlow imported before, names are loaded when they are first used,
+so that `import tf_ext` is cheap, and `tf_ext.hashing` works where TensorFlow is
+not installed.
 
 Example:
   >>> import tf_ext
@@ -14,6 +15,7 @@ Example:
 """
 
 import importlib
+import sys
 
 from tf_ext._version import __version__
 
@@ -52,3 +54,10 @@ def __getattr__(name):
 
 def __dir__():
     return sorted(__all__)
+
+
+# Keras finds the classes in a saved model by what their modules registered:
+# after `import tensorflow`, `import tf_ext` has to be enough for load_model.
+if "tensorflow" in sys.modules:
+    for _name in _SUBPACKAGES:
+        importlib.import_module(f"tf_ext.{_name}")

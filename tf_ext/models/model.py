@@ -10,8 +10,12 @@ from tf_ext.optimizers import Optimizer
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.shadow import refusal
 
-# Keras's own functional model, by a public road.
-_Functional = type(keras.Model(*([keras.Input((1,), name="tf_ext_probe")] * 2)))
+# Keras's own functional model, by a public road. (tf_keras cannot make one
+# without fixing TensorFlow's devices and threads.)
+if IS_KERAS_3:
+    _Functional = type(keras.Model(*([keras.Input((1,), name="tf_ext")] * 2)))
+else:
+    _Functional = keras.Sequential.__base__
 
 
 class _ModelWithTables:
@@ -65,7 +69,10 @@ class _ModelWithTables:
     def compile_from_config(self, config):
         """Compiles a loaded model as the saved one was; called by Keras."""
         self.compile(**keras.utils.deserialize_keras_object(config))
-        if self.optimizer is not None and self.built:
+        self._build_optimizer()
+
+    def _build_optimizer(self):
+        if getattr(self, "optimizer", None) is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
     def fit(self, *args, **kwargs):
@@ -109,6 +116,15 @@ class _ModelWithTables:
             )
             iterator = None
         super()._maybe_symbolic_build(iterator, data_batch)
+
+    def load_weights(self, filepath, *args, **kwargs):
+        """As `keras.Model.load_weights`, rows included.
+
+        A compiled model's optimizer gets its slots first: Keras would leave
+        out the saved state of one that has not yet made a step.
+        """
+        self._build_optimizer()
+        return super().load_weights(filepath, *args, **kwargs)
 
     @property
     def tables(self):
