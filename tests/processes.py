@@ -1,0 +1,61 @@
+"""Runs programs of the tests in processes of their own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import tf_ext
+
+_TESTS = pathlib.Path(__file__).resolve().parent
+
+
+def run(program, *arguments, timeout_seconds=300):
+    """Runs `tests/<program>` to its end.
+
+    Args:
+      program: string, the file's name.
+      *arguments: of its command line.
+      timeout_seconds: int; a program that takes longer is killed.
+
+    Returns:
+      What it wrote to standard output.
+
+    Raises:
+      AssertionError: the program failed or took too long; the message holds
+        the end of what it wrote.
+    """
+    environment = dict(
+        os.environ,
+        TF_CPP_MIN_LOG_LEVEL="2",
+        # The same tf_ext, wherever this process has it from.
+        PYTHONPATH=os.pathsep.join(
+            [str(_TESTS), str(pathlib.Path(tf_ext.__file__).parents[1])]
+        ),
+    )
+    command = [sys.executable, "-P", str(_TESTS / program)]
+    try:
+        done = subprocess.run(
+            [*command, *map(str, arguments)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(
+            f"{program} {arguments} took more than {timeout_seconds} s:\n"
+            f"{_end(error.stdout)}\n{_end(error.stderr)}"
+        ) from error
+    if done.returncode != 0:
+        raise AssertionError(
+            f"{program} {arguments} ended with {done.returncode}:\n"
+            f"{_end(done.stdout)}\n{_end(done.stderr)}"
+        )
+    return done.stdout
+
+
+def _end(text):
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return (text or "")[-4000:]
