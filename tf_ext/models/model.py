@@ -17,6 +17,9 @@ if IS_KERAS_3:
 else:
     _Functional = keras.Sequential.__base__
 
+# The name of a table among what a checkpoint holds of a model, with its index.
+_TABLE_CHILD = "tf_ext_table_"
+
 
 class _ModelWithTables:
     """What `Model` adds to a Keras model: it refuses what would go wrong."""
@@ -125,6 +128,24 @@ class _ModelWithTables:
         """
         self._build_optimizer()
         return super().load_weights(filepath, *args, **kwargs)
+
+    # Keras 3 hides lists and dicts of layers from tf.train.Checkpoint and
+    # SavedModel, which would leave out their tables without a word.
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        return {**children, **self._table_children()}
+
+    def _lookup_dependency(self, name, cached_dependencies=None):
+        if name.startswith(_TABLE_CHILD):
+            return self._table_children().get(name)
+        return super()._lookup_dependency(name, cached_dependencies)
+
+    def _table_children(self):
+        if not IS_KERAS_3:
+            return {}
+        tables = enumerate(tables_of(self))
+        return {f"{_TABLE_CHILD}{index}": table for index, table in tables}
 
     @property
     def tables(self):
