@@ -105,7 +105,7 @@ def dump(model, path):
         state[f"{table.name}/signs"] = signs[order]
         for name, values in fields.items():
             state[f"{table.name}/{name}"] = values[order]
-    variables = [v for l in model.layers[2:] for v in l.weights]
+    variables = [v for layer in model.layers[2:] for v in layer.weights]
     for index, variable in enumerate(variables):
         state[f"dense/{index}"] = np.asarray(variable)
     np.savez(path, **state)
