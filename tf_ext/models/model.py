@@ -129,6 +129,18 @@ class _ModelWithTables:
         self._build_optimizer()
         return super().load_weights(filepath, *args, **kwargs)
 
+    def export(self, filepath, *args, **kwargs):
+        """As `keras.Model.export`: a SavedModel that serves, rows included."""
+        if IS_KERAS_3:
+            super().export(filepath, *args, **kwargs)
+            return
+        # tf_keras exports no resources but TensorFlow's own lookup tables.
+        archive = keras.export.ExportArchive()
+        archive.track(self)
+        archive.tf_ext_shards = [table.shard for table in self.tables]
+        archive.add_endpoint("serve", self.__call__, self.save_spec()[0])
+        archive.write_out(filepath, *args, **kwargs)
+
     # Keras 3 hides lists and dicts of layers from tf.train.Checkpoint and
     # SavedModel, which would leave out their tables without a word.
 
