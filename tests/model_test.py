@@ -1,5 +1,6 @@
 import gc
 import importlib.util
+import inspect
 import os
 import weakref
 
@@ -262,6 +263,17 @@ class RefusedTest(ModelTestCase):
             ValueError, "jit_compile=True: XLA cannot compile the ops of tables"
         ):
             compiled(functional(table()), jit_compile=True)
+
+    def test_compiling_with_xla_by_position(self):
+        model = functional(table())
+        names = list(inspect.signature(keras.Model.compile).parameters)[1:]
+        before = names[1 : names.index("jit_compile")]
+        with self.assertRaisesRegex(ValueError, "XLA cannot compile the ops"):
+            model.compile(
+                tf_ext.optimizers.Optimizer("sgd"),
+                *["mse" if name == "loss" else None for name in before],
+                True,
+            )
 
     def test_files_without_rows(self):
         model = compiled(functional(table()))

@@ -37,12 +37,16 @@ class _ModelWithTables:
           ValueError: another optimizer, or an option that tables cannot
             follow; the message says what to do.
         """
-        if kwargs.get("jit_compile") is True:
+        given = inspect.signature(super().compile).bind(
+            optimizer, *args, **kwargs
+        )
+        options = given.arguments
+        if options.get("jit_compile") is True:
             raise ValueError(
                 "jit_compile=True: XLA cannot compile the ops of tables. Use "
                 "jit_compile='auto' or False."
             )
-        steps = kwargs.get("steps_per_execution") or 1
+        steps = options.get("steps_per_execution") or 1
         if IS_KERAS_3 and steps > 1 and _replicas(self) > 1:
             raise ValueError(
                 f"steps_per_execution={steps} fails in Keras 3 under a "
@@ -50,10 +54,10 @@ class _ModelWithTables:
                 "tf_keras (TF_USE_LEGACY_KERAS=1)."
             )
         if optimizer is not None:
-            optimizer = self._check_optimizer(optimizer, kwargs)
+            optimizer = self._check_optimizer(optimizer, options)
         super().compile(optimizer, *args, **kwargs)
 
-    def _check_optimizer(self, optimizer, kwargs):
+    def _check_optimizer(self, optimizer, options):
         if isinstance(optimizer, dict):  # Of a saved model.
             optimizer = keras.optimizers.deserialize(optimizer)
         inner = getattr(optimizer, "inner_optimizer", None)
@@ -64,7 +68,7 @@ class _ModelWithTables:
                 f"{refusal(names[0] if names else '?')} Received: "
                 f"optimizer={optimizer!r}"
             )
-        scaled = kwargs.get("auto_scale_loss", True)
+        scaled = options.get("auto_scale_loss", True)
         if IS_KERAS_3 and scaled and self.dtype_policy.name == "mixed_float16":
             ours[0].enable_dynamic_loss_scale()
         return optimizer
