@@ -6,14 +6,19 @@ in memory at a time.
 """
 
 import json
+import weakref
 
 import numpy as np
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext._keras import IS_KERAS_3
 from tf_ext.tables.shard import array_of, text_of
 
 _FORMAT = 1
+
+# {store: {id of a shard: message}}, of loads that failed.
+_failures = weakref.WeakKeyDictionary()
 
 # Keras keeps a `.keras` file in memory until it is complete.
 MAX_BYTES = 4 << 30
@@ -60,6 +65,9 @@ def save(shard, label, state, store):
 def load(shard, label, store):
     """Replaces the rows of a shard by saved ones.
 
+    Keras 3 comes back to an object that it could not load, under its other
+    names in the model, and reports the last error: the first one is repeated.
+
     Args:
       shard: TableShard.
       label: string, the table's name, for messages.
@@ -72,6 +80,17 @@ def load(shard, label, store):
       ValueError: a file without this table, of another identity, or damaged;
         the shard is unchanged.
     """
+    failures = _failures.setdefault(store, {}) if IS_KERAS_3 else {}
+    if id(shard) in failures:
+        raise ValueError(failures[id(shard)])
+    try:
+        return _load(shard, label, store)
+    except ValueError as error:
+        failures[id(shard)] = str(error)
+        raise
+
+
+def _load(shard, label, store):
     if "header" not in store.keys():
         raise ValueError(
             f"The file holds no rows of table {label!r}; it has "
@@ -109,6 +128,11 @@ def _check(shard, label, store, header):
             if prefix + f.name not in missing
         }
         shard.check_rows(label, header["config"], values)
+        if missing:
+            raise ValueError(
+                f"The rows of table {label!r} are damaged: {missing[0]!r} is "
+                "missing."
+            )
         signs = store[prefix + "signs"]
         if any(v.shape[0] != signs.shape[0] for v in values.values()):
             raise ValueError(

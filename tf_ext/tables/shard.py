@@ -157,9 +157,29 @@ class TableShard(tf.saved_model.experimental.TrackableResource):
                     f"rows have {shape}."
                 )
 
+    def _check_names(self, saved):
+        """Raises if a checkpoint lacks a field; TensorFlow would not say why.
+
+        Args:
+          saved: list of strings, the names of the tensors that it holds.
+        """
+        prefix = "field_"
+        theirs = [n.removeprefix(prefix) for n in saved if prefix in n]
+        mine = [field.name for field in self._fields]
+        if not set(mine) <= set(theirs):
+            label = parse_config(self.config)["name"]
+            raise ValueError(
+                f"Rows cannot be restored into table {label!r}: its fields "
+                f"are {sorted(mine)}, those of the saved rows are "
+                f"{sorted(theirs)}. Make the table as it was saved."
+            )
+
     def _serialize_to_tensors(self):
         # A restore asks for the tensors too, but only to learn their names.
-        signs, _, values = self.export(limit=0 if _restoring() else -1)
+        restored = _restored_object()
+        if restored is not None:
+            self._check_names([one.name for one in restored.attributes])
+        signs, _, values = self.export(limit=-1 if restored is None else 0)
         # No "/" in keys: TensorFlow writes and reads it differently.
         tensors = {f"field_{name}": value for name, value in values.items()}
         tensors["signs"] = signs
@@ -186,15 +206,20 @@ class TableShard(tf.saved_model.experimental.TrackableResource):
         return self.import_rows(signs, values, clear=True)
 
 
-def _restoring():
-    """Whether TensorFlow's restore of a checkpoint is on the stack."""
+def _restored_object():
+    """What a checkpoint says of the object that is about to be restored.
+
+    Returns:
+      The `TrackableObject` proto, or None outside of TensorFlow's restore.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
+        position = frame.f_locals.get("self")
         if name == "tensorflow.python.checkpoint.restore":
-            return True
+            return getattr(position, "object_proto", None)
         frame = frame.f_back
-    return False
+    return None
 
 
 def array_of(text):

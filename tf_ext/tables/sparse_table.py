@@ -153,6 +153,13 @@ class SparseTable(keras.layers.Layer):
         """Replaces rows and slots by saved ones."""
         self._restore_state(keras_store.load(self.shard, self.name, store))
 
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type == "checkpoint":
+            # It holds nothing, and its shape would be compared first.
+            children = {k: v for k, v in children.items() if k != "shadow"}
+        return children
+
     def _state(self):
         return {"optimizer": tf.constant(self.optimizer.state())}
 
