@@ -206,7 +206,6 @@ class EmbeddingFeatures(keras.layers.Layer):
         tables = [
             cloning.copy_for(
                 table["config"]["uid"],
-                config.get("name"),
                 lambda table=table: SparseTable.from_config(table["config"]),
             )
             for table in config.pop("tables")
