@@ -72,7 +72,9 @@ class RouteGradientTest(parameterized.TestCase, tf.test.TestCase):
                 )
 
     def test_keeps_no_graph(self):
-        # As tf.custom_gradient does, with all that the graph captured.
+        # As tf.custom_gradient does, with all that the graph captured. (A graph
+        # in which the library is first loaded stays: load it before.)
+        tf_ext.ops.library()
         shadow = tf.Variable([[0.0]])
 
         def make():
