@@ -37,3 +37,12 @@ class Optimizer(_Base):
     >>> type(optimizer.inner_optimizer).__name__
     'Adam'
     """
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """The optimizer that `get_config` describes."""
+        config = dict(config)
+        dense = config.pop("dense")
+        if isinstance(dense, dict):
+            dense = keras.optimizers.deserialize(dense, custom_objects)
+        return cls(dense, **config)

@@ -85,15 +85,6 @@ class Keras3Optimizer(_LossScaleOptimizer):
             )
         return {"name": self.name, "dense": dense}
 
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """The optimizer that `get_config` describes."""
-        config = dict(config)
-        dense = config.pop("dense")
-        if isinstance(dense, dict):
-            dense = keras.optimizers.deserialize(dense, custom_objects)
-        return cls(dense, **config)
-
     def build(self, variables):
         """Makes the slots of all variables but the shadows of tables."""
         if self.built:
@@ -333,7 +324,7 @@ def _policy_is_mixed_float16():
 
 
 def _merge(parts):
-    """Groups by table; a table's layers all share one shadow, so one part."""
+    """A TableGradient for each table, from its pairs of signs and values."""
     return [updates.merge(table, pairs) for table, pairs in parts]
 
 

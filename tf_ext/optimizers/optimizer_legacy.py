@@ -41,15 +41,6 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             ),
         }
 
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """The optimizer that `get_config` describes."""
-        config = dict(config)
-        dense = config.pop("dense")
-        if isinstance(dense, dict):
-            dense = keras.optimizers.deserialize(dense, custom_objects)
-        return cls(dense, **config)
-
     @property
     def iterations(self):
         """Steps made so far: the wrapped optimizer's."""
