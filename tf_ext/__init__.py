@@ -21,6 +21,7 @@ from tf_ext._version import __version__
 
 _SUBPACKAGES = (
     "callbacks",
+    "distribute",
     "feature_column",
     "hashing",
     "initializers",

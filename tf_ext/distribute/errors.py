@@ -1,0 +1,115 @@
+"""Errors of a cluster, in words."""
+
+import contextlib
+import re
+
+import tensorflow as tf
+
+from tf_ext.distribute.addresses import (
+    is_listening,
+    task_addresses,
+    task_name,
+)
+
+_PS_TARGET = re.compile(r"remote target /job:ps/replica:\d+/task:(\d+)")
+_PS_DEVICE = re.compile(r"/job:ps/replica:\d+/task:(\d+)")
+
+
+class ServerLostError(RuntimeError):
+    """A parameter server died or was restarted, and its state with it.
+
+    Attributes:
+      task: string, which one, as "/job:ps/task:1".
+
+    Example:
+      >>> error = tf_ext.distribute.ServerLostError("/job:ps/task:1")
+      >>> error.task
+      '/job:ps/task:1'
+    """
+
+    def __init__(self, task, address=None):
+        self.task = task
+        where = f" at {address}" if address else ""
+        super().__init__(
+            f"Parameter server {task}{where} was lost: it does not answer, or "
+            "was restarted since this program connected to it. What it held "
+            "(dense variables, rows of tables) is gone. Restart it, make a new "
+            "strategy and model, restore the last checkpoint and go on; "
+            "tf_ext.distribute.run_with_recovery does so."
+        )
+
+
+def name_lost_task(error, strategy=None):
+    """The parameter server whose loss an error of TensorFlow tells of.
+
+    The name is taken from the error's message; where it has none, the server
+    that does not accept a connection is looked for.
+
+    Args:
+      error: an exception, as raised by a step, a `ClusterCoordinator` or an
+        op on a server.
+      strategy: the `tf.distribute.ParameterServerStrategy`, whose servers are
+        looked at when the message has no name. None: they are not.
+
+    Returns:
+      The task, as "/job:ps/task:1", or None if the error is another one.
+
+    Example:
+      >>> error = tf.errors.UnavailableError(None, None, "Connection reset "
+      ...     "from remote target /job:ps/replica:0/task:1/device:CPU:0")
+      >>> tf_ext.distribute.name_lost_task(error)
+      '/job:ps/task:1'
+      >>> tf_ext.distribute.name_lost_task(ValueError("rank"))
+    """
+    if isinstance(error, ServerLostError):
+        return error.task
+    # What a ClusterCoordinator wraps when a step's input was lost.
+    error = getattr(error, "original_exception", error)
+    if not isinstance(
+        error, (tf.errors.UnavailableError, tf.errors.AbortedError)
+    ):
+        return None
+    message = str(error)
+    found = _PS_TARGET.search(message) or _PS_DEVICE.search(message)
+    if found:
+        return task_name("ps", found.group(1))
+    for task, address in _servers(strategy).items():
+        if not is_listening(address):
+            return task
+    return None
+
+
+@contextlib.contextmanager
+def naming_lost_server(strategy):
+    """Turns the error of a lost parameter server into `ServerLostError`.
+
+    Errors that do not come from one pass through.
+
+    Args:
+      strategy: the `tf.distribute.ParameterServerStrategy` that is used
+        inside.
+
+    Raises:
+      ServerLostError: a parameter server died or was restarted.
+
+    Example:
+      >>> strategy = tf.distribute.get_strategy()
+      >>> with tf_ext.distribute.naming_lost_server(strategy):
+      ...     total = 1 + 1
+    """
+    try:
+        yield
+    except ServerLostError:
+        raise
+    except Exception as error:
+        task = name_lost_task(error, strategy)
+        if task is None:
+            raise
+        raise ServerLostError(task, _servers(strategy).get(task)) from error
+
+
+def _servers(strategy):
+    resolver = getattr(strategy, "cluster_resolver", None)
+    if resolver is None:
+        return {}
+    return task_addresses(resolver.cluster_spec().as_dict(), ["ps"])
