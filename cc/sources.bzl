@@ -44,6 +44,8 @@ OPS_SOURCES = [
     "cc/ops/table_kernels.cc",
     "cc/ops/table_ops.cc",
     "cc/ops/table_resource.cc",
+    "cc/ops/version_kernels.cc",
+    "cc/ops/version_ops.cc",
 ]
 
 # The pybind11 module tf_ext._core.

@@ -1,13 +1,25 @@
-"""Training on several machines, with parameter servers."""
+"""Training on several machines, with workers and parameter servers.
 
+Workers and parameter servers are processes that run `python -m
+tf_ext.distribute.server`; the program that trains is the chief.
+"""
+
+from tf_ext.distribute.cluster import cluster_resolver
 from tf_ext.distribute.errors import (
     ServerLostError,
     name_lost_task,
     naming_lost_server,
 )
+from tf_ext.distribute.local import LocalCluster, local_cluster
+from tf_ext.distribute.strategy import check_cluster, parameter_server_strategy
 
 __all__ = [
+    "LocalCluster",
     "ServerLostError",
+    "check_cluster",
+    "cluster_resolver",
+    "local_cluster",
     "name_lost_task",
     "naming_lost_server",
+    "parameter_server_strategy",
 ]

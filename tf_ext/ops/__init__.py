@@ -25,6 +25,7 @@ from tf_ext.ops.table_ops import (
     sparse_table_size,
     sparse_table_stats,
 )
+from tf_ext.ops.version_ops import versions
 
 __all__ = [
     "TABLE_STATS",
@@ -45,4 +46,5 @@ __all__ = [
     "sparse_table_size",
     "sparse_table_stats",
     "unique_by_shard",
+    "versions",
 ]

@@ -1,0 +1,38 @@
+// The kernel that says which versions a process runs.
+
+#include "cc/core/version.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.h"
+
+// Of TensorFlow's C interface. It is not in the library that op libraries are
+// linked with, but in one that is there when they are loaded into Python.
+extern "C" const char* TF_Version() __attribute__((weak));
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::tstring;
+
+class VersionsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    Tensor* versions = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({2}), &versions));
+    auto values = versions->vec<tstring>();
+    values(0) = kVersion;
+    values(1) = TF_Version != nullptr ? TF_Version() : "unknown";
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfExt>Versions").Device(tensorflow::DEVICE_CPU),
+                        VersionsOp);
+
+}  // namespace
+}  // namespace tf_ext

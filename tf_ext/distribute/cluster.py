@@ -1,0 +1,204 @@
+"""The tasks of a cluster: read, checked, and as a cluster resolver."""
+
+import json
+import os
+import typing
+
+import tensorflow as tf
+
+from tf_ext.distribute.addresses import split_address
+
+COORDINATOR = "chief"
+# What a server tells whoever started it: by its log, and by its exit status.
+LISTENS = "listens at"
+PORT_IN_USE_STATUS = 98
+
+_SERVED = ("worker", "ps")
+_JOBS = (COORDINATOR, *_SERVED)
+_CLUSTER_FORM = (
+    '{"worker": ["host:port", ...], "ps": ["host:port", ...]}, with '
+    '"chief": ["host:port"] if the tasks are on several machines'
+)
+
+
+class Task(typing.NamedTuple):
+    """One task of a cluster.
+
+    Attributes:
+      cluster: dict of job -> list of "host:port".
+      job: string, "chief", "worker" or "ps".
+      index: int, which of the job's tasks.
+    """
+
+    cluster: dict
+    job: str
+    index: int
+
+
+def cluster_resolver(cluster=None):
+    """The cluster as `tf.distribute.ParameterServerStrategy` takes it.
+
+    Args:
+      cluster: dict of "worker" and "ps", and perhaps "chief", to lists of
+        "host:port"; the program itself is the chief. None: the environment
+        variable `TF_CONFIG`, whose task must be the chief.
+
+    Returns:
+      A `tf.distribute.cluster_resolver.ClusterResolver`.
+
+    Raises:
+      ValueError: `cluster` or `TF_CONFIG` is not a cluster with workers and
+        parameter servers, or `TF_CONFIG` says that this is not the chief.
+
+    Example:
+      >>> resolver = tf_ext.distribute.cluster_resolver(
+      ...     {"worker": ["10.0.0.2:2222"], "ps": ["10.0.0.3:2222"]})
+      >>> resolver.cluster_spec().num_tasks("ps")
+      1
+    """
+    if cluster is None:
+        task = task_from_environment()
+        if task.job != COORDINATOR:
+            raise ValueError(
+                f"TF_CONFIG says that this is task {task.index} of job "
+                f"'{task.job}', but the program that trains is the task 0 of "
+                "job 'chief'. Run `python -m tf_ext.distribute.server` as "
+                "worker and ps."
+            )
+        cluster = task.cluster
+    else:
+        cluster = check_cluster_dict(cluster, "cluster")
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster),
+        # TensorFlow looks for the task that it is told; without an address of
+        # its own the coordinator is none.
+        task_type=COORDINATOR if COORDINATOR in cluster else None,
+        task_id=0,
+        rpc_layer="grpc",
+    )
+
+
+def task_from_environment():
+    """The task that the environment variable `TF_CONFIG` describes.
+
+    Returns:
+      A `Task`.
+
+    Raises:
+      ValueError: it is not set, or does not describe one.
+    """
+    text = os.environ.get("TF_CONFIG")
+    if not text:
+        raise ValueError(
+            "TF_CONFIG is not set and no cluster is given. Give one, as "
+            f"{_CLUSTER_FORM}; or set TF_CONFIG to JSON of the form "
+            '{"cluster": {...}, "task": {"type": "chief", "index": 0}}.'
+        )
+    config = parse_json(text, "TF_CONFIG")
+    if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
+        raise ValueError(
+            'TF_CONFIG must have the form {"cluster": {...}, "task": '
+            f'{{"type": "chief", "index": 0}}}}, but it is {text}.'
+        )
+    cluster = check_cluster_dict(config.get("cluster"), "TF_CONFIG's cluster")
+    job, index = config["task"].get("type"), config["task"].get("index", 0)
+    return Task(cluster, *check_task(cluster, job, index, "TF_CONFIG's task"))
+
+
+def parse_json(text, name):
+    """The value of a JSON text; errors call the text by `name`."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is not JSON ({error}): {text}") from error
+
+
+def check_cluster_dict(cluster, name):
+    """A cluster as lists of strings.
+
+    Args:
+      cluster: what should be a dict of job -> list of "host:port".
+      name: string, what errors call it.
+
+    Returns:
+      dict of job -> list of "host:port".
+
+    Raises:
+      ValueError: it is another thing, has another job, no worker or no ps, or
+        an address twice.
+    """
+    if isinstance(cluster, tf.train.ClusterSpec):
+        cluster = cluster.as_dict()
+    if not isinstance(cluster, dict):
+        raise ValueError(f"{name} must be {_CLUSTER_FORM}, but is {cluster!r}.")
+    unknown = sorted(set(cluster) - set(_JOBS), key=str)
+    if unknown:
+        raise ValueError(
+            f"{name} has the job {unknown[0]!r}; jobs are "
+            f"{', '.join(map(repr, _JOBS))}."
+        )
+    for job, addresses in cluster.items():
+        if not isinstance(addresses, (list, tuple)):
+            raise ValueError(
+                f"{name} must have a list of addresses for {job!r}, but has "
+                f"{addresses!r}."
+            )
+        for address in addresses:
+            _check_address(address, f"{name}, job {job!r},")
+    for job in _SERVED:
+        if not cluster.get(job):
+            raise ValueError(
+                f"{name} must have at least one {job!r} task, but is {cluster}."
+            )
+    every = [address for addresses in cluster.values() for address in addresses]
+    for address in every:
+        if every.count(address) > 1:
+            raise ValueError(f"{name} has the address {address!r} twice.")
+    if len(cluster.get(COORDINATOR, ())) > 1:
+        raise ValueError(
+            f"{name} must have one 'chief' at most, but has "
+            f"{cluster[COORDINATOR]}."
+        )
+    return {job: list(addresses) for job, addresses in cluster.items()}
+
+
+def check_task(cluster, job, index, name):
+    """(job, index) of a task that the cluster has.
+
+    Args:
+      cluster: dict of job -> list of "host:port".
+      job: what should be one of its jobs.
+      index: what should be the number of one of the job's tasks.
+      name: string, what errors call the task.
+
+    Raises:
+      ValueError: the cluster has no such task.
+    """
+    # A chief that no other task has to know the address of.
+    tasks = {COORDINATOR: 1, **{j: len(a) for j, a in cluster.items()}}
+    if not isinstance(job, str) or job not in tasks:
+        raise ValueError(
+            f"{name} has the type {job!r}; the cluster has "
+            f"{', '.join(map(repr, tasks))}."
+        )
+    try:
+        number = int(index)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number < tasks[job]:
+        raise ValueError(
+            f"{name} has the index {index!r}; the {job!r} tasks of the cluster "
+            f"have 0 to {tasks[job] - 1}."
+        )
+    return job, number
+
+
+def _check_address(address, name):
+    try:
+        host, port = split_address(address)
+    except (AttributeError, ValueError):
+        host, port = "", 0
+    if not host or not 0 < port < 65536:
+        raise ValueError(
+            f"{name} must have addresses 'host:port', but has {address!r}."
+        )

@@ -1,0 +1,273 @@
+"""A cluster of processes on this machine, for development and tests."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import tf_ext
+from tf_ext.distribute.addresses import task_name
+from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
+from tf_ext.distribute.strategy import parameter_server_strategy
+
+_ATTEMPTS = 3
+_POLL_SECONDS = 0.05
+_STOP_SECONDS = 5.0
+_LOG_END_CHARACTERS = 4000
+_FIRST_PORT = 10240
+# Where the system takes the ports of outgoing connections from: one could
+# take the port of a killed server before that is back.
+_OUTGOING_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
+_DEFAULT_FIRST_OUTGOING_PORT = 32768
+
+
+def local_cluster(workers=2, ps=2, start_timeout_seconds=120.0):
+    """Starts workers and parameter servers as processes on loopback.
+
+    They end when the block ends, and when this process does, however it ends.
+    The processors are shared out among them, unless the environment variable
+    `TF_NUM_INTRAOP_THREADS` says how many threads each has.
+
+    Args:
+      workers: int, the number of workers.
+      ps: int, the number of parameter servers.
+      start_timeout_seconds: float, how long they may take to listen.
+
+    Returns:
+      A `LocalCluster`, to be used in a `with` statement.
+
+    Raises:
+      ValueError: workers or ps is less than 1.
+      RuntimeError: a process ended, or does not listen in time, with its log;
+        on entering the block.
+
+    Example:
+    ```python
+    with tf_ext.distribute.local_cluster(workers=2, ps=2) as cluster:
+        strategy = cluster.strategy()
+    ```
+    """
+    return LocalCluster(workers, ps, start_timeout_seconds)
+
+
+class LocalCluster:
+    """What `local_cluster` makes.
+
+    Attributes:
+      cluster: dict of "worker" and "ps" to lists of "host:port", inside the
+        block.
+    """
+
+    def __init__(self, workers, ps, start_timeout_seconds):
+        for name, count in (("workers", workers), ("ps", ps)):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, but is {count}.")
+        self._counts = {"worker": workers, "ps": ps}
+        self._start_timeout_seconds = start_timeout_seconds
+        self._processes = {}
+        self._folder = None
+        self.cluster = None
+
+    def __enter__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="tf_ext_cluster_")
+        try:
+            self._start_all()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self._close()
+
+    def strategy(self, **options):
+        """A `tf.distribute.ParameterServerStrategy` on the cluster.
+
+        Args:
+          **options: of `tf_ext.distribute.parameter_server_strategy`.
+        """
+        return parameter_server_strategy(self.cluster, **options)
+
+    def pid(self, job, task):
+        """The process of a task; of the last one if it was killed."""
+        return self._process(job, task).pid
+
+    def log(self, job, task):
+        """All that the processes of a task have written."""
+        self._process(job, task)
+        return self._log_path(job, task).read_text(errors="replace")
+
+    def kill(self, job, task):
+        """Ends a task at once, by SIGKILL, and waits until it has ended."""
+        process = self._process(job, task)
+        process.kill()
+        process.wait()
+
+    def restart(self, job, task):
+        """Starts a task again at its address, and waits until it listens.
+
+        Args:
+          job: string, "worker" or "ps".
+          task: int, which of the job's tasks.
+
+        Raises:
+          RuntimeError: it ends or does not listen in time, with its log.
+        """
+        self.kill(job, task)
+        deadline = time.monotonic() + self._start_timeout_seconds
+        self._wait(job, task, self._start(job, task), deadline)
+
+    def _start_all(self):
+        for attempt in range(1, _ATTEMPTS + 1):
+            ports = _free_ports(sum(self._counts.values()))
+            self.cluster = {
+                job: [f"127.0.0.1:{ports.pop()}" for _ in range(count)]
+                for job, count in self._counts.items()
+            }
+            deadline = time.monotonic() + self._start_timeout_seconds
+            tasks = [
+                (job, task)
+                for job, addresses in self.cluster.items()
+                for task in range(len(addresses))
+            ]
+            try:
+                begins = [self._start(*task) for task in tasks]
+                for (job, task), begin in zip(tasks, begins, strict=True):
+                    self._wait(job, task, begin, deadline)
+                return
+            except _PortInUseError:
+                # Taken by another process since it was seen free.
+                self._stop_all()
+                if attempt == _ATTEMPTS:
+                    raise
+
+    def _start(self, job, task):
+        """Starts a process; returns where its part of the log begins."""
+        path = self._log_path(job, task)
+        command = [
+            *[sys.executable, "-P", "-m", "tf_ext.distribute.server"],
+            f"--cluster={json.dumps(self.cluster)}",
+            *[f"--job={job}", f"--task={task}", f"--parent={os.getpid()}"],
+        ]
+        with path.open("ab") as log:
+            begin = log.tell()
+            self._processes[job, task] = subprocess.Popen(
+                command,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # An interrupt of the terminal is this process's to handle.
+                start_new_session=True,
+            )
+        return begin
+
+    def _environment(self):
+        environment = dict(os.environ)
+        environment.pop("TF_CONFIG", None)
+        environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+        processes = sum(self._counts.values())
+        threads = max(1, len(os.sched_getaffinity(0)) // processes)
+        environment.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
+        # The same tf_ext, wherever this process has it from.
+        own = str(pathlib.Path(tf_ext.__file__).resolve().parents[1])
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [own, *filter(None, [inherited])]
+        )
+        return environment
+
+    def _wait(self, job, task, begin, deadline):
+        process = self._process(job, task)
+        path = self._log_path(job, task)
+        while True:
+            # Read after the status: an ended process writes no more.
+            status = process.poll()
+            text = path.read_bytes()[begin:].decode(errors="replace")
+            name = task_name(job, task)
+            if status is not None:
+                error = (
+                    _PortInUseError
+                    if status == PORT_IN_USE_STATUS
+                    else RuntimeError
+                )
+                raise error(
+                    f"{name} ended with status {status} when it was started. "
+                    f"Its log ends with:\n{text[-_LOG_END_CHARACTERS:]}"
+                )
+            if f"{name} {LISTENS}" in text:
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{name} does not listen after "
+                    f"{self._start_timeout_seconds} s. Its log ends with:\n"
+                    f"{text[-_LOG_END_CHARACTERS:]}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _process(self, job, task):
+        if (job, task) not in self._processes:
+            known = ", ".join(task_name(*key) for key in self._processes)
+            raise ValueError(
+                f"The cluster has no {task_name(job, task)}; it has {known}."
+            )
+        return self._processes[job, task]
+
+    def _log_path(self, job, task):
+        return pathlib.Path(self._folder.name) / f"{job}-{task}.log"
+
+    def _stop_all(self):
+        for process in self._processes.values():
+            # One that is stopped would not see the other signal.
+            for number in (signal.SIGTERM, signal.SIGCONT):
+                process.send_signal(number)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in self._processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.wait()
+        self._processes.clear()
+
+    def _close(self):
+        self._stop_all()
+        self._folder.cleanup()
+        self.cluster = None
+
+
+class _PortInUseError(RuntimeError):
+    pass
+
+
+def _free_ports(count):
+    try:
+        first_outgoing = int(_OUTGOING_PORTS.read_text().split()[0])
+    except (OSError, ValueError):
+        first_outgoing = _DEFAULT_FIRST_OUTGOING_PORT
+    last = first_outgoing if first_outgoing > _FIRST_PORT + 1000 else 65536
+    # Not the seeded generator: programs that run side by side would pick the
+    # same.
+    generator = random.SystemRandom()
+    ports = set()
+    while len(ports) < count:
+        port = generator.randrange(_FIRST_PORT, last)
+        if _is_free(port):
+            ports.add(port)
+    return list(ports)
+
+
+def _is_free(port):
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

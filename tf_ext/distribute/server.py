@@ -1,0 +1,186 @@
+"""Runs one worker or parameter server: `python -m tf_ext.distribute.server`.
+
+The task is taken from `TF_CONFIG`, or from the command line:
+
+    python -m tf_ext.distribute.server --job=ps --task=0 \
+        --cluster='{"worker": ["10.0.0.2:2222"], "ps": ["10.0.0.3:2222"],
+                    "chief": ["10.0.0.1:2222"]}'
+
+It logs one line when it listens, and ends with status 0 on SIGTERM or SIGINT.
+The number of threads is TensorFlow's: one a processor, or what
+`TF_NUM_INTRAOP_THREADS` says.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+
+import tensorflow as tf
+
+from tf_ext import ops
+from tf_ext.distribute.addresses import split_address, task_name
+from tf_ext.distribute.cluster import (
+    COORDINATOR,
+    LISTENS,
+    PORT_IN_USE_STATUS,
+    Task,
+    check_cluster_dict,
+    check_task,
+    parse_json,
+    task_from_environment,
+)
+from tf_ext.distribute.grpc_options import set_grpc_options
+
+_PARENT_CHECK_SECONDS = 0.5
+_logger = logging.getLogger("tf_ext.distribute.server")
+
+
+def main(arguments=None):
+    """Runs the task until a signal ends the process.
+
+    Args:
+      arguments: list of strings, the command line. None: this process's.
+
+    Raises:
+      SystemExit: the command line or `TF_CONFIG` is not a task, or the port
+        cannot be had (status 98).
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        task = _task(options)
+    except ValueError as error:
+        parser.error(str(error))
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
+    )
+    name = task_name(task.job, task.index)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: _stop(name, number))
+    server = _start(task)  # noqa: F841 (it ends with its object)
+    tf_ext_version, tensorflow_version = (
+        version.decode() for version in ops.versions().numpy()
+    )
+    _logger.info(
+        "%s %s %s (tf_ext %s, TensorFlow %s, process %d)",
+        name,
+        LISTENS,
+        task.cluster[task.job][task.index],
+        tf_ext_version,
+        tensorflow_version,
+        os.getpid(),
+    )
+    _wait(options.parent)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m tf_ext.distribute.server",
+        description="Runs one worker or parameter server of a cluster.",
+    )
+    parser.add_argument(
+        "--cluster",
+        help='JSON: {"worker": ["host:port", ...], "ps": [...], "chief": '
+        "[...]}; without it the task is the one of TF_CONFIG",
+    )
+    parser.add_argument("--job", help="worker or ps")
+    parser.add_argument("--task", help="which of the job's tasks, from 0")
+    parser.add_argument(
+        "--parent",
+        type=int,
+        help="end when this process, which started this one, has ended",
+    )
+    return parser
+
+
+def _task(options):
+    if options.cluster is not None:
+        if options.job is None or options.task is None:
+            raise ValueError("--cluster needs --job and --task.")
+        cluster = check_cluster_dict(
+            parse_json(options.cluster, "--cluster"), "--cluster"
+        )
+        job, index = options.job, options.task
+    else:
+        task = task_from_environment()
+        cluster = task.cluster
+        job = task.job if options.job is None else options.job
+        index = task.index if options.task is None else options.task
+    job, index = check_task(cluster, job, index, "The task to run")
+    if job == COORDINATOR:
+        raise ValueError(
+            "The task to run is the 'chief', which is your own program that "
+            "trains; a server is a 'worker' or a 'ps'."
+        )
+    return Task(cluster, job, index)
+
+
+def _start(task):
+    set_grpc_options()
+    ops.library()  # A server runs the ops that its process has registered.
+    _check_port(task)
+    config = tf.compat.v1.ConfigProto()
+    # Steps of several workers wait for each other where processors are few.
+    config.inter_op_parallelism_threads = max(
+        os.cpu_count() or 1, len(task.cluster["worker"]) + 1
+    )
+    try:
+        return tf.distribute.Server(
+            tf.train.ClusterSpec(task.cluster),
+            job_name=task.job,
+            task_index=task.index,
+            protocol="grpc",
+            config=config,
+        )
+    except tf.errors.OpError as error:
+        _fail(task, error.message)
+
+
+def _check_port(task):
+    _, port = split_address(task.cluster[task.job][task.index])
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+    except OSError as error:
+        _fail(task, error.strerror)
+
+
+def _fail(task, reason):
+    address = task.cluster[task.job][task.index]
+    _logger.error(
+        "%s cannot listen at %s: %s. Is another process using the port?",
+        task_name(task.job, task.index),
+        address,
+        reason,
+    )
+    sys.exit(PORT_IN_USE_STATUS)
+
+
+def _wait(parent):
+    while parent is None:
+        signal.pause()
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    _end()
+
+
+def _stop(name, number):
+    _logger.info("%s ends on %s", name, signal.Signals(number).name)
+    _end()
+
+
+def _end():
+    # A tf.distribute.Server cannot be stopped, and its threads would keep the
+    # process: there is nothing in them to save.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
