@@ -78,6 +78,30 @@ def cluster_resolver(cluster=None):
     )
 
 
+def cluster_of(strategy):
+    """The cluster that a strategy is connected to.
+
+    Args:
+      strategy: a `tf.distribute.ParameterServerStrategy`.
+
+    Returns:
+      dict of job -> list of "host:port".
+
+    Raises:
+      ValueError: the strategy has none.
+    """
+    # TensorFlow 2.21's public property is None for this very strategy.
+    resolver = getattr(strategy, "cluster_resolver", None) or getattr(
+        strategy, "_cluster_resolver", None
+    )
+    if resolver is None:
+        raise ValueError(
+            "strategy must be a tf.distribute.ParameterServerStrategy, but is "
+            f"{strategy!r}."
+        )
+    return resolver.cluster_spec().as_dict()
+
+
 def task_from_environment():
     """The task that the environment variable `TF_CONFIG` describes.
 

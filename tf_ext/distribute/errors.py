@@ -10,6 +10,7 @@ from tf_ext.distribute.addresses import (
     task_addresses,
     task_name,
 )
+from tf_ext.distribute.cluster import cluster_of
 
 _PS_TARGET = re.compile(r"remote target /job:ps/replica:\d+/task:(\d+)")
 _PS_DEVICE = re.compile(r"/job:ps/replica:\d+/task:(\d+)")
@@ -93,9 +94,10 @@ def naming_lost_server(strategy):
       ServerLostError: a parameter server died or was restarted.
 
     Example:
-      >>> strategy = tf.distribute.get_strategy()
-      >>> with tf_ext.distribute.naming_lost_server(strategy):
-      ...     total = 1 + 1
+    ```python
+    with tf_ext.distribute.naming_lost_server(strategy):
+        coordinator.join()
+    ```
     """
     try:
         yield
@@ -109,7 +111,6 @@ def naming_lost_server(strategy):
 
 
 def _servers(strategy):
-    resolver = getattr(strategy, "cluster_resolver", None)
-    if resolver is None:
+    if strategy is None:
         return {}
-    return task_addresses(resolver.cluster_spec().as_dict(), ["ps"])
+    return task_addresses(cluster_of(strategy), ["ps"])

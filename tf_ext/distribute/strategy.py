@@ -10,7 +10,7 @@ from tf_ext.distribute.addresses import (
     task_addresses,
     wait_until_listening,
 )
-from tf_ext.distribute.cluster import cluster_resolver
+from tf_ext.distribute.cluster import cluster_of, cluster_resolver
 from tf_ext.distribute.grpc_options import set_grpc_options
 
 _checked = weakref.WeakSet()
@@ -89,7 +89,7 @@ def check_cluster(strategy):
     if strategy in _checked:
         return
     wanted = (tf_ext.__version__, tf.__version__)
-    tasks = task_addresses(strategy.cluster_resolver.cluster_spec().as_dict())
+    tasks = task_addresses(cluster_of(strategy))
     for task, address in tasks.items():
         found = _versions(task, address)
         for package, needed, has in zip(
