@@ -11,6 +11,7 @@ from tf_ext.distribute.errors import (
     naming_lost_server,
 )
 from tf_ext.distribute.local import LocalCluster, local_cluster
+from tf_ext.distribute.recovery import run_with_recovery
 from tf_ext.distribute.strategy import check_cluster, parameter_server_strategy
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "name_lost_task",
     "naming_lost_server",
     "parameter_server_strategy",
+    "run_with_recovery",
 ]

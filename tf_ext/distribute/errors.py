@@ -13,7 +13,9 @@ from tf_ext.distribute.addresses import (
 from tf_ext.distribute.cluster import cluster_of
 
 _PS_TARGET = re.compile(r"remote target /job:ps/replica:\d+/task:(\d+)")
-_PS_DEVICE = re.compile(r"/job:ps/replica:\d+/task:(\d+)")
+# What a server says, with InvalidArgumentError, that was restarted so fast
+# that its connections never broke.
+_RESTARTED = re.compile("unknown device|relevant tensor remote_handle", re.I)
 
 
 class ServerLostError(RuntimeError):
@@ -66,12 +68,16 @@ def name_lost_task(error, strategy=None):
         return error.task
     # What a ClusterCoordinator wraps when a step's input was lost.
     error = getattr(error, "original_exception", error)
-    if not isinstance(
-        error, (tf.errors.UnavailableError, tf.errors.AbortedError)
-    ):
-        return None
     message = str(error)
-    found = _PS_TARGET.search(message) or _PS_DEVICE.search(message)
+    lost = isinstance(
+        error, (tf.errors.UnavailableError, tf.errors.AbortedError)
+    )
+    restarted = isinstance(
+        error, tf.errors.InvalidArgumentError
+    ) and _RESTARTED.search(message)
+    if not lost and not restarted:
+        return None
+    found = _PS_TARGET.search(message)
     if found:
         return task_name("ps", found.group(1))
     for task, address in _servers(strategy).items():

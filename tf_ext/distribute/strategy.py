@@ -1,5 +1,6 @@
 """ParameterServerStrategy on tasks that are there and fit together."""
 
+import time
 import weakref
 
 import tensorflow as tf
@@ -13,6 +14,7 @@ from tf_ext.distribute.addresses import (
 from tf_ext.distribute.cluster import cluster_of, cluster_resolver
 from tf_ext.distribute.grpc_options import set_grpc_options
 
+_RETRY_SECONDS = 0.2
 _checked = weakref.WeakSet()
 
 
@@ -39,7 +41,8 @@ def parameter_server_strategy(
     Raises:
       ValueError: `cluster` or `TF_CONFIG` is not a cluster.
       TimeoutError: tasks do not accept connections; the message names them.
-      RuntimeError: a task runs other versions, or has no op library.
+      RuntimeError: a task runs other versions, has no op library, or does not
+        reach another.
 
     Example:
     ```python
@@ -63,19 +66,21 @@ def parameter_server_strategy(
     strategy = tf.distribute.ParameterServerStrategy(
         resolver, variable_partitioner=variable_partitioner
     )
-    check_cluster(strategy)
+    check_cluster(strategy, timeout_seconds)
     return strategy
 
 
-def check_cluster(strategy):
+def check_cluster(strategy, timeout_seconds=10.0):
     """Refuses a cluster whose tasks cannot work together.
 
     Every worker and parameter server has to run this program's versions of
-    tf_ext and of TensorFlow, with the op library loaded. A strategy that has
-    passed is not checked again.
+    tf_ext and of TensorFlow, with the op library loaded, and every worker has
+    to reach every server. A strategy that has passed is not checked again.
 
     Args:
       strategy: a `tf.distribute.ParameterServerStrategy`.
+      timeout_seconds: float, how long a connection that is not there is tried
+        again.
 
     Raises:
       RuntimeError: a task does not; the message names it.
@@ -88,38 +93,90 @@ def check_cluster(strategy):
     """
     if strategy in _checked:
         return
-    wanted = (tf_ext.__version__, tf.__version__)
-    tasks = task_addresses(cluster_of(strategy))
-    for task, address in tasks.items():
-        found = _versions(task, address)
-        for package, needed, has in zip(
-            ("tf_ext", "TensorFlow"), wanted, found, strict=True
-        ):
-            if needed != has:
-                raise RuntimeError(
-                    f"{task} at {address} runs {package} {has}, but this "
-                    f"program runs {package} {needed}. Install {package} "
-                    f"{needed} there and start the task again: all tasks of "
-                    "a cluster need the same versions."
-                )
+    cluster = cluster_of(strategy)
+    deadline = time.monotonic() + timeout_seconds
+    for task, address in task_addresses(cluster).items():
+        _check_versions(f"{task} at {address}", _versions(task, deadline))
+    for worker, address in task_addresses(cluster, ["worker"]).items():
+        _check_reach(worker, address, cluster, deadline)
     _checked.add(strategy)
 
 
-def _versions(task, address):
-    try:
-        with tf.init_scope(), tf.device(f"{task}/device:CPU:0"):
-            return [version.decode() for version in ops.versions().numpy()]
-    except tf.errors.NotFoundError as error:
+def _check_versions(task, found):
+    if found is None:
         raise RuntimeError(
-            f"{task} at {address} has not loaded the op library of tf_ext "
+            f"{task} has not loaded the op library of tf_ext "
             f"{tf_ext.__version__}. Start it with `python -m "
             "tf_ext.distribute.server` of that version, or call "
-            "tf_ext.ops.library() before its tf.distribute.Server is made. "
-            f"TensorFlow says: {error.message}"
-        ) from error
+            "tf_ext.ops.library() before its tf.distribute.Server is made."
+        )
+    wanted = (tf_ext.__version__, tf.__version__)
+    for package, needs, has in zip(
+        ("tf_ext", "TensorFlow"), wanted, found, strict=True
+    ):
+        if needs != has:
+            raise RuntimeError(
+                f"{task} runs {package} {has}, but this program runs {package} "
+                f"{needs}. Install {package} {needs} there and start the task "
+                "again: all tasks of a cluster need the same versions."
+            )
+
+
+def _versions(task, deadline):
+    """The versions of a task, or None if it does not have the op."""
+
+    def ask():
+        with tf.device(f"{task}/device:CPU:0"):
+            return [version.decode() for version in ops.versions().numpy()]
+
+    try:
+        return _until(ask, deadline)
+    except tf.errors.NotFoundError:
+        return None
     except tf.errors.UnavailableError as error:
         raise RuntimeError(
-            f"{task} at {address} does not answer. Start it again with "
-            "`python -m tf_ext.distribute.server`. TensorFlow says: "
-            f"{error.message}"
+            f"{task} does not answer. Start it again with `python -m "
+            f"tf_ext.distribute.server`. TensorFlow says: {error.message}"
         ) from error
+
+
+def _check_reach(worker, address, cluster, deadline):
+    """Refuses a worker that does not reach each parameter server."""
+
+    @tf.function
+    def there_and_back(number):
+        answers = []
+        for server in task_addresses(cluster, ["ps"]):
+            with tf.device(f"{server}/device:CPU:0"):
+                answers.append(number + 1.0)
+        return tf.add_n(answers)
+
+    def ask():
+        with tf.device(f"{worker}/device:CPU:0"):
+            there_and_back(tf.constant(0.0)).numpy()
+
+    try:
+        _until(ask, deadline)
+    except tf.errors.UnavailableError as error:
+        raise RuntimeError(
+            f"{worker} at {address} does not reach every parameter server at "
+            f"its address, of {cluster['ps']}. All tasks must be able to "
+            "connect to each other, by the addresses of the cluster. "
+            f"TensorFlow says: {error.message}"
+        ) from error
+
+
+def _until(ask, deadline):
+    """Asks until there is an answer.
+
+    After a task was started again, the others take up to a second or two to
+    open their connections anew.
+    """
+    while True:
+        try:
+            with tf.init_scope():
+                return ask()
+        except tf.errors.UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_RETRY_SECONDS)
