@@ -67,7 +67,7 @@ def run_with_recovery(
             _logger.warning(
                 "%s Waiting for it to be back, to begin again from the last "
                 "checkpoint (%d more times at most).",
-                error,
+                str(error),  # Records of logs would keep its frames.
                 restarts_left,
             )
         tasks = task_addresses(cluster_of(strategy))

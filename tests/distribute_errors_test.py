@@ -1,0 +1,339 @@
+"""Errors of clusters that need no processes: texts, addresses, TF_CONFIG."""
+
+import contextlib
+import io
+import json
+import os
+import socket
+import weakref
+from unittest import mock
+
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tf_ext import distribute
+from tf_ext.distribute import addresses, server
+
+_CLUSTER = {"worker": ["a:1", "b:2"], "ps": ["c:3"], "chief": ["d:4"]}
+_PS_LOST = (
+    "failed to connect to all addresses\nAdditional GRPC error information "
+    "from remote target /job:ps/replica:0/task:3/device:CPU:0 while calling "
+    "/tensorflow.eager.EagerService/RunComponentFunction:\nAdditional GRPC "
+    "error information from remote target /job:worker/replica:0/task:0 while "
+    "calling /tensorflow.eager.EagerService/Enqueue"
+)
+_WORKER_LOST = "from remote target /job:worker/replica:0/task:1 while calling"
+
+
+class _Coordinated(RuntimeError):
+    """As the errors of ClusterCoordinator that carry another."""
+
+    def __init__(self, original_exception):
+        super().__init__("input of a closure")
+        self.original_exception = original_exception
+
+
+class _Strategy:
+    """What of a strategy tells its cluster."""
+
+    def __init__(self, cluster):
+        self.cluster_resolver = distribute.cluster_resolver(cluster)
+
+
+@contextlib.contextmanager
+def _tf_config(value):
+    text = value if isinstance(value, str) else json.dumps(value)
+    with mock.patch.dict(os.environ, {"TF_CONFIG": text}):
+        yield
+
+
+def _task(job, index):
+    return {"cluster": _CLUSTER, "task": {"type": job, "index": index}}
+
+
+@contextlib.contextmanager
+def _listening_socket():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _closed_address():
+    with _listening_socket() as address:
+        return address
+
+
+class NameLostTaskTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("unavailable", tf.errors.UnavailableError(None, None, _PS_LOST)),
+        ("aborted", tf.errors.AbortedError(None, None, _PS_LOST)),
+        (
+            "restarted_at_once",
+            tf.errors.InvalidArgumentError(
+                None, None, f"x unknown device. {_PS_LOST}"
+            ),
+        ),
+        (
+            "inside_a_coordinators_error",
+            _Coordinated(tf.errors.UnavailableError(None, None, _PS_LOST)),
+        ),
+    )
+    def test_is_the_one_of_the_message(self, error):
+        self.assertEqual(distribute.name_lost_task(error), "/job:ps/task:3")
+
+    @parameterized.named_parameters(
+        ("a_worker", tf.errors.UnavailableError(None, None, _WORKER_LOST)),
+        ("another_class", ValueError(_PS_LOST)),
+        (
+            "an_op_that_fails_on_a_server",
+            tf.errors.InvalidArgumentError(None, None, f"rank 2. {_PS_LOST}"),
+        ),
+    )
+    def test_is_none_for(self, error):
+        self.assertIsNone(distribute.name_lost_task(error))
+
+    def test_is_looked_for_when_the_message_has_none(self):
+        error = tf.errors.UnavailableError(None, None, "Socket closed")
+        with _listening_socket() as listening:
+            closed = _closed_address()
+            strategy = _Strategy(
+                {"worker": [_closed_address()], "ps": [listening, closed]}
+            )
+            self.assertEqual(
+                distribute.name_lost_task(error, strategy), "/job:ps/task:1"
+            )
+            with self.assertRaisesRegex(
+                distribute.ServerLostError,
+                f"/job:ps/task:1 at {closed} was lost.*restore the last",
+            ) as raised:
+                with distribute.naming_lost_server(strategy):
+                    raise error
+        self.assertEqual(raised.exception.task, "/job:ps/task:1")
+        self.assertIs(raised.exception.__cause__, error)
+
+    def test_other_errors_pass_through(self):
+        strategy = _Strategy(_CLUSTER)
+        with self.assertRaisesRegex(ValueError, "mine"):
+            with distribute.naming_lost_server(strategy):
+                raise ValueError("mine")
+
+
+class ClusterResolverTest(parameterized.TestCase):
+    def test_from_an_argument(self):
+        resolver = distribute.cluster_resolver(_CLUSTER)
+        self.assertEqual(resolver.cluster_spec().as_dict(), _CLUSTER)
+        self.assertEqual((resolver.task_type, resolver.task_id), ("chief", 0))
+
+    def test_from_tf_config(self):
+        with _tf_config(_task("chief", 0)):
+            resolver = distribute.cluster_resolver()
+        self.assertEqual(resolver.cluster_spec().as_dict(), _CLUSTER)
+
+    @parameterized.named_parameters(
+        ("text", "a:1", "cluster must be {.* but is 'a:1'"),
+        ("no_ps", {"worker": ["a:1"]}, "at least one 'ps' task, but is"),
+        ("no_worker", {"ps": ["a:1"]}, "at least one 'worker' task"),
+        (
+            "no_ps_address",
+            {"worker": ["a:1"], "ps": []},
+            "at least one 'ps' task",
+        ),
+        (
+            "unknown_job",
+            {"worker": ["a:1"], "ps": ["b:1"], "master": ["c:1"]},
+            "the job 'master'; jobs are 'chief', 'worker', 'ps'",
+        ),
+        (
+            "one_string",
+            {"worker": "a:1", "ps": ["b:1"]},
+            "list of addresses for 'worker', but has 'a:1'",
+        ),
+        (
+            "no_port",
+            {"worker": ["a"], "ps": ["b:1"]},
+            "job 'worker', must have addresses 'host:port', but has 'a'",
+        ),
+        (
+            "twice",
+            {"worker": ["a:1"], "ps": ["a:1"]},
+            "has the address 'a:1' twice",
+        ),
+        (
+            "two_chiefs",
+            {"worker": ["a:1"], "ps": ["b:1"], "chief": ["c:1", "d:1"]},
+            "one 'chief' at most",
+        ),
+    )
+    def test_refuses_cluster(self, cluster, message):
+        with self.assertRaisesRegex(ValueError, message):
+            distribute.cluster_resolver(cluster)
+
+    @parameterized.named_parameters(
+        ("unset", "", "TF_CONFIG is not set and no cluster is given"),
+        ("not_json", "{worker", "TF_CONFIG is not JSON .*: {worker"),
+        ("no_task", {"cluster": _CLUSTER}, "TF_CONFIG must have the form"),
+        (
+            "no_cluster",
+            {"task": {"type": "chief", "index": 0}},
+            "TF_CONFIG's cluster must be {.* but is None",
+        ),
+        (
+            "a_worker",
+            _task("worker", 1),
+            "this is task 1 of job 'worker'.*tf_ext.distribute.server",
+        ),
+        (
+            "unknown_type",
+            _task("evaluator", 0),
+            "type 'evaluator'; the cluster has 'chief', 'worker', 'ps'",
+        ),
+        (
+            "high_index",
+            _task("worker", 2),
+            "index 2; the 'worker' tasks of the cluster have 0 to 1",
+        ),
+    )
+    def test_refuses_tf_config(self, value, message):
+        with _tf_config(value), self.assertRaisesRegex(ValueError, message):
+            distribute.cluster_resolver()
+
+
+class ServerArgumentsTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("no_task", ["--cluster={}"], "--cluster needs --job and --task"),
+        (
+            "not_json",
+            ["--cluster={", "--job=ps", "--task=0"],
+            "--cluster is not JSON",
+        ),
+        (
+            "unknown_job",
+            [f"--cluster={json.dumps(_CLUSTER)}", "--job=p", "--task=0"],
+            "The task to run has the type 'p'; the cluster has 'chief', "
+            "'worker', 'ps'.",
+        ),
+        (
+            "high_task",
+            [f"--cluster={json.dumps(_CLUSTER)}", "--job=ps", "--task=1"],
+            "has the index '1'; the 'ps' tasks of the cluster have 0 to 0.",
+        ),
+        (
+            "chief",
+            [f"--cluster={json.dumps(_CLUSTER)}", "--job=chief", "--task=0"],
+            "The task to run is the 'chief', which is your own program",
+        ),
+        ("nothing", [], "TF_CONFIG is not set and no cluster is given"),
+    )
+    def test_refuses(self, arguments, message):
+        written = io.StringIO()
+        with (
+            _tf_config(""),
+            contextlib.redirect_stderr(written),
+            self.assertRaises(SystemExit) as ended,
+        ):
+            server.main(arguments)
+        self.assertEqual(ended.exception.code, 2)
+        self.assertIn(message, " ".join(written.getvalue().split()))
+
+
+class AddressesTest(tf.test.TestCase):
+    def test_finds_those_that_do_not_listen(self):
+        with _listening_socket() as listening:
+            closed = _closed_address()
+            silent = addresses.wait_until_listening(
+                {"one": listening, "two": closed}, timeout_seconds=0.0
+            )
+        self.assertEqual(silent, {"two": closed})
+
+    def test_reads_addresses(self):
+        self.assertEqual(addresses.split_address("[::1]:22"), ("::1", 22))
+        self.assertEqual(addresses.split_address("host:22"), ("host", 22))
+
+
+class ParameterServerStrategyTest(tf.test.TestCase):
+    def test_names_the_tasks_that_do_not_answer(self):
+        with _listening_socket() as listening:
+            closed = _closed_address()
+            with self.assertRaisesRegex(
+                TimeoutError,
+                "2 of the 3 workers and parameter servers do not accept "
+                f"connections after 0 s: /job:ps/task:1 at {closed}, "
+                "/job:worker/task:0 at .*Start each with",
+            ):
+                distribute.parameter_server_strategy(
+                    {
+                        "worker": [_closed_address()],
+                        "ps": [listening, closed],
+                    },
+                    timeout_seconds=0,
+                )
+
+    def test_another_strategy_is_refused(self):
+        with self.assertRaisesRegex(
+            ValueError, "must be a tf.distribute.ParameterServerStrategy"
+        ):
+            distribute.check_cluster(tf.distribute.get_strategy())
+
+
+class RunWithRecoveryTest(tf.test.TestCase):
+    """The loop around training; distribute_recovery_test kills servers."""
+
+    def setUp(self):
+        super().setUp()
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(listener.close)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        self._strategies = weakref.WeakSet()
+        self._cluster = {"worker": [address], "ps": [address]}
+
+    def _make_strategy(self):
+        strategy = mock.Mock(spec=["cluster_resolver"])
+        spec = strategy.cluster_resolver.cluster_spec.return_value
+        spec.as_dict.return_value = self._cluster
+        self._strategies.add(strategy)
+        return strategy
+
+    def _run(self, failures, **options):
+        calls = []
+
+        def train(strategy):
+            self.assertLen(self._strategies, 1, "the last one is not freed")
+            calls.append(id(strategy))
+            if len(calls) <= failures:
+                raise tf.errors.AbortedError(None, None, _PS_LOST)
+            return f"trained at call {len(calls)}"
+
+        return distribute.run_with_recovery(
+            train, self._make_strategy, **options
+        )
+
+    def test_returns_the_result_after_losses(self):
+        with self.assertLogs("tf_ext.distribute.recovery") as logged:
+            self.assertEqual(self._run(failures=2), "trained at call 3")
+        self.assertRegex(logged.output[0], "/job:ps/task:3 was lost")
+
+    def test_gives_up_after_max_restarts(self):
+        with self.assertRaises(distribute.ServerLostError):
+            self._run(failures=3, max_restarts=2)
+
+    def test_other_errors_pass_through(self):
+        with self.assertRaisesRegex(ValueError, "mine"):
+            distribute.run_with_recovery(
+                mock.Mock(side_effect=ValueError("mine")), self._make_strategy
+            )
+
+    def test_names_the_tasks_that_do_not_come_back(self):
+        closed = _closed_address()
+        self._cluster = {**self._cluster, "ps": [closed]}
+        with self.assertRaisesRegex(
+            TimeoutError,
+            f"do not accept connections: /job:ps/task:0 at {closed}",
+        ):
+            self._run(failures=1, timeout_seconds=0)
+
+    def test_refuses_negative_max_restarts(self):
+        with self.assertRaisesRegex(ValueError, "at least 0, but is -1"):
+            self._run(failures=0, max_restarts=-1)
+
+
+if __name__ == "__main__":
+    tf.test.main()
