@@ -16,7 +16,7 @@ def make(rule, dim, initializer="normal"):
 
 def handle(table):
     """The table's resource."""
-    return table.shard.resource_handle
+    return table.rows.shards[0].resource_handle
 
 
 def fill(table, rows, spread=1):

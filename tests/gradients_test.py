@@ -17,7 +17,7 @@ from ops_util import named_cases
 import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.tables.transport import LocalTransport
+from tf_ext.tables.transport import DirectTransport
 
 
 def _bag(rows, weights, combiner):
@@ -142,13 +142,13 @@ class PushCountTest(tf.test.TestCase, parameterized.TestCase):
 
     def _requests(self, call):
         """The push requests in each call of the transport."""
-        pushes, push = [], LocalTransport.push
+        pushes, push = [], DirectTransport.push
 
         def counted(transport, requests):
             pushes.append(list(requests))
             return push(transport, requests)
 
-        with mock.patch.object(LocalTransport, "push", counted):
+        with mock.patch.object(DirectTransport, "push", counted):
             call()
         return pushes
 

@@ -161,7 +161,7 @@ class LazyRuleTest(_RuleTestCase):
                 gradients = rng.normal(size=(len(signs), dim))
                 rate = _learning_rate(step)
                 ops.sparse_table_push(
-                    table.shard.resource_handle,
+                    table.rows.shards[0].resource_handle,
                     signs,
                     gradients.astype(np.float32),
                     hyperparameters=table.optimizer.hyperparameters(

@@ -11,7 +11,7 @@ from saving_util import FORMATS, TestCase, contents, trained
 
 import tf_ext
 from tf_ext.optimizers import SparseAdam, SparseRMSprop, SparseSGD
-from tf_ext.tables import keras_store, shard
+from tf_ext.tables import keras_store, rows
 
 
 def _model(rule="adagrad", dim=4, initializer="normal", seed=3):
@@ -142,7 +142,7 @@ class LimitTest(TestCase):
         model, _, _ = trained(self)
         table = model.tables[0]
         before = contents(table)
-        size = table.size() * table.shard.bytes_per_row
+        size = table.size() * table.rows.bytes_per_row
         with mock.patch.object(keras_store, "MAX_BYTES", size - 1):
             with self.assertRaisesRegex(
                 ValueError,
@@ -158,7 +158,7 @@ class LimitTest(TestCase):
         write, _ = self.format(name)
         model, _, _ = trained(self)
         table = model.tables[0]
-        size = table.size() * table.shard.bytes_per_row
+        size = table.size() * table.rows.bytes_per_row
         with mock.patch.object(keras_store, "MAX_BYTES", size):
             write(model)
 
@@ -192,7 +192,7 @@ def _replace_header(old, new):
         text = bytes(group["header"][:]).decode()
         assert old in text, text
         del group["header"]
-        group["header"] = shard.array_of(text.replace(old, new))
+        group["header"] = keras_store._array_of(text.replace(old, new))
 
     return damage
 
@@ -234,7 +234,7 @@ class DamageTest(TestCase):
         model, _, _ = trained(self)
         path = self.path("x.weights.h5")
         # Five rows a chunk: sign, weights and accumulator.
-        with mock.patch.object(shard, "_CHUNK_BYTES", 5 * (8 + 16 + 16)):
+        with mock.patch.object(rows, "_CHUNK_BYTES", 5 * (8 + 16 + 16)):
             model.save_weights(path)
         with h5py.File(path, "a") as file:
             damage(_group_of_the_table(file))

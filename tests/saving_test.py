@@ -13,7 +13,7 @@ from saving_util import FORMATS, TestCase, contents, trained
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.tables import shard
+from tf_ext.tables import rows
 
 _RULES = tf_ext.optimizers
 
@@ -59,7 +59,7 @@ class RoundTripTest(TestCase):
     def test_many_chunks(self):
         model, _, _ = trained(self)
         path = self.path("x.keras")
-        with mock.patch.object(shard, "_CHUNK_BYTES", 200):
+        with mock.patch.object(rows, "_CHUNK_BYTES", 200):
             model.save(path)
         with h5py.File(_weights_file(self, path)) as file:
             chunks = [name for name in _names(file) if name.endswith("_signs")]

@@ -24,7 +24,7 @@ def contents(table):
             sign: values.tolist()
             for sign, values in rows_of(table, field.name).items()
         }
-        for field in table.shard.fields
+        for field in table.rows.fields
     }
 
 

@@ -56,11 +56,11 @@ class _WithRows:
         return [v for v in self._model.weights if table_of(v) is None]
 
     def _checkpoint(self):
-        shards = {
-            f"table{index}": table.shard
+        rows = {
+            f"table{index}": table.rows
             for index, table in enumerate(tables_of(self._model))
         }
-        return tf.train.Checkpoint(**shards)
+        return tf.train.Checkpoint(**rows)
 
     def get_weights(self):
         directory = tempfile.TemporaryDirectory(prefix="tf_ext_early_stopping_")

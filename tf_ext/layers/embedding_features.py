@@ -132,21 +132,22 @@ class EmbeddingFeatures(keras.layers.Layer):
         """Rows for each table: a list of (rows, unique, bags)."""
         # One unique for tables that read the same columns.
         uniques = {}
-        for part in parts:
-            if part.key not in uniques:
-                uniques[part.key] = ops.unique_by_shard(part.bags.signs)
+        for table, part in zip(self.tables, parts):
+            key = part.key, table.rows.num_shards
+            if key not in uniques:
+                uniques[key] = ops.unique_by_shard(part.bags.signs, key[1])
         requests = [
             PullRequest(
                 table,
-                uniques[part.key].unique,
-                uniques[part.key].counts,
+                uniques[part.key, table.rows.num_shards],
                 insert if table.trainable else False,
             )
             for table, part in zip(self.tables, parts)
         ]
         rows = pull_differentiable(requests, self.trainable)
         return [
-            (r, uniques[part.key], part.bags) for r, part in zip(rows, parts)
+            (r, request.unique, part.bags)
+            for r, request, part in zip(rows, requests, parts)
         ]
 
     def _combine(self, rows, columns, unique, bags):
@@ -229,7 +230,7 @@ def pull_differentiable(requests, trainable=True):
     Returns:
       List of float32 `[n, dim]`.
     """
-    rows = get_transport().pull(requests)
+    rows = get_transport([r.table for r in requests]).pull(requests)
     return [
         _attach_gradient(request, pulled)
         if trainable and request.table.trainable
@@ -241,7 +242,9 @@ def pull_differentiable(requests, trainable=True):
 def _attach_gradient(request, pulled):
     shadow = request.table.shadow
     return ops.route_gradient(
-        pulled, shadow.value if IS_KERAS_3 else shadow, request.signs
+        pulled,
+        shadow.value if IS_KERAS_3 else shadow,
+        request.unique.unique,
     )
 
 

@@ -5,6 +5,7 @@ The op library is loaded when the first of them is called.
 
 from tf_ext.ops._library import library
 from tf_ext.ops.bag_ops import (
+    UNIQUE_BY_SHARD,
     UNIQUE_SIGNS,
     combine_bags,
     combine_bags_grad,
@@ -29,6 +30,7 @@ from tf_ext.ops.version_ops import versions
 
 __all__ = [
     "TABLE_STATS",
+    "UNIQUE_BY_SHARD",
     "UNIQUE_SIGNS",
     "combine_bags",
     "combine_bags_grad",

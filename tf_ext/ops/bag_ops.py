@@ -11,6 +11,9 @@ from tf_ext.ops._library import library
 # CombineBagsGrad is not listed: a second derivative is an error, not zero.
 tf.no_gradient("TfExt>UniqueByShard")
 
+UNIQUE_BY_SHARD = "TfExt>UniqueByShard"
+"""The type of the op that puts signs in the order of their shards."""
+
 UNIQUE_SIGNS = "tf_ext_unique_signs"
 """What the op is called that gives the signs of a `route_gradient`.
 

@@ -1,16 +1,13 @@
 """Gradients of tables that wait for the end of an accumulated step."""
 
-import collections
-
 import tensorflow as tf
 
 from tf_ext.optimizers.updates import TableGradient
 from tf_ext.tables import keras_store
+from tf_ext.tables.rows import TableRows
 from tf_ext.tables.rules import SparseSGD
-from tf_ext.tables.shard import TableShard, config_text
-from tf_ext.tables.transport import PushRequest, get_transport
+from tf_ext.tables.shard import config_text
 
-_Sums = collections.namedtuple("_Sums", ["shard", "dim"])
 _RULE = SparseSGD(1.0)
 
 
@@ -24,7 +21,7 @@ class TableAccumulators(tf.Module):
     def __init__(self):
         super().__init__(name="table_accumulators")
         self._tables = ()
-        self._shards = []
+        self._sums = []
 
     def build(self, tables):
         """Makes the tables of sums for `tables`, a list of SparseTable."""
@@ -40,7 +37,7 @@ class TableAccumulators(tf.Module):
                 **_RULE.table_config(),
             }
             fields = [("weights", tf.float32, table.dim)]
-            self._shards.append(TableShard(config_text(entries), fields))
+            self._sums.append(TableRows(config_text(entries), fields))
 
     def add(self, gradients):
         """Adds gradients to the sums.
@@ -49,41 +46,37 @@ class TableAccumulators(tf.Module):
           gradients: list of TableGradient.
         """
         rate = tf.constant(1.0, tf.float64)
-        get_transport().push(
-            [
-                PushRequest(
-                    _Sums(self._shards[self._tables.index(table)], table.dim),
-                    signs,
-                    tf.cast(values, tf.float32),
-                    _RULE.hyperparameters(rate),
-                    tf.constant(1, tf.int64),
-                )
-                for table, signs, values in gradients
-            ]
-        )
+        for table, signs, values in gradients:
+            self._sums[self._tables.index(table)].push(
+                signs,
+                None,  # All are in the one shard.
+                tf.cast(values, tf.float32),
+                _RULE.hyperparameters(rate),
+                tf.constant(1, tf.int64),
+            )
 
     def take(self):
         """Empties the sums: a list of TableGradient."""
         taken = []
-        for table, shard in zip(self._tables, self._shards):
-            signs, _, values = shard.export()
+        for table, sums in zip(self._tables, self._sums):
+            signs, values = sums.export()
             with tf.control_dependencies([signs]):
-                shard.clear()
+                sums.clear()
             taken.append(TableGradient(table, signs, -values["weights"]))
         return taken
 
     def save(self, store):
         """Writes the sums into a Keras store."""
-        for index, (table, shard) in enumerate(zip(self._tables, self._shards)):
+        for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
             keras_store.save(
-                shard, table.name, {}, _Prefixed(store, f"sums{index}_")
+                sums, table.name, {}, _Prefixed(store, f"sums{index}_")
             )
 
     def load(self, store):
         """Reads the sums; returns what else the store holds."""
-        for index, (table, shard) in enumerate(zip(self._tables, self._shards)):
+        for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
             keras_store.load(
-                shard, table.name, _Prefixed(store, f"sums{index}_")
+                sums, table.name, _Prefixed(store, f"sums{index}_")
             )
         return {k: store[k] for k in store.keys() if not k.startswith("sums")}
 

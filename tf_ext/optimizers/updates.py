@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.tables import shadow
-from tf_ext.tables.sparse_table import sum_by_sign
-from tf_ext.tables.transport import PushRequest, get_transport
+from tf_ext.tables.transport import PushRequest, get_transport, sum_by_sign
 
 Clipping = collections.namedtuple(
     "Clipping", ["clipnorm", "global_clipnorm", "clipvalue"]
@@ -89,7 +88,8 @@ def merge(table, parts):
             return TableGradient(table, signs, values)
     signs = tf.concat([signs for signs, _ in parts], 0)
     values = tf.concat([values for _, values in parts], 0)
-    return TableGradient(table, *sum_by_sign(signs, values))
+    signs, values, _ = sum_by_sign(signs, values, table.rows.num_shards)
+    return TableGradient(table, signs, values)
 
 
 def _from_one_pull(signs):
@@ -186,5 +186,5 @@ def push(tables, iterations, model_learning_rate):
                 iterations + 1,
             )
         )
-    updated = get_transport().push(requests)
+    updated = get_transport([r.table for r in requests]).push(requests)
     return tf.add_n(updated) if updated else tf.constant(0, tf.int64)

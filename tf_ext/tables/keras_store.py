@@ -11,9 +11,7 @@ import weakref
 import numpy as np
 import tensorflow as tf
 
-from tf_ext import ops
 from tf_ext._keras import IS_KERAS_3
-from tf_ext.tables.shard import array_of, text_of
 
 _FORMAT = 1
 
@@ -28,7 +26,7 @@ def save(shard, label, state, store):
     """Writes the rows of a shard.
 
     Args:
-      shard: TableShard.
+      shard: TableRows.
       label: string, the table's name, for messages.
       state: dict of scalar string tensors that travel with the rows.
       store: what Keras gives to `save_own_variables`: `store[key] = array`.
@@ -36,7 +34,7 @@ def save(shard, label, state, store):
     Raises:
       ValueError: more rows than such a file should hold.
     """
-    rows = int(ops.sparse_table_size(shard.resource_handle))
+    rows = int(shard.size())
     if rows * shard.bytes_per_row > MAX_BYTES:
         raise ValueError(
             f"Table {label!r} holds {rows:,} rows, "
@@ -59,7 +57,7 @@ def save(shard, label, state, store):
         "chunks": chunk,
         "state": {k: v.numpy().decode() for k, v in state.items()},
     }
-    store["header"] = array_of(json.dumps(header))
+    store["header"] = _array_of(json.dumps(header))
 
 
 def load(shard, label, store):
@@ -69,7 +67,7 @@ def load(shard, label, store):
     names in the model, and reports the last error: the first one is repeated.
 
     Args:
-      shard: TableShard.
+      shard: TableRows.
       label: string, the table's name, for messages.
       store: what Keras gives to `load_own_variables`: `store[key]`.
 
@@ -96,14 +94,14 @@ def _load(shard, label, store):
             f"The file holds no rows of table {label!r}; it has "
             f"{sorted(store.keys())}. It was saved from another model."
         )
-    header = json.loads(text_of(store["header"]))
+    header = json.loads(_text_of(store["header"]))
     if header["format"] != _FORMAT:
         raise ValueError(
             f"The rows of table {label!r} are in format {header['format']}; "
             f"this version of tf_ext reads {_FORMAT}."
         )
     _check(shard, label, store, header)
-    ops.sparse_table_clear(shard.resource_handle)
+    shard.clear()
     for chunk in range(header["chunks"]):
         prefix = f"chunk_{chunk:06d}_"
         shard.import_rows(
@@ -145,3 +143,13 @@ def _check(shard, label, store, header):
             f"The rows of table {label!r} are damaged: {rows} found, "
             f"{header['rows']} announced."
         )
+
+
+def _array_of(text):
+    """A string as the uint8 array that HDF5 stores can hold."""
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _text_of(array):
+    """The string of `_array_of`."""
+    return np.asarray(array, np.uint8).tobytes().decode()

@@ -10,11 +10,19 @@ import tensorflow as tf
 from tf_ext import initializers, ops
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.tables import keras_store, rules, shadow
-from tf_ext.tables.shard import TableShard, config_text, parse_config
-from tf_ext.tables.transport import get_transport
+from tf_ext.tables.rows import TableRows
+from tf_ext.tables.shard import config_text, parse_config
+from tf_ext.tables.transport import shard_devices, sum_by_sign
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _MAX_DIM = 65536
+# What a statistic of several shards is, if not their sum.
+_COMBINED = {
+    "row_bytes": max,
+    "max_stripe_rows": max,
+    "min_stripe_rows": min,
+    "max_probe_length": max,
+}
 _RUN_ID = uuid.uuid4().hex[:12]
 _COUNTER = itertools.count()
 
@@ -79,7 +87,7 @@ class SparseTable(keras.layers.Layer):
                 "Argument `seed` of SparseTable must be an integer from 0 to "
                 f"2^64 - 1, or None. Received: seed={seed!r}"
             )
-        get_transport()  # Refuses a strategy of several processes.
+        devices = shard_devices()
         super().__init__(name=name, trainable=trainable, dtype="float32")
         self.dim = int(dim)
         self.seed = int(seed)
@@ -88,11 +96,12 @@ class SparseTable(keras.layers.Layer):
         # Tells this table from all others, so that copies of layers that
         # shared it can share again.
         self.uid = f"{name}/{_RUN_ID}/{next(_COUNTER)}"
-        self.shard = TableShard(
+        self.rows = TableRows(
             self._config_text(),
             [("weights", tf.float32, self.dim)]
             + self.optimizer.slots(self.dim),
             state=(self._state, self._restore_state),
+            devices=devices,
         )
         variable_arguments = (
             {"autocast": False}
@@ -147,11 +156,11 @@ class SparseTable(keras.layers.Layer):
 
     def save_own_variables(self, store):
         """Writes rows and slots, chunk by chunk, for Keras's savers."""
-        keras_store.save(self.shard, self.name, self._state(), store)
+        keras_store.save(self.rows, self.name, self._state(), store)
 
     def load_own_variables(self, store):
         """Replaces rows and slots by saved ones."""
-        self._restore_state(keras_store.load(self.shard, self.name, store))
+        self._restore_state(keras_store.load(self.rows, self.name, store))
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
         children = super()._trackable_children(save_type, **kwargs)
@@ -183,15 +192,16 @@ class SparseTable(keras.layers.Layer):
           `tf_ext.layers.EmbeddingFeatures` is for.
         """
         signs = tf.convert_to_tensor(signs, tf.int64)
-        with tf.device(self.shard.device):
-            rows = ops.sparse_table_pull(
-                self.shard.resource_handle,
-                tf.reshape(signs, [-1]),
-                tf.zeros([0], tf.int64),
-                training=training,
-                dim=self.dim,
-            )
-        return tf.reshape(rows, tf.concat([tf.shape(signs), [self.dim]], 0))
+        unique = ops.unique_by_shard(
+            tf.reshape(signs, [-1]), self.rows.num_shards
+        )
+        rows = self.rows.pull(
+            unique.unique, unique.split_sizes, training, self.dim
+        )
+        return tf.reshape(
+            tf.gather(rows, unique.inverse),
+            tf.concat([tf.shape(signs), [self.dim]], 0),
+        )
 
     def push(self, signs, gradients, step=1, learning_rate=None):
         """Applies gradients with the table's optimizer, outside of Keras.
@@ -219,37 +229,50 @@ class SparseTable(keras.layers.Layer):
                 "Received: learning_rate=None"
             )
         step = tf.convert_to_tensor(step, tf.int64)
-        signs, gradients = sum_by_sign(
+        signs, gradients, split_sizes = sum_by_sign(
             tf.convert_to_tensor(signs, tf.int64),
             tf.convert_to_tensor(gradients, tf.float32),
+            self.rows.num_shards,
         )
         rate = self.optimizer.current_learning_rate(
             step - 1, 0.0 if learning_rate is None else learning_rate
         )
-        with tf.device(self.shard.device):
-            updated = ops.sparse_table_push(
-                self.shard.resource_handle,
-                signs,
-                gradients,
-                hyperparameters=self.optimizer.hyperparameters(rate),
-                step=step,
-            )
+        updated = self.rows.push(
+            signs,
+            split_sizes,
+            gradients,
+            self.optimizer.hyperparameters(rate),
+            step,
+        )
         return int(updated) if hasattr(updated, "numpy") else updated
 
     def size(self):
         """The number of rows, an int."""
-        return int(ops.sparse_table_size(self.shard.resource_handle))
+        return int(self.rows.size())
 
     def stats(self):
         """Counts and bytes, a dict of ints.
 
         `rows`; `bytes` (memory of rows and index); and what the core tells:
         `free_rows`, `stripes`, `row_bytes`, `slab_bytes`, `index_bytes`,
-        `max_stripe_rows`, `min_stripe_rows`, `max_probe_length`.
+        `max_stripe_rows`, `min_stripe_rows`, `max_probe_length`. Those of a
+        table with several shards are over all of them; `shard_stats` has them
+        shard by shard.
         """
-        values = ops.sparse_table_stats(self.shard.resource_handle).numpy()
-        stats = dict(zip(ops.TABLE_STATS, values.tolist(), strict=True))
-        stats["bytes"] = stats["slab_bytes"] + stats["index_bytes"]
+        shards = self.shard_stats()
+        return {
+            name: _COMBINED.get(name, sum)(s[name] for s in shards)
+            for name in shards[0]
+        }
+
+    def shard_stats(self):
+        """What `stats` tells, a list with a dict for each shard."""
+        stats = []
+        for shard in self.rows.shards:
+            values = shard.stats().numpy().tolist()
+            one = dict(zip(ops.TABLE_STATS, values, strict=True))
+            one["bytes"] = one["slab_bytes"] + one["index_bytes"]
+            stats.append(one)
         return stats
 
     def export_rows(self):
@@ -257,7 +280,7 @@ class SparseTable(keras.layers.Layer):
 
         Fields are "weights" and the optimizer's slots.
         """
-        signs, _, values = self.shard.export()
+        signs, values = self.rows.export()
         return signs.numpy(), {k: v.numpy() for k, v in values.items()}
 
     def import_rows(self, signs, fields):
@@ -271,38 +294,20 @@ class SparseTable(keras.layers.Layer):
         Returns:
           int, the number of rows set.
         """
-        return int(self.shard.import_rows(signs, dict(fields)))
+        return int(self.rows.import_rows(signs, dict(fields)))
 
     def erase(self, signs):
         """Removes rows; returns how many of the signs `[n]` were there."""
-        return int(ops.sparse_table_erase(self.shard.resource_handle, signs))
+        return int(self.rows.erase(signs))
 
     def clear(self):
         """Removes all rows and gives back their memory; returns how many."""
-        return int(ops.sparse_table_clear(self.shard.resource_handle))
+        return int(self.rows.clear())
 
     @property
     def config(self):
         """The core's configuration of the table, a dict of strings."""
-        return parse_config(self.shard.config)
-
-
-def sum_by_sign(signs, gradients, name=None):
-    """Sums gradients of equal signs.
-
-    Args:
-      signs: int64 `[n]`.
-      gradients: float32 `[n, dim]`.
-      name: optional name of the operations.
-
-    Returns:
-      `(signs [u], gradients [u, dim])`, in order of first appearance.
-    """
-    with tf.name_scope(name or "sum_by_sign"):
-        unique, _, inverse, _ = ops.unique_by_shard(signs)
-        return unique, tf.math.unsorted_segment_sum(
-            gradients, inverse, tf.size(unique)
-        )
+        return parse_config(self.rows.config)
 
 
 def _is_int(value):

@@ -1,0 +1,326 @@
+"""All rows of a table, over its shards, and how checkpoints hold them."""
+
+import sys
+
+import tensorflow as tf
+
+from tf_ext import ops
+from tf_ext.tables.shard import Field, TableShard, parse_config
+
+# Rows copied out of a table at a time where they are streamed, in bytes.
+_CHUNK_BYTES = 32 << 20
+
+# Lines of a table's configuration that rows can only move under if they are
+# equal. Name and slot start values are not among them.
+_NOT_IDENTITY = ("name", "optimizer.initial_accumulator_value")
+
+
+class TableRows(tf.saved_model.experimental.TrackableResource):
+    """The rows of a table: one shard a device, as TensorFlow's savers see them.
+
+    A checkpoint holds a part for each shard and is restored into any number
+    of shards. As a resource of a SavedModel it is its first shard.
+
+    Args:
+      config: string, the table's configuration (`key=value` lines).
+      fields: list of `Field`, what a row holds, `weights` first.
+      state: optional callables `(save, restore)`: `save()` gives a dict of
+        small tensors that travel with the rows, `restore(tensors)` takes it.
+      devices: list of strings, where the shards are; "" is the device in
+        scope.
+    """
+
+    def __init__(self, config, fields, state=None, devices=("",)):
+        super().__init__(device=devices[0])
+        self._fields = tuple(Field(*field) for field in fields)
+        self._state = state
+        self._config = config
+        with tf.init_scope():
+            # Created now, so that no traced function makes a private one; the
+            # canonical text is the core's.
+            handle = self.resource_handle
+            with tf.device(handle.device):
+                self.config = ops.sparse_table_config(handle).numpy().decode()
+            self._more_handles = tuple(map(self._create_on, devices[1:]))
+
+    def _create_resource(self):
+        return ops.sparse_table_handle(self._config)
+
+    def _create_on(self, device):
+        with tf.device(device):
+            return self._create_resource()
+
+    def _initialize(self):
+        pass
+
+    def _destroy_resource(self):
+        # A handle counts references and frees the table with the last one.
+        pass
+
+    @property
+    def shards(self):
+        """The shards, a list of `TableShard`."""
+        return [
+            TableShard(handle, self._fields)
+            for handle in (self.resource_handle, *self._more_handles)
+        ]
+
+    @property
+    def fields(self):
+        """What a row holds: a tuple of `Field`, `weights` first."""
+        return self._fields
+
+    @property
+    def bytes_per_row(self):
+        """Bytes of a row that a checkpoint holds: the sign and all fields."""
+        return 8 + sum(4 * field.count for field in self._fields)
+
+    @property
+    def num_shards(self):
+        """The number of shards, an int."""
+        return 1 + len(self._more_handles)
+
+    def pull(self, signs, split_sizes, insert, dim):
+        """Weights of signs, all shards asked side by side.
+
+        Args:
+          signs: int64 `[n]`, ordered by shard.
+          split_sizes: int64 `[num_shards]`, how many each shard owns.
+          insert: bool or bool scalar tensor, whether absent signs are created.
+          dim: int, the table's.
+
+        Returns:
+          float32 `[n, dim]`.
+        """
+        parts = self._split(signs, split_sizes)
+        return _concat(
+            [
+                shard.pull(part, insert, dim)
+                for shard, part in zip(self.shards, parts)
+            ]
+        )
+
+    def push(self, signs, split_sizes, gradients, hyperparameters, step):
+        """Updates rows, in all shards side by side.
+
+        Args:
+          signs: int64 `[n]`, distinct, ordered by shard.
+          split_sizes: int64 `[num_shards]`, how many each shard owns.
+          gradients: float32 `[n, dim]`.
+          hyperparameters: float64, of the table's rule.
+          step: int64 scalar, counting from 1.
+
+        Returns:
+          int64 scalar, the number of rows updated.
+        """
+        updated = [
+            shard.push(s, g, hyperparameters, step)
+            for shard, s, g in zip(
+                self.shards,
+                self._split(signs, split_sizes),
+                self._split(gradients, split_sizes),
+            )
+        ]
+        return _add(updated)
+
+    def _split(self, value, split_sizes):
+        if self.num_shards == 1:
+            return [value]
+        return tf.split(value, split_sizes, num=self.num_shards)
+
+    def import_rows(self, signs, values, clear=False):
+        """Sets fields of rows; creates absent rows.
+
+        Args:
+          signs: int64 `[n]`; of a repeated sign the last counts.
+          values: `{field: [n, count]}`.
+          clear: whether all other rows are removed first.
+
+        Returns:
+          int64 scalar, the number of rows set.
+        """
+        if self.num_shards == 1:
+            return self.shards[0].import_rows(signs, values, clear)
+        signs = tf.convert_to_tensor(signs, tf.int64)
+        unique, _, inverse, split_sizes = ops.unique_by_shard(
+            signs, self.num_shards
+        )
+        last = tf.math.unsorted_segment_max(
+            tf.range(tf.size(signs)), inverse, tf.size(unique)
+        )
+        values = {
+            name: self._split(tf.gather(value, last), split_sizes)
+            for name, value in values.items()
+        }
+        return _add(
+            [
+                shard.import_rows(
+                    part, {name: v[i] for name, v in values.items()}, clear
+                )
+                for i, (shard, part) in enumerate(
+                    zip(self.shards, self._split(unique, split_sizes))
+                )
+            ]
+        )
+
+    def chunks(self):
+        """Yields all rows in chunks of bounded size, as NumPy arrays."""
+        limit = max(1, _CHUNK_BYTES // self.bytes_per_row)
+        for shard in self.shards:
+            cursor = 0
+            while cursor >= 0:
+                signs, cursor, values = shard.export(cursor, limit)
+                cursor = int(cursor)
+                yield signs.numpy(), {k: v.numpy() for k, v in values.items()}
+
+    def export(self):
+        """All rows: `(signs [n], {field: [n, count]})`, shard by shard."""
+        parts = [shard.export() for shard in self.shards]
+        return _concat([signs for signs, _, _ in parts]), {
+            field.name: _concat([values[field.name] for _, _, values in parts])
+            for field in self._fields
+        }
+
+    def size(self):
+        """The number of rows, int64 scalar."""
+        return _add([shard.size() for shard in self.shards])
+
+    def erase(self, signs):
+        """Removes rows of signs `[n]`; int64 scalar, how many were there."""
+        return _add([shard.erase(signs) for shard in self.shards])
+
+    def clear(self):
+        """Removes all rows; int64 scalar, how many there were."""
+        return _add([shard.clear() for shard in self.shards])
+
+    def check_rows(self, label, config, values):
+        """Raises unless rows of another table can be put into this one.
+
+        Args:
+          label: string, this table's name, for the message.
+          config: string, the configuration the rows were written under.
+          values: `{field: [n, count]}` of them.
+        """
+        mine, theirs = parse_config(self.config), parse_config(config)
+        for key in sorted(mine.keys() | theirs.keys()):
+            if key not in _NOT_IDENTITY and mine.get(key) != theirs.get(key):
+                raise ValueError(
+                    f"Rows cannot be restored into table {label!r}: its "
+                    f"`{key}` is {mine.get(key)!r}, that of the saved rows is "
+                    f"{theirs.get(key)!r}. Make the table as it was saved."
+                )
+        for field in self._fields:
+            found = values.get(field.name)
+            if found is None or found.shape[-1] != field.count:
+                shape = None if found is None else list(found.shape)
+                raise ValueError(
+                    f"Rows cannot be restored into table {label!r}: field "
+                    f"{field.name!r} should be [n, {field.count}], the saved "
+                    f"rows have {shape}."
+                )
+
+    def _saved_parts(self):
+        """What the checkpoint that is being restored holds, or None.
+
+        Returns:
+          The number of parts; None outside of TensorFlow's restore.
+
+        Raises:
+          ValueError: it lacks a field; TensorFlow would not say why.
+        """
+        restored = _restored_object()
+        if restored is None:
+            return None
+        names = [attribute.name for attribute in restored.attributes]
+        theirs = {n.partition("_")[2] for n in names if n.startswith("field")}
+        mine = {field.name for field in self._fields}
+        if not mine <= theirs:
+            label = parse_config(self.config)["name"]
+            raise ValueError(
+                f"Rows cannot be restored into table {label!r}: its fields "
+                f"are {sorted(mine)}, those of the saved rows are "
+                f"{sorted(theirs)}. Make the table as it was saved."
+            )
+        return sum(name.startswith("signs") for name in names)
+
+    def _serialize_to_tensors(self):
+        # A restore asks for the tensors too, but only to learn their names
+        # and devices.
+        saved_parts = self._saved_parts()
+        tensors = {}
+        for part in range(saved_parts or self.num_shards):
+            shard = self.shards[part % self.num_shards]
+            limit = -1 if saved_parts is None else 0
+            signs, _, values = shard.export(limit=limit)
+            # No "/" in keys: TensorFlow writes and reads it differently.
+            tensors[_part_name("signs", part)] = signs
+            for name, value in values.items():
+                tensors[f"{_part_name('field', part)}_{name}"] = value
+        tensors["config"] = tf.constant(self.config)
+        if self._state is not None:
+            tensors.update(self._state[0]())
+        return tensors
+
+    def _restore_from_tensors(self, restored_tensors):
+        tensors = dict(restored_tensors)
+        config = tensors.pop("config")
+        parts = []
+        while _part_name("signs", len(parts)) in tensors:
+            part = len(parts)
+            values = {
+                field.name: tensors.pop(
+                    f"{_part_name('field', part)}_{field.name}"
+                )
+                for field in self._fields
+            }
+            parts.append((tensors.pop(_part_name("signs", part)), values))
+        if hasattr(config, "numpy"):
+            # In a SavedModel's restore function, table and rows come from the
+            # same program and there is nothing to compare.
+            text = config.numpy().decode()
+            for _, values in parts:
+                self.check_rows(parse_config(text).get("name"), text, values)
+        if self._state is not None:
+            self._state[1](tensors)
+        return self._import_parts(parts)
+
+    def _import_parts(self, parts):
+        if len(parts) == self.num_shards:
+            imported = [
+                shard.import_rows(signs, values, clear=True)
+                for shard, (signs, values) in zip(self.shards, parts)
+            ]
+        else:
+            imported = [
+                self.import_rows(signs, values, clear=index == 0)
+                for index, (signs, values) in enumerate(parts)
+            ]
+        return _add(imported)
+
+
+def _part_name(prefix, part):
+    return f"{prefix}{part}" if part else prefix
+
+
+def _concat(values):
+    return values[0] if len(values) == 1 else tf.concat(values, 0)
+
+
+def _add(values):
+    return values[0] if len(values) == 1 else tf.add_n(values)
+
+
+def _restored_object():
+    """What a checkpoint says of the object that is about to be restored.
+
+    Returns:
+      The `TrackableObject` proto, or None outside of TensorFlow's restore.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        position = frame.f_locals.get("self")
+        if name == "tensorflow.python.checkpoint.restore":
+            return getattr(position, "object_proto", None)
+        frame = frame.f_back
+    return None
