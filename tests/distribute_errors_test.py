@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from tf_ext import distribute
 from tf_ext.distribute import addresses, server
 
-_CLUSTER = {"worker": ["a:1", "b:2"], "ps": ["c:3"], "chief": ["d:4"]}
+_CLUSTER = {"chief": ["d:4"], "worker": ["a:1", "b:2"], "ps": ["c:3"]}
 _PS_LOST = (
     "failed to connect to all addresses\nAdditional GRPC error information "
     "from remote target /job:ps/replica:0/task:3/device:CPU:0 while calling "
@@ -96,7 +96,11 @@ class NameLostTaskTest(parameterized.TestCase):
         with _listening_socket() as listening:
             closed = _closed_address()
             strategy = _Strategy(
-                {"worker": [_closed_address()], "ps": [listening, closed]}
+                {
+                    "chief": ["a:1"],
+                    "worker": [_closed_address()],
+                    "ps": [listening, closed],
+                }
             )
             self.assertEqual(
                 distribute.name_lost_task(error, strategy), "/job:ps/task:1"
@@ -130,11 +134,24 @@ class ClusterResolverTest(parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("text", "a:1", "cluster must be {.* but is 'a:1'"),
-        ("no_ps", {"worker": ["a:1"]}, "at least one 'ps' task, but is"),
-        ("no_worker", {"ps": ["a:1"]}, "at least one 'worker' task"),
+        (
+            "no_ps",
+            {"chief": ["a:1"], "worker": ["b:1"]},
+            "at least one 'ps' task, but is",
+        ),
+        (
+            "no_worker",
+            {"chief": ["a:1"], "ps": ["b:1"]},
+            "at least one 'worker' task",
+        ),
+        (
+            "no_chief",
+            {"worker": ["a:1"], "ps": ["b:1"]},
+            "at least one 'chief' task",
+        ),
         (
             "no_ps_address",
-            {"worker": ["a:1"], "ps": []},
+            {"chief": ["a:1"], "worker": ["b:1"], "ps": []},
             "at least one 'ps' task",
         ),
         (
@@ -154,13 +171,13 @@ class ClusterResolverTest(parameterized.TestCase):
         ),
         (
             "twice",
-            {"worker": ["a:1"], "ps": ["a:1"]},
+            {"chief": ["b:1"], "worker": ["a:1"], "ps": ["a:1"]},
             "has the address 'a:1' twice",
         ),
         (
             "two_chiefs",
             {"worker": ["a:1"], "ps": ["b:1"], "chief": ["c:1", "d:1"]},
-            "one 'chief' at most",
+            "must have one 'chief', but has",
         ),
     )
     def test_refuses_cluster(self, cluster, message):
@@ -261,6 +278,7 @@ class ParameterServerStrategyTest(tf.test.TestCase):
             ):
                 distribute.parameter_server_strategy(
                     {
+                        "chief": ["a:1"],
                         "worker": [_closed_address()],
                         "ps": [listening, closed],
                     },

@@ -13,11 +13,10 @@ COORDINATOR = "chief"
 LISTENS = "listens at"
 PORT_IN_USE_STATUS = 98
 
-_SERVED = ("worker", "ps")
-_JOBS = (COORDINATOR, *_SERVED)
+_JOBS = (COORDINATOR, "worker", "ps")
 _CLUSTER_FORM = (
-    '{"worker": ["host:port", ...], "ps": ["host:port", ...]}, with '
-    '"chief": ["host:port"] if the tasks are on several machines'
+    '{"chief": ["host:port"], "worker": ["host:port", ...], '
+    '"ps": ["host:port", ...]}'
 )
 
 
@@ -39,22 +38,24 @@ def cluster_resolver(cluster=None):
     """The cluster as `tf.distribute.ParameterServerStrategy` takes it.
 
     Args:
-      cluster: dict of "worker" and "ps", and perhaps "chief", to lists of
-        "host:port"; the program itself is the chief. None: the environment
-        variable `TF_CONFIG`, whose task must be the chief.
+      cluster: dict of "chief", "worker" and "ps" to lists of "host:port". The
+        chief is this program: the others connect to it at its address. None:
+        the environment variable `TF_CONFIG`, whose task must be the chief.
 
     Returns:
       A `tf.distribute.cluster_resolver.ClusterResolver`.
 
     Raises:
-      ValueError: `cluster` or `TF_CONFIG` is not a cluster with workers and
-        parameter servers, or `TF_CONFIG` says that this is not the chief.
+      ValueError: `cluster` or `TF_CONFIG` is not a cluster with one chief,
+        workers and parameter servers, or `TF_CONFIG` says that this is not the
+        chief.
 
     Example:
       >>> resolver = tf_ext.distribute.cluster_resolver(
-      ...     {"worker": ["10.0.0.2:2222"], "ps": ["10.0.0.3:2222"]})
+      ...     {"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222"],
+      ...      "ps": ["10.0.0.3:2222", "10.0.0.4:2222"]})
       >>> resolver.cluster_spec().num_tasks("ps")
-      1
+      2
     """
     if cluster is None:
         task = task_from_environment()
@@ -70,9 +71,7 @@ def cluster_resolver(cluster=None):
         cluster = check_cluster_dict(cluster, "cluster")
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster),
-        # TensorFlow looks for the task that it is told; without an address of
-        # its own the coordinator is none.
-        task_type=COORDINATOR if COORDINATOR in cluster else None,
+        task_type=COORDINATOR,
         task_id=0,
         rpc_layer="grpc",
     )
@@ -148,8 +147,8 @@ def check_cluster_dict(cluster, name):
       dict of job -> list of "host:port".
 
     Raises:
-      ValueError: it is another thing, has another job, no worker or no ps, or
-        an address twice.
+      ValueError: it is another thing, has another job, misses one of the
+        three, or has several chiefs or an address twice.
     """
     if isinstance(cluster, tf.train.ClusterSpec):
         cluster = cluster.as_dict()
@@ -169,7 +168,7 @@ def check_cluster_dict(cluster, name):
             )
         for address in addresses:
             _check_address(address, f"{name}, job {job!r},")
-    for job in _SERVED:
+    for job in _JOBS:
         if not cluster.get(job):
             raise ValueError(
                 f"{name} must have at least one {job!r} task, but is {cluster}."
@@ -178,10 +177,9 @@ def check_cluster_dict(cluster, name):
     for address in every:
         if every.count(address) > 1:
             raise ValueError(f"{name} has the address {address!r} twice.")
-    if len(cluster.get(COORDINATOR, ())) > 1:
+    if len(cluster[COORDINATOR]) > 1:
         raise ValueError(
-            f"{name} must have one 'chief' at most, but has "
-            f"{cluster[COORDINATOR]}."
+            f"{name} must have one 'chief', but has {cluster[COORDINATOR]}."
         )
     return {job: list(addresses) for job, addresses in cluster.items()}
 
@@ -198,8 +196,7 @@ def check_task(cluster, job, index, name):
     Raises:
       ValueError: the cluster has no such task.
     """
-    # A chief that no other task has to know the address of.
-    tasks = {COORDINATOR: 1, **{j: len(a) for j, a in cluster.items()}}
+    tasks = {job: len(addresses) for job, addresses in cluster.items()}
     if not isinstance(job, str) or job not in tasks:
         raise ValueError(
             f"{name} has the type {job!r}; the cluster has "

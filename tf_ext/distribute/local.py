@@ -61,8 +61,8 @@ class LocalCluster:
     """What `local_cluster` makes.
 
     Attributes:
-      cluster: dict of "worker" and "ps" to lists of "host:port", inside the
-        block.
+      cluster: dict of "chief", "worker" and "ps" to lists of "host:port",
+        inside the block. The chief is this process.
     """
 
     def __init__(self, workers, ps, start_timeout_seconds):
@@ -126,16 +126,16 @@ class LocalCluster:
 
     def _start_all(self):
         for attempt in range(1, _ATTEMPTS + 1):
-            ports = _free_ports(sum(self._counts.values()))
+            ports = _free_ports(1 + sum(self._counts.values()))
             self.cluster = {
                 job: [f"127.0.0.1:{ports.pop()}" for _ in range(count)]
-                for job, count in self._counts.items()
+                for job, count in {"chief": 1, **self._counts}.items()
             }
             deadline = time.monotonic() + self._start_timeout_seconds
             tasks = [
                 (job, task)
-                for job, addresses in self.cluster.items()
-                for task in range(len(addresses))
+                for job, count in self._counts.items()
+                for task in range(count)
             ]
             try:
                 begins = [self._start(*task) for task in tasks]

@@ -3,8 +3,8 @@
 The task is taken from `TF_CONFIG`, or from the command line:
 
     python -m tf_ext.distribute.server --job=ps --task=0 \
-        --cluster='{"worker": ["10.0.0.2:2222"], "ps": ["10.0.0.3:2222"],
-                    "chief": ["10.0.0.1:2222"]}'
+        --cluster='{"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222"],
+                    "ps": ["10.0.0.3:2222"]}'
 
 It logs one line when it listens, and ends with status 0 on SIGTERM or SIGINT.
 The number of threads is TensorFlow's: one a processor, or what
@@ -84,8 +84,8 @@ def _parser():
     )
     parser.add_argument(
         "--cluster",
-        help='JSON: {"worker": ["host:port", ...], "ps": [...], "chief": '
-        "[...]}; without it the task is the one of TF_CONFIG",
+        help='JSON: {"chief": ["host:port"], "worker": ["host:port", ...], '
+        '"ps": [...]}; without it the task is the one of TF_CONFIG',
     )
     parser.add_argument("--job", help="worker or ps")
     parser.add_argument("--task", help="which of the job's tasks, from 0")

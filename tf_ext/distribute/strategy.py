@@ -28,8 +28,8 @@ def parameter_server_strategy(
     `check_cluster`.
 
     Args:
-      cluster: dict of "worker" and "ps", and perhaps "chief", to lists of
-        "host:port". None: the environment variable `TF_CONFIG`.
+      cluster: dict of "chief", "worker" and "ps" to lists of "host:port". The
+        chief is this program. None: the environment variable `TF_CONFIG`.
       timeout_seconds: float, how long to wait for tasks that do not accept
         connections yet.
       variable_partitioner: as `tf.distribute.ParameterServerStrategy` takes
@@ -74,8 +74,9 @@ def check_cluster(strategy, timeout_seconds=10.0):
     """Refuses a cluster whose tasks cannot work together.
 
     Every worker and parameter server has to run this program's versions of
-    tf_ext and of TensorFlow, with the op library loaded, and every worker has
-    to reach every server. A strategy that has passed is not checked again.
+    tf_ext and of TensorFlow, with the op library loaded; workers and servers,
+    and this program and all of them, have to reach each other. A strategy that
+    has passed is not checked again.
 
     Args:
       strategy: a `tf.distribute.ParameterServerStrategy`.
@@ -97,8 +98,10 @@ def check_cluster(strategy, timeout_seconds=10.0):
     deadline = time.monotonic() + timeout_seconds
     for task, address in task_addresses(cluster).items():
         _check_versions(f"{task} at {address}", _versions(task, deadline))
-    for worker, address in task_addresses(cluster, ["worker"]).items():
-        _check_reach(worker, address, cluster, deadline)
+    servers, workers = (task_addresses(cluster, [j]) for j in ("ps", "worker"))
+    _check_reach("/job:chief/task:0", {**workers, **servers}, deadline)
+    for worker in workers:
+        _check_reach(worker, servers, deadline)
     _checked.add(strategy)
 
 
@@ -140,29 +143,29 @@ def _versions(task, deadline):
         ) from error
 
 
-def _check_reach(worker, address, cluster, deadline):
-    """Refuses a worker that does not reach each parameter server."""
+def _check_reach(task, others, deadline):
+    """Refuses a task that does not reach others, or is not reached by them."""
 
     @tf.function
     def there_and_back(number):
         answers = []
-        for server in task_addresses(cluster, ["ps"]):
-            with tf.device(f"{server}/device:CPU:0"):
+        for other in others:
+            with tf.device(f"{other}/device:CPU:0"):
                 answers.append(number + 1.0)
         return tf.add_n(answers)
 
     def ask():
-        with tf.device(f"{worker}/device:CPU:0"):
+        with tf.device(f"{task}/device:CPU:0"):
             there_and_back(tf.constant(0.0)).numpy()
 
     try:
         _until(ask, deadline)
     except tf.errors.UnavailableError as error:
+        names = ", ".join(f"{other} at {at}" for other, at in others.items())
         raise RuntimeError(
-            f"{worker} at {address} does not reach every parameter server at "
-            f"its address, of {cluster['ps']}. All tasks must be able to "
-            "connect to each other, by the addresses of the cluster. "
-            f"TensorFlow says: {error.message}"
+            f"{task} and one of {names} do not reach each other, but all tasks "
+            "must be able to connect to each other by the addresses of the "
+            f"cluster. TensorFlow says: {error.message}"
         ) from error
 
 
