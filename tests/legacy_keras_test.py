@@ -15,6 +15,8 @@ _RUN_TIMEOUT_SECONDS = 1200
 # unless it is put here.
 _WITHOUT_KERAS = {
     "core_test.py",
+    "distribute_errors_test.py",
+    "distribute_local_test.py",
     "legacy_keras_test.py",
     "package_test.py",
     "style_test.py",

@@ -5,10 +5,11 @@ Two of them act in TensorFlow 2.21, in the process whose environment has them:
 - `GRPC_FAIL_FAST`: whether a call to a task that is not there fails at once.
   With "use_caller" each call decides, so that the loss of a task is seen at
   once, and connecting waits for a task that is still starting.
-- `TF_GRPC_DEFAULT_OPTIONS`: arguments of each connection that is opened. There
-  are no keep-alive messages without it, and a machine that vanished without
-  closing its connections (loss of power, of the network) is waited for for
-  ever.
+- `TF_GRPC_DEFAULT_OPTIONS`: arguments of each connection that is opened. Keep-
+  alive messages are off without it, and a machine that is gone without having
+  closed its connections (loss of power or network) is waited for for ever. With
+  them it counts as lost some six and a half minutes later: one message after
+  330 s of silence, and gRPC's 60 s for its answer.
 
 Messages need no setting: TensorFlow itself sets their limit to 2 GiB.
 """
@@ -18,8 +19,9 @@ import os
 # A server closes connections that send keep-alive messages more often than
 # every five minutes while no data moves, as during a long step.
 _KEEPALIVE_SECONDS = 330
-# Also how long data may stay without acknowledgement.
-_KEEPALIVE_TIMEOUT_SECONDS = 30
+# For data that was sent, too. gRPC's default of 20 s would make a short outage
+# of the network the loss of a server.
+_KEEPALIVE_TIMEOUT_SECONDS = 60
 
 
 def set_grpc_options():

@@ -17,6 +17,7 @@ from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
 from tf_ext.distribute.strategy import parameter_server_strategy
 
+_MODULE = "tf_ext.distribute.server"
 _ATTEMPTS = 3
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 5.0
@@ -152,7 +153,7 @@ class LocalCluster:
         """Starts a process; returns where its part of the log begins."""
         path = self._log_path(job, task)
         command = [
-            *[sys.executable, "-P", "-m", "tf_ext.distribute.server"],
+            *[sys.executable, "-P", "-m", _MODULE],
             f"--cluster={json.dumps(self.cluster)}",
             *[f"--job={job}", f"--task={task}", f"--parent={os.getpid()}"],
         ]
