@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(300)
 
 _TESTS = pathlib.Path(__file__).resolve().parent
 _TASKS = [("worker", 0), ("ps", 0), ("ps", 1)]
-_STOP_TIMEOUT_SECONDS = 60
+_STOP_TIMEOUT_SECONDS = 200
 _cluster = None
 
 
@@ -197,13 +197,15 @@ class CheckClusterTest(LocalClusterTestCase):
             _cluster.strategy()
 
     def test_refuses_a_worker_without_the_op_library(self):
-        chief, worker = (f"127.0.0.1:{port}" for port in local._free_ports(2))
-        cluster = dict(_cluster.cluster, chief=[chief], worker=[worker])
+        # In the place of the other: a process cannot connect to a second
+        # cluster and then again to the first.
+        _cluster.kill("worker", 0)
+        self.addCleanup(_cluster.restart, "worker", 0)
         with tempfile.TemporaryFile() as log:
             plain = subprocess.Popen(
                 [
                     *[sys.executable, "-P", _TESTS / "plain_server_program.py"],
-                    json.dumps(cluster),
+                    json.dumps(_cluster.cluster),
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -211,15 +213,28 @@ class CheckClusterTest(LocalClusterTestCase):
             try:
                 with self.assertRaisesRegex(
                     RuntimeError,
-                    f"/job:worker/task:0 at {worker} has not loaded the op "
-                    "library of tf_ext",
+                    "/job:worker/task:0 at 127.0.0.1:[0-9]+ has not loaded the "
+                    "op library of tf_ext",
                 ):
-                    distribute.parameter_server_strategy(cluster)
+                    _cluster.strategy()
             finally:
                 plain.kill()
                 plain.wait()
                 log.seek(0)
                 print(log.read().decode(errors="replace"))
+
+
+class ChiefAddressTest(LocalClusterTestCase):
+    def test_is_named_when_it_cannot_be_had(self):
+        with socket.create_server(("", 0)) as taken:
+            chief = f"127.0.0.1:{taken.getsockname()[1]}"
+            with self.assertRaisesRegex(
+                RuntimeError,
+                f"cannot listen at the chief's address, {chief}: another",
+            ):
+                distribute.parameter_server_strategy(
+                    dict(_cluster.cluster, chief=[chief])
+                )
 
 
 class ServerTest(LocalClusterTestCase):

@@ -42,12 +42,13 @@ _logger = logging.getLogger("tf_ext.distribute.server")
 def main(arguments=None):
     """Runs the task until a signal ends the process.
 
+    The process ends with status 98 if the port cannot be had.
+
     Args:
       arguments: list of strings, the command line. None: this process's.
 
     Raises:
-      SystemExit: the command line or `TF_CONFIG` is not a task, or the port
-        cannot be had (status 98).
+      SystemExit: the command line or `TF_CONFIG` is not a task (status 2).
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -158,7 +159,7 @@ def _fail(task, reason):
         address,
         reason,
     )
-    sys.exit(PORT_IN_USE_STATUS)
+    _end(PORT_IN_USE_STATUS)
 
 
 def _wait(parent):
@@ -174,12 +175,13 @@ def _stop(name, number):
     _end()
 
 
-def _end():
-    # A tf.distribute.Server cannot be stopped, and its threads would keep the
-    # process: there is nothing in them to save.
+def _end(status=0):
+    # A tf.distribute.Server cannot be stopped, and TensorFlow's threads can
+    # keep a process that ends: there is nothing in them to save.
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def parameter_server_strategy(
       ValueError: `cluster` or `TF_CONFIG` is not a cluster.
       TimeoutError: tasks do not accept connections; the message names them.
       RuntimeError: a task runs other versions, has no op library, or does not
-        reach another.
+        reach another; or the chief's address cannot be listened at.
 
     Example:
     ```python
@@ -53,7 +53,8 @@ def parameter_server_strategy(
     """
     resolver = cluster_resolver(cluster)
     set_grpc_options()
-    tasks = task_addresses(resolver.cluster_spec().as_dict())
+    cluster = resolver.cluster_spec().as_dict()
+    tasks = task_addresses(cluster)
     silent = wait_until_listening(tasks, timeout_seconds)
     if silent:
         names = ", ".join(f"{name} at {at}" for name, at in silent.items())
@@ -63,9 +64,18 @@ def parameter_server_strategy(
             "Start each with `python -m tf_ext.distribute.server`, and see "
             "that this machine reaches its address."
         )
-    strategy = tf.distribute.ParameterServerStrategy(
-        resolver, variable_partitioner=variable_partitioner
-    )
+    try:
+        strategy = tf.distribute.ParameterServerStrategy(
+            resolver, variable_partitioner=variable_partitioner
+        )
+    except tf.errors.UnknownError as error:
+        (chief,) = cluster["chief"]
+        raise RuntimeError(
+            f"This program cannot listen at the chief's address, {chief}: "
+            "another process uses the port, or this one was connected to "
+            "another cluster since it first used it, which TensorFlow cannot "
+            f"do. TensorFlow says: {error.message}"
+        ) from error
     check_cluster(strategy, timeout_seconds)
     return strategy
 
