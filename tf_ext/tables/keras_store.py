@@ -9,7 +9,6 @@ import json
 import weakref
 
 import numpy as np
-import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3
 
@@ -28,7 +27,7 @@ def save(shard, label, state, store):
     Args:
       shard: TableRows.
       label: string, the table's name, for messages.
-      state: dict of scalar string tensors that travel with the rows.
+      state: dict of strings that travel with the rows.
       store: what Keras gives to `save_own_variables`: `store[key] = array`.
 
     Raises:
@@ -55,7 +54,7 @@ def save(shard, label, state, store):
         "config": shard.config,
         "rows": written,
         "chunks": chunk,
-        "state": {k: v.numpy().decode() for k, v in state.items()},
+        "state": state,
     }
     store["header"] = _array_of(json.dumps(header))
 
@@ -72,7 +71,7 @@ def load(shard, label, store):
       store: what Keras gives to `load_own_variables`: `store[key]`.
 
     Returns:
-      The state that was saved with the rows, a dict of string tensors.
+      The state that was saved with the rows, a dict of strings.
 
     Raises:
       ValueError: a file without this table, of another identity, or damaged;
@@ -111,7 +110,7 @@ def _load(shard, label, store):
                 for field in shard.fields
             },
         )
-    return {k: tf.constant(v) for k, v in header["state"].items()}
+    return header["state"]
 
 
 def _check(shard, label, store, header):

@@ -1,5 +1,6 @@
 """All rows of a table, over its shards, and how checkpoints hold them."""
 
+import functools
 import sys
 
 import tensorflow as tf
@@ -25,7 +26,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
       config: string, the table's configuration (`key=value` lines).
       fields: list of `Field`, what a row holds, `weights` first.
       state: optional callables `(save, restore)`: `save()` gives a dict of
-        small tensors that travel with the rows, `restore(tensors)` takes it.
+        strings that travel with the rows, `restore(strings)` takes it.
       devices: list of strings, where the shards are; "" is the device in
         scope.
     """
@@ -45,6 +46,17 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
 
     def _create_resource(self):
         return ops.sparse_table_handle(self._config)
+
+    def _export_to_saved_model_graph(self, *args, **kwargs):
+        if "/job:ps/" in self.resource_handle.device:
+            label = parse_config(self.config)["name"]
+            raise ValueError(
+                f"Table {label!r} is on parameter servers, which a SavedModel "
+                "does not have. Save the model's weights (save_weights, or "
+                "tf.train.Checkpoint), load them into the same model made "
+                "without a strategy, and export that."
+            )
+        return super()._export_to_saved_model_graph(*args, **kwargs)
 
     def _create_on(self, device):
         with tf.device(device):
@@ -201,14 +213,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
           config: string, the configuration the rows were written under.
           values: `{field: [n, count]}` of them.
         """
-        mine, theirs = parse_config(self.config), parse_config(config)
-        for key in sorted(mine.keys() | theirs.keys()):
-            if key not in _NOT_IDENTITY and mine.get(key) != theirs.get(key):
-                raise ValueError(
-                    f"Rows cannot be restored into table {label!r}: its "
-                    f"`{key}` is {mine.get(key)!r}, that of the saved rows is "
-                    f"{theirs.get(key)!r}. Make the table as it was saved."
-                )
+        self._check_identity(label, config)
         for field in self._fields:
             found = values.get(field.name)
             if found is None or found.shape[-1] != field.count:
@@ -219,69 +224,60 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
                     f"rows have {shape}."
                 )
 
-    def _saved_parts(self):
-        """What the checkpoint that is being restored holds, or None.
-
-        Returns:
-          The number of parts; None outside of TensorFlow's restore.
-
-        Raises:
-          ValueError: it lacks a field; TensorFlow would not say why.
-        """
-        restored = _restored_object()
-        if restored is None:
-            return None
-        names = [attribute.name for attribute in restored.attributes]
-        theirs = {n.partition("_")[2] for n in names if n.startswith("field")}
-        mine = {field.name for field in self._fields}
-        if not mine <= theirs:
-            label = parse_config(self.config)["name"]
-            raise ValueError(
-                f"Rows cannot be restored into table {label!r}: its fields "
-                f"are {sorted(mine)}, those of the saved rows are "
-                f"{sorted(theirs)}. Make the table as it was saved."
-            )
-        return sum(name.startswith("signs") for name in names)
+    def _check_identity(self, label, config):
+        mine, theirs = parse_config(self.config), parse_config(config)
+        for key in sorted(mine.keys() | theirs.keys()):
+            if key not in _NOT_IDENTITY and mine.get(key) != theirs.get(key):
+                raise ValueError(
+                    f"Rows cannot be restored into table {label!r}: its "
+                    f"`{key}` is {mine.get(key)!r}, that of the saved rows is "
+                    f"{theirs.get(key)!r}. Make the table as it was saved."
+                )
 
     def _serialize_to_tensors(self):
         # A restore asks for the tensors too, but only to learn their names
-        # and devices.
-        saved_parts = self._saved_parts()
+        # and devices. What is small is read now: the rest of a restore may be
+        # in a graph, where nothing can be compared.
+        saved = _saved_tensors()
+        if saved is not None:
+            label = parse_config(self.config)["name"]
+            self._check_identity(label, saved["config"]().decode())
+            self._restore_state(saved)
+        count = self.num_shards
+        if saved is not None:
+            count = sum(name.startswith("signs") for name in saved)
         tensors = {}
-        for part in range(saved_parts or self.num_shards):
+        for part in range(count):
             shard = self.shards[part % self.num_shards]
-            limit = -1 if saved_parts is None else 0
-            signs, _, values = shard.export(limit=limit)
+            signs, _, values = shard.export(limit=-1 if saved is None else 0)
             # No "/" in keys: TensorFlow writes and reads it differently.
             tensors[_part_name("signs", part)] = signs
             for name, value in values.items():
                 tensors[f"{_part_name('field', part)}_{name}"] = value
         tensors["config"] = tf.constant(self.config)
         if self._state is not None:
-            tensors.update(self._state[0]())
+            for name, text in self._state[0]().items():
+                tensors[name] = tf.constant(text)
         return tensors
 
-    def _restore_from_tensors(self, restored_tensors):
-        tensors = dict(restored_tensors)
-        config = tensors.pop("config")
-        parts = []
-        while _part_name("signs", len(parts)) in tensors:
-            part = len(parts)
-            values = {
-                field.name: tensors.pop(
-                    f"{_part_name('field', part)}_{field.name}"
-                )
-                for field in self._fields
-            }
-            parts.append((tensors.pop(_part_name("signs", part)), values))
-        if hasattr(config, "numpy"):
-            # In a SavedModel's restore function, table and rows come from the
-            # same program and there is nothing to compare.
-            text = config.numpy().decode()
-            for _, values in parts:
-                self.check_rows(parse_config(text).get("name"), text, values)
+    def _restore_state(self, saved):
         if self._state is not None:
-            self._state[1](tensors)
+            names = saved.keys() & self._state[0]().keys()
+            self._state[1]({name: saved[name]().decode() for name in names})
+
+    def _restore_from_tensors(self, restored_tensors):
+        parts = []
+        while _part_name("signs", len(parts)) in restored_tensors:
+            prefix = _part_name("field", len(parts))
+            parts.append(
+                (
+                    restored_tensors[_part_name("signs", len(parts))],
+                    {
+                        field.name: restored_tensors[f"{prefix}_{field.name}"]
+                        for field in self._fields
+                    },
+                )
+            )
         return self._import_parts(parts)
 
     def _import_parts(self, parts):
@@ -310,17 +306,31 @@ def _add(values):
     return values[0] if len(values) == 1 else tf.add_n(values)
 
 
-def _restored_object():
-    """What a checkpoint says of the object that is about to be restored.
+def _saved_tensors():
+    """What the checkpoint that is being restored holds of this object.
 
     Returns:
-      The `TrackableObject` proto, or None outside of TensorFlow's restore.
+      `{name: function that reads it}`; None outside of TensorFlow's restore.
     """
+    position = _restored_position()
+    if position is None:
+        return None
+    reader = tf.train.load_checkpoint(position.checkpoint.save_path_string)
+    return {
+        attribute.name: functools.partial(
+            reader.get_tensor, attribute.checkpoint_key
+        )
+        for attribute in position.object_proto.attributes
+    }
+
+
+def _restored_position():
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         position = frame.f_locals.get("self")
         if name == "tensorflow.python.checkpoint.restore":
-            return getattr(position, "object_proto", None)
+            if hasattr(position, "object_proto"):
+                return position
         frame = frame.f_back
     return None

@@ -170,12 +170,11 @@ class SparseTable(keras.layers.Layer):
         return children
 
     def _state(self):
-        return {"optimizer": tf.constant(self.optimizer.state())}
+        return {"optimizer": self.optimizer.state()}
 
-    def _restore_state(self, tensors):
-        state = tensors.get("optimizer")
-        if hasattr(state, "numpy"):
-            self.optimizer.resume(state.numpy().decode(), self.name)
+    def _restore_state(self, state):
+        if "optimizer" in state:
+            self.optimizer.resume(state["optimizer"], self.name)
 
     # Rows
 

@@ -1,0 +1,77 @@
+"""A cluster on this machine, and dense models to train on it."""
+
+import contextlib
+
+import numpy as np
+import tensorflow as tf
+
+import tf_ext
+from tf_ext._keras import keras
+
+FEATURES = 8
+_IDS = 50
+
+
+class Cluster:
+    """Two workers and two parameter servers that a module's tests share."""
+
+    def __init__(self):
+        self._stack = contextlib.ExitStack()
+
+    def start(self, workers=2, ps=2):
+        """Starts the processes and connects to them; for setUpModule.
+
+        What TensorFlow made before is lost by that.
+        """
+        cluster = tf_ext.distribute.local_cluster(workers, ps)
+        self.processes = self._stack.enter_context(cluster)
+        self.strategy = self.processes.strategy()
+
+    def stop(self):
+        """Ends the processes; for tearDownModule."""
+        self._stack.close()
+
+
+def data(samples=200, batch=32, seed=0):
+    """A dataset of features and labels, in a fixed order."""
+    return tf.data.Dataset.from_tensor_slices(arrays(samples, seed)).batch(
+        batch
+    )
+
+
+def arrays(samples=200, seed=0):
+    """`(features, labels)` as arrays."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.normal(size=(samples, FEATURES)).astype(np.float32)
+    ids = rng.integers(0, _IDS, (samples, 1))
+    labels = numbers.sum(1, keepdims=True) + ids % 2 > 0.5
+    features = {"numbers": numbers, "id": ids}
+    return features, labels.astype(np.float32)
+
+
+def model(optimizer="adam", metrics=("AUC", "accuracy"), **options):
+    """A compiled model; all of them start with the same weights."""
+    inputs = {
+        "numbers": keras.Input([FEATURES], name="numbers"),
+        "id": keras.Input([1], dtype="int64", name="id"),
+    }
+    uniform = keras.initializers.RandomUniform
+    embedding = keras.layers.Embedding(_IDS, 4, uniform(-0.5, 0.5, seed=1))
+    embedded = keras.layers.Flatten()(embedding(inputs["id"]))
+    hidden = keras.layers.Concatenate()([inputs["numbers"], embedded])
+    for units, activation, seed in ((8, "tanh", 2), (1, "sigmoid", 3)):
+        hidden = keras.layers.Dense(
+            units, activation, kernel_initializer=uniform(-0.5, 0.5, seed=seed)
+        )(hidden)
+    return compiled(tf_ext.Model(inputs, hidden), optimizer, metrics, **options)
+
+
+def compiled(made, optimizer="adam", metrics=(), **options):
+    """The model, compiled with a wrapped optimizer."""
+    made.compile(
+        tf_ext.optimizers.Optimizer(optimizer),
+        "binary_crossentropy",
+        metrics=list(metrics),
+        **options,
+    )
+    return made
