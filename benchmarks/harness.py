@@ -18,62 +18,71 @@ class Case:
       run: function without arguments; one repetition. What it computes must be
         done when it returns.
       items: how many keys (rows, samples) a repetition works on.
+      every: int, measured in each so many'th round only, for slow references.
     """
 
-    def __init__(self, name, run, items):
+    def __init__(self, name, run, items, every=1):
         self.name = name
         self.run = run
         self.items = items
+        self.every = every
+
+    def time(self):
+        """Runs once; returns wall and CPU milliseconds of the process."""
+        wall_start, cpu_start = time.perf_counter(), time.process_time()
+        self.run()
+        cpu = time.process_time() - cpu_start
+        return 1e3 * (time.perf_counter() - wall_start), 1e3 * cpu
 
 
-def measure(cases, repeats, warmup=3):
+def measure(cases, repeats, warmup=3, settle=True):
     """Runs cases in turn, so that noise of the machine hits all alike.
 
     Args:
       cases: list of Case; the first is the subject, the others its references.
       repeats: int, repetitions of each.
       warmup: int, repetitions before, not counted.
+      settle: bool, whether a case runs once more, not counted, right before
+        each repetition: it then finds the processor's caches as its own last
+        run left them, as in a loop of its own, and not as other cases did.
 
     Returns:
       List of dicts, one a case: medians and spread (half the distance between
-      the quartiles) of wall and CPU milliseconds, items per CPU second, and
-      `ratio`, the reference's CPU time over the subject's (above 1: the
-      subject is faster).
+      the quartiles) of wall and CPU milliseconds, items a second of both, and
+      `cpu_ratio` and `wall_ratio`, the case's time over the subject's (above
+      1: the subject is faster).
     """
     for case in cases:
-        for _ in range(warmup):
+        for _ in range(warmup if case.every == 1 else min(warmup, 1)):
             case.run()
-    wall = {case.name: [] for case in cases}
-    cpu = {case.name: [] for case in cases}
-    for _ in range(repeats):
-        for case in cases:
-            wall_start, cpu_start = time.perf_counter(), time.process_time()
-            case.run()
-            cpu[case.name].append(1e3 * (time.process_time() - cpu_start))
-            wall[case.name].append(1e3 * (time.perf_counter() - wall_start))
-    results = []
-    for case in cases:
-        cpu_ms = statistics.median(cpu[case.name])
-        results.append(
-            {
-                "case": case.name,
-                "items": case.items,
-                "repeats": repeats,
-                "wall_ms": statistics.median(wall[case.name]),
-                "wall_spread_ms": _spread(wall[case.name]),
-                "cpu_ms": cpu_ms,
-                "cpu_spread_ms": _spread(cpu[case.name]),
-                "items_per_cpu_s": 1e3 * case.items / cpu_ms,
-            }
-        )
+    times = [[] for _ in cases]
+    for i in range(repeats):
+        for case, measured in zip(cases, times, strict=True):
+            if i % case.every == 0:
+                if settle:
+                    case.run()
+                measured.append(case.time())
+    results = [
+        _summary(case, np.array(measured))
+        for case, measured in zip(cases, times, strict=True)
+    ]
     for result in results:
-        result["ratio"] = result["cpu_ms"] / results[0]["cpu_ms"]
+        for clock in ("cpu", "wall"):
+            subject = results[0][f"{clock}_ms"]
+            result[f"{clock}_ratio"] = result[f"{clock}_ms"] / subject
     return results
 
 
-def _spread(values):
-    low, high = np.percentile(values, [25, 75])
-    return float(high - low) / 2
+def _summary(case, times):
+    summary = {"case": case.name, "items": case.items, "repeats": len(times)}
+    for clock, values in zip(("wall", "cpu"), times.T, strict=True):
+        median = statistics.median(values.tolist())
+        low, high = np.percentile(values, [25, 75])
+        summary[f"{clock}_ms"] = median
+        summary[f"{clock}_spread_ms"] = float(high - low) / 2
+        # The clock of CPU time may tick too slowly for tiny sizes.
+        summary[f"items_per_{clock}_s"] = 1e3 * case.items / max(median, 1e-6)
+    return summary
 
 
 def report(benchmark, results, settings, json_path=None):
@@ -82,21 +91,25 @@ def report(benchmark, results, settings, json_path=None):
     Args:
       benchmark: string, what was measured.
       results: what `measure` returned.
-      settings: dict, the sizes it was measured with.
+      settings: dict, what it was measured with; `unit` says what items are.
       json_path: file that lines are appended to, or None.
     """
-    said = ", ".join(f"{k}={v}" for k, v in settings.items())
+    unit = settings["unit"]
+    said = ", ".join(f"{k}={v}" for k, v in settings.items() if k != "unit")
     print(f"\n{benchmark}: {said}")
     print(
-        f"  {'case':34} {'CPU ms':>16} {'wall ms':>16} "
-        f"{'M items/CPU s':>14} {'CPU ratio':>10}"
+        f"  {'case':32} {'CPU ms':>17} {'wall ms':>17} "
+        f"{f'M {unit}/CPU s':>15} {f'M {unit}/s':>13} "
+        f"{'CPU ratio':>10} {'wall ratio':>10} {'repeats':>8}"
     )
     for r in results:
         cpu = f"{r['cpu_ms']:.2f} ±{r['cpu_spread_ms']:.2f}"
         wall = f"{r['wall_ms']:.2f} ±{r['wall_spread_ms']:.2f}"
         print(
-            f"  {r['case']:34} {cpu:>16} {wall:>16} "
-            f"{r['items_per_cpu_s'] / 1e6:14.2f} {r['ratio']:10.2f}"
+            f"  {r['case']:32} {cpu:>17} {wall:>17} "
+            f"{r['items_per_cpu_s'] / 1e6:15.2f} "
+            f"{r['items_per_wall_s'] / 1e6:13.2f} "
+            f"{r['cpu_ratio']:10.2f} {r['wall_ratio']:10.2f} {r['repeats']:8}"
         )
     sys.stdout.flush()
     write_json(
@@ -111,6 +124,17 @@ def write_json(lines, json_path):
     with pathlib.Path(json_path).open("a") as file:
         for line in lines:
             file.write(json.dumps({**line, "machine": machine()}) + "\n")
+
+
+def read_json(json_path):
+    """The lines of the file, dicts; an error says how to make one."""
+    path = pathlib.Path(json_path or "")
+    if not path.is_file():
+        raise SystemExit(
+            f"There are no results in --json={json_path}: run other benchmarks "
+            "with --json=FILE first."
+        )
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def machine():
@@ -132,20 +156,28 @@ def resident_bytes(field="VmRSS"):
     raise OSError(f"/proc/self/status has no {field}")
 
 
-def zipf(rng, exponent, universe, size):
-    """Ids 0 .. universe - 1 with probability about (id + 1) ** -exponent.
+def growth(insert, rows, batch):
+    """Memory and time while something grows to `rows` rows.
 
     Args:
-      rng: numpy.random.Generator.
-      exponent: float, above 1.
-      universe: int, number of ids.
-      size: int or tuple.
+      insert: function of two ints, makes the rows of the keys from the first
+        to below the second.
+      rows: int.
+      batch: int, rows made at a time.
 
     Returns:
-      int64 array.
+      Dict of `bytes_a_row`, `peak_bytes_a_row` (of resident memory added) and
+      `worst_batch_ms` (wall).
     """
-    power = 1 - exponent
-    uniform = rng.random(size)
-    # The inverse of the continuous distribution on [1, universe + 1).
-    ids = ((universe + 1) ** power - 1) * uniform + 1
-    return np.minimum(ids ** (1 / power), universe).astype(np.int64) - 1
+    before = resident_bytes()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # Resets VmHWM.
+    worst = 0.0
+    for first in range(0, rows, batch):
+        start = time.perf_counter()
+        insert(first, min(first + batch, rows))
+        worst = max(worst, time.perf_counter() - start)
+    return {
+        "bytes_a_row": (resident_bytes() - before) / rows,
+        "peak_bytes_a_row": (resident_bytes("VmHWM") - before) / rows,
+        "worst_batch_ms": 1e3 * worst,
+    }

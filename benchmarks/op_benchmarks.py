@@ -2,48 +2,75 @@
 
 from functools import partial
 
+import batches
 import numpy as np
 import tables
 import tensorflow as tf
-from harness import Case, measure, report, zipf
+import tfra
+from harness import Case, measure, report
 
 from tf_ext import ops
 
 _SEED = 1
-_COLUMNS = 26
-_COLUMN_BATCH = 4096
-
-
-def _settings(args, **more):
-    return {"threads": args.threads, **more}
+_MAX_INSERTS = 3  # a repetition takes seconds
 
 
 def pull(args):
-    """Reads existing rows: uniform distinct keys, then Zipf with duplicates."""
-    count = args.batch
-    rng = np.random.default_rng(_SEED)
+    """Reads existing rows: uniform keys, then Zipf with many duplicates."""
     table = tables.make("adagrad", args.dim)
     tables.fill(table, args.rows)
     dense = tf.Variable(tf.random.normal([args.rows, args.dim]))
-    array = dense.numpy()
-    draws = {
-        "uniform": rng.integers(0, args.rows, count),
-        "zipf 1.05": zipf(rng, 1.05, args.rows, count),
+    with tfra.start(args) as worker:
+        if worker:
+            worker.call(
+                "fill", rows=args.rows, dim=args.dim, batch=tables.BATCH
+            )
+        for distribution in ("uniform", "zipf"):
+            keys = batches.pull_keys(distribution, args.rows, args.batch)
+            cases = _pull_cases(table, dense, keys, distribution)
+            if worker:
+                cases.append(
+                    worker.case(
+                        "pull",
+                        args.batch,
+                        distribution=distribution,
+                        rows=args.rows,
+                        batch=args.batch,
+                    )
+                )
+            settings = {
+                "threads": args.threads,
+                "rows": args.rows,
+                "load": tables.load(table),
+                "dim": args.dim,
+                "batch": args.batch,
+                "keys": _name(distribution),
+                "unit": "keys",
+            }
+            report("pull", measure(cases, args.repeats), settings, args.json)
+
+
+def _name(distribution):
+    return {"zipf": f"Zipf({batches.ZIPF_EXPONENT})"}.get(
+        distribution, distribution
+    )
+
+
+def _pull_cases(table, dense, keys, distribution):
+    ready = [tf.constant(batch) for batch in keys]
+    take = partial(dense.numpy().take, axis=0)
+    reads = {
+        "tf_ext pull": (partial(tables.pull, table), ready),
+        "tf.gather": (partial(tf.gather, dense), ready),
+        "numpy.take": (take, list(keys)),
     }
-    for name, keys in draws.items():
-        ready = tf.constant(keys, tf.int64)
-        cases = [
-            Case("tf_ext pull", partial(tables.pull, table, ready), count),
-            Case("tf.gather", partial(tf.gather, dense, ready), count),
-            Case("numpy.take", partial(array.take, keys, axis=0), count),
-        ]
-        if name != "uniform":
-            run = partial(_with_unique, table, ready)
-            cases.insert(1, Case("tf_ext unique, pull, combine", run, count))
-        settings = _settings(
-            args, rows=args.rows, dim=args.dim, batch=count, keys=name
-        )
-        report("pull", measure(cases, args.repeats), settings, args.json)
+    if distribution != "uniform":
+        name = "tf_ext unique, pull, combine"
+        reads[name] = (partial(_with_unique, table), ready)
+    return [
+        Case(name, batches.in_turn(read, inputs), keys.shape[1])
+        for name, (read, inputs) in reads.items()
+    ]
 
 
 def _with_unique(table, keys):
@@ -56,80 +83,121 @@ def _with_unique(table, keys):
 def push(args):
     """Updates existing rows, distinct keys."""
     rng = np.random.default_rng(_SEED)
-    keys = rng.permutation(args.rows)[: args.batch]
-    ready = tf.constant(keys, tf.int64)
+    count = min(args.batch, args.rows)
+    keys = [
+        tf.constant(rng.choice(args.rows, count, replace=False))
+        for _ in range(batches.BATCHES)
+    ]
     gradients = tf.constant(
-        rng.normal(size=(args.batch, args.dim)).astype(np.float32)
+        rng.normal(size=(count, args.dim)).astype(np.float32)
     )
     table = tables.make("adagrad", args.dim)
     tables.fill(table, args.rows)
     weights = tf.Variable(tf.zeros([args.rows, args.dim]))
     slots = tf.Variable(tf.fill([args.rows, args.dim], 0.1))
 
-    def dense_adagrad():
+    def dense_adagrad(keys):
         tf.raw_ops.ResourceSparseApplyAdagradV2(
             var=weights.handle,
             accum=slots.handle,
             lr=0.01,
             epsilon=1e-7,
             grad=gradients,
-            indices=ready,
+            indices=keys,
         )
 
+    def ours(keys):
+        tables.push(table, keys, gradients)
+
     cases = [
+        Case("tf_ext push", batches.in_turn(ours, keys), count),
         Case(
-            "tf_ext push (Adagrad)",
-            lambda: tables.push(table, ready, gradients),
-            args.batch,
+            "ResourceSparseApplyAdagradV2",
+            batches.in_turn(dense_adagrad, keys),
+            count,
         ),
-        Case("ResourceSparseApplyAdagradV2", dense_adagrad, args.batch),
     ]
-    settings = _settings(args, rows=args.rows, dim=args.dim, batch=args.batch)
+    settings = {
+        "threads": args.threads,
+        "rows": args.rows,
+        "load": tables.load(table),
+        "dim": args.dim,
+        "batch": count,
+        "keys": "distinct, uniform",
+        "rule": "adagrad",
+        "unit": "keys",
+    }
     report("push", measure(cases, args.repeats), settings, args.json)
 
 
 def insert(args):
     """Creates rows in empty tables, normal initialisation."""
-    batches = [
+    signs = [
         tf.range(start, min(start + tables.BATCH, args.rows), dtype=tf.int64)
         for start in range(0, args.rows, tables.BATCH)
     ]
-    table = tables.make("adagrad", args.dim)
 
     def ours():
-        table.clear()
-        for signs in batches:
-            tables.pull(table, signs, training=True)
+        table = tables.make("adagrad", args.dim)
+        for batch in signs:
+            tables.pull(table, batch, training=True)
 
-    def theirs():
+    def dense_hash_table():
         reference = tf.lookup.experimental.DenseHashTable(
             tf.int64, tf.float32, tf.zeros([args.dim]), -1, -2
         )
-        for signs in batches:
-            values = tf.random.normal([signs.shape[0], args.dim])
-            reference.insert(signs, values)
+        for batch in signs:
+            values = tf.random.normal([batch.shape[0], args.dim])
+            reference.insert(batch, values)
 
     cases = [
         Case("tf_ext pull, training", ours, args.rows),
-        Case("DenseHashTable.insert", theirs, args.rows),
+        Case("DenseHashTable.insert", dense_hash_table, args.rows),
     ]
-    settings = _settings(args, rows=args.rows, dim=args.dim, batch=tables.BATCH)
-    report("insert", measure(cases, 3, warmup=0), settings, args.json)
+    settings = {
+        "threads": args.threads,
+        "rows": args.rows,
+        "dim": args.dim,
+        "batch": tables.BATCH,
+        "keys": "consecutive",
+        "rule": "adagrad",
+        "unit": "rows",
+    }
+    with tfra.start(args) as worker:
+        if worker:
+            cases.append(
+                worker.case(
+                    "insert",
+                    args.rows,
+                    rows=args.rows,
+                    dim=args.dim,
+                    batch=tables.BATCH,
+                )
+            )
+        results = measure(
+            cases, min(args.repeats, _MAX_INSERTS), warmup=0, settle=False
+        )
+    report("insert", results, settings, args.json)
 
 
 def unique(args):
     """Distinct keys of a batch as a model has them."""
-    rng = np.random.default_rng(_SEED)
-    count = _COLUMNS * _COLUMN_BATCH
-    keys = tf.constant(zipf(rng, 1.05, args.rows, count))
+    ids, _ = batches.training_batch(args.rows)
+    keys = tf.constant(ids.ravel())
+    count = ids.size
     cases = [
         Case(
-            "tf_ext unique_by_shard", lambda: ops.unique_by_shard(keys), count
+            "tf_ext unique_by_shard", partial(ops.unique_by_shard, keys), count
         ),
-        Case("tf.unique", lambda: tf.unique(keys), count),
+        Case("tf.unique", partial(tf.unique, keys), count),
     ]
-    distinct = len(np.unique(keys))
-    settings = _settings(args, keys=count, distinct=distinct)
+    settings = {
+        "threads": args.threads,
+        "batch": count,
+        "keys": _name("zipf"),
+        "distinct": len(np.unique(ids)),
+        "unit": "keys",
+    }
     report("unique", measure(cases, args.repeats), settings, args.json)
 
 
@@ -137,29 +205,35 @@ def hash_columns(args):
     """Strings of many columns to signs."""
     rng = np.random.default_rng(_SEED)
     columns = [
-        tf.constant([f"{x:x}" for x in rng.integers(0, 2**40, _COLUMN_BATCH)])
-        for _ in range(_COLUMNS)
+        tf.constant([f"{x:x}" for x in rng.integers(0, 2**40, batches.SAMPLES)])
+        for _ in range(batches.IDS)
     ]
     together = tf.concat(columns, 0)
-    names = [f"C{i}" for i in range(_COLUMNS)]
+    names = [f"C{i}" for i in range(batches.IDS)]
 
-    @tf.function
+    @tf.function(autograph=False)
     def ours(columns):
         return ops.hash_category(columns, namespaces=names).signs
 
-    @tf.function
+    @tf.function(autograph=False)
     def one_by_one(columns):
         return [tf.strings.to_hash_bucket_fast(c, 2**40) for c in columns]
 
-    @tf.function
+    @tf.function(autograph=False)
     def at_once(together):
         return tf.strings.to_hash_bucket_fast(together, 2**40)
 
-    count = _COLUMNS * _COLUMN_BATCH
+    count = batches.IDS * batches.SAMPLES
     cases = [
-        Case("tf_ext hash_category", lambda: ours(columns), count),
-        Case("26 x to_hash_bucket_fast", lambda: one_by_one(columns), count),
-        Case("1 x to_hash_bucket_fast", lambda: at_once(together), count),
+        Case("tf_ext hash_category", partial(ours, columns), count),
+        Case("26 x to_hash_bucket_fast", partial(one_by_one, columns), count),
+        Case("1 x to_hash_bucket_fast", partial(at_once, together), count),
     ]
-    settings = _settings(args, columns=_COLUMNS, batch=_COLUMN_BATCH)
+    settings = {
+        "threads": args.threads,
+        "batch": batches.SAMPLES,
+        "columns": batches.IDS,
+        "keys": "hexadecimal text",
+        "unit": "strings",
+    }
     report("hash", measure(cases, args.repeats), settings, args.json)

@@ -1,113 +1,148 @@
-"""Benchmarks of a whole process: memory, large tables, and the plot."""
+"""Benchmarks of memory: what a row takes, and tables that are large."""
 
-import collections
-import json
-import pathlib
-import time
+from functools import partial
 
-import numpy as np
+import batches
 import tables
 import tensorflow as tf
-from harness import Case, measure, report, resident_bytes, write_json
-
-_SEED = 1
+import tfra
+from harness import Case, growth, measure, report, resident_bytes, write_json
 
 
 def memory(args):
     """Resident bytes a row, peak while growing, and the worst batch."""
     tables.fill(tables.make("adagrad", args.dim), 1000)  # Loads everything.
+    # Kept, lest the reference gets the memory that it would give back.
     table = tables.make("adagrad", args.dim)
-    raw = 8 + 8 * args.dim
-    before = resident_bytes()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # Resets VmHWM.
-    worst = 0.0
-    start = time.process_time()
-    for first in range(0, args.rows, tables.BATCH):
-        end = min(first + tables.BATCH, args.rows)
-        signs = tf.range(first, end, dtype=tf.int64)
-        batch_start = time.perf_counter()
-        tables.pull(table, signs, training=True)
-        worst = max(worst, time.perf_counter() - batch_start)
-    cpu = time.process_time() - start
-    resident = resident_bytes() - before
-    peak = resident_bytes("VmHWM") - before
-    line = {
-        "benchmark": "memory",
+    results = {
+        "tf_ext": _our_growth(table, args.rows),
+        "DenseHashTable": _reference_growth(args),
+    }
+    with tfra.start(args) as worker:
+        if worker:
+            results["TFRA"] = worker.call(
+                "memory", rows=args.rows, dim=args.dim, batch=tables.BATCH
+            )
+    raw = 8 + 2 * 4 * args.dim  # the sign, weights and Adagrad's slots
+    settings = {
         "threads": args.threads,
         "rows": args.rows,
+        "load": tables.load(table),
         "dim": args.dim,
+        "batch": tables.BATCH,
+        "keys": "consecutive",
+        "rule": "adagrad",
         "raw_bytes_a_row": raw,
-        "bytes_a_row": resident / args.rows,
-        "resident_ratio": resident / args.rows / raw,
-        "peak_ratio": peak / args.rows / raw,
-        "worst_batch_ms": 1e3 * worst,
-        "insert_m_per_cpu_s": args.rows / cpu / 1e6,
-        **{k: table.stats()[k] for k in ("max_probe_length", "bytes")},
     }
-    print("\nmemory:", json.dumps(line, indent=2))
-    write_json([line], args.json)
+    _report_growth(results, settings, args.json)
+
+
+def _our_growth(table, rows):
+    def insert(first, end):
+        tables.pull(table, tf.range(first, end, dtype=tf.int64), training=True)
+
+    result = growth(insert, rows, tables.BATCH)
+    probes = table.stats()["max_probe_length"]
+    return {**result, "max_probe_length": probes}
+
+
+def _reference_growth(args):
+    """A row's weights and slots in one value, the way to save keys."""
+    width = 2 * args.dim
+    table = tf.lookup.experimental.DenseHashTable(
+        tf.int64, tf.float32, tf.zeros([width]), -1, -2
+    )
+
+    def insert(first, end):
+        keys = tf.range(first, end, dtype=tf.int64)
+        table.insert(keys, tf.zeros([end - first, width]))
+
+    return growth(insert, args.rows, tables.BATCH)
+
+
+def _report_growth(results, settings, json_path):
+    said = ", ".join(f"{k}={v}" for k, v in settings.items())
+    print(f"\nmemory: {said}")
+    print(
+        f"  {'case':32} {'bytes a row':>12} {'of raw':>8} {'at the peak':>12} "
+        f"{'of raw':>8} {'worst batch, ms':>16} {'most buckets read':>18}"
+    )
+    lines = []
+    for case, r in results.items():
+        raw = settings["raw_bytes_a_row"]
+        ratios = {
+            "raw_ratio": r["bytes_a_row"] / raw,
+            "peak_raw_ratio": r["peak_bytes_a_row"] / raw,
+        }
+        print(
+            f"  {case:32} {r['bytes_a_row']:12.1f} {ratios['raw_ratio']:8.2f} "
+            f"{r['peak_bytes_a_row']:12.1f} {ratios['peak_raw_ratio']:8.2f} "
+            f"{r['worst_batch_ms']:16.1f} {r.get('max_probe_length', ''):>18}"
+        )
+        lines.append(
+            {"benchmark": "memory", **settings, "case": case, **r, **ratios}
+        )
+    write_json(lines, json_path)
 
 
 def scale(args):
-    """Pull throughput over table size, dim 8."""
-    rng = np.random.default_rng(_SEED)
+    """Pull throughput over table size, dim 8, and that of tf.gather.
+
+    All tables are there at once and take turns, so that the ratio of two sizes
+    is not one of two moments.
+    """
     dim = 8
-    sizes = [1_000_000, 10_000_000, 100_000_000]
-    for rows in sizes:
+    settings = {
+        "threads": args.threads,
+        "dim": dim,
+        "batch": args.batch,
+        "keys": "uniform",
+        "rule": "adagrad",
+        "unit": "keys",
+    }
+    keys = {
+        rows: batches.pull_keys("uniform", rows, args.batch)
+        for rows in args.sizes
+    }
+    results = _scale_of_tables(keys, dim, args.repeats)
+    settings["peak_gb"] = round(resident_bytes("VmHWM") / 1e9, 2)
+    report("scale", results, settings, args.json)
+    base = 1_000_000 if 1_000_000 in keys else args.sizes[0]
+    rates = {r["rows"]: r["items_per_cpu_s"] for r in results}
+    for rows, rate in rates.items():
+        print(f"  {rows:,} rows: {rate / rates[base]:.2f} of {base:,} rows")
+    del settings["peak_gb"]
+    results = _scale_of_gather(keys, dim, args.repeats)
+    report("scale", results, settings, args.json)
+
+
+def _scale_of_tables(keys, dim, repeats):
+    cases = []
+    for rows in keys:
         table = tables.make("adagrad", dim)
         tables.fill(table, rows)
-        keys = tf.constant(rng.integers(0, rows, args.batch), tf.int64)
-        case = Case(
-            f"pull of {rows:,}",
-            lambda t=table, k=keys: tables.pull(t, k),
-            args.batch,
+        cases.append(
+            _scale_case(
+                "tf_ext pull", rows, keys[rows], partial(tables.pull, table)
+            )
         )
-        results = measure([case], args.repeats)
-        settings = {
-            "threads": args.threads,
-            "rows": rows,
-            "dim": dim,
-            "batch": args.batch,
-            "resident_gb": round(resident_bytes() / 1e9, 2),
-        }
-        report("scale", results, settings, args.json)
-        del table, case
+    return _by_size(measure(cases, repeats), keys)
 
 
-def plot(args):
-    """Throughput over table size and threads, from the JSON lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    lines = [
-        json.loads(line)
-        for line in pathlib.Path(args.json).read_text().splitlines()
+def _scale_of_gather(keys, dim, repeats):
+    # Rows of a matrix lie side by side: its beginning is a smaller matrix.
+    dense = tf.Variable(tf.zeros([max(keys), dim]))
+    cases = [
+        _scale_case("tf.gather", rows, keys[rows], partial(tf.gather, dense))
+        for rows in keys
     ]
-    points = collections.defaultdict(dict)
-    for line in lines:
-        if line["benchmark"] == "scale":
-            rate = line["items"] / line["wall_ms"] / 1e3
-            points[line["threads"]][line["rows"]] = rate
-    if not points:
-        raise SystemExit(f"{args.json} has no results of `scale`.")
-    figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for threads, rates in sorted(points.items()):
-        sizes = sorted(rates)
-        axes.plot(
-            sizes,
-            [rates[size] for size in sizes],
-            marker="o",
-            label=f"{threads} thread{'s' if threads > 1 else ''}",
-        )
-    axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("rows in the table")
-    axes.set_ylabel("million rows pulled a second (wall)")
-    axes.set_title("Pull of uniform existing keys, dim 8, Adagrad")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    path = pathlib.Path(__file__).with_name("scale.png")
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    print(f"wrote {path}")
+    return _by_size(measure(cases, repeats), keys)
+
+
+def _scale_case(name, rows, keys, read):
+    run = batches.in_turn(read, [tf.constant(k) for k in keys])
+    return Case(f"{name}, {rows:,} rows", run, keys.shape[1])
+
+
+def _by_size(results, sizes):
+    return [{"rows": n, **r} for n, r in zip(sizes, results, strict=True)]

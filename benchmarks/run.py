@@ -1,62 +1,112 @@
-r"""Benchmarks of tf_ext beside their references, in one process and run.
+r"""Benchmarks of tf_ext beside their references, alternating in one run.
 
-    python benchmarks/run.py pull push insert unique hash train_step
-    python benchmarks/run.py --threads=1 all
-    python benchmarks/run.py memory --rows=10000000
-    python benchmarks/run.py scale --json=results.jsonl
-    python benchmarks/run.py plot --json=results.jsonl
-    python benchmarks/run.py train_step --tfra-python=/path/to/python
+    python benchmarks/run.py all --threads 1 2 --json=results.jsonl
+    python benchmarks/run.py pull train_step --rules adagrad adam ftrl
+    python benchmarks/run.py scale --threads 1 2 --json=results.jsonl
+    python benchmarks/run.py pull --tfra-python=/path/to/python
+    python benchmarks/run.py plot publish --json=results.jsonl
 
-The ratio of a reference is its CPU time over that of tf_ext: above 1, tf_ext
-is faster.
+The ratio of a reference is its time over that of tf_ext: above 1, tf_ext is
+faster. Each benchmark and number of threads runs in a process of its own.
 """
 
 import argparse
+import concurrent.futures
+import importlib
+import multiprocessing
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import op_benchmarks
-import process_benchmarks
-import step_benchmarks
-import tensorflow as tf
-
+# Where each is: {name: (module, function)}.
 BENCHMARKS = {
-    "pull": op_benchmarks.pull,
-    "push": op_benchmarks.push,
-    "insert": op_benchmarks.insert,
-    "unique": op_benchmarks.unique,
-    "hash": op_benchmarks.hash_columns,
-    "train_step": step_benchmarks.train_step,
-    "memory": process_benchmarks.memory,
-    "scale": process_benchmarks.scale,
-    "plot": process_benchmarks.plot,
+    "pull": ("op_benchmarks", "pull"),
+    "push": ("op_benchmarks", "push"),
+    "insert": ("op_benchmarks", "insert"),
+    "unique": ("op_benchmarks", "unique"),
+    "hash": ("op_benchmarks", "hash_columns"),
+    "train_step": ("step_benchmarks", "train_step"),
+    "memory": ("process_benchmarks", "memory"),
+    "scale": ("process_benchmarks", "scale"),
+    "plot": ("publishing", "plot"),
+    "publish": ("publishing", "publish"),
 }
-# What `all` leaves out: it wants much time, or results.
-_NOT_IN_ALL = ("scale", "plot")
+# These take results and measure nothing.
+_PUBLISHING = ("plot", "publish")
+# What `all` leaves out: `scale` wants much time and memory.
+_NOT_IN_ALL = ("scale", *_PUBLISHING)
 
 
-def main():
+def parse_arguments(arguments=None):
+    """The command line's arguments; `all` is replaced by what it means."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("what", nargs="+", choices=[*BENCHMARKS, "all"])
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", nargs="+", type=int, default=[2])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=262_144)
-    parser.add_argument("--repeats", type=int, default=50)
-    parser.add_argument("--rules", nargs="+", default=["adagrad"])
+    parser.add_argument(
+        "--batch", type=int, default=262_144, help="keys of pull, push, scale"
+    )
+    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument(
+        "--rules",
+        nargs="+",
+        default=["adagrad"],
+        choices=["adagrad", "adam", "ftrl", "sgd"],
+        help="of train_step",
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        type=int,
+        default=[100_000, 1_000_000, 10_000_000, 100_000_000],
+        help="rows of the tables of scale",
+    )
     parser.add_argument("--json", help="file to append JSON lines to")
     parser.add_argument("--tfra-python", help="a Python that has TFRA")
-    args = parser.parse_args()
-    tf.config.threading.set_intra_op_parallelism_threads(args.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(args.threads)
-    names = args.what
-    if "all" in names:
-        names = [name for name in BENCHMARKS if name not in _NOT_IN_ALL]
-    for name in names:
-        BENCHMARKS[name](args)
+    parser.add_argument(
+        "--output", help="where plot and publish write, if not here"
+    )
+    args = parser.parse_args(arguments)
+    wanted = set(args.what)
+    if "all" in wanted:
+        wanted.update(set(BENCHMARKS) - set(_NOT_IN_ALL))
+    args.what = [name for name in BENCHMARKS if name in wanted]
+    return args
+
+
+def run(name, args, threads):
+    """Runs one benchmark in this process."""
+    module, function = BENCHMARKS[name]
+    args = argparse.Namespace(**{**vars(args), "threads": threads})
+    getattr(importlib.import_module(module), function)(args)
+
+
+def _run_in_new_process(name, args, threads):
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    run(name, args, threads)
+
+
+def main():
+    args = parse_arguments()
+    # TensorFlow's threads are set once a process, and what one benchmark
+    # leaves in memory should not be in the way of the next.
+    with concurrent.futures.ProcessPoolExecutor(
+        max_workers=1,
+        mp_context=multiprocessing.get_context("spawn"),
+        max_tasks_per_child=1,
+    ) as pool:
+        for name in args.what:
+            if name in _PUBLISHING:
+                run(name, args, threads=None)
+                continue
+            for threads in args.threads:
+                pool.submit(_run_in_new_process, name, args, threads).result()
 
 
 if __name__ == "__main__":

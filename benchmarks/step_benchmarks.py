@@ -1,123 +1,116 @@
 """A whole training step, through the compiled train function of a model."""
 
-import json
-import pathlib
-import subprocess
+import gc
 
+import batches
 import numpy as np
+import tables
 import tensorflow as tf
-from harness import Case, measure, report, zipf
+import tfra
+import training
+from harness import Case, measure, report
 
 import tf_ext
 from tf_ext._keras import keras
 
-_SEED = 1
-_BATCH = 4096
-_IDS = 26
-_DENSE_ROWS = 10_000_000
+_SLOW = 20  # steps that update all rows of a dense matrix take a second
 
 
 def train_step(args):
-    """Ids summed to one vector, then log loss; tf_ext beside dense tables."""
-    ids = zipf(np.random.default_rng(_SEED), 1.05, _DENSE_ROWS, (_BATCH, _IDS))
-    labels = np.random.default_rng(_SEED).integers(0, 2, (_BATCH, 1))
-    labels = labels.astype(np.float32)
+    """Ids summed to one vector, then log loss; all rows are there before."""
     for rule in args.rules:
-        cases = [
-            Case(
-                "tf_ext, " + keras_name(),
-                _ours(rule, args.dim, ids, labels),
-                _BATCH,
-            ),
-            *_dense(rule, args.dim, ids, labels),
-        ]
-        settings = {
-            "threads": args.threads,
-            "rule": rule,
-            "batch": _BATCH,
-            "ids": _IDS,
-            "distinct": len(np.unique(ids)),
-            "dim": args.dim,
-        }
+        _measure_rule(rule, args)
+        keras.backend.clear_session()
+        gc.collect()
+
+
+def _measure_rule(rule, args):
+    ids, labels = batches.training_batch(args.rows)
+    ours = _ours(rule, args, ids, labels)
+    cases = [
+        Case(f"tf_ext, {_keras_name()}", ours, batches.SAMPLES),
+        *_dense_cases(rule, args, ids, labels),
+    ]
+    settings = {
+        "threads": args.threads,
+        "rule": rule,
+        "rows": args.rows,
+        "dim": args.dim,
+        "batch": batches.SAMPLES,
+        "ids": batches.IDS,
+        "keys": f"Zipf({batches.ZIPF_EXPONENT})",
+        "distinct": len(np.unique(ids)),
+        "unit": "samples",
+    }
+    with tfra.start(args) as worker:
+        if worker:
+            cases.append(
+                worker.case(
+                    "train_step",
+                    batches.SAMPLES,
+                    rule=rule,
+                    rows=args.rows,
+                    dim=args.dim,
+                    batch=tables.BATCH,
+                )
+            )
         results = measure(cases, args.repeats, warmup=10)
-        if args.tfra_python:
-            results.append(_tfra(args, rule, results[0]["cpu_ms"]))
-        report("train_step", results, settings, args.json)
+    report("train_step", results, settings, args.json)
 
 
-def keras_name():
-    """Which Keras runs."""
+def _keras_name():
     return "tf_keras" if keras.__name__.startswith("tf_keras") else "Keras 3"
 
 
-def _stepper(model, features, labels):
-    """One step of a compiled model's train function on ready tensors."""
-    model.make_train_function()
-    data = tf.data.Dataset.from_tensors((features, labels)).repeat()
-    iterator = iter(data)
-
-    def step():
-        logs = model.train_function(iterator)
-        tf.nest.map_structure(lambda value: value.numpy(), logs)
-
-    return step
-
-
-def _ours(rule, dim, ids, labels):
+def _ours(rule, args, ids, labels):
     column = tf_ext.feature_column.category_column("ids", hashing="identity")
-    table = tf_ext.SparseTable("bench", dim, rule, "normal")
-    inputs = {"ids": keras.Input([_IDS], dtype="int64", name="ids")}
+    table = tables.make(rule, args.dim)
+    tables.fill(table, args.rows)
+    inputs = {"ids": keras.Input([batches.IDS], dtype="int64", name="ids")}
     bag = tf_ext.layers.EmbeddingFeatures([column], table)(inputs)
-    outputs = keras.layers.Lambda(_probability)(bag)
+    outputs = keras.layers.Lambda(training.probability)(bag)
     model = tf_ext.Model(inputs, outputs)
     model.compile(tf_ext.optimizers.Optimizer("sgd"), "binary_crossentropy")
-    return _stepper(model, {"ids": tf.constant(ids)}, labels)
+    return training.stepper(model, {"ids": tf.constant(ids)}, labels)
 
 
-def _probability(bag):
-    return tf.sigmoid(tf.reduce_sum(bag, axis=1, keepdims=True))
-
-
-def _dense(rule, dim, ids, labels):
-    """tf_keras's Embedding with its legacy optimizer, which is sparse."""
+def _dense_cases(rule, args, ids, labels):
+    """Embedding layers: tf_keras's with its legacy optimizer, and Keras's."""
+    cases = [
+        Case(
+            f"dense Embedding, {_keras_name()}",
+            _dense(keras, keras.optimizers, rule, args, ids, labels),
+            batches.SAMPLES,
+            every=_SLOW,
+        )
+    ]
     try:
         import tf_keras
     except ImportError:
-        return []
-    optimizers = {
-        "adagrad": tf_keras.optimizers.legacy.Adagrad,
-        "ftrl": tf_keras.optimizers.legacy.Ftrl,
-        "sgd": tf_keras.optimizers.legacy.SGD,
-    }
-    if rule not in optimizers:
-        return []
-    inputs = tf_keras.Input([_IDS], dtype="int64")
-    rows = tf_keras.layers.Embedding(_DENSE_ROWS, dim)(inputs)
-    outputs = tf_keras.layers.Lambda(
-        lambda x: _probability(tf.reduce_sum(x, axis=1))
-    )(rows)
-    model = tf_keras.Model(inputs, outputs)
-    model.compile(optimizers[rule](0.01), "binary_crossentropy")
-    run = _stepper(model, tf.constant(ids), labels)
-    return [Case("dense Embedding, tf_keras legacy", run, _BATCH)]
+        return cases
+    legacy = tf_keras.optimizers.legacy
+    return [
+        Case(
+            "dense Embedding, tf_keras legacy",
+            _dense(tf_keras, legacy, rule, args, ids, labels),
+            batches.SAMPLES,
+            # Only its Adam has moments that move in all rows.
+            every=_SLOW if rule == "adam" else 1,
+        ),
+        *cases,
+    ]
 
 
-def _tfra(args, rule, our_cpu_ms):
-    """The same step with TensorFlow Recommenders Addons, in its own Python."""
-    script = pathlib.Path(__file__).with_name("tfra_step.py")
-    done = subprocess.run(
-        [
-            args.tfra_python,
-            str(script),
-            f"--rule={rule}",
-            f"--dim={args.dim}",
-            f"--threads={args.threads}",
-            f"--repeats={args.repeats}",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=1800,
-    )
-    result = json.loads(done.stdout.splitlines()[-1])
-    return {**result, "ratio": result["cpu_ms"] / our_cpu_ms}
+def _dense(any_keras, optimizers, rule, args, ids, labels):
+    optimizer = {
+        "adagrad": optimizers.Adagrad,
+        "adam": optimizers.Adam,
+        "ftrl": optimizers.Ftrl,
+        "sgd": optimizers.SGD,
+    }[rule](0.01)
+    inputs = any_keras.Input([batches.IDS], dtype="int64")
+    rows = any_keras.layers.Embedding(args.rows, args.dim)(inputs)
+    outputs = any_keras.layers.Lambda(training.summed_probability)(rows)
+    model = any_keras.Model(inputs, outputs)
+    model.compile(optimizer, "binary_crossentropy")
+    return training.stepper(model, tf.constant(ids), labels)

@@ -19,6 +19,13 @@ def handle(table):
     return table.rows.shards[0].resource_handle
 
 
+def load(table):
+    """How full the index is, 0 to 1."""
+    # Buckets of 64 bytes hold 12 entries: cc/core/bucket_index.h.
+    buckets = table.stats()["index_bytes"] / 64
+    return round(table.size() / (12 * buckets), 2)
+
+
 def fill(table, rows, spread=1):
     """Inserts signs 0, spread, 2 * spread, ... in random order of batches."""
     for start in range(0, rows, BATCH):

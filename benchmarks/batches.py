@@ -1,0 +1,65 @@
+"""The keys that are measured with: the same ones in every process."""
+
+import itertools
+
+import numpy as np
+
+SAMPLES = 4096
+IDS = 26
+ZIPF_EXPONENT = 1.05
+BATCHES = 8  # of pull and push, used in turn
+_SEED = 1
+
+
+def zipf(rng, exponent, universe, size):
+    """Ids 0 .. universe - 1 with probability about (id + 1) ** -exponent.
+
+    Args:
+      rng: numpy.random.Generator.
+      exponent: float, above 1.
+      universe: int, number of ids.
+      size: int or tuple.
+
+    Returns:
+      int64 array.
+    """
+    power = 1 - exponent
+    uniform = rng.random(size)
+    # The inverse of the continuous distribution on [1, universe + 1).
+    ids = ((universe + 1) ** power - 1) * uniform + 1
+    return np.minimum(ids ** (1 / power), universe).astype(np.int64) - 1
+
+
+def pull_keys(distribution, rows, count):
+    """Batches of existing keys to read.
+
+    Args:
+      distribution: "uniform" or "zipf".
+      rows: int, keys are below.
+      count: int, keys in a batch.
+
+    Returns:
+      int64 `[BATCHES, count]`.
+    """
+    rng = np.random.default_rng(_SEED)
+    if distribution == "uniform":
+        return rng.integers(0, rows, (BATCHES, count))
+    return zipf(rng, ZIPF_EXPONENT, rows, (BATCHES, count))
+
+
+def in_turn(run, inputs):
+    """A function that runs `run` with the next of the inputs each time.
+
+    With one batch for all repetitions, its rows would still be in the
+    processor's caches from the one before.
+    """
+    endless = itertools.cycle(inputs)
+    return lambda: run(next(endless))
+
+
+def training_batch(rows):
+    """Ids below `rows`, int64 `[SAMPLES, IDS]`, and labels of 0 and 1."""
+    rng = np.random.default_rng(_SEED)
+    ids = zipf(rng, ZIPF_EXPONENT, rows, (SAMPLES, IDS))
+    labels = rng.integers(0, 2, (SAMPLES, 1)).astype(np.float32)
+    return ids, labels

@@ -1,0 +1,140 @@
+"""Runs TensorFlow Recommenders Addons, on request, in a Python that has it.
+
+`tfra.py` starts it. A request is a line of JSON on standard input, `[method,
+arguments]`, with a method of `_Worker`. The reply is a line for the file
+descriptor that the command line names: libraries print to standard output.
+"""
+
+import json
+import os
+import sys
+import traceback
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import batches
+import tensorflow as tf
+import tensorflow_recommenders_addons as tfra
+import tf_keras
+import training
+from harness import Case, growth
+
+_dynamic = tfra.dynamic_embedding
+
+
+class _Worker:
+    """Holds cases between requests."""
+
+    def __init__(self):
+        self._cases = {}
+        self._tables = 0
+        self._filled = None
+
+    def start(self, threads):
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(threads)
+
+    def time(self, case):
+        """Wall and CPU milliseconds of one repetition."""
+        return self._cases[case].time()
+
+    def run(self, case):
+        self._cases[case].run()
+
+    def fill(self, rows, dim, batch):
+        """Makes the table that `pull` reads."""
+        self._filled = self._table(dim)
+        for first in range(0, rows, batch):
+            _upsert(self._filled, first, min(first + batch, rows))
+
+    def pull(self, case, distribution, rows, batch):
+        keys = batches.pull_keys(distribution, rows, batch)
+        lookup = tf.function(self._filled.lookup)
+        run = batches.in_turn(lookup, [tf.constant(k) for k in keys])
+        self._cases[case] = Case(case, run, batch)
+
+    def insert(self, case, rows, dim, batch):
+        def run():
+            table = self._table(dim)
+            for first in range(0, rows, batch):
+                _upsert(table, first, min(first + batch, rows))
+
+        self._cases[case] = Case(case, run, rows)
+
+    def train_step(self, case, rule, rows, dim, batch):
+        """A model whose table, and those of its slots, have all rows."""
+        inputs = tf_keras.Input([batches.IDS], dtype="int64")
+        embedding = _dynamic.keras.layers.Embedding(
+            dim, initializer=_normal(), name=f"{case} {rule}".replace(" ", "_")
+        )
+        outputs = tf_keras.layers.Lambda(training.summed_probability)(
+            embedding(inputs)
+        )
+        optimizer = {
+            "adagrad": tf_keras.optimizers.legacy.Adagrad,
+            "adam": tf_keras.optimizers.legacy.Adam,
+            "ftrl": tf_keras.optimizers.legacy.Ftrl,
+            "sgd": tf_keras.optimizers.legacy.SGD,
+        }[rule](0.01)
+        model = tf_keras.Model(inputs, outputs)
+        model.compile(
+            _dynamic.DynamicEmbeddingOptimizer(optimizer), "binary_crossentropy"
+        )
+        ids, labels = batches.training_batch(rows)
+        step = training.stepper(model, tf.constant(ids), labels)
+        step()  # Makes the tables of slots.
+        (rows_read,) = embedding.params.trainable_store.values()
+        slots = model.optimizer.get_slot_names()
+        tables = [model.optimizer.get_slot(rows_read, s).params for s in slots]
+        for table in [embedding.params, *tables]:
+            for first in range(0, rows, batch):
+                _upsert(table, first, min(first + batch, rows))
+        self._cases[case] = Case(case, step, batches.SAMPLES)
+
+    def memory(self, rows, dim, batch):
+        """A table of weights and one of a slot, as Adagrad has them."""
+        tables = [self._table(dim), self._table(dim)]
+        warm = self._table(dim)
+        _upsert(warm, 0, min(batch, 1000))  # Loads everything.
+
+        def insert(first, end):
+            for table in tables:
+                _upsert(table, first, end)
+
+        return growth(insert, rows, batch)
+
+    def _table(self, dim):
+        self._tables += 1
+        return _dynamic.get_variable(
+            f"table_{self._tables}",
+            key_dtype=tf.int64,
+            value_dtype=tf.float32,
+            dim=dim,
+            initializer=_normal(),
+        )
+
+
+def _normal():
+    return tf_keras.initializers.RandomNormal(0.0, 0.05)
+
+
+def _upsert(table, first, end):
+    keys = tf.range(first, end, dtype=tf.int64)
+    table.upsert(keys, tf.random.normal([end - first, table.dim]))
+
+
+def main():
+    worker = _Worker()
+    replies = os.fdopen(int(sys.argv[1]), "w")
+    for line in sys.stdin:
+        method, arguments = json.loads(line)
+        try:
+            reply = {"result": getattr(worker, method)(**arguments)}
+        except Exception:
+            reply = {"error": traceback.format_exc()}
+        print(json.dumps(reply), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()
