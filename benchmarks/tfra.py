@@ -60,7 +60,7 @@ def start(args):
 
 def _check(python, environment):
     """Tells in a sentence what that Python lacks."""
-    modules = ["tensorflow", "tensorflow_recommenders_addons", "tf_keras"]
+    modules = ["tensorflow_recommenders_addons", "tf_keras"]
     program = f"import {', '.join(modules)}"
     try:
         done = subprocess.run(

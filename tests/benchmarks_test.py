@@ -281,8 +281,8 @@ class TfraTest(tf.test.TestCase):
     def test_a_python_without_it(self):
         with self.assertRaisesRegex(
             SystemExit,
-            "cannot import tensorflow, tensorflow_recommenders_addons, "
-            "tf_keras: ModuleNotFoundError: No module named .*. Install what "
+            "cannot import tensorflow_recommenders_addons, tf_keras: "
+            "ModuleNotFoundError: No module named .*. Install what "
             "benchmarks/README.md names",
         ):
             with tfra.start(self._args(sys.executable)):
