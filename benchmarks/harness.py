@@ -19,16 +19,21 @@ class Case:
         done when it returns.
       items: how many keys (rows, samples) a repetition works on.
       every: int, measured in each so many'th round only, for slow references.
+      before: function without arguments or None; what comes before a measured
+        repetition and does not count.
     """
 
-    def __init__(self, name, run, items, every=1):
+    def __init__(self, name, run, items, every=1, before=None):
         self.name = name
         self.run = run
         self.items = items
         self.every = every
+        self._before = before
 
     def time(self):
         """Runs once; returns wall and CPU milliseconds of the process."""
+        if self._before is not None:
+            self._before()
         wall_start, cpu_start = time.perf_counter(), time.process_time()
         self.run()
         cpu = time.process_time() - cpu_start

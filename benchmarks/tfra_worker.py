@@ -43,7 +43,7 @@ class _Worker:
         self._cases[case].run()
 
     def fill(self, rows, dim, batch):
-        """Makes the table that `pull` reads."""
+        """Makes the table that `pull` reads, weights only."""
         self._filled = self._table(dim)
         for first in range(0, rows, batch):
             _upsert(self._filled, first, min(first + batch, rows))
@@ -55,18 +55,23 @@ class _Worker:
         self._cases[case] = Case(case, run, batch)
 
     def insert(self, case, rows, dim, batch):
-        def run():
-            table = self._table(dim)
-            for first in range(0, rows, batch):
-                _upsert(table, first, min(first + batch, rows))
+        def before():
+            self._filled = None
+            self._filled = self._table(dim)
 
-        self._cases[case] = Case(case, run, rows)
+        def run():
+            for first in range(0, rows, batch):
+                _upsert(self._filled, first, min(first + batch, rows))
+
+        self._cases[case] = Case(case, run, rows, before=before)
 
     def train_step(self, case, rule, rows, dim, batch):
         """A model whose table, and those of its slots, have all rows."""
         inputs = tf_keras.Input([batches.IDS], dtype="int64")
         embedding = _dynamic.keras.layers.Embedding(
-            dim, initializer=_normal(), name=f"{case} {rule}".replace(" ", "_")
+            dim,
+            initializer=tf_keras.initializers.RandomNormal(0.0, 0.05),
+            name=f"{case}_{rule}",
         )
         outputs = tf_keras.layers.Lambda(training.summed_probability)(
             embedding(inputs)
@@ -111,12 +116,9 @@ class _Worker:
             key_dtype=tf.int64,
             value_dtype=tf.float32,
             dim=dim,
-            initializer=_normal(),
+            # Another one would make weights for present keys too.
+            initializer=0.0,
         )
-
-
-def _normal():
-    return tf_keras.initializers.RandomNormal(0.0, 0.05)
 
 
 def _upsert(table, first, end):

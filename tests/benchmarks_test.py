@@ -174,6 +174,20 @@ class MeasureTest(tf.test.TestCase):
         harness.measure(cases, repeats=2, warmup=0, settle=False)
         self.assertEqual("".join(runs), "aba")
 
+    def test_what_comes_before_does_not_count(self):
+        clock = [0.0]
+
+        def passes(seconds):
+            clock[0] += seconds
+
+        case = harness.Case(
+            "a", lambda: passes(2.0), 10, before=lambda: passes(5.0)
+        )
+        with mock.patch.object(harness.time, "perf_counter", lambda: clock[0]):
+            wall_ms, _ = case.time()
+        self.assertEqual(wall_ms, 2000.0)
+        self.assertEqual(clock, [7.0])
+
     def test_summary(self):
         results = harness.measure(
             [_Timed("a", [1, 2, 3, 4, 5]), _Timed("b", [4, 4, 4, 4, 40])], 5
