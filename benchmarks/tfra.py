@@ -34,52 +34,46 @@ def start(args):
     if args.tfra_python is None:
         yield None
         return
-    # What this Python imports from is not that one's.
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    _check(args.tfra_python, environment)
     replies, their_end = os.pipe()
     with tempfile.TemporaryFile("w+") as log, os.fdopen(replies) as replies:
-        process = subprocess.Popen(
-            [args.tfra_python, str(_SCRIPT), str(their_end)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            text=True,
-            env=environment,
-            pass_fds=[their_end],
-        )
-        os.close(their_end)
+        process = _process(args.tfra_python, their_end, log)
         try:
             worker = Tfra(process, replies, log)
-            worker.call("start", threads=args.threads)
+            try:
+                worker.call("start", threads=args.threads)
+            except RuntimeError as error:
+                raise SystemExit(
+                    f"--tfra-python={args.tfra_python} cannot run TFRA. "
+                    f"Install what benchmarks/README.md names there. {error}"
+                ) from None
             yield worker
         finally:
             process.kill()
             process.wait()
 
 
-def _check(python, environment):
-    """Tells in a sentence what that Python lacks."""
-    modules = ["tensorflow_recommenders_addons", "tf_keras"]
-    program = f"import {', '.join(modules)}"
+def _process(python, replies, log):
+    # What this Python imports from is not that one's; the script finds its
+    # modules because they are in its own folder.
+    environment = dict(os.environ)
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        environment.pop(name, None)
     try:
-        done = subprocess.run(
-            [python, "-c", program],
-            capture_output=True,
+        return subprocess.Popen(
+            [python, str(_SCRIPT), str(replies)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
             text=True,
-            check=False,
             env=environment,
+            pass_fds=[replies],
         )
     except OSError as error:
         raise SystemExit(
             f"--tfra-python={python} cannot run: {error}"
         ) from None
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1:]
-        raise SystemExit(
-            f"--tfra-python={python} cannot import {', '.join(modules)}: "
-            f"{''.join(reason)}. Install what benchmarks/README.md names there."
-        )
+    finally:
+        os.close(replies)
 
 
 class Tfra:
