@@ -86,7 +86,8 @@ def _summary(case, times):
         summary[f"{clock}_ms"] = median
         summary[f"{clock}_spread_ms"] = float(high - low) / 2
         # The clock of CPU time may tick too slowly for tiny sizes.
-        summary[f"items_per_{clock}_s"] = 1e3 * case.items / max(median, 1e-6)
+        rate = 1e-3 * case.items / max(median, 1e-6)
+        summary[f"million_items_per_{clock}_s"] = rate
     return summary
 
 
@@ -112,8 +113,8 @@ def report(benchmark, results, settings, json_path=None):
         wall = f"{r['wall_ms']:.2f} ±{r['wall_spread_ms']:.2f}"
         print(
             f"  {r['case']:32} {cpu:>17} {wall:>17} "
-            f"{r['items_per_cpu_s'] / 1e6:15.2f} "
-            f"{r['items_per_wall_s'] / 1e6:13.2f} "
+            f"{r['million_items_per_cpu_s']:15.3g} "
+            f"{r['million_items_per_wall_s']:13.3g} "
             f"{r['cpu_ratio']:10.2f} {r['wall_ratio']:10.2f} {r['repeats']:8}"
         )
     sys.stdout.flush()

@@ -108,7 +108,7 @@ def scale(args):
     settings["peak_gb"] = round(resident_bytes("VmHWM") / 1e9, 2)
     report("scale", results, settings, args.json)
     base = 1_000_000 if 1_000_000 in keys else args.sizes[0]
-    rates = {r["rows"]: r["items_per_cpu_s"] for r in results}
+    rates = {r["rows"]: r["million_items_per_cpu_s"] for r in results}
     for rows, rate in rates.items():
         print(f"  {rows:,} rows: {rate / rates[base]:.2f} of {base:,} rows")
     del settings["peak_gb"]

@@ -14,8 +14,8 @@ _IDENTITY = ("keys", "rule", "rows", "threads", "case")
 _MEASURES = {
     "cpu_ms": ("CPU ms", "{cpu_ms:,.2f} ±{cpu_spread_ms:,.2f}"),
     "wall_ms": ("wall ms", "{wall_ms:,.2f} ±{wall_spread_ms:,.2f}"),
-    "items_per_cpu_s": ("M {unit} / CPU s", "{:.2f}"),
-    "items_per_wall_s": ("M {unit} / s", "{:.2f}"),
+    "million_items_per_cpu_s": ("M {unit} / CPU s", "{:.3g}"),
+    "million_items_per_wall_s": ("M {unit} / s", "{:.3g}"),
     "cpu_ratio": ("CPU ratio", "{:.2f}"),
     "wall_ratio": ("wall ratio", "{:.2f}"),
     "repeats": ("repeats", "{}"),
@@ -42,7 +42,7 @@ def plot(args):
     curves = collections.defaultdict(dict)
     for line in lines:
         name = line["case"].split(",")[0]
-        rate = line["items_per_wall_s"] / 1e6
+        rate = line["million_items_per_wall_s"]
         curves[name, line["threads"]][line["rows"]] = rate
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5))
     for (name, threads), rates in sorted(curves.items(), reverse=True):

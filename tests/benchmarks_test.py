@@ -71,7 +71,7 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual(line["benchmark"], name)
             self.assertIn(line["case"], printed)
             self.assertGreater(line["wall_ms"], 0.0)
-            self.assertGreater(line["items_per_cpu_s"], 0.0)
+            self.assertGreater(line["million_items_per_cpu_s"], 0.0)
             self.assertEqual(line["threads"], 2)
             self.assertNotEmpty(line["machine"])
         self.assertEqual(lines[0]["cpu_ratio"], 1.0)
@@ -196,8 +196,8 @@ class MeasureTest(tf.test.TestCase):
         self.assertEqual([r["cpu_ms"] for r in results], [6.0, 8.0])
         self.assertEqual([r["wall_spread_ms"] for r in results], [1.0, 0.0])
         self.assertEqual([r["cpu_ratio"] for r in results], [1.0, 8 / 6])
-        self.assertEqual(results[0]["items_per_cpu_s"], 1e6)
-        self.assertEqual(results[1]["items_per_wall_s"], 1.5e6)
+        self.assertEqual(results[0]["million_items_per_cpu_s"], 1.0)
+        self.assertEqual(results[1]["million_items_per_wall_s"], 1.5)
 
 
 class _Timed(harness.Case):
