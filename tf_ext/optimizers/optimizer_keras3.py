@@ -4,6 +4,7 @@ import types
 
 import tensorflow as tf
 
+from tf_ext._counters import make_exact
 from tf_ext._keras import keras
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import updates
@@ -62,6 +63,11 @@ class Keras3Optimizer(_LossScaleOptimizer):
             )
         super().__setattr__(name, value)
 
+    @property
+    def accumulation_steps(self):
+        """How many steps' gradients are added up; None if none are."""
+        return self._steps
+
     def enable_dynamic_loss_scale(self):
         """Turns dynamic loss scaling on; for `Model.compile`."""
         if self._factor is None and not self.built:
@@ -113,6 +119,11 @@ class Keras3Optimizer(_LossScaleOptimizer):
             tables = [shadow.table_of(v) for v in variables]
             self._table_accumulators.build([t for t in tables if t is not None])
         self.inner_optimizer.build(dense)
+        strategy = tf.distribute.get_strategy()
+        if isinstance(
+            strategy, tf.distribute.experimental.ParameterServerStrategy
+        ):
+            make_exact(self.inner_optimizer.iterations)
         self._built_for.variables = list(variables)
         # Past LossScaleOptimizer, which would build the wrapped one again.
         super(_LossScaleOptimizer, self).build(dense)
