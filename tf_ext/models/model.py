@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks.early_stopping import EarlyStopping
+from tf_ext.models import parameter_server
 from tf_ext.optimizers import Optimizer
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.shadow import refusal
@@ -55,7 +56,10 @@ class _ModelWithTables:
             )
         if optimizer is not None:
             optimizer = self._check_optimizer(optimizer, options)
+        if parameter_server.strategy_of(self) is not None:
+            parameter_server.check_compiled(optimizer, steps)
         super().compile(optimizer, *args, **kwargs)
+        self._tf_ext_loop = None
 
     def _check_optimizer(self, optimizer, options):
         if isinstance(optimizer, dict):  # Of a saved model.
@@ -82,16 +86,52 @@ class _ModelWithTables:
         if getattr(self, "optimizer", None) is not None and self.built:
             self.optimizer.build(self.trainable_variables)
 
-    def fit(self, *args, **kwargs):
-        """As `keras.Model.fit`.
+    def fit(self, *args, max_inflight_steps=None, **kwargs):
+        """As `keras.Model.fit`, under ParameterServerStrategy too.
+
+        There, the logs hold `staleness` too: how many steps of others were
+        applied between the reads of a step and its update, on average.
+
+        Args:
+          *args: the same as in Keras.
+          max_inflight_steps: int, how many steps may be under way at a time
+            under ParameterServerStrategy, which bounds the staleness; by
+            default two a worker. Otherwise there is never more than one.
+          **kwargs: the same as in Keras. Under ParameterServerStrategy, `x`
+            may be a function from `tf.distribute.InputContext` to a dataset.
 
         Raises:
           ValueError: a callback that would restore or average the variables
-            but not the rows.
+            but not the rows, or an argument that a strategy cannot follow.
         """
         given = inspect.signature(super().fit).bind(*args, **kwargs)
         _check_callbacks(given.arguments.get("callbacks"))
-        return super().fit(*args, **kwargs)
+        parameter_server.check_max_inflight_steps(max_inflight_steps)
+        if parameter_server.strategy_of(self) is None:
+            return super().fit(*args, **kwargs)
+        given.apply_defaults()
+        return self._loop().run("fit", given.arguments, max_inflight_steps)
+
+    def evaluate(self, *args, **kwargs):
+        """As `keras.Model.evaluate`, under ParameterServerStrategy too."""
+        if parameter_server.strategy_of(self) is None:
+            return super().evaluate(*args, **kwargs)
+        given = inspect.signature(super().evaluate).bind(*args, **kwargs)
+        given.apply_defaults()
+        return self._loop().run("evaluate", given.arguments)
+
+    def predict(self, *args, **kwargs):
+        """As `keras.Model.predict`, under ParameterServerStrategy too."""
+        if parameter_server.strategy_of(self) is None:
+            return super().predict(*args, **kwargs)
+        given = inspect.signature(super().predict).bind(*args, **kwargs)
+        given.apply_defaults()
+        return self._loop().run("predict", given.arguments)
+
+    def _loop(self):
+        if getattr(self, "_tf_ext_loop", None) is None:
+            self._tf_ext_loop = parameter_server.Loop(self)
+        return self._tf_ext_loop
 
     def save(self, filepath, *args, **kwargs):
         """As `keras.Model.save`, into a `.keras` file (or a SavedModel).

@@ -1,0 +1,89 @@
+"""Models with tables, trained by `fit` on a cluster."""
+
+import os
+
+import parameter_server_util as util
+import small_models
+import tensorflow as tf
+from absl.testing import parameterized
+from model_building import generator, number, rows_of
+from small_models import Subclassed, compiled, functional, table
+
+_CLUSTER = util.Cluster()
+
+
+def setUpModule():
+    _CLUSTER.start()
+
+
+def tearDownModule():
+    _CLUSTER.stop()
+
+
+class ModelTest(tf.test.TestCase, parameterized.TestCase):
+    def data(self, size=256):
+        features, labels = small_models.batch(generator(self), size)
+        return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+
+    @parameterized.named_parameters(
+        ("functional", functional, "adagrad"),
+        ("subclassed", Subclassed, "adam"),
+    )
+    def test_one_step_at_a_time_is_as_one_process(self, make, rule):
+        data = self.data()
+        alone = compiled(make(table(rule)), metrics=["AUC"])
+        with _CLUSTER.strategy.scope():
+            spread = compiled(make(table(rule)), metrics=["AUC"])
+        one = alone.fit(data, epochs=2, verbose=0)
+        other = spread.fit(data, epochs=2, verbose=0, max_inflight_steps=1)
+        for name in one.history:
+            self.assertAllClose(
+                other.history[name], one.history[name], 1e-6, 1e-6
+            )
+        rows, others = rows_of(alone.tables[0]), rows_of(spread.tables[0])
+        self.assertCountEqual(rows, others)
+        for sign, row in rows.items():
+            self.assertAllClose(others[sign], row, 1e-6, 1e-6)
+        for method in ("evaluate", "predict"):
+            self.assertAllClose(
+                getattr(spread, method)(data, verbose=0),
+                getattr(alone, method)(data, verbose=0),
+                1e-6,
+                1e-6,
+            )
+
+    def test_asynchronous_steps_learn(self):
+        data = self.data(1024)
+        with _CLUSTER.strategy.scope():
+            model = compiled(functional(table("adagrad")), metrics=["AUC"])
+        history = model.fit(data, epochs=4, verbose=0).history
+        self.assertEqual(number(model.optimizer.iterations), 4 * 64)
+        self.assertLess(history["loss"][-1], history["loss"][0])
+        self.assertAllInRange(history["staleness"], 0.0, 3.0)
+
+    def test_evaluate_and_predict_make_no_rows(self):
+        with _CLUSTER.strategy.scope():
+            model = compiled(functional(table()))
+        model.evaluate(self.data(), verbose=0)
+        model.predict(self.data(), verbose=0)
+        self.assertEqual(model.tables[0].size(), 0)
+
+    def test_weights_are_saved_and_loaded(self):
+        data = self.data()
+        with _CLUSTER.strategy.scope():
+            model = compiled(functional(table()))
+        model.fit(data, verbose=0)
+        path = os.path.join(self.get_temp_dir(), "model.weights.h5")
+        model.save_weights(path)
+        alone = compiled(functional(table()))
+        alone.load_weights(path)
+        self.assertAllClose(
+            alone.evaluate(data, verbose=0),
+            model.evaluate(data, verbose=0),
+            1e-6,
+            1e-6,
+        )
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,176 @@
+"""The steps that workers run, and the queue of those that are under way."""
+
+import collections
+
+import tensorflow as tf
+
+from tf_ext import _counters
+from tf_ext._keras import IS_KERAS_3
+
+STALENESS = "staleness"
+
+
+class StepFunctions:
+    """The traced steps of one compiled model.
+
+    Args:
+      model: keras.Model that was made under a ParameterServerStrategy.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._made = {}
+
+    def get(self, kind, feed):
+        """The step for the batches of a Feed.
+
+        Args:
+          kind: "train", "test" or "predict".
+          feed: Feed or WorkerFeed.
+
+        Returns:
+          Step.
+        """
+        key = (kind, type(feed).__name__, repr(feed.element_spec))
+        if key not in self._made:
+            self._made[key] = Step(self._model, kind, feed)
+        return self._made[key]
+
+
+class Step:
+    """One step as a tf.function, and how its result is read.
+
+    Args:
+      model: keras.Model.
+      kind: "train", "test" or "predict".
+      feed: Feed or WorkerFeed.
+
+    Attributes:
+      function: tf.function of what the feed yields.
+    """
+
+    def __init__(self, model, kind, feed):
+        self._call = getattr(model, f"{kind}_step")
+        self._read = {
+            "train": self._train,
+            "test": self._logs,
+            "predict": self._outputs,
+        }[kind]
+        self._optimizer = getattr(model, "optimizer", None)
+        self._structure = None
+        if IS_KERAS_3 and kind != "predict":
+            for metric in model.metrics:
+                _counters.make_metric_exact(metric)
+        strategy = model.distribute_strategy
+        unpack = tf.autograph.experimental.do_not_convert(feed.unpack)
+        # As each Keras does it.
+        self.function = tf.function(
+            lambda sent: strategy.run(self._read, args=(unpack(sent),)),
+            input_signature=feed.signature and [tuple(feed.signature)],
+            autograph=not IS_KERAS_3,
+        )
+
+    def result(self, tensors):
+        """What the step returned, from the tensors that its function gives."""
+        return tf.nest.pack_sequence_as(
+            self._structure, tensors, expand_composites=True
+        )
+
+    def logs(self, tensors):
+        """The dict that a train or test step returned, of floats."""
+        scalars, *others = tensors
+        names, other_names = self._structure
+        logs = dict(zip(names, map(float, scalars), strict=True))
+        logs.update(zip(other_names, others, strict=True))
+        return logs
+
+    def _train(self, batch):
+        iterations = getattr(self._optimizer, "iterations", None)
+        if iterations is None:
+            return self._logs(batch)
+        before = tf.identity(iterations)
+        logs = self._call(batch)
+        others = tf.identity(iterations) - before - 1
+        return self._packed({**logs, STALENESS: tf.maximum(others, 0)})
+
+    def _logs(self, batch):
+        return self._packed(self._call(batch))
+
+    def _packed(self, logs):
+        # One tensor comes back at the price of one message.
+        logs = {k: tf.convert_to_tensor(v) for k, v in logs.items()}
+        scalars = [k for k in logs if logs[k].shape.rank == 0]
+        others = [k for k in logs if k not in scalars]
+        self._structure = scalars, others
+        packed = [tf.cast(logs[k], tf.float64) for k in scalars]
+        packed = tf.stack(packed) if packed else tf.zeros([0], tf.float64)
+        return [packed, *(logs[k] for k in others)]
+
+    def _outputs(self, batch):
+        outputs = self._call(batch)
+        flat = tf.nest.flatten(outputs, expand_composites=True)
+        self._structure = tf.nest.map_structure(
+            tf.type_spec_from_value, outputs
+        )
+        return [tf.identity(tensor) for tensor in flat]
+
+
+class InFlight:
+    """Schedules steps, a limited number at a time, and hands out results.
+
+    Args:
+      coordinator: tf.distribute.coordinator.ClusterCoordinator.
+      limit: int, steps that may be scheduled and not finished.
+    """
+
+    def __init__(self, coordinator, limit):
+        self._coordinator = coordinator
+        self._limit = limit
+
+    def run(self, function, batches, repeatable=False):
+        """Yields the results of a function of each batch, in order.
+
+        Args:
+          function: tf.function that returns a list of tensors.
+          batches: iterable of the function's argument.
+          repeatable: whether a step whose result was lost with its worker may
+            be run again. If not, None stands for its result.
+
+        Raises:
+          Exception: the first that a step raised. No step is under way then.
+        """
+        waiting = collections.deque()
+        try:
+            for batch in batches:
+                waiting.append((batch, self._schedule(function, batch)))
+                if len(waiting) >= self._limit:
+                    yield self._next(function, waiting, repeatable)
+            while waiting:
+                yield self._next(function, waiting, repeatable)
+        finally:
+            if waiting:
+                self._drain()
+
+    def _schedule(self, function, batch):
+        return self._coordinator.schedule(function, args=(batch,))
+
+    def _next(self, function, waiting, repeatable):
+        batch, remote = waiting[0]
+        while True:
+            try:
+                result = remote.get()
+            except tf.errors.OpError:
+                # The cause, if it was a step; this may be what it cancelled.
+                self._coordinator.join()
+                # It ran, but its worker was lost before the result came.
+                result = None
+            if result is not None or not repeatable:
+                waiting.popleft()
+                return result
+            remote = self._schedule(function, batch)
+
+    def _drain(self):
+        try:
+            self._coordinator.join()
+        except Exception as error:  # Another one is on its way up.
+            tf.get_logger().debug("A cancelled step: %s", error)
