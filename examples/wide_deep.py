@@ -23,6 +23,16 @@ Display Advertising Challenge, with a header, separated by commas) part_*.csv:
 
     python wide_deep.py --data=/data/adult --format=adult
 
+Training is spread over workers and parameter servers, here processes that the
+program starts on this machine and ends again, with
+
+    python wide_deep.py --strategy=ps --workers=2 --servers=2
+
+Where the environment variable TF_CONFIG names a cluster, as on several machines,
+that one is used, and --backup_dir should name a folder that all machines share.
+A parameter server that is lost and comes back costs the time since the last
+epoch's end.
+
 The last line on standard output is a JSON object: `auc` and `log_loss` on the
 test examples, `best_auc` (null for real data), `rows` and `bytes` of both
 tables together, `examples` trained on, all epochs counted, and the `seconds`
@@ -31,7 +41,10 @@ that it took to train on them.
 
 import argparse
 import importlib.util
+import functools
 import json
+import os
+import tempfile
 import time
 
 import numpy as np
@@ -100,6 +113,23 @@ def parse_arguments(arguments=None):
         "--learning_rate", type=float, default=0.001, help="of the perceptron"
     )
     parser.add_argument("--log_dir", help="where to write TensorBoard logs")
+    parser.add_argument(
+        "--strategy",
+        choices=["one", "ps"],
+        default="one",
+        help="one process (the default), or parameter servers",
+    )
+    parser.add_argument(
+        "--workers", type=positive_int, default=2, help="for --strategy=ps"
+    )
+    parser.add_argument(
+        "--servers", type=positive_int, default=2, help="for --strategy=ps"
+    )
+    parser.add_argument(
+        "--backup_dir",
+        help="where to keep the state at the last epoch's end while training;\n"
+        "default with --strategy=ps: a temporary folder",
+    )
     args = parser.parse_args(arguments)
     if (args.data is None) != (args.format is None):
         parser.error("--data and --format go together")
@@ -191,14 +221,20 @@ def make_model(data, wide, deep, bucket_size):
     return tf_ext.Model(inputs, output)
 
 
-def train(model, data, args):
-    """Trains the model; returns how many seconds it took."""
+def compile_model(model, args):
+    """Says how the model is trained."""
     model.compile(
         tf_ext.optimizers.Optimizer(keras.optimizers.Adam(args.learning_rate)),
         loss="binary_crossentropy",
         metrics=[keras.metrics.AUC(name="auc")],
     )
+
+
+def train(model, data, args):
+    """Trains the model; returns how many seconds it took."""
     callbacks = []
+    if args.backup_dir:
+        callbacks.append(keras.callbacks.BackupAndRestore(args.backup_dir))
     if args.log_dir:
         callbacks.append(
             keras.callbacks.TensorBoard(args.log_dir, update_freq=100)
@@ -248,12 +284,22 @@ def evaluate(model, data):
     }
 
 
-def main():
-    args = parse_arguments()
+def train_and_evaluate(strategy, args, data):
+    """Trains a model under a strategy and measures it.
+
+    Args:
+      strategy: a tf.distribute strategy.
+      args: the program's arguments.
+      data: a TextFiles or a GeneratedStream.
+
+    Returns:
+      The measures, a dict.
+    """
     keras.utils.set_random_seed(args.seed)
-    data = load_data(args)
-    wide, deep = make_tables(args)
-    model = make_model(data, wide, deep, args.bucket_size)
+    with strategy.scope():
+        wide, deep = make_tables(args)
+        model = make_model(data, wide, deep, args.bucket_size)
+        compile_model(model, args)
     seconds = train(model, data, args)
     result = evaluate(model, data)
     print(f"test AUC {result['auc']:.4f}, log loss {result['log_loss']:.4f}")
@@ -268,6 +314,30 @@ def main():
     result["bytes"] = sum(counts["bytes"] for counts in stats.values())
     result["seconds"] = round(seconds, 3)
     result["examples"] = data.train_examples * args.epochs
+    return result
+
+
+def run_on_servers(args, data):
+    """`train_and_evaluate` on TF_CONFIG's cluster, or one on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        args.backup_dir = args.backup_dir or folder
+        job = functools.partial(train_and_evaluate, args=args, data=data)
+        if "TF_CONFIG" in os.environ:
+            return tf_ext.distribute.run_with_recovery(job)
+        with tf_ext.distribute.local_cluster(
+            args.workers, args.servers, restart_lost=True
+        ) as cluster:
+            return tf_ext.distribute.run_with_recovery(job, cluster.strategy)
+
+
+def main():
+    args = parse_arguments()
+    data = load_data(args)
+    if args.strategy == "ps":
+        result = run_on_servers(args, data)
+    else:
+        strategy = tf.distribute.get_strategy()
+        result = train_and_evaluate(strategy, args, data)
     print(json.dumps(result))
 
 

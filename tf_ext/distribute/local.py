@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import tf_ext
@@ -29,7 +30,9 @@ _OUTGOING_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_FIRST_OUTGOING_PORT = 32768
 
 
-def local_cluster(workers=2, ps=2, start_timeout_seconds=120.0):
+def local_cluster(
+    workers=2, ps=2, start_timeout_seconds=120.0, restart_lost=False
+):
     """Starts workers and parameter servers as processes on loopback.
 
     They end when the block ends, and when this process does, however it ends.
@@ -40,6 +43,8 @@ def local_cluster(workers=2, ps=2, start_timeout_seconds=120.0):
       workers: int, the number of workers.
       ps: int, the number of parameter servers.
       start_timeout_seconds: float, how long they may take to listen.
+      restart_lost: bool, whether a process that ends is started again, as
+        what runs a cluster of machines would.
 
     Returns:
       A `LocalCluster`, to be used in a `with` statement.
@@ -55,7 +60,7 @@ def local_cluster(workers=2, ps=2, start_timeout_seconds=120.0):
         strategy = cluster.strategy()
     ```
     """
-    return LocalCluster(workers, ps, start_timeout_seconds)
+    return LocalCluster(workers, ps, start_timeout_seconds, restart_lost)
 
 
 class LocalCluster:
@@ -66,13 +71,18 @@ class LocalCluster:
         inside the block. The chief is this process.
     """
 
-    def __init__(self, workers, ps, start_timeout_seconds):
+    def __init__(self, workers, ps, start_timeout_seconds, restart_lost):
         for name, count in (("workers", workers), ("ps", ps)):
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, but is {count}.")
         self._counts = {"worker": workers, "ps": ps}
         self._start_timeout_seconds = start_timeout_seconds
+        self._restart_lost = restart_lost
         self._processes = {}
+        # Held where processes are started and ended.
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._folder = None
         self.cluster = None
 
@@ -83,6 +93,8 @@ class LocalCluster:
         except BaseException:
             self._close()
             raise
+        if self._restart_lost:
+            self._watcher.start()
         return self
 
     def __exit__(self, *_):
@@ -121,9 +133,10 @@ class LocalCluster:
         Raises:
           RuntimeError: it ends or does not listen in time, with its log.
         """
-        self.kill(job, task)
-        deadline = time.monotonic() + self._start_timeout_seconds
-        self._wait(job, task, self._start(job, task), deadline)
+        with self._lock:
+            self.kill(job, task)
+            deadline = time.monotonic() + self._start_timeout_seconds
+            self._wait(job, task, self._start(job, task), deadline)
 
     def _start_all(self):
         for attempt in range(1, _ATTEMPTS + 1):
@@ -148,6 +161,13 @@ class LocalCluster:
                 self._stop_all()
                 if attempt == _ATTEMPTS:
                     raise
+
+    def _watch(self):
+        while not self._closing.wait(_POLL_SECONDS):
+            with self._lock:
+                for task, process in self._processes.items():
+                    if process.poll() is not None:
+                        self._start(*task)
 
     def _start(self, job, task):
         """Starts a process; returns where its part of the log begins."""
@@ -238,6 +258,9 @@ class LocalCluster:
         self._processes.clear()
 
     def _close(self):
+        self._closing.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
         self._stop_all()
         self._folder.cleanup()
         self.cluster = None
