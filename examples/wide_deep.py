@@ -28,10 +28,10 @@ program starts on this machine and ends again, with
 
     python wide_deep.py --strategy=ps --workers=2 --servers=2
 
-Where the environment variable TF_CONFIG names a cluster, as on several machines,
-that one is used, and --backup_dir should name a folder that all machines share.
-A parameter server that is lost and comes back costs the time since the last
-epoch's end.
+Where the environment variable TF_CONFIG names a cluster, as on several
+machines, that one is used, and --backup_dir should name a folder that all
+machines share. A parameter server that is lost and comes back costs the time
+since the last epoch's end.
 
 The last line on standard output is a JSON object: `auc` and `log_loss` on the
 test examples, `best_auc` (null for real data), `rows` and `bytes` of both
@@ -40,8 +40,8 @@ that it took to train on them.
 """
 
 import argparse
-import importlib.util
 import functools
+import importlib.util
 import json
 import os
 import tempfile

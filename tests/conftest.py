@@ -3,6 +3,8 @@
 import os
 import pathlib
 
+from processes import CLUSTER_TESTS
+
 import tf_ext
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -28,3 +30,13 @@ def pytest_sessionstart(session):
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * 2
     )
+
+
+def pytest_ignore_collect(collection_path, config):
+    # Connecting to a cluster changes TensorFlow for the rest of the process:
+    # cluster_test.py runs these files in processes of their own. One that is
+    # named on the command line runs in this one.
+    named = {pathlib.Path(a.partition("::")[0]).resolve() for a in config.args}
+    if collection_path in CLUSTER_TESTS and collection_path not in named:
+        return True
+    return None

@@ -1,19 +1,17 @@
 """Runs the tests that use Keras once more, with tf_keras as tf.keras."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from absl.testing import absltest, parameterized
+from processes import run_test_file
 
 _TESTS = pathlib.Path(__file__).resolve().parent
-_RUN_TIMEOUT_SECONDS = 1200
 
 # Files that Keras cannot make a difference to. A new file runs with both
 # unless it is put here.
 _WITHOUT_KERAS = {
+    "cluster_test.py",
     "core_test.py",
     "distribute_errors_test.py",
     "distribute_local_test.py",
@@ -22,10 +20,8 @@ _WITHOUT_KERAS = {
     "style_test.py",
 }
 
-_NO_TESTS_COLLECTED = 5
 
-
-@pytest.mark.timeout(_RUN_TIMEOUT_SECONDS + 60)
+@pytest.mark.timeout(1260)
 class LegacyKerasTest(parameterized.TestCase):
     @parameterized.named_parameters(
         *(
@@ -35,22 +31,7 @@ class LegacyKerasTest(parameterized.TestCase):
         )
     )
     def test_passes(self, name):
-        done = subprocess.run(
-            [
-                *[sys.executable, "-m", "pytest", str(_TESTS / name)],
-                *["-q", "-p", "no:cacheprovider", "--durations=5"],
-            ],
-            cwd=_TESTS.parent,
-            env=dict(os.environ, TF_USE_LEGACY_KERAS="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_RUN_TIMEOUT_SECONDS,
-            check=False,
-        )
-        self.assertIn(
-            done.returncode, (0, _NO_TESTS_COLLECTED), f"\n{done.stdout}"
-        )
+        run_test_file(_TESTS / name, TF_USE_LEGACY_KERAS="1")
 
     def test_skipped_files_exist(self):
         for name in _WITHOUT_KERAS:

@@ -8,6 +8,16 @@ import sys
 import tf_ext
 
 _TESTS = pathlib.Path(__file__).resolve().parent
+_TEST_FILE_TIMEOUT_SECONDS = 1200
+_NO_TESTS_COLLECTED = 5
+
+# Files that connect to a cluster, which cannot be undone in a process.
+CLUSTER_TESTS = frozenset(
+    [
+        *_TESTS.glob("parameter_server_*_test.py"),
+        _TESTS / "distribute_local_test.py",
+    ]
+)
 
 
 def run(program, *arguments, timeout_seconds=300):
@@ -54,6 +64,33 @@ def run(program, *arguments, timeout_seconds=300):
             f"{_end(done.stdout)}\n{_end(done.stderr)}"
         )
     return done.stdout
+
+
+def run_test_file(path, **environment):
+    """Runs a file of tests in a process of its own.
+
+    Args:
+      path: pathlib.Path of the file.
+      **environment: variables of the environment that are set for it.
+
+    Raises:
+      AssertionError: a test failed; the message holds what pytest wrote.
+    """
+    done = subprocess.run(
+        [
+            *[sys.executable, "-m", "pytest", str(path)],
+            *["-q", "-p", "no:cacheprovider", "--durations=5"],
+        ],
+        cwd=_TESTS.parent,
+        env=dict(os.environ, **environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_TEST_FILE_TIMEOUT_SECONDS,
+        check=False,
+    )
+    if done.returncode not in (0, _NO_TESTS_COLLECTED):
+        raise AssertionError(f"{path.name} failed:\n{done.stdout}")
 
 
 def _end(text):
