@@ -293,15 +293,6 @@ class AsynchronousTest(_Test):
         history = model.fit(util.data(), epochs=9, callbacks=[stop], verbose=0)
         self.assertLen(history.epoch, 3)
 
-    def test_staleness_is_how_many_steps_came_between(self):
-        with _CLUSTER.strategy.scope():
-            model = Waiting()
-            util.compiled(model, keras.optimizers.SGD(0.0))
-        numbers = np.arange(8.0)[:, np.newaxis]
-        data = tf.data.Dataset.from_tensor_slices((numbers, numbers)).batch(1)
-        history = model.fit(data, max_inflight_steps=2, verbose=0)
-        self.assertEqual(history.history["staleness"], [0.5])
-
 
 @keras.utils.register_keras_serializable(package="tf_ext_tests")
 class Counting(tf_ext.Model):
@@ -323,40 +314,6 @@ class Counting(tf_ext.Model):
             updates=tf.ones(tf.shape(numbers)),
         )
         return {"loss": tf.reduce_sum(tf.cast(numbers, tf.float32))}
-
-
-@keras.utils.register_keras_serializable(package="tf_ext_tests")
-class Waiting(tf_ext.Model):
-    """Two steps begin together; the first one waits for the second's end."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1, "sigmoid")
-        self.begun = tf.Variable(0, dtype=tf.int64)
-
-    def call(self, inputs):
-        return self.dense(inputs)
-
-    def train_step(self, data):
-        number = tf.cast(data[0][0, 0], tf.int64)
-        self.begun.assign_add(1)
-        begun = _wait_for(self.begun, number // 2 * 2 + 2)
-        with tf.control_dependencies([begun]):
-            ended = (number + 1) * (1 - number % 2)
-            ended = _wait_for(self.optimizer.iterations, ended)
-        with tf.control_dependencies([ended]):
-            data = tf.nest.map_structure(tf.identity, data)
-        return super().train_step(data)
-
-
-def _wait_for(variable, count):
-    def read(_):
-        return tf.raw_ops.ReadVariableOp(
-            resource=variable.handle, dtype=tf.int64
-        )
-
-    zero = tf.zeros([], tf.int64)
-    return tf.while_loop(lambda now: now < count, read, [zero])
 
 
 class ErrorsTest(_Test):

@@ -89,6 +89,11 @@ class Step:
         if iterations is None:
             return self._logs(batch)
         before = tf.identity(iterations)
+        # Or it might be read after others, with which the step began.
+        with tf.control_dependencies([before]):
+            batch = tf.nest.map_structure(
+                tf.identity, batch, expand_composites=True
+            )
         logs = self._call(batch)
         others = tf.identity(iterations) - before - 1
         return self._packed({**logs, STALENESS: tf.maximum(others, 0)})
