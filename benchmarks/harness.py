@@ -68,7 +68,7 @@ def measure(cases, repeats, warmup=3, settle=True):
                     case.run()
                 measured.append(case.time())
     results = [
-        _summary(case, np.array(measured))
+        summarize(case, np.array(measured))
         for case, measured in zip(cases, times, strict=True)
     ]
     for result in results:
@@ -78,7 +78,13 @@ def measure(cases, repeats, warmup=3, settle=True):
     return results
 
 
-def _summary(case, times):
+def summarize(case, times):
+    """What `measure` returns of one case, without ratios.
+
+    Args:
+      case: Case.
+      times: array `[repeats, 2]`, wall and CPU milliseconds.
+    """
     summary = {"case": case.name, "items": case.items, "repeats": len(times)}
     for clock, values in zip(("wall", "cpu"), times.T, strict=True):
         median = statistics.median(values.tolist())

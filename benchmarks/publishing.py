@@ -9,7 +9,10 @@ _HERE = pathlib.Path(__file__).parent
 _BEGIN = "<!-- results: written by `run.py publish` -->\n"
 _END = "<!-- end of results -->"
 # What tells the lines of a benchmark apart; the last one of each counts.
-_IDENTITY = ("keys", "rule", "rows", "threads", "case")
+_IDENTITY = (
+    *("keys", "rule", "rows", "threads", "case"),
+    *("workers", "servers", "dim", "batch"),
+)
 # What was measured: {key: (heading, format)}. All else are settings.
 _MEASURES = {
     "cpu_ms": ("CPU ms", "{cpu_ms:,.2f} ±{cpu_spread_ms:,.2f}"),

@@ -28,13 +28,22 @@ BENCHMARKS = {
     "train_step": ("step_benchmarks", "train_step"),
     "memory": ("process_benchmarks", "memory"),
     "scale": ("process_benchmarks", "scale"),
+    "parameter_server": ("parameter_server_benchmarks", "parameter_server"),
+    "parameter_server_steps": (
+        "parameter_server_benchmarks",
+        "parameter_server_steps",
+    ),
     "plot": ("publishing", "plot"),
     "publish": ("publishing", "publish"),
 }
 # These take results and measure nothing.
 _PUBLISHING = ("plot", "publish")
-# What `all` leaves out: `scale` wants much time and memory.
-_NOT_IN_ALL = ("scale", *_PUBLISHING)
+# What `all` leaves out: `scale` wants much time and memory, the others fill
+# the machine with processes.
+_NOT_IN_ALL = (
+    *("scale", "parameter_server", "parameter_server_steps"),
+    *_PUBLISHING,
+)
 
 
 def parse_arguments(arguments=None):

@@ -11,11 +11,12 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 _BENCHMARKS = pathlib.Path(__file__).resolve().parents[1] / "benchmarks"
-_TIMEOUT_SECONDS = 120
+_TIMEOUT_SECONDS = 300
 
 # As for a program, whose folder comes first on the path.
 sys.path.insert(0, str(_BENCHMARKS))
@@ -128,6 +129,33 @@ class ProgramTest(tf.test.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr[-4000:])
         lines = harness.read_json(path)
         self.assertEqual([line["threads"] for line in lines], [1] * 3 + [2] * 3)
+
+    def test_parameter_server(self):
+        lines = self._on_a_cluster("parameter_server")
+        places = {(line["servers"], line["dim"]) for line in lines}
+        self.assertCountEqual(places, [(1, 1), (1, 4), (2, 1), (2, 4)])
+        kinds = {line["benchmark"] for line in lines}
+        self.assertCountEqual(
+            kinds, ["parameter_server_pull", "parameter_server_push"]
+        )
+        cases = {line["case"] for line in lines}
+        self.assertIn("plain tensors", cases)
+
+    @pytest.mark.slow
+    def test_parameter_server_steps(self):
+        lines = self._on_a_cluster("parameter_server_steps")
+        cases = [line["case"] for line in lines]
+        self.assertEqual(cases, ["one process", "1 worker", "2 workers"])
+
+    def _on_a_cluster(self, name):
+        path = _results(self)
+        sizes = ["--rows=1000", "--dim=4", "--repeats=1"]
+        done = _program(name, *sizes, f"--json={path}")
+        self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+        lines = harness.read_json(path)
+        for line in lines:
+            self.assertGreater(line["cpu_ms"], 0.0)
+        return lines
 
     def test_errors_end_it(self):
         done = _program("plot", "--json=missing.jsonl")

@@ -1,0 +1,298 @@
+"""Tables on parameter servers, all tasks on this machine, on loopback."""
+
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+import tables
+import tensorflow as tf
+from harness import Case, measure, report, summarize
+from tensorflow import keras
+
+import tf_ext
+from tf_ext import ops
+
+_SEED = 1
+_SIGNS = (10_000, 100_000, 1_000_000)
+_SERVERS = (1, 2)
+_WORKERS = (1, 2)
+_BATCH = 2048
+_STEPS_AN_EPOCH = 100
+_EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
+
+
+def parameter_server(args):
+    """Pull and push beside plain tensors sent between the same devices."""
+    for servers in _SERVERS:
+        with _cluster(1, servers, args.threads) as cluster:
+            coordinator = _coordinator(cluster)
+            for dim in sorted({1, args.dim}):
+                for signs in sorted({min(n, args.rows) for n in _SIGNS}):
+                    traffic = _Traffic(coordinator.strategy, signs, dim)
+                    _measure_traffic(args, cluster, coordinator, traffic)
+
+
+def parameter_server_steps(args):
+    """Steps of the Wide & Deep example, in one process and on servers."""
+    results = [_step_result(args, tf.distribute.get_strategy(), "one process")]
+    for workers in _WORKERS:
+        with _cluster(workers, _SERVERS[-1], args.threads) as cluster:
+            name = f"{workers} worker{'s' if workers > 1 else ''}"
+            strategy = cluster.strategy()
+            results.append(_step_result(args, strategy, name, cluster))
+    for result in results:
+        for clock in ("cpu", "wall"):
+            subject = results[0][f"{clock}_ms"]
+            result[f"{clock}_ratio"] = result[f"{clock}_ms"] / subject
+    settings = {
+        "threads": args.threads,
+        "servers": _SERVERS[-1],
+        "batch": _BATCH,
+        "unit": "samples",
+    }
+    report("parameter_server_steps", results, settings, args.json)
+
+
+def _cluster(workers, servers, threads):
+    # Each task has the threads that it would have on a machine of its own.
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
+    return tf_ext.distribute.local_cluster(workers, servers)
+
+
+def _coordinator(cluster):
+    strategy = cluster.strategy()
+    return tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def _cpu_seconds(cluster):
+    """CPU time so far, of this process and the cluster's."""
+    if cluster is None:
+        return time.process_time()
+    tasks = [
+        (job, task)
+        for job in ("worker", "ps")
+        for task in range(len(cluster.cluster[job]))
+    ]
+    # The number of the clock of a process: clock_getcpuclockid(3).
+    clocks = [(~cluster.pid(*task) << 3) | 2 for task in tasks]
+    return time.process_time() + sum(map(time.clock_gettime, clocks))
+
+
+class _ClusterCase(Case):
+    """A step that is scheduled and awaited; the CPU time is that of all tasks.
+
+    Args:
+      name: string.
+      step: tf.function of an iterator.
+      items: int, as for Case.
+      cluster: LocalCluster.
+      coordinator: tf.distribute.coordinator.ClusterCoordinator.
+      iterator: a per-worker iterator.
+    """
+
+    def __init__(self, name, step, items, cluster, coordinator, iterator):
+        def run():
+            coordinator.schedule(step, args=(iterator,))
+            coordinator.join()
+
+        super().__init__(name, run, items)
+        self._cluster = cluster
+
+    def time(self):
+        wall, cpu = time.perf_counter(), _cpu_seconds(self._cluster)
+        self.run()
+        wall = time.perf_counter() - wall
+        return 1e3 * wall, 1e3 * (_cpu_seconds(self._cluster) - cpu)
+
+
+def _measure_traffic(args, cluster, coordinator, traffic):
+    dataset = traffic.dataset
+    iterator = iter(coordinator.create_per_worker_dataset(dataset))
+    for kind, steps in traffic.steps().items():
+        cases = [
+            _ClusterCase(
+                name, step, traffic.signs, cluster, coordinator, iterator
+            )
+            for name, step in steps.items()
+        ]
+        settings = {
+            "threads": args.threads,
+            "workers": 1,
+            "servers": len(traffic.devices),
+            "dim": traffic.dim,
+            "batch": traffic.signs,
+            "keys": "distinct",
+            "rule": "adagrad",
+            "unit": "rows",
+        }
+        results = measure(cases, args.repeats)
+        report(f"parameter_server_{kind}", results, settings, args.json)
+
+
+class _Traffic:
+    """What a worker sends and gets, through a table and as plain tensors.
+
+    Nothing but these tensors moves: the worker has the signs, in the order of
+    the shards, and the gradients before the step; what it gets it drops.
+
+    Args:
+      strategy: of one worker.
+      signs: int, distinct signs and rows in the table.
+      dim: int.
+    """
+
+    def __init__(self, strategy, signs, dim):
+        self.signs = signs
+        self.dim = dim
+        rng = np.random.default_rng(_SEED)
+        with strategy.scope():
+            self._table = tables.make("adagrad", dim)
+        rows = self._table.rows
+        self.devices = [shard.device for shard in rows.shards]
+        for start in range(0, signs, tables.BATCH):
+            stop = min(start + tables.BATCH, signs)
+            self._table.pull(np.arange(start, stop), training=True)
+        unique = ops.unique_by_shard(rng.permutation(signs), rows.num_shards)
+        self._sizes = unique.split_sizes.numpy()
+        gradients = rng.normal(size=(signs, dim)).astype(np.float32)
+        self._dense = []
+        indices = []
+        for device, size in zip(self.devices, self._sizes.tolist()):
+            indices.append(rng.permutation(size))
+            with tf.device(device):
+                weights = tf.Variable(tf.zeros([size, dim]))
+                slots = tf.Variable(tf.fill([size, dim], 0.1))
+            self._dense.append((device, weights, slots))
+        self._tensors = (
+            unique.unique.numpy(),
+            np.concatenate(indices),
+            gradients,
+        )
+
+    def dataset(self):
+        """The same signs, indices of dense variables and gradients forever."""
+        return tf.data.Dataset.from_tensors(self._tensors).repeat()
+
+    def steps(self):
+        """`{"pull": {case: tf.function of an iterator}, "push": ...}`."""
+        return {
+            "pull": {
+                "tf_ext pull": self._step(self._pull),
+                "plain tensors": self._step(self._send_and_get),
+                "tf.gather": self._step(self._gather),
+            },
+            "push": {
+                "tf_ext push": self._step(self._push),
+                "plain tensors": self._step(self._send),
+                "ResourceSparseApplyAdagradV2": self._step(self._apply),
+            },
+        }
+
+    def _step(self, function):
+        return tf.function(lambda iterator: function(*next(iterator)))
+
+    def _pull(self, signs, indices, gradients):
+        rows = self._table.rows.pull(signs, self._sizes, True, self.dim)
+        return rows[-1, 0]
+
+    def _push(self, signs, indices, gradients):
+        rate = tf.constant(0.01, tf.float64)
+        return self._table.rows.push(
+            signs,
+            self._sizes,
+            gradients,
+            self._table.optimizer.hyperparameters(rate),
+            tf.constant(1, tf.int64),
+        )
+
+    def _send_and_get(self, signs, indices, gradients):
+        def answer(signs, weights, slots):
+            with tf.control_dependencies([signs[-1]]):
+                return weights.read_value()
+
+        return tf.add_n([v[-1, 0] for v in self._on_servers(answer, signs)])
+
+    def _send(self, signs, indices, gradients):
+        def consume(signs, gradients, weights, slots):
+            return tf.cast(signs[-1], tf.float32) + gradients[-1, 0]
+
+        return tf.add_n(self._on_servers(consume, signs, gradients))
+
+    def _gather(self, signs, indices, gradients):
+        def gather(indices, weights, slots):
+            return tf.gather(weights, indices)
+
+        return tf.concat(self._on_servers(gather, indices), 0)[-1, 0]
+
+    def _apply(self, signs, indices, gradients):
+        def apply(indices, gradients, weights, slots):
+            update = tf.raw_ops.ResourceSparseApplyAdagradV2(
+                var=weights.handle,
+                accum=slots.handle,
+                lr=0.01,
+                epsilon=1e-7,
+                grad=gradients,
+                indices=indices,
+            )
+            with tf.control_dependencies([update]):
+                return tf.size(indices)
+
+        return tf.add_n(self._on_servers(apply, indices, gradients))
+
+    def _on_servers(self, function, *tensors):
+        """Calls `function(*parts, weights, slots)` on each server."""
+        parts = [tf.split(tensor, self._sizes) for tensor in tensors]
+        results = []
+        for (device, weights, slots), *its in zip(self._dense, *parts):
+            with tf.device(device):
+                results.append(function(*its, weights, slots))
+        return results
+
+
+class _EpochTimes(keras.callbacks.Callback):
+    """Wall and CPU milliseconds a step, of each epoch."""
+
+    def __init__(self, cluster, steps):
+        super().__init__()
+        self._cluster = cluster
+        self._steps = steps
+        self.times = []
+
+    def _now(self):
+        return np.array([time.perf_counter(), _cpu_seconds(self._cluster)])
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._start = self._now()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.times.append(1e3 * (self._now() - self._start) / self._steps)
+
+
+def _step_result(args, strategy, name, cluster=None):
+    """Trains the example's model; the first epoch traces and is not counted."""
+    # The example's modules import each other by name.
+    sys.path.insert(0, str(_EXAMPLES))
+    import wide_deep
+
+    steps = min(_STEPS_AN_EPOCH, args.rows // _BATCH + 1)
+    options = wide_deep.parse_arguments(
+        [f"--batch_size={_BATCH}", f"--examples={2 * steps * _BATCH}"]
+    )
+    data = wide_deep.load_data(options)
+    with strategy.scope():
+        wide, deep = wide_deep.make_tables(options)
+        model = wide_deep.make_model(data, wide, deep, None)
+        wide_deep.compile_model(model, options)
+    epochs = _EpochTimes(cluster, steps)
+    model.fit(
+        # The batches are made once: making them is the program's own work.
+        data.train().take(steps).cache().repeat(),
+        epochs=1 + args.repeats,
+        steps_per_epoch=steps,
+        shuffle=False,
+        callbacks=[epochs],
+        verbose=0,
+    )
+    return summarize(Case(name, None, _BATCH), np.array(epochs.times[1:]))
