@@ -383,8 +383,9 @@ Status ColumnHasher::CountSigns(const std::vector<HashInput>& inputs,
   for (int64_t c = 0; c < num_columns(); ++c) {
     int64_t* const ends = row_splits + 1 + c * batch;
     if (counts[c] >= 0) {
-      for (int64_t b = 0; b < batch; ++b) ends[b] = total + (b + 1) * counts[c];
-      total += batch * counts[c];
+      // Sums, not products: those would not become vector instructions.
+      const int64_t count = counts[c];
+      for (int64_t b = 0; b < batch; ++b) ends[b] = total += count;
     } else {
       for (int64_t b = 0; b < batch; ++b) ends[b] = total += ends[b];
     }
