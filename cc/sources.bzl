@@ -54,6 +54,7 @@ PYTHON_SOURCES = [
 ]
 
 CORE_TESTS = [
+    "cc/core/bucket_index_test.cc",
     "cc/core/combine_test.cc",
     "cc/core/config_test.cc",
     "cc/core/fingerprint_test.cc",

@@ -118,6 +118,12 @@ class BucketIndex {
     return place.row;
   }
 
+  // The number of buckets that Find looks at.
+  template <typename IsRow>
+  int64_t ProbeLength(uint64_t hash, const IsRow& is_row) const {
+    return static_cast<int64_t>(Walk(hash, is_row).looked);
+  }
+
   // The number of buckets that a search for the worst present sign looks at.
   // `hash_of(row)`: the hash of a row's sign.
   template <typename HashOf>
@@ -171,23 +177,28 @@ class BucketIndex {
     uint32_t row;
     int slot;
     size_t bucket;
+    size_t looked;  // buckets looked at
   };
 
   template <typename IsRow>
   Place Walk(uint64_t hash, const IsRow& is_row) const {
     const uint8_t tag = Tag(hash);
     size_t at = Home(hash);
+    size_t looked = 0;
     // The bound is for an index all of whose buckets were passed.
-    for (size_t looked = 0; looked < count_; ++looked) {
+    while (looked < count_) {
       const Bucket& bucket = buckets()[at];
+      ++looked;
       for (uint32_t left = bucket.Match(tag); left != 0; left &= left - 1) {
         const int slot = __builtin_ctz(left);
-        if (is_row(bucket.rows[slot])) return {bucket.rows[slot], slot, at};
+        if (is_row(bucket.rows[slot])) {
+          return {bucket.rows[slot], slot, at, looked};
+        }
       }
       if (bucket.overflow == 0) break;
       at = Next(at);
     }
-    return {kNoRow, 0, 0};
+    return {kNoRow, 0, 0, looked};
   }
 
   // Bits 0 to 31; the tag has bits 32 to 47, the stripe those from 58 on.

@@ -1,0 +1,61 @@
+#include "cc/core/bucket_index.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cc/core/mix.h"
+#include "gtest/gtest.h"
+
+namespace tf_ext {
+namespace {
+
+// Each sign has the row of its own number.
+int64_t ProbeLength(const BucketIndex& index, int64_t sign) {
+  return index.ProbeLength(TableHash(sign),
+                           [sign](uint32_t row) { return row == sign; });
+}
+
+BucketIndex Filled(int64_t buckets, int64_t entries) {
+  BucketIndex index(buckets);
+  for (int64_t row = 0; row < entries; ++row) {
+    index.Insert(TableHash(row), static_cast<uint32_t>(row));
+  }
+  return index;
+}
+
+TEST(BucketIndexTest, AnIndexWithoutBucketsIsNotLookedAt) {
+  EXPECT_EQ(ProbeLength(BucketIndex(), 7), 0);
+}
+
+TEST(BucketIndexTest, OneBucketIsLookedAtWhereNoEntryWentPast) {
+  const BucketIndex index = Filled(100, 1);
+  for (const int64_t sign : {0, 1, 2, 3}) {
+    EXPECT_EQ(ProbeLength(index, sign), 1) << sign;
+  }
+}
+
+TEST(BucketIndexTest, AllBucketsAreLookedAtForAnAbsentSignWhenAllWerePassed) {
+  // Bucket 0 and 1 are full: entries went past one of them, or past both.
+  const BucketIndex index = Filled(2, 2 * BucketIndex::kSlots);
+  int64_t longest = 0;
+  for (int64_t sign = 100; sign < 200; ++sign) {
+    longest = std::max(longest, ProbeLength(index, sign));
+  }
+  EXPECT_EQ(longest, 2);
+}
+
+TEST(BucketIndexTest, TheLongestSearchForAPresentSignIsTheMaximum) {
+  constexpr int64_t kBuckets = 1000;
+  constexpr int64_t kEntries = kBuckets * BucketIndex::kSlots * 4 / 5;
+  const BucketIndex index = Filled(kBuckets, kEntries);
+  int64_t longest = 0;
+  for (int64_t sign = 0; sign < kEntries; ++sign) {
+    longest = std::max(longest, ProbeLength(index, sign));
+  }
+  EXPECT_GT(longest, 2);
+  EXPECT_EQ(longest,
+            index.MaxProbeLength([](uint32_t row) { return TableHash(row); }));
+}
+
+}  // namespace
+}  // namespace tf_ext
