@@ -2,6 +2,7 @@ r"""Benchmarks of tf_ext beside their references, alternating in one run.
 
     python benchmarks/run.py all --threads 1 2 --json=results.jsonl
     python benchmarks/run.py pull train_step --rules adagrad adam ftrl
+    python benchmarks/run.py core
     python benchmarks/run.py scale --threads 1 2 --json=results.jsonl
     python benchmarks/run.py pull --tfra-python=/path/to/python
     python benchmarks/run.py plot publish --json=results.jsonl
@@ -27,6 +28,7 @@ BENCHMARKS = {
     "hash": ("op_benchmarks", "hash_columns"),
     "train_step": ("step_benchmarks", "train_step"),
     "memory": ("process_benchmarks", "memory"),
+    "core": ("core_benchmarks", "core"),
     "scale": ("process_benchmarks", "scale"),
     "parameter_server": ("parameter_server_benchmarks", "parameter_server"),
     "parameter_server_steps": (
@@ -38,10 +40,12 @@ BENCHMARKS = {
 }
 # These take results and measure nothing.
 _PUBLISHING = ("plot", "publish")
-# What `all` leaves out: `scale` wants much time and memory, the others fill
-# the machine with processes.
+# TensorFlow's threads make no difference to these.
+_WITHOUT_THREADS = ("core", *_PUBLISHING)
+# What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
+# and parameter servers fill the machine with processes.
 _NOT_IN_ALL = (
-    *("scale", "parameter_server", "parameter_server_steps"),
+    *("core", "scale", "parameter_server", "parameter_server_steps"),
     *_PUBLISHING,
 )
 
@@ -111,7 +115,7 @@ def main():
         max_tasks_per_child=1,
     ) as pool:
         for name in args.what:
-            if name in _PUBLISHING:
+            if name in _WITHOUT_THREADS:
                 run(name, args, threads=None)
                 continue
             for threads in args.threads:

@@ -67,3 +67,9 @@ CORE_TESTS = [
     "cc/core/update_rule_adam_test.cc",
     "cc/core/update_rule_test.cc",
 ]
+
+# One program.
+CORE_BENCHMARK_SOURCES = [
+    "cc/core/memory_benchmark.cc",
+    "cc/core/table_benchmark.cc",
+]

@@ -22,6 +22,7 @@ _TIMEOUT_SECONDS = 300
 sys.path.insert(0, str(_BENCHMARKS))
 
 import batches  # noqa: E402
+import core_benchmarks  # noqa: E402
 import harness  # noqa: E402
 import publishing  # noqa: E402
 import run  # noqa: E402
@@ -111,6 +112,60 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         text = pathlib.Path(folder, "README.md").read_text()
         self.assertIn("### scale\n\nThreads 2; dim 8; batch 100;", text)
         self.assertIn("| tf_ext pull, 1,000 rows |", text)
+
+
+class CoreTest(tf.test.TestCase, parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.program = str(core_benchmarks.build())
+
+    def _run(self, *arguments):
+        return subprocess.run(
+            [self.program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
+
+    def test_all_parts_run(self):
+        done = self._run("--rows=1000", "--batch=100", "--dim=4", "--repeats=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        titles = [part.split()[0] for part in done.stdout.split("\n\n")]
+        self.assertEqual(
+            [title.strip(",") for title in titles],
+            ["memory", "pull", "push", "insert", "unique", "hash", "probe"],
+        )
+
+    def test_named_parts_run(self):
+        done = self._run("--rows=1000", "--batch=100", "--repeats=1", "unique")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertStartsWith(done.stdout.strip(), "unique")
+        self.assertNotIn("\n\n", done.stdout)
+
+    @parameterized.named_parameters(
+        ("name", "pul", "pul: allowed are .*insert"),
+        ("option", "--row=5", "--row=5: allowed are --rows=,"),
+        ("number", "--rows=1e6", "--rows=1e6: allowed are whole numbers from"),
+        ("zero", "--dim=0", "--dim=0: allowed are whole numbers from 1"),
+    )
+    def test_refuses(self, argument, message):
+        done = self._run(argument)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, message)
+
+    def test_run_py_hands_its_arguments_over(self):
+        args = run.parse_arguments(
+            ["core", "--rows=1", "--batch=2", "--dim=3", "--repeats=4"]
+        )
+        with mock.patch.object(core_benchmarks, "build", lambda: "false"):
+            with self.assertRaises(subprocess.CalledProcessError) as raised:
+                run.run("core", args, threads=None)
+        self.assertEqual(
+            raised.exception.cmd,
+            ["false", "--rows=1", "--batch=2", "--dim=3", "--repeats=4"],
+        )
 
 
 def _has(module):

@@ -6,10 +6,8 @@ import io
 import json
 import os
 import pathlib
-import signal
 import subprocess
 import sys
-import threading
 from unittest import mock
 
 import numpy as np
@@ -102,68 +100,6 @@ class GeneratedRunTest(tf.test.TestCase):
         log_dir = pathlib.Path(self.get_temp_dir(), "logs")
         _run("--examples=5000", "--batch_size=512", f"--log_dir={log_dir}")
         self.assertNotEmpty(list(log_dir.rglob("events.out.tfevents.*")))
-
-
-class ParameterServerRunTest(tf.test.TestCase):
-    """The example on workers and parameter servers of this machine."""
-
-    _ARGUMENTS = (
-        "--strategy=ps",
-        "--examples=40000",
-        "--batch_size=512",
-        "--epochs=3",
-    )
-
-    def test_learns_as_one_process_does_and_survives_a_lost_server(self):
-        alone = _run(*self._ARGUMENTS[1:])
-        result = _run(*self._ARGUMENTS)
-        self.assertCountEqual(result, alone)
-        self.assertNear(result["auc"], alone["auc"], 0.01)
-        self.assertEqual(result["rows"], alone["rows"])
-        self.assertEqual(result["examples"], 120_000)
-        disturbed = self._run_and_kill_a_server()
-        self.assertNear(disturbed["auc"], alone["auc"], 0.01)
-        self.assertEqual(disturbed["rows"], alone["rows"])
-
-    def _run_and_kill_a_server(self):
-        """Runs the example; a server dies in the third epoch."""
-        environment = dict(os.environ, PYTHONUNBUFFERED="1")
-        environment.pop("PYTHONSAFEPATH", None)
-        program = [sys.executable, str(_EXAMPLES / "wide_deep.py")]
-        lines = []
-        with subprocess.Popen(
-            [*program, *self._ARGUMENTS],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        ) as run:
-            timer = threading.Timer(_TIMEOUT_SECONDS, run.kill)
-            timer.start()
-            for line in run.stdout:
-                lines.append(line)
-                if line.startswith("Epoch 3/3"):
-                    # Once: the epoch begins again after the recovery.
-                    if sum(one.startswith("Epoch 3/3") for one in lines) == 1:
-                        os.kill(_server_of(run.pid), signal.SIGKILL)
-            timer.cancel()
-        text = "".join(lines)
-        self.assertEqual(run.returncode, 0, text[-8000:])
-        self.assertIn("was lost", text)
-        self.assertIn("All tasks are back", text)
-        # TensorFlow complains of servers that are gone after the last line.
-        results = [line for line in lines if line.startswith("{")]
-        return json.loads(results[-1])
-
-
-def _server_of(parent):
-    """The process of a parameter server that a process has started."""
-    for status in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            command = status.read_text().split("\0")
-            if f"--parent={parent}" in command and "--job=ps" in command:
-                return int(status.parent.name)
-    raise AssertionError(f"process {parent} has no parameter server")
 
 
 class RealDataRunTest(tf.test.TestCase, parameterized.TestCase):
