@@ -79,7 +79,7 @@ def run_test_file(path, **environment):
     done = subprocess.run(
         [
             *[sys.executable, "-m", "pytest", str(path)],
-            *["-q", "-p", "no:cacheprovider", "--durations=5"],
+            *["-q", "-n", "0", "-p", "no:cacheprovider", "--durations=5"],
         ],
         cwd=_TESTS.parent,
         env=dict(os.environ, **environment),
