@@ -11,8 +11,10 @@ import tensorflow as tf
 
 _DELTA = "_tf_ext_delta"
 
-# Operations from what a metric adds to, to the sum.
-_ADDITIVE = {"Add", "AddV2", "AddN", "Cast", "Identity", "Reshape", "Sub"}
+# Operations from what a metric adds to, to the sum: of the first group through
+# any input, of the others through the first.
+_SUMS = {"Add", "AddV2", "AddN"}
+_ADDITIVE = {*_SUMS, "Cast", "Identity", "Reshape", "Sub", "TensorScatterAdd"}
 
 
 class _ExactCounter:
@@ -69,7 +71,8 @@ def make_metric_exact(metric):
 
     @functools.wraps(update_state)
     def add(*args, **kwargs):
-        if tf.executing_eagerly():
+        # One that only holds others, as Keras does, leaves it to them.
+        if tf.executing_eagerly() or not metric._variables:
             return update_state(*args, **kwargs)
         for variable in metric.variables:
             make_exact(variable)
@@ -93,27 +96,10 @@ def make_metric_exact(metric):
 
 def _check_additive(metric, variable, zero, delta, zeros):
     """Raises if `delta` is not `zero` plus something that needs no variable."""
-    others = {z.op for z in zeros if z is not zero}
-    ways, seen, additive = [(delta.op, True)], set(), False
-    while ways:
-        op, by_additions = ways.pop()
-        if (op, by_additions) in seen:
-            continue
-        seen.add((op, by_additions))
-        if op is zero.op and by_additions:
-            additive = True
-        elif op is zero.op or op in others:
-            additive = False
-            break
-        by_additions = by_additions and op.type in _ADDITIVE
-        ways.extend(
-            (
-                tensor.op,
-                by_additions and not (op.type == "Sub" and index == 1),
-            )
-            for index, tensor in enumerate(op.inputs)
-        )
-    if not additive:
+    dependent = set().union(
+        *(_dependents(other) for other in zeros if other is not zero)
+    )
+    if delta.op in dependent or _times_added(zero, delta) != 1:
         raise ValueError(
             f"Metric {metric.name!r} ({type(metric).__name__}) does not add to "
             f"its variable {variable.name!r}: with asynchronous steps its "
@@ -121,3 +107,36 @@ def _check_additive(metric, variable, zero, delta, zeros):
             "update_state only adds to its variables (sums and counts), or "
             "compute it in evaluate() of one process."
         )
+
+
+def _dependents(tensor):
+    """The set of a tensor's op and all that depend on it, in its graph."""
+    found, ways = set(), [tensor.op]
+    while ways:
+        op = ways.pop()
+        if op not in found:
+            found.add(op)
+            ways.extend(c for out in op.outputs for c in out.consumers())
+    return found
+
+
+def _times_added(zero, delta):
+    """How often `delta` has `zero` as a summand, up to 2.
+
+    None if it depends on `zero` in another way.
+    """
+    dependents = _dependents(zero)
+    times = 0
+    ways = [delta.op]
+    while ways and times < 2:
+        op = ways.pop()
+        if op is zero.op:
+            times += 1
+            continue
+        for index, tensor in enumerate(op.inputs):
+            if tensor.op not in dependents:
+                continue
+            if op.type not in _ADDITIVE or (index and op.type not in _SUMS):
+                return None
+            ways.append(tensor.op)
+    return times
