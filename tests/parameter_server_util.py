@@ -18,12 +18,12 @@ class Cluster:
     def __init__(self):
         self._stack = contextlib.ExitStack()
 
-    def start(self, workers=2, ps=2):
+    def start(self, workers=2, ps=2, **options):
         """Starts the processes and connects to them; for setUpModule.
 
         What TensorFlow made before is lost by that.
         """
-        cluster = tf_ext.distribute.local_cluster(workers, ps)
+        cluster = tf_ext.distribute.local_cluster(workers, ps, **options)
         self.processes = self._stack.enter_context(cluster)
         self.strategy = self.processes.strategy()
 

@@ -1,0 +1,220 @@
+"""`fit` on tables goes on after a worker or a parameter server was lost."""
+
+import numpy as np
+import parameter_server_util as util
+import small_models
+import tensorflow as tf
+from absl.testing import parameterized
+from model_building import generator, id_column, number, rows_of
+from saving_util import TestCase, contents
+from small_models import compiled, functional, table
+
+import tf_ext
+from tf_ext._keras import keras
+
+_CLUSTER = util.Cluster()
+_EPOCHS = 3
+
+
+def setUpModule():
+    _CLUSTER.start(restart_lost=True)
+
+
+def tearDownModule():
+    _CLUSTER.stop()
+
+
+class _At(keras.callbacks.Callback):
+    """Does something once, in a step of an epoch."""
+
+    def __init__(self, epoch, step, action):
+        super().__init__()
+        self._epoch, self._step = epoch, step
+        self._action = action
+        self.done = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._here = epoch == self._epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self._here and batch == self._step and not self.done:
+            self.done += 1
+            self._action()
+
+
+class _Saver(keras.callbacks.Callback):
+    """Saves a checkpoint after each epoch, which is a variable of it."""
+
+    def __init__(self, manager, epochs_done):
+        super().__init__()
+        self._manager = manager
+        self._epochs_done = epochs_done
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._epochs_done.assign(epoch + 1)
+        self._manager.save()
+
+
+class ServerLostTest(TestCase):
+    def data(self):
+        rng = generator(self)
+        features, labels = small_models.batch(rng, 1024, ids=50)
+        flipped = rng.uniform(size=labels.shape) < 0.1
+        labels = np.where(flipped, 1 - labels, labels)
+        return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+
+    def make(self):
+        dense = keras.optimizers.SGD(0.1, momentum=0.9)
+        return compiled(functional(table("adagrad")), dense, metrics=["AUC"])
+
+    def auc(self, model, data):
+        logs = model.evaluate(data, verbose=0, return_dict=True)
+        (value,) = [logs[name] for name in logs if "auc" in name.lower()]
+        return value
+
+    def undisturbed(self, data):
+        model = self.make()
+        model.fit(data, epochs=_EPOCHS, verbose=0)
+        return self.auc(model, data), contents(model.tables[0])
+
+    def test_backup_and_restore(self):
+        data = self.data()
+        expected_auc, expected = self.undisturbed(data)
+        self.assertBetween(expected_auc, 0.8, 0.97)
+        directory = self.path("backup")
+        kill = _At(1, 20, lambda: _CLUSTER.processes.kill("ps", 1))
+        begun = []
+        note = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: begun.append(epoch)
+        )
+
+        def train(strategy):
+            with strategy.scope():
+                model = self.make()
+            model.fit(
+                self.data(),
+                epochs=_EPOCHS,
+                callbacks=[
+                    keras.callbacks.BackupAndRestore(directory),
+                    kill,
+                    note,
+                ],
+                max_inflight_steps=1,
+                verbose=0,
+            )
+            return (
+                self.auc(model, self.data()),
+                contents(model.tables[0]),
+                number(model.optimizer.iterations),
+            )
+
+        auc, rows, iterations = tf_ext.distribute.run_with_recovery(
+            train, _CLUSTER.processes.strategy
+        )
+        self.assertEqual(kill.done, 1)
+        self.assertEqual(begun, [0, 1, 1, 2])
+        self.assertEqual(iterations, _EPOCHS * 64)
+        self.assertAllClose(auc, expected_auc, 0, 1e-5)
+        for field, values in expected.items():
+            self.assertCountEqual(rows[field], values)
+            for sign, row in values.items():
+                self.assertAllClose(rows[field][sign], row, 1e-5, 1e-5)
+
+    def test_checkpoints_and_asynchronous_steps(self):
+        data = self.data()
+        expected_auc, expected = self.undisturbed(data)
+        directory = self.directory()
+        kill = _At(1, 20, lambda: _CLUSTER.processes.kill("ps", 0))
+        starts = []
+
+        def train(strategy):
+            with strategy.scope():
+                model = self.make()
+                model.optimizer.build(model.trainable_variables)
+                done = tf.Variable(0, trainable=False)
+            checkpoint = tf.train.Checkpoint(model=model, done=done)
+            manager = tf.train.CheckpointManager(checkpoint, directory, 2)
+            if manager.latest_checkpoint:
+                checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+            starts.append((number(done), number(model.optimizer.iterations)))
+            model.fit(
+                self.data(),
+                initial_epoch=number(done),
+                epochs=_EPOCHS,
+                callbacks=[kill, _Saver(manager, done)],
+                verbose=0,
+            )
+            return self.auc(model, self.data()), contents(model.tables[0])
+
+        auc, rows = tf_ext.distribute.run_with_recovery(
+            train, _CLUSTER.processes.strategy
+        )
+        self.assertEqual(starts, [(0, 0), (1, 64)])
+        self.assertAllClose(auc, expected_auc, 0, 0.01)
+        self.assertCountEqual(rows["weights"], expected["weights"])
+
+    def test_losses_beyond_those_allowed(self):
+        def train(strategy):
+            with strategy.scope():
+                model = self.make()
+            model.fit(
+                self.data(),
+                callbacks=[_At(0, 5, self._kill)],
+                verbose=0,
+            )
+
+        with self.assertRaisesRegex(
+            tf_ext.distribute.ServerLostError, "/job:ps/task:0"
+        ):
+            tf_ext.distribute.run_with_recovery(
+                train, _CLUSTER.processes.strategy, max_restarts=0
+            )
+
+    def _kill(self):
+        _CLUSTER.processes.kill("ps", 0)
+
+
+class WorkerLostTest(TestCase, parameterized.TestCase):
+    def test_every_sample_is_trained(self):
+        samples = 600
+        # Left by the last test, if there was one.
+        strategy = _CLUSTER.processes.strategy()
+        with strategy.scope():
+            counts = tf_ext.SparseTable("counts", 1, "sgd", "zeros")
+            inputs = {"id": keras.Input((), dtype="int64", name="id")}
+            layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
+            model = tf_ext.Model(inputs, layer(inputs))
+            # A row's gradient is -1: it counts the updates.
+            model.compile(
+                tf_ext.optimizers.Optimizer(keras.optimizers.SGD(1.0)),
+                lambda labels, rows: -rows + 0.0 * labels,
+            )
+        data = tf.data.Dataset.from_tensor_slices(
+            ({"id": tf.range(samples, dtype=tf.int64)}, tf.zeros([samples, 1]))
+        ).batch(1)
+        processes = _CLUSTER.processes
+        kills = [
+            _At(0, 150, lambda: processes.kill("worker", 0)),
+            _At(0, 350, lambda: processes.kill("worker", 1)),
+        ]
+        ends = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: ends.append(batch)
+        )
+        model.fit(data, callbacks=[*kills, note], verbose=0)
+        self.assertEqual([kill.done for kill in kills], [1, 1])
+        self.assertEqual(ends, list(range(samples)))
+        found = rows_of(counts)
+        self.assertCountEqual(found, range(samples))
+        updates = np.concatenate([found[sign] for sign in range(samples)])
+        self.assertAllInSet(updates, [1.0, 2.0, 3.0])
+        # A worker has one step under way, which is run again; it may have got
+        # as far as the rows or not, and as far as the iterations.
+        repeated = updates.sum() - samples
+        self.assertBetween(repeated, 0, len(kills))
+        iterations = number(model.optimizer.iterations)
+        self.assertBetween(iterations, samples, samples + len(kills))
+
+
+if __name__ == "__main__":
+    tf.test.main()
