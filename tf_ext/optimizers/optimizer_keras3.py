@@ -92,9 +92,25 @@ class Keras3Optimizer(_LossScaleOptimizer):
         return {"name": self.name, "dense": dense}
 
     def build(self, variables):
-        """Makes the slots of all variables but the shadows of tables."""
+        """Makes the slots of all variables but the shadows of tables.
+
+        Raises:
+          ValueError: dynamic loss scaling under ParameterServerStrategy.
+        """
         if self.built:
             return
+        with_servers = isinstance(
+            tf.distribute.get_strategy(),
+            tf.distribute.experimental.ParameterServerStrategy,
+        )
+        if with_servers and self._dynamic:
+            raise ValueError(
+                "Dynamic loss scaling (of the policy mixed_float16, or of "
+                "LossScaleOptimizer) does not work under "
+                "ParameterServerStrategy: Keras cannot leave out a step there. "
+                "Use mixed_bfloat16, or a fixed loss_scale_factor of the "
+                "wrapped optimizer."
+            )
         dense = [v for v in variables if shadow.table_of(v) is None]
         if self._dynamic:
             self.step_counter = self.add_variable(
@@ -119,10 +135,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
             tables = [shadow.table_of(v) for v in variables]
             self._table_accumulators.build([t for t in tables if t is not None])
         self.inner_optimizer.build(dense)
-        strategy = tf.distribute.get_strategy()
-        if isinstance(
-            strategy, tf.distribute.experimental.ParameterServerStrategy
-        ):
+        if with_servers:
             make_exact(self.inner_optimizer.iterations)
         self._built_for.variables = list(variables)
         # Past LossScaleOptimizer, which would build the wrapped one again.
