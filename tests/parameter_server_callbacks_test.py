@@ -13,7 +13,7 @@ from saving_util import TestCase, contents
 from small_models import compiled, functional, table
 
 import tf_ext
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 
 _CLUSTER = util.Cluster()
 
@@ -155,6 +155,28 @@ class SavingCallbacksTest(_Test):
         # It was deleted: the next fit starts anew.
         self.make().fit(data, callbacks=[backup(), note], **options)
         self.assertEqual(epochs, [1, 2, 0, 1, 2])
+
+    def test_backups_inside_an_epoch(self):
+        directory = self.path("backup")
+        backup = keras.callbacks.BackupAndRestore(directory, save_freq=6)
+        if not IS_KERAS_3:
+            with self.assertRaisesRegex(
+                ValueError, r"BackupAndRestore\(save_freq=6\) saves nothing"
+            ):
+                self.make().fit(self.data(), callbacks=[backup], verbose=0)
+            return
+        options = {"epochs": 3, "verbose": 0, "max_inflight_steps": 1}
+        with self.assertRaisesRegex(OSError, "shut down"):
+            self.make().fit(
+                self.data(), callbacks=[backup, _Fail(1, 9)], **options
+            )
+        resumed = self.make()
+        backup = keras.callbacks.BackupAndRestore(directory)
+        history = resumed.fit(self.data(), callbacks=[backup], **options)
+        # Of 16 + 10 steps the last backup is that after 24, and Keras 3 begins
+        # its epoch again.
+        self.assertEqual(history.epoch, [1, 2])
+        self.assertEqual(number(resumed.optimizer.iterations), 24 + 2 * 16)
 
     def test_early_stopping_restores_rows(self):
         model = self.make()

@@ -176,7 +176,7 @@ class ServerLostTest(TestCase):
 
 class WorkerLostTest(TestCase, parameterized.TestCase):
     def test_every_sample_is_trained(self):
-        samples = 600
+        samples = 300
         # Left by the last test, if there was one.
         strategy = _CLUSTER.processes.strategy()
         with strategy.scope():
@@ -194,8 +194,8 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         ).batch(1)
         processes = _CLUSTER.processes
         kills = [
-            _At(0, 150, lambda: processes.kill("worker", 0)),
-            _At(0, 350, lambda: processes.kill("worker", 1)),
+            _At(0, 70, lambda: processes.kill("worker", 0)),
+            _At(0, 180, lambda: processes.kill("worker", 1)),
         ]
         ends = []
         note = keras.callbacks.LambdaCallback(

@@ -103,6 +103,7 @@ class Loop:
         callbacks = self._callbacks(
             arguments, feed, epochs=arguments["epochs"], history=True
         )
+        _check_backups(callbacks.callbacks)
         model.stop_training = False
         callbacks.on_train_begin()
         epoch, first_step = self._start(arguments["initial_epoch"], feed)
@@ -317,6 +318,23 @@ def _check_is_compiled(model, method):
             "run_eagerly=True does not work under ParameterServerStrategy: "
             "workers run graphs. Compile the model with run_eagerly=False."
         )
+
+
+def _check_backups(callbacks):
+    """Raises for backups inside epochs, which tf_keras leaves out here."""
+    if IS_KERAS_3:
+        return
+    for callback in callbacks:
+        frequency = getattr(callback, "save_freq", "epoch")
+        if (
+            isinstance(callback, keras.callbacks.BackupAndRestore)
+            and frequency != "epoch"
+        ):
+            raise ValueError(
+                f"BackupAndRestore(save_freq={frequency!r}) saves nothing "
+                "under ParameterServerStrategy in tf_keras. Use "
+                "save_freq='epoch', with shorter epochs by `steps_per_epoch`."
+            )
 
 
 def _compiled_parts(model):
