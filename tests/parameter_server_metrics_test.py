@@ -132,6 +132,67 @@ def _model(units, activation, loss, metrics):
     return model
 
 
+def _two_tasks():
+    initializer = keras.initializers.RandomUniform(-0.5, 0.5, seed=1)
+    inputs = keras.Input([util.FEATURES])
+    outputs = {
+        name: keras.layers.Dense(
+            1, "sigmoid", True, initializer, name=f"{name}_head"
+        )(inputs)
+        for name in ("click", "buy")
+    }
+    model = tf_ext.Model(inputs, outputs)
+    model.compile(
+        tf_ext.optimizers.Optimizer(keras.optimizers.SGD(0.0)),
+        {"click": "binary_crossentropy", "buy": "mse"},
+        metrics={
+            "click": [keras.metrics.AUC(name="auc"), "accuracy"],
+            "buy": [keras.metrics.AUC(name="auc")],
+        },
+        weighted_metrics={"click": [keras.metrics.AUC(name="weighted_auc")]},
+        loss_weights={"click": 1.0, "buy": 3.0},
+    )
+    return model
+
+
+@keras.utils.register_keras_serializable(package="tf_ext_tests")
+class OwnSteps(tf_ext.Model):
+    """Counts in its own train_step and test_step."""
+
+    def __init__(self):
+        super().__init__()
+        initializer = keras.initializers.RandomUniform(-0.5, 0.5, seed=1)
+        self.dense = keras.layers.Dense(1, "sigmoid", True, initializer)
+        self.mean = keras.metrics.Mean(name="mean")
+        self.samples = keras.metrics.Sum(name="samples")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        x, y, weights = data
+        with tf.GradientTape() as tape:
+            loss = self._loss(x, y, weights)
+        variables = self.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables))
+        return {"mean": self.mean.result(), "samples": self.samples.result()}
+
+    def test_step(self, data):
+        self._loss(*data)
+        return {"mean": self.mean.result(), "samples": self.samples.result()}
+
+    def _loss(self, x, y, weights):
+        error = tf.square(self(x) - tf.cast(y, tf.float32))
+        self.mean.update_state(error, weights)
+        self.samples.update_state(tf.ones_like(weights))
+        return tf.reduce_mean(error)
+
+    @property
+    def metrics(self):
+        return [self.mean, self.samples]
+
+
 class MetricsTest(tf.test.TestCase, parameterized.TestCase):
     def data(self, labels):
         rng = np.random.default_rng(5)
@@ -184,6 +245,37 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
         alone = _model(units, activation, loss, metrics())
         with _CLUSTER.strategy.scope():
             spread = _model(units, activation, loss, metrics())
+        self.assert_same_results(alone, spread, data)
+
+    def test_of_several_outputs(self):
+        data = self.data("multi_label").map(
+            lambda x, y, weights: (
+                x,
+                {"click": y[:, :1], "buy": y[:, 1:2]},
+                {"click": weights, "buy": 1.0 - weights},
+            )
+        )
+        alone = _two_tasks()
+        with _CLUSTER.strategy.scope():
+            spread = _two_tasks()
+        self.assert_same_results(alone, spread, data)
+
+    def test_of_a_train_step_of_ones_own(self):
+        data = self.data("binary")
+        alone = OwnSteps()
+        with _CLUSTER.strategy.scope():
+            spread = OwnSteps()
+        for model in (alone, spread):
+            with model.distribute_strategy.scope():
+                model.compile(
+                    tf_ext.optimizers.Optimizer(keras.optimizers.SGD(0.0)),
+                    "binary_crossentropy",
+                )
+        self.assert_same_results(alone, spread, data)
+        logs = spread.evaluate(data, verbose=0, return_dict=True)
+        self.assertAllClose(logs["samples"], _SAMPLES)
+
+    def assert_same_results(self, alone, spread, data):
         # With a learning rate of 0, asynchronous steps have no other results.
         one = alone.fit(data, verbose=0).history
         other = spread.fit(data, verbose=0, max_inflight_steps=6).history
