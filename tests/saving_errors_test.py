@@ -1,5 +1,6 @@
 """Files that do not fit are refused, and the table stays as it was."""
 
+import pathlib
 from unittest import mock
 
 import h5py
@@ -263,6 +264,32 @@ def _group_of_the_table(file):
     )
     [name] = found
     return file[name.removesuffix("/header")]
+
+
+class BrokenOffTest(TestCase):
+    def test_weights_file_stays_whole(self):
+        model, features, labels = trained(self)
+        path = pathlib.Path(self.path("x.weights.h5"))
+        model.save_weights(path)
+        expected = contents(model.tables[0])
+        model.train_on_batch(features, labels)
+        with (
+            mock.patch.object(
+                tf_ext.SparseTable,
+                "save_own_variables",
+                side_effect=tf.errors.UnavailableError(None, None, "lost"),
+            ),
+            self.assertRaisesRegex(tf.errors.UnavailableError, "lost"),
+        ):
+            model.save_weights(path)
+        self.assertEqual([*path.parent.iterdir()], [path])
+        loaded = _model()
+        loaded.load_weights(path)
+        self.assertEqual(contents(loaded.tables[0]), expected)
+        model.save_weights(path)
+        loaded.load_weights(path)
+        self.assertEqual(contents(loaded.tables[0]), contents(model.tables[0]))
+        self.assertNotEqual(contents(loaded.tables[0]), expected)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The Keras model that knows of tables."""
 
+import contextlib
 import inspect
 
 import tensorflow as tf
@@ -20,6 +21,8 @@ else:
 
 # The name of a table among what a checkpoint holds of a model, with its index.
 _TABLE_CHILD = "tf_ext_table_"
+
+_WEIGHTS = ".weights.h5"
 
 
 class _ModelWithTables:
@@ -145,12 +148,30 @@ class _ModelWithTables:
     def save_weights(self, filepath, *args, **kwargs):
         """As `keras.Model.save_weights`, rows included.
 
+        A `.weights.h5` file takes the place of one that is there only once it
+        is whole: a backup outlives a parameter server lost in between.
+
         Raises:
           ValueError: an HDF5 file of the old format, which holds variables
             alone.
         """
         _refuse_hdf5(filepath, ".weights.h5")
-        return super().save_weights(filepath, *args, **kwargs)
+        save = super().save_weights
+        given = inspect.signature(save).bind(filepath, *args, **kwargs)
+        path = str(filepath)
+        if not path.endswith(_WEIGHTS) or not given.arguments.get(
+            "overwrite", True
+        ):
+            return save(filepath, *args, **kwargs)
+        part = f"{path.removesuffix(_WEIGHTS)}.part{_WEIGHTS}"
+        try:
+            save(part, *args, **kwargs)
+            tf.io.gfile.rename(part, path, overwrite=True)
+        except BaseException:
+            with contextlib.suppress(tf.errors.NotFoundError):
+                tf.io.gfile.remove(part)
+            raise
+        return None
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras 3 builds a model for the mean of the replicas'
