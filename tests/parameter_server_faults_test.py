@@ -3,6 +3,7 @@
 import threading
 
 import parameter_server_util as util
+import processes
 import tensorflow as tf
 from model_building import number
 
@@ -72,6 +73,14 @@ class FaultsTest(tf.test.TestCase):
             tf_ext.distribute.ServerLostError, "/job:ps/task:1"
         ):
             model.fit(util.data(3200, 8), callbacks=[_At(50, kill)], verbose=0)
+
+
+class EndTest(tf.test.TestCase):
+    def test_a_program_ends_after_the_loss_of_a_worker_and_a_server(self):
+        # TensorFlow would wait for the worker, and the worker for the server.
+        output = processes.run("lost_server_program.py", timeout_seconds=200)
+        self.assertIn("/job:ps/task:0", output)
+        self.assertEndsWith(output.strip(), "ends")
 
 
 class _PredictAt(_At):

@@ -116,6 +116,20 @@ class CustomLoopTest(TestCase):
         self.assertEqual(found, expected)
 
 
+class AccumulationTest(TestCase):
+    def test_is_refused_without_compile(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras has none.")
+        dense = keras.optimizers.SGD(gradient_accumulation_steps=2)
+        with _CLUSTER.strategy.scope():
+            model = functional(table())
+            optimizer = tf_ext.optimizers.Optimizer(dense)
+            with self.assertRaisesRegex(
+                ValueError, "gradient_accumulation_steps=2 does not work under"
+            ):
+                optimizer.build(model.trainable_variables)
+
+
 class MixedPrecisionTest(TestCase):
     def setUp(self):
         super().setUp()

@@ -5,6 +5,7 @@ import re
 
 import tensorflow as tf
 
+from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import (
     is_listening,
     task_addresses,
@@ -113,6 +114,7 @@ def naming_lost_server(strategy):
         task = name_lost_task(error, strategy)
         if task is None:
             raise
+        coordinators.keep(strategy)
         raise ServerLostError(task, _servers(strategy).get(task)) from error
 
 

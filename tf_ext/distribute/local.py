@@ -12,8 +12,10 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 
 import tf_ext
+from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
 from tf_ext.distribute.strategy import parameter_server_strategy
@@ -79,6 +81,7 @@ class LocalCluster:
         self._start_timeout_seconds = start_timeout_seconds
         self._restart_lost = restart_lost
         self._processes = {}
+        self._strategies = weakref.WeakSet()
         # Held where processes are started and ended.
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -106,7 +109,9 @@ class LocalCluster:
         Args:
           **options: of `tf_ext.distribute.parameter_server_strategy`.
         """
-        return parameter_server_strategy(self.cluster, **options)
+        strategy = parameter_server_strategy(self.cluster, **options)
+        self._strategies.add(strategy)
+        return strategy
 
     def pid(self, job, task):
         """The process of a task; of the last one if it was killed."""
@@ -261,6 +266,8 @@ class LocalCluster:
         self._closing.set()
         if self._watcher.is_alive():
             self._watcher.join()
+        for strategy in self._strategies:
+            coordinators.keep(strategy)
         self._stop_all()
         self._folder.cleanup()
         self.cluster = None

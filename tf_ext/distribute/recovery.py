@@ -3,6 +3,7 @@
 import gc
 import logging
 
+from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import task_addresses, wait_until_listening
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import ServerLostError, naming_lost_server
@@ -71,6 +72,7 @@ def run_with_recovery(
                 restarts_left,
             )
         tasks = task_addresses(cluster_of(strategy))
+        coordinators.release(strategy)
         # Its coordinator's threads end with it, and the old model's memory
         # should not be there beside the new one's.
         del strategy

@@ -14,6 +14,7 @@ from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import naming_lost_server
 from tf_ext.models.feed import Feed, WorkerFeed, make_dataset, split_arrays
 from tf_ext.models.steps import STALENESS, InFlight, StepFunctions
+from tf_ext.optimizers import Optimizer
 
 _STEPS_PER_WORKER = 2
 
@@ -50,15 +51,8 @@ def check_compiled(optimizer, steps_per_execution):
             "ParameterServerStrategy: each step goes to whichever worker is "
             "free. Use 1; `max_inflight_steps` of fit() keeps workers busy."
         )
-    optimizers = [optimizer, getattr(optimizer, "inner_optimizer", None)]
-    steps = [getattr(o, "accumulation_steps", None) for o in optimizers]
-    steps = next(filter(None, steps), None)
-    if steps:
-        raise ValueError(
-            f"gradient_accumulation_steps={steps} does not work under "
-            "ParameterServerStrategy: gradients of different workers' steps "
-            "would be mixed. Use larger batches."
-        )
+    if isinstance(optimizer, Optimizer) and IS_KERAS_3:
+        optimizer.check_for_servers()
 
 
 class Loop:

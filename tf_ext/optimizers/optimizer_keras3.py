@@ -63,11 +63,6 @@ class Keras3Optimizer(_LossScaleOptimizer):
             )
         super().__setattr__(name, value)
 
-    @property
-    def accumulation_steps(self):
-        """How many steps' gradients are added up; None if none are."""
-        return self._steps
-
     def enable_dynamic_loss_scale(self):
         """Turns dynamic loss scaling on; for `Model.compile`."""
         if self._factor is None and not self.built:
@@ -95,7 +90,8 @@ class Keras3Optimizer(_LossScaleOptimizer):
         """Makes the slots of all variables but the shadows of tables.
 
         Raises:
-          ValueError: dynamic loss scaling under ParameterServerStrategy.
+          ValueError: dynamic loss scaling or gradient accumulation under
+            ParameterServerStrategy.
         """
         if self.built:
             return
@@ -103,14 +99,8 @@ class Keras3Optimizer(_LossScaleOptimizer):
             tf.distribute.get_strategy(),
             tf.distribute.experimental.ParameterServerStrategy,
         )
-        if with_servers and self._dynamic:
-            raise ValueError(
-                "Dynamic loss scaling (of the policy mixed_float16, or of "
-                "LossScaleOptimizer) does not work under "
-                "ParameterServerStrategy: Keras cannot leave out a step there. "
-                "Use mixed_bfloat16, or a fixed loss_scale_factor of the "
-                "wrapped optimizer."
-            )
+        if with_servers:
+            self.check_for_servers()
         dense = [v for v in variables if shadow.table_of(v) is None]
         if self._dynamic:
             self.step_counter = self.add_variable(
@@ -140,6 +130,23 @@ class Keras3Optimizer(_LossScaleOptimizer):
         self._built_for.variables = list(variables)
         # Past LossScaleOptimizer, which would build the wrapped one again.
         super(_LossScaleOptimizer, self).build(dense)
+
+    def check_for_servers(self):
+        """Raises ValueError for what ParameterServerStrategy cannot follow."""
+        if self._steps:
+            raise ValueError(
+                f"gradient_accumulation_steps={self._steps} does not work "
+                "under ParameterServerStrategy: gradients of different "
+                "workers' steps would be mixed. Use larger batches."
+            )
+        if self._dynamic:
+            raise ValueError(
+                "Dynamic loss scaling (of the policy mixed_float16, or of "
+                "LossScaleOptimizer) does not work under "
+                "ParameterServerStrategy: Keras cannot leave out a step there. "
+                "Use mixed_bfloat16, or a fixed loss_scale_factor of the "
+                "wrapped optimizer."
+            )
 
     def scale_loss(self, loss):
         """The loss times the loss scale, if there is one."""
