@@ -34,14 +34,14 @@ _UNSEEN = ("benchmark", "items", "unit", "cpu_spread_ms", "wall_spread_ms")
 
 def plot(args):
     """Pull throughput over table size, a line for each number of threads."""
+    lines = [r for r in read_json(args.json) if r["benchmark"] == "scale"]
+    if not lines:
+        raise SystemExit(f"{args.json} has no results of `scale`.")
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot, ticker
 
-    lines = [r for r in read_json(args.json) if r["benchmark"] == "scale"]
-    if not lines:
-        raise SystemExit(f"{args.json} has no results of `scale`.")
     curves = collections.defaultdict(dict)
     for line in lines:
         name = line["case"].split(",")[0]

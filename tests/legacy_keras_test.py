@@ -11,13 +11,28 @@ _TESTS = pathlib.Path(__file__).resolve().parent
 # Files that Keras cannot make a difference to. A new file runs with both
 # unless it is put here.
 _WITHOUT_KERAS = {
+    "benchmarks_test.py",
     "cluster_test.py",
     "core_test.py",
     "distribute_errors_test.py",
     "distribute_local_test.py",
     "legacy_keras_test.py",
     "package_test.py",
+    "parameter_server_network_test.py",
+    "sharding_test.py",
     "style_test.py",
+}
+
+# Files that start many processes: they run again only with `-m slow`.
+_SLOW = {
+    "parameter_server_callbacks_test.py",
+    "parameter_server_checkpoint_test.py",
+    "parameter_server_data_test.py",
+    "parameter_server_loops_test.py",
+    "parameter_server_metrics_test.py",
+    "parameter_server_recovery_test.py",
+    "parameter_server_sizes_test.py",
+    "wide_deep_cluster_test.py",
 }
 
 
@@ -27,14 +42,21 @@ class LegacyKerasTest(parameterized.TestCase):
         *(
             (path.stem, path.name)
             for path in sorted(_TESTS.glob("*_test.py"))
-            if path.name not in _WITHOUT_KERAS
+            if path.name not in _WITHOUT_KERAS | _SLOW
         )
     )
     def test_passes(self, name):
         run_test_file(_TESTS / name, TF_USE_LEGACY_KERAS="1")
 
-    def test_skipped_files_exist(self):
-        for name in _WITHOUT_KERAS:
+    @parameterized.named_parameters(
+        *((name.removesuffix(".py"), name) for name in sorted(_SLOW))
+    )
+    @pytest.mark.slow
+    def test_passes_slow(self, name):
+        run_test_file(_TESTS / name, TF_USE_LEGACY_KERAS="1")
+
+    def test_files_exist(self):
+        for name in _WITHOUT_KERAS | _SLOW:
             self.assertTrue((_TESTS / name).exists(), name)
 
 
