@@ -5,7 +5,7 @@ from absl.testing import absltest, parameterized
 from processes import CLUSTER_TESTS, run_test_file
 
 
-@pytest.mark.timeout(1260)
+@pytest.mark.timeout(660)
 class ClusterTest(parameterized.TestCase):
     @parameterized.named_parameters(
         *((path.stem, path) for path in sorted(CLUSTER_TESTS))

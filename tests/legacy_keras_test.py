@@ -36,7 +36,7 @@ _SLOW = {
 }
 
 
-@pytest.mark.timeout(1260)
+@pytest.mark.timeout(660)
 class LegacyKerasTest(parameterized.TestCase):
     @parameterized.named_parameters(
         *(

@@ -8,7 +8,7 @@ import sys
 import tf_ext
 
 _TESTS = pathlib.Path(__file__).resolve().parent
-_TEST_FILE_TIMEOUT_SECONDS = 1200
+_TEST_FILE_TIMEOUT_SECONDS = 600
 _NO_TESTS_COLLECTED = 5
 
 # Files that connect to a cluster, which cannot be undone in a process.
