@@ -27,6 +27,11 @@ def task_addresses(cluster, jobs=("ps", "worker")):
     }
 
 
+def named(tasks):
+    """Tasks in words, from a dict as `task_addresses` makes it."""
+    return ", ".join(f"{task} at {address}" for task, address in tasks.items())
+
+
 def split_address(address):
     """("host", port) of "host:port"; an IPv6 host stands in brackets."""
     host, _, port = address.rpartition(":")

@@ -77,6 +77,11 @@ def cluster_resolver(cluster=None):
     )
 
 
+def is_parameter_server(strategy):
+    """Whether it is a `tf.distribute.ParameterServerStrategy`."""
+    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
+
+
 def cluster_of(strategy):
     """The cluster that a strategy is connected to.
 

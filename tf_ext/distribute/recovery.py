@@ -4,7 +4,11 @@ import gc
 import logging
 
 from tf_ext.distribute import coordinators
-from tf_ext.distribute.addresses import task_addresses, wait_until_listening
+from tf_ext.distribute.addresses import (
+    named,
+    task_addresses,
+    wait_until_listening,
+)
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import ServerLostError, naming_lost_server
 from tf_ext.distribute.strategy import parameter_server_strategy
@@ -85,10 +89,9 @@ def run_with_recovery(
 def _wait_for(tasks, timeout_seconds):
     silent = wait_until_listening(tasks, timeout_seconds)
     if silent:
-        names = ", ".join(f"{task} at {at}" for task, at in silent.items())
         raise TimeoutError(
             f"After {timeout_seconds:g} s these tasks still do not accept "
-            f"connections: {names}. Start them again with `python -m "
+            f"connections: {named(silent)}. Start them again with `python -m "
             "tf_ext.distribute.server`, and run this program again: it goes on "
             "from its last checkpoint."
         )

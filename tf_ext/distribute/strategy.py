@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_ext
 from tf_ext import ops
 from tf_ext.distribute.addresses import (
+    named,
     task_addresses,
     wait_until_listening,
 )
@@ -57,12 +58,12 @@ def parameter_server_strategy(
     tasks = task_addresses(cluster)
     silent = wait_until_listening(tasks, timeout_seconds)
     if silent:
-        names = ", ".join(f"{name} at {at}" for name, at in silent.items())
         raise TimeoutError(
             f"{len(silent)} of the {len(tasks)} workers and parameter servers "
-            f"do not accept connections after {timeout_seconds:g} s: {names}. "
-            "Start each with `python -m tf_ext.distribute.server`, and see "
-            "that this machine reaches its address."
+            f"do not accept connections after {timeout_seconds:g} s: "
+            f"{named(silent)}. Start each with `python -m "
+            "tf_ext.distribute.server`, and see that this machine reaches its "
+            "address."
         )
     try:
         strategy = tf.distribute.ParameterServerStrategy(
@@ -171,11 +172,10 @@ def _check_reach(task, others, deadline):
     try:
         _until(ask, deadline)
     except tf.errors.UnavailableError as error:
-        names = ", ".join(f"{other} at {at}" for other, at in others.items())
         raise RuntimeError(
-            f"{task} and one of {names} do not reach each other, but all tasks "
-            "must be able to connect to each other by the addresses of the "
-            f"cluster. TensorFlow says: {error.message}"
+            f"{task} and one of {named(others)} do not reach each other, but "
+            "all tasks must be able to connect to each other by the addresses "
+            f"of the cluster. TensorFlow says: {error.message}"
         ) from error
 
 

@@ -55,10 +55,6 @@ class Feed:
         """Nothing to explain: the coordinator knows where the data ends."""
         return contextlib.nullcontext()
 
-    def example(self):
-        """A batch of one sample of zeros and empty strings, to build with."""
-        return example_of(self.element_spec)
-
     def epoch(self, first_step=0):
         """Yields the packed batches of the next epoch, each a tuple.
 
@@ -133,17 +129,15 @@ class WorkerFeed:
                 "function."
             ) from error
 
-    def example(self):
-        """A batch of one sample of zeros and empty strings, to build with."""
-        return example_of(self.element_spec)
-
     def epoch(self, first_step=0):
         """Yields the workers' iterator for each step of an epoch."""
         return itertools.repeat(self._iterator, self.num_batches - first_step)
 
 
 def example_of(element_spec):
-    """A batch of one sample: zeros, empty strings, empty ragged rows.
+    """A batch of one sample, to build a model with.
+
+    It holds zeros, empty strings and empty ragged rows.
 
     Args:
       element_spec: nested structure of `tf.TypeSpec` of batches.

@@ -10,21 +10,31 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.distribute.cluster import cluster_of
+from tf_ext.distribute.cluster import cluster_of, is_parameter_server
 from tf_ext.distribute.errors import naming_lost_server
-from tf_ext.models.feed import Feed, WorkerFeed, make_dataset, split_arrays
+from tf_ext.models.feed import (
+    Feed,
+    WorkerFeed,
+    example_of,
+    make_dataset,
+    split_arrays,
+)
 from tf_ext.models.steps import STALENESS, InFlight, StepFunctions
 from tf_ext.optimizers import Optimizer
 
 _STEPS_PER_WORKER = 2
+# What callbacks set to end each kind of steps.
+_STOP = {
+    "train": "stop_training",
+    "test": "stop_evaluating",
+    "predict": "stop_predicting",
+}
 
 
 def strategy_of(model):
     """The ParameterServerStrategy that a model was made under, or None."""
     strategy = getattr(model, "distribute_strategy", None)
-    if isinstance(strategy, tf.distribute.experimental.ParameterServerStrategy):
-        return strategy
-    return None
+    return strategy if is_parameter_server(strategy) else None
 
 
 def check_max_inflight_steps(value):
@@ -114,20 +124,21 @@ class Loop:
         callbacks.on_train_end(logs)
         return model.history
 
+    def _batches(self, kind, feed, callbacks, first_step=0):
+        """Yields an epoch's batches until the model is told to stop."""
+        begin = getattr(callbacks, f"on_{kind}_batch_begin")
+        for index, batch in enumerate(feed.epoch(first_step), first_step):
+            if getattr(self._model, _STOP[kind]):
+                return
+            begin(index)
+            yield batch
+
     def _train_epoch(self, feed, callbacks, first_step, limit):
-        model = self._model
         step = self._functions.get("train", feed)
         staleness = []
         logs = {}
-
-        def batches():
-            for index, batch in enumerate(feed.epoch(first_step), first_step):
-                if model.stop_training:
-                    return
-                callbacks.on_train_batch_begin(index)
-                yield batch
-
-        results = self._inflight(limit).run(step.function, batches())
+        batches = self._batches("train", feed, callbacks, first_step)
+        results = self._inflight(limit).run(step.function, batches)
         with feed.explaining_errors():
             for index, tensors in enumerate(results, first_step):
                 if tensors is not None:
@@ -175,16 +186,9 @@ class Loop:
         model.stop_evaluating = False
         callbacks.on_test_begin()
         model.reset_metrics()
-
-        def batches():
-            for index, batch in enumerate(feed.epoch()):
-                if model.stop_evaluating:
-                    return
-                callbacks.on_test_batch_begin(index)
-                yield batch
-
         logs = None
-        results = self._inflight().run(step.function, batches())
+        batches = self._batches("test", feed, callbacks)
+        results = self._inflight().run(step.function, batches)
         for index, tensors in enumerate(results):
             if tensors is not None:
                 logs = step.logs(tensors)
@@ -210,16 +214,9 @@ class Loop:
         step = self._functions.get("predict", feed)
         model.stop_predicting = False
         callbacks.on_predict_begin()
-
-        def batches():
-            for index, batch in enumerate(feed.epoch()):
-                if model.stop_predicting:
-                    return
-                callbacks.on_predict_batch_begin(index)
-                yield batch
-
         outputs = []
-        results = self._inflight().run(step.function, batches(), True)
+        batches = self._batches("predict", feed, callbacks)
+        results = self._inflight().run(step.function, batches, True)
         for index, tensors in enumerate(results):
             outputs.append(step.result(tensors))
             self._count("_predict_counter")
@@ -271,7 +268,7 @@ class Loop:
         """Makes variables where Keras would in the first step."""
         model = self._model
         with self._strategy.scope():
-            example = feed.example()
+            example = example_of(feed.element_spec)
             x, y, weights = keras.utils.unpack_x_y_sample_weight(example)
             unbuilt = [m for m in _compiled_parts(model) if not m.built]
             if unbuilt or not model.built:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_ext._counters import make_exact
 from tf_ext._keras import keras
+from tf_ext.distribute.cluster import is_parameter_server
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import updates
 from tf_ext.optimizers.accumulator import TableAccumulators
@@ -95,10 +96,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
         """
         if self.built:
             return
-        with_servers = isinstance(
-            tf.distribute.get_strategy(),
-            tf.distribute.experimental.ParameterServerStrategy,
-        )
+        with_servers = is_parameter_server(tf.distribute.get_strategy())
         if with_servers:
             self.check_for_servers()
         dense = [v for v in variables if shadow.table_of(v) is None]

@@ -14,18 +14,18 @@ from tf_ext._keras import IS_KERAS_3
 
 _FORMAT = 1
 
-# {store: {id of a shard: message}}, of loads that failed.
+# {store: {id of a table: message}}, of loads that failed.
 _failures = weakref.WeakKeyDictionary()
 
 # Keras keeps a `.keras` file in memory until it is complete.
 MAX_BYTES = 4 << 30
 
 
-def save(shard, label, state, store):
-    """Writes the rows of a shard.
+def save(table_rows, label, state, store):
+    """Writes the rows of a table.
 
     Args:
-      shard: TableRows.
+      table_rows: TableRows.
       label: string, the table's name, for messages.
       state: dict of strings that travel with the rows.
       store: what Keras gives to `save_own_variables`: `store[key] = array`.
@@ -33,17 +33,17 @@ def save(shard, label, state, store):
     Raises:
       ValueError: more rows than such a file should hold.
     """
-    rows = int(shard.size())
-    if rows * shard.bytes_per_row > MAX_BYTES:
+    rows = int(table_rows.size())
+    if rows * table_rows.bytes_per_row > MAX_BYTES:
         raise ValueError(
             f"Table {label!r} holds {rows:,} rows, "
-            f"{rows * shard.bytes_per_row / 2**30:.1f} GiB; .keras and "
+            f"{rows * table_rows.bytes_per_row / 2**30:.1f} GiB; .keras and "
             f".weights.h5 files take at most {MAX_BYTES >> 30} GiB a table. "
             "Save it with tf.train.Checkpoint, or with the TableSnapshot "
             "callback where there is one."
         )
     chunk = written = 0
-    for signs, values in shard.chunks():
+    for signs, values in table_rows.chunks():
         store[f"chunk_{chunk:06d}_signs"] = signs
         for name, value in values.items():
             store[f"chunk_{chunk:06d}_{name}"] = value
@@ -51,7 +51,7 @@ def save(shard, label, state, store):
         chunk += 1
     header = {
         "format": _FORMAT,
-        "config": shard.config,
+        "config": table_rows.config,
         "rows": written,
         "chunks": chunk,
         "state": state,
@@ -59,14 +59,14 @@ def save(shard, label, state, store):
     store["header"] = _array_of(json.dumps(header))
 
 
-def load(shard, label, store):
-    """Replaces the rows of a shard by saved ones.
+def load(table_rows, label, store):
+    """Replaces the rows of a table by saved ones.
 
     Keras 3 comes back to an object that it could not load, under its other
     names in the model, and reports the last error: the first one is repeated.
 
     Args:
-      shard: TableRows.
+      table_rows: TableRows.
       label: string, the table's name, for messages.
       store: what Keras gives to `load_own_variables`: `store[key]`.
 
@@ -75,19 +75,19 @@ def load(shard, label, store):
 
     Raises:
       ValueError: a file without this table, of another identity, or damaged;
-        the shard is unchanged.
+        the table is unchanged.
     """
     failures = _failures.setdefault(store, {}) if IS_KERAS_3 else {}
-    if id(shard) in failures:
-        raise ValueError(failures[id(shard)])
+    if id(table_rows) in failures:
+        raise ValueError(failures[id(table_rows)])
     try:
-        return _load(shard, label, store)
+        return _load(table_rows, label, store)
     except ValueError as error:
-        failures[id(shard)] = str(error)
+        failures[id(table_rows)] = str(error)
         raise
 
 
-def _load(shard, label, store):
+def _load(table_rows, label, store):
     if "header" not in store.keys():
         raise ValueError(
             f"The file holds no rows of table {label!r}; it has "
@@ -99,32 +99,34 @@ def _load(shard, label, store):
             f"The rows of table {label!r} are in format {header['format']}; "
             f"this version of tf_ext reads {_FORMAT}."
         )
-    _check(shard, label, store, header)
-    shard.clear()
+    _check(table_rows, label, store, header)
+    table_rows.clear()
     for chunk in range(header["chunks"]):
         prefix = f"chunk_{chunk:06d}_"
-        shard.import_rows(
+        table_rows.import_rows(
             np.asarray(store[f"{prefix}signs"]),
             {
                 field.name: np.asarray(store[f"{prefix}{field.name}"])
-                for field in shard.fields
+                for field in table_rows.fields
             },
         )
     return header["state"]
 
 
-def _check(shard, label, store, header):
+def _check(table_rows, label, store, header):
     rows = 0
     for chunk in range(header["chunks"]):
         prefix = f"chunk_{chunk:06d}_"
-        wanted = {prefix + "signs"} | {prefix + f.name for f in shard.fields}
+        wanted = {prefix + "signs"} | {
+            prefix + f.name for f in table_rows.fields
+        }
         missing = sorted(wanted - set(store.keys()))
         values = {
             f.name: store[prefix + f.name]
-            for f in shard.fields
+            for f in table_rows.fields
             if prefix + f.name not in missing
         }
-        shard.check_rows(label, header["config"], values)
+        table_rows.check_rows(label, header["config"], values)
         if missing:
             raise ValueError(
                 f"The rows of table {label!r} are damaged: {missing[0]!r} is "

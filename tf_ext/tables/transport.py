@@ -11,6 +11,8 @@ import collections
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext.distribute.addresses import task_addresses
+from tf_ext.distribute.cluster import cluster_of, is_parameter_server
 from tf_ext.distribute.strategy import check_cluster
 
 PullRequest = collections.namedtuple(
@@ -74,7 +76,7 @@ def get_transport(tables):
       ValueError: under ParameterServerStrategy, a table that was made outside
         its scope.
     """
-    if _is_parameter_server(_strategy()):
+    if is_parameter_server(_strategy()):
         for table in tables:
             if "/job:ps/" not in table.rows.shards[0].device:
                 raise ValueError(
@@ -92,16 +94,13 @@ def shard_devices():
     Raises:
       NotImplementedError: the strategy in scope is one that tables cannot
         follow.
-      RuntimeError: a parameter server that has no shard to offer.
+      RuntimeError: a cluster whose tasks cannot work together.
     """
     strategy = _strategy()
-    if _is_parameter_server(strategy):
+    if is_parameter_server(strategy):
         check_cluster(strategy)
-        devices = tf.config.list_logical_devices("CPU")
-        return sorted(
-            (d.name for d in devices if "/job:ps/" in d.name),
-            key=lambda name: tf.DeviceSpec.from_string(name).task,
-        )
+        servers = task_addresses(cluster_of(strategy), ["ps"])
+        return [f"{server}/device:CPU:0" for server in servers]
     if strategy is None or isinstance(
         strategy,
         (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy),
@@ -165,9 +164,3 @@ def _strategy():
     if not tf.distribute.has_strategy():
         return None
     return tf.distribute.get_strategy()
-
-
-def _is_parameter_server(strategy):
-    return isinstance(
-        strategy, tf.distribute.experimental.ParameterServerStrategy
-    ) or isinstance(strategy, tf.distribute.ParameterServerStrategy)
