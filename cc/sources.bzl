@@ -37,6 +37,8 @@ CORE_COPTS = [
 OPS_SOURCES = [
     "cc/ops/bag_kernels.cc",
     "cc/ops/bag_ops.cc",
+    "cc/ops/exchange_kernels.cc",
+    "cc/ops/exchange_ops.cc",
     "cc/ops/hash_kernels.cc",
     "cc/ops/hash_ops.cc",
     "cc/ops/kernel_util.cc",

@@ -106,6 +106,28 @@ def cluster_of(strategy):
     return resolver.cluster_spec().as_dict()
 
 
+def worker_tasks(strategy):
+    """The workers of a `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Args:
+      strategy: the strategy.
+
+    Returns:
+      `([(job, index), ...], rank)`: all workers in the order of their ranks,
+      and which of them this is. Without a cluster the list is empty.
+    """
+    resolver = strategy.cluster_resolver
+    cluster = resolver.cluster_spec().as_dict() if resolver else {}
+    tasks = [
+        (job, index)
+        for job in (COORDINATOR, "worker")
+        for index in range(len(cluster.get(job, ())))
+    ]
+    if not tasks:
+        return [], 0
+    return tasks, tasks.index((resolver.task_type, resolver.task_id))
+
+
 def task_from_environment():
     """The task that the environment variable `TF_CONFIG` describes.
 

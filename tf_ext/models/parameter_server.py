@@ -61,7 +61,7 @@ def check_compiled(optimizer, steps_per_execution):
             "ParameterServerStrategy: each step goes to whichever worker is "
             "free. Use 1; `max_inflight_steps` of fit() keeps workers busy."
         )
-    if isinstance(optimizer, Optimizer) and IS_KERAS_3:
+    if isinstance(optimizer, Optimizer):
         optimizer.check_for_servers()
 
 

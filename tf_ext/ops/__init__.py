@@ -12,6 +12,11 @@ from tf_ext.ops.bag_ops import (
     route_gradient,
     unique_by_shard,
 )
+from tf_ext.ops.exchange_ops import (
+    exchange_pack,
+    exchange_unpack,
+    raise_error,
+)
 from tf_ext.ops.hash_ops import hash_category
 from tf_ext.ops.table_ops import (
     TABLE_STATS,
@@ -34,8 +39,11 @@ __all__ = [
     "UNIQUE_SIGNS",
     "combine_bags",
     "combine_bags_grad",
+    "exchange_pack",
+    "exchange_unpack",
     "hash_category",
     "library",
+    "raise_error",
     "route_gradient",
     "sparse_table_clear",
     "sparse_table_config",

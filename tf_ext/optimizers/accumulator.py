@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from tf_ext.optimizers.updates import TableGradient
 from tf_ext.tables import keras_store
+from tf_ext.tables.gradients import TableGradient
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.rules import SparseSGD
 from tf_ext.tables.shard import config_text
@@ -46,7 +46,7 @@ class TableAccumulators(tf.Module):
           gradients: list of TableGradient.
         """
         rate = tf.constant(1.0, tf.float64)
-        for table, signs, values in gradients:
+        for table, signs, values, _ in gradients:
             self._sums[self._tables.index(table)].push(
                 signs,
                 None,  # All are in the one shard.

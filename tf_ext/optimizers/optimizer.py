@@ -26,10 +26,14 @@ class Optimizer(_Base):
         may be a `LossScaleOptimizer`; a `mixed_float16` policy brings dynamic
         loss scaling by itself.
       name: string, the name of the optimizer.
+      on_nonfinite: what to do with a step whose gradients are not all finite:
+        "raise" an error before a table is changed, or "skip" it whole, without
+        counting it. With dynamic loss scaling it is always skipped. Under
+        MultiWorkerMirroredStrategy all workers do the same.
 
     Raises:
-      ValueError: `use_ema=True` (averages of rows are not kept), or something
-        that is not a Keras optimizer.
+      ValueError: `use_ema=True` (averages of rows are not kept), something
+        that is not a Keras optimizer, or another `on_nonfinite`.
 
     Example:
     >>> import tf_ext

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tf_ext._counters import make_exact
 from tf_ext._keras import keras
 from tf_ext.distribute.cluster import is_parameter_server
+from tf_ext.distribute.collectives import collectives_of
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import updates
 from tf_ext.optimizers.accumulator import TableAccumulators
@@ -25,7 +26,10 @@ class Keras3Optimizer(_LossScaleOptimizer):
 
     tf_ext_tables = True
 
-    def __init__(self, dense="rmsprop", name="tf_ext_optimizer"):
+    def __init__(
+        self, dense="rmsprop", name="tf_ext_optimizer", on_nonfinite="raise"
+    ):
+        updates.check_on_nonfinite(on_nonfinite)
         dense = dense_lib.get(dense)
         scaling = {}
         dynamic = isinstance(dense, _LossScaleOptimizer)
@@ -42,6 +46,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
             dense._all_reduce_sum_gradients = _sum_over_replicas(dense)
         factor = dense.loss_scale_factor
         super().__init__(dense, name=name, **scaling)
+        self.on_nonfinite = on_nonfinite
         self._dynamic = dynamic
         self._factor = factor
         self._clipping = dense_lib.take_clipping(dense)
@@ -85,7 +90,11 @@ class Keras3Optimizer(_LossScaleOptimizer):
                     dynamic_growth_steps=self.dynamic_growth_steps,
                 )
             )
-        return {"name": self.name, "dense": dense}
+        return {
+            "name": self.name,
+            "dense": dense,
+            "on_nonfinite": self.on_nonfinite,
+        }
 
     def build(self, variables):
         """Makes the slots of all variables but the shadows of tables.
@@ -131,6 +140,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
 
     def check_for_servers(self):
         """Raises ValueError for what ParameterServerStrategy cannot follow."""
+        updates.refuse_skip(self.on_nonfinite)
         if self._steps:
             raise ValueError(
                 f"gradient_accumulation_steps={self._steps} does not work "
@@ -172,9 +182,10 @@ class Keras3Optimizer(_LossScaleOptimizer):
         context = tf.distribute.get_replica_context()
         if context is None:
             raise ValueError("apply() must be called in a replica context.")
-        replicas = context.num_replicas_in_sync
-        if replicas == 1:
-            tables = _merge([(t, [(g.indices, g.values)]) for t, g in slices])
+        if context.num_replicas_in_sync == 1:
+            tables = updates.merge(
+                [(t, [(g.indices, g.values)]) for t, g in slices]
+            )
 
             def apply_dense(change):
                 self._apply_dense(change(dense), dense_variables)
@@ -182,30 +193,37 @@ class Keras3Optimizer(_LossScaleOptimizer):
             self._update(dense, dense_variables, tables, apply_dense)
             return
         self._refuse_accumulation()
+        collectives = collectives_of(tf.distribute.get_strategy())
+        if collectives is None:
+            self._apply_mirrored(context, dense, dense_variables, slices)
+            return
+        dense, tables = updates.sum_over_workers(collectives, dense, slices)
+        if not self._skips:
+            dense, tables = updates.require_finite(dense, tables)
+        context.merge_call(
+            lambda strategy, dense: self._update_all(
+                strategy, dense, dense_variables, tables
+            ),
+            args=(dense,),
+        )
+
+    def _apply_mirrored(self, context, dense, dense_variables, slices):
+        replicas = context.num_replicas_in_sync
         if dense:
             dense = context.all_reduce(tf.distribute.ReduceOp.SUM, dense)
 
         def update_all(strategy, dense, signs, values):
             local = strategy.experimental_local_results
-
-            def apply_dense(change):
-                # Keras sums over replicas once more.
-                strategy.extended.call_for_each_replica(
-                    lambda grads: self._apply_dense(
-                        updates.scale(change(grads), 1.0 / replicas),
-                        dense_variables,
-                    ),
-                    args=(dense,),
-                )
-
-            tables = _merge(
+            tables = updates.merge(
                 [
                     (table, list(zip(local(s), local(v))))
                     for (table, _), s, v in zip(slices, signs, values)
                 ]
             )
-            first = [local(grad)[0] for grad in dense]
-            self._update(first, dense_variables, tables, apply_dense)
+            # Keras sums over replicas once more.
+            self._update_all(
+                strategy, dense, dense_variables, tables, 1.0 / replicas
+            )
 
         context.merge_call(
             update_all,
@@ -213,6 +231,25 @@ class Keras3Optimizer(_LossScaleOptimizer):
                 dense,
                 [g.indices for _, g in slices],
                 [g.values for _, g in slices],
+            ),
+        )
+
+    def _update_all(self, strategy, dense, variables, tables, factor=None):
+        """Updates on all replicas of this process; gradients are summed."""
+
+        def one_replica(grads, change):
+            grads = change(grads)
+            if factor is not None:
+                grads = updates.scale(grads, factor)
+            self._apply_dense(grads, variables)
+
+        first = [strategy.experimental_local_results(g)[0] for g in dense]
+        self._update(
+            first,
+            variables,
+            tables,
+            lambda change: strategy.extended.call_for_each_replica(
+                lambda grads: one_replica(grads, change), args=(dense,)
             ),
         )
 
@@ -234,9 +271,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
     def _update(self, dense, variables, tables, apply_dense):
         """One step, given gradients summed over replicas."""
         if not self._dynamic:
-            self._accumulate(
-                dense, variables, tables, apply_dense, self._factor
-            )
+            self._update_or_skip(dense, variables, tables, apply_dense)
             return
 
         def finite():
@@ -262,6 +297,24 @@ class Keras3Optimizer(_LossScaleOptimizer):
             return tf.constant(0)
 
         tf.cond(updates.all_finite(dense, tables), finite, skip)
+
+    @property
+    def _skips(self):
+        """Whether a step with a gradient that is not finite is left out."""
+        return self._dynamic or self.on_nonfinite == "skip"
+
+    def _update_or_skip(self, dense, variables, tables, apply_dense):
+        def update():
+            self._accumulate(
+                dense, variables, tables, apply_dense, self._factor
+            )
+            return tf.constant(0)
+
+        if self._skips:
+            finite = updates.all_finite(dense, tables)
+            tf.cond(finite, update, lambda: tf.constant(0))
+        else:
+            update()
 
     def _accumulate(self, dense, variables, tables, apply_dense, scale):
         """Unscales; adds up micro-steps if they are accumulated."""
@@ -330,10 +383,11 @@ class Keras3Optimizer(_LossScaleOptimizer):
 
 
 def _sum_over_replicas(dense):
-    """Keras's sum of gradients over replicas, left out for one replica.
+    """Keras's sum of gradients over replicas, where that is wanted.
 
     Keras sums by a `tf.custom_gradient`, and TensorFlow keeps the graph around
-    one, and with it the tables, until the process ends.
+    one, and with it the tables, until the process ends: it is left out for one
+    replica. Over workers gradients are summed before.
 
     Args:
       dense: a Keras optimizer.
@@ -341,7 +395,11 @@ def _sum_over_replicas(dense):
     keras_sum = type(dense)._all_reduce_sum_gradients
 
     def sum_over_replicas(grads_and_vars):
-        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+        strategy = tf.distribute.get_strategy()
+        if (
+            strategy.num_replicas_in_sync == 1
+            or collectives_of(strategy) is not None
+        ):
             return grads_and_vars
         return keras_sum(dense, grads_and_vars)
 
@@ -350,11 +408,6 @@ def _sum_over_replicas(dense):
 
 def _policy_is_mixed_float16():
     return keras.mixed_precision.dtype_policy().name == "mixed_float16"
-
-
-def _merge(parts):
-    """A TableGradient for each table, from its pairs of signs and values."""
-    return [updates.merge(table, pairs) for table, pairs in parts]
 
 
 def _scale_tables(tables, factor):

@@ -1,11 +1,14 @@
 """`Optimizer` under tf_keras (`TF_USE_LEGACY_KERAS=1`)."""
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext._keras import keras
+from tf_ext.distribute.collectives import collectives_of
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import updates
 from tf_ext.tables import shadow
+from tf_ext.tables.gradients import TableGradient
 
 
 class TfKerasOptimizer(keras.optimizers.Optimizer):
@@ -18,7 +21,10 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
 
     tf_ext_tables = True
 
-    def __init__(self, dense="rmsprop", name="tf_ext_optimizer"):
+    def __init__(
+        self, dense="rmsprop", name="tf_ext_optimizer", on_nonfinite="raise"
+    ):
+        updates.check_on_nonfinite(on_nonfinite)
         dense = dense_lib.get(dense)
         if isinstance(dense, keras.mixed_precision.LossScaleOptimizer):
             raise ValueError(
@@ -31,6 +37,11 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         super().__init__(name=name, weight_decay=None, jit_compile=False)
         self._clipping = dense_lib.take_clipping(dense)
         self.inner_optimizer = dense
+        self.on_nonfinite = on_nonfinite
+
+    def check_for_servers(self):
+        """Raises ValueError for what ParameterServerStrategy cannot follow."""
+        updates.refuse_skip(self.on_nonfinite)
 
     def get_config(self):
         """The constructor's arguments."""
@@ -39,6 +50,7 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             "dense": dense_lib.serialize(
                 self.inner_optimizer, **self._clipping._asdict()
             ),
+            "on_nonfinite": self.on_nonfinite,
         }
 
     @property
@@ -109,6 +121,12 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         with tf.init_scope():
             self.build([variable for _, variable in grads_and_vars])
         with tf.name_scope(name or self.name):
+            collectives = collectives_of(tf.distribute.get_strategy())
+            if collectives is not None:
+                self._apply_over_workers(
+                    collectives, grads_and_vars, skip_gradients_aggregation
+                )
+                return self.iterations
             if not skip_gradients_aggregation:
                 grads_and_vars = self.aggregate_gradients(grads_and_vars)
             self._apply(grads_and_vars)
@@ -129,6 +147,16 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         if context is None or context.num_replicas_in_sync == 1:
             return grads_and_vars
         dense, variables, slices = updates.split(*zip(*grads_and_vars))
+        shadows = [
+            v
+            for g, v in grads_and_vars
+            if g is not None and shadow.table_of(v) is not None
+        ]
+        collectives = collectives_of(tf.distribute.get_strategy())
+        if collectives is not None:
+            return self._aggregate_over_workers(
+                collectives, dense, variables, slices, shadows
+            )
         summed = []
         if dense:
             summed = super().aggregate_gradients(list(zip(dense, variables)))
@@ -141,11 +169,6 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
                 for column in columns
             )
 
-        shadows = [
-            v
-            for g, v in grads_and_vars
-            if g is not None and shadow.table_of(v) is not None
-        ]
         gathered = []
         if slices:
             columns = [t for _, g in slices for t in (g.values, g.indices)]
@@ -156,6 +179,40 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             ]
         return list(summed) + gathered
 
+    def _aggregate_over_workers(
+        self, collectives, dense, variables, slices, shadows
+    ):
+        dense, tables = updates.sum_over_workers(collectives, dense, slices)
+        if dense and tables:
+            # Whoever looks whether all are finite finds the same everywhere.
+            bad = tf.where(updates.all_finite([], tables), 0.0, np.nan)
+            dense[0] = updates.map_values(
+                lambda v: v + tf.cast(bad, v.dtype), dense[0]
+            )
+        slices = [
+            tf.IndexedSlices(t.values, t.signs, (1, t.table.dim))
+            for t in tables
+        ]
+        return list(zip(dense + slices, variables + shadows))
+
+    def _apply_over_workers(self, collectives, grads_and_vars, aggregated):
+        dense, variables, slices = updates.split(*zip(*grads_and_vars))
+        if aggregated:
+            tables = _agree(
+                collectives,
+                [TableGradient(t, g.indices, g.values) for t, g in slices],
+            )
+        else:
+            dense, tables = updates.sum_over_workers(collectives, dense, slices)
+        if self.on_nonfinite == "raise":
+            dense, tables = updates.require_finite(dense, tables)
+        tf.distribute.get_replica_context().merge_call(
+            lambda strategy, dense: self._update_all(
+                strategy, dense, variables, tables
+            ),
+            args=(dense,),
+        )
+
     def _apply(self, grads_and_vars):
         dense, variables, slices = updates.split(*zip(*grads_and_vars))
         context = tf.distribute.get_replica_context()
@@ -164,9 +221,9 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
                 "apply_gradients() must be called in a replica context."
             )
         if context.num_replicas_in_sync == 1:
-            tables = [
-                updates.merge(t, [(g.indices, g.values)]) for t, g in slices
-            ]
+            tables = updates.merge(
+                [(t, [(g.indices, g.values)]) for t, g in slices]
+            )
             self._update(
                 dense,
                 tables,
@@ -177,18 +234,13 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         def update_all(strategy, dense, signs, values):
             # Aggregated gradients are the same on every replica.
             first = lambda value: strategy.experimental_local_results(value)[0]  # noqa: E731
-            tables = [
-                updates.merge(table, [(first(s), first(v))])
-                for (table, _), s, v in zip(slices, signs, values)
-            ]
-            self._update(
-                [first(grad) for grad in dense],
-                tables,
-                lambda clip: strategy.extended.call_for_each_replica(
-                    lambda grads: self._apply_dense(clip(grads), variables),
-                    args=(dense,),
-                ),
+            tables = updates.merge(
+                [
+                    (table, [(first(s), first(v))])
+                    for (table, _), s, v in zip(slices, signs, values)
+                ]
             )
+            self._update_all(strategy, dense, variables, tables)
 
         context.merge_call(
             update_all,
@@ -196,6 +248,17 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
                 dense,
                 [g.indices for _, g in slices],
                 [g.values for _, g in slices],
+            ),
+        )
+
+    def _update_all(self, strategy, dense, variables, tables):
+        """Updates on all replicas of this process; gradients are summed."""
+        self._update(
+            [strategy.experimental_local_results(grad)[0] for grad in dense],
+            tables,
+            lambda clip: strategy.extended.call_for_each_replica(
+                lambda grads: self._apply_dense(clip(grads), variables),
+                args=(dense,),
             ),
         )
 
@@ -209,6 +272,18 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
 
     def _update(self, dense, tables, apply_dense):
         """One step, given gradients summed over replicas."""
+
+        def update():
+            self._clip_and_push(dense, tables, apply_dense)
+            return tf.constant(0)
+
+        if self.on_nonfinite == "skip":
+            finite = updates.all_finite(dense, tables)
+            tf.cond(finite, update, lambda: tf.constant(0))
+        else:
+            update()
+
+    def _clip_and_push(self, dense, tables, apply_dense):
         clip, tables = updates.clip(self._clipping, dense, tables)
         inner = self.inner_optimizer
         # A schedule's rate is only brought up to date by apply_gradients.
@@ -219,3 +294,13 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             tf.identity(inner.learning_rate),
         )
         apply_dense(clip)
+
+
+def _agree(collectives, tables):
+    """The gradients, with whether those of all workers are finite."""
+    if not tables:
+        return []
+    bad = tf.logical_not(updates.all_finite([], tables))
+    anywhere = collectives.gather(tf.cast(bad, tf.int64)[tf.newaxis])
+    finite = tf.equal(tf.reduce_max(anywhere), 0)
+    return [t._replace(finite=finite) for t in tables]

@@ -9,16 +9,13 @@ import collections
 
 import tensorflow as tf
 
-from tf_ext import ops
+from tf_ext.optimizers.share import current_share
 from tf_ext.tables import shadow
-from tf_ext.tables.transport import PushRequest, get_transport, sum_by_sign
+from tf_ext.tables.gradients import check_finite
+from tf_ext.tables.transport import PushRequest, get_transport
 
 Clipping = collections.namedtuple(
     "Clipping", ["clipnorm", "global_clipnorm", "clipvalue"]
-)
-
-TableGradient = collections.namedtuple(
-    "TableGradient", ["table", "signs", "values"]
 )
 
 
@@ -72,33 +69,92 @@ def _as_slices(table, grad):
     )
 
 
-def merge(table, parts):
-    """One gradient a sign, of all layers, calls and replicas.
+def merge(parts):
+    """One gradient a sign for each table, of all layers, calls and replicas.
 
     Args:
-      table: SparseTable.
-      parts: list of `(signs [n], values [n, dim])`.
+      parts: list of `(table, [(signs [n], values [n, dim]), ...])`.
 
     Returns:
-      A TableGradient of distinct signs.
+      List of TableGradient.
     """
-    if len(parts) == 1:
-        signs, values = parts[0]
-        if _from_one_pull(signs):
-            return TableGradient(table, signs, values)
-    signs = tf.concat([signs for signs, _ in parts], 0)
-    values = tf.concat([values for _, values in parts], 0)
-    signs, values, _ = sum_by_sign(signs, values, table.rows.num_shards)
-    return TableGradient(table, signs, values)
+    return _transport(parts).merge(parts) if parts else []
 
 
-def _from_one_pull(signs):
-    operation = None if tf.executing_eagerly() else signs.op
-    return (
-        operation is not None
-        and operation.type == "Identity"
-        and operation.name.rsplit("/", 1)[-1].startswith(ops.UNIQUE_SIGNS)
-    )
+def sum_over_workers(collectives, grads, slices):
+    """Gradients of the global batch, from those of each worker's share.
+
+    Args:
+      collectives: Collectives.
+      grads: list of gradients of variables.
+      slices: list of `(table, tf.IndexedSlices)`.
+
+    Returns:
+      `(gradients of variables, list of TableGradient)`: of variables the same
+      on all workers, of tables those of rows that this worker owns.
+    """
+    share = current_share()
+    if share is not None:
+        grads = [map_values(lambda v: _times(v, share), g) for g in grads]
+        slices = [
+            (t, map_values(lambda v: _times(v, share), g)) for t, g in slices
+        ]
+    places = [
+        i for i, g in enumerate(grads) if not isinstance(g, tf.IndexedSlices)
+    ]
+    summed = list(grads)
+    if places:
+        sums = collectives.sum([grads[i] for i in places])
+        for i, value in zip(places, sums):
+            summed[i] = value
+    context = tf.distribute.get_replica_context()
+    for i in set(range(len(grads))) - set(places):
+        summed[i] = context.all_reduce(tf.distribute.ReduceOp.SUM, grads[i])
+    return summed, merge([(t, [(g.indices, g.values)]) for t, g in slices])
+
+
+def require_finite(grads, tables):
+    """The same gradients, which raise where a worker's are not finite.
+
+    Where nobody has looked at all workers' gradients nothing is added: a push
+    looks itself.
+
+    Args:
+      grads: list of gradients of variables.
+      tables: list of TableGradient.
+    """
+    with tf.control_dependencies(check_finite(tables)):
+        grads = [map_values(tf.identity, grad) for grad in grads]
+        tables = [t._replace(values=tf.identity(t.values)) for t in tables]
+    return grads, tables
+
+
+def check_on_nonfinite(value):
+    """Raises ValueError unless it is "raise" or "skip"."""
+    if value not in ("raise", "skip"):
+        raise ValueError(
+            "Argument `on_nonfinite` of tf_ext.optimizers.Optimizer must be "
+            f"'raise' or 'skip'. Received: on_nonfinite={value!r}"
+        )
+
+
+def refuse_skip(on_nonfinite):
+    """Raises ValueError if steps are to be skipped."""
+    if on_nonfinite == "skip":
+        raise ValueError(
+            "on_nonfinite='skip' of tf_ext.optimizers.Optimizer does not work "
+            "under ParameterServerStrategy: its steps are not left out as a "
+            "whole. Use on_nonfinite='raise'."
+        )
+
+
+def _times(value, share):
+    # An empty batch's gradients may be NaN, and count for nothing.
+    return tf.math.multiply_no_nan(value, tf.cast(share, value.dtype))
+
+
+def _transport(parts):
+    return get_transport([part[0] for part in parts])
 
 
 def map_values(function, grad):
@@ -121,10 +177,10 @@ def scale(grads, factor):
 def all_finite(dense, tables):
     """Whether every gradient value is finite: bool scalar tensor."""
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in dense]
-    values += [t.values for t in tables]
-    return tf.reduce_all(
-        tf.stack([tf.reduce_all(tf.math.is_finite(v)) for v in values])
-    )
+    values += [t.values for t in tables if t.finite is None]
+    finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values]
+    finite += [t.finite for t in tables if t.finite is not None]
+    return tf.reduce_all(tf.stack(finite))
 
 
 def clip(clipping, dense, tables):
@@ -141,23 +197,36 @@ def clip(clipping, dense, tables):
     """
     if clipping.global_clipnorm:
         limit = clipping.global_clipnorm
-        norm = tf.linalg.global_norm(dense + [t.values for t in tables])
-        factor = limit / tf.maximum(norm, limit)
+        norms = [tf.linalg.global_norm(dense)] if dense else []
+        if tables:
+            norms.append(tf.sqrt(tf.reduce_sum(_square_sums(tables))))
+        factor = limit / tf.maximum(tf.linalg.global_norm(norms), limit)
         return (
             lambda grads: scale(grads, factor),
             [t._replace(values=t.values * factor) for t in tables],
         )
     if clipping.clipnorm:
-        one = lambda v: tf.clip_by_norm(v, clipping.clipnorm)  # noqa: E731
+        limit = clipping.clipnorm
+        one = lambda v: tf.clip_by_norm(v, limit)  # noqa: E731
+        if tables:
+            norms = tf.unstack(tf.sqrt(_square_sums(tables)), len(tables))
+            tables = [
+                t._replace(values=t.values * (limit / tf.maximum(norm, limit)))
+                for t, norm in zip(tables, norms)
+            ]
     elif clipping.clipvalue:
         limit = clipping.clipvalue
         one = lambda v: tf.clip_by_value(v, -limit, limit)  # noqa: E731
+        tables = [t._replace(values=one(t.values)) for t in tables]
     else:
         return (lambda grads: grads), tables
-    return (
-        lambda grads: [map_values(one, grad) for grad in grads],
-        [t._replace(values=one(t.values)) for t in tables],
-    )
+    return (lambda grads: [map_values(one, grad) for grad in grads]), tables
+
+
+def _square_sums(tables):
+    """The squared norm of each table's gradient: float32 `[len(tables)]`."""
+    sums = [tf.reduce_sum(tf.square(t.values)) for t in tables]
+    return _transport(tables).sum(tf.cast(tf.stack(sums), tf.float32))
 
 
 def push(tables, iterations, model_learning_rate):
@@ -174,7 +243,7 @@ def push(tables, iterations, model_learning_rate):
     """
     iterations = tf.cast(iterations, tf.int64)
     requests = []
-    for table, signs, values in tables:
+    for table, signs, values, _ in tables:
         rule = table.optimizer
         rate = rule.current_learning_rate(iterations, model_learning_rate)
         requests.append(
@@ -186,5 +255,6 @@ def push(tables, iterations, model_learning_rate):
                 iterations + 1,
             )
         )
-    updated = get_transport([r.table for r in requests]).push(requests)
-    return tf.add_n(updated) if updated else tf.constant(0, tf.int64)
+    if not requests:
+        return tf.constant(0, tf.int64)
+    return tf.add_n(_transport(requests).push(requests))

@@ -29,10 +29,15 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         strings that travel with the rows, `restore(strings)` takes it.
       devices: list of strings, where the shards are; "" is the device in
         scope.
+      collectives: `tf_ext.distribute.collectives.Collectives` if each of
+        several workers has one shard, that of its rank; else None.
     """
 
-    def __init__(self, config, fields, state=None, devices=("",)):
+    def __init__(
+        self, config, fields, state=None, devices=("",), collectives=None
+    ):
         super().__init__(device=devices[0])
+        self.collectives = collectives
         self._fields = tuple(Field(*field) for field in fields)
         self._state = state
         self._config = config
@@ -48,10 +53,17 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         return ops.sparse_table_handle(self._config)
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
-        if "/job:ps/" in self.resource_handle.device:
+        spread = (
+            "on parameter servers"
+            if "/job:ps/" in self.resource_handle.device
+            else None
+            if self.collectives is None
+            else "spread over workers"
+        )
+        if spread is not None:
             label = parse_config(self.config)["name"]
             raise ValueError(
-                f"Table {label!r} is on parameter servers, which a SavedModel "
+                f"Table {label!r} is {spread}, which a SavedModel "
                 "does not have. Save the model's weights (save_weights, or "
                 "tf.train.Checkpoint), load them into the same model made "
                 "without a strategy, and export that."
@@ -71,7 +83,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
 
     @property
     def shards(self):
-        """The shards, a list of `TableShard`."""
+        """The shards in reach of this process, a list of `TableShard`."""
         return [
             TableShard(handle, self._fields)
             for handle in (self.resource_handle, *self._more_handles)
@@ -90,6 +102,8 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
     @property
     def num_shards(self):
         """The number of shards, an int."""
+        if self.collectives is not None:
+            return self.collectives.size
         return 1 + len(self._more_handles)
 
     def pull(self, signs, split_sizes, insert, dim):
@@ -149,7 +163,8 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
           clear: whether all other rows are removed first.
 
         Returns:
-          int64 scalar, the number of rows set.
+          int64 scalar, the number of rows set. A shard in each of several
+          workers takes its own and leaves the others.
         """
         if self.num_shards == 1:
             return self.shards[0].import_rows(signs, values, clear)
@@ -169,14 +184,19 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
                 shard.import_rows(
                     part, {name: v[i] for name, v in values.items()}, clear
                 )
-                for i, (shard, part) in enumerate(
-                    zip(self.shards, self._split(unique, split_sizes))
+                for i, (shard, part) in self._mine(
+                    self._split(unique, split_sizes)
                 )
             ]
         )
 
+    def _mine(self, parts):
+        """(i, (shard, part)) of the parts of shards in reach."""
+        first = 0 if self.collectives is None else self.collectives.rank
+        return enumerate(zip(self.shards, parts[first:]), first)
+
     def chunks(self):
-        """Yields all rows in chunks of bounded size, as NumPy arrays."""
+        """Yields all rows in reach, in chunks of bounded size, as arrays."""
         limit = max(1, _CHUNK_BYTES // self.bytes_per_row)
         for shard in self.shards:
             cursor = 0
@@ -186,7 +206,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
                 yield signs.numpy(), {k: v.numpy() for k, v in values.items()}
 
     def export(self):
-        """All rows: `(signs [n], {field: [n, count]})`, shard by shard."""
+        """All rows in reach: `(signs [n], {field: [n, count]})`, by shard."""
         parts = [shard.export() for shard in self.shards]
         return _concat([signs for signs, _, _ in parts]), {
             field.name: _concat([values[field.name] for _, _, values in parts])
@@ -194,15 +214,25 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         }
 
     def size(self):
-        """The number of rows, int64 scalar."""
-        return _add([shard.size() for shard in self.shards])
+        """The number of rows of all shards, int64 scalar."""
+        size = _add([shard.size() for shard in self.shards])
+        if self.collectives is None:
+            return size
+        return tf.reduce_sum(self.collectives.gather(size[tf.newaxis]))
+
+    def stats(self):
+        """Counts and bytes: int64 `[len(ops.TABLE_STATS)]` for each shard."""
+        stats = [shard.stats() for shard in self.shards]
+        if self.collectives is None:
+            return stats
+        return tf.unstack(self.collectives.gather(stats[0]))
 
     def erase(self, signs):
-        """Removes rows of signs `[n]`; int64 scalar, how many were there."""
+        """Removes rows of signs `[n]`; int64 scalar, how many were in reach."""
         return _add([shard.erase(signs) for shard in self.shards])
 
     def clear(self):
-        """Removes all rows; int64 scalar, how many there were."""
+        """Removes all rows in reach; int64 scalar, how many there were."""
         return _add([shard.clear() for shard in self.shards])
 
     def check_rows(self, label, config, values):

@@ -10,9 +10,15 @@ import tensorflow as tf
 from tf_ext import initializers, ops
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.tables import keras_store, rules, shadow
+from tf_ext.tables.gradients import check_finite
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import config_text, parse_config
-from tf_ext.tables.transport import shard_devices, sum_by_sign
+from tf_ext.tables.transport import (
+    PullRequest,
+    PushRequest,
+    get_transport,
+    placement,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _MAX_DIM = 65536
@@ -87,7 +93,7 @@ class SparseTable(keras.layers.Layer):
                 "Argument `seed` of SparseTable must be an integer from 0 to "
                 f"2^64 - 1, or None. Received: seed={seed!r}"
             )
-        devices = shard_devices()
+        where = placement()
         super().__init__(name=name, trainable=trainable, dtype="float32")
         self.dim = int(dim)
         self.seed = int(seed)
@@ -101,7 +107,8 @@ class SparseTable(keras.layers.Layer):
             [("weights", tf.float32, self.dim)]
             + self.optimizer.slots(self.dim),
             state=(self._state, self._restore_state),
-            devices=devices,
+            devices=where.devices,
+            collectives=where.collectives,
         )
         variable_arguments = (
             {"autocast": False}
@@ -194,9 +201,8 @@ class SparseTable(keras.layers.Layer):
         unique = ops.unique_by_shard(
             tf.reshape(signs, [-1]), self.rows.num_shards
         )
-        rows = self.rows.pull(
-            unique.unique, unique.split_sizes, training, self.dim
-        )
+        request = PullRequest(self, unique, training)
+        [rows] = get_transport([self]).pull([request])
         return tf.reshape(
             tf.gather(rows, unique.inverse),
             tf.concat([tf.shape(signs), [self.dim]], 0),
@@ -228,21 +234,19 @@ class SparseTable(keras.layers.Layer):
                 "Received: learning_rate=None"
             )
         step = tf.convert_to_tensor(step, tf.int64)
-        signs, gradients, split_sizes = sum_by_sign(
-            tf.convert_to_tensor(signs, tf.int64),
-            tf.convert_to_tensor(gradients, tf.float32),
-            self.rows.num_shards,
-        )
+        signs = tf.convert_to_tensor(signs, tf.int64)
+        gradients = tf.convert_to_tensor(gradients, tf.float32)
+        transport = get_transport([self])
+        [summed] = transport.merge([(self, [(signs, gradients)])])
         rate = self.optimizer.current_learning_rate(
             step - 1, 0.0 if learning_rate is None else learning_rate
         )
-        updated = self.rows.push(
-            signs,
-            split_sizes,
-            gradients,
-            self.optimizer.hyperparameters(rate),
-            step,
+        with tf.control_dependencies(check_finite([summed])):
+            hyperparameters = tf.identity(self.optimizer.hyperparameters(rate))
+        request = PushRequest(
+            self, summed.signs, summed.values, hyperparameters, step
         )
+        [updated] = transport.push([request])
         return int(updated) if hasattr(updated, "numpy") else updated
 
     def size(self):
@@ -267,8 +271,8 @@ class SparseTable(keras.layers.Layer):
     def shard_stats(self):
         """What `stats` tells, a list with a dict for each shard."""
         stats = []
-        for shard in self.rows.shards:
-            values = shard.stats().numpy().tolist()
+        for shard in self.rows.stats():
+            values = shard.numpy().tolist()
             one = dict(zip(ops.TABLE_STATS, values, strict=True))
             one["bytes"] = one["slab_bytes"] + one["index_bytes"]
             stats.append(one)

@@ -3,17 +3,31 @@
 Layers and optimizer know this interface alone. Where the shards of a table are
 is decided when it is made: one in this process without a strategy or under
 OneDeviceStrategy and MirroredStrategy, one on each parameter server under
-ParameterServerStrategy.
+ParameterServerStrategy, one in each worker under MultiWorkerMirroredStrategy.
 """
 
 import collections
 
 import tensorflow as tf
 
-from tf_ext import ops
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of, is_parameter_server
+from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.strategy import check_cluster
+from tf_ext.tables.exchange import AllToAllTransport
+from tf_ext.tables.gradients import (
+    TableGradient,
+    from_one_pull,
+    sum_by_sign,
+    unique_signs_op,
+)
+
+Placement = collections.namedtuple("Placement", ["devices", "collectives"])
+Placement.__doc__ = """Where the shards of a table are.
+
+devices: list of strings, of the shards that this process can ask;
+collectives: how to reach those in other workers, or None.
+"""
 
 PullRequest = collections.namedtuple(
     "PullRequest", ["table", "unique", "insert"]
@@ -42,14 +56,48 @@ class DirectTransport:
     rows, signs and gradients.
     """
 
-    def pull(self, requests):
-        """Rows of each request's unique signs: a list of float32 `[u, dim]`."""
+    # An error is raised where it is found.
+    shares_errors = False
+
+    def pull(self, requests, error=None):
+        """Rows of each request's unique signs: a list of float32 `[u, dim]`.
+
+        Args:
+          requests: list of PullRequest.
+          error: None, because errors are not shared.
+        """
+        del error
         return [
             table.rows.pull(
                 unique.unique, unique.split_sizes, insert, table.dim
             )
             for table, unique, insert in requests
         ]
+
+    def merge(self, parts):
+        """One gradient a sign, of all layers, calls and replicas.
+
+        Args:
+          parts: list of `(table, [(signs [n], values [n, dim]), ...])`.
+
+        Returns:
+          List of TableGradient.
+        """
+        return [self._merge(table, pairs) for table, pairs in parts]
+
+    def _merge(self, table, pairs):
+        if len(pairs) == 1 and from_one_pull(pairs[0][0]):
+            return TableGradient(table, *pairs[0])
+        signs, values, _ = sum_by_sign(
+            tf.concat([signs for signs, _ in pairs], 0),
+            tf.concat([values for _, values in pairs], 0),
+            table.rows.num_shards,
+        )
+        return TableGradient(table, signs, values)
+
+    def sum(self, tensor):
+        """The sum over processes that have other rows: there are none."""
+        return tensor
 
     def push(self, requests):
         """Updates tables; returns the rows updated, a list of int64 `[]`."""
@@ -70,26 +118,43 @@ def get_transport(tables):
     """The transport of some tables.
 
     Args:
-      tables: list of tables that are asked together.
+      tables: non-empty list of tables that are asked together.
 
     Raises:
-      ValueError: under ParameterServerStrategy, a table that was made outside
-        its scope.
+      ValueError: a table that was made outside of the scope of the strategy
+        that it is used under, or under another one than the others.
     """
-    if is_parameter_server(_strategy()):
-        for table in tables:
-            if "/job:ps/" not in table.rows.shards[0].device:
-                raise ValueError(
-                    f"Table {table.name!r} was made outside of the scope of "
-                    "the ParameterServerStrategy, in the coordinator's "
-                    "process. Make it, and the model, under "
-                    "`with strategy.scope():`."
-                )
-    return DirectTransport()
+    strategy = _strategy()
+    here = collectives_of(strategy)
+    for table in tables:
+        rows = table.rows
+        if is_parameter_server(strategy):
+            if "/job:ps/" not in rows.shards[0].device:
+                raise _made_outside(table, strategy)
+        elif here is not None and rows.collectives is not here:
+            raise _made_outside(table, strategy)
+        elif rows.collectives is not tables[0].rows.collectives:
+            raise ValueError(
+                f"Tables {tables[0].name!r} and {table.name!r} were made under "
+                "different strategies. Make all tables of a model under one."
+            )
+    collectives = tables[0].rows.collectives
+    if collectives is None:
+        return DirectTransport()
+    return AllToAllTransport(collectives)
 
 
-def shard_devices():
-    """Where the shards of a table are that is made now: a list of strings.
+def _made_outside(table, strategy):
+    name = type(strategy).__name__.removesuffix("V2")
+    return ValueError(
+        f"Table {table.name!r} was made outside of the scope of the {name}, "
+        "as one of this process alone. Make it, and the model, under "
+        "`with strategy.scope():`."
+    )
+
+
+def placement():
+    """Where the shards of a table are that is made now: a Placement.
 
     Raises:
       NotImplementedError: the strategy in scope is one that tables cannot
@@ -100,39 +165,25 @@ def shard_devices():
     if is_parameter_server(strategy):
         check_cluster(strategy)
         servers = task_addresses(cluster_of(strategy), ["ps"])
-        return [f"{server}/device:CPU:0" for server in servers]
+        return Placement([f"{server}/device:CPU:0" for server in servers], None)
     if strategy is None or isinstance(
         strategy,
-        (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy),
+        (
+            tf.distribute.MirroredStrategy,
+            tf.distribute.MultiWorkerMirroredStrategy,
+            tf.distribute.OneDeviceStrategy,
+        ),
     ):
-        return [""]
-    raise NotImplementedError(
-        f"Tables do not work under {type(strategy).__name__} yet: each "
-        "process would train rows of its own. Use no strategy, "
-        "tf.distribute.OneDeviceStrategy, MirroredStrategy or "
-        "ParameterServerStrategy."
-    )
-
-
-def sum_by_sign(signs, gradients, num_shards=1, name=None):
-    """Sums gradients of equal signs.
-
-    Args:
-      signs: int64 `[n]`.
-      gradients: float32 `[n, dim]`.
-      num_shards: int, of the table.
-      name: optional name of the operations.
-
-    Returns:
-      `(signs [u], gradients [u, dim], split_sizes [num_shards])`, by shard and
-      then in order of first appearance.
-    """
-    with tf.name_scope(name or "sum_by_sign"):
-        unique, _, inverse, split_sizes = ops.unique_by_shard(signs, num_shards)
-        summed = tf.math.unsorted_segment_sum(
-            gradients, inverse, tf.size(unique)
+        collectives = collectives_of(strategy)
+        return Placement(
+            ["" if collectives is None else collectives.device], collectives
         )
-        return unique, summed, split_sizes
+    raise NotImplementedError(
+        f"Tables do not work under {type(strategy).__name__}: each process "
+        "would train rows of its own. Use no strategy, "
+        "tf.distribute.OneDeviceStrategy, MirroredStrategy, "
+        "MultiWorkerMirroredStrategy or ParameterServerStrategy."
+    )
 
 
 def _by_shard(signs, gradients, num_shards):
@@ -147,15 +198,8 @@ def _by_shard(signs, gradients, num_shards):
 
 def _known_split_sizes(signs, num_shards):
     """The other output of the op that put `signs` in order, if it did."""
-    if tf.executing_eagerly():
-        return None
-    operation = signs.op
-    while operation.type == "Identity":
-        operation = operation.inputs[0].op
-    if (
-        operation.type != ops.UNIQUE_BY_SHARD
-        or operation.get_attr("num_shards") != num_shards
-    ):
+    operation = unique_signs_op(signs)
+    if operation is None or operation.get_attr("num_shards") != num_shards:
         return None
     return operation.outputs[3]
 

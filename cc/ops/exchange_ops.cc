@@ -1,0 +1,125 @@
+// The interface of the ops around an all-to-all collective: values for peers
+// into one buffer, and out of one.
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status ExchangePackShape(InferenceContext* c) {
+  std::vector<ShapeHandle> values, split_sizes, header, width;
+  TF_RETURN_IF_ERROR(c->input("values", &values));
+  TF_RETURN_IF_ERROR(c->input("split_sizes", &split_sizes));
+  TF_RETURN_IF_ERROR(c->input("header", &header));
+  TF_RETURN_IF_ERROR(c->input("width", &width));
+  ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->WithRank(header[0], 2, &shape));
+  DimensionHandle peers = c->Dim(shape, 0);
+  for (size_t i = 0; i < values.size(); ++i) {
+    TF_RETURN_IF_ERROR(c->WithRankAtLeast(values[i], 1, &shape));
+    TF_RETURN_IF_ERROR(c->WithRank(split_sizes[i], 1, &shape));
+    TF_RETURN_IF_ERROR(c->Merge(peers, c->Dim(shape, 0), &peers));
+  }
+  TF_RETURN_IF_ERROR(c->WithRank(width[0], 0, &shape));
+  DimensionHandle columns;
+  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(c->num_inputs() - 1, &columns));
+  c->set_output(0, c->Matrix(peers, columns));
+  return absl::OkStatus();
+}
+
+absl::Status ExchangeUnpackShape(InferenceContext* c) {
+  ShapeHandle packed, counts;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "packed", 2, &packed));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "counts", 2, &counts));
+  std::vector<int32_t> dims;
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  DimensionHandle unused;
+  if (!c->Merge(c->Dim(counts, 1), c->Dim(packed, 0), &unused).ok() ||
+      !c->WithValue(c->Dim(counts, 0), static_cast<int64_t>(dims.size()),
+                    &unused)
+           .ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "counts must be of shape [", dims.size(),
+        ", peers] (there are so many dims; packed is ", c->DebugString(packed),
+        "), but its shape is ", c->DebugString(counts), "."));
+  }
+  for (size_t i = 0; i < dims.size(); ++i) {
+    c->set_output(static_cast<int>(i),
+                  c->Matrix(c->UnknownDim(), c->MakeDim(dims[i])));
+  }
+  return absl::OkStatus();
+}
+
+REGISTER_OP("TfExt>ExchangePack")
+    .Input("values: N * T")
+    .Input("split_sizes: N * int64")
+    .Input("header: T")
+    .Input("width: int64")
+    .Output("packed: T")
+    .Attr("N: int >= 1")
+    .Attr("T: {int64, float}")
+    .SetShapeFn(ExchangePackShape)
+    .Doc(R"doc(
+Lays out what goes to each peer in one row of a matrix.
+
+Row p is row p of `header`, then peer p's part of each of `values`, flattened,
+then zeros.
+
+values: `[n_i, ...]` each, ordered by peer.
+split_sizes: `[peers]` each, how many of the first dimension go to each peer;
+  their sum is n_i.
+header: `[peers, h]`.
+width: `[]`, columns of the result; not fewer than any row needs.
+packed: `[peers, width]`.
+)doc");
+
+REGISTER_OP("TfExt>ExchangeUnpack")
+    .Input("packed: T")
+    .Input("counts: int64")
+    .Output("values: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {int64, float}")
+    .Attr("offset: int >= 0")
+    .Attr("dims: list(int) >= 1")
+    .SetShapeFn(ExchangeUnpackShape)
+    .Doc(R"doc(
+Takes apart what came from the peers: the inverse of ExchangePack.
+
+packed: `[peers, width]`, row p from peer p.
+counts: `[N, peers]`, how many rows of each of `values` are from each peer.
+values: `[sum of counts[i], dims[i]]` each, ordered by peer.
+offset: columns before the values, which are skipped.
+dims: length of a row of each of `values`, N of them.
+)doc");
+
+REGISTER_OP("TfExt>RaiseError")
+    .Input("error: string")
+    .Output("same: string")
+    // Else it could be computed while a graph is optimised, or be left out.
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle error;
+      TF_RETURN_IF_ERROR(InputOfRank(c, "error", 0, &error));
+      c->set_output(0, error);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Raises InvalidArgumentError with the text `error`, unless that is empty.
+
+error: `[]`.
+same: `[]`, the empty text.
+)doc");
+
+}  // namespace
+}  // namespace tf_ext

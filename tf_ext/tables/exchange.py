@@ -1,0 +1,262 @@
+"""Tables whose shards are in the workers of a synchronous strategy.
+
+Every worker asks for its distinct signs and gets their rows by two all-to-all
+collectives, whose sizes all of them have agreed on before; the gradients go
+back by a third, to where the signs went. The owner of a row sums what comes
+from all workers, in the order of their ranks.
+"""
+
+import collections
+
+import tensorflow as tf
+
+from tf_ext import ops
+from tf_ext.tables.gradients import (
+    TableGradient,
+    from_one_pull,
+    sum_by_sign,
+    unique_signs_op,
+)
+
+_ROUTES = "_tf_ext_routes"
+
+_Route = collections.namedtuple(
+    "_Route", ["split_sizes", "counts", "signs", "width"]
+)
+_Route.__doc__ = """The way of some distinct signs to their owners.
+
+split_sizes: int64 `[workers]`, how many went to each; counts: int64
+`[workers]`, how many came from each; signs: int64 `[n]`, those that came;
+width: int64 scalar, what was agreed on for the values of all that went along.
+"""
+
+
+class AllToAllTransport:
+    """Signs, rows and gradients of all tables in one buffer for each worker.
+
+    Args:
+      collectives: `tf_ext.distribute.collectives.Collectives`.
+    """
+
+    # An error that is found on one worker is to be raised by `pull` on all.
+    shares_errors = True
+
+    def __init__(self, collectives):
+        self._collectives = collectives
+
+    def pull(self, requests, error=None):
+        """Rows of each request's unique signs: a list of float32 `[u, dim]`.
+
+        Args:
+          requests: list of PullRequest.
+          error: string scalar, what is wrong on this worker, or "".
+
+        Raises:
+          tf.errors.InvalidArgumentError: on all workers, the error of one.
+        """
+        uniques = {id(r.unique): r.unique for r in requests}
+        floats = dict.fromkeys(uniques, 0)
+        for request in requests:
+            floats[id(request.unique)] += request.table.dim
+        routes = self._send_signs(
+            [(u.unique, u.split_sizes) for u in uniques.values()],
+            list(floats.values()),
+            error,
+        )
+        routes = dict(zip(uniques, routes))
+        for key, unique in uniques.items():
+            _remember(unique.unique, routes[key])
+        ways = [routes[id(r.unique)] for r in requests]
+        rows = [
+            request.table.rows.shards[0].pull(
+                way.signs, request.insert, request.table.dim
+            )
+            for request, way in zip(requests, ways)
+        ]
+        received = self._collectives.all_to_all(
+            lambda width: ops.exchange_pack(
+                rows,
+                [way.counts for way in ways],
+                tf.zeros([self._collectives.size, 0]),
+                width,
+            ),
+            tf.float32,
+            ways[0].width,
+        )
+        return ops.exchange_unpack(
+            received,
+            tf.stack([way.split_sizes for way in ways]),
+            [request.table.dim for request in requests],
+        )
+
+    def merge(self, parts):
+        """One gradient a sign, of all workers, on the sign's owner.
+
+        Args:
+          parts: list of `(table, [(signs [n], values [n, dim]), ...])`.
+
+        Returns:
+          List of TableGradient: the signs that this worker owns.
+        """
+        pieces = [
+            (table, signs, tf.cast(values, tf.float32))
+            for table, its_parts in parts
+            for signs, values in its_parts
+        ]
+        ways = [_remembered(signs) for _, signs, _ in pieces]
+        pieces, ways = self._find_ways(pieces, ways)
+        received = self._send_values([v for _, _, v in pieces], ways)
+        finite = tf.equal(tf.reduce_max(received[:, 0]), 0.0)
+        values = ops.exchange_unpack(
+            received,
+            tf.stack([way.counts for way in ways]),
+            [table.dim for table, _, _ in pieces],
+            offset=1,
+        )
+        gradients = []
+        for table, _ in parts:
+            mine = [i for i, piece in enumerate(pieces) if piece[0] is table]
+            signs, summed, _ = sum_by_sign(
+                tf.concat([ways[i].signs for i in mine], 0),
+                tf.concat([values[i] for i in mine], 0),
+            )
+            gradients.append(TableGradient(table, signs, summed, finite))
+        return gradients
+
+    def push(self, requests):
+        """Updates this worker's rows; returns how many, a list of int64 `[]`.
+
+        Args:
+          requests: list of PushRequest of signs that this worker owns.
+        """
+        return [
+            table.rows.shards[0].push(signs, gradients, hyperparameters, step)
+            for table, signs, gradients, hyperparameters, step in requests
+        ]
+
+    def sum(self, tensor):
+        """The sum of a float tensor over all workers."""
+        return self._collectives.sum([tensor])[0]
+
+    def _send_signs(self, signs, floats, error=None):
+        """Sends distinct signs to their owners.
+
+        Args:
+          signs: list of `(signs [n] by worker, split_sizes [workers])`.
+          floats: list of int, how many values go with each of those signs.
+          error: string scalar or None.
+
+        Returns:
+          List of _Route.
+        """
+        count = len(signs)
+        split_sizes = tf.stack([sizes for _, sizes in signs])
+        wanted = tf.stack(
+            [
+                count + tf.reduce_max(tf.reduce_sum(split_sizes, 0)),
+                1
+                + tf.reduce_max(
+                    tf.linalg.matvec(
+                        split_sizes, tf.constant(floats, tf.int64), True
+                    )
+                ),
+                0 if error is None else tf.cast(error != "", tf.int64),
+            ]
+        )
+        agreed = tf.reduce_max(self._collectives.gather(wanted), 0)
+        if error is not None:
+            with tf.control_dependencies([self._raise(error, agreed[2] > 0)]):
+                agreed = tf.identity(agreed)
+        received = self._collectives.all_to_all(
+            lambda width: ops.exchange_pack(
+                [values for values, _ in signs],
+                tf.unstack(split_sizes),
+                tf.transpose(split_sizes),
+                width,
+            ),
+            tf.int64,
+            agreed[0],
+        )
+        counts = tf.transpose(received[:, :count])
+        arrived = ops.exchange_unpack(
+            received, counts, [1] * count, offset=count
+        )
+        return [
+            _Route(split_sizes[i], counts[i], arrived[i][:, 0], agreed[1])
+            for i in range(count)
+        ]
+
+    def _raise(self, error, somewhere):
+        """Raises the first worker's error, if there is one `somewhere`."""
+        return ops.raise_error(
+            tf.cond(
+                somewhere,
+                lambda: self._collectives.first_error(error),
+                lambda: "",
+            )
+        )
+
+    def _find_ways(self, pieces, ways):
+        """Gives the pieces without a way their own, by sign and worker."""
+        lost = [i for i, way in enumerate(ways) if way is None]
+        if not lost:
+            return pieces, ways
+        pieces, ways = list(pieces), list(ways)
+        split_sizes = []
+        for i in lost:
+            table, signs, values = pieces[i]
+            signs, values, sizes = sum_by_sign(
+                signs, values, self._collectives.size
+            )
+            pieces[i] = (table, signs, values)
+            split_sizes.append(sizes)
+        found = self._send_signs(
+            [(pieces[i][1], sizes) for i, sizes in zip(lost, split_sizes)],
+            [pieces[i][0].dim for i in lost],
+        )
+        for i, way in zip(lost, found):
+            ways[i] = way
+        return pieces, ways
+
+    def _send_values(self, values, ways):
+        """Sends values of signs after them.
+
+        Returns:
+          float32 `[workers, width]`: of each worker, 1 if a value of its is
+          not finite or 0, and its values.
+        """
+        size = self._collectives.size
+        # What the owner sums stays finite, too.
+        limit = tf.float32.max / (size * len(values))
+        good = [tf.reduce_all(tf.abs(value) <= limit) for value in values]
+        bad = 1.0 - tf.cast(tf.reduce_all(tf.stack(good)), tf.float32)
+        # Those that went together share one width.
+        widths = {id(way.width): way.width for way in ways}
+        return self._collectives.all_to_all(
+            lambda width: ops.exchange_pack(
+                values,
+                [way.split_sizes for way in ways],
+                tf.fill([size, 1], bad),
+                width,
+            ),
+            tf.float32,
+            tf.add_n(list(widths.values())),
+        )
+
+
+def _remember(signs, route):
+    """Keeps the way of a pull's signs for their gradients."""
+    if tf.executing_eagerly():
+        return
+    routes = getattr(signs.graph, _ROUTES, None)
+    if routes is None:
+        routes = {}
+        setattr(signs.graph, _ROUTES, routes)
+    routes[signs.op] = route
+
+
+def _remembered(signs):
+    """The way of a gradient's signs if they are those of one pull, or None."""
+    if not from_one_pull(signs):
+        return None
+    return getattr(signs.graph, _ROUTES, {}).get(unique_signs_op(signs))
