@@ -1,4 +1,6 @@
-"""Whatever is given to HashCategory, it raises a sentence."""
+"""Whatever is given to HashCategory, it raises or returns a sentence."""
+
+import functools
 
 import tensorflow as tf
 from absl.testing import parameterized
@@ -14,12 +16,44 @@ def _hash(values=None, row_splits=None, weights=None, **attributes):
     return ops.hash_category(values, row_splits, weights, **attributes)
 
 
+def _inputs(values=None, row_splits=None, weights=None, **_):
+    """The inputs of a case as the op has them, none left out."""
+    values = [tf.constant([1, 2, 3])] if values is None else values
+    if row_splits is None:
+        row_splits = [tf.zeros([0], tf.int64)] * len(values)
+    if weights is None:
+        weights = [tf.zeros([0])] * len(values)
+    row_splits = [tf.constant(splits, tf.int64) for splits in row_splits]
+    return values, row_splits, weights
+
+
+def _hash_or_error(arguments, values, row_splits, weights):
+    """The case, with its inputs replaced."""
+    inputs = dict(values=values, row_splits=row_splits, weights=weights)
+    return _hash(**{**arguments, **inputs}, return_error=True)
+
+
+def _unknown(call):
+    """Inputs of which a graph knows the types alone."""
+
+    def traced(*inputs):
+        inputs = tf.nest.map_structure(tf.convert_to_tensor, inputs)
+        signature = tf.nest.map_structure(
+            lambda tensor: tf.TensorSpec(None, tensor.dtype), inputs
+        )
+        return tf.function(call, signature, autograph=False)(*inputs)
+
+    return traced
+
+
 class MalformedHashCategoryTest(RefusalTestCase):
+    # The last is the number of row_splits where the error is a value.
     @parameterized.named_parameters(
         (
             "scalar",
             dict(values=[tf.constant(1)]),
             "values[0] must have a rank of at least 1",
+            1,
         ),
         (
             "other_batch_size",
@@ -28,48 +62,57 @@ class MalformedHashCategoryTest(RefusalTestCase):
                 namespaces=["a", "b"],
             ),
             "must have one batch size, but",
+            7,
         ),
         (
             "splits_matrix",
             dict(row_splits=[[[0, 3]]]),
             "row_splits[0] must be a vector",
+            1,
         ),
         (
             "splits_of_a_matrix",
             dict(values=[tf.constant([[1, 2]])], row_splits=[[0, 2]]),
             "values[0], which has row_splits, must be a vector",
+            2,
         ),
         (
             "splits_start",
             dict(row_splits=[[1, 3]]),
             'The row_splits of input 0 (of the column of namespace "n") must '
             "start at 0, but start at 1.",
+            2,
         ),
         (
             "splits_fall",
             dict(row_splits=[[0, 2, 1, 3]]),
             "must not fall, but go from 2 to 1 at position 2.",
+            4,
         ),
         (
             "splits_negative",
             dict(row_splits=[[0, -5, 3]]),
             "must not fall, but go from 0 to -5 at position 1.",
+            3,
         ),
         (
             "splits_end_early",
             dict(row_splits=[[0, 2]]),
             "must end at its number of values, which is 3, but end at 2.",
+            2,
         ),
         (
             "splits_end_at_2_62",
             dict(row_splits=[[0, 2**62]]),
             f"which is 3, but end at {2**62}.",
+            2,
         ),
         (
             "too_few_weights",
             dict(weights=[[1.0, 2.0]]),
             "weights[0] must have 3 values, one for each of values[0], or none,"
             " but has 2.",
+            4,
         ),
         (
             "explodes",
@@ -79,15 +122,55 @@ class MalformedHashCategoryTest(RefusalTestCase):
                 part_inputs=[0, 0, 0],
             ),
             "The batch makes more than 2147483647 signs",
+            2,
         ),
         (
             "claims_2_31_bags",
             dict(values=[tf.zeros([1 << 31, 0], tf.int64)]),
             "makes more than 2147483647 bags",
+            1,
         ),
     )
-    def test_input_(self, arguments, message):
+    def test_input_(self, arguments, message, splits):
         self.assert_refused(lambda: _hash(**arguments), message)
+        with self.assertRaises(tf.errors.InvalidArgumentError) as raised:
+            _hash(**arguments)
+        for mode in (lambda f: f, _unknown):
+            found = mode(functools.partial(_hash_or_error, arguments))(
+                *_inputs(**arguments)
+            )
+            error = found.error.numpy().decode()
+            self.assertIn(message, error)
+            self.assertIn(error, str(raised.exception))
+            self.assertAllEqual(found.signs, tf.zeros([0], tf.int64))
+            self.assertAllEqual(found.sign_splits, tf.zeros([splits], tf.int64))
+            self.assertAllEqual(found.sign_weights, tf.zeros([0]))
+
+    def test_no_error(self):
+        for return_error in (False, True):
+            found = _hash(weights=[[1.0, 2.0, 3.0]], return_error=return_error)
+            self.assertEqual(found.error, b"")
+            self.assertAllEqual(found.sign_splits, [0, 1, 2, 3])
+            self.assertAllEqual(found.sign_weights, [1.0, 2.0, 3.0])
+
+    def test_batch_sizes_that_a_graph_knows_to_differ_are_a_value(self):
+        @tf.function(autograph=False)
+        def traced():
+            values = [tf.zeros([3, 2], tf.int64), tf.zeros([2], tf.int64)]
+            found = _hash(values, namespaces=["a", "b"], return_error=True)
+            self.assertEqual(found.sign_splits.shape, [7])
+            self.assertEqual(found.error.shape, [])
+            return found
+
+        found = traced()
+        self.assertIn(b"must have one batch size, but", found.error.numpy())
+        self.assertAllEqual(found.sign_splits, [0] * 7)
+
+    def test_attributes_are_no_value(self):
+        self.assert_refused(
+            lambda: _hash(bucket_sizes=[-1], return_error=True),
+            "has bucket_size -1, which must be",
+        )
 
     @parameterized.named_parameters(
         ("bucket_sizes", dict(bucket_sizes=[1, 2]), "must have 1 values", "2."),

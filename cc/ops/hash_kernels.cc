@@ -1,5 +1,6 @@
 // The kernel that turns raw feature values into signs.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -191,11 +192,20 @@ absl::Status ToHashInput(int i, const Tensor& values, const Tensor& row_splits,
   return absl::OkStatus();
 }
 
+// The size of the batch that an input has whatever else is wrong with it; -1 if
+// that cannot be told.
+int64_t BatchSize(const Tensor& values, const Tensor& row_splits) {
+  if (row_splits.dims() != 1) return -1;
+  if (row_splits.NumElements() > 0) return row_splits.NumElements() - 1;
+  return values.dims() > 0 ? values.dim_size(0) : -1;
+}
+
 class HashCategoryOp : public OpKernel {
  public:
   explicit HashCategoryOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     ColumnAttrs attrs;
     OP_REQUIRES_OK(ctx, attrs.Read(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("return_error", &return_error_));
     std::vector<DataType> types;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("Tin", &types));
     int64_t num_inputs;
@@ -210,29 +220,41 @@ class HashCategoryOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     std::vector<HashInput> inputs;
-    OP_REQUIRES_OK(ctx, ReadInputs(ctx, &inputs));
     int64_t batch = 0;
-    OP_REQUIRES_OK(ctx, ToTf(hasher_->CheckInputs(inputs, &batch)));
+    absl::Status error = ReadInputs(ctx, &inputs);
+    if (error.ok()) error = ToTf(hasher_->CheckInputs(inputs, &batch));
+    OP_REQUIRES(ctx, error.ok() || return_error_, error);
+    if (!error.ok()) batch = BatchSizeDespiteError(ctx);
 
     const ParallelFor parallel_for = MakeParallelFor(ctx);
     const int64_t bags = hasher_->num_columns() * batch;
     int64_t* splits = nullptr;
     OP_REQUIRES_OK(ctx, Allocate(ctx, kSignSplits, bags + 1, &splits));
-    OP_REQUIRES_OK(
-        ctx, ToTf(hasher_->CountSigns(inputs, batch, parallel_for, splits)));
+    if (error.ok()) {
+      error = ToTf(hasher_->CountSigns(inputs, batch, parallel_for, splits));
+    }
+    OP_REQUIRES(ctx, error.ok() || return_error_, error);
+    if (!error.ok()) std::fill_n(splits, bags + 1, 0);
 
     int64_t* signs = nullptr;
     OP_REQUIRES_OK(ctx, Allocate(ctx, kSigns, splits[bags], &signs));
     float* weights = nullptr;
-    const bool weighted = hasher_->HasWeights(inputs);
+    const bool weighted = error.ok() && hasher_->HasWeights(inputs);
     OP_REQUIRES_OK(ctx, Allocate(ctx, kSignWeights, weighted ? splits[bags] : 0,
                                  &weights));
+    Tensor* error_text = nullptr;
+    OP_REQUIRES_OK(ctx,
+                   ctx->allocate_output(kError, TensorShape({}), &error_text));
+    if (!error.ok()) {
+      error_text->scalar<tstring>()() = error.message();
+      return;
+    }
     hasher_->Hash(inputs, batch, splits, parallel_for, signs,
                   weighted ? weights : nullptr);
   }
 
  private:
-  enum Outputs { kSigns, kSignSplits, kSignWeights };
+  enum Outputs { kSigns, kSignSplits, kSignWeights, kError };
 
   static absl::Status ReadInputs(OpKernelContext* ctx,
                                  std::vector<HashInput>* inputs) {
@@ -248,6 +270,21 @@ class HashCategoryOp : public OpKernel {
     return absl::OkStatus();
   }
 
+  // That of the first input that has one, if so many bags can be made; or 0.
+  int64_t BatchSizeDespiteError(OpKernelContext* ctx) const {
+    OpInputList values, row_splits;
+    if (!ctx->input_list("values", &values).ok() ||
+        !ctx->input_list("row_splits", &row_splits).ok()) {
+      return 0;
+    }
+    for (int i = 0; i < values.size(); ++i) {
+      const int64_t batch = BatchSize(values[i], row_splits[i]);
+      if (batch < 0) continue;
+      return batch <= kMaxSignsPerCall / hasher_->num_columns() ? batch : 0;
+    }
+    return 0;
+  }
+
   template <typename T>
   static absl::Status Allocate(OpKernelContext* ctx, int index, int64_t size,
                                T** data) {
@@ -259,6 +296,7 @@ class HashCategoryOp : public OpKernel {
   }
 
   std::unique_ptr<ColumnHasher> hasher_;
+  bool return_error_ = false;
 };
 
 REGISTER_KERNEL_BUILDER(

@@ -47,6 +47,8 @@ absl::Status InputBatch(InferenceContext* c, int i, ShapeHandle values,
 absl::Status HashCategoryShape(InferenceContext* c) {
   std::vector<std::string> namespaces;
   TF_RETURN_IF_ERROR(c->GetAttr("namespaces", &namespaces));
+  bool return_error;
+  TF_RETURN_IF_ERROR(c->GetAttr("return_error", &return_error));
   std::vector<ShapeHandle> values, row_splits, weights;
   TF_RETURN_IF_ERROR(c->input("values", &values));
   TF_RETURN_IF_ERROR(c->input("row_splits", &row_splits));
@@ -64,7 +66,10 @@ absl::Status HashCategoryShape(InferenceContext* c) {
     DimensionHandle input_batch;
     TF_RETURN_IF_ERROR(
         InputBatch(c, i, values[i], row_splits[i], &input_batch));
-    if (!c->Merge(batch, input_batch, &batch).ok()) {
+    if (return_error) {
+      // Other batch sizes are an error that the kernel returns.
+      if (i == 0) batch = input_batch;
+    } else if (!c->Merge(batch, input_batch, &batch).ok()) {
       return absl::InvalidArgumentError(
           absl::StrCat("All values must have one batch size, but values[", i,
                        "] has ", c->Value(input_batch), " and those before it ",
@@ -82,6 +87,7 @@ absl::Status HashCategoryShape(InferenceContext* c) {
   c->set_output(0, c->Vector(signs));
   c->set_output(1, c->Vector(splits));
   c->set_output(2, c->Vector(no_weights ? c->MakeDim(0) : c->UnknownDim()));
+  c->set_output(3, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -92,6 +98,7 @@ REGISTER_OP("TfExt>HashCategory")
     .Output("signs: int64")
     .Output("sign_splits: int64")
     .Output("sign_weights: float")
+    .Output("error: string")
     .Attr("Tin: list({string, int64, int32, float}) >= 1")
     .Attr("N: int >= 1")
     .Attr("namespaces: list(string) >= 1")
@@ -104,6 +111,7 @@ REGISTER_OP("TfExt>HashCategory")
     .Attr("part_missing: list(string)")
     .Attr("part_boundary_counts: list(int)")
     .Attr("part_boundaries: list(float)")
+    .Attr("return_error: bool = false")
     .SetShapeFn(HashCategoryShape)
     .Doc(R"doc(
 Turns raw feature values of many columns into signs.
@@ -128,7 +136,7 @@ For example, one column of namespace "user", of a dense batch of two strings,
   part_boundaries = []
 gives
   signs = [Fingerprint64("user\x1fann"), Fingerprint64("user\x1fbob")],
-  sign_splits = [0, 1, 2], sign_weights = [].
+  sign_splits = [0, 1, 2], sign_weights = [], error = "".
 
 values: The inputs. Without row_splits `[batch_size, ...]`: the other dimensions
   are the bag. With row_splits `[n]`. NaN is always missing.
@@ -139,6 +147,9 @@ signs: `[m]`. Bag after bag of column after column.
 sign_splits: `[C * batch_size + 1]`. Bag b of column c is the signs from
   sign_splits[c * batch_size + b] to before sign_splits[c * batch_size + b + 1].
 sign_weights: `[m]`, 1 for columns without weights; `[0]` if no column has any.
+error: A scalar: what is wrong with the inputs, or "". Unless it is "", m is 0,
+  sign_splits is all zeros, sign_weights is `[0]`, and batch_size that of the
+  first input that shows one, or 0 if none does or the bags would be too many.
 Tin: The types of the values.
 N: The number of inputs.
 namespaces: `[C]`. Columns of one namespace give one text one sign.
@@ -153,6 +164,8 @@ part_missing: `[P]`. The text of the value that is left out.
 part_boundary_counts: `[P]`. The number of boundaries; 0: not bucketised. Floats
   need at least one.
 part_boundaries: The boundaries of all parts, rising within each.
+return_error: Whether inputs that do not fit together are told by the output
+  error, instead of an exception.
 )doc");
 
 }  // namespace

@@ -89,14 +89,13 @@ def columns_to_bags(columns, inputs, name=None):
         )
     with tf.name_scope(name or "columns_to_bags"):
         places, op_inputs = _read_inputs(columns, inputs)
-        return Bags(
-            *ops.hash_category(
-                [one.values for one in op_inputs],
-                [one.row_splits for one in op_inputs],
-                [one.weights for one in op_inputs],
-                **_describe(columns, places),
-            )
+        found = ops.hash_category(
+            [one.values for one in op_inputs],
+            [one.row_splits for one in op_inputs],
+            [one.weights for one in op_inputs],
+            **_describe(columns, places),
         )
+        return Bags(found.signs, found.sign_splits, found.sign_weights)
 
 
 def _read_inputs(columns, inputs):

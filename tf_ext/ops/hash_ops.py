@@ -26,6 +26,7 @@ def hash_category(
     part_missing=None,
     part_boundary_counts=None,
     part_boundaries=(),
+    return_error=False,
     name=None,
 ):
     r"""Turns the values of many columns into signs at once.
@@ -72,20 +73,28 @@ def hash_category(
         none. Floats need at least one. None: all 0.
       part_boundaries: list of floats, the boundaries of all parts, rising
         within each.
+      return_error: whether inputs whose sizes, row_splits or numbers of signs
+        are refused become the output `error` instead of an exception. Types
+        and ranks that are known to be wrong when a graph is built, and
+        attributes, are always exceptions.
       name: optional name of the operation.
 
     Returns:
       A named tuple: `signs` int64 `[m]`, bag after bag of column after column;
       `sign_splits` int64 `[C * batch_size + 1]`, where bag b of column c is
       number `c * batch_size + b`; `sign_weights` float32 `[m]`, 1 for columns
-      without weights, or `[0]` if no column has any.
+      without weights, or `[0]` if no column has any; `error`, a string scalar:
+      "", or with return_error what is wrong with the inputs. Unless it is "",
+      m is 0, all `sign_splits` are 0, and batch_size is that of the first input
+      that shows one, or 0 if none does or there would be more than 2^31 - 1
+      bags.
 
     Raises:
       tf.errors.InvalidArgumentError: lists or inputs that do not fit together,
         or more than 2^31 - 1 signs.
 
     Example:
-      >>> signs, sign_splits, _ = tf_ext.ops.hash_category(
+      >>> signs, sign_splits, _, _ = tf_ext.ops.hash_category(
       ...     [["ann", "bob"], [[5, 6], [5, 7]]], namespaces=["user", "item"])
       >>> sign_splits.numpy()
       array([0, 1, 2, 4, 6])
@@ -114,6 +123,7 @@ def hash_category(
         part_missing=or_default(part_missing, parts, ""),
         part_boundary_counts=or_default(part_boundary_counts, parts, 0),
         part_boundaries=part_boundaries,
+        return_error=return_error,
         name=name,
     )
 
