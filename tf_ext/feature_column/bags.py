@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext.feature_column.batch_checks import BatchChecks
 
 _AS_INT64 = (tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
 _AS_IS = (tf.string, tf.int32, tf.int64)
@@ -44,7 +45,8 @@ class _Input(typing.NamedTuple):
 
     def batch_size(self):
         if self.row_splits is None:
-            return tf.shape(self.values, tf.int64)[0]
+            # 0 for a scalar, which the op refuses in its own words.
+            return tf.reduce_sum(tf.shape(self.values, tf.int64)[:1])
         return tf.size(self.row_splits, tf.int64) - 1
 
 
@@ -79,6 +81,70 @@ def columns_to_bags(columns, inputs, name=None):
       >>> bool(bags.signs[0] == bags.signs[2])
       True
     """
+    with tf.name_scope(name or "columns_to_bags"):
+        checks = BatchChecks(return_error=False)
+        arguments = _op_arguments(columns, inputs, checks)
+        # Eagerly there are no ops to wait for.
+        with tf.control_dependencies(checks.assertions()):
+            found = ops.hash_category(**arguments)
+        return Bags(found.signs, found.sign_splits, found.sign_weights)
+
+
+def columns_to_bags_or_error(columns, inputs, name=None):
+    """The same as `columns_to_bags`, with a batch's errors as a value.
+
+    For workers that train in step: one that raised alone would leave the others
+    waiting for it, so it has to tell them first.
+
+    Args:
+      columns: as for `columns_to_bags`.
+      inputs: as for `columns_to_bags`.
+      name: optional name of the operation.
+
+    Returns:
+      `(bags, error)`: `Bags`, and a string scalar, "" if all is well, or else
+      the sentence that `columns_to_bags` raises. With an error the bags are
+      empty: signs and weights `[0]`, row_splits zeros `[number of columns *
+      batch_size + 1]`, where batch_size is that of the first input that shows
+      one, or 0 if none does or there would be more than 2^31 - 1 bags.
+
+    Raises:
+      ValueError: a feature is missing, or of a type or rank that the column
+        does not take: what every worker finds.
+
+    Example:
+      >>> from tf_ext.feature_column.bags import columns_to_bags_or_error
+      >>> bags, error = columns_to_bags_or_error(
+      ...     [tf_ext.feature_column.category_column(key) for key in "ab"],
+      ...     {"a": [1], "b": [2, 3]})
+      >>> "must have one batch size" in error.numpy().decode()
+      True
+      >>> bags.row_splits.numpy()
+      array([0, 0, 0])
+    """
+    with tf.name_scope(name or "columns_to_bags"):
+        checks = BatchChecks(return_error=True)
+        arguments = _op_arguments(columns, inputs, checks)
+        found = ops.hash_category(**arguments, return_error=True)
+        bags = Bags(found.signs, found.sign_splits, found.sign_weights)
+        if not checks:
+            return bags, found.error
+        error = checks.first_error(found.error)
+        return _empty_unless(tf.equal(error, ""), bags), error
+
+
+def _empty_unless(fine, bags):
+    """The bags, or with an error as many empty ones."""
+    signs = bags.signs[: tf.where(fine, tf.size(bags.signs), 0)]
+    row_splits = bags.row_splits * tf.cast(fine, tf.int64)
+    weights = bags.weights
+    if weights.shape != [0]:
+        weights = weights[: tf.where(fine, tf.size(weights), 0)]
+    return Bags(signs, row_splits, weights)
+
+
+def _op_arguments(columns, inputs, checks):
+    """The arguments of `ops.hash_category`; adds to checks what must hold."""
     columns = list(columns)
     if not columns:
         raise ValueError("Argument `columns` must not be empty.")
@@ -87,18 +153,16 @@ def columns_to_bags(columns, inputs, name=None):
             "Argument `inputs` must be a dict of features by key. Received: "
             f"{type(inputs).__name__}"
         )
-    with tf.name_scope(name or "columns_to_bags"):
-        places, op_inputs = _read_inputs(columns, inputs)
-        found = ops.hash_category(
-            [one.values for one in op_inputs],
-            [one.row_splits for one in op_inputs],
-            [one.weights for one in op_inputs],
-            **_describe(columns, places),
-        )
-        return Bags(found.signs, found.sign_splits, found.sign_weights)
+    places, op_inputs = _read_inputs(columns, inputs, checks)
+    return {
+        "values": [one.values for one in op_inputs],
+        "row_splits": [one.row_splits for one in op_inputs],
+        "weights": [one.weights for one in op_inputs],
+        **_describe(columns, places),
+    }
 
 
-def _read_inputs(columns, inputs):
+def _read_inputs(columns, inputs, checks):
     """The op's inputs, and for each part of all columns the place of its own.
 
     A feature is converted once, however many columns read it.
@@ -109,7 +173,7 @@ def _read_inputs(columns, inputs):
         _check_present(part, inputs)
         source = _source(part, inputs)
         if source is not None and source not in found:
-            found[source] = _read(part, inputs)
+            found[source] = _read(part, inputs, checks)
         if source is not None:
             _check_type(part, found[source].values.dtype)
     if not found:
@@ -167,14 +231,15 @@ def _check_present(part, inputs):
         )
 
 
-def _read(part, inputs):
+def _read(part, inputs, checks):
     feature = _to_tensor(part.key, inputs[part.key])
-    values, row_splits = _split(part.key, feature)
+    values, row_splits = _split(part.key, feature, checks)
     values = _to_op_type(part.key, values)
     if part.weights is None:
         return _Input(values, row_splits, None)
     weights = _to_tensor(part.weights, inputs[part.weights])
-    return _Input(values, row_splits, _align(part, feature, weights))
+    weights = _align(part, feature, weights, checks)
+    return _Input(values, row_splits, weights)
 
 
 def _to_tensor(key, feature):
@@ -190,7 +255,7 @@ def _to_tensor(key, feature):
         ) from error
 
 
-def _split(key, feature):
+def _split(key, feature, checks):
     """A feature's values, and its row_splits or None."""
     rank = feature.shape.rank
     if isinstance(feature, tf.Tensor):
@@ -213,20 +278,17 @@ def _split(key, feature):
             f"The feature {key!r} is a SparseTensor of shape {feature.shape}, "
             "but its shape must be [batch_size, n]: use tf.sparse.reshape."
         )
-    return feature.values, _sparse_row_splits(key, feature)
+    return feature.values, _sparse_row_splits(key, feature, checks)
 
 
-def _sparse_row_splits(key, feature):
+def _sparse_row_splits(key, feature, checks):
     rows = feature.indices[:, 0]
-    in_order = tf.debugging.assert_less_equal(
-        rows[:-1],
-        rows[1:],
-        message=f"The indices of the SparseTensor of feature {key!r} must be "
-        "in row-major order: use tf.sparse.reorder.",
+    checks.add(
+        tf.reduce_all(rows[:-1] <= rows[1:]),
+        f"The indices of the SparseTensor of feature {key!r} must be in "
+        "row-major order: use tf.sparse.reorder.",
     )
-    # Eagerly there is no op to wait for.
-    with tf.control_dependencies([] if in_order is None else [in_order]):
-        bags = tf.range(feature.dense_shape[0] + 1)
+    bags = tf.range(feature.dense_shape[0] + 1)
     return tf.searchsorted(rows, bags, out_type=tf.int64)
 
 
@@ -263,7 +325,7 @@ def _check_type(part, dtype):
         )
 
 
-def _align(part, feature, weights):
+def _align(part, feature, weights, checks):
     """The weights of a feature's values, in the same order."""
     wrong = (
         f"The weights {part.weights!r} must have the structure of the feature "
@@ -280,33 +342,43 @@ def _align(part, feature, weights):
                 f"{wrong}, which is a {type(feature).__name__}, but are a "
                 f"{type(weights).__name__}."
             )
-    if not weights.shape.is_compatible_with(feature.shape):
-        raise ValueError(
-            f"{wrong}, whose shape is {feature.shape}, but their shape is "
-            f"{weights.shape}."
-        )
+    _check_shapes(wrong, feature.shape, weights.shape, checks)
+    differ = f"{wrong}, but their indices or row_splits differ."
     if isinstance(feature, tf.SparseTensor):
-        return _if_equal(
-            wrong, weights.values, weights.indices, feature.indices
+        checks.add(_are_equal(weights.indices, feature.indices), differ)
+        weights = weights.values
+    elif isinstance(feature, tf.RaggedTensor):
+        found, wanted = (
+            tf.cast(ragged.row_splits, tf.int64)
+            for ragged in (weights, feature)
         )
-    if isinstance(feature, tf.RaggedTensor):
-        return _if_equal(
-            wrong,
-            weights.flat_values,
-            tf.cast(weights.row_splits, tf.int64),
-            tf.cast(feature.row_splits, tf.int64),
-        )
+        checks.add(_are_equal(found, wanted), differ)
+        weights = weights.flat_values
     return tf.cast(weights, tf.float32)
 
 
-def _if_equal(wrong, weights, found, wanted):
-    check = tf.debugging.assert_equal(
-        found,
-        wanted,
-        message=f"{wrong}, but their indices or row_splits differ.",
+def _check_shapes(wrong, wanted, found, checks):
+    if found.is_compatible_with(wanted):
+        return
+    message = f"{wrong}, whose shape is {wanted}, but their shape is {found}."
+    if found.rank != wanted.rank:
+        raise ValueError(message)
+    checks.fail(message)
+
+
+def _are_equal(found, wanted):
+    """Whether two tensors are, whose lengths may differ."""
+    if found.shape.is_fully_defined() and wanted.shape.is_fully_defined():
+        if found.shape != wanted.shape:
+            return tf.constant(False)
+        return tf.reduce_all(tf.equal(found, wanted))
+    # Equal refuses other lengths, but for 1, which it would stretch.
+    lengths = [tf.shape(tensor)[0] for tensor in (found, wanted)]
+    common = tf.minimum(*lengths)
+    return tf.logical_and(
+        tf.equal(*lengths),
+        tf.reduce_all(tf.equal(found[:common], wanted[:common])),
     )
-    with tf.control_dependencies([] if check is None else [check]):
-        return tf.cast(weights, tf.float32)
 
 
 def _describe(columns, places):
