@@ -5,6 +5,7 @@ import tensorflow as tf
 from tf_ext import ops
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import columns_to_bags
+from tf_ext.feature_column.bags import columns_to_bags_or_error
 from tf_ext.layers.column_sets import ColumnSets
 from tf_ext.tables import cloning
 from tf_ext.tables.sparse_table import SparseTable
@@ -120,10 +121,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         insert = _as_flag(training, self.trainable)
         error = None
         if get_transport(self.tables).shares_errors:
-            bags, error = (
-                columns_to_bags(self._sets.columns, inputs),
-                tf.constant(""),
-            )
+            bags, error = columns_to_bags_or_error(self._sets.columns, inputs)
         else:
             bags = columns_to_bags(self._sets.columns, inputs)
         pulled = self._pull(self._sets.split(bags), insert, error)

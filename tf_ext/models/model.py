@@ -133,7 +133,7 @@ class _ModelWithTables:
 
     def _loop(self):
         if getattr(self, "_tf_ext_loop", None) is None:
-            self._tf_ext_loop = parameter_server.Loop(self)
+            self._tf_ext_loop = parameter_server.ParameterServerLoop(self)
         return self._tf_ext_loop
 
     def save(self, filepath, *args, **kwargs):
