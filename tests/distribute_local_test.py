@@ -292,12 +292,12 @@ class LocalClusterTest(LocalClusterTestCase):
         _wait_until_ended(pids)
 
     def test_takes_other_ports_when_one_is_taken(self):
-        free_ports = local._free_ports
+        free_ports = local.free_ports
         with socket.create_server(("", 0)) as taken:
             taken_port = taken.getsockname()[1]
             # The last is the chief's, which is not started here.
             choices = [[taken_port, *free_ports(2)], free_ports(3)]
-            with mock.patch.object(local, "_free_ports", side_effect=choices):
+            with mock.patch.object(local, "free_ports", side_effect=choices):
                 with distribute.local_cluster(workers=1, ps=1) as cluster:
                     self.assertEmpty(
                         [

@@ -11,6 +11,7 @@ from tf_ext.distribute.errors import (
     naming_lost_server,
 )
 from tf_ext.distribute.local import LocalCluster, local_cluster
+from tf_ext.distribute.multi_worker import multi_worker_strategy
 from tf_ext.distribute.recovery import run_with_recovery
 from tf_ext.distribute.strategy import check_cluster, parameter_server_strategy
 
@@ -20,6 +21,7 @@ __all__ = [
     "check_cluster",
     "cluster_resolver",
     "local_cluster",
+    "multi_worker_strategy",
     "name_lost_task",
     "naming_lost_server",
     "parameter_server_strategy",

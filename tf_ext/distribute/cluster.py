@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 import typing
 
 import tensorflow as tf
@@ -13,10 +14,38 @@ COORDINATOR = "chief"
 LISTENS = "listens at"
 PORT_IN_USE_STATUS = 98
 
-_JOBS = (COORDINATOR, "worker", "ps")
-_CLUSTER_FORM = (
+
+class Form(typing.NamedTuple):
+    """What a cluster of some strategy has to look like.
+
+    Attributes:
+      text: string, the form in words.
+      required: the jobs that it must have.
+      optional: the jobs that it may have.
+      refused: dict of job -> a sentence that says why it may not be there.
+    """
+
+    text: str
+    required: tuple
+    optional: tuple = ()
+    refused: dict = types.MappingProxyType({})
+
+
+PARAMETER_SERVERS = Form(
     '{"chief": ["host:port"], "worker": ["host:port", ...], '
-    '"ps": ["host:port", ...]}'
+    '"ps": ["host:port", ...]}',
+    required=(COORDINATOR, "worker", "ps"),
+)
+
+MULTI_WORKER = Form(
+    '{"worker": ["host:port", ...]}',
+    required=("worker",),
+    optional=(COORDINATOR,),
+    refused={
+        "ps": "Workers that train in step share the tables among themselves, "
+        "and hang beside parameter servers.",
+        "evaluator": "Run it as a program of its own, without TF_CONFIG.",
+    },
 )
 
 
@@ -128,8 +157,11 @@ def worker_tasks(strategy):
     return tasks, tasks.index((resolver.task_type, resolver.task_id))
 
 
-def task_from_environment():
+def task_from_environment(form=PARAMETER_SERVERS):
     """The task that the environment variable `TF_CONFIG` describes.
+
+    Args:
+      form: the `Form` of the cluster.
 
     Returns:
       A `Task`.
@@ -141,7 +173,7 @@ def task_from_environment():
     if not text:
         raise ValueError(
             "TF_CONFIG is not set and no cluster is given. Give one, as "
-            f"{_CLUSTER_FORM}; or set TF_CONFIG to JSON of the form "
+            f"{form.text}; or set TF_CONFIG to JSON of the form "
             '{"cluster": {...}, "task": {"type": "chief", "index": 0}}.'
         )
     config = parse_json(text, "TF_CONFIG")
@@ -150,7 +182,9 @@ def task_from_environment():
             'TF_CONFIG must have the form {"cluster": {...}, "task": '
             f'{{"type": "chief", "index": 0}}}}, but it is {text}.'
         )
-    cluster = check_cluster_dict(config.get("cluster"), "TF_CONFIG's cluster")
+    cluster = check_cluster_dict(
+        config.get("cluster"), "TF_CONFIG's cluster", form
+    )
     job, index = config["task"].get("type"), config["task"].get("index", 0)
     return Task(cluster, *check_task(cluster, job, index, "TF_CONFIG's task"))
 
@@ -163,30 +197,26 @@ def parse_json(text, name):
         raise ValueError(f"{name} is not JSON ({error}): {text}") from error
 
 
-def check_cluster_dict(cluster, name):
+def check_cluster_dict(cluster, name, form=PARAMETER_SERVERS):
     """A cluster as lists of strings.
 
     Args:
       cluster: what should be a dict of job -> list of "host:port".
       name: string, what errors call it.
+      form: the `Form` that it must have.
 
     Returns:
       dict of job -> list of "host:port".
 
     Raises:
-      ValueError: it is another thing, has another job, misses one of the
-        three, or has several chiefs or an address twice.
+      ValueError: it is another thing, has another job, misses one that is
+        required, or has several chiefs or an address twice.
     """
     if isinstance(cluster, tf.train.ClusterSpec):
         cluster = cluster.as_dict()
     if not isinstance(cluster, dict):
-        raise ValueError(f"{name} must be {_CLUSTER_FORM}, but is {cluster!r}.")
-    unknown = sorted(set(cluster) - set(_JOBS), key=str)
-    if unknown:
-        raise ValueError(
-            f"{name} has the job {unknown[0]!r}; jobs are "
-            f"{', '.join(map(repr, _JOBS))}."
-        )
+        raise ValueError(f"{name} must be {form.text}, but is {cluster!r}.")
+    _check_jobs(cluster, name, form)
     for job, addresses in cluster.items():
         if not isinstance(addresses, (list, tuple)):
             raise ValueError(
@@ -195,7 +225,7 @@ def check_cluster_dict(cluster, name):
             )
         for address in addresses:
             _check_address(address, f"{name}, job {job!r},")
-    for job in _JOBS:
+    for job in form.required:
         if not cluster.get(job):
             raise ValueError(
                 f"{name} must have at least one {job!r} task, but is {cluster}."
@@ -204,11 +234,24 @@ def check_cluster_dict(cluster, name):
     for address in every:
         if every.count(address) > 1:
             raise ValueError(f"{name} has the address {address!r} twice.")
-    if len(cluster[COORDINATOR]) > 1:
+    if len(cluster.get(COORDINATOR, ())) > 1:
         raise ValueError(
             f"{name} must have one 'chief', but has {cluster[COORDINATOR]}."
         )
-    return {job: list(addresses) for job, addresses in cluster.items()}
+    return {
+        job: list(addresses) for job, addresses in cluster.items() if addresses
+    }
+
+
+def _check_jobs(cluster, name, form):
+    allowed = form.required + form.optional
+    unknown = sorted(set(cluster) - set(allowed), key=str)
+    if unknown:
+        reason = form.refused.get(unknown[0], "")
+        raise ValueError(
+            f"{name} has the job {unknown[0]!r}; jobs are "
+            f"{', '.join(map(repr, allowed))}.{reason and ' '}{reason}"
+        )
 
 
 def check_task(cluster, job, index, name):

@@ -4,9 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,7 @@ import tf_ext
 from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
+from tf_ext.distribute.ports import free_ports
 from tf_ext.distribute.strategy import parameter_server_strategy
 
 _MODULE = "tf_ext.distribute.server"
@@ -25,11 +24,6 @@ _ATTEMPTS = 3
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 5.0
 _LOG_END_CHARACTERS = 4000
-_FIRST_PORT = 10240
-# Where the system takes the ports of outgoing connections from: one could
-# take the port of a killed server before that is back.
-_OUTGOING_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
-_DEFAULT_FIRST_OUTGOING_PORT = 32768
 
 
 def local_cluster(
@@ -145,7 +139,7 @@ class LocalCluster:
 
     def _start_all(self):
         for attempt in range(1, _ATTEMPTS + 1):
-            ports = _free_ports(1 + sum(self._counts.values()))
+            ports = free_ports(1 + sum(self._counts.values()))
             self.cluster = {
                 job: [f"127.0.0.1:{ports.pop()}" for _ in range(count)]
                 for job, count in {"chief": 1, **self._counts}.items()
@@ -275,30 +269,3 @@ class LocalCluster:
 
 class _PortInUseError(RuntimeError):
     pass
-
-
-def _free_ports(count):
-    try:
-        first_outgoing = int(_OUTGOING_PORTS.read_text().split()[0])
-    except (OSError, ValueError):
-        first_outgoing = _DEFAULT_FIRST_OUTGOING_PORT
-    last = first_outgoing if first_outgoing > _FIRST_PORT + 1000 else 65536
-    # Not the seeded generator: programs that run side by side would pick the
-    # same.
-    generator = random.SystemRandom()
-    ports = set()
-    while len(ports) < count:
-        port = generator.randrange(_FIRST_PORT, last)
-        if _is_free(port):
-            ports.add(port)
-    return list(ports)
-
-
-def _is_free(port):
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True

@@ -15,7 +15,6 @@ import argparse
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 
@@ -34,6 +33,7 @@ from tf_ext.distribute.cluster import (
     task_from_environment,
 )
 from tf_ext.distribute.grpc_options import set_grpc_options
+from tf_ext.distribute.ports import why_not_free
 
 _PARENT_CHECK_SECONDS = 0.5
 _logger = logging.getLogger("tf_ext.distribute.server")
@@ -143,12 +143,9 @@ def _start(task):
 
 def _check_port(task):
     _, port = split_address(task.cluster[task.job][task.index])
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-    except OSError as error:
-        _fail(task, error.strerror)
+    reason = why_not_free(port)
+    if reason is not None:
+        _fail(task, reason)
 
 
 def _fail(task, reason):

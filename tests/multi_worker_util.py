@@ -1,0 +1,63 @@
+"""Runs a program of the tests as several workers of a cluster on loopback."""
+
+import contextlib
+import json
+import pathlib
+import sys
+
+from tf_ext.distribute.local_workers import LocalWorkers
+
+_TESTS = pathlib.Path(__file__).resolve().parent
+
+
+@contextlib.contextmanager
+def started(program, *arguments, workers=2, start=None):
+    """`tests/<program>` as running workers.
+
+    Args:
+      program: string, the file's name.
+      *arguments: of its command line.
+      workers: int, how many the cluster has.
+      start: the workers that are started. None: all.
+
+    Yields:
+      A `LocalWorkers`. What the workers wrote is printed in the end, which
+      pytest shows if the test fails.
+    """
+    command = [sys.executable, "-P", _TESTS / program, *arguments]
+    with LocalWorkers(command, workers, start) as running:
+        try:
+            yield running
+        finally:
+            print(running.describe())
+
+
+def run(program, *arguments, workers=2, timeout_seconds=240):
+    """Runs `tests/<program>` as workers to their ends.
+
+    Args:
+      program: string, the file's name.
+      *arguments: of its command line.
+      workers: int, how many.
+      timeout_seconds: float; workers that take longer are killed.
+
+    Returns:
+      What each worker wrote to standard output, a string a worker.
+
+    Raises:
+      AssertionError: a worker failed; the message holds what all wrote.
+      TimeoutError: they took too long, likewise.
+    """
+    with started(program, *arguments, workers=workers) as running:
+        results = running.wait(timeout_seconds)
+        if any(result.status for result in results):
+            raise AssertionError(f"{program} failed.\n{running.describe()}")
+    return [result.output for result in results]
+
+
+def run_json(program, *arguments, **options):
+    """As `run`, but returns the JSON of each worker's last line of output."""
+    return [
+        json.loads(output.splitlines()[-1])
+        for output in run(program, *arguments, **options)
+    ]

@@ -1,0 +1,132 @@
+"""Processes that end with this one."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import tf_ext
+from tf_ext.distribute import watchdog
+
+_STOP_SECONDS = 5.0
+_LOG_END_CHARACTERS = 4000
+
+
+class ChildProcesses:
+    """Processes that this one starts, each with its own process group.
+
+    They are killed when this process ends, however it ends.
+
+    Args:
+      count: int, how many there will be. The processors are shared out among
+        them, unless the environment variable `TF_NUM_INTRAOP_THREADS` says how
+        many threads each has.
+    """
+
+    def __init__(self, count):
+        self._threads = max(1, len(os.sched_getaffinity(0)) // count)
+        self._processes = {}
+        self._lock = threading.Lock()
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", watchdog.__file__],
+            stdin=subprocess.PIPE,
+            text=True,
+            # An interrupt of the terminal is this process's to handle.
+            start_new_session=True,
+        )
+
+    def start(self, key, command, output, log, **environment):
+        """Starts a process in the place of the last one of its key.
+
+        Args:
+          key: what it is known by here.
+          command: list of strings.
+          output: file for standard output.
+          log: file for standard error.
+          **environment: variables that it gets, besides this process's.
+        """
+        process = subprocess.Popen(
+            command,
+            env=dict(self._environment(), **environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=log,
+            start_new_session=True,
+        )
+        with self._lock:
+            self._tell(f"+{process.pid}")
+            self._processes[key] = process
+
+    def __getitem__(self, key):
+        """The `subprocess.Popen` of a key; KeyError if there is none."""
+        return self._processes[key]
+
+    def keys(self):
+        """The keys of processes that were started, also of ended ones."""
+        return list(self._processes)
+
+    def status(self, key):
+        """Exit status, negative for a signal; None while it runs."""
+        process = self._processes[key]
+        if process.returncode is None and process.poll() is not None:
+            with self._lock:
+                self._tell(f"-{process.pid}")
+        return process.returncode
+
+    def send(self, key, number):
+        """Sends a signal to a process and those that it has started."""
+        if self.status(key) is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._processes[key].pid, number)
+
+    def kill(self, key):
+        """Ends a process at once, by SIGKILL, and waits until it has ended."""
+        self.send(key, signal.SIGKILL)
+        self._processes[key].wait()
+        self.status(key)
+
+    def end_all(self):
+        """Ends all: by SIGTERM, and by SIGKILL those that do not."""
+        for key in self.keys():
+            # One that is stopped would not see the other signal.
+            self.send(key, signal.SIGTERM)
+            self.send(key, signal.SIGCONT)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for key in self.keys():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._processes[key].wait(max(0, deadline - time.monotonic()))
+            self.kill(key)
+        self._processes.clear()
+
+    def close(self):
+        """Ends all, for good."""
+        self.end_all()
+        self._watchdog.kill()
+        self._watchdog.stdin.close()
+        self._watchdog.wait()
+
+    def _tell(self, line):
+        self._watchdog.stdin.write(f"{line}\n")
+        self._watchdog.stdin.flush()
+
+    def _environment(self):
+        environment = dict(os.environ)
+        environment.pop("TF_CONFIG", None)
+        environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+        environment.setdefault("TF_NUM_INTRAOP_THREADS", str(self._threads))
+        # The same tf_ext, wherever this process has it from.
+        own = str(pathlib.Path(tf_ext.__file__).resolve().parents[1])
+        inherited = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [own, *filter(None, [inherited])]
+        )
+        return environment
+
+
+def log_end(text):
+    """The last lines of a log, as errors show them."""
+    return text[-_LOG_END_CHARACTERS:]

@@ -1,0 +1,229 @@
+"""MultiWorkerMirroredStrategy on workers that are there and fit together."""
+
+import os
+import re
+
+import numpy as np
+import tensorflow as tf
+
+import tf_ext
+from tf_ext.distribute import coordination
+from tf_ext.distribute.addresses import (
+    named,
+    split_address,
+    task_addresses,
+    task_name,
+)
+from tf_ext.distribute.cluster import (
+    MULTI_WORKER,
+    Task,
+    check_cluster_dict,
+    task_from_environment,
+)
+from tf_ext.distribute.ports import why_not_free
+
+_JOBS = ("chief", "worker")  # In the order of ranks.
+_MISSING_TASKS = re.compile(r"/job:(chief|worker)/replica:\d+/task:(\d+)")
+_VERSIONS_BYTES = 64
+
+
+def multi_worker_strategy(
+    cluster=None,
+    task=None,
+    timeout_seconds=60.0,
+    heartbeat_timeout_seconds=30.0,
+):
+    """Connects to the workers of a cluster, which train in step.
+
+    Every worker runs this program and calls this, before anything else of
+    TensorFlow that makes tensors or lists logical devices. The call returns
+    when all workers have called it. Without a cluster, or with a cluster of
+    one task, the strategy is that of this process alone.
+
+    Args:
+      cluster: dict of "worker" to a list of "host:port", and possibly of
+        "chief" to a list of one, who is then the first worker. None: the
+        environment variable `TF_CONFIG`; where that is not set, there is no
+        other worker.
+      task: int, with `cluster`: which task this process is, counted from 0
+        over the chief, if there is one, and the workers.
+      timeout_seconds: float, how long workers wait for each other. Python
+        does not see an interrupt (Ctrl-C) meanwhile.
+      heartbeat_timeout_seconds: float, after how long without a sign of life
+        a worker is lost. A worker that was killed is often noticed earlier.
+
+    Returns:
+      A `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    Raises:
+      ValueError: `cluster` or `TF_CONFIG` is not a cluster of workers, a
+        time-out is not positive, or this process has several GPUs.
+      RuntimeError: TensorFlow has begun already, this worker's address cannot
+        be listened at, or workers run different versions of tf_ext or
+        TensorFlow.
+      TimeoutError: workers have not started in time; the message names them.
+
+    Example:
+    ```python
+    strategy = tf_ext.distribute.multi_worker_strategy()  # by TF_CONFIG
+    with strategy.scope():
+        model = build_model()
+    ```
+    """
+    for name, seconds in (
+        ("timeout_seconds", timeout_seconds),
+        ("heartbeat_timeout_seconds", heartbeat_timeout_seconds),
+    ):
+        if seconds <= 0:
+            raise ValueError(f"{name} must be positive, but is {seconds}.")
+    own = _own_task(cluster, task)
+    _check_gpus()
+    tasks = {} if own is None else task_addresses(own.cluster, _JOBS)
+    if len(tasks) < 2:
+        return tf.distribute.MultiWorkerMirroredStrategy(_resolver(None))
+    _check_begin(own)
+    coordination.configure(
+        own.cluster, timeout_seconds, heartbeat_timeout_seconds
+    )
+    strategy = _connect(own, timeout_seconds)
+    _check_versions(strategy, tasks)
+    return strategy
+
+
+def _own_task(cluster, index):
+    """The `Task` of this process, or None if it is alone."""
+    if cluster is None:
+        if index is not None:
+            raise ValueError(
+                f"task is {index}, but there is no cluster; without one, the "
+                "task is that of TF_CONFIG."
+            )
+        if not os.environ.get("TF_CONFIG"):
+            return None
+        return task_from_environment(MULTI_WORKER)
+    cluster = check_cluster_dict(cluster, "cluster", MULTI_WORKER)
+    tasks = [
+        Task(cluster, job, number)
+        for job in _JOBS
+        for number in range(len(cluster.get(job, ())))
+    ]
+    if index is None and len(tasks) == 1:
+        return tasks[0]
+    if not isinstance(index, int) or not 0 <= index < len(tasks):
+        raise ValueError(
+            f"task must be 0 to {len(tasks) - 1}, the number of this process "
+            f"in the cluster, but is {index!r}."
+        )
+    return tasks[index]
+
+
+def _check_gpus():
+    gpus = tf.config.get_visible_devices("GPU")
+    count = sum(
+        len(tf.config.get_logical_device_configuration(gpu) or [gpu])
+        for gpu in gpus
+    )
+    if count > 1:
+        raise ValueError(
+            f"This process has {count} GPUs, but a worker must have one "
+            "replica: start one worker a GPU, each with its own by "
+            "CUDA_VISIBLE_DEVICES or tf.config.set_visible_devices."
+        )
+
+
+def _check_begin(own):
+    if _has_begun():
+        raise RuntimeError(
+            "multi_worker_strategy must be called before TensorFlow makes its "
+            "first tensor, variable or random generator, or lists its logical "
+            "devices, and once in a process. Call it first in the program."
+        )
+    address = own.cluster[own.job][own.index]
+    reason = why_not_free(split_address(address)[1])
+    if reason is not None:
+        raise RuntimeError(
+            f"{task_name(own.job, own.index)} cannot listen at {address}: "
+            f"{reason}. Is another process using the port?"
+        )
+
+
+def _has_begun():
+    """Whether TensorFlow's devices are fixed."""
+    threading = tf.config.threading
+    threads = threading.get_inter_op_parallelism_threads()
+    try:
+        threading.set_inter_op_parallelism_threads(threads + 1)
+    except RuntimeError:
+        return True
+    threading.set_inter_op_parallelism_threads(threads)
+    return False
+
+
+def _resolver(own):
+    accelerators = {"GPU": len(tf.config.get_visible_devices("GPU"))}
+    if own is None:
+        return tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({}), num_accelerators=accelerators
+        )
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(own.cluster),
+        task_type=own.job,
+        task_id=own.index,
+        num_accelerators=accelerators,
+        rpc_layer="grpc",
+    )
+
+
+def _connect(own, timeout_seconds):
+    try:
+        with coordination.keeping_sigterm():
+            return tf.distribute.MultiWorkerMirroredStrategy(_resolver(own))
+    except tf.errors.DeadlineExceededError as error:
+        tasks = task_addresses(own.cluster, _JOBS)
+        found = _MISSING_TASKS.findall(
+            error.message.partition("timed out task names")[2]
+        )
+        # The leader, which counts the others, is the one that nobody reports.
+        found = found or [coordination.leader(own.cluster)]
+        names = dict.fromkeys(task_name(*one) for one in found)
+        missing = {name: tasks[name] for name in names}
+        raise TimeoutError(
+            f"{len(missing)} of the {len(tasks)} workers did not start within "
+            f"{timeout_seconds:g} s: {named(missing)}. Start this program "
+            "there too, with its own task in TF_CONFIG, and see that all "
+            "machines reach its address."
+        ) from error
+
+
+def _check_versions(strategy, tasks):
+    own = f"{tf_ext.__version__} {tf.__version__}"
+    for (task, address), has in zip(
+        tasks.items(), _gather(strategy, own), strict=True
+    ):
+        if has != own:
+            versions = [
+                "tf_ext {} with TensorFlow {}".format(*text.split(" "))
+                for text in (has, own)
+            ]
+            raise RuntimeError(
+                f"{task} at {address} runs {versions[0]}, but this worker runs "
+                f"{versions[1]}. All workers need the same versions."
+            )
+
+
+def _gather(strategy, text):
+    """The texts of all workers, in the order of ranks."""
+    code = np.zeros([1, _VERSIONS_BYTES], np.int32)
+    data = text.encode()[:_VERSIONS_BYTES]
+    code[0, : len(data)] = list(data)
+
+    @tf.function
+    def gather():
+        return strategy.run(
+            lambda: tf.distribute.get_replica_context().all_gather(
+                tf.constant(code), axis=0
+            )
+        )
+
+    (codes,) = strategy.experimental_local_results(gather())
+    return [bytes(filter(None, line)).decode() for line in codes.numpy()]
