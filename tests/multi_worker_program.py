@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import os
 import time
 
 import tensorflow as tf
 
+import tf_ext
 from tf_ext import distribute
 
 
@@ -14,7 +16,10 @@ def main():
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--timeout_seconds", type=float, default=60.0)
     parser.add_argument("--heartbeat_timeout_seconds", type=float, default=30.0)
+    parser.add_argument("--version_of_rank_1")
     options = parser.parse_args()
+    if options.version_of_rank_1 and '"index": 1' in os.environ["TF_CONFIG"]:
+        tf_ext.__version__ = options.version_of_rank_1
     strategy = distribute.multi_worker_strategy(
         timeout_seconds=options.timeout_seconds,
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
@@ -29,10 +34,11 @@ def main():
             )
         )
 
-    for number in range(options.steps):
-        total = float(strategy.experimental_local_results(step())[0])
-        print(f"step {number}", flush=True)
-        time.sleep(0.01)
+    with distribute.naming_lost_worker(strategy):
+        for number in range(options.steps):
+            total = float(strategy.experimental_local_results(step())[0])
+            print(f"step {number}", flush=True)
+            time.sleep(0.01)
     print(
         json.dumps(
             {

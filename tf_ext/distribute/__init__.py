@@ -7,8 +7,11 @@ tf_ext.distribute.server`; the program that trains is the chief.
 from tf_ext.distribute.cluster import cluster_resolver
 from tf_ext.distribute.errors import (
     ServerLostError,
+    WorkerLostError,
     name_lost_task,
+    name_lost_workers,
     naming_lost_server,
+    naming_lost_worker,
 )
 from tf_ext.distribute.local import LocalCluster, local_cluster
 from tf_ext.distribute.multi_worker import multi_worker_strategy
@@ -18,12 +21,15 @@ from tf_ext.distribute.strategy import check_cluster, parameter_server_strategy
 __all__ = [
     "LocalCluster",
     "ServerLostError",
+    "WorkerLostError",
     "check_cluster",
     "cluster_resolver",
     "local_cluster",
     "multi_worker_strategy",
     "name_lost_task",
+    "name_lost_workers",
     "naming_lost_server",
+    "naming_lost_worker",
     "parameter_server_strategy",
     "run_with_recovery",
 ]

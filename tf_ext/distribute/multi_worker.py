@@ -20,10 +20,12 @@ from tf_ext.distribute.cluster import (
     check_cluster_dict,
     task_from_environment,
 )
+from tf_ext.distribute.errors import naming_lost_worker
 from tf_ext.distribute.ports import why_not_free
 
 _JOBS = ("chief", "worker")  # In the order of ranks.
-_MISSING_TASKS = re.compile(r"/job:(chief|worker)/replica:\d+/task:(\d+)")
+_MISSING = re.compile(r"timed out task names:\s*((?:/job:\S+\s+)+)")
+_TASK = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
 _VERSIONS_BYTES = 64
 
 
@@ -62,6 +64,7 @@ def multi_worker_strategy(
         be listened at, or workers run different versions of tf_ext or
         TensorFlow.
       TimeoutError: workers have not started in time; the message names them.
+      WorkerLostError: a worker has ended since it connected.
 
     Example:
     ```python
@@ -86,7 +89,8 @@ def multi_worker_strategy(
         own.cluster, timeout_seconds, heartbeat_timeout_seconds
     )
     strategy = _connect(own, timeout_seconds)
-    _check_versions(strategy, tasks)
+    with naming_lost_worker(strategy):
+        _check_versions(strategy, tasks)
     return strategy
 
 
@@ -180,13 +184,14 @@ def _connect(own, timeout_seconds):
             return tf.distribute.MultiWorkerMirroredStrategy(_resolver(own))
     except tf.errors.DeadlineExceededError as error:
         tasks = task_addresses(own.cluster, _JOBS)
-        found = _MISSING_TASKS.findall(
-            error.message.partition("timed out task names")[2]
-        )
+        told = _MISSING.search(error.message)
         # The leader, which counts the others, is the one that nobody reports.
-        found = found or [coordination.leader(own.cluster)]
-        names = dict.fromkeys(task_name(*one) for one in found)
-        missing = {name: tasks[name] for name in names}
+        missing = (
+            _TASK.findall(told.group(1))
+            if told
+            else [coordination.leader(own.cluster)]
+        )
+        missing = {(name := task_name(*one)): tasks[name] for one in missing}
         raise TimeoutError(
             f"{len(missing)} of the {len(tasks)} workers did not start within "
             f"{timeout_seconds:g} s: {named(missing)}. Start this program "
