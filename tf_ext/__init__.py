@@ -21,6 +21,7 @@ from tf_ext._version import __version__
 
 _SUBPACKAGES = (
     "callbacks",
+    "data",
     "distribute",
     "feature_column",
     "hashing",

@@ -27,6 +27,8 @@ _KINDS = {
     "sum float64": 5,
     "sum float16": 6,
     "sum bfloat16": 7,
+    "sum int32": 8,
+    "sum int64": 9,
 }
 _ERROR_BYTES = 1024
 
@@ -124,7 +126,7 @@ class Collectives:
         """Sums of tensors over all workers.
 
         Args:
-          tensors: list of floating tensors, of static shapes.
+          tensors: list of tensors of numbers, of static shapes.
 
         Returns:
           List of tensors like `tensors`, the same on all workers.

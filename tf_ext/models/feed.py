@@ -277,6 +277,8 @@ def make_dataset(
     shuffle=False,
     class_weight=None,
     steps=None,
+    seed=None,
+    context=None,
 ):
     """A dataset of batches from what `fit` is given.
 
@@ -289,6 +291,8 @@ def make_dataset(
       shuffle: whether arrays are shuffled before each epoch.
       class_weight: dict from class (int) to weight.
       steps: int, how many batches arrays make if `batch_size` is None.
+      seed: int, of the shuffling.
+      context: tf.distribute.InputContext for `x`, if it is a function.
 
     Returns:
       tf.data.Dataset of `x`, `(x, y)` or `(x, y, sample_weight)`.
@@ -297,7 +301,7 @@ def make_dataset(
       ValueError: arguments that do not go together; the message says which.
     """
     if callable(x) and not isinstance(x, tf.data.Dataset):
-        x = x(tf.distribute.InputContext())
+        x = x(context or tf.distribute.InputContext())
     if isinstance(x, tf.data.Dataset):
         for name, value in (
             ("y", y),
@@ -312,17 +316,19 @@ def make_dataset(
                 )
         dataset = x
     else:
-        dataset = _from_arrays(x, y, sample_weight, batch_size, shuffle, steps)
+        dataset = _from_arrays(
+            x, y, sample_weight, batch_size, shuffle, steps, seed
+        )
     if class_weight is not None:
         dataset = dataset.map(_ClassWeights(class_weight))
     return dataset
 
 
-def _from_arrays(x, y, sample_weight, batch_size, shuffle, steps):
+def _from_arrays(x, y, sample_weight, batch_size, shuffle, steps, seed):
     if hasattr(x, "__next__") or isinstance(x, keras.utils.Sequence):
         raise ValueError(
             "Argument `x` must be a tf.data.Dataset, arrays or a function "
-            "that makes a dataset under ParameterServerStrategy. Received: "
+            "that makes a dataset under this strategy. Received: "
             f"x={x!r}. Use tf.data.Dataset.from_generator."
         )
     # Lists would be taken as one array.
@@ -334,7 +340,7 @@ def _from_arrays(x, y, sample_weight, batch_size, shuffle, steps):
     if batch_size is None:
         batch_size = -(-samples // steps) if steps else DEFAULT_BATCH_SIZE
     if shuffle:
-        dataset = dataset.shuffle(max(samples, 1))
+        dataset = dataset.shuffle(max(samples, 1), seed)
     return dataset.batch(batch_size)
 
 

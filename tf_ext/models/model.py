@@ -7,8 +7,11 @@ import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks.early_stopping import EarlyStopping
-from tf_ext.models import parameter_server
+from tf_ext.data import shares
+from tf_ext.distribute.collectives import collectives_of
+from tf_ext.models import loops
 from tf_ext.optimizers import Optimizer
+from tf_ext.optimizers.share import current_share, sample_share
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.shadow import refusal
 
@@ -59,8 +62,7 @@ class _ModelWithTables:
             )
         if optimizer is not None:
             optimizer = self._check_optimizer(optimizer, options)
-        if parameter_server.strategy_of(self) is not None:
-            parameter_server.check_compiled(optimizer, steps)
+        loops.check_compiled(self, optimizer, options, steps)
         super().compile(optimizer, *args, **kwargs)
         self._tf_ext_loop = None
 
@@ -109,15 +111,15 @@ class _ModelWithTables:
         """
         given = inspect.signature(super().fit).bind(*args, **kwargs)
         _check_callbacks(given.arguments.get("callbacks"))
-        parameter_server.check_max_inflight_steps(max_inflight_steps)
-        if parameter_server.strategy_of(self) is None:
+        loops.check_max_inflight_steps(max_inflight_steps)
+        if not loops.needed(self):
             return super().fit(*args, **kwargs)
         given.apply_defaults()
         return self._loop().run("fit", given.arguments, max_inflight_steps)
 
     def evaluate(self, *args, **kwargs):
         """As `keras.Model.evaluate`, under ParameterServerStrategy too."""
-        if parameter_server.strategy_of(self) is None:
+        if not loops.needed(self):
             return super().evaluate(*args, **kwargs)
         given = inspect.signature(super().evaluate).bind(*args, **kwargs)
         given.apply_defaults()
@@ -125,15 +127,33 @@ class _ModelWithTables:
 
     def predict(self, *args, **kwargs):
         """As `keras.Model.predict`, under ParameterServerStrategy too."""
-        if parameter_server.strategy_of(self) is None:
+        if not loops.needed(self):
             return super().predict(*args, **kwargs)
         given = inspect.signature(super().predict).bind(*args, **kwargs)
         given.apply_defaults()
         return self._loop().run("predict", given.arguments)
 
+    def train_step(self, data):
+        """As in Keras, with the loss of the global batch.
+
+        Workers of a MultiWorkerMirroredStrategy whose shares of a batch
+        differ in size count by their samples, and not alike.
+        """
+        collectives = collectives_of(self.distribute_strategy)
+        if collectives is None or current_share() is not None:
+            return super().train_step(data)
+        size = shares.batch_size_of(data)
+        sizes = collectives.gather(size[tf.newaxis])
+        share = tf.math.divide_no_nan(
+            tf.cast(collectives.size * size, tf.float32),
+            tf.cast(tf.reduce_sum(sizes), tf.float32),
+        )
+        with sample_share(share):
+            return super().train_step(data)
+
     def _loop(self):
         if getattr(self, "_tf_ext_loop", None) is None:
-            self._tf_ext_loop = parameter_server.ParameterServerLoop(self)
+            self._tf_ext_loop = loops.make(self)
         return self._tf_ext_loop
 
     def save(self, filepath, *args, **kwargs):

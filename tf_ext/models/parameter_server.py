@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.distribute.cluster import cluster_of, is_parameter_server
+from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import naming_lost_server
 from tf_ext.models.feed import Feed, WorkerFeed, example_of
 from tf_ext.models.loop import Loop, dataset_of
@@ -18,23 +18,6 @@ from tf_ext.models.steps import STALENESS, InFlight, StepFunctions
 from tf_ext.optimizers import Optimizer
 
 _STEPS_PER_WORKER = 2
-
-
-def strategy_of(model):
-    """The ParameterServerStrategy that a model was made under, or None."""
-    strategy = getattr(model, "distribute_strategy", None)
-    return strategy if is_parameter_server(strategy) else None
-
-
-def check_max_inflight_steps(value):
-    """Raises ValueError unless it is None or a positive int."""
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(
-            "Argument `max_inflight_steps` must be a positive int or None. "
-            f"Received: max_inflight_steps={value!r}"
-        )
 
 
 def check_compiled(optimizer, steps_per_execution):

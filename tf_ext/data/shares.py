@@ -1,0 +1,188 @@
+"""A worker's share of a dataset of global batches."""
+
+import tensorflow as tf
+
+
+def in_step(dataset):
+    """The same dataset, for workers whose shares are of different lengths.
+
+    TensorFlow goes on with made-up batches where a worker runs out of data
+    before others: empty ones if the batch size may vary, otherwise whole ones
+    of zeros, which would be trained on. Here the batch size may vary, whatever
+    made the batches.
+
+    Give the result to `strategy.experimental_distribute_dataset`, or return it
+    from the function given to `strategy.distribute_datasets_from_function`.
+    `tf_ext.Model.fit` does it by itself.
+
+    Args:
+      dataset: tf.data.Dataset of batches.
+
+    Returns:
+      tf.data.Dataset of the same batches and options.
+
+    Example:
+      >>> batches = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
+      >>> tf_ext.data.in_step(batches).element_spec.shape
+      TensorShape([None])
+    """
+    relaxed = tf.data.experimental.from_variant(
+        tf.data.experimental.to_variant(dataset),
+        relaxed_spec(dataset.element_spec),
+    )
+    return relaxed.with_options(dataset.options())
+
+
+def relaxed_spec(element_spec):
+    """The specification of batches of any size.
+
+    Args:
+      element_spec: nested structure of `tf.TypeSpec` of batches.
+    """
+    return tf.nest.map_structure(_relax, element_spec)
+
+
+def _relax(spec):
+    if spec.shape.rank is None:
+        return spec
+    shape = [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(
+            shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
+        )
+    return type(spec)(shape, spec.dtype)
+
+
+def worker_share(dataset, workers, worker):
+    """The share of a worker in each batch of a dataset of global batches.
+
+    Each worker gets a run of the samples of every batch; together they have
+    all, once. Sizes differ by one at most.
+
+    Args:
+      dataset: tf.data.Dataset of batches of dense, ragged or sparse tensors.
+        It has to give the same batches on all workers: shuffle with a seed.
+      workers: int, how many workers there are.
+      worker: int, which of them, from 0.
+
+    Returns:
+      tf.data.Dataset of as many batches, some of which may be empty.
+
+    Example:
+      >>> batches = tf.data.Dataset.range(7).batch(5)
+      >>> [b.tolist() for b in tf_ext.data.worker_share(
+      ...     batches, workers=2, worker=1).as_numpy_iterator()]
+      [[2, 3, 4], [6]]
+    """
+    return in_step(dataset).map(
+        lambda *batch: _part(_whole(batch), workers, worker),
+        num_parallel_calls=tf.data.AUTOTUNE,
+        deterministic=True,
+    )
+
+
+def cut_batches(dataset, workers):
+    """Each batch as so many smaller ones, one after another.
+
+    Args:
+      dataset: tf.data.Dataset of global batches, different on each worker.
+      workers: int, how many workers there are.
+    """
+
+    def cut(*batch):
+        batch = _whole(batch)
+        return tf.data.Dataset.range(workers).map(
+            lambda part: _part(batch, workers, part)
+        )
+
+    return in_step(dataset).flat_map(cut)
+
+
+def shard_files(dataset, workers, worker):
+    """The dataset of a worker's share of the files that it reads.
+
+    Args:
+      dataset: tf.data.Dataset.
+      workers: int, how many workers there are.
+      worker: int, which of them, from 0.
+
+    Raises:
+      tf.errors.OpError: it reads no files, or fewer than there are workers.
+    """
+    policy = tf.data.experimental.AutoShardPolicy.FILE
+    specs = tf.nest.flatten(dataset.element_spec)
+    dense = [isinstance(spec, tf.TensorSpec) for spec in specs]
+    variant = tf.raw_ops.AutoShardDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        num_workers=workers,
+        index=worker,
+        auto_shard_policy=policy.value,
+        num_replicas=workers,
+        # Tensors of other kinds travel as variants.
+        output_types=[
+            spec.dtype if is_dense else tf.variant
+            for spec, is_dense in zip(specs, dense)
+        ],
+        output_shapes=[
+            spec.shape if is_dense else tf.TensorShape(None)
+            for spec, is_dense in zip(specs, dense)
+        ],
+    )
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+
+def batch_size_of(batch):
+    """The number of samples of a batch, int64 scalar."""
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows(tf.int64)
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    return tf.shape(first, tf.int64)[0]
+
+
+def empty_batch(element_spec):
+    """A batch without samples.
+
+    Args:
+      element_spec: nested structure of `tf.TypeSpec` of batches.
+    """
+    return tf.nest.map_structure(_empty, element_spec)
+
+
+def _empty(spec):
+    sizes = [0, *(size or 0 for size in spec.shape[1:])]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = tf.zeros([0, *sizes[spec.ragged_rank + 1 :]], spec.dtype)
+        splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+        return tf.RaggedTensor.from_nested_row_splits(values, splits)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(
+            tf.zeros([0, len(sizes)], tf.int64),
+            tf.zeros([0], spec.dtype),
+            sizes,
+        )
+    return tf.zeros(sizes, spec.dtype)
+
+
+def _whole(batch):
+    return batch if len(batch) > 1 else batch[0]
+
+
+def _part(batch, workers, part):
+    size = batch_size_of(batch)
+    part = tf.cast(part, tf.int64)
+    begin = size * part // workers
+    end = size * (part + 1) // workers
+    return tf.nest.map_structure(lambda v: _rows(v, begin, end), batch)
+
+
+def _rows(value, begin, end):
+    if isinstance(value, tf.SparseTensor):
+        rest = tf.zeros_like(value.dense_shape[1:])
+        return tf.sparse.slice(
+            value,
+            tf.concat([begin[tf.newaxis], rest], 0),
+            tf.concat([(end - begin)[tf.newaxis], value.dense_shape[1:]], 0),
+        )
+    return value[begin:end]
