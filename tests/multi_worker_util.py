@@ -24,7 +24,7 @@ def started(program, *arguments, workers=2, start=None):
       A `LocalWorkers`. What the workers wrote is printed in the end, which
       pytest shows if the test fails.
     """
-    command = [sys.executable, "-P", _TESTS / program, *arguments]
+    command = [sys.executable, _TESTS / program, *arguments]
     with LocalWorkers(command, workers, start) as running:
         try:
             yield running
