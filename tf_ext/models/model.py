@@ -10,6 +10,7 @@ from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.data import shares
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.models import loops
+from tf_ext.models.saving import file_of_all_workers
 from tf_ext.optimizers import Optimizer
 from tf_ext.optimizers.share import current_share, sample_share
 from tf_ext.tables.find import tables_of
@@ -163,13 +164,16 @@ class _ModelWithTables:
           ValueError: an HDF5 file, which holds variables alone.
         """
         _refuse_hdf5(filepath, ".keras")
-        return super().save(filepath, *args, **kwargs)
+        with file_of_all_workers(self, str(filepath)) as path:
+            return super().save(path, *args, **kwargs)
 
     def save_weights(self, filepath, *args, **kwargs):
         """As `keras.Model.save_weights`, rows included.
 
         A `.weights.h5` file takes the place of one that is there only once it
-        is whole: a backup outlives a parameter server lost in between.
+        is whole: a backup outlives a parameter server lost in between. Under
+        MultiWorkerMirroredStrategy all workers have to call it, and the first
+        writes the file.
 
         Raises:
           ValueError: an HDF5 file of the old format, which holds variables
@@ -178,19 +182,18 @@ class _ModelWithTables:
         _refuse_hdf5(filepath, ".weights.h5")
         save = super().save_weights
         given = inspect.signature(save).bind(filepath, *args, **kwargs)
-        path = str(filepath)
-        if not path.endswith(_WEIGHTS) or not given.arguments.get(
-            "overwrite", True
-        ):
-            return save(filepath, *args, **kwargs)
-        part = f"{path.removesuffix(_WEIGHTS)}.part{_WEIGHTS}"
-        try:
-            save(part, *args, **kwargs)
-            tf.io.gfile.rename(part, path, overwrite=True)
-        except BaseException:
-            with contextlib.suppress(tf.errors.NotFoundError):
-                tf.io.gfile.remove(part)
-            raise
+        whole = given.arguments.get("overwrite", True)
+        with file_of_all_workers(self, str(filepath)) as path:
+            if not path.endswith(_WEIGHTS) or not whole:
+                return save(path, *args, **kwargs)
+            part = f"{path.removesuffix(_WEIGHTS)}.part{_WEIGHTS}"
+            try:
+                save(part, *args, **kwargs)
+                tf.io.gfile.rename(part, path, overwrite=True)
+            except BaseException:
+                with contextlib.suppress(tf.errors.NotFoundError):
+                    tf.io.gfile.remove(part)
+                raise
         return None
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):

@@ -5,6 +5,7 @@ and chunks, state), then for each chunk its signs and fields. Only one chunk is
 in memory at a time.
 """
 
+import contextlib
 import json
 import weakref
 
@@ -43,12 +44,13 @@ def save(table_rows, label, state, store):
             "callback where there is one."
         )
     chunk = written = 0
-    for signs, values in table_rows.chunks():
-        store[f"chunk_{chunk:06d}_signs"] = signs
-        for name, value in values.items():
-            store[f"chunk_{chunk:06d}_{name}"] = value
-        written += signs.size
-        chunk += 1
+    with contextlib.closing(table_rows.chunks()) as chunks:
+        for signs, values in chunks:
+            store[f"chunk_{chunk:06d}_signs"] = signs
+            for name, value in values.items():
+                store[f"chunk_{chunk:06d}_{name}"] = value
+            written += len(signs)
+            chunk += 1
     header = {
         "format": _FORMAT,
         "config": table_rows.config,

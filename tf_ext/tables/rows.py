@@ -1,11 +1,13 @@
 """All rows of a table, over its shards, and how checkpoints hold them."""
 
+import contextlib
 import functools
 import sys
 
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext.tables.gathering import gathered_chunks
 from tf_ext.tables.shard import Field, TableShard, parse_config
 
 # Rows copied out of a table at a time where they are streamed, in bytes.
@@ -196,8 +198,17 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         return enumerate(zip(self.shards, parts[first:]), first)
 
     def chunks(self):
-        """Yields all rows in reach, in chunks of bounded size, as arrays."""
-        limit = max(1, _CHUNK_BYTES // self.bytes_per_row)
+        """Yields all rows in chunks of bounded size, as NumPy arrays.
+
+        The first of several workers gets all, the others none; all of them
+        have to call this, and to close it if they stop before the end.
+        """
+        limit = max(1, _CHUNK_BYTES // self.bytes_per_row // self.num_shards)
+        if self.collectives is not None:
+            yield from gathered_chunks(
+                self.collectives, self.shards[0], self._fields, limit
+            )
+            return
         for shard in self.shards:
             cursor = 0
             while cursor >= 0:
@@ -273,13 +284,13 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
             label = parse_config(self.config)["name"]
             self._check_identity(label, saved["config"]().decode())
             self._restore_state(saved)
-        count = self.num_shards
+        count = len(self.shards)
         if saved is not None:
             count = sum(name.startswith("signs") for name in saved)
         tensors = {}
         for part in range(count):
-            shard = self.shards[part % self.num_shards]
-            signs, _, values = shard.export(limit=-1 if saved is None else 0)
+            shard = self.shards[part % len(self.shards)]
+            signs, values = self._part(shard, saved is None)
             # No "/" in keys: TensorFlow writes and reads it differently.
             tensors[_part_name("signs", part)] = signs
             for name, value in values.items():
@@ -289,6 +300,24 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
             for name, text in self._state[0]().items():
                 tensors[name] = tf.constant(text)
         return tensors
+
+    def _part(self, shard, whole):
+        """What a checkpoint holds of a shard; none of its rows if not whole.
+
+        The first of several workers, whose checkpoint is kept, writes the rows
+        of all; the others write their own.
+        """
+        chunks = []
+        if whole and self.collectives is not None:
+            with contextlib.closing(self.chunks()) as gathered:
+                chunks = list(gathered)
+        if not chunks:
+            signs, _, values = shard.export(limit=-1 if whole else 0)
+            return signs, values
+        return tf.concat([signs for signs, _ in chunks], 0), {
+            field.name: tf.concat([v[field.name] for _, v in chunks], 0)
+            for field in self._fields
+        }
 
     def _restore_state(self, saved):
         if self._state is not None:
@@ -311,7 +340,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         return self._import_parts(parts)
 
     def _import_parts(self, parts):
-        if len(parts) == self.num_shards:
+        if len(parts) == self.num_shards and self.collectives is None:
             imported = [
                 shard.import_rows(signs, values, clear=True)
                 for shard, (signs, values) in zip(self.shards, parts)
