@@ -27,6 +27,8 @@ _WITHOUT_KERAS = {
 
 # Files that start many processes: they run again only with `-m slow`.
 _SLOW = {
+    "multi_worker_batch_normalization_test.py",
+    "parameter_server_batch_normalization_test.py",
     "parameter_server_callbacks_test.py",
     "parameter_server_checkpoint_test.py",
     "parameter_server_data_test.py",
