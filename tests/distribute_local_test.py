@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from unittest import mock
 
+import processes
 import pytest
 import tensorflow as tf
 
@@ -36,24 +36,8 @@ def setUpModule():
 def tearDownModule():
     pids = [_cluster.pid(*task) for task in _TASKS]
     _cluster.__exit__(None, None, None)
-    left = [pid for pid in pids if _is_running(pid)]
+    left = [pid for pid in pids if processes.is_running(pid)]
     assert not left, f"processes are left: {left}"
-
-
-def _is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _wait_until_ended(pids):
-    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
-    while running := [pid for pid in pids if _is_running(pid)]:
-        if time.monotonic() > deadline:
-            raise AssertionError(f"processes are left: {running}")
-        time.sleep(0.1)
 
 
 class LocalClusterTestCase(tf.test.TestCase):
@@ -289,7 +273,7 @@ class LocalClusterTest(LocalClusterTestCase):
             pids = [int(pid) for pid in parent.stdout.readline().split()]
             parent.kill()
         self.assertLen(pids, 2)
-        _wait_until_ended(pids)
+        processes.wait_until_ended(pids)
 
     def test_takes_other_ports_when_one_is_taken(self):
         free_ports = local.free_ports

@@ -17,6 +17,7 @@ _WITHOUT_KERAS = {
     "distribute_errors_test.py",
     "distribute_local_test.py",
     "legacy_keras_test.py",
+    "local_workers_test.py",
     "multi_worker_launch_test.py",
     "multi_worker_strategy_test.py",
     "package_test.py",

@@ -13,12 +13,13 @@ _FOR_EVER = "--steps=1000000"
 _SHORT_HEARTBEAT = "--heartbeat_timeout_seconds=4"
 
 
-def _sums(workers):
+def _sums(workers, heartbeat_ms=30000):
     return [
         {
             "rank": rank,
             "total": workers * (workers + 1) / 2,
             "replicas": workers,
+            "heartbeat_ms": heartbeat_ms,
         }
         for rank in range(workers)
     ]
@@ -26,15 +27,23 @@ def _sums(workers):
 
 class StartTest(tf.test.TestCase):
     def test_two_workers_add_up(self):
-        self.assertEqual(util.run_json(_PROGRAM, workers=2), _sums(2))
+        self.assertEqual(
+            util.run_json(_PROGRAM, _SHORT_HEARTBEAT), _sums(2, 4000)
+        )
 
     @pytest.mark.slow
     def test_three_workers_add_up(self):
         self.assertEqual(util.run_json(_PROGRAM, workers=3), _sums(3))
 
     @pytest.mark.slow
+    def test_a_chief_and_two_workers_by_arguments(self):
+        self.assertEqual(
+            util.run_json(_PROGRAM, "--chief", workers=3), _sums(3)
+        )
+
+    @pytest.mark.slow
     def test_a_cluster_of_one(self):
-        self.assertEqual(util.run_json(_PROGRAM, workers=1), _sums(1))
+        self.assertEqual(util.run_json(_PROGRAM, workers=1), _sums(1, 0))
 
     def _assert_misses(self, worker, workers):
         started = [other for other in range(workers) if other != worker]

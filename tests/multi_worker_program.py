@@ -17,14 +17,22 @@ def main():
     parser.add_argument("--timeout_seconds", type=float, default=60.0)
     parser.add_argument("--heartbeat_timeout_seconds", type=float, default=30.0)
     parser.add_argument("--version_of_rank_1")
+    parser.add_argument("--chief", action="store_true")
     options = parser.parse_args()
-    if options.version_of_rank_1 and '"index": 1' in os.environ["TF_CONFIG"]:
+    config = json.loads(os.environ["TF_CONFIG"])
+    rank = config["task"]["index"]
+    if options.version_of_rank_1 and rank == 1:
         tf_ext.__version__ = options.version_of_rank_1
+    cluster = None
+    if options.chief:
+        first, *others = config["cluster"]["worker"]
+        cluster = {"chief": [first], "worker": others}
     strategy = distribute.multi_worker_strategy(
+        cluster,
+        rank if cluster else None,
         timeout_seconds=options.timeout_seconds,
         heartbeat_timeout_seconds=options.heartbeat_timeout_seconds,
     )
-    rank = strategy.cluster_resolver.task_id or 0
 
     @tf.function
     def step():
@@ -39,15 +47,14 @@ def main():
             total = float(strategy.experimental_local_results(step())[0])
             print(f"step {number}", flush=True)
             time.sleep(0.01)
-    print(
-        json.dumps(
-            {
-                "rank": rank,
-                "total": total,
-                "replicas": strategy.num_replicas_in_sync,
-            }
-        )
-    )
+    settings = tf.__internal__.eager_context.get_config().experimental
+    result = {
+        "rank": rank,
+        "total": total,
+        "replicas": strategy.num_replicas_in_sync,
+        "heartbeat_ms": settings.coordination_config.heartbeat_timeout_in_ms,
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import tf_ext
 
 _TESTS = pathlib.Path(__file__).resolve().parent
 _TEST_FILE_TIMEOUT_SECONDS = 600
+_STOP_TIMEOUT_SECONDS = 200
 _NO_TESTS_COLLECTED = 5
 
 # Files that connect to a cluster, which cannot be undone in a process.
@@ -91,6 +93,28 @@ def run_test_file(path, **environment):
     )
     if done.returncode not in (0, _NO_TESTS_COLLECTED):
         raise AssertionError(f"{path.name} failed:\n{done.stdout}")
+
+
+def is_running(pid):
+    """Whether there is a process, which may be a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until_ended(pids):
+    """Waits until there are no such processes.
+
+    Raises:
+      AssertionError: there still are.
+    """
+    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+    while running := [pid for pid in pids if is_running(pid)]:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"processes are left: {running}")
+        time.sleep(0.1)
 
 
 def _end(text):

@@ -62,7 +62,10 @@ def _server_of(parent):
     for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             command = path.read_text().split("\0")
-            if f"--parent={parent}" in command and "--job=ps" in command:
+            status = path.with_name("stat").read_text()
+            # After the name, which may hold anything, and the state.
+            its_parent = int(status.rpartition(")")[2].split()[1])
+            if its_parent == parent and "--job=ps" in command:
                 return int(path.parent.name)
     raise AssertionError(f"process {parent} has no parameter server")
 

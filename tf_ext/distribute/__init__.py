@@ -1,7 +1,8 @@
-"""Training on several machines, with workers and parameter servers.
+"""Training on several machines.
 
-Workers and parameter servers are processes that run `python -m
-tf_ext.distribute.server`; the program that trains is the chief.
+With parameter servers, workers and servers are processes that run `python -m
+tf_ext.distribute.server`, and the program that trains is the chief. Without,
+every worker runs the program that trains, in step with the others.
 """
 
 from tf_ext.distribute.cluster import cluster_resolver
@@ -14,14 +15,23 @@ from tf_ext.distribute.errors import (
     naming_lost_worker,
 )
 from tf_ext.distribute.local import LocalCluster, local_cluster
+from tf_ext.distribute.local_workers import (
+    LocalWorkers,
+    LocalWorkersError,
+    WorkerResult,
+    run_local_workers,
+)
 from tf_ext.distribute.multi_worker import multi_worker_strategy
 from tf_ext.distribute.recovery import run_with_recovery
 from tf_ext.distribute.strategy import check_cluster, parameter_server_strategy
 
 __all__ = [
     "LocalCluster",
+    "LocalWorkers",
+    "LocalWorkersError",
     "ServerLostError",
     "WorkerLostError",
+    "WorkerResult",
     "check_cluster",
     "cluster_resolver",
     "local_cluster",
@@ -31,5 +41,6 @@ __all__ = [
     "naming_lost_server",
     "naming_lost_worker",
     "parameter_server_strategy",
+    "run_local_workers",
     "run_with_recovery",
 ]

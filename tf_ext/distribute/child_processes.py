@@ -30,6 +30,7 @@ class ChildProcesses:
     def __init__(self, count):
         self._threads = max(1, len(os.sched_getaffinity(0)) // count)
         self._processes = {}
+        self._watched = set()
         self._lock = threading.Lock()
         self._watchdog = subprocess.Popen(
             [sys.executable, "-I", "-S", watchdog.__file__],
@@ -40,7 +41,7 @@ class ChildProcesses:
         )
 
     def start(self, key, command, output, log, **environment):
-        """Starts a process in the place of the last one of its key.
+        """Starts a process, in the place of one of its key that has ended.
 
         Args:
           key: what it is known by here.
@@ -58,7 +59,7 @@ class ChildProcesses:
             start_new_session=True,
         )
         with self._lock:
-            self._tell(f"+{process.pid}")
+            self._tell("+", process)
             self._processes[key] = process
 
     def __getitem__(self, key):
@@ -72,9 +73,9 @@ class ChildProcesses:
     def status(self, key):
         """Exit status, negative for a signal; None while it runs."""
         process = self._processes[key]
-        if process.returncode is None and process.poll() is not None:
+        if process.poll() is not None and process in self._watched:
             with self._lock:
-                self._tell(f"-{process.pid}")
+                self._tell("-", process)
         return process.returncode
 
     def send(self, key, number):
@@ -87,7 +88,7 @@ class ChildProcesses:
         """Ends a process at once, by SIGKILL, and waits until it has ended."""
         self.send(key, signal.SIGKILL)
         self._processes[key].wait()
-        self.status(key)
+        self.status(key)  # Tells the watchdog.
 
     def end_all(self):
         """Ends all: by SIGTERM, and by SIGKILL those that do not."""
@@ -100,7 +101,6 @@ class ChildProcesses:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._processes[key].wait(max(0, deadline - time.monotonic()))
             self.kill(key)
-        self._processes.clear()
 
     def close(self):
         """Ends all, for good."""
@@ -109,8 +109,9 @@ class ChildProcesses:
         self._watchdog.stdin.close()
         self._watchdog.wait()
 
-    def _tell(self, line):
-        self._watchdog.stdin.write(f"{line}\n")
+    def _tell(self, sign, process):
+        self._watched ^= {process}
+        self._watchdog.stdin.write(f"{sign}{process.pid}\n")
         self._watchdog.stdin.flush()
 
     def _environment(self):

@@ -1,20 +1,16 @@
 """A cluster of processes on this machine, for development and tests."""
 
-import contextlib
 import json
-import os
 import pathlib
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import weakref
 
-import tf_ext
 from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import task_name
+from tf_ext.distribute.child_processes import ChildProcesses, log_end
 from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
 from tf_ext.distribute.ports import free_ports
 from tf_ext.distribute.strategy import parameter_server_strategy
@@ -22,8 +18,6 @@ from tf_ext.distribute.strategy import parameter_server_strategy
 _MODULE = "tf_ext.distribute.server"
 _ATTEMPTS = 3
 _POLL_SECONDS = 0.05
-_STOP_SECONDS = 5.0
-_LOG_END_CHARACTERS = 4000
 
 
 def local_cluster(
@@ -74,7 +68,7 @@ class LocalCluster:
         self._counts = {"worker": workers, "ps": ps}
         self._start_timeout_seconds = start_timeout_seconds
         self._restart_lost = restart_lost
-        self._processes = {}
+        self._processes = None
         self._strategies = weakref.WeakSet()
         # Held where processes are started and ended.
         self._lock = threading.RLock()
@@ -85,6 +79,7 @@ class LocalCluster:
 
     def __enter__(self):
         self._folder = tempfile.TemporaryDirectory(prefix="tf_ext_cluster_")
+        self._processes = ChildProcesses(sum(self._counts.values()))
         try:
             self._start_all()
         except BaseException:
@@ -118,9 +113,8 @@ class LocalCluster:
 
     def kill(self, job, task):
         """Ends a task at once, by SIGKILL, and waits until it has ended."""
-        process = self._process(job, task)
-        process.kill()
-        process.wait()
+        self._process(job, task)
+        self._processes.kill((job, task))
 
     def restart(self, job, task):
         """Starts a task again at its address, and waits until it listens.
@@ -157,15 +151,15 @@ class LocalCluster:
                 return
             except _PortInUseError:
                 # Taken by another process since it was seen free.
-                self._stop_all()
+                self._processes.end_all()
                 if attempt == _ATTEMPTS:
                     raise
 
     def _watch(self):
         while not self._closing.wait(_POLL_SECONDS):
             with self._lock:
-                for task, process in self._processes.items():
-                    if process.poll() is not None:
+                for task in self._processes.keys():
+                    if self._processes.status(task) is not None:
                         self._start(*task)
 
     def _start(self, job, task):
@@ -174,42 +168,18 @@ class LocalCluster:
         command = [
             *[sys.executable, "-P", "-m", _MODULE],
             f"--cluster={json.dumps(self.cluster)}",
-            *[f"--job={job}", f"--task={task}", f"--parent={os.getpid()}"],
+            *[f"--job={job}", f"--task={task}"],
         ]
         with path.open("ab") as log:
             begin = log.tell()
-            self._processes[job, task] = subprocess.Popen(
-                command,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # An interrupt of the terminal is this process's to handle.
-                start_new_session=True,
-            )
+            self._processes.start((job, task), command, log, log)
         return begin
 
-    def _environment(self):
-        environment = dict(os.environ)
-        environment.pop("TF_CONFIG", None)
-        environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-        processes = sum(self._counts.values())
-        threads = max(1, len(os.sched_getaffinity(0)) // processes)
-        environment.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
-        # The same tf_ext, wherever this process has it from.
-        own = str(pathlib.Path(tf_ext.__file__).resolve().parents[1])
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [own, *filter(None, [inherited])]
-        )
-        return environment
-
     def _wait(self, job, task, begin, deadline):
-        process = self._process(job, task)
         path = self._log_path(job, task)
         while True:
             # Read after the status: an ended process writes no more.
-            status = process.poll()
+            status = self._processes.status((job, task))
             text = path.read_bytes()[begin:].decode(errors="replace")
             name = task_name(job, task)
             if status is not None:
@@ -220,7 +190,7 @@ class LocalCluster:
                 )
                 raise error(
                     f"{name} ended with status {status} when it was started. "
-                    f"Its log ends with:\n{text[-_LOG_END_CHARACTERS:]}"
+                    f"Its log ends with:\n{log_end(text)}"
                 )
             if f"{name} {LISTENS}" in text:
                 return
@@ -228,13 +198,14 @@ class LocalCluster:
                 raise RuntimeError(
                     f"{name} does not listen after "
                     f"{self._start_timeout_seconds} s. Its log ends with:\n"
-                    f"{text[-_LOG_END_CHARACTERS:]}"
+                    f"{log_end(text)}"
                 )
             time.sleep(_POLL_SECONDS)
 
     def _process(self, job, task):
-        if (job, task) not in self._processes:
-            known = ", ".join(task_name(*key) for key in self._processes)
+        known = self._processes.keys()
+        if (job, task) not in known:
+            known = ", ".join(task_name(*key) for key in known)
             raise ValueError(
                 f"The cluster has no {task_name(job, task)}; it has {known}."
             )
@@ -243,26 +214,13 @@ class LocalCluster:
     def _log_path(self, job, task):
         return pathlib.Path(self._folder.name) / f"{job}-{task}.log"
 
-    def _stop_all(self):
-        for process in self._processes.values():
-            # One that is stopped would not see the other signal.
-            for number in (signal.SIGTERM, signal.SIGCONT):
-                process.send_signal(number)
-        deadline = time.monotonic() + _STOP_SECONDS
-        for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-            process.kill()
-            process.wait()
-        self._processes.clear()
-
     def _close(self):
         self._closing.set()
         if self._watcher.is_alive():
             self._watcher.join()
         for strategy in self._strategies:
             coordinators.keep(strategy)
-        self._stop_all()
+        self._processes.close()
         self._folder.cleanup()
         self.cluster = None
 

@@ -1,8 +1,11 @@
-"""Workers as processes of this machine, for development and tests."""
+"""Workers that train in step as processes of this machine."""
 
+import codecs
 import json
+import logging
 import pathlib
 import signal
+import sys
 import tempfile
 import time
 import typing
@@ -11,6 +14,97 @@ from tf_ext.distribute.child_processes import ChildProcesses, log_end
 from tf_ext.distribute.ports import free_ports
 
 _POLL_SECONDS = 0.05
+_logger = logging.getLogger(__name__)
+
+
+def run_local_workers(
+    command,
+    workers=2,
+    timeout_seconds=None,
+    restarts=0,
+    report_timeout_seconds=60.0,
+):
+    """Runs a program as several workers on loopback, to their ends.
+
+    What worker 0 writes is written by this process, too. When a worker has
+    failed, the others have time to report that they lost it, and then all are
+    ended.
+
+    Args:
+      command: list of strings, the command line of the program, which calls
+        `tf_ext.distribute.multi_worker_strategy()`. Each worker has its own
+        `TF_CONFIG`, which also tells a program that starts itself as workers
+        that it is one.
+      workers: int, how many.
+      timeout_seconds: float, how long they may take. None: as long as it takes.
+      restarts: int, how many times all are started again after one has failed.
+      report_timeout_seconds: float, how long the others may run on after one
+        has failed. It should be longer than their heartbeat time-out.
+
+    Returns:
+      list of `WorkerResult`, one a worker.
+
+    Raises:
+      ValueError: workers is less than 1, or restarts less than 0.
+      LocalWorkersError: a worker failed, and no restarts are left; the message
+        holds the ends of the logs of all but worker 0.
+      TimeoutError: they took too long, likewise.
+
+    Example:
+      >>> results = tf_ext.distribute.run_local_workers(["echo", "trained"], 2)
+      trained
+      >>> [result.status for result in results]
+      [0, 0]
+
+    A program that starts itself:
+    ```python
+    if "TF_CONFIG" in os.environ:
+        train(tf_ext.distribute.multi_worker_strategy())
+    else:
+        tf_ext.distribute.run_local_workers([sys.executable, *sys.argv])
+    ```
+    """
+    if restarts < 0:
+        raise ValueError(f"restarts must be at least 0, but is {restarts}.")
+    deadline = time.monotonic() + (timeout_seconds or float("inf"))
+    while True:
+        with LocalWorkers(command, workers) as running:
+            _watch(running, deadline, report_timeout_seconds)
+            statuses = running.statuses()
+            late = None in statuses.values() and time.monotonic() >= deadline
+            running.end()
+            results = running.results()
+            others = running.describe(range(1, workers))
+        if late:
+            raise TimeoutError(
+                f"The workers have not ended after {timeout_seconds:g} s.\n"
+                f"{others}"
+            )
+        failed = [worker for worker, status in statuses.items() if status]
+        if not failed:
+            return results
+        if not restarts:
+            raise LocalWorkersError(failed, results, others)
+        _logger.warning(
+            "Workers %s failed; all are started again (%d more times at most)."
+            "\n%s",
+            failed,
+            restarts,
+            others,
+        )
+        restarts -= 1
+
+
+class LocalWorkersError(RuntimeError):
+    """Workers of `run_local_workers` failed.
+
+    Attributes:
+      results: list of `WorkerResult`, one a worker.
+    """
+
+    def __init__(self, failed, results, logs):
+        self.results = results
+        super().__init__(f"The workers {failed} failed.\n{logs}")
 
 
 class WorkerResult(typing.NamedTuple):
@@ -28,7 +122,7 @@ class WorkerResult(typing.NamedTuple):
 
 
 class LocalWorkers:
-    """A program as several workers on loopback, each told who it is.
+    """A program as several workers on loopback, for tests of losses.
 
     They run inside a `with` statement and end with it, and when this process
     does, however it ends.
@@ -41,6 +135,12 @@ class LocalWorkers:
 
     Attributes:
       addresses: list of "host:port", one a worker.
+
+    Example:
+      >>> with tf_ext.distribute.LocalWorkers(["sleep", "60"], 2) as workers:
+      ...     workers.kill(1)
+      ...     print(workers.statuses())
+      {0: None, 1: -9}
     """
 
     def __init__(self, command, workers, start=None):
@@ -77,7 +177,7 @@ class LocalWorkers:
             "cluster": {"worker": self.addresses},
             "task": {"type": "worker", "index": worker},
         }
-        output, log = self._paths(worker)
+        output, log = self.paths(worker)
         with output.open("ab") as output_file, log.open("ab") as log_file:
             self._processes.start(
                 worker,
@@ -96,6 +196,10 @@ class LocalWorkers:
         """Ends a worker at once, by SIGKILL."""
         self._processes.kill(worker)
 
+    def pids(self):
+        """The processes of the workers, also of those that have ended."""
+        return [self._processes[w].pid for w in self._processes.keys()]
+
     def statuses(self):
         """Worker -> its exit status, None while it runs."""
         return {
@@ -105,17 +209,17 @@ class LocalWorkers:
 
     def output(self, worker):
         """What a worker has written to standard output."""
-        return self._paths(worker)[0].read_text(errors="replace")
+        return self.paths(worker)[0].read_text(errors="replace")
 
     def log(self, worker):
         """What a worker has written to standard error."""
-        return self._paths(worker)[1].read_text(errors="replace")
+        return self.paths(worker)[1].read_text(errors="replace")
 
-    def wait(self, timeout_seconds=None, workers=None):
+    def wait(self, timeout_seconds, workers=None):
         """Waits until workers have ended.
 
         Args:
-          timeout_seconds: float, how long to wait. None: as long as it takes.
+          timeout_seconds: float, how long to wait.
           workers: the workers to wait for. None: all that were started.
 
         Returns:
@@ -124,8 +228,8 @@ class LocalWorkers:
         Raises:
           TimeoutError: workers have not ended in time, with their logs.
         """
-        workers = self._processes.keys() if workers is None else workers
-        deadline = time.monotonic() + (timeout_seconds or float("inf"))
+        workers = list(self.statuses() if workers is None else workers)
+        deadline = time.monotonic() + timeout_seconds
         while running := [w for w in workers if self.statuses()[w] is None]:
             if time.monotonic() > deadline:
                 raise TimeoutError(
@@ -133,23 +237,76 @@ class LocalWorkers:
                     f"{timeout_seconds:g} s.\n{self.describe()}"
                 )
             time.sleep(_POLL_SECONDS)
+        return self.results(workers)
+
+    def end(self):
+        """Ends the workers that still run."""
+        self._processes.end_all()
+
+    def results(self, workers=None):
+        """List of `WorkerResult`, of all workers that were started or some."""
+        statuses = self.statuses()
         return [
-            WorkerResult(self.statuses()[w], self.output(w), self.log(w))
-            for w in workers
+            WorkerResult(statuses[w], self.output(w), self.log(w))
+            for w in (statuses if workers is None else workers)
         ]
 
-    def describe(self):
-        """Statuses and ends of logs of all workers, in words."""
+    def describe(self, workers=None):
+        """Statuses and ends of logs in words, of all workers or of some."""
+        statuses = self.statuses()
         return "\n".join(
             f"-- worker {worker} at {self.addresses[worker]} "
-            f"{_status_in_words(status)}. It wrote:\n"
+            f"{_status_in_words(statuses[worker])}. It wrote:\n"
             f"{log_end(self.output(worker))}\n{log_end(self.log(worker))}"
-            for worker, status in self.statuses().items()
+            for worker in (statuses if workers is None else workers)
         )
 
-    def _paths(self, worker):
+    def paths(self, worker):
+        """The files with standard output and standard error of a worker."""
         folder = pathlib.Path(self._folder.name)
         return folder / f"{worker}.out", folder / f"{worker}.err"
+
+
+class _Copy:
+    """Copies what is appended to a file to a stream."""
+
+    def __init__(self, path, stream):
+        self._file = path.open("rb")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stream = stream
+
+    def go_on(self):
+        text = self._decoder.decode(self._file.read())
+        if text:
+            self._stream.write(text)
+            self._stream.flush()
+
+    def close(self):
+        self.go_on()
+        self._file.close()
+
+
+def _watch(running, deadline, report_timeout_seconds):
+    """Waits for the end of all workers, or until they have to be ended."""
+    copies = [
+        _Copy(path, stream)
+        for path, stream in zip(
+            running.paths(0), (sys.stdout, sys.stderr), strict=True
+        )
+    ]
+    while time.monotonic() < deadline:
+        statuses = running.statuses().values()
+        for copy in copies:
+            copy.go_on()
+        if None not in statuses:
+            break
+        if any(statuses):
+            # The others have until then.
+            deadline = min(deadline, time.monotonic() + report_timeout_seconds)
+            report_timeout_seconds = float("inf")
+        time.sleep(_POLL_SECONDS)
+    for copy in copies:
+        copy.close()
 
 
 def _status_in_words(status):

@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import sys
-import time
 
 import tensorflow as tf
 
@@ -35,7 +34,6 @@ from tf_ext.distribute.cluster import (
 from tf_ext.distribute.grpc_options import set_grpc_options
 from tf_ext.distribute.ports import why_not_free
 
-_PARENT_CHECK_SECONDS = 0.5
 _logger = logging.getLogger("tf_ext.distribute.server")
 
 
@@ -75,7 +73,8 @@ def main(arguments=None):
         tensorflow_version,
         os.getpid(),
     )
-    _wait(options.parent)
+    while True:
+        signal.pause()
 
 
 def _parser():
@@ -90,11 +89,6 @@ def _parser():
     )
     parser.add_argument("--job", help="worker or ps")
     parser.add_argument("--task", help="which of the job's tasks, from 0")
-    parser.add_argument(
-        "--parent",
-        type=int,
-        help="end when this process, which started this one, has ended",
-    )
     return parser
 
 
@@ -157,14 +151,6 @@ def _fail(task, reason):
         reason,
     )
     _end(PORT_IN_USE_STATUS)
-
-
-def _wait(parent):
-    while parent is None:
-        signal.pause()
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK_SECONDS)
-    _end()
 
 
 def _stop(name, number):
