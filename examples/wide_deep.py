@@ -28,10 +28,15 @@ program starts on this machine and ends again, with
 
     python wide_deep.py --strategy=ps --workers=2 --servers=2
 
+or over workers that train in step, each with a share of every batch and of
+the tables' rows, with
+
+    python wide_deep.py --strategy=mwms --workers=2
+
 Where the environment variable TF_CONFIG names a cluster, as on several
 machines, that one is used, and --backup_dir should name a folder that all
-machines share. A parameter server that is lost and comes back costs the time
-since the last epoch's end.
+machines share. A parameter server or a worker in step that is lost and comes
+back costs the time since the last epoch's end.
 
 The last line on standard output is a JSON object: `auc` and `log_loss` on the
 test examples, `best_auc` (null for real data), `rows` and `bytes` of both
@@ -44,6 +49,7 @@ import functools
 import importlib.util
 import json
 import os
+import sys
 import tempfile
 import time
 
@@ -58,6 +64,8 @@ import tf_ext
 EMBEDDING_DIM = 16
 HIDDEN_UNITS = (64, 32)
 DROPOUT = 0.3
+# How often workers in step are started again after one was lost.
+RESTARTS = 3
 
 
 @keras.utils.register_keras_serializable(package="wide_deep")
@@ -115,12 +123,15 @@ def parse_arguments(arguments=None):
     parser.add_argument("--log_dir", help="where to write TensorBoard logs")
     parser.add_argument(
         "--strategy",
-        choices=["one", "ps"],
+        choices=["one", "ps", "mwms"],
         default="one",
-        help="one process (the default), or parameter servers",
+        help="one process (the default), parameter servers, or workers in step",
     )
     parser.add_argument(
-        "--workers", type=positive_int, default=2, help="for --strategy=ps"
+        "--workers",
+        type=positive_int,
+        default=2,
+        help="for --strategy=ps and --strategy=mwms",
     )
     parser.add_argument(
         "--servers", type=positive_int, default=2, help="for --strategy=ps"
@@ -128,7 +139,7 @@ def parse_arguments(arguments=None):
     parser.add_argument(
         "--backup_dir",
         help="where to keep the state at the last epoch's end while training;\n"
-        "default with --strategy=ps: a temporary folder",
+        "default with several processes: a temporary folder",
     )
     args = parser.parse_args(arguments)
     if (args.data is None) != (args.format is None):
@@ -330,14 +341,32 @@ def run_on_servers(args, data):
             return tf_ext.distribute.run_with_recovery(job, cluster.strategy)
 
 
+def start_workers(args):
+    """Runs this program as several workers on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = args.backup_dir or folder
+        tf_ext.distribute.run_local_workers(
+            [sys.executable, *sys.argv, f"--backup_dir={folder}"],
+            args.workers,
+            restarts=RESTARTS,
+        )
+
+
 def main():
     args = parse_arguments()
-    data = load_data(args)
-    if args.strategy == "ps":
-        result = run_on_servers(args, data)
+    if args.strategy == "mwms" and "TF_CONFIG" not in os.environ:
+        start_workers(args)
+        return
+    if args.strategy == "mwms":
+        strategy = tf_ext.distribute.multi_worker_strategy()
+        result = train_and_evaluate(strategy, args, load_data(args))
+        if strategy.cluster_resolver.task_id != 0:
+            return
+    elif args.strategy == "ps":
+        result = run_on_servers(args, load_data(args))
     else:
         strategy = tf.distribute.get_strategy()
-        result = train_and_evaluate(strategy, args, data)
+        result = train_and_evaluate(strategy, args, load_data(args))
     print(json.dumps(result))
 
 
