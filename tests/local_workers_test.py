@@ -137,6 +137,13 @@ class LocalWorkersTest(tf.test.TestCase):
             pids = workers.pids()
         processes.wait_until_ended(pids)
 
+    def test_environment(self):
+        command = [sys.executable, "-c", "import os; print(os.environ['MINE'])"]
+        with distribute.LocalWorkers(
+            command, 1, environment={"MINE": "here"}
+        ) as workers:
+            self.assertEqual(workers.wait(60)[0].output, "here\n")
+
     def test_workers_end_when_their_parent_is_killed(self):
         parent = subprocess.Popen(
             [sys.executable, "-P", _TESTS / "local_workers_program.py"],

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import sys
 
+import tf_ext
 from tf_ext.distribute.local_workers import LocalWorkers
 
 _TESTS = pathlib.Path(__file__).resolve().parent
@@ -24,8 +26,13 @@ def started(program, *arguments, workers=2, start=None):
       A `LocalWorkers`. What the workers wrote is printed in the end, which
       pytest shows if the test fails.
     """
-    command = [sys.executable, _TESTS / program, *arguments]
-    with LocalWorkers(command, workers, start) as running:
+    command = [sys.executable, "-P", _TESTS / program, *arguments]
+    # The modules of the tests, and the same tf_ext as here.
+    paths = os.pathsep.join(
+        [str(_TESTS), str(pathlib.Path(tf_ext.__file__).parents[1])]
+    )
+    environment = {"PYTHONPATH": paths}
+    with LocalWorkers(command, workers, start, environment) as running:
         try:
             yield running
         finally:

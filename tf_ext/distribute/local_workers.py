@@ -132,6 +132,8 @@ class LocalWorkers:
         `tf_ext.distribute.multi_worker_strategy()`.
       workers: int, how many. Each has its own `TF_CONFIG`.
       start: the workers that are started at once. None: all.
+      environment: dict of variables of the environment that they get, besides
+        those of this process.
 
     Attributes:
       addresses: list of "host:port", one a worker.
@@ -143,12 +145,13 @@ class LocalWorkers:
       {0: None, 1: -9}
     """
 
-    def __init__(self, command, workers, start=None):
+    def __init__(self, command, workers, start=None, environment=None):
         if workers < 1:
             raise ValueError(f"workers must be at least 1, but is {workers}.")
         self._command = list(map(str, command))
         self._workers = workers
         self._start = range(workers) if start is None else start
+        self._environment = environment or {}
         self._processes = None
         self._folder = None
         self.addresses = None
@@ -186,6 +189,7 @@ class LocalWorkers:
                 log_file,
                 TF_CONFIG=json.dumps(config),
                 PYTHONUNBUFFERED="1",
+                **self._environment,
             )
 
     def send(self, worker, number):
