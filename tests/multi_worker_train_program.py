@@ -10,12 +10,12 @@ import os
 
 import numpy as np
 import tensorflow as tf
+from model_building import id_column
 from small_models import batch, inputs
 
 import tf_ext
 from tf_ext import distribute
 from tf_ext._keras import keras
-from model_building import id_column
 
 BATCH, STEPS, EPOCHS = 128, 50, 2
 
