@@ -11,6 +11,13 @@ from tf_ext.distribute.local_workers import LocalWorkers
 
 _TESTS = pathlib.Path(__file__).resolve().parent
 
+# Where programs find the modules of the tests, and the same tf_ext as here.
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(_TESTS), str(pathlib.Path(tf_ext.__file__).parents[1])]
+    )
+}
+
 
 @contextlib.contextmanager
 def started(program, *arguments, workers=2, start=None):
@@ -27,12 +34,7 @@ def started(program, *arguments, workers=2, start=None):
       pytest shows if the test fails.
     """
     command = [sys.executable, "-P", _TESTS / program, *arguments]
-    # The modules of the tests, and the same tf_ext as here.
-    paths = os.pathsep.join(
-        [str(_TESTS), str(pathlib.Path(tf_ext.__file__).parents[1])]
-    )
-    environment = {"PYTHONPATH": paths}
-    with LocalWorkers(command, workers, start, environment) as running:
+    with LocalWorkers(command, workers, start, ENVIRONMENT) as running:
         try:
             yield running
         finally:

@@ -4,6 +4,7 @@ from tf_ext._keras import IS_KERAS_3
 from tf_ext.distribute.cluster import is_parameter_server
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.models import multi_worker, parameter_server
+from tf_ext.models.loop import strategy_name
 
 
 def needed(model):
@@ -49,4 +50,20 @@ def check_max_inflight_steps(value):
         raise ValueError(
             "Argument `max_inflight_steps` must be a positive int or None. "
             f"Received: max_inflight_steps={value!r}"
+        )
+
+
+def refuse_batches(model, method):
+    """Raises ValueError where a single batch cannot be shared out.
+
+    Args:
+      model: keras.Model.
+      method: string, what was called.
+    """
+    if needed(model):
+        raise ValueError(
+            f"{method} does not work under "
+            f"{strategy_name(model.distribute_strategy)}. Use fit, evaluate or "
+            "predict with a dataset of one batch, or a training loop with "
+            "strategy.run."
         )

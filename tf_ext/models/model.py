@@ -9,7 +9,8 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.data import shares
 from tf_ext.distribute.collectives import collectives_of
-from tf_ext.models import loops
+from tf_ext.distribute.errors import naming_lost_worker
+from tf_ext.models import loops, multi_worker
 from tf_ext.models.saving import file_of_all_workers
 from tf_ext.optimizers import Optimizer
 from tf_ext.optimizers.share import current_share, sample_share
@@ -93,18 +94,22 @@ class _ModelWithTables:
             self.optimizer.build(self.trainable_variables)
 
     def fit(self, *args, max_inflight_steps=None, **kwargs):
-        """As `keras.Model.fit`, under ParameterServerStrategy too.
+        """As `keras.Model.fit`, under several workers' strategies too.
 
-        There, the logs hold `staleness` too: how many steps of others were
-        applied between the reads of a step and its update, on average.
+        Under MultiWorkerMirroredStrategy every worker calls it and trains on
+        its share of each batch; one whose share is used up goes on with empty
+        batches. Under ParameterServerStrategy, the logs hold `staleness` too:
+        how many steps of others were applied between the reads of a step and
+        its update, on average.
 
         Args:
           *args: the same as in Keras.
           max_inflight_steps: int, how many steps may be under way at a time
             under ParameterServerStrategy, which bounds the staleness; by
             default two a worker. Otherwise there is never more than one.
-          **kwargs: the same as in Keras. Under ParameterServerStrategy, `x`
-            may be a function from `tf.distribute.InputContext` to a dataset.
+          **kwargs: the same as in Keras. Under ParameterServerStrategy, and
+            in Keras 3 under MultiWorkerMirroredStrategy, `x` may be a function
+            from `tf.distribute.InputContext` to a dataset.
 
         Raises:
           ValueError: a callback that would restore or average the variables
@@ -113,26 +118,52 @@ class _ModelWithTables:
         given = inspect.signature(super().fit).bind(*args, **kwargs)
         _check_callbacks(given.arguments.get("callbacks"))
         loops.check_max_inflight_steps(max_inflight_steps)
-        if not loops.needed(self):
-            return super().fit(*args, **kwargs)
-        given.apply_defaults()
-        return self._loop().run("fit", given.arguments, max_inflight_steps)
+        if loops.needed(self):
+            given.apply_defaults()
+            return self._loop().run("fit", given.arguments, max_inflight_steps)
+        return self._call_keras(super().fit, given)
 
     def evaluate(self, *args, **kwargs):
-        """As `keras.Model.evaluate`, under ParameterServerStrategy too."""
-        if not loops.needed(self):
-            return super().evaluate(*args, **kwargs)
+        """As `keras.Model.evaluate`, under all strategies of `fit`."""
         given = inspect.signature(super().evaluate).bind(*args, **kwargs)
-        given.apply_defaults()
-        return self._loop().run("evaluate", given.arguments)
+        if loops.needed(self):
+            given.apply_defaults()
+            return self._loop().run("evaluate", given.arguments)
+        return self._call_keras(super().evaluate, given)
 
     def predict(self, *args, **kwargs):
-        """As `keras.Model.predict`, under ParameterServerStrategy too."""
-        if not loops.needed(self):
-            return super().predict(*args, **kwargs)
+        """As `keras.Model.predict`, under all strategies of `fit`."""
         given = inspect.signature(super().predict).bind(*args, **kwargs)
-        given.apply_defaults()
-        return self._loop().run("predict", given.arguments)
+        if loops.needed(self):
+            given.apply_defaults()
+            return self._loop().run("predict", given.arguments)
+        return self._call_keras(super().predict, given)
+
+    def _call_keras(self, method, given):
+        """Calls Keras's own `fit`, `evaluate` or `predict`."""
+        if collectives_of(self.distribute_strategy) is None:
+            return method(*given.args, **given.kwargs)
+        multi_worker.check_layers(self)
+        for name in ("x", "validation_data"):
+            if isinstance(given.arguments.get(name), tf.data.Dataset):
+                given.arguments[name] = shares.in_step(given.arguments[name])
+        with naming_lost_worker(self.distribute_strategy):
+            return method(*given.args, **given.kwargs)
+
+    def train_on_batch(self, *args, **kwargs):
+        """As `keras.Model.train_on_batch`, where `fit` is Keras's own."""
+        loops.refuse_batches(self, "train_on_batch")
+        return super().train_on_batch(*args, **kwargs)
+
+    def test_on_batch(self, *args, **kwargs):
+        """As `keras.Model.test_on_batch`, where `fit` is Keras's own."""
+        loops.refuse_batches(self, "test_on_batch")
+        return super().test_on_batch(*args, **kwargs)
+
+    def predict_on_batch(self, *args, **kwargs):
+        """As `keras.Model.predict_on_batch`, where `fit` is Keras's own."""
+        loops.refuse_batches(self, "predict_on_batch")
+        return super().predict_on_batch(*args, **kwargs)
 
     def train_step(self, data):
         """As in Keras, with the loss of the global batch.

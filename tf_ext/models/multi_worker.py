@@ -14,6 +14,7 @@ from tf_ext._keras import keras
 from tf_ext.data import shares
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.errors import naming_lost_worker
+from tf_ext.layers.batch_normalization import BatchNormalization
 from tf_ext.models.feed import example_of
 from tf_ext.models.loop import Loop, dataset_of
 from tf_ext.optimizers.share import sample_share
@@ -40,6 +41,26 @@ def check_losses(losses):
                 f"{reduction!r}: under MultiWorkerMirroredStrategy a loss must "
                 "be the sum over the global batch divided by its number of "
                 "samples. Use reduction='sum_over_batch_size'."
+            )
+
+
+def check_layers(model):
+    """Raises ValueError for layers that need the whole batch to be here.
+
+    Args:
+      model: keras.Model under a MultiWorkerMirroredStrategy.
+    """
+    for layer in model._flatten_layers():
+        if (
+            isinstance(layer, keras.layers.BatchNormalization)
+            and not isinstance(layer, BatchNormalization)
+            and not getattr(layer, "synchronized", False)
+        ):
+            raise ValueError(
+                f"Layer {layer.name!r} normalises by the statistics of a "
+                "worker's share of the batch, which may be empty. Use "
+                "tf_ext.layers.BatchNormalization, which takes those of the "
+                "global batch."
             )
 
 
@@ -74,6 +95,7 @@ class MultiWorkerLoop(Loop):
 
     def _build(self, feed):
         model = self._model
+        check_layers(model)
         example = example_of(feed.element_spec)
         model._maybe_symbolic_build(data_batch=example)
         optimizer = getattr(model, "optimizer", None)

@@ -1,0 +1,47 @@
+"""A worker in step dies; all start again and go on from the last backup."""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from unittest import mock
+
+import multi_worker_util
+import tensorflow as tf
+
+from tf_ext import distribute
+
+_PROGRAM = pathlib.Path(__file__).parent / "multi_worker_recovery_program.py"
+_TIMEOUT_SECONDS = 200
+
+
+class RecoveryTest(tf.test.TestCase):
+    def train(self, *options, restarts=0):
+        folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+        with mock.patch.dict(os.environ, multi_worker_util.ENVIRONMENT):
+            results = distribute.run_local_workers(
+                [sys.executable, _PROGRAM, folder, *options],
+                workers=2,
+                timeout_seconds=_TIMEOUT_SECONDS,
+                restarts=restarts,
+                report_timeout_seconds=30.0,
+            )
+        found = [json.loads(r.output.splitlines()[-1]) for r in results]
+        self.assertEqual(found[0]["auc"], found[1]["auc"])
+        return found
+
+    def test_training_goes_on_after_a_worker_was_killed(self):
+        undisturbed = self.train()
+        self.assertEqual(undisturbed[1]["epochs"], [0, 1, 2, 3])
+        recovered = self.train("--lose=1", restarts=1)
+        for one, other in zip(undisturbed, recovered):
+            self.assertEqual(other["epochs"], [2, 3])
+            self.assertEqual(other["steps"], one["steps"])
+            self.assertEqual(other["rows"], one["rows"])
+            self.assertNear(other["auc"], one["auc"], 0.005)
+            self.assertGreater(one["auc"], 0.6)
+
+
+if __name__ == "__main__":
+    tf.test.main()
