@@ -129,7 +129,10 @@ def shard_files(dataset, workers, worker):
             for spec, is_dense in zip(specs, dense)
         ],
     )
-    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+    share = tf.data.experimental.from_variant(variant, dataset.element_spec)
+    # That there are too few files is only found by reading.
+    next(iter(share), None)
+    return share
 
 
 def batch_size_of(batch):
