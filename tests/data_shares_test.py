@@ -116,7 +116,7 @@ class WorkerShareTest(tf.test.TestCase, parameterized.TestCase):
             self.assertLen(part, len(whole))
         for index, batch in enumerate(whole):
             rows = [_rows(part[index]) for part in parts]
-            self.assertEqual(sum(rows, []), _rows(batch))
+            self.assertEqual(list(itertools.chain(*rows)), _rows(batch))
             sizes = [len(some) for some in rows]
             self.assertLessEqual(max(sizes) - min(sizes), 1)
 
@@ -149,7 +149,7 @@ class CutBatchesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(parts, workers * len(whole))
         for index, batch in enumerate(whole):
             mine = parts[index * workers : (index + 1) * workers]
-            self.assertEqual(sum(mine, []), _rows(batch))
+            self.assertEqual(list(itertools.chain(*mine)), _rows(batch))
 
 
 class ShardFilesTest(tf.test.TestCase):
@@ -174,7 +174,7 @@ class ShardFilesTest(tf.test.TestCase):
                 self._lines(shares.shard_files(dataset, workers, worker))
                 for worker in range(workers)
             ]
-            self.assertCountEqual(sum(parts, []), every)
+            self.assertCountEqual(list(itertools.chain(*parts)), every)
             files = [{line.split()[0] for line in part} for part in parts]
             self.assertLen(set().union(*files), sum(map(len, files)))
 
