@@ -107,8 +107,7 @@ def shard_files(dataset, workers, worker):
       worker: int, which of them, from 0.
 
     Raises:
-      tf.errors.OpError: it reads no files; or, when the result is read, there
-        are fewer than workers.
+      tf.errors.OpError: it reads no files, or fewer than there are workers.
     """
     policy = tf.data.experimental.AutoShardPolicy.FILE
     specs = tf.nest.flatten(dataset.element_spec)

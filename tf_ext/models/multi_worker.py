@@ -278,9 +278,8 @@ def _share_of_files(dataset, collectives, policy):
     share, error = None, ""
     try:
         share = shares.shard_files(dataset, collectives.size, collectives.rank)
-        next(iter(share), None)  # Too few files are found when they are read.
     except tf.errors.OpError as caught:
-        share, error = None, caught.message
+        error = caught.message
     failed = tf.constant([share is None], tf.int64)
     if tf.reduce_max(collectives.gather(failed)) == 0:
         return shares.cut_batches(share, collectives.size)
