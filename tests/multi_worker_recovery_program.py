@@ -8,12 +8,12 @@ import signal
 
 import numpy as np
 import tensorflow as tf
-from multi_worker_train_program import BATCH
 from small_models import batch, compiled, functional, table
 
 from tf_ext import distribute
 from tf_ext._keras import keras
 
+BATCH = 128
 SAMPLES, EPOCHS, LOST_IN_EPOCH = 40 * BATCH, 4, 2
 
 

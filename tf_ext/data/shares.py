@@ -33,6 +33,24 @@ def in_step(dataset):
     return relaxed.with_options(dataset.options())
 
 
+def shared_by_data(dataset):
+    """The same dataset, shared out by its samples unless it says how.
+
+    TensorFlow would try to share by file first, which is another dataset where
+    samples are skipped, taken or counted after they were read.
+
+    Args:
+      dataset: tf.data.Dataset.
+    """
+    policies = tf.data.experimental.AutoShardPolicy
+    distribute = dataset.options().experimental_distribute
+    if distribute.auto_shard_policy != policies.AUTO:
+        return dataset
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = policies.DATA
+    return dataset.with_options(options)
+
+
 def relaxed_spec(element_spec):
     """The specification of batches of any size.
 

@@ -145,8 +145,10 @@ class _ModelWithTables:
             return method(*given.args, **given.kwargs)
         multi_worker.check_layers(self)
         for name in ("x", "validation_data"):
-            if isinstance(given.arguments.get(name), tf.data.Dataset):
-                given.arguments[name] = shares.in_step(given.arguments[name])
+            data = given.arguments.get(name)
+            if isinstance(data, tf.data.Dataset):
+                data = shares.shared_by_data(shares.in_step(data))
+                given.arguments[name] = data
         with naming_lost_worker(self.distribute_strategy):
             return method(*given.args, **given.kwargs)
 

@@ -264,17 +264,15 @@ def _share_of(arguments, collectives):
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == _Policy.OFF:
         share = shares.cut_batches(dataset, workers)
+    elif policy in (_Policy.AUTO, _Policy.DATA):
+        share = shares.worker_share(dataset, workers, rank)
     else:
-        share = None
-        if policy != _Policy.DATA:
-            share = _share_of_files(dataset, collectives, policy)
-        if share is None:
-            share = shares.worker_share(dataset, workers, rank)
+        share = _share_of_files(dataset, collectives, policy)
     return share.prefetch(tf.data.AUTOTUNE)
 
 
 def _share_of_files(dataset, collectives, policy):
-    """The share if all workers can share by file, or None."""
+    """The share of this worker, if all workers have files to read."""
     share, error = None, ""
     try:
         share = shares.shard_files(dataset, collectives.size, collectives.rank)
@@ -283,13 +281,11 @@ def _share_of_files(dataset, collectives, policy):
     failed = tf.constant([share is None], tf.int64)
     if tf.reduce_max(collectives.gather(failed)) == 0:
         return shares.cut_batches(share, collectives.size)
-    if policy != _Policy.AUTO:
-        raise ValueError(
-            f"The dataset's auto_shard_policy is {policy.name}, but it cannot "
-            f"be shared by file over {collectives.size} workers: {error} Use "
-            "AutoShardPolicy.DATA, or more files."
-        )
-    return None
+    raise ValueError(
+        f"The dataset's auto_shard_policy is {policy.name}, but it cannot be "
+        f"shared by file over {collectives.size} workers. {error} Use "
+        "AutoShardPolicy.DATA, or more files."
+    )
 
 
 def _common_seed(collectives):
