@@ -67,6 +67,9 @@ class _ModelWithTables:
         loops.check_compiled(self, optimizer, options, steps)
         super().compile(optimizer, *args, **kwargs)
         self._tf_ext_loop = None
+        if not IS_KERAS_3 and collectives_of(self.distribute_strategy):
+            # tf_keras would add up what already is of all workers.
+            self.distribute_reduction_method = "first"
 
     def _check_optimizer(self, optimizer, options):
         if isinstance(optimizer, dict):  # Of a saved model.
