@@ -81,7 +81,14 @@ class RowSlabs {
     return static_cast<uint32_t>(word * 64 + __builtin_ctzll(bits));
   }
 
+  // The live ones of the rows 64 * word ... 64 * word + 63, as bits.
+  uint64_t LiveBits(size_t word) const {
+    return word * 64 < used_ ? live_[word] : 0;
+  }
+
   int64_t live() const { return live_count_; }
+  // Rows have numbers below this.
+  uint32_t used() const { return used_; }
   int64_t free() const { return used_ - live_count_; }
   // Memory that rows have touched so far, and the bits.
   int64_t bytes() const {

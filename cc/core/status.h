@@ -14,6 +14,7 @@ enum class StatusCode {
   kFailedPrecondition,
   kNotFound,
   kResourceExhausted,
+  kDataLoss,
 };
 
 class [[nodiscard]] Status {
@@ -34,6 +35,9 @@ class [[nodiscard]] Status {
   }
   static Status ResourceExhausted(std::string message) {
     return Status(StatusCode::kResourceExhausted, std::move(message));
+  }
+  static Status DataLoss(std::string message) {
+    return Status(StatusCode::kDataLoss, std::move(message));
   }
 
   bool ok() const { return code_ == StatusCode::kOk; }

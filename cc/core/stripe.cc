@@ -154,21 +154,22 @@ inline bool Stripe::IsRow(uint32_t candidate, int64_t sign) const {
   return candidate != kNoRow && rows_.SignAt(candidate) == sign;
 }
 
-inline uint8_t* Stripe::FindOrInsert(int64_t sign, uint64_t hash,
+inline uint32_t Stripe::FindOrInsert(int64_t sign, uint64_t hash,
                                      uint32_t candidate, bool with_weights) {
-  if (IsRow(candidate, sign)) return rows_.At(candidate);
+  if (IsRow(candidate, sign)) return candidate;
   const uint32_t row = Find(sign, hash);
-  if (row != kNoRow) return rows_.At(row);
+  if (row != kNoRow) return row;
   return Insert(sign, hash, with_weights);
 }
 
-uint8_t* Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
+uint32_t Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
   if (rows_.full()) throw StripeFullError("no row number left");
   if (index_.Crowded(static_cast<size_t>(rows_.live()))) Grow();
-  const uint32_t number = rows_.Allocate();
-  uint8_t* const row = rows_.At(number);
-  format_->Start(row, sign, with_weights);
-  index_.Insert(hash, number);
+  if (marks_ != nullptr) marks_->Reserve(rows_.used() + 1);
+  const uint32_t row = rows_.Allocate();
+  format_->Start(rows_.At(row), sign, with_weights);
+  index_.Insert(hash, row);
+  if (marks_ != nullptr) marks_->Touch(row);
   return row;
 }
 
@@ -242,7 +243,8 @@ void Stripe::PullInserting(const BatchItem* items, int64_t n, float* out) {
     int64_t positions[kBlock];
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
-      rows[i] = FindOrInsert(item.sign, hashes[i], candidates[i], true);
+      rows[i] =
+          rows_.At(FindOrInsert(item.sign, hashes[i], candidates[i], true));
       positions[i] = item.position;
     }
     CopyWeights(rows, positions, count, dim, out);
@@ -262,7 +264,7 @@ void Stripe::Push(const BatchItem* items, int64_t n,
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
       uint8_t* const row =
-          FindOrInsert(item.sign, hashes[i], candidates[i], true);
+          FindOrInsertToChange(item.sign, hashes[i], candidates[i], true);
       if (seen.MaybeSeen(hashes[i]) &&
           std::find(rows, rows + ready, row) != rows + ready) {
         // The rows of one Update are distinct.
@@ -282,18 +284,17 @@ void Stripe::Import(const BatchItem* items, int64_t n,
                     const std::vector<BoundField>& fields) {
   bool with_weights = true;
   for (const BoundField& bound : fields) {
-    if (bound.field->offset == RowLayout::kWeightsOffset) with_weights = false;
+    if (bound.offset == RowLayout::kWeightsOffset) with_weights = false;
   }
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t* candidates) {
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
-      uint8_t* const row =
-          FindOrInsert(item.sign, hashes[i], candidates[i], with_weights);
+      uint8_t* const row = FindOrInsertToChange(item.sign, hashes[i],
+                                                candidates[i], with_weights);
       for (const BoundField& bound : fields) {
-        const int64_t bytes = bound.field->bytes();
-        std::memcpy(row + bound.field->offset,
-                    bound.data + item.position * bytes, bytes);
+        std::memcpy(row + bound.offset,
+                    bound.data + item.position * bound.stride, bound.bytes);
       }
     }
   };
@@ -313,11 +314,13 @@ int64_t Stripe::Erase(const BatchItem* items, int64_t n) {
         return rows_.SignAt(at) == sign;
       });
       if (row == kNoRow) continue;
+      if (marks_ != nullptr) marks_->Erase(row, sign);
       rows_.Free(row);
       ++erased;
     }
   };
   const ExclusiveLock lock(mutex_);
+  if (marks_ != nullptr) marks_->ReserveErased(n);
   ForEachBlock(items, n, RowLayout::kWeightsOffset, visit);
   return erased;
 }
@@ -327,6 +330,14 @@ int64_t Stripe::Clear() {
   BucketIndex index;
   RowSlabs rows(format_->stride);
   const ExclusiveLock lock(mutex_);
+  if (marks_ != nullptr) {
+    marks_->ReserveErased(rows_.live());
+    for (uint32_t row = rows_.NextLive(0); row != kNoRow;
+         row = rows_.NextLive(row + 1)) {
+      marks_->Erase(row, rows_.SignAt(row));
+    }
+    marks_->ForgetRows();
+  }
   index_.swap(index);
   std::swap(rows_, rows);
   level_ = -1;
@@ -361,12 +372,69 @@ uint32_t Stripe::Export(uint32_t row, int64_t limit,
   return row;
 }
 
+uint32_t Stripe::CopyRows(uint32_t row, int64_t limit, bool changed,
+                          int64_t row_bytes, uint8_t* out,
+                          int64_t* copied) const {
+  const SharedLock lock(mutex_);
+  *copied = 0;
+  if (row >= rows_.used() || (changed && marks_ == nullptr)) return kNoRow;
+  uint64_t mask = ~uint64_t{0} << (row % 64);
+  const size_t words = (size_t{rows_.used()} + 63) / 64;
+  for (size_t word = row / 64; word < words; ++word) {
+    uint64_t bits = rows_.LiveBits(word) & mask;
+    if (changed) bits &= marks_->Taken(word);
+    mask = ~uint64_t{0};
+    for (; bits != 0; bits &= bits - 1) {
+      row = static_cast<uint32_t>(word * 64 + __builtin_ctzll(bits));
+      if (*copied == limit) return row;
+      std::memcpy(out, rows_.At(row), row_bytes);
+      out += row_bytes;
+      ++*copied;
+    }
+  }
+  return kNoRow;
+}
+
+void Stripe::TrackChanges() {
+  auto marks = std::make_unique<ChangeMarks>();
+  const ExclusiveLock lock(mutex_);
+  marks->Reserve(rows_.used());
+  marks_ = std::move(marks);
+}
+
+void Stripe::StopTracking() {
+  const ExclusiveLock lock(mutex_);
+  marks_ = nullptr;
+}
+
+void Stripe::TakeChanges() {
+  const ExclusiveLock lock(mutex_);
+  if (marks_ != nullptr) marks_->Take();
+}
+
+void Stripe::CommitChanges() {
+  const ExclusiveLock lock(mutex_);
+  if (marks_ != nullptr) marks_->Commit();
+}
+
+void Stripe::PutChangesBack() {
+  const ExclusiveLock lock(mutex_);
+  if (marks_ != nullptr) marks_->PutBack();
+}
+
+std::vector<int64_t> Stripe::ErasedSigns(bool taken) const {
+  const SharedLock lock(mutex_);
+  if (marks_ == nullptr) return {};
+  return taken ? marks_->taken_erased() : marks_->current_erased();
+}
+
 Stripe::Stats Stripe::GetStats() const {
   const SharedLock lock(mutex_);
   Stats stats;
   stats.rows = rows_.live();
   stats.free_rows = rows_.free();
   stats.slab_bytes = rows_.bytes();
+  if (marks_ != nullptr) stats.slab_bytes += marks_->bytes();
   stats.index_bytes = static_cast<int64_t>(index_.bytes());
   stats.max_probe_length = index_.MaxProbeLength(
       [this](uint32_t row) { return TableHash(rows_.SignAt(row)); });

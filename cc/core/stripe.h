@@ -6,6 +6,7 @@
 //       shared_mutex
 //       BucketIndex          // hash -> row number; bucket_index.h
 //       RowSlabs             // row number -> row; row_slabs.h
+//       ChangeMarks          // row number -> changed?; change_marks.h
 //
 // Batched work only: a batch is dealt out to the stripes first, then each
 // stripe does its share under one lock hold. That costs one lock a stripe and
@@ -30,11 +31,13 @@
 #define TF_EXT_CC_CORE_STRIPE_H_
 
 #include <cstdint>
+#include <memory>
 #include <shared_mutex>
 #include <stdexcept>
 #include <vector>
 
 #include "cc/core/bucket_index.h"
+#include "cc/core/change_marks.h"
 #include "cc/core/initializer.h"
 #include "cc/core/mix.h"
 #include "cc/core/row_layout.h"
@@ -70,10 +73,12 @@ struct RowFormat {
   std::vector<uint8_t> slots;
 };
 
-// A field with its values: [batch, field->count].
+// Bytes of a row, and where those of the batch's rows are: `stride` apart.
 struct BoundField {
-  const Field* field;
+  int64_t offset;
+  int64_t bytes;
   const uint8_t* data;
+  int64_t stride;
 };
 
 // Rows as Export hands them out: [rows, field->count] bytes for each field.
@@ -114,6 +119,21 @@ class alignas(64) Stripe {
   // to go on with, or kNoRow if there are no more.
   uint32_t Export(uint32_t row, int64_t limit, const ExportSink& sink) const;
 
+  // Copies up to `limit` live rows, `row_bytes` of each, from number `row` on
+  // to `out`; only those whose change was taken if `changed`. Returns the
+  // number to go on with, or kNoRow if there are no more.
+  uint32_t CopyRows(uint32_t row, int64_t limit, bool changed,
+                    int64_t row_bytes, uint8_t* out, int64_t* copied) const;
+
+  // Marks of changes, see change_marks.h. None is kept until TrackChanges.
+  void TrackChanges();
+  void StopTracking();
+  void TakeChanges();
+  void CommitChanges();
+  void PutChangesBack();
+  // Signs erased in the changes that were taken, and in those since.
+  std::vector<int64_t> ErasedSigns(bool taken) const;
+
   struct Stats {
     int64_t rows = 0;
     int64_t free_rows = 0;
@@ -134,9 +154,16 @@ class alignas(64) Stripe {
   uint32_t Find(int64_t sign, uint64_t hash) const;
   // Whether the candidate of a block is the sign's row, which saves Find.
   bool IsRow(uint32_t candidate, int64_t sign) const;
-  uint8_t* FindOrInsert(int64_t sign, uint64_t hash, uint32_t candidate,
+  uint32_t FindOrInsert(int64_t sign, uint64_t hash, uint32_t candidate,
                         bool with_weights);
-  uint8_t* Insert(int64_t sign, uint64_t hash, bool with_weights);
+  uint32_t Insert(int64_t sign, uint64_t hash, bool with_weights);
+  // The same for a row that the caller changes.
+  uint8_t* FindOrInsertToChange(int64_t sign, uint64_t hash, uint32_t candidate,
+                                bool with_weights) {
+    const uint32_t row = FindOrInsert(sign, hash, candidate, with_weights);
+    if (marks_ != nullptr) marks_->Touch(row);
+    return rows_.At(row);
+  }
   void Grow();
   size_t BucketsAt(int level) const;
 
@@ -149,7 +176,8 @@ class alignas(64) Stripe {
   mutable std::shared_mutex mutex_;
   BucketIndex index_;
   RowSlabs rows_;
-  int level_ = -1;  // of growth; -1: no index yet
+  std::unique_ptr<ChangeMarks> marks_;  // nullptr: not tracked
+  int level_ = -1;                      // of growth; -1: no index yet
 };
 
 }  // namespace tf_ext

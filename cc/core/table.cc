@@ -4,16 +4,13 @@
 #include <atomic>
 #include <cstring>
 #include <new>
-#include <utility>
 
 #include "cc/core/stripe.h"
-#include "cc/core/stripe_batch.h"
+#include "cc/core/table_stripes.h"
 
 namespace tf_ext {
 namespace {
 
-// Signs a block of work has at least; fewer are not worth a thread's wake-up.
-constexpr int64_t kMinSignsPerBlock = 2048;
 // Values of a block of the check for non-finite gradients.
 constexpr int64_t kValuesPerBlock = 1 << 18;
 
@@ -102,46 +99,6 @@ Status Table::FindField(const std::string& name, const Field** field) const {
   return Status::InvalidArgument("table \"" + config_.name +
                                  "\" has no field \"" + name +
                                  "\"; its fields are " + allowed + ".");
-}
-
-template <typename Share>
-Status Table::ForEachStripe(const int64_t* signs, int64_t n,
-                            const ParallelFor& parallel_for,
-                            const Share& share) {
-  if (n == 0) return Status::Ok();
-  std::atomic<bool> out_of_memory{false};
-  std::atomic<bool> full{false};
-  try {
-    const StripeBatch batch(signs, n, parallel_for);
-    const int64_t blocks =
-        std::clamp<int64_t>(n / kMinSignsPerBlock, 1, kStripes);
-    // No exception may cross parallel_for, which is not ours.
-    const auto run = [&](int64_t block) {
-      const int end = static_cast<int>(kStripes * (block + 1) / blocks);
-      int s = static_cast<int>(kStripes * block / blocks);
-      try {
-        for (; s < end; ++s) {
-          if (batch.size(s) > 0) share(s, batch.items(s), batch.size(s));
-        }
-      } catch (const StripeFullError&) {
-        full = true;
-      } catch (const std::bad_alloc&) {
-        out_of_memory = true;
-      }
-    };
-    RunBlocks(blocks, parallel_for, run);
-  } catch (const std::bad_alloc&) {
-    out_of_memory = true;
-  }
-  if (out_of_memory) return OutOfMemory();
-  if (full) {
-    return Status::ResourceExhausted(
-        "table \"" + config_.name + "\" is full: a stripe has its maximum of " +
-        std::to_string(RowSlabs::kMaxRows) +
-        " rows; use more shards, or erase rows. Part of the batch may have "
-        "been applied.");
-  }
-  return Status::Ok();
 }
 
 Status Table::Pull(const int64_t* signs, int64_t n, bool insert, float* out,
@@ -244,13 +201,15 @@ Status Table::Import(const int64_t* signs, int64_t n,
     status = FindField(each.name, &field);
     if (!status.ok()) return status;
     for (const BoundField& before : bound) {
-      if (before.field != field) continue;
+      if (before.offset != field->offset) continue;
       return Status::InvalidArgument("field \"" + each.name +
                                      "\" is there twice; each field of table "
                                      "\"" +
                                      config_.name + "\" can be given once.");
     }
-    bound.push_back({field, static_cast<const uint8_t*>(each.data)});
+    const int64_t bytes = field->bytes();
+    bound.push_back(
+        {field->offset, bytes, static_cast<const uint8_t*>(each.data), bytes});
   }
   return ForEachStripe(signs, n, parallel_for,
                        [&](int s, BatchItem* items, int64_t count) {

@@ -6,7 +6,9 @@
 #define TF_EXT_CC_CORE_TABLE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "cc/core/initializer.h"
 #include "cc/core/parallel.h"
 #include "cc/core/row_layout.h"
+#include "cc/core/snapshot_chunk.h"
 #include "cc/core/status.h"
 #include "cc/core/update_rule.h"
 
@@ -46,6 +49,31 @@ struct ExportedRows {
   // One a requested field, [signs.size(), count] values, as raw bytes.
   std::vector<std::vector<uint8_t>> fields;
   int64_t next_cursor = 0;  // -1: that was all
+};
+
+// A field in the rows of a snapshot: `offset` bytes from a row's start.
+struct StoredField {
+  std::string name;
+  FieldType type;
+  int64_t count;
+  int64_t offset;
+};
+
+// Rows of a snapshot, and which of them are wanted: those of shard `shard` of
+// `shards`. A table's fields that are not among `fields` start as a new row's.
+struct StoredRows {
+  std::vector<StoredField> fields;
+  int64_t row_bytes;
+  int64_t shard = 0;
+  int64_t shards = 1;
+};
+
+// Takes the chunks of a file, in order.
+using ChunkSink = std::function<Status(const ChunkEncoder::Chunk& chunk)>;
+
+struct WrittenRows {
+  int64_t rows = 0;
+  int64_t erased = 0;
 };
 
 class Table {
@@ -95,6 +123,37 @@ class Table {
   // Removes all rows and gives their memory back; returns how many there were.
   int64_t Clear();
 
+  // Snapshots, in table_snapshot.cc; their format is in docs/snapshots.md.
+  //
+  // A chain is a full snapshot and the deltas that continue it, each known by
+  // its id. A table has one chain at most, and marks its changes since the last
+  // snapshot of it that was committed.
+
+  // Begins to save `id` as the first snapshot of a chain, or, with a `base`, as
+  // the delta that follows it. Then WriteRows for all stripes, then
+  // EndChainSave; if it was not committed, all is as before.
+  Status BeginChainSave(const std::string& id, const std::string& base);
+  Status EndChainSave(const std::string& id, bool committed);
+  // Says that the table holds what the snapshot `id` of a chain does, and marks
+  // changes from now on; "" ends the chain.
+  Status SetChain(const std::string& id);
+  // The id of the chain's last snapshot; "" if there is no chain.
+  std::string Chain() const;
+
+  // Writes the rows of stripes [first_stripe, end_stripe) as one file: those
+  // present when it began, less those erased meanwhile. `changed`: only rows
+  // and erased signs of the delta that BeginChainSave began. A stripe is
+  // locked while the rows of one chunk are copied.
+  Status WriteRows(int first_stripe, int end_stripe, bool changed,
+                   const ChunkFormat& format, const ChunkSink& sink,
+                   WrittenRows* written) const;
+
+  // Fails if the fields of the rows are not those of the table.
+  Status CheckStoredRows(const StoredRows& stored) const;
+  // Erases and sets the rows of a chunk that belong to the shard.
+  Status ApplyChunk(const StoredRows& stored, const ChunkView& chunk,
+                    int64_t* rows);
+
   int64_t Size() const;
   TableStats Stats() const;
   // For tests: rows in each stripe.
@@ -109,6 +168,15 @@ class Table {
   Status ForEachStripe(const int64_t* signs, int64_t n,
                        const ParallelFor& parallel_for, const Share& share);
   Status OutOfMemory() const;
+  // Bytes of stored rows and where they go in the table's.
+  struct CopiedBytes {
+    int64_t to;
+    int64_t from;
+    int64_t bytes;
+  };
+  Status ResolveStoredRows(const StoredRows& stored,
+                           std::vector<CopiedBytes>* copied) const;
+  Status EraseStored(const StoredRows& stored, const uint8_t* signs, int64_t n);
   // nullptr and an error that lists the fields, if there is none of the name.
   Status FindField(const std::string& name, const Field** field) const;
 
@@ -118,6 +186,10 @@ class Table {
   const UpdateRule rule_;
   const std::unique_ptr<const RowFormat> format_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
+
+  mutable std::mutex chain_mutex_;
+  std::string chain_;   // id of its last snapshot; "": there is none
+  std::string saving_;  // id of the one that is being written
 };
 
 }  // namespace tf_ext

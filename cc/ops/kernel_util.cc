@@ -88,6 +88,8 @@ absl::Status ToTf(const Status& status) {
       return absl::NotFoundError(status.message());
     case StatusCode::kResourceExhausted:
       return absl::ResourceExhaustedError(status.message());
+    case StatusCode::kDataLoss:
+      return absl::DataLossError(status.message());
   }
   return absl::InternalError(status.message());
 }

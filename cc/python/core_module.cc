@@ -1,4 +1,4 @@
-// tf_ext._core: hashing for NumPy users. Needs no TensorFlow.
+// tf_ext._core: hashing and checksums for NumPy users. Needs no TensorFlow.
 
 #include <cmath>
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cc/core/crc32c.h"
 #include "cc/core/fingerprint.h"
 #include "cc/core/hash_columns.h"
 #include "pybind11/numpy.h"
@@ -308,6 +309,10 @@ PYBIND11_MODULE(_core, m) {
   m.def("hash_cross", &HashCross, py::arg("values"), py::arg("namespace"),
         py::arg("bucket_size"), py::arg("part_bucket_sizes"),
         py::arg("part_boundaries"));
+  m.def("crc32c", [](const py::bytes& data) {
+    return ExtendCrc32c(0, PyBytes_AS_STRING(data.ptr()),
+                        PyBytes_GET_SIZE(data.ptr()));
+  });
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+// How the table's own source files deal a batch out to its stripes.
+#ifndef TF_EXT_CC_CORE_TABLE_STRIPES_H_
+#define TF_EXT_CC_CORE_TABLE_STRIPES_H_
+
+#include <algorithm>
+#include <atomic>
+#include <new>
+#include <string>
+
+#include "cc/core/stripe.h"
+#include "cc/core/stripe_batch.h"
+#include "cc/core/table.h"
+
+namespace tf_ext {
+
+// Signs a block of work has at least; fewer are not worth a thread's wake-up.
+inline constexpr int64_t kMinSignsPerBlock = 2048;
+
+template <typename Share>
+Status Table::ForEachStripe(const int64_t* signs, int64_t n,
+                            const ParallelFor& parallel_for,
+                            const Share& share) {
+  if (n == 0) return Status::Ok();
+  std::atomic<bool> out_of_memory{false};
+  std::atomic<bool> full{false};
+  try {
+    const StripeBatch batch(signs, n, parallel_for);
+    const int64_t blocks =
+        std::clamp<int64_t>(n / kMinSignsPerBlock, 1, kStripes);
+    // No exception may cross parallel_for, which is not ours.
+    const auto run = [&](int64_t block) {
+      const int end = static_cast<int>(kStripes * (block + 1) / blocks);
+      int s = static_cast<int>(kStripes * block / blocks);
+      try {
+        for (; s < end; ++s) {
+          if (batch.size(s) > 0) share(s, batch.items(s), batch.size(s));
+        }
+      } catch (const StripeFullError&) {
+        full = true;
+      } catch (const std::bad_alloc&) {
+        out_of_memory = true;
+      }
+    };
+    RunBlocks(blocks, parallel_for, run);
+  } catch (const std::bad_alloc&) {
+    out_of_memory = true;
+  }
+  if (out_of_memory) return OutOfMemory();
+  if (full) {
+    return Status::ResourceExhausted(
+        "table \"" + config_.name + "\" is full: a stripe has its maximum of " +
+        std::to_string(RowSlabs::kMaxRows) +
+        " rows; use more shards, or erase rows. Part of the batch may have "
+        "been applied.");
+  }
+  return Status::Ok();
+}
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_STRIPES_H_
