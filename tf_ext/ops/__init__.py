@@ -18,6 +18,13 @@ from tf_ext.ops.exchange_ops import (
     raise_error,
 )
 from tf_ext.ops.hash_ops import hash_category
+from tf_ext.ops.snapshot_ops import (
+    sparse_table_end_save,
+    sparse_table_restore,
+    sparse_table_save,
+    sparse_table_set_chain,
+    write_file_atomically,
+)
 from tf_ext.ops.table_ops import (
     TABLE_STATS,
     sparse_table_clear,
@@ -47,14 +54,19 @@ __all__ = [
     "route_gradient",
     "sparse_table_clear",
     "sparse_table_config",
+    "sparse_table_end_save",
     "sparse_table_erase",
     "sparse_table_export",
     "sparse_table_handle",
     "sparse_table_import",
     "sparse_table_pull",
     "sparse_table_push",
+    "sparse_table_restore",
+    "sparse_table_save",
+    "sparse_table_set_chain",
     "sparse_table_size",
     "sparse_table_stats",
     "unique_by_shard",
     "versions",
+    "write_file_atomically",
 ]

@@ -43,6 +43,8 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         self._fields = tuple(Field(*field) for field in fields)
         self._state = state
         self._config = config
+        # `(path, id)` of the incremental snapshots, see `snapshots`.
+        self.snapshot_chain = ()
         with tf.init_scope():
             # Created now, so that no traced function makes a private one; the
             # canonical text is the core's.
@@ -254,7 +256,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
           config: string, the configuration the rows were written under.
           values: `{field: [n, count]}` of them.
         """
-        self._check_identity(label, config)
+        self.check_config(label, config)
         for field in self._fields:
             found = values.get(field.name)
             if found is None or found.shape[-1] != field.count:
@@ -265,9 +267,18 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
                     f"rows have {shape}."
                 )
 
-    def _check_identity(self, label, config):
+    def check_config(self, label, config, weights_only=False):
+        """Raises unless rows written under another configuration fit.
+
+        Args:
+          label: string, this table's name, for the message.
+          config: string, the configuration the rows were written under.
+          weights_only: bool, whether the optimizer may be another one.
+        """
         mine, theirs = parse_config(self.config), parse_config(config)
         for key in sorted(mine.keys() | theirs.keys()):
+            if weights_only and key.partition(".")[0] == "optimizer":
+                continue
             if key not in _NOT_IDENTITY and mine.get(key) != theirs.get(key):
                 raise ValueError(
                     f"Rows cannot be restored into table {label!r}: its "
@@ -282,7 +293,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         saved = _saved_tensors()
         if saved is not None:
             label = parse_config(self.config)["name"]
-            self._check_identity(label, saved["config"]().decode())
+            self.check_config(label, saved["config"]().decode())
             self._restore_state(saved)
         count = len(self.shards)
         if saved is not None:

@@ -134,3 +134,75 @@ class TableShard:
         """Removes all rows; int64 scalar, how many there were."""
         with tf.device(self.device):
             return ops.sparse_table_clear(self.resource_handle)
+
+    def save(
+        self, directory, snapshot_id, base, tracked, index, max_bytes_per_second
+    ):
+        """Writes the rows of the shard to files of a snapshot.
+
+        Args:
+          directory: string.
+          snapshot_id: string.
+          base: string, the id of the snapshot that is continued; "": none.
+          tracked: bool, whether `end_save` will follow.
+          index: int, which shard of the table this is.
+          max_bytes_per_second: int; 0 for as fast as it goes.
+
+        Returns:
+          What `ops.sparse_table_save` does.
+        """
+        with tf.device(self.device):
+            return ops.sparse_table_save(
+                self.resource_handle,
+                directory,
+                snapshot_id,
+                base,
+                tracked,
+                index,
+                max_bytes_per_second,
+            )
+
+    def end_save(self, snapshot_id, committed):
+        """Ends a tracked save; `committed`: whether its manifest is there."""
+        with tf.device(self.device):
+            ops.sparse_table_end_save(
+                self.resource_handle, snapshot_id, committed
+            )
+
+    def set_chain(self, snapshot_id):
+        """Marks changes since a snapshot; "" marks none."""
+        with tf.device(self.device):
+            ops.sparse_table_set_chain(self.resource_handle, snapshot_id)
+
+    def restore(
+        self, paths, files, manifest, fields, index, shards, verify_only
+    ):
+        """Applies files of a snapshot, or only checks them.
+
+        Args:
+          paths: list of strings.
+          files: int64 `[f, 5]`, as of `ops.sparse_table_save`.
+          manifest: Manifest of the snapshot.
+          fields: list of RowField, those to set.
+          index: int, which shard of the table this is.
+          shards: int, how many there are.
+          verify_only: bool.
+
+        Returns:
+          int64 scalar, the number of rows set.
+        """
+        with tf.device(self.device):
+            return ops.sparse_table_restore(
+                self.resource_handle,
+                tf.constant(paths, tf.string, [len(paths)]),
+                files,
+                manifest.chunk_bytes,
+                manifest.row_bytes,
+                index,
+                shards,
+                verify_only,
+                field_names=[f.name for f in fields],
+                field_types=[f.dtype for f in fields],
+                field_counts=[f.count for f in fields],
+                field_offsets=[f.offset for f in fields],
+            )

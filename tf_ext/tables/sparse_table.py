@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_ext import initializers, ops
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.tables import keras_store, rules, shadow
+from tf_ext.tables import keras_store, rules, shadow, snapshots
 from tf_ext.tables.gradients import check_finite
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import config_text, parse_config
@@ -306,6 +306,99 @@ class SparseTable(keras.layers.Layer):
     def clear(self):
         """Removes all rows and gives back their memory; returns how many."""
         return int(self.rows.clear())
+
+    def save(
+        self,
+        path,
+        incremental=False,
+        base=None,
+        step=None,
+        max_bytes_per_second=None,
+    ):
+        """Writes a snapshot: rows and slots, in a directory of their own.
+
+        Training may go on meanwhile: each row is written as it is at one
+        moment, and no row that is there from beginning to end is left out. A
+        snapshot that is in the directory already stays as it is until the new
+        one is complete and durable, and is removed then. One save at a time
+        may write to a directory.
+
+        With `incremental=True` the snapshot begins a chain: the table marks
+        which rows change, and `save(another_path, base=path)` writes those,
+        and which were erased, alone. A table has one chain at a time.
+
+        Args:
+          path: string or path-like, on any file system of TensorFlow. With
+            shards on servers all of them write there.
+          incremental: bool, whether deltas will continue this snapshot.
+          base: string or path-like, the last snapshot of the chain, to write
+            what has changed since.
+          step: int, kept in the manifest.
+          max_bytes_per_second: int, a limit, so that training is not slowed
+            down.
+
+        Returns:
+          The manifest: `id`, `kind`, `rows`, `erased`, `bytes`, `files`, ...
+
+        Raises:
+          ValueError: a second chain, or a `base` that is not the last.
+          tf.errors.OpError: the file system's; the disk is full, for example.
+            The snapshot that was there before is untouched.
+
+        Example:
+        >>> import tempfile
+        >>> import tf_ext
+        >>> table = tf_ext.SparseTable("user", dim=2)
+        >>> _ = table.pull([7, 9], training=True)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     table.save(directory).rows
+        2
+        """
+        return snapshots.save(
+            self.rows,
+            path,
+            snapshots.Description(self.uid, self.name, self._state()),
+            incremental,
+            base,
+            step,
+            max_bytes_per_second,
+        )
+
+    def load(self, path, weights_only=False, incremental=False):
+        """Replaces all rows by those of a snapshot.
+
+        Rows go to the shards that own them, however many there were. A table
+        that holds rows is changed only after the whole snapshot was verified;
+        an empty one is empty again if it turns out to be damaged. The table
+        must be of the same dim, seed, initializer and optimizer, but may have
+        another name. Hyperparameters are this program's, and differences are
+        logged.
+
+        Args:
+          path: string or path-like, the directory. Of a delta: what it
+            continues is loaded first.
+          weights_only: bool; if True, slots start as a new row's, and the
+            optimizer may be another one.
+          incremental: bool, whether deltas will continue this snapshot.
+
+        Returns:
+          The manifest, as `save` does.
+
+        Raises:
+          FileNotFoundError: there is no snapshot.
+          DamagedSnapshotError: a ValueError that names file and byte.
+          ValueError: rows of a table of another kind; both are named.
+        """
+        manifest = snapshots.load(
+            self.rows, path, self.name, weights_only, incremental
+        )
+        if not weights_only:
+            self._restore_state(manifest.state)
+        return manifest
+
+    def end_incremental(self):
+        """Ends the chain of incremental snapshots; its files stay."""
+        snapshots.end_chain(self.rows)
 
     @property
     def config(self):

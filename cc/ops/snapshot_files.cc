@@ -1,0 +1,169 @@
+#include "cc/ops/snapshot_files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/types/span.h"
+#include "cc/core/crc32c.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/lib/core/threadpool.h"
+#include "tensorflow/core/platform/path.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::Env;
+
+// The path without its scheme, if it is one of this machine; else empty.
+std::string LocalPath(const std::string& path) {
+  absl::string_view scheme, host, local;
+  tensorflow::io::ParseURI(path, &scheme, &host, &local);
+  if (!scheme.empty() && scheme != "file") return "";
+  return std::string(local);
+}
+
+// TensorFlow's local files leave syncing to the system.
+absl::Status SyncLocal(const std::string& path) {
+  const std::string local = LocalPath(path);
+  if (local.empty()) return absl::OkStatus();
+  const int file = open(local.c_str(), O_RDONLY | O_CLOEXEC);
+  int error = errno;
+  if (file >= 0) {
+    error = fsync(file) == 0 ? 0 : errno;
+    close(file);
+  }
+  // Some file systems do not sync directories.
+  if (error == 0 || error == EINVAL) return absl::OkStatus();
+  return absl::ErrnoToStatus(error, absl::StrCat("syncing ", path));
+}
+
+absl::Status Damaged(const SnapshotFile& file, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat(file.path, " is ", what));
+}
+
+}  // namespace
+
+absl::Status SnapshotFileWriter::Open(const std::string& path,
+                                      double max_bytes_per_second) {
+  path_ = path;
+  max_bytes_per_second_ = max_bytes_per_second;
+  start_micros_ = Env::Default()->NowMicros();
+  return Env::Default()->NewWritableFile(path, &file_);
+}
+
+absl::Status SnapshotFileWriter::Append(absl::string_view data) {
+  TF_RETURN_IF_ERROR(file_->Append(data));
+  bytes_ += data.size();
+  crc32c_ = ExtendCrc32c(crc32c_, data.data(), data.size());
+  if (max_bytes_per_second_ > 0) {
+    const double due = bytes_ / max_bytes_per_second_ * 1e6;
+    const double passed = Env::Default()->NowMicros() - start_micros_;
+    if (due > passed) Env::Default()->SleepForMicroseconds(due - passed);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SnapshotFileWriter::SyncAndClose() {
+  TF_RETURN_IF_ERROR(file_->Sync());
+  TF_RETURN_IF_ERROR(file_->Close());
+  return SyncLocal(path_);
+}
+
+absl::Status ReadSnapshotFile(
+    const SnapshotFile& file, int64_t chunk_bytes, int64_t row_bytes,
+    const std::function<absl::Status(const ChunkView&)>& take) {
+  uint64_t found;
+  TF_RETURN_IF_ERROR(Env::Default()->GetFileSize(file.path, &found));
+  if (static_cast<int64_t>(found) != file.bytes) {
+    return Damaged(
+        file, absl::StrCat("damaged at byte ",
+                           std::min<int64_t>(found, file.bytes), ": it has ",
+                           found, " bytes instead of ", file.bytes, "."));
+  }
+  std::unique_ptr<tensorflow::RandomAccessFile> reader;
+  TF_RETURN_IF_ERROR(Env::Default()->NewRandomAccessFile(file.path, &reader));
+  const ChunkFormat format = {chunk_bytes, row_bytes, file.tag};
+  std::vector<char> buffer(std::min(chunk_bytes, file.bytes));
+  int64_t rows = 0, erased = 0;
+  uint32_t crc = 0;
+  for (int64_t index = 0; index == 0 || index * chunk_bytes < file.bytes;
+       ++index) {
+    const int64_t bytes = ChunkSize(format, file.bytes, index);
+    absl::string_view data;
+    TF_RETURN_IF_ERROR(reader->Read(index * chunk_bytes, data,
+                                    absl::MakeSpan(buffer.data(), bytes)));
+    ChunkView chunk;
+    const Status status =
+        DecodeChunk(format, reinterpret_cast<const uint8_t*>(data.data()),
+                    data.size(), index, &chunk);
+    if (!status.ok()) return Damaged(file, status.message());
+    rows += chunk.rows;
+    erased += chunk.erased_before + chunk.erased_after;
+    crc = ExtendCrc32c(crc, data.data(), data.size());
+    TF_RETURN_IF_ERROR(take(chunk));
+  }
+  if (rows != file.rows || erased != file.erased || crc != file.crc32c) {
+    return Damaged(
+        file, absl::StrFormat("not the one that the manifest names: it has %d "
+                              "rows, %d erased signs and the CRC32C %08x, "
+                              "instead of %d, %d and %08x.",
+                              rows, erased, crc, file.rows, file.erased,
+                              file.crc32c));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteFileAtomically(const std::string& path,
+                                 absl::string_view contents) {
+  Env* const env = Env::Default();
+  bool atomic_move = false;
+  if (!env->HasAtomicMove(path, &atomic_move).ok()) atomic_move = false;
+  const std::string first = atomic_move ? absl::StrCat(path, ".part") : path;
+  SnapshotFileWriter writer;
+  absl::Status status = writer.Open(first, 0);
+  if (status.ok()) status = writer.Append(contents);
+  if (status.ok()) status = writer.SyncAndClose();
+  if (status.ok() && atomic_move) status = env->RenameFile(first, path);
+  if (!status.ok()) {
+    if (atomic_move) env->DeleteFile(first).IgnoreError();
+    return status;
+  }
+  return SyncDirectory(std::string(tensorflow::io::Dirname(path)));
+}
+
+absl::Status SyncDirectory(const std::string& path) {
+  return SyncLocal(path.empty() ? "." : path);
+}
+
+absl::Status OnFileThreads(int64_t n, int64_t threads,
+                           const std::function<absl::Status(int64_t)>& work) {
+  std::mutex mutex;
+  absl::Status first;
+  std::atomic<int64_t> next{0};
+  const auto run = [&] {
+    for (int64_t i = next++; i < n; i = next++) {
+      const absl::Status status = work(i);
+      if (status.ok()) continue;
+      next = n;
+      const std::lock_guard<std::mutex> lock(mutex);
+      first.Update(status);
+    }
+  };
+  {
+    tensorflow::thread::ThreadPool pool(Env::Default(), "tf_ext_snapshot",
+                                        std::clamp<int64_t>(n, 1, threads));
+    for (int64_t t = 0; t < std::min(n, threads); ++t) pool.Schedule(run);
+  }  // waits
+  return first;
+}
+
+}  // namespace tf_ext

@@ -1,0 +1,413 @@
+// Kernels that write a table's rows to files and read them back.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cc/core/mix.h"
+#include "cc/core/snapshot_chunk.h"
+#include "cc/core/stripe.h"
+#include "cc/core/table.h"
+#include "cc/ops/kernel_util.h"
+#include "cc/ops/snapshot_files.h"
+#include "cc/ops/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/path.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::Env;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::tstring;
+using tensorflow::core::RefCountPtr;
+
+// A file for each so many bytes of rows, up to one a thread.
+constexpr int64_t kMinFileBytes = 32 << 20;
+constexpr int64_t kMaxFiles = 16;
+constexpr size_t kIdDigits = 32;
+
+// The columns of the matrix that tells of files.
+enum FileColumns { kTag, kRows, kErased, kBytes, kCrc, kFileColumns };
+static_assert(kFileColumns == kSnapshotFileColumns, "all are told");
+
+int64_t NumThreads(OpKernelContext* ctx) {
+  const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
+  return workers == nullptr ? 1 : std::max(1, workers->num_threads);
+}
+
+std::string StringInput(OpKernelContext* ctx, int input) {
+  return std::string(ctx->input(input).scalar<tstring>()());
+}
+
+int64_t IntInput(OpKernelContext* ctx, int input) {
+  return ctx->input(input).scalar<int64_t>()();
+}
+
+absl::Status CheckId(absl::string_view name, absl::string_view id) {
+  const bool hexadecimal = std::all_of(id.begin(), id.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+  });
+  if (id.size() == kIdDigits && hexadecimal) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must be ", kIdDigits,
+                   " lower-case hexadecimal digits, but it is '", id, "'."));
+}
+
+// Runs blocking work of a kernel on a thread of its own.
+void InBackground(OpKernelContext* ctx, AsyncOpKernel::DoneCallback done,
+                  std::function<absl::Status()> work) {
+  Env::Default()->SchedClosure(
+      [ctx, done = std::move(done), work = std::move(work)] {
+        OP_REQUIRES_OK_ASYNC(ctx, work(), done);
+        done();
+      });
+}
+
+class SparseTableSaveOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    InBackground(ctx, std::move(done), [this, ctx] { return Save(ctx); });
+  }
+
+ private:
+  enum Inputs {
+    kHandle,
+    kDirectory,
+    kId,
+    kBase,
+    kTracked,
+    kShard,
+    kMaxBytesPerSecond
+  };
+  enum Outputs { kNames, kFiles, kChunkBytes };
+
+  struct Job {
+    std::string directory;
+    std::string id;
+    bool changed;
+    int64_t shard;
+    double max_bytes_per_second;  // of a file
+    std::vector<SnapshotFile> files;
+  };
+
+  absl::Status Save(OpKernelContext* ctx) {
+    RefCountPtr<TableResource> resource;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &resource));
+    for (const auto& [name, input] :
+         {std::pair("directory", kDirectory),
+          {"id", kId},
+          {"base", kBase},
+          {"tracked", kTracked},
+          {"shard", kShard},
+          {"max_bytes_per_second", kMaxBytesPerSecond}}) {
+      TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
+    }
+    Table& table = resource->table();
+    const std::string base = StringInput(ctx, kBase);
+    const bool tracked = ctx->input(kTracked).scalar<bool>()();
+    Job job;
+    job.directory = StringInput(ctx, kDirectory);
+    job.id = StringInput(ctx, kId);
+    job.changed = !base.empty();
+    job.shard = IntInput(ctx, kShard);
+    TF_RETURN_IF_ERROR(CheckId("id", job.id));
+    if (job.changed) TF_RETURN_IF_ERROR(CheckId("base", base));
+    if (job.changed && !tracked) {
+      return absl::InvalidArgumentError(
+          "tracked must be true with a base: a delta is part of a chain.");
+    }
+    if (IntInput(ctx, kMaxBytesPerSecond) < 0 || job.shard < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "max_bytes_per_second and shard must be at least 0, but they are ",
+          IntInput(ctx, kMaxBytesPerSecond), " and ", job.shard, "."));
+    }
+    const int64_t files = NumFiles(table, NumThreads(ctx));
+    job.files.resize(files);
+    job.max_bytes_per_second =
+        static_cast<double>(IntInput(ctx, kMaxBytesPerSecond)) / files;
+    if (tracked) TF_RETURN_IF_ERROR(ToTf(table.BeginChainSave(job.id, base)));
+    absl::Status status = WriteFiles(table, &job);
+    if (status.ok()) status = SetOutputs(ctx, table, job);
+    if (!status.ok()) {
+      for (const SnapshotFile& file : job.files) {
+        Env::Default()->DeleteFile(file.path).IgnoreError();
+      }
+      if (tracked) status.Update(ToTf(table.EndChainSave(job.id, false)));
+    }
+    return status;
+  }
+
+  static int64_t NumFiles(const Table& table, int64_t threads) {
+    const int64_t bytes = table.Size() * table.layout().raw_bytes();
+    return std::clamp<int64_t>(bytes / kMinFileBytes, 1,
+                               std::min(threads, kMaxFiles));
+  }
+
+  static absl::Status WriteFiles(const Table& table, Job* job) {
+    const int64_t n = static_cast<int64_t>(job->files.size());
+    const uint64_t first = std::stoull(job->id.substr(0, 16), nullptr, 16);
+    for (int64_t i = 0; i < n; ++i) {
+      SnapshotFile& file = job->files[i];
+      file.path = tensorflow::io::JoinPath(
+          job->directory,
+          absl::StrFormat("rows-%s-%05d-%03d.chunks", job->id.substr(0, 16),
+                          job->shard, i));
+      file.tag = Mix64(first + Mix64((job->shard << 32) + i));
+    }
+    TF_RETURN_IF_ERROR(OnFileThreads(
+        n, n, [&](int64_t i) { return WriteFile(table, *job, i, n); }));
+    return SyncDirectory(job->directory);
+  }
+
+  static absl::Status WriteFile(const Table& table, Job& job, int64_t i,
+                                int64_t n) {
+    SnapshotFile& file = job.files[i];
+    SnapshotFileWriter writer;
+    TF_RETURN_IF_ERROR(writer.Open(file.path, job.max_bytes_per_second));
+    absl::Status written;
+    const auto sink = [&](const ChunkEncoder::Chunk& chunk) {
+      written = writer.Append(absl::string_view(
+          reinterpret_cast<const char*>(chunk.data), chunk.bytes));
+      return written.ok() ? Status::Ok() : Status::FailedPrecondition("");
+    };
+    WrittenRows rows;
+    const int64_t row_bytes = table.layout().raw_bytes();
+    const Status status = table.WriteRows(
+        kStripes * i / n, kStripes * (i + 1) / n, job.changed,
+        {ChunkBytesFor(row_bytes), row_bytes, file.tag}, sink, &rows);
+    TF_RETURN_IF_ERROR(written);
+    TF_RETURN_IF_ERROR(ToTf(status));
+    TF_RETURN_IF_ERROR(writer.SyncAndClose());
+    file.rows = rows.rows;
+    file.erased = rows.erased;
+    file.bytes = writer.bytes();
+    file.crc32c = writer.crc32c();
+    return absl::OkStatus();
+  }
+
+  static absl::Status SetOutputs(OpKernelContext* ctx, const Table& table,
+                                 const Job& job) {
+    const int64_t n = static_cast<int64_t>(job.files.size());
+    Tensor* names = nullptr;
+    Tensor* files = nullptr;
+    Tensor* chunk_bytes = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(kNames, TensorShape({n}), &names));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(kFiles, TensorShape({n, kFileColumns}), &files));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(kChunkBytes, TensorShape({}), &chunk_bytes));
+    chunk_bytes->scalar<int64_t>()() =
+        ChunkBytesFor(table.layout().raw_bytes());
+    for (int64_t i = 0; i < n; ++i) {
+      const SnapshotFile& file = job.files[i];
+      names->vec<tstring>()(i) =
+          std::string(tensorflow::io::Basename(file.path));
+      auto row = files->matrix<int64_t>();
+      row(i, kTag) = static_cast<int64_t>(file.tag);
+      row(i, kRows) = file.rows;
+      row(i, kErased) = file.erased;
+      row(i, kBytes) = file.bytes;
+      row(i, kCrc) = file.crc32c;
+    }
+    return absl::OkStatus();
+  }
+};
+
+class SparseTableEndSaveOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
+    OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
+    OP_REQUIRES_OK(ctx, CheckScalar("committed", ctx->input(kCommitted)));
+    OP_REQUIRES_OK(ctx, ToTf(resource->table().EndChainSave(
+                            StringInput(ctx, kId),
+                            ctx->input(kCommitted).scalar<bool>()())));
+  }
+
+ private:
+  enum Inputs { kHandle, kId, kCommitted };
+};
+
+class SparseTableSetChainOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
+    OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
+    const std::string id = StringInput(ctx, kId);
+    if (!id.empty()) OP_REQUIRES_OK(ctx, CheckId("id", id));
+    OP_REQUIRES_OK(ctx, ToTf(resource->table().SetChain(id)));
+  }
+
+ private:
+  enum Inputs { kHandle, kId };
+};
+
+class SparseTableRestoreOp : public AsyncOpKernel {
+ public:
+  explicit SparseTableRestoreOp(OpKernelConstruction* ctx)
+      : AsyncOpKernel(ctx) {
+    std::vector<std::string> names;
+    std::vector<tensorflow::DataType> types;
+    std::vector<int64_t> counts, offsets;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_names", &names));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_types", &types));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_counts", &counts));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_offsets", &offsets));
+    OP_REQUIRES(ctx,
+                types.size() == names.size() && counts.size() == names.size() &&
+                    offsets.size() == names.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "field_names, field_types, field_counts and field_offsets "
+                    "must have one entry a field, but they have ",
+                    names.size(), ", ", types.size(), ", ", counts.size(),
+                    " and ", offsets.size(), ".")));
+    for (size_t i = 0; i < names.size(); ++i) {
+      const FieldType type = types[i] == tensorflow::DT_FLOAT
+                                 ? FieldType::kFloat32
+                                 : FieldType::kInt32;
+      fields_.push_back({names[i], type, counts[i], offsets[i]});
+    }
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    InBackground(ctx, std::move(done), [this, ctx] { return Restore(ctx); });
+  }
+
+ private:
+  enum Inputs {
+    kHandle,
+    kPaths,
+    kFiles,
+    kChunkBytes,
+    kRowBytes,
+    kShard,
+    kShards,
+    kVerifyOnly
+  };
+
+  absl::Status Restore(OpKernelContext* ctx) {
+    RefCountPtr<TableResource> resource;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &resource));
+    Table& table = resource->table();
+    std::vector<SnapshotFile> files;
+    StoredRows stored;
+    TF_RETURN_IF_ERROR(GetInputs(ctx, &files, &stored));
+    TF_RETURN_IF_ERROR(ToTf(table.CheckStoredRows(stored)));
+    const int64_t chunk_bytes = IntInput(ctx, kChunkBytes);
+    const bool verify_only = ctx->input(kVerifyOnly).scalar<bool>()();
+    std::atomic<int64_t> total{0};
+    TF_RETURN_IF_ERROR(OnFileThreads(
+        static_cast<int64_t>(files.size()), NumThreads(ctx), [&](int64_t i) {
+          return ReadSnapshotFile(files[i], chunk_bytes, stored.row_bytes,
+                                  [&](const ChunkView& chunk) {
+                                    if (verify_only) return absl::OkStatus();
+                                    int64_t rows;
+                                    const Status status =
+                                        table.ApplyChunk(stored, chunk, &rows);
+                                    total += rows;
+                                    return ToTf(status);
+                                  });
+        }));
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &output));
+    output->scalar<int64_t>()() = total;
+    return absl::OkStatus();
+  }
+
+  absl::Status GetInputs(OpKernelContext* ctx, std::vector<SnapshotFile>* files,
+                         StoredRows* stored) const {
+    TF_RETURN_IF_ERROR(CheckVector("paths", ctx->input(kPaths)));
+    TF_RETURN_IF_ERROR(CheckMatrix("files", ctx->input(kFiles)));
+    for (const auto& [name, input] : {std::pair("chunk_bytes", kChunkBytes),
+                                      {"row_bytes", kRowBytes},
+                                      {"shard", kShard},
+                                      {"shards", kShards},
+                                      {"verify_only", kVerifyOnly}}) {
+      TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
+    }
+    const int64_t n = ctx->input(kPaths).dim_size(0);
+    if (ctx->input(kFiles).shape() != TensorShape({n, kFileColumns})) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("files must be of shape [", n, ",", kFileColumns,
+                       "] (a row for each of the paths), but its shape is ",
+                       ctx->input(kFiles).shape().DebugString(), "."));
+    }
+    stored->fields = fields_;
+    stored->row_bytes = IntInput(ctx, kRowBytes);
+    stored->shard = IntInput(ctx, kShard);
+    stored->shards = IntInput(ctx, kShards);
+    const int64_t chunk_bytes = IntInput(ctx, kChunkBytes);
+    if (stored->shard < 0 || stored->shard >= stored->shards ||
+        stored->row_bytes < static_cast<int64_t>(sizeof(int64_t)) ||
+        chunk_bytes < kChunkHeaderBytes + stored->row_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "shard must be below shards, row_bytes at least 8 and chunk_bytes "
+          "enough for a row, but they are ",
+          stored->shard, ", ", stored->shards, ", ", stored->row_bytes, " and ",
+          chunk_bytes, "."));
+    }
+    const auto paths = ctx->input(kPaths).vec<tstring>();
+    const auto numbers = ctx->input(kFiles).matrix<int64_t>();
+    for (int64_t i = 0; i < n; ++i) {
+      files->push_back(
+          {std::string(paths(i)), static_cast<uint64_t>(numbers(i, kTag)),
+           numbers(i, kRows), numbers(i, kErased), numbers(i, kBytes),
+           static_cast<uint32_t>(numbers(i, kCrc))});
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<StoredField> fields_;
+};
+
+class WriteFileAtomicallyOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckScalar("path", ctx->input(kPath)));
+    OP_REQUIRES_OK(ctx, CheckScalar("contents", ctx->input(kContents)));
+    OP_REQUIRES_OK(ctx, WriteFileAtomically(StringInput(ctx, kPath),
+                                            StringInput(ctx, kContents)));
+  }
+
+ private:
+  enum Inputs { kPath, kContents };
+};
+
+#define REGISTER_SNAPSHOT_KERNEL(name)                                         \
+  REGISTER_KERNEL_BUILDER(Name("TfExt>" #name).Device(tensorflow::DEVICE_CPU), \
+                          name##Op)
+
+REGISTER_SNAPSHOT_KERNEL(SparseTableSave);
+REGISTER_SNAPSHOT_KERNEL(SparseTableEndSave);
+REGISTER_SNAPSHOT_KERNEL(SparseTableSetChain);
+REGISTER_SNAPSHOT_KERNEL(SparseTableRestore);
+REGISTER_SNAPSHOT_KERNEL(WriteFileAtomically);
+
+#undef REGISTER_SNAPSHOT_KERNEL
+
+}  // namespace
+}  // namespace tf_ext

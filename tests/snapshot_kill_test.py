@@ -1,0 +1,39 @@
+"""Processes that are killed while they save."""
+
+import random
+
+import pytest
+from absl.testing import parameterized
+from processes import run
+from saving_util import TestCase
+
+_KILLS = 200
+
+
+class KillTest(TestCase):
+    def _kill(self, kills, *options):
+        seed = random.randrange(2**32)
+        print(f"seed {seed}")
+        lines = run(
+            "snapshot_kill_program.py",
+            self.directory(),
+            f"--kills={kills}",
+            f"--seed={seed}",
+            *options,
+            timeout_seconds=30 + 5 * kills,
+        ).splitlines()
+        self.assertLen(lines, kills)
+
+    @parameterized.named_parameters(
+        ("full", []), ("incremental", ["--incremental"])
+    )
+    def test_one_of_two_snapshots_is_whole(self, options):
+        self._kill(_KILLS // 20, *options)
+
+    @parameterized.named_parameters(
+        ("full", []), ("incremental", ["--incremental"])
+    )
+    @pytest.mark.slow
+    @pytest.mark.timeout(1800)
+    def test_one_of_two_snapshots_is_whole_often(self, options):
+        self._kill(_KILLS, *options)

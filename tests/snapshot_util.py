@@ -1,0 +1,48 @@
+"""What the tests of snapshots share."""
+
+import os
+import unittest.mock
+
+import numpy as np
+from saving_util import contents
+
+import tf_ext
+
+DIM = 4
+
+
+def table(shards=1, name="user", optimizer=None, **kwargs):
+    """A table with several shards in this process."""
+    devices = [f"/device:CPU:{shard % 2}" for shard in range(shards)]
+    with unittest.mock.patch(
+        "tf_ext.tables.sparse_table.shard_devices", return_value=devices
+    ):
+        return tf_ext.SparseTable(
+            name,
+            dim=kwargs.pop("dim", DIM),
+            optimizer=optimizer or tf_ext.optimizers.SparseAdagrad(0.1),
+            **kwargs,
+        )
+
+
+def push(table, signs, seed=0):
+    """Pushes gradients that depend on the seed."""
+    signs = np.asarray(signs)
+    gradients = np.random.default_rng(seed).normal(size=[len(signs), table.dim])
+    table.push(signs, gradients.astype(np.float32))
+
+
+def loaded(path, **kwargs):
+    """The contents of a snapshot."""
+    into = table(**kwargs)
+    into.load(path)
+    return contents(into)
+
+
+def data_files(path):
+    """The files of rows in a directory, whole paths."""
+    return sorted(
+        os.path.join(path, name)
+        for name in os.listdir(path)
+        if name.endswith(".chunks")
+    )

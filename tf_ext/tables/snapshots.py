@@ -1,0 +1,441 @@
+"""Snapshots of a table: written and read on TensorFlow's file systems.
+
+docs/snapshots.md has the format and the order in which things are written.
+Each shard writes and reads its own files, by an op on its own device.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import os
+import posixpath
+import re
+import uuid
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext import _snapshot_manifest as manifests
+from tf_ext import ops
+from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext._version import __version__
+from tf_ext.tables.rows import TableRows
+
+# What a save may have left behind, or replaces.
+_OWN_FILE = re.compile(
+    r"rows-[0-9a-f]{16}-\d{5,}-\d{3,}\.chunks|"
+    + re.escape(manifests.NAME)
+    + r"\.part"
+)
+
+Description = collections.namedtuple(
+    "Description", ["table_id", "label", "state"]
+)
+Description.__doc__ = """What a manifest says of a table besides its rows.
+
+table_id: string, tells it from all others; label: string, its name; state:
+dict of strings, what its optimizer wants back.
+"""
+
+
+def read_manifest(path):
+    """The manifest of the snapshot in a directory.
+
+    Raises:
+      FileNotFoundError: there is no snapshot.
+      DamagedSnapshotError: its manifest is damaged.
+    """
+    name = posixpath.join(path, manifests.NAME)
+    try:
+        with tf.io.gfile.GFile(name, "rb") as file:
+            data = file.read()
+    except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError):
+        raise FileNotFoundError(
+            f"There is no snapshot in {path!r}: it has no {manifests.NAME}."
+        ) from None
+    return manifests.decode(data, name)
+
+
+def read_chain(path):
+    """A snapshot and those that it continues.
+
+    Args:
+      path: string, the directory of a snapshot.
+
+    Returns:
+      List of `(path, Manifest)`, from the full snapshot on.
+
+    Raises:
+      FileNotFoundError: there is no snapshot, or one of its bases is gone.
+      DamagedSnapshotError: a manifest is damaged, or the base of a delta has
+        been replaced.
+    """
+    chain = [(path, read_manifest(path))]
+    while chain[0][1].base is not None:
+        after, (name, wanted) = chain[0][0], chain[0][1].base
+        base = _base_path(after, name)
+        manifest = read_manifest(base)
+        if manifest.id != wanted:
+            raise DamagedSnapshotError(
+                f"{after} continues the snapshot {wanted} in {base}, but that "
+                f"has been replaced by {manifest.id}."
+            )
+        chain.insert(0, (base, manifest))
+    return chain
+
+
+def save(
+    rows,
+    path,
+    description,
+    incremental=False,
+    base=None,
+    step=None,
+    max_bytes_per_second=None,
+):
+    """Writes a snapshot of rows; see `SparseTable.save`.
+
+    Args:
+      rows: TableRows.
+      path: path-like, the directory.
+      description: Description.
+      incremental: bool, whether it begins a chain.
+      base: path-like or None, the last snapshot of the chain, to write a delta.
+      step: int or None, for the manifest.
+      max_bytes_per_second: int or None.
+
+    Returns:
+      The Manifest.
+    """
+    path = _normalised(path)
+    label = description.label
+    chain = _check_chain(rows, label, path, incremental, base)
+    _check_rate(max_bytes_per_second)
+    tf.io.gfile.makedirs(path)
+    _remove_own_files(path)
+    snapshot_id = uuid.uuid4().hex
+    tracked = incremental or base is not None
+    committed = False
+    saved = []
+    try:
+        parts = _on_each(
+            rows.shards,
+            lambda index, shard: shard.save(
+                path,
+                snapshot_id,
+                base=chain[-1][1] if base is not None else "",
+                tracked=tracked,
+                index=index,
+                max_bytes_per_second=(max_bytes_per_second or 0)
+                // rows.num_shards,
+            ),
+            done=saved,
+        )
+        manifest = _manifest(
+            rows, path, description, snapshot_id, chain, base, step, parts
+        )
+        ops.write_file_atomically(
+            posixpath.join(path, manifests.NAME), manifests.encode(manifest)
+        )
+        committed = True
+    finally:
+        if tracked:
+            for shard in saved:
+                shard.end_save(snapshot_id, committed)
+        if not committed:
+            with contextlib.suppress(tf.errors.OpError):
+                _remove_own_files(path)
+    if tracked:
+        rows.snapshot_chain = (*chain, (path, snapshot_id))
+    _remove_own_files(path)
+    return manifest
+
+
+def load(rows, path, label, weights_only=False, incremental=False):
+    """Replaces rows by those of a snapshot; see `SparseTable.load`.
+
+    Args:
+      rows: TableRows.
+      path: path-like, the directory.
+      label: string, the table's name, for messages.
+      weights_only: bool, whether slots start anew.
+      incremental: bool, whether deltas may continue the snapshot.
+
+    Returns:
+      Its Manifest.
+    """
+    path = _normalised(path)
+    chain = read_chain(path)
+    for _, manifest in chain:
+        rows.check_config(label, manifest.config, weights_only)
+    was_empty = int(rows.size()) == 0
+    if not was_empty:
+        _restore_all(rows, chain, weights_only, verify_only=True)
+    end_chain(rows)
+    rows.clear()
+    try:
+        _restore_all(rows, chain, weights_only)
+    except BaseException:
+        rows.clear()
+        raise
+    if incremental:
+        _on_each(rows.shards, lambda _, shard: shard.set_chain(chain[-1][1].id))
+        rows.snapshot_chain = tuple(
+            (where, manifest.id) for where, manifest in chain
+        )
+    return chain[-1][1]
+
+
+def end_chain(rows):
+    """Ends the chain of incremental snapshots and forgets what has changed."""
+    _on_each(rows.shards, lambda _, shard: shard.set_chain(""))
+    rows.snapshot_chain = ()
+
+
+def compact(path, out, max_bytes_per_second=None):
+    """Merges a snapshot and those that it continues into a full one.
+
+    It needs the memory of the table.
+
+    Args:
+      path: path-like, the last delta.
+      out: path-like, where the full snapshot goes; not one of the chain.
+      max_bytes_per_second: int or None, a limit for writing.
+
+    Returns:
+      The Manifest of the full snapshot.
+
+    Example:
+    >>> import tempfile
+    >>> import tf_ext
+    >>> from tf_ext.tables import snapshots
+    >>> table = tf_ext.SparseTable("user", dim=2)
+    >>> with tempfile.TemporaryDirectory() as d:
+    ...     _ = table.save(f"{d}/0", incremental=True)
+    ...     _ = table.pull([7], training=True)
+    ...     _ = table.save(f"{d}/1", base=f"{d}/0")
+    ...     snapshots.compact(f"{d}/1", f"{d}/all").rows
+    1
+    """
+    out = _normalised(out)
+    chain = read_chain(_normalised(path))
+    if out in [where for where, _ in chain]:
+        raise ValueError(
+            f"Argument `out` of compact names one of the snapshots to merge. "
+            f"Received: out={out!r}"
+        )
+    last = chain[-1][1]
+    rows = TableRows(
+        last.config,
+        [
+            (field.name, tf.as_dtype(field.dtype), field.count)
+            for field in last.fields[1:]
+        ],
+    )
+    load(rows, path, last.label)
+    description = Description(last.table_id, last.label, last.state)
+    return save(
+        rows,
+        out,
+        description,
+        step=last.step,
+        max_bytes_per_second=max_bytes_per_second,
+    )
+
+
+def _check_chain(rows, label, path, incremental, base):
+    """The chain that a save continues: `((path, id), ...)`, () for none."""
+    chain = rows.snapshot_chain
+    if path in [where for where, _ in chain]:
+        raise ValueError(
+            f"Table {label!r} cannot be saved in {path!r}: the snapshot there "
+            "is part of its chain of incremental snapshots, which would be "
+            "lost. Use another directory for each snapshot."
+        )
+    if base is not None:
+        if not chain or chain[-1][0] != _normalised(base):
+            last = f"is {chain[-1][0]!r}" if chain else "does not exist"
+            raise ValueError(
+                f"Argument `base` must be the last snapshot of the chain of "
+                f"table {label!r}, which {last}; a chain begins with "
+                f"`incremental=True`. Received: base={os.fspath(base)!r}"
+            )
+        if read_manifest(chain[-1][0]).id != chain[-1][1]:
+            raise ValueError(
+                f"The snapshot in {chain[-1][0]!r}, which the chain of table "
+                f"{label!r} ends with, has been replaced. Begin a new chain: "
+                "`end_incremental()`, then save with `incremental=True`."
+            )
+        return chain
+    if incremental and chain:
+        raise ValueError(
+            f"Table {label!r} has a chain of incremental snapshots, of which "
+            f"{chain[-1][0]!r} is the last, and cannot have a second. "
+            f"Continue it with `base={chain[-1][0]!r}`, or call "
+            "`end_incremental()` first. Received: incremental=True"
+        )
+    return ()
+
+
+def _check_rate(rate):
+    if rate is not None and not (isinstance(rate, int) and rate > 0):
+        raise ValueError(
+            "Argument `max_bytes_per_second` must be a positive integer or "
+            f"None. Received: max_bytes_per_second={rate!r}"
+        )
+
+
+def _manifest(rows, path, description, snapshot_id, chain, base, step, parts):
+    fields, row_bytes = manifests.row_fields(
+        [(f.name, f.dtype.name, f.count) for f in rows.fields]
+    )
+    files = []
+    for shard, (names, numbers, _) in enumerate(parts):
+        for name, numbers_of_file in zip(
+            names.numpy(), numbers.numpy().tolist(), strict=True
+        ):
+            tag, count, erased, size, crc = numbers_of_file
+            files.append(
+                manifests.RowFile(
+                    name.decode(), shard, tag % 2**64, count, erased, size, crc
+                )
+            )
+    return manifests.Manifest(
+        id=snapshot_id,
+        base=None
+        if base is None
+        else (_relative_path(path, chain[-1][0]), chain[-1][1]),
+        sequence=len(chain),
+        step=None if step is None else int(step),
+        tf_ext_version=__version__,
+        tensorflow_version=tf.__version__,
+        table_id=description.table_id,
+        label=description.label,
+        config=rows.config,
+        state=dict(description.state),
+        row_bytes=row_bytes,
+        fields=fields,
+        chunk_bytes=int(parts[0][2]),
+        shards=rows.num_shards,
+        files=tuple(files),
+    )
+
+
+def _restore_all(rows, chain, weights_only, verify_only=False):
+    """Applies snapshots one after another, in all shards side by side."""
+    shards = rows.num_shards
+    for path, manifest in chain:
+
+        def restore(index, shard, path=path, manifest=manifest):
+            files = [
+                file
+                for number, file in enumerate(manifest.files)
+                if (
+                    number % shards == index
+                    if verify_only
+                    else _overlap(file.shard, manifest.shards, index, shards)
+                )
+            ]
+            shard.restore(
+                [posixpath.join(path, file.name) for file in files],
+                _numbers(files),
+                manifest,
+                fields=[
+                    field
+                    for field in manifest.fields[1:]
+                    if field.name == "weights" or not weights_only
+                ],
+                index=index,
+                shards=shards,
+                verify_only=verify_only,
+            )
+
+        try:
+            _on_each(rows.shards, restore)
+        except tf.errors.DataLossError as error:
+            raise DamagedSnapshotError(_own_words(error)) from None
+        except tf.errors.NotFoundError as error:
+            raise DamagedSnapshotError(
+                f"A file of the snapshot in {path} is missing: "
+                f"{_own_words(error)}"
+            ) from None
+
+
+def _own_words(error):
+    """An op's message without what TensorFlow puts around it."""
+    return re.sub(r"^\{\{.*?\}\} | \[Op:[^]]*\]$", "", error.message)
+
+
+def _overlap(theirs, their_shards, mine, my_shards):
+    """Whether two shards, of different numbers of them, share signs.
+
+    Shard `s` of `n` holds the hashes from s / n to (s + 1) / n of their range.
+    """
+    return (
+        theirs * my_shards < (mine + 1) * their_shards
+        and mine * their_shards < (theirs + 1) * my_shards
+    )
+
+
+def _numbers(files):
+    """What the ops want to know of files: int64 `[f, 5]`."""
+    numbers = [(f.tag, f.rows, f.erased, f.bytes, f.crc32c) for f in files]
+    return np.array(numbers, np.uint64).reshape([-1, 5]).astype(np.int64)
+
+
+def _on_each(shards, function, done=None):
+    """`function(index, shard)` of all shards side by side, a list.
+
+    Those that succeeded are put into `done`, also if another one failed.
+    """
+    done = [] if done is None else done
+    if len(shards) == 1:
+        results = [function(0, shards[0])]
+        done.append(shards[0])
+        return results
+    with concurrent.futures.ThreadPoolExecutor(len(shards)) as pool:
+        futures = [
+            pool.submit(function, index, shard)
+            for index, shard in enumerate(shards)
+        ]
+    done.extend(
+        shard
+        for shard, future in zip(shards, futures)
+        if future.exception() is None
+    )
+    return [future.result() for future in futures]
+
+
+def _remove_own_files(path):
+    """Removes what saves have written here and no manifest names."""
+    try:
+        manifest = read_manifest(path)
+    except FileNotFoundError:
+        kept = set()
+    except ValueError:
+        return  # It cannot be told what it names.
+    else:
+        kept = {file.name for file in manifest.files}
+    for name in tf.io.gfile.listdir(path):
+        if _OWN_FILE.fullmatch(name) and name not in kept:
+            tf.io.gfile.remove(posixpath.join(path, name))
+
+
+def _normalised(path):
+    path = os.fspath(path)
+    if "://" in path:
+        return path.rstrip("/")
+    return os.path.abspath(path)
+
+
+def _relative_path(path, base):
+    """How a delta names its base, so that both can be moved together."""
+    if "://" in path or "://" in base:
+        return base
+    return os.path.relpath(base, path)
+
+
+def _base_path(path, name):
+    if "://" in name:
+        return name
+    return _normalised(os.path.join(path, name))
