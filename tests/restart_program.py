@@ -58,11 +58,12 @@ def batch(step):
     return {"user": user}, (user % 2).astype(np.float32)[:, np.newaxis]
 
 
-def make_model(dense=None):
-    """A compiled model with a table of each rule."""
+def make_model(dense=None, names=None):
+    """A compiled model with a table of each rule, or of some."""
     tables = {
         name: tf_ext.SparseTable(name, 3, rule, "normal", seed=7)
         for name, rule in rules().items()
+        if names is None or name in names
     }
     column = tf_ext.feature_column.category_column("user", hashing="identity")
     inputs = {"user": keras.Input((), dtype="int64", name="user")}

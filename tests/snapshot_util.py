@@ -7,6 +7,7 @@ import numpy as np
 from saving_util import contents
 
 import tf_ext
+from tf_ext.tables.transport import Placement
 
 DIM = 4
 
@@ -15,7 +16,8 @@ def table(shards=1, name="user", optimizer=None, **kwargs):
     """A table with several shards in this process."""
     devices = [f"/device:CPU:{shard % 2}" for shard in range(shards)]
     with unittest.mock.patch(
-        "tf_ext.tables.sparse_table.shard_devices", return_value=devices
+        "tf_ext.tables.sparse_table.placement",
+        return_value=Placement(devices, None),
     ):
         return tf_ext.SparseTable(
             name,

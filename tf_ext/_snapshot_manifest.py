@@ -139,24 +139,33 @@ def encode(manifest):
         "erased": manifest.erased,
         "files": files,
     }
+    return seal(members)
+
+
+def seal(members):
+    """The bytes of a JSON file that ends with its own CRC32C.
+
+    Args:
+      members: dict, not empty.
+    """
     text = json.dumps(members, indent=2, ensure_ascii=False)
     body = text.removesuffix("\n}").encode()
     return body + _ENDING.format(_core.crc32c(body)).encode()
 
 
-def decode(data, where):
-    """The manifest in the bytes of `manifest.json`.
+def unseal(data, where):
+    """The members that `seal` was given.
 
     Args:
       data: bytes.
       where: string, the file, for messages.
 
     Returns:
-      A Manifest.
+      dict.
 
     Raises:
-      DamagedSnapshotError: bytes that `encode` did not write.
-      ValueError: a manifest of another format.
+      DamagedSnapshotError: other bytes than `seal` made.
+      ValueError: members of another format than FORMAT.
     """
     body, ending = data[:-_ENDING_BYTES], data[-_ENDING_BYTES:]
     crc = _core.crc32c(body)
@@ -173,6 +182,24 @@ def decode(data, where):
             f"tf_ext reads format {FORMAT}. It was written by tf_ext "
             f"{members['tf_ext_version']}."
         )
+    return members
+
+
+def decode(data, where):
+    """The manifest in the bytes of `manifest.json`.
+
+    Args:
+      data: bytes.
+      where: string, the file, for messages.
+
+    Returns:
+      A Manifest.
+
+    Raises:
+      DamagedSnapshotError: bytes that `encode` did not write.
+      ValueError: a manifest of another format.
+    """
+    members = unseal(data, where)
     table, row, base = members["table"], members["row"], members["base"]
     return Manifest(
         id=members["id"],

@@ -1,6 +1,7 @@
 """The Keras model that knows of tables."""
 
 import contextlib
+import functools
 import inspect
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.data import shares
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.errors import naming_lost_worker
-from tf_ext.models import loops, multi_worker
+from tf_ext.models import loops, multi_worker, resume
 from tf_ext.models.saving import file_of_all_workers
 from tf_ext.optimizers import Optimizer
 from tf_ext.optimizers.share import current_share, sample_share
@@ -124,7 +125,8 @@ class _ModelWithTables:
         if loops.needed(self):
             given.apply_defaults()
             return self._loop().run("fit", given.arguments, max_inflight_steps)
-        return self._call_keras(super().fit, given)
+        keras_fit = functools.partial(self._call_keras, super().fit)
+        return resume.fit(self, keras_fit, given)
 
     def evaluate(self, *args, **kwargs):
         """As `keras.Model.evaluate`, under all strategies of `fit`."""
@@ -132,7 +134,7 @@ class _ModelWithTables:
         if loops.needed(self):
             given.apply_defaults()
             return self._loop().run("evaluate", given.arguments)
-        return self._call_keras(super().evaluate, given)
+        return self._call_keras(super().evaluate, *args, **kwargs)
 
     def predict(self, *args, **kwargs):
         """As `keras.Model.predict`, under all strategies of `fit`."""
@@ -140,12 +142,13 @@ class _ModelWithTables:
         if loops.needed(self):
             given.apply_defaults()
             return self._loop().run("predict", given.arguments)
-        return self._call_keras(super().predict, given)
+        return self._call_keras(super().predict, *args, **kwargs)
 
-    def _call_keras(self, method, given):
+    def _call_keras(self, method, *args, **kwargs):
         """Calls Keras's own `fit`, `evaluate` or `predict`."""
         if collectives_of(self.distribute_strategy) is None:
-            return method(*given.args, **given.kwargs)
+            return method(*args, **kwargs)
+        given = inspect.signature(method).bind(*args, **kwargs)
         multi_worker.check_layers(self)
         for name in ("x", "validation_data"):
             data = given.arguments.get(name)

@@ -1,0 +1,196 @@
+"""Training with TableSnapshot that is killed and goes on in a new process."""
+
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import processes
+import small_models as small
+import snapshot_restart_program as program
+import tensorflow as tf
+from absl.testing import parameterized
+from model_building import generator
+from saving_util import TestCase, contents
+
+import tf_ext
+from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext.callbacks import recovery_points
+
+_CASES = tuple(program.cases())
+# Where data end unexpectedly, Keras counts one more step now and then.
+_COMPARED = tuple(name for name in _CASES if "unknown_length" not in name)
+
+
+class RestartTest(parameterized.TestCase, tf.test.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        temporary = tempfile.TemporaryDirectory(prefix="tf_ext_restart_")
+        cls.addClassCleanup(temporary.cleanup)
+        cls.directory = pathlib.Path(temporary.name)
+        for life in ("whole", "first", "second"):
+            printed = processes.run(
+                "snapshot_restart_program.py", life, cls.directory
+            )
+        cls.heard = {
+            line.partition(" ")[0]: line.partition(" ")[2]
+            for line in printed.splitlines()
+            if line.partition(" ")[0] in _CASES
+        }
+
+    @parameterized.named_parameters(*zip(_COMPARED, _COMPARED))
+    def test_equals_training_without_a_break(self, case):
+        whole, second = (
+            dict(np.load(self.directory / f"{name}.npz"))
+            for name in (f"whole_{program.whole_of(case)}", f"second_{case}")
+        )
+        self.assertSameElements(whole, second)
+        for name, values in whole.items():
+            self.assertEqual(values.tobytes(), second[name].tobytes(), name)
+
+    def test_callbacks_hear_of_one_training(self):
+        last = "2 " + " ".join(f"2.{step}" for step in range(program.STEPS))
+        self.assertEqual(
+            self.heard["inside_an_epoch"],
+            f"begin 1 1.3 1.4 1.5 1.6 {last} end 1 2",
+        )
+        first = "1 " + " ".join(f"1.{step}" for step in range(program.STEPS))
+        for case in (
+            "at_the_end_of_an_epoch",
+            "at_the_last_step_of_an_epoch",
+            "unknown_length_at_the_last_step",
+        ):
+            self.assertEqual(self.heard[case], f"begin {first} {last} end 1 2")
+
+    def test_old_points_are_removed(self):
+        points = os.listdir(self.directory / "inside_an_epoch")
+        self.assertLen(points, 2)
+        # Those of incremental ones stay which others continue.
+        points = os.listdir(self.directory / "incremental")
+        self.assertBetween(len(points), 2, 12)
+
+
+class TableSnapshotTest(TestCase):
+    def _train(self, snapshot, epochs=3, model=None):
+        features, labels = small.batch(generator(self))
+        model = model or small.compiled(small.functional(small.table()))
+        model.fit(
+            features,
+            labels,
+            batch_size=16,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=[snapshot],
+        )
+        return model
+
+    def test_a_damaged_point_is_passed_over(self):
+        directory = self.directory()
+        model = self._train(tf_ext.callbacks.TableSnapshot(directory))
+        wanted = contents(model.tables[0])
+        points = recovery_points.list_points(directory)
+        self.assertLen(points, 3)
+        for place in ("point.json", "table-000/manifest.json"):
+            with open(os.path.join(points.pop(), place), "r+b") as file:
+                file.seek(50)
+                file.write(b"#")
+        with self.assertLogs("tf_ext", "WARNING") as logs:
+            model = self._train(tf_ext.callbacks.TableSnapshot(directory))
+        self.assertLen(logs.output, 2)
+        self.assertRegex(logs.output[0], r"point.json is damaged")
+        self.assertEqual(contents(model.tables[0]), wanted)
+        # They are replaced, and no leftover stays.
+        self.assertLen(recovery_points.list_points(directory), 3)
+        for point in recovery_points.list_points(directory):
+            with open(os.path.join(point, "point.json"), "r+b") as file:
+                file.truncate(100)
+        with self.assertRaisesRegex(DamagedSnapshotError, "is damaged"):
+            self._train(tf_ext.callbacks.TableSnapshot(directory))
+
+    def test_damaged_variables(self):
+        directory = self.directory()
+        model = self._train(tf_ext.callbacks.TableSnapshot(directory), 1)
+        [point] = recovery_points.list_points(directory)
+        [name] = [n for n in os.listdir(point) if n.startswith("variables")]
+        with open(os.path.join(point, name), "r+b") as file:
+            file.write(b"#")
+        with self.assertRaisesRegex(
+            DamagedSnapshotError, f"{name} is damaged: the CRC32C"
+        ):
+            self._train(tf_ext.callbacks.TableSnapshot(directory))
+        self.assertGreater(model.tables[0].size(), 0)
+
+    def test_an_unfinished_point_is_no_point(self):
+        directory = self.directory()
+        snapshot = tf_ext.callbacks.TableSnapshot(directory, incremental=True)
+        model = self._train(snapshot, 2)
+        wanted = contents(model.tables[0])
+        last = recovery_points.list_points(directory)[-1]
+        unfinished = recovery_points.path_of(directory, 9999)
+        os.mkdir(unfinished)
+        model = small.compiled(small.functional(small.table()))
+        snapshot = tf_ext.callbacks.TableSnapshot(directory, incremental=True)
+        model.optimizer.build(model.trainable_variables)
+        self.assertTrue(snapshot.can_resume())
+        self.assertEqual(snapshot.resume(model).path, last)
+        self.assertEqual(contents(model.tables[0]), wanted)
+        self._train(snapshot, 3, model)
+        self.assertFalse(os.path.exists(unfinished))
+
+    def test_another_model_is_refused(self):
+        directory = self.directory()
+        self._train(tf_ext.callbacks.TableSnapshot(directory), 1)
+        model = small.functional(small.table())
+        model = small.compiled(model, "adam")
+        with self.assertRaisesRegex(
+            ValueError, "cannot be restored from .* variable optimizer/"
+        ):
+            self._train(tf_ext.callbacks.TableSnapshot(directory), 2, model)
+        other = small.compiled(small.functional(small.table("adam")))
+        with self.assertRaisesRegex(ValueError, "its `optimizer` is 'adam'"):
+            self._train(tf_ext.callbacks.TableSnapshot(directory), 2, other)
+
+    def test_a_subclassed_model_is_built(self):
+        directory = self.directory()
+        models = [
+            small.compiled(small.Subclassed(small.table())) for _ in range(2)
+        ]
+        for model in models:
+            snapshot = tf_ext.callbacks.TableSnapshot(directory)
+            self._train(snapshot, 1, model)
+        self.assertEqual(
+            *(contents(model.tables[0]) for model in models),
+        )
+
+    def test_seconds(self):
+        directory = self.directory()
+        self._train(tf_ext.callbacks.TableSnapshot(directory, seconds=1e-9), 1)
+        self.assertLen(recovery_points.list_points(directory), 3)
+        directory = self.directory()
+        self._train(tf_ext.callbacks.TableSnapshot(directory, seconds=1e9), 1)
+        self.assertEmpty(recovery_points.list_points(directory))
+
+    @parameterized.parameters(
+        ({"steps": 0}, "`steps` of TableSnapshot must be positive or None"),
+        ({"seconds": "1"}, "`seconds` of TableSnapshot must be positive"),
+        ({"keep": 0}, r"`keep` of TableSnapshot must be positive\. Received"),
+    )
+    def test_bad_arguments(self, arguments, message):
+        with self.assertRaisesRegex(ValueError, message):
+            tf_ext.callbacks.TableSnapshot("/nowhere", **arguments)
+
+    def test_two_are_refused(self):
+        directory = self.directory()
+        model = small.compiled(small.functional(small.table()))
+        features, labels = small.batch(generator(self))
+        with self.assertRaisesRegex(ValueError, "several TableSnapshot"):
+            model.fit(
+                features,
+                labels,
+                callbacks=[
+                    tf_ext.callbacks.TableSnapshot(directory),
+                    tf_ext.callbacks.TableSnapshot(directory),
+                ],
+            )
