@@ -30,6 +30,7 @@ BENCHMARKS = {
     "memory": ("process_benchmarks", "memory"),
     "core": ("core_benchmarks", "core"),
     "scale": ("process_benchmarks", "scale"),
+    "snapshot": ("snapshot_benchmarks", "snapshot"),
     "parameter_server": ("parameter_server_benchmarks", "parameter_server"),
     "parameter_server_steps": (
         "parameter_server_benchmarks",
@@ -43,9 +44,10 @@ _PUBLISHING = ("plot", "publish")
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
 # What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
-# and parameter servers fill the machine with processes.
+# `snapshot` a disk, and parameter servers fill the machine with processes.
 _NOT_IN_ALL = (
-    *("core", "scale", "parameter_server", "parameter_server_steps"),
+    *("core", "scale", "snapshot"),
+    *("parameter_server", "parameter_server_steps"),
     *_PUBLISHING,
 )
 
@@ -80,7 +82,9 @@ def parse_arguments(arguments=None):
     parser.add_argument("--json", help="file to append JSON lines to")
     parser.add_argument("--tfra-python", help="a Python that has TFRA")
     parser.add_argument(
-        "--output", help="where plot and publish write, if not here"
+        "--output",
+        help="where plot and publish write, if not here; and snapshot, if not "
+        "among temporary files",
     )
     args = parser.parse_args(arguments)
     wanted = set(args.what)

@@ -97,6 +97,20 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertBetween(ours["load"], 0.01, 1.0)
         self.assertIn("worst batch, ms", printed)
 
+    def test_snapshot(self):
+        _, lines = self._run("snapshot", f"--output={self.get_temp_dir()}")
+        self.assertEqual(
+            [line["case"] for line in lines],
+            [
+                *("save, with fsync", "dd conv=fsync"),
+                "Checkpoint.write of a variable",
+                *("load", "cold read", "insertion"),
+                *("push", "push while saving"),
+                *("changes marked", "not marked"),
+            ],
+        )
+        self.assertGreater(lines[7]["wall_ratio"], 0.0)
+
     def test_scale_then_plot_and_publish(self):
         folder = self.get_temp_dir()
         _, lines = self._run("scale", "--sizes", "100", "1000")

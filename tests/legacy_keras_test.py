@@ -44,6 +44,7 @@ _SLOW = {
     "parameter_server_metrics_test.py",
     "parameter_server_recovery_test.py",
     "parameter_server_sizes_test.py",
+    "parameter_server_snapshot_test.py",
     "wide_deep_cluster_test.py",
 }
 

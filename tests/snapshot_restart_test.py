@@ -14,6 +14,7 @@ from model_building import generator
 from saving_util import TestCase, contents
 
 import tf_ext
+from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import recovery_points
 
@@ -133,7 +134,7 @@ class TableSnapshotTest(TestCase):
         model = small.compiled(small.functional(small.table()))
         snapshot = tf_ext.callbacks.TableSnapshot(directory, incremental=True)
         model.optimizer.build(model.trainable_variables)
-        self.assertTrue(snapshot.can_resume())
+        self.assertTrue(snapshot.can_resume(model))
         self.assertEqual(snapshot.resume(model).path, last)
         self.assertEqual(contents(model.tables[0]), wanted)
         self._train(snapshot, 3, model)
@@ -180,6 +181,13 @@ class TableSnapshotTest(TestCase):
     def test_bad_arguments(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             tf_ext.callbacks.TableSnapshot("/nowhere", **arguments)
+
+    def test_another_fit_is_refused(self):
+        model = small.compiled(small.functional(small.table(), keras.Model))
+        with self.assertRaisesRegex(ValueError, "needs the `fit` of a tf_ext"):
+            self._train(
+                tf_ext.callbacks.TableSnapshot(self.directory()), 1, model
+            )
 
     def test_two_are_refused(self):
         directory = self.directory()

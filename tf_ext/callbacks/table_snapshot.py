@@ -1,7 +1,6 @@
 """Recovery points while training, and training that goes on from them."""
 
 import logging
-import os
 import posixpath
 import time
 
@@ -9,6 +8,7 @@ from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import recovery_points
 from tf_ext.callbacks.recovery_points import Point
+from tf_ext.tables import snapshots
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -86,10 +86,7 @@ class TableSnapshot(keras.callbacks.Callback):
                 )
         if epoch_end is None:
             epoch_end = steps is None and seconds is None
-        directory = os.fspath(directory)
-        if "://" not in directory:
-            directory = os.path.abspath(directory)
-        self.directory = directory
+        self.directory = snapshots.normalised(directory)
         self.steps = steps
         self.seconds = seconds
         self.epoch_end = epoch_end
@@ -102,8 +99,17 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_time = time.monotonic()
         self._at_epoch_end = False
 
-    def can_resume(self):
-        """Whether `fit` should begin with `resume`: asked once, by `fit`."""
+    def can_resume(self, model):
+        """Whether `fit` should begin with `resume`: asked once, by `fit`.
+
+        Args:
+          model: a `tf_ext.Model`, to be trained.
+
+        Raises:
+          ValueError: one that this callback cannot save.
+        """
+        for table in model.tables:
+            snapshots.check_reachable(table.rows, table.name)
         first, self._resumed = not self._resumed, True
         return first and bool(recovery_points.list_points(self.directory))
 
@@ -143,10 +149,11 @@ class TableSnapshot(keras.callbacks.Callback):
         return table.load(path, incremental=self.incremental)
 
     def on_train_begin(self, logs=None):
-        if not hasattr(self.model, "tables"):
+        if not self._resumed:
             raise ValueError(
-                "TableSnapshot needs a tf_ext.Model: another one would not go "
-                f"on from a recovery point. Received: {self.model!r}"
+                "TableSnapshot needs the `fit` of a tf_ext.Model: another one "
+                "would not go on from a recovery point. Received: "
+                f"{self.model!r}"
             )
         self._saved_time = time.monotonic()
 

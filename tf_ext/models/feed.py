@@ -41,6 +41,7 @@ class Feed:
         self._steps = steps
         self._iterator = None
         self._read = 0
+        self._rest = None  # of an epoch that was begun in another process
         self._cardinality = int(dataset.cardinality())
         self.num_batches = steps
         if steps is None and self._cardinality >= 0:
@@ -66,7 +67,8 @@ class Feed:
         """
         if self._steps is None:
             left = self.num_batches and self.num_batches - first_step
-            yield from itertools.islice(self._dataset, left)
+            dataset, self._rest = self._rest or self._dataset, None
+            yield from itertools.islice(dataset, left)
             return
         if self._iterator is None or self._read == self._cardinality:
             self._iterator = iter(self._dataset)
@@ -79,6 +81,26 @@ class Feed:
                 return
             self._read += 1
             yield batch
+
+    def go_on(self, epoch, first_step):
+        """Passes over what was read before a restart.
+
+        Args:
+          epoch: int, the epoch that is under way.
+          first_step: int, steps of it that were made.
+
+        Returns:
+          `(epoch, first_step)`; of the next epoch if no data is left in this.
+        """
+        if self._steps is not None:
+            self._read = epoch * self._steps + first_step
+            self._iterator = iter(self._dataset.skip(self._read))
+            return epoch, first_step
+        rest = self._dataset.skip(first_step)
+        if first_step and next(iter(rest.take(1)), None) is None:
+            return epoch + 1, 0
+        self._rest = rest
+        return epoch, first_step
 
 
 class WorkerFeed:
@@ -128,6 +150,11 @@ class WorkerFeed:
                 "worker reads its own to no end: use `dataset.repeat()` in the "
                 "function."
             ) from error
+
+    @staticmethod
+    def go_on(epoch, first_step):
+        """Each worker's data begin anew; returns both arguments."""
+        return epoch, first_step
 
     def epoch(self, first_step=0):
         """Yields the workers' iterator for each step of an epoch."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.models.feed import make_dataset, split_arrays
+from tf_ext.models.resume import restored_point
 
 # What callbacks set to end each kind of steps.
 _STOP = {
@@ -53,9 +54,12 @@ class Loop(abc.ABC):
         callbacks = self._callbacks(
             arguments, feed, epochs=arguments["epochs"], history=True
         )
+        point = restored_point(model, callbacks)
         model.stop_training = False
         self._begin_training(callbacks)
         epoch, first_step = self._start(arguments["initial_epoch"], feed)
+        if point is not None:
+            epoch, first_step = feed.go_on(point.epoch, point.step_in_epoch)
         logs = None
         while epoch < arguments["epochs"] and not model.stop_training:
             model.reset_metrics()

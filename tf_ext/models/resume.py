@@ -36,6 +36,19 @@ def find_snapshot(callbacks):
     return found[0] if found else None
 
 
+def restored_point(model, callbacks):
+    """Restores a built model from the newest point of its TableSnapshot.
+
+    Returns:
+      The Point, or None: there is no callback, or no point, or it has been
+      asked before.
+    """
+    snapshot = find_snapshot(callbacks)
+    if snapshot is None or not snapshot.can_resume(model):
+        return None
+    return snapshot.resume(model)
+
+
 def fit(model, keras_fit, given):
     """Calls Keras's `fit`, from a recovery point if there is one.
 
@@ -45,7 +58,7 @@ def fit(model, keras_fit, given):
       given: inspect.BoundArguments of it.
     """
     snapshot = find_snapshot(given.arguments.get("callbacks"))
-    if snapshot is None or not snapshot.can_resume():
+    if snapshot is None or not snapshot.can_resume(model):
         return keras_fit(*given.args, **given.kwargs)
     given.apply_defaults()
     arguments = split_arrays(given.arguments)

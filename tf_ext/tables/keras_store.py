@@ -40,8 +40,8 @@ def save(table_rows, label, state, store):
             f"Table {label!r} holds {rows:,} rows, "
             f"{rows * table_rows.bytes_per_row / 2**30:.1f} GiB; .keras and "
             f".weights.h5 files take at most {MAX_BYTES >> 30} GiB a table. "
-            "Save it with tf.train.Checkpoint, or with the TableSnapshot "
-            "callback where there is one."
+            "Save it with SparseTable.save, tf.train.Checkpoint or the "
+            "callback tf_ext.callbacks.TableSnapshot."
         )
     chunk = written = 0
     with contextlib.closing(table_rows.chunks()) as chunks:

@@ -84,6 +84,22 @@ def read_chain(path):
     return chain
 
 
+def check_reachable(rows, label):
+    """Raises NotImplementedError for rows that this process cannot save.
+
+    Args:
+      rows: TableRows.
+      label: string, the table's name.
+    """
+    if rows.collectives is not None:
+        raise NotImplementedError(
+            f"Table {label!r} is spread over the workers of a "
+            "MultiWorkerMirroredStrategy, of whose shards each reaches its own "
+            "alone; snapshots of such tables cannot be made yet. Use "
+            "tf.train.Checkpoint or save_weights."
+        )
+
+
 def save(
     rows,
     path,
@@ -107,8 +123,9 @@ def save(
     Returns:
       The Manifest.
     """
-    path = _normalised(path)
+    path = normalised(path)
     label = description.label
+    check_reachable(rows, label)
     chain = _check_chain(rows, label, path, incremental, base)
     _check_rate(max_bytes_per_second)
     tf.io.gfile.makedirs(path)
@@ -164,7 +181,8 @@ def load(rows, path, label, weights_only=False, incremental=False):
     Returns:
       Its Manifest.
     """
-    path = _normalised(path)
+    check_reachable(rows, label)
+    path = normalised(path)
     chain = read_chain(path)
     for _, manifest in chain:
         rows.check_config(label, manifest.config, weights_only)
@@ -217,8 +235,8 @@ def compact(path, out, max_bytes_per_second=None):
     ...     snapshots.compact(f"{d}/1", f"{d}/all").rows
     1
     """
-    out = _normalised(out)
-    chain = read_chain(_normalised(path))
+    out = normalised(out)
+    chain = read_chain(normalised(path))
     if out in [where for where, _ in chain]:
         raise ValueError(
             f"Argument `out` of compact names one of the snapshots to merge. "
@@ -253,7 +271,7 @@ def _check_chain(rows, label, path, incremental, base):
             "lost. Use another directory for each snapshot."
         )
     if base is not None:
-        if not chain or chain[-1][0] != _normalised(base):
+        if not chain or chain[-1][0] != normalised(base):
             last = f"is {chain[-1][0]!r}" if chain else "does not exist"
             raise ValueError(
                 f"Argument `base` must be the last snapshot of the chain of "
@@ -421,7 +439,8 @@ def _remove_own_files(path):
             tf.io.gfile.remove(posixpath.join(path, name))
 
 
-def _normalised(path):
+def normalised(path):
+    """A path-like as a string: absolute, or with its scheme."""
     path = os.fspath(path)
     if "://" in path:
         return path.rstrip("/")
@@ -438,4 +457,4 @@ def _relative_path(path, base):
 def _base_path(path, name):
     if "://" in name:
         return name
-    return _normalised(os.path.join(path, name))
+    return normalised(os.path.join(path, name))

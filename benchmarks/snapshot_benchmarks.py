@@ -1,0 +1,194 @@
+"""Snapshots beside the disk, insertion and checkpoints of dense variables."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from functools import partial
+
+import batches
+import numpy as np
+import tables
+import tensorflow as tf
+from harness import Case, measure, report
+
+_SEED = 1
+_MAX_SAVES = 7  # a repetition takes seconds
+# How many times as long as an unlimited one a save beside pushes may take.
+_PATIENCE = 4
+
+
+def snapshot(args):
+    """Saving, loading, and what both cost those who push."""
+    table = tables.make("adagrad", args.dim)
+    tables.fill(table, args.rows)
+    settings = {
+        "threads": args.threads,
+        "rows": args.rows,
+        "dim": args.dim,
+        "rule": "adagrad",
+        "unit": "rows",
+    }
+    repeats = min(args.repeats, _MAX_SAVES)
+    with tempfile.TemporaryDirectory(dir=args.output) as directory:
+        path = os.path.join(directory, "snapshot")
+        saved = _save(table, path, directory, repeats)
+        report("snapshot save", saved, settings, args.json)
+        report(
+            "snapshot load",
+            _load(table, path, args, repeats),
+            settings,
+            args.json,
+        )
+        settings |= {"batch": min(args.batch, args.rows), "unit": "keys"}
+        seconds = saved[0]["wall_ms"] / 1e3
+        report(
+            "push while saving",
+            _push_while_saving(table, path, args, seconds),
+            settings,
+            args.json,
+        )
+        report(
+            "push while changes are marked",
+            _push_marked(table, path, args),
+            settings,
+            args.json,
+        )
+
+
+def _save(table, path, directory, repeats):
+    rows = table.size()
+    table.save(path)
+    copy = os.path.join(directory, "copy")
+    width = 2 + 2 * table.dim  # The sign, weights and slots, as floats.
+    checkpoint = tf.train.Checkpoint(dense=tf.Variable(tf.zeros([rows, width])))
+    cases = [
+        Case("save, with fsync", lambda: table.save(path), rows),
+        Case("dd conv=fsync", lambda: _copy(path, copy), rows),
+        Case(
+            "Checkpoint.write of a variable",
+            lambda: checkpoint.write(os.path.join(directory, "checkpoint")),
+            rows,
+        ),
+    ]
+    results = measure(cases, repeats, warmup=1, settle=False)
+    for name in os.listdir(directory):
+        if name.startswith(("copy", "checkpoint")):
+            os.remove(os.path.join(directory, name))
+    return results
+
+
+def _files(path):
+    names = [name for name in os.listdir(path) if name.endswith(".chunks")]
+    return [os.path.join(path, name) for name in sorted(names)]
+
+
+def _copy(path, copy):
+    for index, file in enumerate(_files(path)):
+        subprocess.run(
+            ["dd", f"if={file}", f"of={copy}{index}", "bs=1M", "conv=fsync"],
+            check=True,
+            capture_output=True,
+        )
+
+
+def _forget(path):
+    """Has files read from the disk the next time."""
+    for name in _files(path):
+        with open(name, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _read(path):
+    for name in _files(path):
+        with open(name, "rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+
+
+def _load(table, path, args, repeats):
+    other = tables.make("adagrad", args.dim)
+
+    def forget():
+        other.clear()
+        _forget(path)
+
+    cases = [
+        Case("load", lambda: other.load(path), args.rows, before=forget),
+        Case("cold read", lambda: _read(path), args.rows, before=forget),
+        Case(
+            "insertion",
+            lambda: tables.fill(other, args.rows),
+            args.rows,
+            before=forget,
+        ),
+    ]
+    return measure(cases, repeats, warmup=1, settle=False)
+
+
+def _pushes(args):
+    """Batches of distinct keys, and gradients."""
+    rng = np.random.default_rng(_SEED)
+    count = min(args.batch, args.rows)
+    keys = [
+        tf.constant(rng.choice(args.rows, count, replace=False))
+        for _ in range(batches.BATCHES)
+    ]
+    gradients = rng.normal(size=(count, args.dim)).astype(np.float32)
+    return keys, tf.constant(gradients)
+
+
+def _push_case(name, table, keys, gradients):
+    push = partial(tables.push, table, gradients=gradients)
+    run = batches.in_turn(lambda signs: push(signs), keys)
+    return Case(name, run, gradients.shape[0])
+
+
+def _push_while_saving(table, path, args, seconds):
+    keys, gradients = _pushes(args)
+    idle = measure([_push_case("push", table, keys, gradients)], args.repeats)
+    manifest = table.save(path)
+    rate = int(manifest.bytes / (_PATIENCE * seconds)) + 1
+    case = _push_case("push while saving", table, keys, gradients)
+    with _saving(table, path, rate):
+        busy = measure([case], args.repeats)
+    for clock in ("cpu", "wall"):
+        busy[0][f"{clock}_ratio"] = (
+            busy[0][f"{clock}_ms"] / idle[0][f"{clock}_ms"]
+        )
+    return idle + busy
+
+
+@contextlib.contextmanager
+def _saving(table, path, rate):
+    """Saves again and again in another thread."""
+    stop = threading.Event()
+
+    def save():
+        while not stop.is_set():
+            table.save(path, max_bytes_per_second=rate)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    time.sleep(0.1)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _push_marked(table, path, args):
+    keys, gradients = _pushes(args)
+    shutil.rmtree(path)
+    marked = tables.make("adagrad", args.dim)
+    marked.save(path, incremental=True)
+    tables.fill(marked, args.rows)
+    cases = [
+        _push_case("changes marked", marked, keys, gradients),
+        _push_case("not marked", table, keys, gradients),
+    ]
+    return measure(cases, args.repeats)
