@@ -106,6 +106,14 @@ def cluster_resolver(cluster=None):
     )
 
 
+def strategy_name(strategy):
+    """The public name of a strategy's class."""
+    # TensorFlow's own name of it is another one.
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return "MultiWorkerMirroredStrategy"
+    return type(strategy).__name__.removesuffix("V2")
+
+
 def is_parameter_server(strategy):
     """Whether it is a `tf.distribute.ParameterServerStrategy`."""
     return isinstance(strategy, tf.distribute.ParameterServerStrategy)

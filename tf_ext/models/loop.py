@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.distribute.cluster import strategy_name
 from tf_ext.models.feed import make_dataset, split_arrays
 from tf_ext.models.resume import restored_point
 
@@ -238,11 +239,6 @@ class Loop(abc.ABC):
                 f"{strategy_name(self._strategy)}: workers run graphs. Compile "
                 "the model with run_eagerly=False."
             )
-
-
-def strategy_name(strategy):
-    """The public name of a strategy's class."""
-    return type(strategy).__name__.removesuffix("V2")
 
 
 def dataset_of(arguments, **options):

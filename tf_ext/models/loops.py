@@ -1,10 +1,9 @@
 """Which loop runs a model's `fit`, `evaluate` and `predict`."""
 
 from tf_ext._keras import IS_KERAS_3
-from tf_ext.distribute.cluster import is_parameter_server
+from tf_ext.distribute.cluster import is_parameter_server, strategy_name
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.models import multi_worker, parameter_server
-from tf_ext.models.loop import strategy_name
 
 
 def needed(model):

@@ -11,7 +11,11 @@ import collections
 import tensorflow as tf
 
 from tf_ext.distribute.addresses import task_addresses
-from tf_ext.distribute.cluster import cluster_of, is_parameter_server
+from tf_ext.distribute.cluster import (
+    cluster_of,
+    is_parameter_server,
+    strategy_name,
+)
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.strategy import check_cluster
 from tf_ext.tables.exchange import AllToAllTransport
@@ -145,11 +149,10 @@ def get_transport(tables):
 
 
 def _made_outside(table, strategy):
-    name = type(strategy).__name__.removesuffix("V2")
     return ValueError(
-        f"Table {table.name!r} was made outside of the scope of the {name}, "
-        "as one of this process alone. Make it, and the model, under "
-        "`with strategy.scope():`."
+        f"Table {table.name!r} was made outside of the scope of the "
+        f"{strategy_name(strategy)}, as one of this process alone. Make it, "
+        "and the model, under `with strategy.scope():`."
     )
 
 
@@ -179,7 +182,7 @@ def placement():
             ["" if collectives is None else collectives.device], collectives
         )
     raise NotImplementedError(
-        f"Tables do not work under {type(strategy).__name__}: each process "
+        f"Tables do not work under {strategy_name(strategy)}: each process "
         "would train rows of its own. Use no strategy, "
         "tf.distribute.OneDeviceStrategy, MirroredStrategy, "
         "MultiWorkerMirroredStrategy or ParameterServerStrategy."
