@@ -12,6 +12,7 @@ from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import updates
 from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.tables import shadow
+from tf_ext.tables.gradients import check_finite
 
 _LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
 
@@ -198,14 +199,14 @@ class Keras3Optimizer(_LossScaleOptimizer):
             self._apply_mirrored(context, dense, dense_variables, slices)
             return
         dense, tables = updates.sum_over_workers(collectives, dense, slices)
-        if not self._skips:
-            dense, tables = updates.require_finite(dense, tables)
-        context.merge_call(
-            lambda strategy, dense: self._update_all(
-                strategy, dense, dense_variables, tables
-            ),
-            args=(dense,),
-        )
+        checks = [] if self._skips else check_finite(tables)
+        with tf.control_dependencies(checks):
+            context.merge_call(
+                lambda strategy, dense: self._update_all(
+                    strategy, dense, dense_variables, tables
+                ),
+                args=(dense,),
+            )
 
     def _apply_mirrored(self, context, dense, dense_variables, slices):
         replicas = context.num_replicas_in_sync

@@ -8,7 +8,7 @@ from tf_ext.distribute.collectives import collectives_of
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import updates
 from tf_ext.tables import shadow
-from tf_ext.tables.gradients import TableGradient
+from tf_ext.tables.gradients import TableGradient, check_finite
 
 
 class TfKerasOptimizer(keras.optimizers.Optimizer):
@@ -204,14 +204,14 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             )
         else:
             dense, tables = updates.sum_over_workers(collectives, dense, slices)
-        if self.on_nonfinite == "raise":
-            dense, tables = updates.require_finite(dense, tables)
-        tf.distribute.get_replica_context().merge_call(
-            lambda strategy, dense: self._update_all(
-                strategy, dense, variables, tables
-            ),
-            args=(dense,),
-        )
+        checks = check_finite(tables) if self.on_nonfinite == "raise" else []
+        with tf.control_dependencies(checks):
+            tf.distribute.get_replica_context().merge_call(
+                lambda strategy, dense: self._update_all(
+                    strategy, dense, variables, tables
+                ),
+                args=(dense,),
+            )
 
     def _apply(self, grads_and_vars):
         dense, variables, slices = updates.split(*zip(*grads_and_vars))

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tf_ext.optimizers.share import current_share
 from tf_ext.tables import shadow
-from tf_ext.tables.gradients import check_finite
 from tf_ext.tables.transport import PushRequest, get_transport
 
 Clipping = collections.namedtuple(
@@ -111,22 +110,6 @@ def sum_over_workers(collectives, grads, slices):
     for i in set(range(len(grads))) - set(places):
         summed[i] = context.all_reduce(tf.distribute.ReduceOp.SUM, grads[i])
     return summed, merge([(t, [(g.indices, g.values)]) for t, g in slices])
-
-
-def require_finite(grads, tables):
-    """The same gradients, which raise where a worker's are not finite.
-
-    Where nobody has looked at all workers' gradients nothing is added: a push
-    looks itself.
-
-    Args:
-      grads: list of gradients of variables.
-      tables: list of TableGradient.
-    """
-    with tf.control_dependencies(check_finite(tables)):
-        grads = [map_values(tf.identity, grad) for grad in grads]
-        tables = [t._replace(values=tf.identity(t.values)) for t in tables]
-    return grads, tables
 
 
 def check_on_nonfinite(value):
