@@ -163,7 +163,8 @@ class AllToAllTransport:
                 0 if error is None else tf.cast(error != "", tf.int64),
             ]
         )
-        agreed = tf.reduce_max(self._collectives.gather(wanted), 0)
+        with tf.name_scope("agree_on_sizes"):
+            agreed = tf.reduce_max(self._collectives.gather(wanted), 0)
         if error is not None:
             with tf.control_dependencies([self._raise(error, agreed[2] > 0)]):
                 agreed = tf.identity(agreed)
