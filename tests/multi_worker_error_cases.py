@@ -42,7 +42,7 @@ def _train_function(worker, model):
 # Input errors.
 
 
-class _Weighted(tf_ext.Model):
+class Weighted(tf_ext.Model):
     """A model of a weighted column and one that comes as a SparseTensor."""
 
     def __init__(self):
@@ -70,7 +70,7 @@ def _weighted_batch(weight_splits=(0, 1, 3), order=(0, 1)):
 def input_errors(worker):
     """One worker's batch is malformed, then nobody's."""
     with worker.strategy.scope():
-        model = _Weighted()
+        model = Weighted()
         model.compile(optimizer(), dot)
     good = _weighted_batch()
     model(good[0])
@@ -99,8 +99,9 @@ def pipeline_error(worker):
     features, targets = dot_batch()
 
     def fail(features, targets):
-        message = "sample 40 cannot be read"
-        check = tf.debugging.assert_none_equal(targets[0], 7.0, message)
+        check = tf.debugging.assert_none_equal(
+            targets[0], 7.0, message="sample 40 cannot be read"
+        )
         with tf.control_dependencies([check]):
             return features, tf.identity(targets)
 
