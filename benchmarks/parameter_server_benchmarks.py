@@ -1,15 +1,12 @@
 """Tables on parameter servers, all tasks on this machine, on loopback."""
 
 import os
-import pathlib
-import sys
-import time
 
 import numpy as np
 import tables
 import tensorflow as tf
-from harness import Case, measure, report, summarize
-from tensorflow import keras
+import wide_deep_steps
+from harness import Case, add_ratios, measure, report
 
 import tf_ext
 from tf_ext import ops
@@ -18,9 +15,6 @@ _SEED = 1
 _SIGNS = (10_000, 100_000, 1_000_000)
 _SERVERS = (1, 2)
 _WORKERS = (1, 2)
-_BATCH = 2048
-_STEPS_AN_EPOCH = 100
-_EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 
 
 def parameter_server(args):
@@ -36,20 +30,23 @@ def parameter_server(args):
 
 def parameter_server_steps(args):
     """Steps of the Wide & Deep example, in one process and on servers."""
-    results = [_step_result(args, tf.distribute.get_strategy(), "one process")]
+    results = [
+        wide_deep_steps.measure(
+            args, tf.distribute.get_strategy(), "one process"
+        )
+    ]
     for workers in _WORKERS:
         with _cluster(workers, _SERVERS[-1], args.threads) as cluster:
             name = f"{workers} worker{'s' if workers > 1 else ''}"
             strategy = cluster.strategy()
-            results.append(_step_result(args, strategy, name, cluster))
-    for result in results:
-        for clock in ("cpu", "wall"):
-            subject = results[0][f"{clock}_ms"]
-            result[f"{clock}_ratio"] = result[f"{clock}_ms"] / subject
+            results.append(
+                wide_deep_steps.measure(args, strategy, name, _pids(cluster))
+            )
+    add_ratios(results)
     settings = {
         "threads": args.threads,
         "servers": _SERVERS[-1],
-        "batch": _BATCH,
+        "batch": wide_deep_steps.BATCH,
         "unit": "samples",
     }
     report("parameter_server_steps", results, settings, args.json)
@@ -66,18 +63,13 @@ def _coordinator(cluster):
     return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
 
-def _cpu_seconds(cluster):
-    """CPU time so far, of this process and the cluster's."""
-    if cluster is None:
-        return time.process_time()
-    tasks = [
-        (job, task)
+def _pids(cluster):
+    """The processes of a cluster and this one."""
+    return [os.getpid()] + [
+        cluster.pid(job, task)
         for job in ("worker", "ps")
         for task in range(len(cluster.cluster[job]))
     ]
-    # The number of the clock of a process: clock_getcpuclockid(3).
-    clocks = [(~cluster.pid(*task) << 3) | 2 for task in tasks]
-    return time.process_time() + sum(map(time.clock_gettime, clocks))
 
 
 class _ClusterCase(Case):
@@ -97,14 +89,7 @@ class _ClusterCase(Case):
             coordinator.schedule(step, args=(iterator,))
             coordinator.join()
 
-        super().__init__(name, run, items)
-        self._cluster = cluster
-
-    def time(self):
-        wall, cpu = time.perf_counter(), _cpu_seconds(self._cluster)
-        self.run()
-        wall = time.perf_counter() - wall
-        return 1e3 * wall, 1e3 * (_cpu_seconds(self._cluster) - cpu)
+        super().__init__(name, run, items, pids=_pids(cluster))
 
 
 def _measure_traffic(args, cluster, coordinator, traffic):
@@ -249,50 +234,3 @@ class _Traffic:
             with tf.device(device):
                 results.append(function(*its, weights, slots))
         return results
-
-
-class _EpochTimes(keras.callbacks.Callback):
-    """Wall and CPU milliseconds a step, of each epoch."""
-
-    def __init__(self, cluster, steps):
-        super().__init__()
-        self._cluster = cluster
-        self._steps = steps
-        self.times = []
-
-    def _now(self):
-        return np.array([time.perf_counter(), _cpu_seconds(self._cluster)])
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self._start = self._now()
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.times.append(1e3 * (self._now() - self._start) / self._steps)
-
-
-def _step_result(args, strategy, name, cluster=None):
-    """Trains the example's model; the first epoch traces and is not counted."""
-    # The example's modules import each other by name.
-    sys.path.insert(0, str(_EXAMPLES))
-    import wide_deep
-
-    steps = min(_STEPS_AN_EPOCH, args.rows // _BATCH + 1)
-    options = wide_deep.parse_arguments(
-        [f"--batch_size={_BATCH}", f"--examples={2 * steps * _BATCH}"]
-    )
-    data = wide_deep.load_data(options)
-    with strategy.scope():
-        wide, deep = wide_deep.make_tables(options)
-        model = wide_deep.make_model(data, wide, deep, None)
-        wide_deep.compile_model(model, options)
-    epochs = _EpochTimes(cluster, steps)
-    model.fit(
-        # The batches are made once: making them is the program's own work.
-        data.train().take(steps).cache().repeat(),
-        epochs=1 + args.repeats,
-        steps_per_epoch=steps,
-        shuffle=False,
-        callbacks=[epochs],
-        verbose=0,
-    )
-    return summarize(Case(name, None, _BATCH), np.array(epochs.times[1:]))

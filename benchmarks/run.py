@@ -4,6 +4,7 @@ r"""Benchmarks of tf_ext beside their references, alternating in one run.
     python benchmarks/run.py pull train_step --rules adagrad adam ftrl
     python benchmarks/run.py core
     python benchmarks/run.py scale --threads 1 2 --json=results.jsonl
+    python benchmarks/run.py multi_worker multi_worker_steps --repeats=20
     python benchmarks/run.py pull --tfra-python=/path/to/python
     python benchmarks/run.py plot publish --json=results.jsonl
 
@@ -36,6 +37,8 @@ BENCHMARKS = {
         "parameter_server_benchmarks",
         "parameter_server_steps",
     ),
+    "multi_worker": ("multi_worker_benchmarks", "multi_worker"),
+    "multi_worker_steps": ("multi_worker_benchmarks", "multi_worker_steps"),
     "plot": ("publishing", "plot"),
     "publish": ("publishing", "publish"),
 }
@@ -44,10 +47,11 @@ _PUBLISHING = ("plot", "publish")
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
 # What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
-# `snapshot` a disk, and parameter servers fill the machine with processes.
+# `snapshot` a disk, and the others fill the machine with processes.
 _NOT_IN_ALL = (
     *("core", "scale", "snapshot"),
     *("parameter_server", "parameter_server_steps"),
+    *("multi_worker", "multi_worker_steps"),
     *_PUBLISHING,
 )
 
@@ -78,6 +82,13 @@ def parse_arguments(arguments=None):
         type=int,
         default=[100_000, 1_000_000, 10_000_000, 100_000_000],
         help="rows of the tables of scale",
+    )
+    parser.add_argument(
+        "--workers",
+        nargs="+",
+        type=int,
+        default=[1, 2, 3],
+        help="of multi_worker (2 and more) and multi_worker_steps",
     )
     parser.add_argument("--json", help="file to append JSON lines to")
     parser.add_argument("--tfra-python", help="a Python that has TFRA")

@@ -216,10 +216,28 @@ class ProgramTest(tf.test.TestCase):
         cases = [line["case"] for line in lines]
         self.assertEqual(cases, ["one process", "1 worker", "2 workers"])
 
-    def _on_a_cluster(self, name):
+    def test_multi_worker(self):
+        lines = self._on_a_cluster("multi_worker", "--workers", "1", "2")
+        places = [(line["workers"], line["dim"]) for line in lines[::2]]
+        self.assertEqual(places, [(2, 1), (2, 4)])
+        for ours, bare in zip(lines[::2], lines[1::2], strict=True):
+            self.assertEqual(ours["case"], "tf_ext pull and push")
+            self.assertEqual(bare["case"], "bare all-to-all")
+            self.assertEqual(ours["batch"], 1000)
+            self.assertEqual(ours["useful_bytes"], 1000 * (8 + 8 * ours["dim"]))
+            # Padding to the largest part, to the ladder, and the sizes.
+            self.assertBetween(ours["padding"], 0.001, 0.35)
+
+    @pytest.mark.slow
+    def test_multi_worker_steps(self):
+        lines = self._on_a_cluster("multi_worker_steps")
+        cases = [line["case"] for line in lines]
+        self.assertEqual(cases, ["1 worker", "2 workers", "3 workers"])
+
+    def _on_a_cluster(self, *arguments):
         path = _results(self)
         sizes = ["--rows=1000", "--dim=4", "--repeats=1"]
-        done = _program(name, *sizes, f"--json={path}")
+        done = _program(*arguments, *sizes, f"--json={path}")
         self.assertEqual(done.returncode, 0, done.stderr[-4000:])
         lines = harness.read_json(path)
         for line in lines:

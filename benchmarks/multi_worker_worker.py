@@ -1,0 +1,226 @@
+"""One of the workers of `multi_worker_benchmarks.py`.
+
+    python multi_worker_worker.py traffic '{"rows": 1000, ...}' lines.jsonl
+
+All workers measure the same cases in the same order; the first one writes
+what it measured into the file, lines of JSON with `settings` and `results`.
+"""
+
+import argparse
+import json
+import os
+import sys
+
+import numpy as np
+import tensorflow as tf
+import wide_deep_steps
+from harness import Case, measure
+from tables import make
+
+import tf_ext
+from tf_ext import ops
+from tf_ext.distribute.collectives import collectives_of
+from tf_ext.optimizers import updates
+from tf_ext.tables.exchange import AllToAllTransport
+from tf_ext.tables.transport import PullRequest
+
+_SIGNS = (1_000, 10_000, 100_000, 1_000_000)
+# A repetition has as many steps as make up so many signs.
+_SIGNS_A_REPETITION = 10_000
+_GROUP_KEY = 0x7F5E0002
+
+
+def main():
+    what, sizes, output = sys.argv[1:]
+    args = argparse.Namespace(**json.loads(sizes))
+    strategy = tf_ext.distribute.multi_worker_strategy()
+    collectives = collectives_of(strategy)
+    run = {"traffic": _traffic, "steps": _steps}[what]
+    for line in run(args, strategy, collectives, _all_pids(collectives)):
+        if collectives is None or collectives.rank == 0:
+            with open(output, "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _all_pids(collectives):
+    if collectives is None:
+        return [os.getpid()]
+    own = tf.constant([os.getpid()], tf.int64)
+    return collectives.gather(own).numpy().ravel().tolist()
+
+
+def _steps(args, strategy, collectives, pids):
+    name = f"{len(pids)} worker{'s' if len(pids) > 1 else ''}"
+    result = wide_deep_steps.measure(args, strategy, name, pids)
+    settings = {"batch": wide_deep_steps.BATCH, "unit": "samples"}
+    yield {"settings": settings, "results": [result]}
+
+
+def _traffic(args, strategy, collectives, pids):
+    for dim in sorted({1, args.dim}):
+        for signs in sorted({min(n, args.rows) for n in _SIGNS}):
+            step = _Step(strategy, collectives, signs, dim)
+            bare = _Bare(collectives, signs, dim)
+            cases = [
+                _case("tf_ext pull and push", step.run, signs, pids),
+                _case("bare all-to-all", bare.run, signs, pids),
+            ]
+            useful = signs * (8 + 2 * 4 * dim)  # Sign, row and gradient.
+            settings = {
+                "workers": collectives.size,
+                "dim": dim,
+                "batch": signs,
+                "keys": "distinct, uniform",
+                "rule": "adagrad",
+                "useful_bytes": useful,
+                "padding": round(step.bytes() / useful - 1, 3),
+                "unit": "rows a worker",
+            }
+            results = measure(cases, args.repeats)
+            yield {"settings": settings, "results": results}
+
+
+def _case(name, step, signs, pids):
+    """Steps one after the other, as in training.
+
+    A worker's step ends when it has all that is its; the next one waits for
+    the others. So over many steps the first worker's time is that of all.
+    """
+    steps = max(1, _SIGNS_A_REPETITION // signs)
+
+    def run():
+        for _ in range(steps):
+            step().numpy()
+
+    return Case(name, run, steps * signs, pids=pids)
+
+
+class _Step:
+    """A training step's way through a table, and nothing else of it.
+
+    Args:
+      strategy: tf.distribute.MultiWorkerMirroredStrategy.
+      collectives: Collectives, of its workers.
+      signs: int, how many this worker asks for. The workers choose their own
+        of as many times more; all exist.
+      dim: int.
+
+    Attributes:
+      run: function without arguments, the step.
+    """
+
+    def __init__(self, strategy, collectives, signs, dim):
+        self._strategy = strategy
+        self._collectives = collectives
+        rng = np.random.default_rng([collectives.rank, signs, dim])
+        universe = collectives.size * signs
+        self._signs = tf.constant(
+            rng.choice(universe, signs, replace=False).astype(np.int64)
+        )
+        self._gradients = tf.constant(
+            rng.normal(size=(signs, dim)).astype(np.float32)
+        )
+        with strategy.scope():
+            self._table = make("adagrad", dim)
+            self._table.pull(self._signs, training=True)
+        self.run = tf.function(lambda: self._pull_and_push(collectives))
+
+    def bytes(self):
+        """How many bytes a step's collectives move for this worker."""
+        counting = _CountingCollectives(self._collectives)
+
+        @tf.function
+        def count():
+            with tf.control_dependencies([self._pull_and_push(counting)]):
+                return tf.add_n(counting.bytes)
+
+        return int(count())
+
+    def _pull_and_push(self, collectives):
+        table, transport = self._table, AllToAllTransport(collectives)
+        unique = ops.unique_by_shard(self._signs, collectives.size)
+        [rows] = transport.pull([PullRequest(table, unique, False)])
+        with tf.control_dependencies([rows]):
+            gradients = tf.identity(self._gradients)
+        signs = tf.identity(unique.unique, name=ops.UNIQUE_SIGNS)
+        merged = transport.merge([(table, [(signs, gradients)])])
+        _, merged = updates.require_finite([], merged)
+        with self._strategy.scope():
+            return updates.push(merged, 0, 0.001)
+
+
+class _CountingCollectives:
+    """Collectives that note the bytes of what they send, with the padding."""
+
+    def __init__(self, collectives):
+        self._collectives = collectives
+        self.size = collectives.size
+        self.bytes = []
+
+    def all_to_all(self, pack, dtype, wanted):
+        received = self._collectives.all_to_all(pack, dtype, wanted)
+        self.bytes.append(tf.size(received) * dtype.size)
+        return received
+
+    def gather(self, values):
+        gathered = self._collectives.gather(values)
+        self.bytes.append(tf.size(gathered) * gathered.dtype.size)
+        return gathered
+
+    def first_error(self, error):
+        return self._collectives.first_error(error)
+
+
+class _Bare:
+    """The same useful bytes, if signs were dealt out evenly.
+
+    Args:
+      collectives: Collectives.
+      signs: int, of this worker.
+      dim: int.
+
+    Attributes:
+      run: function without arguments, the step.
+    """
+
+    def __init__(self, collectives, signs, dim):
+        self._collectives = collectives
+        shape = [collectives.size, -(-signs // collectives.size)]
+        values = [
+            tf.zeros(shape, tf.int64),  # Signs.
+            tf.zeros([*shape, dim]),  # Rows.
+            tf.zeros([*shape, dim]),  # Gradients.
+        ]
+        self.run = tf.function(lambda: self._send(values))
+
+    def _send(self, values):
+        received = []
+        with tf.device(self._collectives.device):
+            token = tf.raw_ops.VarHandleOp(
+                dtype=tf.float32, shape=[], shared_name="bare_all_to_all"
+            )
+            for value in values:
+                received.append(
+                    tf.raw_ops.CollectiveAllToAllV2(
+                        input=value,
+                        group_size=self._collectives.size,
+                        group_key=_GROUP_KEY,
+                        instance_key=_instance_key(value),
+                        ordering_token=[token],
+                    )
+                )
+        with tf.control_dependencies(received):
+            return tf.constant(0)
+
+
+_instance_keys = {}
+
+
+def _instance_key(value):
+    """A number that no other shape has had in this process."""
+    shape = (value.dtype.name, *value.shape)
+    return _instance_keys.setdefault(shape, len(_instance_keys))
+
+
+if __name__ == "__main__":
+    main()

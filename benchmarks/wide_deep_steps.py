@@ -1,0 +1,71 @@
+"""Steps of the Wide & Deep example, under any strategy."""
+
+import pathlib
+import sys
+import time
+
+import numpy as np
+from harness import Case, cpu_seconds, summarize
+from tensorflow import keras
+
+BATCH = 2048
+_STEPS_AN_EPOCH = 100
+_EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
+
+
+class _EpochTimes(keras.callbacks.Callback):
+    """Wall and CPU milliseconds a step, of each epoch."""
+
+    def __init__(self, pids, steps):
+        super().__init__()
+        self._pids = pids
+        self._steps = steps
+        self.times = []
+
+    def _now(self):
+        return np.array([time.perf_counter(), cpu_seconds(self._pids)])
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._start = self._now()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.times.append(1e3 * (self._now() - self._start) / self._steps)
+
+
+def measure(args, strategy, name, pids=None):
+    """Trains the example's model; the first epoch traces and is not counted.
+
+    Args:
+      args: the command line's arguments: `rows` bounds the steps of an epoch,
+        `repeats` are the epochs that count.
+      strategy: a tf.distribute strategy.
+      name: string, of the result.
+      pids: list of int, the processes whose CPU time counts. None: this one.
+
+    Returns:
+      What `harness.summarize` does of a step.
+    """
+    # The example's modules import each other by name.
+    sys.path.insert(0, str(_EXAMPLES))
+    import wide_deep
+
+    steps = min(_STEPS_AN_EPOCH, args.rows // BATCH + 1)
+    options = wide_deep.parse_arguments(
+        [f"--batch_size={BATCH}", f"--examples={2 * steps * BATCH}"]
+    )
+    data = wide_deep.load_data(options)
+    with strategy.scope():
+        wide, deep = wide_deep.make_tables(options)
+        model = wide_deep.make_model(data, wide, deep, None)
+        wide_deep.compile_model(model, options)
+    epochs = _EpochTimes(pids, steps)
+    model.fit(
+        # The batches are made once: making them is the program's own work.
+        data.train().take(steps).cache().repeat(),
+        epochs=1 + args.repeats,
+        steps_per_epoch=steps,
+        shuffle=False,
+        callbacks=[epochs],
+        verbose=0,
+    )
+    return summarize(Case(name, None, BATCH), np.array(epochs.times[1:]))
