@@ -17,6 +17,7 @@ from tf_ext.ops.exchange_ops import (
     exchange_unpack,
     raise_error,
 )
+from tf_ext.ops.gradient_sum_ops import all_within, sum_segments
 from tf_ext.ops.hash_ops import hash_category
 from tf_ext.ops.snapshot_ops import (
     sparse_table_end_save,
@@ -44,6 +45,7 @@ __all__ = [
     "TABLE_STATS",
     "UNIQUE_BY_SHARD",
     "UNIQUE_SIGNS",
+    "all_within",
     "combine_bags",
     "combine_bags_grad",
     "exchange_pack",
@@ -66,6 +68,7 @@ __all__ = [
     "sparse_table_set_chain",
     "sparse_table_size",
     "sparse_table_stats",
+    "sum_segments",
     "unique_by_shard",
     "versions",
     "write_file_atomically",

@@ -229,8 +229,7 @@ class AllToAllTransport:
         size = self._collectives.size
         # What the owner sums stays finite, too.
         limit = tf.float32.max / (size * len(values))
-        good = [tf.reduce_all(tf.abs(value) <= limit) for value in values]
-        bad = 1.0 - tf.cast(tf.reduce_all(tf.stack(good)), tf.float32)
+        bad = 1.0 - tf.cast(ops.all_within(values, limit), tf.float32)
         # Those that went together share one width.
         widths = {id(way.width): way.width for way in ways}
         return self._collectives.all_to_all(

@@ -39,9 +39,7 @@ def sum_by_sign(signs, gradients, num_shards=1, name=None):
     """
     with tf.name_scope(name or "sum_by_sign"):
         unique, _, inverse, split_sizes = ops.unique_by_shard(signs, num_shards)
-        summed = tf.math.unsorted_segment_sum(
-            gradients, inverse, tf.size(unique)
-        )
+        summed = ops.sum_segments(gradients, inverse, tf.size(unique, tf.int64))
         return unique, summed, split_sizes
 
 

@@ -1,0 +1,64 @@
+// The interface of the ops that add gradients up by row.
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status SumSegmentsShape(InferenceContext* c) {
+  ShapeHandle values, segments, count;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "values", 2, &values));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "segments", 1, &segments));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "count", 0, &count));
+  DimensionHandle rows;
+  if (!c->Merge(c->Dim(values, 0), c->Dim(segments, 0), &rows).ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "segments must be as many as values has rows; values is ",
+        c->DebugString(values), ", segments ", c->DebugString(segments), "."));
+  }
+  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(2, &rows));
+  c->set_output(0, c->Matrix(rows, c->Dim(values, 1)));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("TfExt>SumSegments")
+    .Input("values: float")
+    .Input("segments: int32")
+    .Input("count: int64")
+    .Output("sums: float")
+    .SetShapeFn(SumSegmentsShape)
+    .Doc(R"doc(
+Sums rows by segment, in their order, starting from 0.
+
+values: `[n, dim]`.
+segments: `[n]`, 0 to count - 1.
+count: `[]`.
+sums: `[count, dim]`.
+)doc");
+
+REGISTER_OP("TfExt>AllWithin")
+    .Input("values: N * float")
+    .Output("within: bool")
+    .Attr("N: int >= 1")
+    .Attr("limit: float")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Whether -limit <= value <= limit for all values; NaN is not.
+
+values: of any shape.
+within: `[]`.
+)doc");
+
+}  // namespace
+}  // namespace tf_ext

@@ -1,0 +1,56 @@
+"""Ops that add gradients up by row.
+
+They raise `tf.errors.InvalidArgumentError` for an argument of the wrong shape
+or numbers that do not fit together.
+"""
+
+import tensorflow as tf
+
+from tf_ext.ops._library import library
+
+for _op in ("SumSegments", "AllWithin"):
+    tf.no_gradient(f"TfExt>{_op}")
+
+
+def sum_segments(values, segments, count, name=None):
+    """Sums rows by segment, in their order.
+
+    The result has the same bits whatever the number of threads.
+
+    Args:
+      values: float32 `[n, dim]`.
+      segments: int32 `[n]`, 0 to `count - 1`.
+      count: int64 scalar.
+      name: optional name of the operation.
+
+    Returns:
+      float32 `[count, dim]`, zeros for segments without rows.
+
+    Example:
+      >>> tf_ext.ops.sum_segments(
+      ...     [[1.0], [2.0], [4.0]], segments=[0, 2, 0], count=3).numpy()
+      array([[5.],
+             [0.],
+             [2.]], dtype=float32)
+    """
+    return library().tf_ext_sum_segments(
+        values, segments, tf.convert_to_tensor(count, tf.int64), name=name
+    )
+
+
+def all_within(values, limit, name=None):
+    """Whether `-limit <= value <= limit` for all values; NaN is not.
+
+    Args:
+      values: list of float32 tensors.
+      limit: float.
+      name: optional name of the operation.
+
+    Returns:
+      bool scalar.
+
+    Example:
+      >>> bool(tf_ext.ops.all_within([[1.0, -2.0]], limit=2.0))
+      True
+    """
+    return library().tf_ext_all_within(values, limit=limit, name=name)
