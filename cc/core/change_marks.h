@@ -21,11 +21,13 @@ class ChangeMarks {
  public:
   // Makes room for rows below `rows`; throws std::bad_alloc.
   void Reserve(uint32_t rows) {
-    const size_t words = WordsFor(rows);
-    if (words <= words_.size()) return;
-    // Not doubled: bits that no row has would be most of what marks take.
-    words_.reserve(std::max(words, words_.size() + words_.size() / 16));
-    words_.resize(words);
+    const size_t words = (size_t{rows} + 63) / 64;
+    for (std::vector<uint64_t>& bits : bits_) {
+      if (words <= bits.size()) continue;
+      // Not doubled: bits that no row has would be most of what marks take.
+      bits.reserve(std::max(words, bits.size() + bits.size() / 16));
+      bits.resize(words);
+    }
   }
   // Makes room for `n` more erased signs; throws std::bad_alloc.
   void ReserveErased(int64_t n) {
@@ -40,19 +42,34 @@ class ChangeMarks {
     }
   }
 
-  // Reserve(row + 1) has been called before.
-  void Touch(uint32_t row) { Word(row, current_) |= Bit(row); }
+  // Reserve has been called for all of the rows before.
+  void Touch(const uint32_t* rows, int count) {
+    uint64_t* const bits = bits_[current_].data();
+    for (int i = 0; i < count; ++i) bits[rows[i] / 64] |= Bit(rows[i]);
+  }
+  // Rows may be kNoRow, whose address is never used.
+  void PrefetchToTouch(const uint32_t* rows, int count) const {
+    const auto bits = reinterpret_cast<uintptr_t>(bits_[current_].data());
+    for (int i = 0; i < count; ++i) {
+      __builtin_prefetch(
+          reinterpret_cast<const void*>(bits + rows[i] / 64 * sizeof(uint64_t)),
+          1);
+    }
+  }
   // The row is not the sign's any more. ReserveErased has been called before.
   void Erase(uint32_t row, int64_t sign) {
-    Word(row, 0) &= ~Bit(row);
-    Word(row, 1) &= ~Bit(row);
+    for (std::vector<uint64_t>& bits : bits_) bits[row / 64] &= ~Bit(row);
     erased_[current_].push_back(sign);
   }
-  void ForgetRows() { std::vector<uint64_t>().swap(words_); }
+  void ForgetRows() {
+    for (std::vector<uint64_t>& bits : bits_)
+      std::vector<uint64_t>().swap(bits);
+  }
 
   void Take() { current_ ^= 1; }
   void Commit() {
-    for (size_t i = current_ ^ 1; i < words_.size(); i += 2) words_[i] = 0;
+    std::vector<uint64_t>& taken = bits_[current_ ^ 1];
+    std::fill(taken.begin(), taken.end(), 0);
     std::vector<int64_t>().swap(erased_[current_ ^ 1]);
   }
   // Throws std::bad_alloc and changes nothing then.
@@ -60,16 +77,16 @@ class ChangeMarks {
     std::vector<int64_t>& taken = erased_[current_ ^ 1];
     std::vector<int64_t>& current = erased_[current_];
     current.insert(current.end(), taken.begin(), taken.end());
-    for (size_t i = 0; i < words_.size(); i += 2) {
-      words_[i + current_] |= words_[i + (current_ ^ 1)];
+    for (size_t word = 0; word < bits_[0].size(); ++word) {
+      bits_[current_][word] |= bits_[current_ ^ 1][word];
     }
     Commit();
   }
 
   // Which of the rows 64 * word ... 64 * word + 63 were taken.
   uint64_t Taken(size_t word) const {
-    const size_t at = 2 * word + (current_ ^ 1);
-    return at < words_.size() ? words_[at] : 0;
+    const std::vector<uint64_t>& taken = bits_[current_ ^ 1];
+    return word < taken.size() ? taken[word] : 0;
   }
   const std::vector<int64_t>& taken_erased() const {
     return erased_[current_ ^ 1];
@@ -79,22 +96,17 @@ class ChangeMarks {
   }
 
   int64_t bytes() const {
-    return static_cast<int64_t>(
-        (words_.capacity() + erased_[0].capacity() + erased_[1].capacity()) *
-        sizeof(uint64_t));
+    return static_cast<int64_t>((bits_[0].capacity() + bits_[1].capacity() +
+                                 erased_[0].capacity() +
+                                 erased_[1].capacity()) *
+                                sizeof(uint64_t));
   }
 
  private:
-  static size_t WordsFor(uint32_t rows) {
-    return 2 * ((size_t{rows} + 63) / 64);
-  }
   static uint64_t Bit(uint32_t row) { return uint64_t{1} << (row % 64); }
-  uint64_t& Word(uint32_t row, int generation) {
-    return words_[row / 64 * 2 + generation];
-  }
 
   int current_ = 0;
-  std::vector<uint64_t> words_;  // of both generations in turn
+  std::vector<uint64_t> bits_[2];  // of rows, by generation
   std::vector<int64_t> erased_[2];
 };
 

@@ -11,7 +11,11 @@ namespace tf_ext {
 // follow none). By the processor's instruction if it has one.
 uint32_t ExtendCrc32c(uint32_t crc, const void* data, size_t size);
 
-// The same by a table, which every processor can.
+// The CRC32C of bytes whose CRC32C is `first`, followed by `size` bytes whose
+// own is `second`.
+uint32_t CombineCrc32c(uint32_t first, uint32_t second, uint64_t size);
+
+// ExtendCrc32c by a table, which every processor can.
 uint32_t ExtendCrc32cPortably(uint32_t crc, const void* data, size_t size);
 
 }  // namespace tf_ext

@@ -42,6 +42,29 @@ TEST_P(Crc32cTest, ExtendsFromAnyPlace) {
   }
 }
 
+TEST_P(Crc32cTest, OfManyBytesIsThatOfTheTable) {
+  std::vector<uint8_t> bytes(100003);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = (i * i) >> 3;
+  for (const size_t size : {24575, 24576, 24577, 49152, 100003}) {
+    EXPECT_EQ(GetParam()(9, bytes.data(), size),
+              ExtendCrc32cPortably(9, bytes.data(), size))
+        << size;
+  }
+}
+
+TEST(CombineCrc32cTest, IsTheCrcOfBothTogether) {
+  std::vector<uint8_t> bytes(5000);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = (i * i) >> 3;
+  const uint32_t whole = ExtendCrc32c(0, bytes.data(), bytes.size());
+  for (size_t cut = 0; cut <= bytes.size(); cut += 125) {
+    const size_t rest = bytes.size() - cut;
+    EXPECT_EQ(CombineCrc32c(ExtendCrc32c(0, bytes.data(), cut),
+                            ExtendCrc32c(0, bytes.data() + cut, rest), rest),
+              whole)
+        << cut;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Both, Crc32cTest,
                          testing::Values(&ExtendCrc32c, &ExtendCrc32cPortably));
 

@@ -34,6 +34,15 @@ uint32_t CrcOf(const uint8_t* chunk, int64_t content_bytes) {
                       content_bytes - sizeof(Header::crc));
 }
 
+// That of all bytes of a chunk, whose content's is known already.
+uint32_t CrcOfAll(const uint8_t* chunk, int64_t content_bytes, int64_t bytes,
+                  uint32_t crc) {
+  const uint32_t whole =
+      CombineCrc32c(ExtendCrc32c(0, chunk, sizeof(Header::crc)), crc,
+                    content_bytes - sizeof(Header::crc));
+  return ExtendCrc32c(whole, chunk + content_bytes, bytes - content_bytes);
+}
+
 std::string Hex(uint64_t value, int digits) {
   char text[20];
   std::snprintf(text, sizeof(text), "%0*llx", digits,
@@ -85,9 +94,10 @@ ChunkEncoder::Chunk ChunkEncoder::Finish(bool last) {
   std::memcpy(buffer_.data(), &header.crc, sizeof(header.crc));
   const int64_t bytes = last ? used_ : format_.chunk_bytes;
   std::fill(buffer_.begin() + used_, buffer_.begin() + bytes, uint8_t{0});
+  const uint32_t crc = CrcOfAll(buffer_.data(), used_, bytes, header.crc);
   used_ = kChunkHeaderBytes;
   erased_before_ = rows_ = erased_after_ = 0;
-  return {buffer_.data(), bytes};
+  return {buffer_.data(), bytes, crc};
 }
 
 int64_t ChunkSize(const ChunkFormat& format, int64_t file_bytes,
@@ -141,6 +151,7 @@ Status DecodeChunk(const ChunkFormat& format, const uint8_t* data,
   view->signs_before = data + kChunkHeaderBytes;
   view->row_data = view->signs_before + header.erased_before * kSignBytes;
   view->signs_after = view->row_data + header.rows * format.row_bytes;
+  view->crc32c = CrcOfAll(data, content, bytes, crc);
   return Status::Ok();
 }
 

@@ -45,6 +45,7 @@ class ChunkEncoder {
   struct Chunk {
     const uint8_t* data;
     int64_t bytes;
+    uint32_t crc32c;  // of all bytes
   };
   // The chunk that has been filled, valid until something is added to the
   // next one. `last`: no other follows in the file.
@@ -73,6 +74,7 @@ struct ChunkView {
   const uint8_t* signs_before;
   const uint8_t* row_data;  // [rows, row_bytes]
   const uint8_t* signs_after;
+  uint32_t crc32c;  // of all bytes, padding too
 };
 
 // Bytes of chunk `index` of a file of `file_bytes`; 0: there is none.

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/crc32c.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {
@@ -48,6 +49,7 @@ TEST(SnapshotChunkTest, ReadsBackWhatWasWritten) {
   std::memcpy(&sign, view.signs_after, sizeof(sign));
   EXPECT_EQ(sign, 5);
   EXPECT_EQ(view.row_data[2 * 24], 3);
+  EXPECT_EQ(view.crc32c, ExtendCrc32c(0, first.data(), first.size()));
   ASSERT_TRUE(Decode(last, 1, &view).ok());
   EXPECT_EQ(view.rows, 1);
 }
@@ -57,6 +59,7 @@ TEST(SnapshotChunkTest, AnEmptyChunkIsAHeader) {
   EXPECT_TRUE(encoder.empty());
   const ChunkEncoder::Chunk chunk = encoder.Finish(true);
   EXPECT_EQ(chunk.bytes, kChunkHeaderBytes);
+  EXPECT_EQ(chunk.crc32c, ExtendCrc32c(0, chunk.data, chunk.bytes));
   ChunkView view;
   ASSERT_TRUE(DecodeChunk(kFormat, chunk.data, chunk.bytes, 0, &view).ok());
   EXPECT_EQ(view.rows, 0);

@@ -118,7 +118,8 @@ Stripe::Stripe(int number, const RowFormat* format)
 
 template <typename Visit>
 void Stripe::ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
-                          const Visit& visit) const {
+                          const Visit& visit,
+                          const ChangeMarks* to_touch) const {
   row_bytes = std::min(row_bytes, kMaxPrefetchBytes);
   const auto hash_block = [this, items, n](int64_t start, uint64_t* hashes) {
     const int count =
@@ -140,6 +141,7 @@ void Stripe::ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
       if (candidates[i] == kNoRow) continue;
       PrefetchRow(rows_.At(candidates[i]), row_bytes);
     }
+    if (to_touch != nullptr) to_touch->PrefetchToTouch(candidates, count);
     visit(start, count, hashes[current], candidates);
     count = next;
   }
@@ -169,7 +171,7 @@ uint32_t Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
   const uint32_t row = rows_.Allocate();
   format_->Start(rows_.At(row), sign, with_weights);
   index_.Insert(hash, row);
-  if (marks_ != nullptr) marks_->Touch(row);
+  if (marks_ != nullptr) marks_->Touch(&row, 1);
   return row;
 }
 
@@ -258,16 +260,18 @@ void Stripe::Push(const BatchItem* items, int64_t n,
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t* candidates) {
     uint8_t* rows[kBlock];
+    uint32_t numbers[kBlock];
     int64_t positions[kBlock];
     SeenHashes seen;
     int ready = 0;
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
-      uint8_t* const row =
-          FindOrInsertToChange(item.sign, hashes[i], candidates[i], true);
+      numbers[i] = FindOrInsert(item.sign, hashes[i], candidates[i], true);
+      uint8_t* const row = rows_.At(numbers[i]);
       if (seen.MaybeSeen(hashes[i]) &&
           std::find(rows, rows + ready, row) != rows + ready) {
         // The rows of one Update are distinct.
+        if (marks_ != nullptr) marks_->Touch(numbers, i);
         push.Update(rows, gradients, positions, ready);
         ready = 0;
       }
@@ -275,9 +279,10 @@ void Stripe::Push(const BatchItem* items, int64_t n,
       positions[ready++] = item.position;
     }
     push.Update(rows, gradients, positions, ready);
+    if (marks_ != nullptr) marks_->Touch(numbers, count);
   };
   const ExclusiveLock lock(mutex_);
-  ForEachBlock(items, n, format_->stride, visit);
+  ForEachBlock(items, n, format_->stride, visit, marks_.get());
 }
 
 void Stripe::Import(const BatchItem* items, int64_t n,
@@ -290,8 +295,11 @@ void Stripe::Import(const BatchItem* items, int64_t n,
                          const uint32_t* candidates) {
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
-      uint8_t* const row = FindOrInsertToChange(item.sign, hashes[i],
-                                                candidates[i], with_weights);
+      const uint32_t number =
+          FindOrInsert(item.sign, hashes[i], candidates[i], with_weights);
+      // At once: the next one may find no memory.
+      if (marks_ != nullptr) marks_->Touch(&number, 1);
+      uint8_t* const row = rows_.At(number);
       for (const BoundField& bound : fields) {
         std::memcpy(row + bound.offset,
                     bound.data + item.position * bound.stride, bound.bytes);
@@ -299,7 +307,7 @@ void Stripe::Import(const BatchItem* items, int64_t n,
     }
   };
   const ExclusiveLock lock(mutex_);
-  ForEachBlock(items, n, format_->stride, visit);
+  ForEachBlock(items, n, format_->stride, visit, marks_.get());
 }
 
 int64_t Stripe::Erase(const BatchItem* items, int64_t n) {

@@ -146,10 +146,12 @@ class alignas(64) Stripe {
 
  private:
   // Calls visit(start, count, hashes, candidates) for the blocks of the batch,
-  // buckets and the first `row_bytes` of the likely rows prefetched.
+  // buckets, the first `row_bytes` of the likely rows, and their marks in
+  // `to_touch` if it is not nullptr, prefetched.
   template <typename Visit>
   void ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
-                    const Visit& visit) const;
+                    const Visit& visit,
+                    const ChangeMarks* to_touch = nullptr) const;
 
   uint32_t Find(int64_t sign, uint64_t hash) const;
   // Whether the candidate of a block is the sign's row, which saves Find.
@@ -157,13 +159,6 @@ class alignas(64) Stripe {
   uint32_t FindOrInsert(int64_t sign, uint64_t hash, uint32_t candidate,
                         bool with_weights);
   uint32_t Insert(int64_t sign, uint64_t hash, bool with_weights);
-  // The same for a row that the caller changes.
-  uint8_t* FindOrInsertToChange(int64_t sign, uint64_t hash, uint32_t candidate,
-                                bool with_weights) {
-    const uint32_t row = FindOrInsert(sign, hash, candidate, with_weights);
-    if (marks_ != nullptr) marks_->Touch(row);
-    return rows_.At(row);
-  }
   void Grow();
   size_t BucketsAt(int level) const;
 

@@ -60,10 +60,11 @@ absl::Status SnapshotFileWriter::Open(const std::string& path,
   return Env::Default()->NewWritableFile(path, &file_);
 }
 
-absl::Status SnapshotFileWriter::Append(absl::string_view data) {
+absl::Status SnapshotFileWriter::Append(absl::string_view data,
+                                        uint32_t crc32c) {
   TF_RETURN_IF_ERROR(file_->Append(data));
   bytes_ += data.size();
-  crc32c_ = ExtendCrc32c(crc32c_, data.data(), data.size());
+  crc32c_ = CombineCrc32c(crc32c_, crc32c, data.size());
   if (max_bytes_per_second_ > 0) {
     const double due = bytes_ / max_bytes_per_second_ * 1e6;
     const double passed = Env::Default()->NowMicros() - start_micros_;
@@ -108,7 +109,7 @@ absl::Status ReadSnapshotFile(
     if (!status.ok()) return Damaged(file, status.message());
     rows += chunk.rows;
     erased += chunk.erased_before + chunk.erased_after;
-    crc = ExtendCrc32c(crc, data.data(), data.size());
+    crc = CombineCrc32c(crc, chunk.crc32c, data.size());
     TF_RETURN_IF_ERROR(take(chunk));
   }
   if (rows != file.rows || erased != file.erased || crc != file.crc32c) {
@@ -130,7 +131,8 @@ absl::Status WriteFileAtomically(const std::string& path,
   const std::string first = atomic_move ? absl::StrCat(path, ".part") : path;
   SnapshotFileWriter writer;
   absl::Status status = writer.Open(first, 0);
-  if (status.ok()) status = writer.Append(contents);
+  constexpr uint32_t kUnused = 0;  // Nobody asks for the CRC.
+  if (status.ok()) status = writer.Append(contents, kUnused);
   if (status.ok()) status = writer.SyncAndClose();
   if (status.ok() && atomic_move) status = env->RenameFile(first, path);
   if (!status.ok()) {

@@ -23,7 +23,8 @@ inline constexpr int64_t kSnapshotFileColumns = 5;
 class SnapshotFileWriter {
  public:
   absl::Status Open(const std::string& path, double max_bytes_per_second);
-  absl::Status Append(absl::string_view data);
+  // `crc32c`: of the data.
+  absl::Status Append(absl::string_view data, uint32_t crc32c);
   // Nothing of the file is lost in a power cut after this.
   absl::Status SyncAndClose();
 

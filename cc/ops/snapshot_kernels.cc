@@ -182,8 +182,10 @@ class SparseTableSaveOp : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(writer.Open(file.path, job.max_bytes_per_second));
     absl::Status written;
     const auto sink = [&](const ChunkEncoder::Chunk& chunk) {
-      written = writer.Append(absl::string_view(
-          reinterpret_cast<const char*>(chunk.data), chunk.bytes));
+      written = writer.Append(
+          absl::string_view(reinterpret_cast<const char*>(chunk.data),
+                            chunk.bytes),
+          chunk.crc32c);
       return written.ok() ? Status::Ok() : Status::FailedPrecondition("");
     };
     WrittenRows rows;
