@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from small_models import batch, compiled, functional, table
 
+import tf_ext
 from tf_ext import distribute
 from tf_ext._keras import keras
 
@@ -50,6 +51,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--lose", type=int, help="the worker that dies")
+    parser.add_argument("--snapshots", action="store_true")
     args = parser.parse_args()
     strategy = distribute.multi_worker_strategy(heartbeat_timeout_seconds=4)
     rank = strategy.cluster_resolver.task_id
@@ -57,7 +59,14 @@ def main():
         model = functional(table("adagrad"))
         compiled(model, keras.optimizers.Adam(0.01), metrics=["AUC"])
     epochs = Epochs()
-    callbacks = [keras.callbacks.BackupAndRestore(f"{args.folder}/backup")]
+    backup = (
+        tf_ext.callbacks.TableSnapshot(
+            f"{args.folder}/points", steps=15, incremental=True
+        )
+        if args.snapshots
+        else keras.callbacks.BackupAndRestore(f"{args.folder}/backup")
+    )
+    callbacks = [backup]
     callbacks.append(epochs)
     if rank == args.lose:
         callbacks.append(DieOnce(f"{args.folder}/lost"))
@@ -74,6 +83,7 @@ def main():
                     np.asarray(tf.convert_to_tensor(model.optimizer.iterations))
                 ),
                 "rows": model.tables[0].size(),
+                "sum": float(model.tables[0].export_rows()[1]["weights"].sum()),
             }
         )
     )

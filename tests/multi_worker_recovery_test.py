@@ -41,6 +41,13 @@ class RecoveryTest(tf.test.TestCase):
             self.assertEqual(other["rows"], one["rows"])
             self.assertNear(other["auc"], one["auc"], 0.005)
             self.assertGreater(one["auc"], 0.6)
+        # Points inside of epochs: as if nothing had happened.
+        recovered = self.train("--lose=1", "--snapshots", restarts=1)
+        for one, other in zip(undisturbed, recovered):
+            self.assertEqual(other["epochs"], [2, 3])
+            self.assertEqual(other["steps"], one["steps"])
+            self.assertEqual(other["rows"], one["rows"])
+            self.assertAllClose(other["sum"], one["sum"], 1e-5)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class TableSnapshotTest(TestCase):
         model = small.compiled(small.functional(small.table()))
         snapshot = tf_ext.callbacks.TableSnapshot(directory, incremental=True)
         model.optimizer.build(model.trainable_variables)
-        self.assertTrue(snapshot.can_resume(model))
+        self.assertTrue(snapshot.can_resume())
         self.assertEqual(snapshot.resume(model).path, last)
         self.assertEqual(contents(model.tables[0]), wanted)
         self._train(snapshot, 3, model)

@@ -79,13 +79,33 @@ def write(point, model, save_table):
       model: a compiled model with tables.
       save_table: function of (index, table, path) that saves a snapshot.
     """
-    tf.io.gfile.makedirs(point.path)
-    with contextlib.suppress(tf.errors.NotFoundError):
-        tf.io.gfile.remove(posixpath.join(point.path, _NAME))
+    with _one_of_all_workers(model, point.path) as writes:
+        if writes:
+            tf.io.gfile.makedirs(point.path)
+            with contextlib.suppress(tf.errors.NotFoundError):
+                tf.io.gfile.remove(posixpath.join(point.path, _NAME))
     tables = []
     for index, table in enumerate(model.tables):
         manifest = save_table(index, table, table_path(point.path, index))
         tables.append({"label": table.name, "id": manifest.id})
+    with _one_of_all_workers(model, point.path) as writes:
+        if writes:
+            _write_state(point, model, tables)
+
+
+@contextlib.contextmanager
+def _one_of_all_workers(model, path):
+    """Yields whether this process writes; all raise if that one fails."""
+    collectives = collectives_of_tables(model)
+    if collectives is None:
+        yield True
+        return
+    with collectives.together(f"Saving the recovery point {path}"):
+        yield collectives.rank == 0
+
+
+def _write_state(point, model, tables):
+    """Writes all but the tables, whose labels and ids are given."""
     arrays = _state(model)
     data = b"".join(array.tobytes() for array in arrays.values())
     name = f"variables-{uuid.uuid4().hex[:16]}.bin"
@@ -107,6 +127,11 @@ def write(point, model, save_table):
     ops.write_file_atomically(
         posixpath.join(point.path, _NAME), manifests.seal(members)
     )
+
+
+def collectives_of_tables(model):
+    """The collectives of workers over which tables are spread, or None."""
+    return next((t.rows.collectives for t in model.tables), None)
 
 
 def read(path, model, load_table):
@@ -155,7 +180,7 @@ def read(path, model, load_table):
     )
 
 
-def prune(root, keep):
+def prune(root, keep, model):
     """Removes points, the newest `keep` aside and what they continue.
 
     What a save that was killed has left is removed, too.
@@ -163,7 +188,11 @@ def prune(root, keep):
     Args:
       root: string.
       keep: int.
+      model: the model; of several workers the first removes.
     """
+    collectives = collectives_of_tables(model)
+    if collectives is not None and collectives.rank != 0:
+        return
     every = _directories(root)
     kept = [path for path, whole in every if whole][-keep:]
     needed = set(kept)

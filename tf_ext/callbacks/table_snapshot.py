@@ -4,6 +4,8 @@ import logging
 import posixpath
 import time
 
+import tensorflow as tf
+
 from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import recovery_points
@@ -33,10 +35,13 @@ class TableSnapshot(keras.callbacks.Callback):
     states of other callbacks, begin anew. The position in generators and
     `keras.utils.Sequence` cannot be restored: their epoch begins anew.
     Under ParameterServerStrategy steps that were under way may count twice.
+    Under MultiWorkerMirroredStrategy each worker writes its own rows, and the
+    first worker all else.
 
     Args:
       directory: string or path-like, for the points alone; on any file system
-        of TensorFlow, one that all parameter servers share.
+        of TensorFlow, one that all
+        parameter servers, or workers, share.
       steps: int or None, a point each so many steps.
       seconds: float or None, a point as soon as so much time has passed.
       epoch_end: bool, a point at the end of each epoch. None: if neither
@@ -99,17 +104,8 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_time = time.monotonic()
         self._at_epoch_end = False
 
-    def can_resume(self, model):
-        """Whether `fit` should begin with `resume`: asked once, by `fit`.
-
-        Args:
-          model: a `tf_ext.Model`, to be trained.
-
-        Raises:
-          ValueError: one that this callback cannot save.
-        """
-        for table in model.tables:
-            snapshots.check_reachable(table.rows, table.name)
+    def can_resume(self):
+        """Whether `fit` should begin with `resume`: asked once, by `fit`."""
         first, self._resumed = not self._resumed, True
         return first and bool(recovery_points.list_points(self.directory))
 
@@ -187,6 +183,11 @@ class TableSnapshot(keras.callbacks.Callback):
     def _is_due(self):
         steps = self._point.step - self._saved_step
         seconds = time.monotonic() - self._saved_time
+        collectives = recovery_points.collectives_of_tables(self.model)
+        if self.seconds is not None and collectives is not None:
+            # The clock of the first worker counts for all.
+            mine = tf.constant([int(seconds * 1000)], tf.int64)
+            seconds = int(collectives.gather(mine)[0, 0]) / 1000
         return (self.steps is not None and steps >= self.steps) or (
             self.seconds is not None and seconds >= self.seconds
         )
@@ -198,7 +199,7 @@ class TableSnapshot(keras.callbacks.Callback):
             return  # Nothing was trained since.
         self._move(path=path)
         recovery_points.write(self._point, self.model, self._save_table)
-        recovery_points.prune(self.directory, self.keep)
+        recovery_points.prune(self.directory, self.keep, self.model)
         self._saved_step = step
         self._saved_time = time.monotonic()
 

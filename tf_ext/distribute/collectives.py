@@ -8,6 +8,7 @@ order; calls of one process are ordered by a token that all of them take.
 """
 
 import bisect
+import contextlib
 import threading
 
 import numpy as np
@@ -31,6 +32,7 @@ _KINDS = {
     "sum int64": 9,
 }
 _ERROR_BYTES = 1024
+_GATHERED_WORDS = 1 << 15
 
 _lock = threading.Lock()
 _of_device = {}
@@ -161,6 +163,51 @@ class Collectives:
             tf.reshape(flat[begin:end], t.shape)
             for t, begin, end in zip(tensors, ends[:-1], ends[1:])
         ]
+
+    def gather_bytes(self, data):
+        """Bytes of all workers, outside of graphs.
+
+        Args:
+          data: bytes.
+
+        Returns:
+          List of bytes, one a worker.
+        """
+        lengths = self.gather(tf.constant([len(data)], tf.int64)).numpy()[:, 0]
+        # A new length each time would be a new instance each time.
+        words = LADDER[bisect.bisect_left(LADDER, -(-int(lengths.max()) // 8))]
+        parts = [b""] * self.size
+        for begin in range(0, words, _GATHERED_WORDS):
+            part = data[8 * begin : 8 * (begin + _GATHERED_WORDS)]
+            count = min(words - begin, _GATHERED_WORDS)
+            row = np.frombuffer(part.ljust(8 * count, b"\0"), np.int64)
+            rows = self.gather(tf.constant(row)).numpy()
+            parts = [p + row.tobytes() for p, row in zip(parts, rows)]
+        return [part[:length] for part, length in zip(parts, lengths)]
+
+    @contextlib.contextmanager
+    def together(self, what):
+        """Makes all workers raise after the block if one did.
+
+        It is for blocks outside of graphs.
+
+        Args:
+          what: string, what the block does, for the message.
+
+        Raises:
+          RuntimeError: another worker raised; it has that worker's message.
+        """
+        error = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        first = self.first_error(tf.constant(text)).numpy().decode()
+        if error is not None:
+            raise error
+        if first:
+            raise RuntimeError(f"{what} failed. {first}")
 
     def first_error(self, error):
         """The error of the first worker that has one.

@@ -189,6 +189,7 @@ class _Feed:
         self._dataset = dataset
         self._steps = steps
         self._iterator = None
+        self._next_step = None  # read already, of an epoch that goes on
         self.num_batches = steps or self._longest_share()
 
     def _longest_share(self):
@@ -208,7 +209,8 @@ class _Feed:
         Args:
           first_step: int, steps of this epoch that were made before.
         """
-        if self._steps is None or self._iterator is None:
+        goes_on = self._steps is not None or self._next_step is not None
+        if self._iterator is None or not goes_on:
             self._iterator = iter(self._dataset)
         steps = (
             itertools.count(first_step)
@@ -216,11 +218,30 @@ class _Feed:
             else range(first_step, self._steps)
         )
         for _ in steps:
-            step = self._next()
+            step, self._next_step = self._next_step or self._next(), None
             if step is None:
                 self._iterator = None
                 return
             yield step
+
+    def go_on(self, epoch, first_step):
+        """Passes over what was read before a restart.
+
+        Args:
+          epoch: int, the epoch that is under way.
+          first_step: int, steps of it that were made.
+
+        Returns:
+          `(epoch, first_step)`; of the next epoch if no data is left in this.
+        """
+        self._iterator = iter(self._dataset)
+        for _ in range((self._steps or 0) * epoch + first_step):
+            next(self._iterator, None)
+        if self._steps is None and first_step:
+            self._next_step = self._next()
+            if self._next_step is None:
+                return epoch + 1, 0
+        return epoch, first_step
 
     def _next(self):
         batch, error = None, None

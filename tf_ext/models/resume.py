@@ -44,7 +44,7 @@ def restored_point(model, callbacks):
       asked before.
     """
     snapshot = find_snapshot(callbacks)
-    if snapshot is None or not snapshot.can_resume(model):
+    if snapshot is None or not snapshot.can_resume():
         return None
     return snapshot.resume(model)
 
@@ -58,7 +58,7 @@ def fit(model, keras_fit, given):
       given: inspect.BoundArguments of it.
     """
     snapshot = find_snapshot(given.arguments.get("callbacks"))
-    if snapshot is None or not snapshot.can_resume(model):
+    if snapshot is None or not snapshot.can_resume():
         return keras_fit(*given.args, **given.kwargs)
     given.apply_defaults()
     arguments = split_arrays(given.arguments)

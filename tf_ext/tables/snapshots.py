@@ -7,6 +7,8 @@ Each shard writes and reads its own files, by an op on its own device.
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
+import json
 import os
 import posixpath
 import re
@@ -84,22 +86,6 @@ def read_chain(path):
     return chain
 
 
-def check_reachable(rows, label):
-    """Raises NotImplementedError for rows that this process cannot save.
-
-    Args:
-      rows: TableRows.
-      label: string, the table's name.
-    """
-    if rows.collectives is not None:
-        raise NotImplementedError(
-            f"Table {label!r} is spread over the workers of a "
-            "MultiWorkerMirroredStrategy, of whose shards each reaches its own "
-            "alone; snapshots of such tables cannot be made yet. Use "
-            "tf.train.Checkpoint or save_weights."
-        )
-
-
 def save(
     rows,
     path,
@@ -124,48 +110,125 @@ def save(
       The Manifest.
     """
     path = normalised(path)
-    label = description.label
-    check_reachable(rows, label)
-    chain = _check_chain(rows, label, path, incremental, base)
-    _check_rate(max_bytes_per_second)
-    tf.io.gfile.makedirs(path)
-    _remove_own_files(path)
-    snapshot_id = uuid.uuid4().hex
+    what = f"Saving table {description.label!r} in {path!r}"
+    first = _is_first(rows)
+    with _together(rows, what):
+        chain = _check_chain(rows, description.label, path, incremental, base)
+        _check_rate(max_bytes_per_second)
+        if first:
+            tf.io.gfile.makedirs(path)
+            _remove_own_files(path)
+    snapshot_id = _common_id(rows)
     tracked = incremental or base is not None
     committed = False
     saved = []
     try:
-        parts = _on_each(
-            rows.shards,
-            lambda index, shard: shard.save(
-                path,
-                snapshot_id,
-                base=chain[-1][1] if base is not None else "",
-                tracked=tracked,
-                index=index,
-                max_bytes_per_second=(max_bytes_per_second or 0)
-                // rows.num_shards,
-            ),
-            done=saved,
-        )
+        with _together(rows, what):
+            parts = _on_each(
+                rows,
+                lambda index, shard: _save_shard(
+                    shard,
+                    path,
+                    snapshot_id,
+                    base=chain[-1][1] if base is not None else "",
+                    tracked=tracked,
+                    index=index,
+                    max_bytes_per_second=(max_bytes_per_second or 0)
+                    // rows.num_shards,
+                ),
+                done=saved,
+            )
         manifest = _manifest(
-            rows, path, description, snapshot_id, chain, base, step, parts
+            rows,
+            path,
+            description,
+            snapshot_id,
+            chain,
+            base,
+            step,
+            _of_all_workers(rows, parts),
         )
-        ops.write_file_atomically(
-            posixpath.join(path, manifests.NAME), manifests.encode(manifest)
-        )
+        with _together(rows, what):
+            if first:
+                ops.write_file_atomically(
+                    posixpath.join(path, manifests.NAME),
+                    manifests.encode(manifest),
+                )
         committed = True
     finally:
         if tracked:
             for shard in saved:
                 shard.end_save(snapshot_id, committed)
-        if not committed:
+        if first and not committed:
             with contextlib.suppress(tf.errors.OpError):
                 _remove_own_files(path)
     if tracked:
         rows.snapshot_chain = (*chain, (path, snapshot_id))
-    _remove_own_files(path)
+    if first:
+        _remove_own_files(path)
     return manifest
+
+
+def _save_shard(shard, path, snapshot_id, **options):
+    """Writes a shard: `(its RowFiles, bytes of a chunk)`."""
+    names, numbers, chunk_bytes = shard.save(path, snapshot_id, **options)
+    files = [
+        manifests.RowFile(
+            name.decode(),
+            options["index"],
+            tag % 2**64,
+            count,
+            erased,
+            size,
+            crc,
+        )
+        for name, (tag, count, erased, size, crc) in zip(
+            names.numpy(), numbers.numpy().tolist(), strict=True
+        )
+    ]
+    return files, int(chunk_bytes)
+
+
+def _is_first(rows):
+    """Whether this process writes what is written once."""
+    return rows.collectives is None or rows.collectives.rank == 0
+
+
+def _common_id(rows):
+    """A new id of a snapshot, the same on all workers."""
+    mine = uuid.uuid4().hex
+    if rows.collectives is None:
+        return mine
+    return rows.collectives.gather_bytes(mine.encode())[0].decode()
+
+
+def _of_all_workers(rows, parts):
+    """What `_save_shard` returned for all shards."""
+    if rows.collectives is None:
+        return parts
+    files, chunk_bytes = parts[0]
+    gathered = rows.collectives.gather_bytes(
+        json.dumps([dataclasses.astuple(file) for file in files]).encode()
+    )
+    return [
+        ([manifests.RowFile(*file) for file in json.loads(part)], chunk_bytes)
+        for part in gathered
+    ]
+
+
+@contextlib.contextmanager
+def _together(rows, what):
+    """Makes all workers raise if one does."""
+    if rows.collectives is None:
+        yield
+        return
+    try:
+        with rows.collectives.together(what):
+            yield
+    except RuntimeError as error:
+        if DamagedSnapshotError.__name__ in str(error):
+            raise DamagedSnapshotError(str(error)) from None
+        raise
 
 
 def load(rows, path, label, weights_only=False, incremental=False):
@@ -181,23 +244,26 @@ def load(rows, path, label, weights_only=False, incremental=False):
     Returns:
       Its Manifest.
     """
-    check_reachable(rows, label)
     path = normalised(path)
-    chain = read_chain(path)
-    for _, manifest in chain:
-        rows.check_config(label, manifest.config, weights_only)
+    what = f"Loading table {label!r} from {path!r}"
+    with _together(rows, what):
+        chain = read_chain(path)
+        for _, manifest in chain:
+            rows.check_config(label, manifest.config, weights_only)
     was_empty = int(rows.size()) == 0
     if not was_empty:
-        _restore_all(rows, chain, weights_only, verify_only=True)
+        with _together(rows, what):
+            _restore_all(rows, chain, weights_only, verify_only=True)
     end_chain(rows)
     rows.clear()
     try:
-        _restore_all(rows, chain, weights_only)
+        with _together(rows, what):
+            _restore_all(rows, chain, weights_only)
     except BaseException:
         rows.clear()
         raise
     if incremental:
-        _on_each(rows.shards, lambda _, shard: shard.set_chain(chain[-1][1].id))
+        _on_each(rows, lambda _, shard: shard.set_chain(chain[-1][1].id))
         rows.snapshot_chain = tuple(
             (where, manifest.id) for where, manifest in chain
         )
@@ -206,7 +272,7 @@ def load(rows, path, label, weights_only=False, incremental=False):
 
 def end_chain(rows):
     """Ends the chain of incremental snapshots and forgets what has changed."""
-    _on_each(rows.shards, lambda _, shard: shard.set_chain(""))
+    _on_each(rows, lambda _, shard: shard.set_chain(""))
     rows.snapshot_chain = ()
 
 
@@ -307,17 +373,6 @@ def _manifest(rows, path, description, snapshot_id, chain, base, step, parts):
     fields, row_bytes = manifests.row_fields(
         [(f.name, f.dtype.name, f.count) for f in rows.fields]
     )
-    files = []
-    for shard, (names, numbers, _) in enumerate(parts):
-        for name, numbers_of_file in zip(
-            names.numpy(), numbers.numpy().tolist(), strict=True
-        ):
-            tag, count, erased, size, crc = numbers_of_file
-            files.append(
-                manifests.RowFile(
-                    name.decode(), shard, tag % 2**64, count, erased, size, crc
-                )
-            )
     return manifests.Manifest(
         id=snapshot_id,
         base=None
@@ -333,9 +388,9 @@ def _manifest(rows, path, description, snapshot_id, chain, base, step, parts):
         state=dict(description.state),
         row_bytes=row_bytes,
         fields=fields,
-        chunk_bytes=int(parts[0][2]),
+        chunk_bytes=parts[0][1],
         shards=rows.num_shards,
-        files=tuple(files),
+        files=tuple(file for files, _ in parts for file in files),
     )
 
 
@@ -369,7 +424,7 @@ def _restore_all(rows, chain, weights_only, verify_only=False):
             )
 
         try:
-            _on_each(rows.shards, restore)
+            _on_each(rows, restore)
         except tf.errors.DataLossError as error:
             raise DamagedSnapshotError(_own_words(error)) from None
         except tf.errors.NotFoundError as error:
@@ -401,14 +456,16 @@ def _numbers(files):
     return np.array(numbers, np.uint64).reshape([-1, 5]).astype(np.int64)
 
 
-def _on_each(shards, function, done=None):
-    """`function(index, shard)` of all shards side by side, a list.
+def _on_each(rows, function, done=None):
+    """`function(index, shard)` of all shards in reach side by side, a list.
 
     Those that succeeded are put into `done`, also if another one failed.
     """
     done = [] if done is None else done
+    shards = rows.shards
     if len(shards) == 1:
-        results = [function(0, shards[0])]
+        index = 0 if rows.collectives is None else rows.collectives.rank
+        results = [function(index, shards[0])]
         done.append(shards[0])
         return results
     with concurrent.futures.ThreadPoolExecutor(len(shards)) as pool:
