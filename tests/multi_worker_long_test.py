@@ -10,7 +10,7 @@ from multi_worker_cases import Cases
 
 _MOST_BYTES = 5_000_000
 
-_CASES = Cases([cases], workers=2, timeout_seconds=400)
+_CASES = Cases([cases], workers=2, timeout_seconds=900)
 
 
 class StepTest(tf.test.TestCase):
