@@ -34,8 +34,10 @@ _WITHOUT_KERAS = {
 # Files that start many processes: they run again only with `-m slow`.
 _SLOW = {
     "multi_worker_batch_normalization_test.py",
+    "multi_worker_long_test.py",
     "multi_worker_recovery_test.py",
     "multi_worker_saving_test.py",
+    "multi_worker_train_test.py",
     "parameter_server_batch_normalization_test.py",
     "parameter_server_callbacks_test.py",
     "parameter_server_checkpoint_test.py",

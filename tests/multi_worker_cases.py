@@ -73,6 +73,8 @@ class Cases:
           AssertionError: it failed; the message holds the tracebacks.
         """
         key = f"{case.__module__}.{case.__name__}"
+        if isinstance(self._results, Exception):
+            raise self._results
         results = [result[key] for result in self._results]
         failures = [r.text for r in results if isinstance(r, Failure)]
         if failures:
@@ -81,6 +83,13 @@ class Cases:
 
     @functools.cached_property
     def _results(self):
+        """Each worker's `{case: result}`, or why there is none."""
+        try:
+            return self._run()
+        except (AssertionError, TimeoutError) as error:
+            return error
+
+    def _run(self):
         with tempfile.TemporaryDirectory(prefix="tf_ext_cases_") as folder:
             output = f"{folder}/results"
             multi_worker_util.run(
