@@ -28,6 +28,7 @@ _WITHOUT_KERAS = {
     "snapshot_damage_test.py",
     "snapshot_kill_test.py",
     "snapshot_manifest_test.py",
+    "snapshot_ops_test.py",
     "style_test.py",
 }
 

@@ -44,7 +44,6 @@ def cases():
         "inside_an_epoch": ({"steps": 5}, dataset, 13),
         "at_the_end_of_an_epoch": ({}, dataset, 10),
         "at_the_last_step_of_an_epoch": ({"steps": 7}, dataset, 10),
-        "in_the_last_epoch": ({"steps": 4}, dataset, 19),
         "incremental": ({"steps": 1, "incremental": True}, dataset, 12),
         "endless": (
             {"steps": 5},
@@ -136,6 +135,8 @@ def second_life(directory, case):
     history = _fit(model, arguments, [snapshot, seen])
     dump(model, directory / f"second_{case}.npz")
     print(case, *seen.calls, *history.epoch)
+    if case != "arrays":
+        return
     # The callback goes on with the model as it is.
     before = model.optimizer.iterations.numpy()
     model.fit(**arguments, epochs=1, verbose=0, callbacks=[snapshot])
