@@ -18,6 +18,7 @@ _WITHOUT_KERAS = {
     "distribute_errors_test.py",
     "distribute_local_test.py",
     "exchange_ops_test.py",
+    "gradient_sum_ops_test.py",
     "legacy_keras_test.py",
     "local_workers_test.py",
     "multi_worker_launch_test.py",
