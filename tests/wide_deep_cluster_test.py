@@ -1,4 +1,4 @@
-"""The Wide & Deep example on workers and parameter servers of this machine."""
+"""The Wide & Deep example on several processes of this machine."""
 
 import contextlib
 import json
@@ -15,6 +15,7 @@ _PROGRAM = pathlib.Path(__file__).parents[1] / "examples" / "wide_deep.py"
 _TIMEOUT_SECONDS = 240
 _DATA = ("--examples=40000", "--batch_size=512", "--epochs=3")
 _CLUSTER = ("--strategy=ps", "--workers=2", "--servers=2")
+_IN_STEP = ("--strategy=mwms", "--workers=2")
 
 
 def _run(*arguments, on_line=None):
@@ -73,11 +74,12 @@ def _server_of(parent):
 class RunTest(tf.test.TestCase):
     def test_learns_as_one_process_does_and_survives_a_lost_server(self):
         _, alone = _run(*_DATA)
-        _, result = _run(*_DATA, *_CLUSTER)
-        self.assertCountEqual(result, alone)
-        self.assertNear(result["auc"], alone["auc"], 0.01)
-        for same in ("rows", "examples", "best_auc"):
-            self.assertEqual(result[same], alone[same])
+        for strategy in (_CLUSTER, _IN_STEP):
+            _, result = _run(*_DATA, *strategy)
+            self.assertCountEqual(result, alone)
+            self.assertNear(result["auc"], alone["auc"], 0.01)
+            for same in ("rows", "examples", "best_auc"):
+                self.assertEqual(result[same], alone[same])
 
         killed = []
 

@@ -151,15 +151,11 @@ class AllToAllTransport:
         """
         count = len(signs)
         split_sizes = tf.stack([sizes for _, sizes in signs])
+        each = tf.constant(floats, tf.int64)[:, tf.newaxis]
         wanted = tf.stack(
             [
                 count + tf.reduce_max(tf.reduce_sum(split_sizes, 0)),
-                1
-                + tf.reduce_max(
-                    tf.linalg.matvec(
-                        split_sizes, tf.constant(floats, tf.int64), True
-                    )
-                ),
+                1 + tf.reduce_max(tf.reduce_sum(split_sizes * each, 0)),
                 0 if error is None else tf.cast(error != "", tf.int64),
             ]
         )
