@@ -36,6 +36,7 @@ def save(model, folder, rank):
     model.fit(make_data(1000), epochs=1, verbose=0)
     model.save_weights(f"{folder}/model.weights.h5")
     model.save(f"{folder}/model.keras")
+    model.tables[0].save(f"{folder}/snapshot")
     # TensorFlow's rule: what others than the chief write is thrown away.
     name = "checkpoint" if rank == 0 else f"temporary{rank}"
     tf.train.Checkpoint(model=model).write(f"{folder}/{name}")
@@ -51,6 +52,11 @@ def load(make, folder, way):
     model = make()
     if way == "weights":
         model.load_weights(f"{folder}/model.weights.h5")
+    elif way == "snapshot":
+        model.load_weights(f"{folder}/model.weights.h5")
+        table = model.tables[0]
+        table.erase(table.export_rows()[0][:1])
+        table.load(f"{folder}/snapshot")
     elif way == "checkpoint":
         checkpoint = tf.train.Checkpoint(model=model)
         checkpoint.read(f"{folder}/checkpoint").expect_partial()
@@ -75,7 +81,7 @@ def main():
         else:
             models = {
                 way: load(make_model, args.folder, way)
-                for way in ("weights", "checkpoint", "keras")
+                for way in ("weights", "snapshot", "checkpoint", "keras")
             }
     if args.action == "save":
         found = save(models["saved"], args.folder, rank)

@@ -28,7 +28,7 @@ def _rows(folder, name):
 
 class SavingTest(tf.test.TestCase):
     def assert_loaded(self, results, folder, saved, rows):
-        for way in ("weights", "checkpoint", "keras"):
+        for way in ("weights", "snapshot", "checkpoint", "keras"):
             found = _rows(folder, way)
             self.assertCountEqual(found, rows)
             for field in rows:
