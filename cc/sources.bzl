@@ -62,6 +62,7 @@ OPS_SOURCES = [
 # The pybind11 module tf_ext._core.
 PYTHON_SOURCES = [
     "cc/python/core_module.cc",
+    "cc/python/snapshot_module.cc",
 ]
 
 CORE_TESTS = [
@@ -74,6 +75,7 @@ CORE_TESTS = [
     "cc/core/hash_columns_errors_test.cc",
     "cc/core/hash_columns_test.cc",
     "cc/core/initializer_test.cc",
+    "cc/core/sign_set_test.cc",
     "cc/core/snapshot_chunk_test.cc",
     "cc/core/table_snapshot_test.cc",
     "cc/core/table_stress_test.cc",

@@ -1,4 +1,4 @@
-// tf_ext._core: hashing and checksums for NumPy users. Needs no TensorFlow.
+// tf_ext._core: hashing and snapshots for NumPy users. Needs no TensorFlow.
 
 #include <cmath>
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "cc/core/crc32c.h"
 #include "cc/core/fingerprint.h"
 #include "cc/core/hash_columns.h"
+#include "cc/python/snapshot_module.h"
 #include "pybind11/numpy.h"
 #include "pybind11/pybind11.h"
 #include "pybind11/stl.h"
@@ -294,7 +295,8 @@ py::array_t<uint64_t> FingerprintArray(const py::array& texts) {
 }
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "Hashing of tf_ext for NumPy; see tf_ext.hashing.";
+  m.doc() =
+      "Hashing and snapshots for NumPy; see tf_ext.hashing, tf_ext.snapshot.";
   m.attr("HASH_VERSION") = kHashVersion;
   m.def("fingerprint64", [](const py::bytes& text) {
     return Fingerprint64(ViewText(text, "text"));
@@ -313,6 +315,7 @@ PYBIND11_MODULE(_core, m) {
     return ExtendCrc32c(0, PyBytes_AS_STRING(data.ptr()),
                         PyBytes_GET_SIZE(data.ptr()));
   });
+  DefineSnapshots(&m);
 }
 
 }  // namespace

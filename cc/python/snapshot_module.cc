@@ -1,0 +1,178 @@
+#include "cc/python/snapshot_module.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cc/core/crc32c.h"
+#include "cc/core/mix.h"
+#include "cc/core/sign_set.h"
+#include "cc/core/snapshot_chunk.h"
+#include "pybind11/numpy.h"
+#include "pybind11/pybind11.h"
+
+namespace tf_ext {
+namespace {
+
+namespace py = pybind11;
+
+using Signs = py::array_t<int64_t, py::array::c_style>;
+using Rows = py::array_t<uint8_t, py::array::c_style>;
+
+constexpr int64_t kSignBytes = sizeof(int64_t);
+
+void CheckRowBytes(int64_t row_bytes) {
+  if (row_bytes >= kSignBytes) return;
+  throw py::value_error("row_bytes must be at least 8, but it is " +
+                        std::to_string(row_bytes) + ".");
+}
+
+Signs CopySigns(const uint8_t* data, int64_t n) {
+  Signs signs(n);
+  if (n > 0) std::memcpy(signs.mutable_data(), data, n * kSignBytes);
+  return signs;
+}
+
+// (erased before, rows [n, row_bytes], erased after, CRC32C) of a chunk; the
+// rows are a view of `data`. ValueError for damage, with its byte.
+py::tuple DecodeToArrays(const py::bytes& data, int64_t chunk_bytes,
+                         int64_t row_bytes, uint64_t tag, int64_t index) {
+  CheckRowBytes(row_bytes);
+  const ChunkFormat format = {chunk_bytes, row_bytes, tag};
+  const auto* const bytes =
+      reinterpret_cast<const uint8_t*>(PyBytes_AS_STRING(data.ptr()));
+  const int64_t size = PyBytes_GET_SIZE(data.ptr());
+  ChunkView chunk;
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = DecodeChunk(format, bytes, size, index, &chunk);
+  }
+  if (!status.ok()) throw py::value_error(status.message());
+  py::array_t<uint8_t> rows({chunk.rows, row_bytes}, chunk.row_data, data);
+  rows.attr("setflags")(py::arg("write") = false);
+  return py::make_tuple(CopySigns(chunk.signs_before, chunk.erased_before),
+                        rows, CopySigns(chunk.signs_after, chunk.erased_after),
+                        chunk.crc32c);
+}
+
+Signs ShardsOf(const Signs& signs, int64_t num_shards) {
+  if (num_shards < 1) {
+    throw py::value_error("num_shards must be at least 1, but it is " +
+                          std::to_string(num_shards) + ".");
+  }
+  Signs shards(signs.size());
+  int64_t* const out = shards.mutable_data();
+  for (int64_t i = 0; i < signs.size(); ++i) {
+    out[i] = ShardOf(signs.data()[i], num_shards);
+  }
+  return shards;
+}
+
+void AddSigns(SignSet* set, const Signs& signs) {
+  for (int64_t i = 0; i < signs.size(); ++i) set->Add(signs.data()[i]);
+}
+
+// Adds signs, the last one first; whether each was new then.
+py::array_t<bool> AddFromTheEnd(SignSet* set, const Signs& signs) {
+  py::array_t<bool> added(signs.size());
+  bool* const out = added.mutable_data();
+  for (int64_t i = signs.size() - 1; i >= 0; --i) {
+    out[i] = set->Add(signs.data()[i]);
+  }
+  return added;
+}
+
+py::array_t<bool> ContainsEach(const SignSet& set, const Signs& signs) {
+  py::array_t<bool> contains(signs.size());
+  bool* const out = contains.mutable_data();
+  for (int64_t i = 0; i < signs.size(); ++i) {
+    out[i] = set.Contains(signs.data()[i]);
+  }
+  return contains;
+}
+
+// The bytes of a file of rows, chunk by chunk.
+class RowFileEncoder {
+ public:
+  RowFileEncoder(int64_t row_bytes, uint64_t tag)
+      : row_bytes_((CheckRowBytes(row_bytes), row_bytes)),
+        encoder_({ChunkBytesFor(row_bytes), row_bytes, tag}) {}
+
+  // Rows [n, row_bytes]; the chunks that have become full.
+  py::bytes AddRows(const Rows& rows) {
+    if (rows.ndim() != 2 || rows.shape(1) != row_bytes_) {
+      throw py::value_error("rows must be of shape [n, " +
+                            std::to_string(row_bytes_) + "].");
+    }
+    std::string full;
+    const uint8_t* from = rows.data();
+    for (int64_t left = rows.shape(0); left > 0;) {
+      if (encoder_.RoomForRows() == 0) Finish(false, &full);
+      const int64_t n = std::min(left, encoder_.RoomForRows());
+      std::memcpy(encoder_.rows_end(), from, n * row_bytes_);
+      encoder_.AddRows(n);
+      from += n * row_bytes_;
+      left -= n;
+      rows_ += n;
+    }
+    return py::bytes(full);
+  }
+
+  // The last chunk.
+  py::bytes FinishFile() {
+    std::string last;
+    Finish(true, &last);
+    return py::bytes(last);
+  }
+
+  int64_t rows() const { return rows_; }
+  int64_t bytes() const { return bytes_; }
+  uint32_t crc32c() const { return crc32c_; }
+
+ private:
+  void Finish(bool last, std::string* out) {
+    const ChunkEncoder::Chunk chunk = encoder_.Finish(last);
+    out->append(reinterpret_cast<const char*>(chunk.data), chunk.bytes);
+    bytes_ += chunk.bytes;
+    crc32c_ = CombineCrc32c(crc32c_, chunk.crc32c, chunk.bytes);
+  }
+
+  const int64_t row_bytes_;
+  ChunkEncoder encoder_;
+  int64_t rows_ = 0;
+  int64_t bytes_ = 0;
+  uint32_t crc32c_ = 0;
+};
+
+}  // namespace
+
+void DefineSnapshots(py::module_* m) {
+  m->def("combine_crc32c", &CombineCrc32c, py::arg("first"), py::arg("second"),
+         py::arg("size"));
+  m->def("chunk_bytes_for", [](int64_t row_bytes) {
+    CheckRowBytes(row_bytes);
+    return ChunkBytesFor(row_bytes);
+  });
+  m->def("decode_chunk", &DecodeToArrays, py::arg("data"),
+         py::arg("chunk_bytes"), py::arg("row_bytes"), py::arg("tag"),
+         py::arg("index"));
+  m->def("shard_of", &ShardsOf, py::arg("signs"), py::arg("num_shards"));
+  py::class_<SignSet>(*m, "SignSet")
+      .def(py::init<>())
+      .def("__len__", &SignSet::size)
+      .def("add", &AddSigns, py::arg("signs"))
+      .def("add_from_the_end", &AddFromTheEnd, py::arg("signs"))
+      .def("contains", &ContainsEach, py::arg("signs"));
+  py::class_<RowFileEncoder>(*m, "RowFileEncoder")
+      .def(py::init<int64_t, uint64_t>(), py::arg("row_bytes"), py::arg("tag"))
+      .def("add_rows", &RowFileEncoder::AddRows, py::arg("rows"))
+      .def("finish", &RowFileEncoder::FinishFile)
+      .def_property_readonly("rows", &RowFileEncoder::rows)
+      .def_property_readonly("bytes", &RowFileEncoder::bytes)
+      .def_property_readonly("crc32c", &RowFileEncoder::crc32c);
+}
+
+}  // namespace tf_ext

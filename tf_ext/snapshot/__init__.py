@@ -1,0 +1,33 @@
+"""Snapshots of tables, read and rewritten without TensorFlow.
+
+`SparseTable.save` writes them; docs/snapshots.md describes the format. What
+is here needs NumPy alone, reads one chunk at a time, and works at a terminal
+too: `python -m tf_ext.snapshot --help`.
+
+Example:
+  >>> import tempfile
+  >>> table = tf_ext.SparseTable("user", dim=2)
+  >>> _ = table.pull([7], training=True)
+  >>> with tempfile.TemporaryDirectory() as directory:
+  ...     _ = table.save(directory)
+  ...     snapshot = tf_ext.snapshot.open_snapshot(directory)
+  ...     snapshot.verify()
+  ...     for signs, fields in snapshot.chunks():
+  ...         print(signs, fields["weights"].shape)
+  [7] (1, 2)
+"""
+
+from tf_ext._snapshot_manifest import DamagedSnapshotError, Manifest
+from tf_ext.snapshot.parquet import to_parquet
+from tf_ext.snapshot.reader import Snapshot, open_snapshot
+from tf_ext.snapshot.writer import compact, reshard
+
+__all__ = [
+    "DamagedSnapshotError",
+    "Manifest",
+    "Snapshot",
+    "compact",
+    "open_snapshot",
+    "reshard",
+    "to_parquet",
+]
