@@ -26,10 +26,12 @@ _WITHOUT_KERAS = {
     "package_test.py",
     "parameter_server_network_test.py",
     "sharding_test.py",
+    "snapshot_command_test.py",
     "snapshot_damage_test.py",
     "snapshot_kill_test.py",
     "snapshot_manifest_test.py",
     "snapshot_ops_test.py",
+    "snapshot_reader_test.py",
     "style_test.py",
 }
 

@@ -5,9 +5,11 @@ import pathlib
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import textwrap
 import unittest
 
+import snapshot_files_util
 from absl.testing import absltest
 
 import tf_ext
@@ -108,6 +110,34 @@ class LazyImportTest(absltest.TestCase):
                 getattr(tf_ext.hashing, name)
             """,
         )
+
+    def test_snapshots_work_without_tensorflow(self):
+        with tempfile.TemporaryDirectory() as directory:
+            manifest = snapshot_files_util.write(
+                f"{directory}/0", [{"rows": [(7, 1.5), (8, 2.5)]}]
+            )
+            self.assertEqual(manifest.rows, 2)
+            printed = _run(
+                _BLOCK_TENSORFLOW,
+                f"path = {directory!r}\n",
+                """
+                import tf_ext
+                from tf_ext.snapshot.cli import main
+
+                for name in tf_ext.snapshot.__all__:
+                    getattr(tf_ext.snapshot, name)
+                tf_ext.snapshot.compact(f"{path}/0", f"{path}/all")
+                assert main(["reshard", "--shards=2", f"{path}/0", f"{path}/2"]) == 0
+                for name in ("0", "all", "2"):
+                    snapshot = tf_ext.snapshot.open_snapshot(f"{path}/{name}")
+                    rows = {}
+                    for signs, fields in snapshot.chunks():
+                        rows.update(zip(signs, fields["weights"][:, 0]))
+                    assert rows == {7: 1.5, 8: 2.5}, rows
+                    assert main(["verify", f"{path}/{name}"]) == 0
+                """,
+            )
+        self.assertEqual(printed.count("is whole"), 3)
 
     def test_other_names_say_that_tensorflow_is_missing(self):
         _run(

@@ -4,8 +4,8 @@ Embedding rows live in a concurrent hash table behind custom ops: ids need not
 be known before training, and rows appear as ids do.
 
 Without TensorFlow imported before, names are loaded when they are first used,
-so that `import tf_ext` is cheap, and `tf_ext.hashing` and `tf_ext.snapshot` work
-where TensorFlow is not installed.
+so that `import tf_ext` is cheap, and `tf_ext.hashing` and `tf_ext.snapshot`
+work where TensorFlow is not installed.
 
 Example:
   >>> import tf_ext

@@ -198,7 +198,9 @@ def _to_parquet(options):
 
 def _written(manifest, out):
     shards = _count(range(manifest.shards), "shard")
-    print(f"{out}: {manifest.rows:,} rows in {shards}, {_size(manifest.bytes)}.")
+    print(
+        f"{out}: {manifest.rows:,} rows in {shards}, {_size(manifest.bytes)}."
+    )
     return _OK
 
 

@@ -1,0 +1,80 @@
+"""Files of snapshots written by docs/snapshots.md, not by the package."""
+
+import os
+import struct
+
+import numpy as np
+
+from tf_ext import _core
+from tf_ext import _snapshot_manifest as manifests
+
+CHUNK_BYTES = 4096
+FIELDS, ROW_BYTES = manifests.row_fields([("weights", "float32", 1)])
+
+
+def chunk(index, tag, before=(), rows=(), after=(), last=True):
+    """The bytes of a chunk; `rows` are pairs of a sign and a weight."""
+    counts = (len(before), len(rows), len(after))
+    body = struct.pack("<4sQIIII", b"TFXC", tag, index, *counts)
+    body += np.array(before, "<i8").tobytes()
+    body += b"".join(struct.pack("<qf", *row) for row in rows)
+    body += np.array(after, "<i8").tobytes()
+    data = struct.pack("<I", _core.crc32c(body)) + body
+    return data if last else data.ljust(CHUNK_BYTES, b"\0")
+
+
+def write(path, chunks, base=None, shards=1, **changes):
+    """Writes a snapshot with one file in a directory.
+
+    Args:
+      path: string, the directory.
+      chunks: list of dicts, what `chunk` takes.
+      base: None, or string, the directory of the base.
+      shards: int; the file is shard 0's.
+      **changes: of what the manifest says of the file.
+
+    Returns:
+      The Manifest.
+    """
+    os.makedirs(path)
+    tag = 2**64 - 7
+    data = b"".join(
+        chunk(index, tag, **each, last=index == len(chunks) - 1)
+        for index, each in enumerate(chunks)
+    )
+    file = {
+        "name": "rows-0123456789abcdef-00000-000.chunks",
+        "shard": 0,
+        "tag": tag,
+        "rows": sum(len(each.get("rows", ())) for each in chunks),
+        "erased": sum(
+            len(each.get("before", ())) + len(each.get("after", ()))
+            for each in chunks
+        ),
+        "bytes": len(data),
+        "crc32c": _core.crc32c(data),
+        **changes,
+    }
+    with open(os.path.join(path, file["name"]), "wb") as opened:
+        opened.write(data)
+    manifest = manifests.Manifest(
+        id=os.path.basename(path).rjust(32, "0"),
+        base=base
+        and (os.path.relpath(base, path), os.path.basename(base).zfill(32)),
+        sequence=0 if base is None else 1,
+        step=None,
+        tf_ext_version="0.1.0",
+        tensorflow_version="2.21.0",
+        table_id="deep/1/0",
+        label="deep",
+        config="dim=1\ndtype=float32\nname=deep\noptimizer=sgd",
+        state={},
+        row_bytes=ROW_BYTES,
+        fields=FIELDS,
+        chunk_bytes=CHUNK_BYTES,
+        shards=shards,
+        files=(manifests.RowFile(**file),),
+    )
+    with open(os.path.join(path, manifests.NAME), "wb") as opened:
+        opened.write(manifests.encode(manifest))
+    return manifest
