@@ -127,7 +127,7 @@ class LazyImportTest(absltest.TestCase):
                 for name in tf_ext.snapshot.__all__:
                     getattr(tf_ext.snapshot, name)
                 tf_ext.snapshot.compact(f"{path}/0", f"{path}/all")
-                assert main(["reshard", "--shards=2", f"{path}/0", f"{path}/2"]) == 0
+                tf_ext.snapshot.reshard(f"{path}/0", f"{path}/2", 2)
                 for name in ("0", "all", "2"):
                     snapshot = tf_ext.snapshot.open_snapshot(f"{path}/{name}")
                     rows = {}

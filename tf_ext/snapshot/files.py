@@ -1,12 +1,11 @@
 """Files of snapshots: how they are found, and read chunk by chunk."""
 
 import collections
-import os
-import posixpath
 
 from tf_ext import _core
 from tf_ext import _snapshot_manifest as manifests
 from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext.snapshot.storage import join, storage_of
 
 Chunk = collections.namedtuple(
     "Chunk", ["erased_before", "rows", "erased_after"]
@@ -18,24 +17,6 @@ erased_before: int64 `[e]`; rows: uint8 `[n, row_bytes]`; erased_after: int64
 """
 
 
-def absolute(path):
-    """A path-like as an absolute path.
-
-    Raises:
-      ValueError: it is not on a file system of this machine.
-    """
-    path = os.fspath(path)
-    if path.startswith("file://"):
-        path = path.removeprefix("file://")
-    if "://" in path:
-        raise ValueError(
-            f"{path} is not a path of this machine, which is all that can be "
-            "read without TensorFlow. Copy the directory, or load it into a "
-            "table: `SparseTable.load` reads every file system of TensorFlow."
-        )
-    return os.path.abspath(path)
-
-
 def read_manifest(path):
     """The manifest of the snapshot in a directory.
 
@@ -43,10 +24,10 @@ def read_manifest(path):
       FileNotFoundError: there is no snapshot.
       DamagedSnapshotError: its manifest is damaged.
     """
-    name = os.path.join(path, manifests.NAME)
+    name = join(path, manifests.NAME)
     try:
-        with open(name, "rb") as file:
-            data = file.read()
+        with storage_of(path).reader(name) as (size, read):
+            data = read(0, size)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             f"There is no snapshot in {path!r}: it has no {manifests.NAME}."
@@ -58,7 +39,7 @@ def read_chain(path):
     """A snapshot and those that it continues.
 
     Args:
-      path: string, an absolute path.
+      path: string, as `storage.normalised` gives it.
 
     Returns:
       List of `(path, Manifest)`, from the full snapshot on.
@@ -71,7 +52,7 @@ def read_chain(path):
     chain = [(path, read_manifest(path))]
     while chain[0][1].base is not None:
         after, (name, wanted) = chain[0][0], chain[0][1].base
-        base = absolute(name if "://" in name else posixpath.join(after, name))
+        base = join(after, name)
         try:
             manifest = read_manifest(base)
         except FileNotFoundError as error:
@@ -104,44 +85,38 @@ def read_chunks(path, manifest, file, progress, backwards=False):
     Raises:
       DamagedSnapshotError: damage; the file and the byte are named.
     """
-    name = os.path.join(path, file.name)
+    name = join(path, file.name)
     try:
-        opened = open(name, "rb", buffering=0)
+        with storage_of(path).reader(name) as (size, read):
+            if size != file.bytes:
+                raise DamagedSnapshotError(
+                    f"{name} is damaged at byte {min(size, file.bytes)}: it "
+                    f"has {size} bytes instead of {file.bytes}."
+                )
+            totals = _Totals(backwards)
+            last = max(0, (file.bytes - 1) // manifest.chunk_bytes)
+            for index in range(last, -1, -1) if backwards else range(last + 1):
+                data = read(index * manifest.chunk_bytes, manifest.chunk_bytes)
+                chunk, crc = _decode(name, manifest, file, index, data)
+                totals.add(chunk, len(data), crc)
+                progress(len(data))
+                yield chunk
     except FileNotFoundError:
         raise DamagedSnapshotError(
             f"A file of the snapshot in {path} is missing: {name}"
         ) from None
-    with opened:
-        found = os.fstat(opened.fileno()).st_size
-        if found != file.bytes:
-            raise DamagedSnapshotError(
-                f"{name} is damaged at byte {min(found, file.bytes)}: it has "
-                f"{found} bytes instead of {file.bytes}."
-            )
-        totals = _Totals(backwards)
-        last = max(0, (file.bytes - 1) // manifest.chunk_bytes)
-        for index in range(last, -1, -1) if backwards else range(last + 1):
-            data = _read(opened, index * manifest.chunk_bytes, manifest)
-            try:
-                *parts, crc = _core.decode_chunk(
-                    data,
-                    manifest.chunk_bytes,
-                    manifest.row_bytes,
-                    file.tag,
-                    index,
-                )
-            except ValueError as error:
-                raise DamagedSnapshotError(f"{name} is {error}") from None
-            chunk = Chunk(*parts)
-            totals.add(chunk, len(data), crc)
-            progress(len(data))
-            yield chunk
     totals.check(name, file)
 
 
-def _read(opened, offset, manifest):
-    """The bytes of a chunk: fewer than all only where the file ends."""
-    return os.pread(opened.fileno(), manifest.chunk_bytes, offset)
+def _decode(name, manifest, file, index, data):
+    """A Chunk, and the CRC32C of its bytes."""
+    try:
+        *parts, crc = _core.decode_chunk(
+            data, manifest.chunk_bytes, manifest.row_bytes, file.tag, index
+        )
+    except ValueError as error:
+        raise DamagedSnapshotError(f"{name} is {error}") from None
+    return Chunk(*parts), crc
 
 
 class _Totals:

@@ -3,8 +3,8 @@
 import contextlib
 import os
 
-from tf_ext.snapshot.files import absolute
 from tf_ext.snapshot.reader import open_snapshot
+from tf_ext.snapshot.storage import normalised
 
 # Readers take a row group at a time; small ones would make them slow.
 _ROW_GROUP_BYTES = 64 << 20
@@ -20,7 +20,8 @@ def to_parquet(path, out, progress=None):
 
     Args:
       path: path-like, the snapshot.
-      out: path-like, the file; it is replaced once all rows are written.
+      out: path-like, the file, on this machine; it is replaced once all rows
+        are written.
       progress: function that is called with the bytes of each chunk that was
         read. None: nothing is.
 
@@ -33,7 +34,9 @@ def to_parquet(path, out, progress=None):
     """
     pyarrow, parquet = _import_pyarrow()
     snapshot = open_snapshot(path)
-    out = absolute(out)
+    out = normalised(out)
+    if "://" in out:
+        raise ValueError(f"{out} is not a path of this machine.")
     schema = _schema(pyarrow, snapshot)
     part = f"{out}.part"
     written, group = 0, []

@@ -4,7 +4,8 @@ import numpy as np
 
 from tf_ext import _core
 from tf_ext._snapshot_manifest import DamagedSnapshotError
-from tf_ext.snapshot.files import absolute, read_chain, read_chunks
+from tf_ext.snapshot.files import read_chain, read_chunks
+from tf_ext.snapshot.storage import normalised
 
 
 def open_snapshot(path):
@@ -20,9 +21,10 @@ def open_snapshot(path):
       FileNotFoundError: there is no snapshot, or one of those that it
         continues is gone.
       DamagedSnapshotError: a manifest is damaged; file and byte are named.
-      ValueError: the path is not on a file system of this machine.
+      ModuleNotFoundError: the path is not of this machine (`gs://...`), and
+        TensorFlow, which is needed then, is not installed.
     """
-    return Snapshot(read_chain(absolute(path)))
+    return Snapshot(read_chain(normalised(path)))
 
 
 class Snapshot:

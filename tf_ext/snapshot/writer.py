@@ -2,8 +2,6 @@
 
 import contextlib
 import dataclasses
-import errno
-import os
 import secrets
 import uuid
 
@@ -12,8 +10,8 @@ import numpy as np
 from tf_ext import _core
 from tf_ext import _snapshot_manifest as manifests
 from tf_ext._version import __version__
-from tf_ext.snapshot.files import absolute
 from tf_ext.snapshot.reader import latest_rows, open_snapshot, signs_of
+from tf_ext.snapshot.storage import join, normalised, storage_of
 
 # Each has a chunk in memory and an open file. More take another pass.
 _SHARDS_AT_ONCE = 128
@@ -75,42 +73,45 @@ def passes(shards):
 
 
 def _rewrite(snapshot, out, shards, progress):
-    out = absolute(out)
-    if os.path.isdir(out) and os.listdir(out):
+    out = normalised(out)
+    storage = storage_of(out)
+    if storage.names(out):
         raise ValueError(
             f"{out} is not empty. Name a directory that does not exist yet."
         )
-    created = not os.path.isdir(out)
-    os.makedirs(out, exist_ok=True)
+    made = storage.make_directory(out)
     snapshot_id = uuid.uuid4().hex
-    files = []
+    files = [_RowFile(out, snapshot, snapshot_id, s) for s in range(shards)]
+    name = join(out, manifests.NAME)
     try:
         for first in range(0, shards, _SHARDS_AT_ONCE):
-            end = min(first + _SHARDS_AT_ONCE, shards)
+            some = files[first : first + _SHARDS_AT_ONCE]
             with contextlib.ExitStack() as stack:
-                some = [
-                    stack.enter_context(_RowFile(out, snapshot, snapshot_id, s))
-                    for s in range(first, end)
-                ]
-                files += some
+                for file in some:
+                    file.open(storage, stack)
                 _write_rows(snapshot, some, shards, progress)
-        manifest = _manifest(snapshot, snapshot_id, shards, files)
-        _commit(out, manifests.encode(manifest))
+        manifest = _manifest(snapshot, snapshot_id, files)
+        storage.commit(name, manifests.encode(manifest))
     except BaseException:
-        _remove(out, [file.name for file in files], created)
+        for left in (name, f"{name}.part", *(file.path for file in files)):
+            with contextlib.suppress(OSError):
+                storage.remove(left)
+        if made:
+            with contextlib.suppress(OSError):
+                storage.remove(out)
         raise
     return manifest
 
 
 def _write_rows(snapshot, files, shards, progress):
     """Writes the rows of some of the shards."""
+    numbers = [file.shard for file in files]
     for rows in latest_rows(
         snapshot.chain, progress or (lambda _: None), repeated=True
     ):
         owners = _core.shard_of(signs_of(rows), shards)
         # Stable: of a sign that is there twice, the later row stays the later.
         order = np.argsort(owners, kind="stable")
-        numbers = [file.shard for file in files]
         begins = np.searchsorted(owners[order], [*numbers, numbers[-1] + 1])
         for file, begin, end in zip(
             files, begins[:-1], begins[1:], strict=True
@@ -125,48 +126,36 @@ class _RowFile:
     """A file of rows that is being written."""
 
     def __init__(self, directory, snapshot, snapshot_id, shard):
-        self.name = f"rows-{snapshot_id[:16]}-{shard:05d}-000.chunks"
+        self._name = f"rows-{snapshot_id[:16]}-{shard:05d}-000.chunks"
+        self._row_bytes = snapshot.manifest.row_bytes
+        self._encoder = self._write = self.described = None
         self.shard = shard
-        self._path = os.path.join(directory, self.name)
+        self.path = join(directory, self._name)
+
+    def open(self, storage, stack):
+        """Begins the file, which is durable when the stack is left."""
+        self._write = stack.enter_context(storage.writer(self.path))
         self._tag = secrets.randbits(64)
-        self._encoder = _core.RowFileEncoder(
-            snapshot.manifest.row_bytes, self._tag
-        )
-        self._file = None
-
-    def __enter__(self):
-        self._file = open(self._path, "xb")
-        return self
-
-    def __exit__(self, *_):
-        # What could not be written is the error that is on its way already.
-        with contextlib.suppress(OSError):
-            self._file.close()
+        self._encoder = _core.RowFileEncoder(self._row_bytes, self._tag)
 
     def write(self, rows):
-        with _naming(self._path):
-            self._file.write(self._encoder.add_rows(rows))
+        self._write(self._encoder.add_rows(rows))
 
     def finish(self):
-        with _naming(self._path):
-            self._file.write(self._encoder.finish())
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def described(self):
-        encoder = self._encoder
-        return manifests.RowFile(
-            self.name,
+        self._write(self._encoder.finish())
+        self.described = manifests.RowFile(
+            self._name,
             self.shard,
             self._tag,
-            encoder.rows,
+            self._encoder.rows,
             0,
-            encoder.bytes,
-            encoder.crc32c,
+            self._encoder.bytes,
+            self._encoder.crc32c,
         )
+        self._encoder = self._write = None  # A chunk in memory less.
 
 
-def _manifest(snapshot, snapshot_id, shards, files):
+def _manifest(snapshot, snapshot_id, files):
     return dataclasses.replace(
         snapshot.manifest,
         id=snapshot_id,
@@ -174,49 +163,6 @@ def _manifest(snapshot, snapshot_id, shards, files):
         sequence=0,
         tf_ext_version=__version__,
         chunk_bytes=_core.chunk_bytes_for(snapshot.manifest.row_bytes),
-        shards=shards,
-        files=tuple(file.described() for file in files),
+        shards=len(files),
+        files=tuple(file.described for file in files),
     )
-
-
-def _commit(directory, data):
-    """Writes the manifest, which makes the files a snapshot, durably."""
-    name = os.path.join(directory, manifests.NAME)
-    with _naming(name), open(name + ".part", "xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    sync_directory(directory)
-    os.rename(name + ".part", name)
-    sync_directory(directory)
-
-
-def sync_directory(path):
-    """Makes the names in a directory durable."""
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    except OSError as error:
-        # Some file systems do not sync directories.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(directory)
-
-
-def _remove(directory, names, created):
-    for name in (manifests.NAME, manifests.NAME + ".part", *names):
-        with contextlib.suppress(OSError):
-            os.remove(os.path.join(directory, name))
-    if created:
-        with contextlib.suppress(OSError):
-            os.rmdir(directory)
-
-
-@contextlib.contextmanager
-def _naming(path):
-    """Adds the file's name to errors of writing, which have none."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None

@@ -1,0 +1,167 @@
+"""The file systems that snapshots are on.
+
+This machine's needs nothing; all others are TensorFlow's, which is imported
+when a path with a scheme (`gs://...`) is met.
+"""
+
+import contextlib
+import errno
+import os
+import posixpath
+
+
+def normalised(path):
+    """A path-like as a string: absolute, or with its scheme."""
+    path = os.fspath(path).removeprefix("file://")
+    return path.rstrip("/") if "://" in path else os.path.abspath(path)
+
+
+def join(path, name):
+    """A path that begins at another one, unless it is absolute or elsewhere."""
+    if "://" in name:
+        return name
+    joined = posixpath.join(path, name)
+    return joined if "://" in joined else normalised(joined)
+
+
+def storage_of(path):
+    """The file system of a path: its methods take paths that are on it.
+
+    Raises:
+      ModuleNotFoundError: it is TensorFlow's, and that is not installed.
+    """
+    if "://" not in path:
+        return _Local
+    try:
+        import tensorflow
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{path} is not on this machine; other file systems are reached "
+            f"through TensorFlow, which cannot be imported: {error}"
+        ) from None
+    return _TensorFlow(tensorflow)
+
+
+class _Local:
+    """Files of this machine."""
+
+    @staticmethod
+    @contextlib.contextmanager
+    def reader(name):
+        """Gives `(size, read)`; `read(offset, size)` are bytes."""
+        with open(name, "rb", buffering=0) as file:
+            yield (
+                os.fstat(file.fileno()).st_size,
+                lambda offset, size: os.pread(file.fileno(), size, offset),
+            )
+
+    @staticmethod
+    @contextlib.contextmanager
+    def writer(name):
+        """Gives `write`; the file is durable afterwards."""
+        with _naming(name), open(name, "xb") as file:
+            yield file.write
+            file.flush()
+            os.fsync(file.fileno())
+
+    @staticmethod
+    def commit(name, data):
+        """Writes a file that is there whole or not at all, durably."""
+        directory = os.path.dirname(name)
+        with _Local.writer(name + ".part") as write:
+            write(data)
+        _sync_directory(directory)
+        os.rename(name + ".part", name)
+        _sync_directory(directory)
+
+    @staticmethod
+    def names(directory):
+        """The names in a directory; none if it does not exist."""
+        return os.listdir(directory) if os.path.exists(directory) else []
+
+    @staticmethod
+    def make_directory(path):
+        """Whether a directory had to be made, and should go after an error."""
+        made = not os.path.isdir(path)
+        os.makedirs(path, exist_ok=True)
+        return made
+
+    @staticmethod
+    def remove(name):
+        """Removes a file, or a directory that is empty."""
+        (os.rmdir if os.path.isdir(name) else os.remove)(name)
+
+
+class _TensorFlow:
+    """Files of TensorFlow's file systems; errors are the same as above."""
+
+    def __init__(self, tensorflow):
+        self._tf = tensorflow
+
+    @contextlib.contextmanager
+    def reader(self, name):
+        with self._errors(), self._tf.io.gfile.GFile(name, "rb") as file:
+
+            def read(offset, size):
+                file.seek(offset)
+                return file.read(size)
+
+            yield file.size(), read
+
+    @contextlib.contextmanager
+    def writer(self, name):
+        with self._errors(), self._tf.io.gfile.GFile(name, "wb") as file:
+            yield file.write
+
+    def commit(self, name, data):
+        from tf_ext import ops
+
+        with self._errors():
+            ops.write_file_atomically(name, data)
+
+    def names(self, directory):
+        with self._errors():
+            gfile = self._tf.io.gfile
+            return gfile.listdir(directory) if gfile.exists(directory) else []
+
+    def make_directory(self, path):
+        with self._errors():
+            self._tf.io.gfile.makedirs(path)
+        return False  # Mostly, directories there are not of their own.
+
+    def remove(self, name):
+        with self._errors():
+            self._tf.io.gfile.remove(name)
+
+    @contextlib.contextmanager
+    def _errors(self):
+        errors = self._tf.errors
+        try:
+            yield
+        except (errors.NotFoundError, errors.FailedPreconditionError) as error:
+            raise FileNotFoundError(error.message) from None
+        except errors.OpError as error:
+            raise OSError(error.message) from None
+
+
+def _sync_directory(path):
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        # Some file systems do not sync directories.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _naming(name):
+    """Adds the file's name to errors of writing, which have none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, name) from None
