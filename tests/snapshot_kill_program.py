@@ -17,7 +17,7 @@ import numpy as np
 import snapshot_util as util
 
 import tf_ext
-from tf_ext.tables import snapshots
+from tf_ext.snapshot.files import read_manifest
 
 _ROWS = 3000
 _TOUCHED = 200
@@ -65,7 +65,7 @@ def _latest(root, incremental):
         paths = [os.path.join(root, name) for name in sorted(os.listdir(root))]
     for path in reversed(paths):
         if os.path.exists(os.path.join(path, "manifest.json")):
-            return snapshots.read_manifest(path).step, path
+            return read_manifest(path).step, path
     return -1, None
 
 

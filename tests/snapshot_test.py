@@ -13,7 +13,6 @@ from saving_util import TestCase, contents
 
 import tf_ext
 from tf_ext import ops
-from tf_ext.tables import snapshots
 
 _RULES = {
     "sgd": tf_ext.optimizers.SparseSGD(0.1),
@@ -281,17 +280,6 @@ class IncrementalTest(TestCase):
         moved = self.path("moved")
         shutil.move(self.root, moved)
         self.assertEqual(util.loaded(os.path.join(moved, "3")), contents(table))
-
-    def test_compact(self):
-        table = self._chain()
-        manifest = snapshots.compact(self._path(3), self._path("all"))
-        self.assertEqual(manifest.kind, "full")
-        self.assertEqual(manifest.label, "user")
-        self.assertEqual(util.loaded(self._path("all")), contents(table))
-        with self.assertRaisesRegex(
-            ValueError, "one of the snapshots to merge"
-        ):
-            snapshots.compact(self._path(3), self._path(1))
 
     def test_a_second_chain_is_refused_by_name(self):
         table = self._chain()

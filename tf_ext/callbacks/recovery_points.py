@@ -19,7 +19,8 @@ from tf_ext import _core, ops
 from tf_ext import _snapshot_manifest as manifests
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext._version import __version__
-from tf_ext.tables import shadow, snapshots
+from tf_ext.snapshot.files import read_chain
+from tf_ext.tables import shadow
 
 _NAME = "point.json"
 _DIRECTORY = re.compile(r"point-\d{10,}")
@@ -203,7 +204,7 @@ def prune(root, keep, model):
             # What cannot be read needs nothing any more.
             with contextlib.suppress(OSError, ValueError):
                 table = posixpath.join(path, name.rstrip("/"))
-                chain = snapshots.read_chain(table)
+                chain = read_chain(table)
                 needed |= {posixpath.dirname(where) for where, _ in chain}
     for path, whole in every:
         if path in needed:

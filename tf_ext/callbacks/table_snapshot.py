@@ -10,6 +10,7 @@ from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import recovery_points
 from tf_ext.callbacks.recovery_points import Point
+from tf_ext.snapshot.storage import normalised
 from tf_ext.tables import snapshots
 
 _LOG = logging.getLogger("tf_ext")
@@ -91,7 +92,7 @@ class TableSnapshot(keras.callbacks.Callback):
                 )
         if epoch_end is None:
             epoch_end = steps is None and seconds is None
-        self.directory = snapshots.normalised(directory)
+        self.directory = normalised(directory)
         self.steps = steps
         self.seconds = seconds
         self.epoch_end = epoch_end

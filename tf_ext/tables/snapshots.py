@@ -21,7 +21,8 @@ from tf_ext import _snapshot_manifest as manifests
 from tf_ext import ops
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext._version import __version__
-from tf_ext.tables.rows import TableRows
+from tf_ext.snapshot.files import read_chain, read_manifest
+from tf_ext.snapshot.storage import normalised
 
 # What a save may have left behind, or replaces.
 _OWN_FILE = re.compile(
@@ -38,52 +39,6 @@ Description.__doc__ = """What a manifest says of a table besides its rows.
 table_id: string, tells it from all others; label: string, its name; state:
 dict of strings, what its optimizer wants back.
 """
-
-
-def read_manifest(path):
-    """The manifest of the snapshot in a directory.
-
-    Raises:
-      FileNotFoundError: there is no snapshot.
-      DamagedSnapshotError: its manifest is damaged.
-    """
-    name = posixpath.join(path, manifests.NAME)
-    try:
-        with tf.io.gfile.GFile(name, "rb") as file:
-            data = file.read()
-    except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError):
-        raise FileNotFoundError(
-            f"There is no snapshot in {path!r}: it has no {manifests.NAME}."
-        ) from None
-    return manifests.decode(data, name)
-
-
-def read_chain(path):
-    """A snapshot and those that it continues.
-
-    Args:
-      path: string, the directory of a snapshot.
-
-    Returns:
-      List of `(path, Manifest)`, from the full snapshot on.
-
-    Raises:
-      FileNotFoundError: there is no snapshot, or one of its bases is gone.
-      DamagedSnapshotError: a manifest is damaged, or the base of a delta has
-        been replaced.
-    """
-    chain = [(path, read_manifest(path))]
-    while chain[0][1].base is not None:
-        after, (name, wanted) = chain[0][0], chain[0][1].base
-        base = _base_path(after, name)
-        manifest = read_manifest(base)
-        if manifest.id != wanted:
-            raise DamagedSnapshotError(
-                f"{after} continues the snapshot {wanted} in {base}, but that "
-                f"has been replaced by {manifest.id}."
-            )
-        chain.insert(0, (base, manifest))
-    return chain
 
 
 def save(
@@ -276,57 +231,6 @@ def end_chain(rows):
     rows.snapshot_chain = ()
 
 
-def compact(path, out, max_bytes_per_second=None):
-    """Merges a snapshot and those that it continues into a full one.
-
-    It needs the memory of the table.
-
-    Args:
-      path: path-like, the last delta.
-      out: path-like, where the full snapshot goes; not one of the chain.
-      max_bytes_per_second: int or None, a limit for writing.
-
-    Returns:
-      The Manifest of the full snapshot.
-
-    Example:
-    >>> import tempfile
-    >>> import tf_ext
-    >>> from tf_ext.tables import snapshots
-    >>> table = tf_ext.SparseTable("user", dim=2)
-    >>> with tempfile.TemporaryDirectory() as d:
-    ...     _ = table.save(f"{d}/0", incremental=True)
-    ...     _ = table.pull([7], training=True)
-    ...     _ = table.save(f"{d}/1", base=f"{d}/0")
-    ...     snapshots.compact(f"{d}/1", f"{d}/all").rows
-    1
-    """
-    out = normalised(out)
-    chain = read_chain(normalised(path))
-    if out in [where for where, _ in chain]:
-        raise ValueError(
-            f"Argument `out` of compact names one of the snapshots to merge. "
-            f"Received: out={out!r}"
-        )
-    last = chain[-1][1]
-    rows = TableRows(
-        last.config,
-        [
-            (field.name, tf.as_dtype(field.dtype), field.count)
-            for field in last.fields[1:]
-        ],
-    )
-    load(rows, path, last.label)
-    description = Description(last.table_id, last.label, last.state)
-    return save(
-        rows,
-        out,
-        description,
-        step=last.step,
-        max_bytes_per_second=max_bytes_per_second,
-    )
-
-
 def _check_chain(rows, label, path, incremental, base):
     """The chain that a save continues: `((path, id), ...)`, () for none."""
     chain = rows.snapshot_chain
@@ -496,22 +400,8 @@ def _remove_own_files(path):
             tf.io.gfile.remove(posixpath.join(path, name))
 
 
-def normalised(path):
-    """A path-like as a string: absolute, or with its scheme."""
-    path = os.fspath(path)
-    if "://" in path:
-        return path.rstrip("/")
-    return os.path.abspath(path)
-
-
 def _relative_path(path, base):
     """How a delta names its base, so that both can be moved together."""
     if "://" in path or "://" in base:
         return base
     return os.path.relpath(base, path)
-
-
-def _base_path(path, name):
-    if "://" in name:
-        return name
-    return normalised(os.path.join(path, name))
