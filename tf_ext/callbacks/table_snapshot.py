@@ -11,7 +11,6 @@ from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import recovery_points
 from tf_ext.callbacks.recovery_points import Point
 from tf_ext.snapshot.storage import normalised
-from tf_ext.tables import snapshots
 
 _LOG = logging.getLogger("tf_ext")
 
