@@ -78,7 +78,8 @@ def _load_latest(root, incremental):
     return table, generation, path
 
 
-def _save_for_ever(root, incremental, report):
+def _save_for_ever(root, incremental, listener, report):
+    os.close(listener)  # So that a report that nobody reads is an error.
     table, generation, base = _load_latest(root, incremental)
     while True:
         generation += 1
@@ -136,7 +137,11 @@ def main():
     for _ in range(arguments.kills):
         readable, writable = os.pipe()
         saver = _fork(
-            _save_for_ever, arguments.root, arguments.incremental, writable
+            _save_for_ever,
+            arguments.root,
+            arguments.incremental,
+            readable,
+            writable,
         )
         os.close(writable)
         lines = os.read(readable, 100)  # It has begun.
