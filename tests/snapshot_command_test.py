@@ -4,6 +4,7 @@ import contextlib
 import errno
 import io
 import os
+import subprocess
 import sys
 import unittest.mock
 
@@ -222,6 +223,24 @@ class CommandTest(TestCase):
         self.assertEqual(status, 0)
         self.assertIn("is whole", out)
         self.assertIn("verifying", err)
+
+    def test_a_closed_pipe_is_no_error(self):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tf_ext.snapshot",
+                "inspect",
+                self.root + "/1",
+            ],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        os.close(write)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
 
     def test_to_parquet_without_pyarrow(self):
         with unittest.mock.patch.dict(sys.modules, {"pyarrow": None}):

@@ -30,11 +30,13 @@ def main(arguments=None):
     """
     options = _parser().parse_args(arguments)
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()  # Here, where a pipe that is closed is expected.
+        return status
     except DamagedSnapshotError as error:
         return _fail(error, _DAMAGED)
     except BrokenPipeError:
-        # `... | head` has seen enough; nor may the interpreter flush any more.
+        # `... | head` has seen enough. The interpreter flushes once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _OK
     except (ModuleNotFoundError, OSError, ValueError) as error:
@@ -48,7 +50,9 @@ def _parser():
         prog=_PROGRAM,
         description="Looks at, checks and rewrites snapshots of tables.",
         epilog=_STATUS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+            prog, max_help_position=16
+        ),
     )
     commands = parser.add_subparsers(
         metavar="COMMAND", required=True, title="commands"
