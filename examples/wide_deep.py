@@ -359,8 +359,11 @@ def main():
         return
     if args.strategy == "mwms":
         strategy = tf_ext.distribute.multi_worker_strategy()
+        is_first = strategy.cluster_resolver.task_id == 0
+        if not is_first:
+            args.log_dir = None
         result = train_and_evaluate(strategy, args, load_data(args))
-        if strategy.cluster_resolver.task_id != 0:
+        if not is_first:
             return
     elif args.strategy == "ps":
         result = run_on_servers(args, load_data(args))

@@ -19,7 +19,8 @@ from tf_ext.models.feed import example_of
 from tf_ext.models.loop import Loop, dataset_of
 from tf_ext.optimizers.share import sample_share
 
-_READ, _HAS_BATCH, _ENDED = 2, 1, 0
+# What a worker's attempt to read a batch came to; the largest counts.
+_FAILED, _HAS_BATCH, _ENDED = 2, 1, 0
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -251,9 +252,9 @@ class _Feed:
             error = caught
         size = 0 if batch is None else int(shares.batch_size_of(batch))
         state = _ENDED if batch is None else _HAS_BATCH
-        mine = [_READ if error is not None else state, size]
+        mine = [_FAILED if error is not None else state, size]
         rows = self._collectives.gather(tf.constant(mine, tf.int64)).numpy()
-        if rows[:, 0].max() == _READ:
+        if rows[:, 0].max() == _FAILED:
             self._raise(error)
         if rows[:, 0].max() == _ENDED:
             return None
