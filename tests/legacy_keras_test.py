@@ -35,8 +35,9 @@ _WITHOUT_KERAS = {
     "style_test.py",
 }
 
-# Files that start many processes: they run again only with `-m slow`.
+# Files that take long: they run again only with `-m slow`.
 _SLOW = {
+    "memory_test.py",
     "multi_worker_batch_normalization_test.py",
     "multi_worker_long_test.py",
     "multi_worker_recovery_test.py",
@@ -46,11 +47,13 @@ _SLOW = {
     "parameter_server_callbacks_test.py",
     "parameter_server_checkpoint_test.py",
     "parameter_server_data_test.py",
+    "parameter_server_faults_test.py",
     "parameter_server_loops_test.py",
     "parameter_server_metrics_test.py",
     "parameter_server_recovery_test.py",
     "parameter_server_sizes_test.py",
     "parameter_server_snapshot_test.py",
+    "snapshot_restart_test.py",
     "wide_deep_cluster_test.py",
 }
 
