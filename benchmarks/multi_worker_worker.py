@@ -22,6 +22,7 @@ from tf_ext import ops
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.optimizers import updates
 from tf_ext.tables.exchange import AllToAllTransport
+from tf_ext.tables.gradients import check_finite
 from tf_ext.tables.transport import PullRequest
 
 _SIGNS = (1_000, 10_000, 100_000, 1_000_000)
@@ -144,8 +145,10 @@ class _Step:
             gradients = tf.identity(self._gradients)
         signs = tf.identity(unique.unique, name=ops.UNIQUE_SIGNS)
         merged = transport.merge([(table, [(signs, gradients)])])
-        _, merged = updates.require_finite([], merged)
-        with self._strategy.scope():
+        with (
+            self._strategy.scope(),
+            tf.control_dependencies(check_finite(merged)),
+        ):
             return updates.push(merged, 0, 0.001)
 
 

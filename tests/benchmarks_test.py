@@ -216,6 +216,7 @@ class ProgramTest(tf.test.TestCase):
         cases = [line["case"] for line in lines]
         self.assertEqual(cases, ["one process", "1 worker", "2 workers"])
 
+    @pytest.mark.slow
     def test_multi_worker(self):
         lines = self._on_a_cluster("multi_worker", "--workers", "1", "2")
         places = [(line["workers"], line["dim"]) for line in lines[::2]]

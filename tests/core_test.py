@@ -44,9 +44,10 @@ class CoreTest(parameterized.TestCase):
                             str(_GOOGLETEST / "src" / "gtest-all.cc"),
                             str(_GOOGLETEST / "src" / "gtest_main.cc"),
                         ],
-                        ["-w", include, f"-I{_GOOGLETEST}"],
+                        ["-w", "-O0", include, f"-I{_GOOGLETEST}"],
                     ),
-                    "tests": (_SOURCES["CORE_TESTS"], [include]),
+                    # Templates of tests compile slowly, and need no speed.
+                    "tests": (_SOURCES["CORE_TESTS"], ["-O1", include]),
                     "core": (_SOURCES["CORE_SOURCES"], _SOURCES["CORE_COPTS"]),
                 }
             )

@@ -53,6 +53,7 @@ _SLOW = {
     "parameter_server_recovery_test.py",
     "parameter_server_sizes_test.py",
     "parameter_server_snapshot_test.py",
+    "parameter_server_tables_test.py",
     "snapshot_restart_test.py",
     "wide_deep_cluster_test.py",
 }

@@ -75,7 +75,7 @@ def loopback_bytes():
 def stubs():
     """Rows that are zeros made by the worker, gradients that are dropped."""
 
-    def pull(self, requests):
+    def pull(self, requests, error=None):
         return [
             tf.zeros([tf.size(request.unique.unique), request.table.dim])
             for request in requests

@@ -15,6 +15,7 @@ from saving_util import FORMATS, TestCase, contents
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.tables import sparse_table
+from tf_ext.tables.transport import Placement
 
 _SERVERS = 3
 _CLUSTER = util.Cluster()
@@ -225,8 +226,9 @@ class SavingTest(_Test):
         path = tf.train.Checkpoint(table=there).write(self.path("three"))
         for servers in (1, 2):
             devices = [shard.device for shard in there.rows.shards[:servers]]
+            where = Placement(devices, None)
             with mock.patch.object(
-                sparse_table, "shard_devices", return_value=devices
+                sparse_table, "placement", return_value=where
             ):
                 table = self.table("adam")
             self.assertLen(table.rows.shards, servers)

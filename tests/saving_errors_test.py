@@ -149,7 +149,7 @@ class LimitTest(TestCase):
                 ValueError,
                 rf"Table 'deep' holds {table.size()} rows, 0.0 GiB; .keras and "
                 r".weights.h5 files take at most 0 GiB a table. Save it with "
-                r"tf.train.Checkpoint",
+                r"SparseTable.save, tf.train.Checkpoint",
             ):
                 write(model)
         self.assertEqual(contents(table), before)

@@ -103,8 +103,12 @@ class LocalWorkersError(RuntimeError):
     """
 
     def __init__(self, failed, results, logs):
+        self._arguments = failed, results, logs
         self.results = results
         super().__init__(f"The workers {failed} failed.\n{logs}")
+
+    def __reduce__(self):
+        return type(self), self._arguments  # So it reaches other processes.
 
 
 class WorkerResult(typing.NamedTuple):
