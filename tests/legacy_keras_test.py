@@ -50,12 +50,14 @@ _SLOW = {
     "parameter_server_faults_test.py",
     "parameter_server_loops_test.py",
     "parameter_server_metrics_test.py",
+    "parameter_server_model_test.py",
     "parameter_server_recovery_test.py",
     "parameter_server_sizes_test.py",
     "parameter_server_snapshot_test.py",
     "parameter_server_tables_test.py",
     "snapshot_restart_test.py",
     "wide_deep_cluster_test.py",
+    "wide_deep_test.py",
 }
 
 
