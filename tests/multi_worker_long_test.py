@@ -38,7 +38,9 @@ class LongRunTest(parameterized.TestCase, tf.test.TestCase):
             self.assertLen(measured, 10)
             memory, threads = zip(*measured[4:])
             self.assertLess(memory[-1] - memory[0], _MOST_BYTES)
-            self.assertLen(set(threads), 1)
+            # A pool of TensorFlow's may still grow by one; a thread a step,
+            # or a hundred steps, would be many.
+            self.assertLessEqual(max(threads) - min(threads), 1)
 
     @parameterized.parameters(*cases.LONG)
     @pytest.mark.timeout(450)
