@@ -3,7 +3,6 @@
 import os
 import re
 
-import numpy as np
 import tensorflow as tf
 
 import tf_ext
@@ -20,13 +19,13 @@ from tf_ext.distribute.cluster import (
     check_cluster_dict,
     task_from_environment,
 )
+from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.errors import naming_lost_worker
 from tf_ext.distribute.ports import why_not_free
 
 _JOBS = ("chief", "worker")  # In the order of ranks.
 _MISSING = re.compile(r"timed out task names:\s*((?:/job:\S+\s+)+)")
 _TASK = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
-_VERSIONS_BYTES = 64
 
 
 def multi_worker_strategy(
@@ -202,9 +201,9 @@ def _connect(own, timeout_seconds):
 
 def _check_versions(strategy, tasks):
     own = f"{tf_ext.__version__} {tf.__version__}"
-    for (task, address), has in zip(
-        tasks.items(), _gather(strategy, own), strict=True
-    ):
+    gathered = collectives_of(strategy).gather_bytes(own.encode())
+    for (task, address), has in zip(tasks.items(), gathered, strict=True):
+        has = has.decode()
         if has != own:
             versions = [
                 "tf_ext {} with TensorFlow {}".format(*text.split(" "))
@@ -214,21 +213,3 @@ def _check_versions(strategy, tasks):
                 f"{task} at {address} runs {versions[0]}, but this worker runs "
                 f"{versions[1]}. All workers need the same versions."
             )
-
-
-def _gather(strategy, text):
-    """The texts of all workers, in the order of ranks."""
-    code = np.zeros([1, _VERSIONS_BYTES], np.int32)
-    data = text.encode()[:_VERSIONS_BYTES]
-    code[0, : len(data)] = list(data)
-
-    @tf.function
-    def gather():
-        return strategy.run(
-            lambda: tf.distribute.get_replica_context().all_gather(
-                tf.constant(code), axis=0
-            )
-        )
-
-    (codes,) = strategy.experimental_local_results(gather())
-    return [bytes(filter(None, line)).decode() for line in codes.numpy()]

@@ -119,12 +119,14 @@ class EmbeddingFeatures(keras.layers.Layer):
     def call(self, inputs, training=None):
         """Embeds a batch; see the class."""
         insert = _as_flag(training, self.trainable)
+        transport = get_transport(self.tables)
         error = None
-        if get_transport(self.tables).shares_errors:
+        if transport.shares_errors:
             bags, error = columns_to_bags_or_error(self._sets.columns, inputs)
         else:
             bags = columns_to_bags(self._sets.columns, inputs)
-        pulled = self._pull(self._sets.split(bags), insert, error)
+        parts = self._sets.split(bags)
+        pulled = self._pull(transport, parts, insert, error)
         outputs = {
             table.name: self._combine(rows, columns, unique, part)
             for table, columns, (rows, unique, part) in zip(
@@ -133,7 +135,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         }
         return outputs if self._several else outputs[self.tables[0].name]
 
-    def _pull(self, parts, insert, error):
+    def _pull(self, transport, parts, insert, error):
         """Rows for each table: a list of (rows, unique, bags)."""
         # One unique for tables that read the same columns.
         uniques = {}
@@ -149,7 +151,7 @@ class EmbeddingFeatures(keras.layers.Layer):
             )
             for table, part in zip(self.tables, parts)
         ]
-        rows = pull_differentiable(requests, self.trainable, error)
+        rows = pull_differentiable(transport, requests, self.trainable, error)
         return [
             (r, request.unique, part.bags)
             for r, request, part in zip(rows, requests, parts)
@@ -225,10 +227,11 @@ class EmbeddingFeatures(keras.layers.Layer):
         return cls(columns[0], tables[0], **config)
 
 
-def pull_differentiable(requests, trainable=True, error=None):
+def pull_differentiable(transport, requests, trainable=True, error=None):
     """Reads rows so that their gradient goes to the tables' shadows.
 
     Args:
+      transport: that of the tables.
       requests: list of PullRequest of distinct signs.
       trainable: bool; if False no gradient flows.
       error: string scalar, what is wrong with the batch, or ""; None where
@@ -237,7 +240,7 @@ def pull_differentiable(requests, trainable=True, error=None):
     Returns:
       List of float32 `[n, dim]`.
     """
-    rows = get_transport([r.table for r in requests]).pull(requests, error)
+    rows = transport.pull(requests, error)
     return [
         _attach_gradient(request, pulled)
         if trainable and request.table.trainable

@@ -296,6 +296,11 @@ def _product(shape):
     return tf.reduce_prod(tf.stack(_int64(shape)))
 
 
+def makes_dataset(x):
+    """Whether `x` of `fit` is a function that makes a dataset."""
+    return callable(x) and not isinstance(x, tf.data.Dataset)
+
+
 def make_dataset(
     x,
     y=None,
@@ -327,7 +332,7 @@ def make_dataset(
     Raises:
       ValueError: arguments that do not go together; the message says which.
     """
-    if callable(x) and not isinstance(x, tf.data.Dataset):
+    if makes_dataset(x):
         x = x(context or tf.distribute.InputContext())
     if isinstance(x, tf.data.Dataset):
         for name, value in (

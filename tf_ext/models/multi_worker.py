@@ -15,7 +15,7 @@ from tf_ext.data import shares
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.errors import naming_lost_worker
 from tf_ext.layers.batch_normalization import BatchNormalization
-from tf_ext.models.feed import example_of
+from tf_ext.models.feed import example_of, makes_dataset
 from tf_ext.models.loop import Loop, dataset_of
 from tf_ext.optimizers.share import sample_share
 
@@ -279,7 +279,7 @@ def _share_of(arguments, collectives):
     x = arguments["x"]
     if isinstance(x, tf.distribute.DistributedDataset):
         return x
-    if callable(x) and not isinstance(x, tf.data.Dataset):
+    if makes_dataset(x):
         context = tf.distribute.InputContext(workers, rank, workers)
         return shares.in_step(dataset_of(arguments, context=context))
     dataset = dataset_of(arguments, seed=_common_seed(collectives))

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import naming_lost_server
-from tf_ext.models.feed import Feed, WorkerFeed, example_of
+from tf_ext.models.feed import Feed, WorkerFeed, example_of, makes_dataset
 from tf_ext.models.loop import Loop, dataset_of
 from tf_ext.models.steps import STALENESS, InFlight, StepFunctions
 from tf_ext.optimizers import Optimizer
@@ -91,7 +91,7 @@ class ParameterServerLoop(Loop):
 
     def _training_feed(self, arguments):
         x, steps = arguments["x"], arguments["steps_per_epoch"]
-        if callable(x) and not isinstance(x, tf.data.Dataset):
+        if makes_dataset(x):
             return WorkerFeed(
                 self._coordinator, x, steps, arguments["class_weight"]
             )

@@ -110,6 +110,11 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
             return self.collectives.size
         return 1 + len(self._more_handles)
 
+    @property
+    def first_shard(self):
+        """Which of all shards the first in reach is, an int."""
+        return 0 if self.collectives is None else self.collectives.rank
+
     def pull(self, signs, split_sizes, insert, dim):
         """Weights of signs, all shards asked side by side.
 
@@ -196,7 +201,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
 
     def _mine(self, parts):
         """(i, (shard, part)) of the parts of shards in reach."""
-        first = 0 if self.collectives is None else self.collectives.rank
+        first = self.first_shard
         return enumerate(zip(self.shards, parts[first:]), first)
 
     def chunks(self):
@@ -205,8 +210,10 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         The first of several workers gets all, the others none; all of them
         have to call this, and to close it if they stop before the end.
         """
-        limit = max(1, _CHUNK_BYTES // self.bytes_per_row // self.num_shards)
+        limit = max(1, _CHUNK_BYTES // self.bytes_per_row)
         if self.collectives is not None:
+            # Those of all workers come at a time.
+            limit = max(1, limit // self.num_shards)
             yield from gathered_chunks(
                 self.collectives, self.shards[0], self._fields, limit
             )

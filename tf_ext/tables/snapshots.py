@@ -66,7 +66,7 @@ def save(
     """
     path = normalised(path)
     what = f"Saving table {description.label!r} in {path!r}"
-    first = _is_first(rows)
+    first = rows.first_shard == 0  # It writes what is written once.
     with _together(rows, what):
         chain = _check_chain(rows, description.label, path, incremental, base)
         _check_rate(max_bytes_per_second)
@@ -142,11 +142,6 @@ def _save_shard(shard, path, snapshot_id, **options):
         )
     ]
     return files, int(chunk_bytes)
-
-
-def _is_first(rows):
-    """Whether this process writes what is written once."""
-    return rows.collectives is None or rows.collectives.rank == 0
 
 
 def _common_id(rows):
@@ -368,8 +363,7 @@ def _on_each(rows, function, done=None):
     done = [] if done is None else done
     shards = rows.shards
     if len(shards) == 1:
-        index = 0 if rows.collectives is None else rows.collectives.rank
-        results = [function(index, shards[0])]
+        results = [function(rows.first_shard, shards[0])]
         done.append(shards[0])
         return results
     with concurrent.futures.ThreadPoolExecutor(len(shards)) as pool:
