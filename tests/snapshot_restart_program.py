@@ -1,14 +1,16 @@
 """One life of a training with TableSnapshot; `snapshot_restart_test` runs it.
 
-    snapshot_restart_program.py first DIRECTORY   is interrupted
+    snapshot_restart_program.py first DIRECTORY   is killed
     snapshot_restart_program.py second DIRECTORY  goes on to the end
-    snapshot_restart_program.py whole DIRECTORY   is never interrupted
+    snapshot_restart_program.py whole DIRECTORY   is never killed
 
 The last two write what their models hold to DIRECTORY/<life>_<case>.npz;
 cases of the same data share a whole life.
 """
 
+import os
 import pathlib
+import signal
 import sys
 
 import tensorflow as tf
@@ -22,6 +24,20 @@ STEPS = 7  # of an epoch
 
 
 def _batches():
+    """Arguments of fit: a dataset."""
+    return {"x": _dataset()}
+
+
+def _endless_batches():
+    # 18 batches: the position does not follow from the epoch's.
+    return {"x": _dataset().repeat(), "steps_per_epoch": 6}
+
+
+def _unknown_length():
+    return {"x": _dataset().filter(lambda *_: True)}
+
+
+def _dataset():
     features, labels = zip(*map(batch, range(STEPS)))
     features = {"user": [f["user"] for f in features]}
     return tf.data.Dataset.from_tensor_slices((features, list(labels)))
@@ -38,28 +54,22 @@ def _arrays():
 
 
 def cases():
-    """Arguments by case: of TableSnapshot, of fit, the step of the kill."""
-    dataset = {"x": _batches()}
+    """By case: arguments of TableSnapshot, those of fit, the step of the kill.
+
+    Those of fit are made by a function: a process that forks others must not
+    have run TensorFlow.
+    """
     every = {
-        "inside_an_epoch": ({"steps": 5}, dataset, 13),
-        "at_the_end_of_an_epoch": ({}, dataset, 10),
-        "at_the_last_step_of_an_epoch": ({"steps": 7}, dataset, 10),
-        "incremental": ({"steps": 1, "incremental": True}, dataset, 12),
-        "endless": (
-            {"steps": 5},
-            # 18 batches: the position does not follow from the epoch's.
-            {"x": _batches().repeat(), "steps_per_epoch": 6},
-            14,
-        ),
-        "unknown_length_at_the_last_step": (
-            {"steps": 7},
-            {"x": _batches().filter(lambda *_: True)},
-            8,
-        ),
-        "arrays": ({"steps": 3}, _arrays(), 11),
+        "inside_an_epoch": ({"steps": 5}, _batches, 13),
+        "at_the_end_of_an_epoch": ({}, _batches, 10),
+        "at_the_last_step_of_an_epoch": ({"steps": 7}, _batches, 10),
+        "incremental": ({"steps": 1, "incremental": True}, _batches, 12),
+        "endless": ({"steps": 5}, _endless_batches, 14),
+        "unknown_length_at_the_last_step": ({"steps": 7}, _unknown_length, 8),
+        "arrays": ({"steps": 3}, _arrays, 11),
     }
     if IS_KERAS_3:
-        every["accumulated"] = ({"steps": 5}, dataset, 13)
+        every["accumulated"] = ({"steps": 5}, _batches, 13)
     return every
 
 
@@ -70,7 +80,7 @@ def whole_of(case):
 
 
 class Kill(keras.callbacks.Callback):
-    """Ends the training after a number of steps."""
+    """Kills the process after a number of steps."""
 
     def __init__(self, step):
         super().__init__()
@@ -79,7 +89,7 @@ class Kill(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
         if self.left == 0:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Seen(keras.callbacks.Callback):
@@ -109,46 +119,55 @@ def _model(case):
     return make_model(dense, ["adam_row", "sgd_scheduled"])
 
 
-def _fit(model, arguments, callbacks):
-    return model.fit(**arguments, epochs=EPOCHS, verbose=0, callbacks=callbacks)
+def _fit(model, make_arguments, callbacks):
+    return model.fit(
+        **make_arguments(), epochs=EPOCHS, verbose=0, callbacks=callbacks
+    )
 
 
 def first_life(directory, case):
-    options, arguments, step = cases()[case]
+    child = os.fork()
+    if child == 0:
+        try:
+            _be_killed(directory, case)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, (case, status)
+
+
+def _be_killed(directory, case):
+    options, make_arguments, step = cases()[case]
     snapshot = tf_ext.callbacks.TableSnapshot(
         directory / case, keep=2, **options
     )
-    try:
-        _fit(_model(case), arguments, [snapshot, Kill(step)])
-    except KeyboardInterrupt:
-        return
-    raise AssertionError("fit was not interrupted")
+    _fit(_model(case), make_arguments, [snapshot, Kill(step)])
 
 
 def second_life(directory, case):
-    options, arguments, _ = cases()[case]
+    options, make_arguments, _ = cases()[case]
     snapshot = tf_ext.callbacks.TableSnapshot(
         directory / case, keep=2, **options
     )
     seen = Seen()
     model = _model(case)
-    history = _fit(model, arguments, [snapshot, seen])
+    history = _fit(model, make_arguments, [snapshot, seen])
     dump(model, directory / f"second_{case}.npz")
     print(case, *seen.calls, *history.epoch)
     if case != "arrays":
         return
     # The callback goes on with the model as it is.
     before = model.optimizer.iterations.numpy()
-    model.fit(**arguments, epochs=1, verbose=0, callbacks=[snapshot])
+    model.fit(**make_arguments(), epochs=1, verbose=0, callbacks=[snapshot])
     assert model.optimizer.iterations.numpy() > before
 
 
 def whole_life(directory, case):
     if whole_of(case) != case:
         return
-    _, arguments, _ = cases()[case]
+    _, make_arguments, _ = cases()[case]
     model = _model(case)
-    _fit(model, arguments, [])
+    _fit(model, make_arguments, [])
     dump(model, directory / f"whole_{case}.npz")
 
 
