@@ -2,7 +2,7 @@
 
 import pytest
 from absl.testing import absltest, parameterized
-from processes import CLUSTER_TESTS, run_test_file
+from processes import CLUSTER_TESTS, run_test_files
 
 
 @pytest.mark.timeout(660)
@@ -11,7 +11,7 @@ class ClusterTest(parameterized.TestCase):
         *((path.stem, path) for path in sorted(CLUSTER_TESTS))
     )
     def test_passes(self, path):
-        run_test_file(path)
+        run_test_files([path])
 
 
 if __name__ == "__main__":

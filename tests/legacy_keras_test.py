@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 from absl.testing import absltest, parameterized
-from processes import run_test_file
+from processes import CLUSTER_TESTS, run_test_files
 
 _TESTS = pathlib.Path(__file__).resolve().parent
 
@@ -61,24 +61,36 @@ _SLOW = {
 }
 
 
+# A process's start takes as long as many a file.
+_PROCESSES = 6
+
+_FILES = [
+    path
+    for path in sorted(_TESTS.glob("*_test.py"))
+    if path.name not in _WITHOUT_KERAS | _SLOW
+]
+_TOGETHER = [path for path in _FILES if path not in CLUSTER_TESTS]
+_ALONE = [path for path in _FILES if path in CLUSTER_TESTS]
+
+
 @pytest.mark.timeout(660)
 class LegacyKerasTest(parameterized.TestCase):
     @parameterized.named_parameters(
         *(
-            (path.stem, path.name)
-            for path in sorted(_TESTS.glob("*_test.py"))
-            if path.name not in _WITHOUT_KERAS | _SLOW
-        )
+            (f"{i}_of_{_PROCESSES}", _TOGETHER[i::_PROCESSES])
+            for i in range(_PROCESSES)
+        ),
+        *((path.stem, [path]) for path in _ALONE),
     )
-    def test_passes(self, name):
-        run_test_file(_TESTS / name, TF_USE_LEGACY_KERAS="1")
+    def test_passes(self, files):
+        run_test_files(files, TF_USE_LEGACY_KERAS="1")
 
     @parameterized.named_parameters(
         *((name.removesuffix(".py"), name) for name in sorted(_SLOW))
     )
     @pytest.mark.slow
     def test_passes_slow(self, name):
-        run_test_file(_TESTS / name, TF_USE_LEGACY_KERAS="1")
+        run_test_files([_TESTS / name], TF_USE_LEGACY_KERAS="1")
 
     def test_files_exist(self):
         for name in _WITHOUT_KERAS | _SLOW:

@@ -68,11 +68,11 @@ def run(program, *arguments, timeout_seconds=300):
     return done.stdout
 
 
-def run_test_file(path, **environment):
-    """Runs a file of tests in a process of its own.
+def run_test_files(paths, **environment):
+    """Runs files of tests in a process of their own.
 
     Args:
-      path: pathlib.Path of the file.
+      paths: list of pathlib.Path.
       **environment: variables of the environment that are set for it.
 
     Raises:
@@ -80,7 +80,7 @@ def run_test_file(path, **environment):
     """
     done = subprocess.run(
         [
-            *[sys.executable, "-m", "pytest", str(path)],
+            *[sys.executable, "-m", "pytest", *map(str, paths)],
             *["-q", "-n", "0", "-p", "no:cacheprovider", "--durations=5"],
         ],
         cwd=_TESTS.parent,
@@ -92,7 +92,8 @@ def run_test_file(path, **environment):
         check=False,
     )
     if done.returncode not in (0, _NO_TESTS_COLLECTED):
-        raise AssertionError(f"{path.name} failed:\n{done.stdout}")
+        names = ", ".join(path.name for path in paths)
+        raise AssertionError(f"{names} failed:\n{done.stdout}")
 
 
 def is_running(pid):
