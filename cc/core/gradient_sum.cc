@@ -1,7 +1,6 @@
 #include "cc/core/gradient_sum.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <string>
 
@@ -17,35 +16,62 @@ constexpr int64_t kMaxSumBlocks = 16;
 // Values ahead of the current one whose sums are prefetched.
 constexpr int64_t kAhead = 16;
 
-// The sums [begin, end), which belong to one block. Long ones are set to zero
-// just before they are first needed, as far as segments rise.
+// The sums [begin, end), which belong to one block. A sum is set when it is
+// first needed, as far as segments rise; those that are passed over are zero.
 template <int64_t kDim>
-void SumRange(const float* values, const int32_t* segments, int64_t n,
-              int64_t any_dim, int64_t begin, int64_t end, float* sums) {
-  const int64_t dim = kDim == 0 ? any_dim : kDim;
-  const auto is_own = [begin, end](int64_t segment) {
-    return segment >= begin && segment < end;
-  };
-  int64_t zeroed = begin;
-  if (dim < kDimPerSumBlock) {
-    std::fill(sums + begin * dim, sums + end * dim, 0.0f);
-    zeroed = end;
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n && is_own(segments[i + kAhead])) {
-      __builtin_prefetch(sums + segments[i + kAhead] * dim, 1);
+class BlockSums {
+ public:
+  BlockSums(int64_t dim, int64_t begin, int64_t end, float* sums)
+      : dim_(dim), begin_(begin), end_(end), next_(begin), sums_(sums) {}
+
+  void Add(const float* values, const int32_t* segments, int64_t n) {
+    const int64_t dim = kDim == 0 ? dim_ : kDim;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + kAhead < n && IsOwn(segments[i + kAhead])) {
+        __builtin_prefetch(sums_ + segments[i + kAhead] * dim, 1);
+      }
+      const int64_t segment = segments[i];
+      if (!IsOwn(segment)) continue;
+      const float* __restrict from = values + i * dim;
+      float* __restrict to = sums_ + segment * dim;
+      if (segment >= next_) {
+        ZeroUpTo(segment);
+        next_ = segment + 1;
+        // Not a copy: a sum that starts from 0 is never -0.
+        for (int64_t d = 0; d < dim; ++d) to[d] = from[d] + 0.0f;
+      } else {
+        for (int64_t d = 0; d < dim; ++d) to[d] += from[d];
+      }
     }
-    const int64_t segment = segments[i];
-    if (!is_own(segment)) continue;
-    if (segment >= zeroed) {
-      std::fill(sums + zeroed * dim, sums + (segment + 1) * dim, 0.0f);
-      zeroed = segment + 1;
-    }
-    const float* __restrict from = values + i * dim;
-    float* __restrict to = sums + segment * dim;
-    for (int64_t d = 0; d < dim; ++d) to[d] += from[d];
   }
-  std::fill(sums + zeroed * dim, sums + end * dim, 0.0f);
+
+  void Finish() { ZeroUpTo(end_); }
+
+ private:
+  bool IsOwn(int64_t segment) const {
+    return segment >= begin_ && segment < end_;
+  }
+
+  void ZeroUpTo(int64_t segment) {
+    std::fill(sums_ + next_ * dim_, sums_ + segment * dim_, 0.0f);
+  }
+
+  const int64_t dim_;
+  const int64_t begin_;
+  const int64_t end_;
+  int64_t next_;  // the first sum that is not set yet
+  float* const sums_;
+};
+
+template <int64_t kDim>
+void SumBlock(const std::vector<ValuePart>& parts, const int32_t* segments,
+              int64_t dim, int64_t begin, int64_t end, float* sums) {
+  BlockSums<kDim> block(dim, begin, end, sums);
+  for (const ValuePart& part : parts) {
+    block.Add(part.values, segments, part.n);
+    segments += part.n;
+  }
+  block.Finish();
 }
 
 Status CheckSegments(const int32_t* segments, int64_t n, int64_t count) {
@@ -65,41 +91,32 @@ Status CheckSegments(const int32_t* segments, int64_t n, int64_t count) {
 
 }  // namespace
 
-Status SumSegments(const float* values, const int32_t* segments, int64_t n,
+Status SumSegments(const std::vector<ValuePart>& parts, const int32_t* segments,
                    int64_t dim, int64_t count, const ParallelFor& parallel_for,
                    float* sums) {
+  int64_t n = 0;
+  for (const ValuePart& part : parts) n += part.n;
   const Status status = CheckSegments(segments, n, count);
   if (!status.ok()) return status;
   const int64_t blocks =
       std::max<int64_t>(1, std::min({n * dim / kFloatsPerBlock,
                                      dim / kDimPerSumBlock, kMaxSumBlocks}));
-  RunBlocks(blocks, parallel_for, [=](int64_t block) {
-    const int64_t begin = count * block / blocks;
-    const int64_t end = count * (block + 1) / blocks;
-    const auto sum = dim == 1    ? SumRange<1>
-                     : dim == 8  ? SumRange<8>
-                     : dim == 16 ? SumRange<16>
-                     : dim == 32 ? SumRange<32>
-                                 : SumRange<0>;
-    sum(values, segments, n, dim, begin, end, sums);
+  RunBlocks(blocks, parallel_for, [&, blocks](int64_t block) {
+    const auto sum = dim == 1    ? SumBlock<1>
+                     : dim == 8  ? SumBlock<8>
+                     : dim == 16 ? SumBlock<16>
+                     : dim == 32 ? SumBlock<32>
+                                 : SumBlock<0>;
+    sum(parts, segments, dim, count * block / blocks,
+        count * (block + 1) / blocks, sums);
   });
   return Status::Ok();
 }
 
-bool AllWithin(const float* values, int64_t n, float limit,
-               const ParallelFor& parallel_for) {
-  std::atomic<bool> all{true};
-  const int64_t blocks = std::max<int64_t>(1, n / kFloatsPerBlock);
-  RunBlocks(blocks, parallel_for,
-            [&all, values, n, limit, blocks](int64_t block) {
-              const int64_t end = n * (block + 1) / blocks;
-              int beyond = 0;
-              for (int64_t i = n * block / blocks; i < end; ++i) {
-                beyond |= !(std::fabs(values[i]) <= limit);
-              }
-              if (beyond != 0) all.store(false, std::memory_order_relaxed);
-            });
-  return all.load(std::memory_order_relaxed);
+bool AllWithin(const float* values, int64_t n, float limit) {
+  int beyond = 0;
+  for (int64_t i = 0; i < n; ++i) beyond |= !(std::fabs(values[i]) <= limit);
+  return beyond == 0;
 }
 
 }  // namespace tf_ext

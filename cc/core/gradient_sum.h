@@ -3,30 +3,37 @@
 #define TF_EXT_CC_CORE_GRADIENT_SUM_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "cc/core/parallel.h"
 #include "cc/core/status.h"
 
 namespace tf_ext {
 
-// sums[s] = the sum of values[i] with segments[i] == s, in the order of i,
-// starting from 0: the same bits whatever the number of threads.
+// Some of the values to sum: n rows of them.
+struct ValuePart {
+  const float* values;
+  int64_t n;
+};
+
+// sums[s] = the sum of the rows i of all parts, one part after the other, with
+// segments[i] == s, in the order of i, starting from 0: the same bits whatever
+// the number of threads.
 //
-//   values    (n * dim)
+//   parts     n rows of dim values together
 //   segments  (n)            0 to count - 1, in any order
 //   sums      (count * dim)  zeros where there is no value
 //
 // Fastest where most segments appear in rising order, as those of
 // UniqueByShard do for one shard.
-Status SumSegments(const float* values, const int32_t* segments, int64_t n,
+Status SumSegments(const std::vector<ValuePart>& parts, const int32_t* segments,
                    int64_t dim, int64_t count, const ParallelFor& parallel_for,
                    float* sums);
 
 // Whether -limit <= value <= limit for all of them; NaN is not.
 //
 //   values  (n)
-bool AllWithin(const float* values, int64_t n, float limit,
-               const ParallelFor& parallel_for);
+bool AllWithin(const float* values, int64_t n, float limit);
 
 }  // namespace tf_ext
 

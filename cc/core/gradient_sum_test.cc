@@ -25,9 +25,13 @@ std::vector<float> Sums(const std::vector<float>& values,
                         int64_t count) {
   // What is there before must not matter.
   std::vector<float> sums(count * dim, -7.0f);
-  const Status status = SumSegments(values.data(), segments.data(),
-                                    static_cast<int64_t>(segments.size()), dim,
-                                    count, BackwardsFor, sums.data());
+  const int64_t n = static_cast<int64_t>(segments.size());
+  const int64_t first = n / 3;
+  const Status status =
+      SumSegments({{values.data(), first},
+                   {nullptr, 0},
+                   {values.data() + first * dim, n - first}},
+                  segments.data(), dim, count, BackwardsFor, sums.data());
   EXPECT_TRUE(status.ok()) << status.message();
   return sums;
 }
@@ -80,7 +84,7 @@ TEST(SumSegments, RefusesSegmentsThatAreNotThere) {
     const int32_t segments[2] = {1, bad};
     float sums[2];
     const Status status =
-        SumSegments(values, segments, 2, 1, 2, SerialFor, sums);
+        SumSegments({{values, 2}}, segments, 1, 2, SerialFor, sums);
     EXPECT_EQ(status.message(), "segments[1] is " + std::to_string(bad) +
                                     "; it must be at least 0 and below "
                                     "count, 2.");
@@ -90,18 +94,18 @@ TEST(SumSegments, RefusesSegmentsThatAreNotThere) {
 TEST(AllWithin, LooksAtEveryValue) {
   for (const int64_t n : {1, 5, 100000}) {
     std::vector<float> values(n, -2.0f);
-    EXPECT_TRUE(AllWithin(values.data(), n, 2.0f, BackwardsFor));
+    EXPECT_TRUE(AllWithin(values.data(), n, 2.0f));
     for (const float bad :
          {2.5f, -2.5f, std::nanf(""), std::numeric_limits<float>::infinity()}) {
       for (const int64_t place : {int64_t{0}, n / 2, n - 1}) {
         values[place] = bad;
-        EXPECT_FALSE(AllWithin(values.data(), n, 2.0f, BackwardsFor))
+        EXPECT_FALSE(AllWithin(values.data(), n, 2.0f))
             << bad << " at " << place << " of " << n;
         values[place] = 2.0f;
       }
     }
   }
-  EXPECT_TRUE(AllWithin(nullptr, 0, 2.0f, SerialFor));
+  EXPECT_TRUE(AllWithin(nullptr, 0, 2.0f));
 }
 
 }  // namespace

@@ -2,13 +2,17 @@
 // that was found elsewhere.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/gradient_sum.h"
+#include "cc/core/parallel.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/register_types.h"
@@ -25,6 +29,73 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
+
+// What a thread copies at a time: some 20 microseconds of work.
+constexpr int64_t kBytesPerBlock = 128 << 10;
+// What is looked at while it is still in a core's own cache.
+constexpr int64_t kCheckedBytes = 16 << 10;
+
+// Copies between buffers, done side by side.
+class Copies {
+ public:
+  // Copies nothing, but zeros, from nullptr.
+  void Add(const void* from, void* to, int64_t bytes) {
+    const char* source = static_cast<const char*>(from);
+    char* target = static_cast<char*>(to);
+    bytes_ += bytes;
+    while (bytes > 0) {
+      const int64_t count = std::min(bytes, kBytesPerBlock);
+      copies_.push_back({source, target, count});
+      if (source != nullptr) source += count;
+      target += count;
+      bytes -= count;
+    }
+  }
+
+  // Whether all floats are within the limit, if that is not 0.
+  bool Run(float limit, const ParallelFor& parallel_for) const {
+    std::atomic<bool> within{true};
+    const int64_t count = static_cast<int64_t>(copies_.size());
+    const int64_t blocks = std::clamp<int64_t>(bytes_ / kBytesPerBlock, 1,
+                                               std::max<int64_t>(1, count));
+    RunBlocks(blocks, parallel_for, [&](int64_t block) {
+      for (int64_t i = count * block / blocks; i < count * (block + 1) / blocks;
+           ++i) {
+        if (!RunOne(copies_[i], limit)) within = false;
+      }
+    });
+    return within;
+  }
+
+ private:
+  struct Copy {
+    const char* from;
+    char* to;
+    int64_t bytes;
+  };
+
+  static bool RunOne(const Copy& copy, float limit) {
+    if (copy.from == nullptr) {
+      std::memset(copy.to, 0, copy.bytes);
+      return true;
+    }
+    if (limit == 0) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+      return true;
+    }
+    bool within = true;
+    for (int64_t done = 0; done < copy.bytes; done += kCheckedBytes) {
+      const int64_t bytes = std::min(kCheckedBytes, copy.bytes - done);
+      std::memcpy(copy.to + done, copy.from + done, bytes);
+      within &= AllWithin(reinterpret_cast<const float*>(copy.to + done),
+                          bytes / sizeof(float), limit);
+    }
+    return within;
+  }
+
+  std::vector<Copy> copies_;
+  int64_t bytes_ = 0;
+};
 
 // What `values[index]` has for each peer.
 struct Part {
@@ -65,7 +136,13 @@ absl::Status CheckPart(int index, const Tensor& values,
 template <typename T>
 class ExchangePackOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit ExchangePackOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("limit", &limit_));
+    OP_REQUIRES(
+        ctx, limit_ == 0 || (limit_ > 0 && std::is_same_v<T, float>),
+        absl::InvalidArgumentError(absl::StrCat(
+            "limit must be 0, or above 0 for floats, but is ", limit_, ".")));
+  }
 
   void Compute(OpKernelContext* ctx) override {
     OpInputList values, split_sizes;
@@ -76,6 +153,11 @@ class ExchangePackOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckMatrix("header", header));
     OP_REQUIRES_OK(ctx, CheckScalar("width", width_tensor));
     const int64_t peers = header.dim_size(0);
+    OP_REQUIRES(ctx, limit_ == 0 || header.dim_size(1) > 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "header must have a column if there is a limit, but its "
+                    "shape is ",
+                    header.shape().DebugString(), ".")));
     const int64_t header_bytes = header.dim_size(1) * sizeof(T);
     const int64_t width = width_tensor.scalar<int64_t>()();
 
@@ -101,27 +183,74 @@ class ExchangePackOp : public OpKernel {
     Tensor* packed = nullptr;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({peers, width}), &packed));
+    Copies copies;
     char* row = reinterpret_cast<char*>(packed->data());
     const char* head = reinterpret_cast<const char*>(header.data());
     for (int64_t peer = 0; peer < peers; ++peer) {
       char* to = row;
-      Append(head + peer * header_bytes, header_bytes, &to);
+      if (header_bytes != 0) {
+        std::memcpy(to, head + peer * header_bytes, header_bytes);
+      }
+      to += header_bytes;
       for (Part& part : parts) {
         const int64_t bytes = part.split_sizes[peer] * part.row_bytes;
-        Append(part.data, bytes, &to);
+        copies.Add(part.data, to, bytes);
         part.data += bytes;
+        to += bytes;
       }
       row += width * sizeof(T);
-      if (row != to) std::memset(to, 0, row - to);
+      copies.Add(nullptr, to, row - to);
+    }
+    const bool within = copies.Run(limit_, MakeParallelFor(ctx));
+    if (limit_ != 0 && peers > 0) {
+      packed->matrix<T>().chip(0, 1).setConstant(within ? 0 : 1);
     }
   }
 
  private:
-  static void Append(const char* from, int64_t bytes, char** to) {
-    if (bytes != 0) std::memcpy(*to, from, bytes);
-    *to += bytes;
-  }
+  float limit_ = 0;
 };
+
+// The numbers may come from another machine: they are never trusted.
+absl::Status CheckCounts(const Tensor& packed, const Tensor& counts_tensor,
+                         const std::vector<int32_t>& dims, int64_t offset) {
+  TF_RETURN_IF_ERROR(CheckMatrix("packed", packed));
+  TF_RETURN_IF_ERROR(CheckMatrix("counts", counts_tensor));
+  const int64_t peers = packed.dim_size(0);
+  const int64_t count = static_cast<int64_t>(dims.size());
+  if (counts_tensor.dim_size(0) != count ||
+      counts_tensor.dim_size(1) != peers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("counts must be of shape [", count, ", ", peers,
+                     "] (dims, rows of packed), but its shape is ",
+                     counts_tensor.shape().DebugString(), "."));
+  }
+  const auto counts = counts_tensor.matrix<int64_t>();
+  for (int64_t peer = 0; peer < peers; ++peer) {
+    int64_t left = packed.dim_size(1) - offset;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t rows = counts(i, peer);
+      const int64_t most = left < 0       ? -1
+                           : dims[i] == 0 ? int64_t{1} << 40
+                                          : left / dims[i];
+      if (rows < 0 || rows > most) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "counts[", i, "][", peer, "] must be from 0 to ",
+            std::max<int64_t>(most, 0), ", what the rest of row ", peer,
+            " of packed holds after offset ", offset, ", but is ", rows, "."));
+      }
+      left -= rows * dims[i];
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDims(const std::vector<int32_t>& dims) {
+  if (*std::min_element(dims.begin(), dims.end()) >= 0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("dims must not be negative.");
+}
 
 template <typename T>
 class ExchangeUnpackOp : public OpKernel {
@@ -135,16 +264,13 @@ class ExchangeUnpackOp : public OpKernel {
                 absl::InvalidArgumentError(
                     absl::StrCat("dims must have N = ", count,
                                  " values, but has ", dims_.size(), ".")));
-    OP_REQUIRES(ctx, *std::min_element(dims_.begin(), dims_.end()) >= 0,
-                absl::InvalidArgumentError("dims must not be negative."));
+    OP_REQUIRES_OK(ctx, CheckDims(dims_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& packed = ctx->input(0);
     const Tensor& counts_tensor = ctx->input(1);
-    OP_REQUIRES_OK(ctx, CheckMatrix("packed", packed));
-    OP_REQUIRES_OK(ctx, CheckMatrix("counts", counts_tensor));
-    OP_REQUIRES_OK(ctx, CheckCounts(packed, counts_tensor));
+    OP_REQUIRES_OK(ctx, CheckCounts(packed, counts_tensor, dims_, offset_));
     const auto counts = counts_tensor.matrix<int64_t>();
     const int64_t peers = packed.dim_size(0);
     const int64_t width = packed.dim_size(1);
@@ -159,53 +285,114 @@ class ExchangeUnpackOp : public OpKernel {
           ctx, outputs.allocate(i, TensorShape({rows, dims_[i]}), &output));
       to[i] = reinterpret_cast<char*>(output->data());
     }
+    Copies copies;
     const char* data = reinterpret_cast<const char*>(packed.data());
     for (int64_t peer = 0; peer < peers; ++peer) {
       const char* from = data + (peer * width + offset_) * sizeof(T);
       for (size_t i = 0; i < dims_.size(); ++i) {
         const int64_t bytes = counts(i, peer) * dims_[i] * sizeof(T);
-        if (bytes != 0) std::memcpy(to[i], from, bytes);
+        copies.Add(from, to[i], bytes);
         to[i] += bytes;
         from += bytes;
       }
     }
+    copies.Run(0, MakeParallelFor(ctx));
   }
 
  private:
-  // The numbers may come from another machine: they are never trusted.
-  absl::Status CheckCounts(const Tensor& packed, const Tensor& counts_tensor) {
-    const int64_t peers = packed.dim_size(0);
-    const int64_t count = static_cast<int64_t>(dims_.size());
-    if (counts_tensor.dim_size(0) != count ||
-        counts_tensor.dim_size(1) != peers) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("counts must be of shape [", count, ", ", peers,
-                       "] (dims, rows of packed), but its shape is ",
-                       counts_tensor.shape().DebugString(), "."));
+  int64_t offset_ = 0;
+  std::vector<int32_t> dims_;
+};
+
+class ExchangeSumOp : public OpKernel {
+ public:
+  explicit ExchangeSumOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("offset", &offset_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("sum_of", &sum_of_));
+    int sums = 0;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &sums));
+    OP_REQUIRES_OK(ctx, CheckDims(dims_));
+    OP_REQUIRES(ctx, sum_of_.size() == dims_.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "sum_of must have a number for each of the ", dims_.size(),
+                    " dims, but has ", sum_of_.size(), ".")));
+    sum_dims_.assign(sums, -1);
+    for (size_t i = 0; i < dims_.size(); ++i) {
+      OP_REQUIRES(ctx, sum_of_[i] >= 0 && sum_of_[i] < sums,
+                  absl::InvalidArgumentError(
+                      absl::StrCat("sum_of[", i, "] must be from 0 to ",
+                                   sums - 1, ", but is ", sum_of_[i], ".")));
+      int32_t& dim = sum_dims_[sum_of_[i]];
+      OP_REQUIRES(ctx, dim == -1 || dim == dims_[i],
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "dims[", i, "] must be that of the other values of sum ",
+                      sum_of_[i], ", ", dim, ", but is ", dims_[i], ".")));
+      dim = dims_[i];
     }
+    for (int i = 0; i < sums; ++i) {
+      OP_REQUIRES(ctx, sum_dims_[i] >= 0,
+                  absl::InvalidArgumentError(
+                      absl::StrCat("sum_of must have each of 0 to ", sums - 1,
+                                   ", but not ", i, ".")));
+    }
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& packed = ctx->input(0);
+    const Tensor& counts_tensor = ctx->input(1);
+    OP_REQUIRES_OK(ctx, CheckCounts(packed, counts_tensor, dims_, offset_));
     const auto counts = counts_tensor.matrix<int64_t>();
-    for (int64_t peer = 0; peer < peers; ++peer) {
-      int64_t left = packed.dim_size(1) - offset_;
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t rows = counts(i, peer);
-        const int64_t most = left < 0        ? -1
-                             : dims_[i] == 0 ? int64_t{1} << 40
-                                             : left / dims_[i];
-        if (rows < 0 || rows > most) {
-          return absl::InvalidArgumentError(absl::StrCat(
-              "counts[", i, "][", peer, "] must be from 0 to ",
-              std::max<int64_t>(most, 0), ", what the rest of row ", peer,
-              " of packed holds after offset ", offset_, ", but is ", rows,
-              "."));
-        }
-        left -= rows * dims_[i];
+    const int64_t peers = packed.dim_size(0);
+    std::vector<int64_t> column(peers, offset_);
+    std::vector<std::vector<ValuePart>> parts(sum_dims_.size());
+    for (size_t i = 0; i < dims_.size(); ++i) {
+      for (int64_t peer = 0; peer < peers; ++peer) {
+        const float* values =
+            packed.flat<float>().data() + peer * packed.dim_size(1);
+        parts[sum_of_[i]].push_back({values + column[peer], counts(i, peer)});
+        column[peer] += counts(i, peer) * dims_[i];
       }
     }
-    return absl::OkStatus();
+    OpInputList segments, totals;
+    OpOutputList sums;
+    OP_REQUIRES_OK(ctx, ctx->input_list("segments", &segments));
+    OP_REQUIRES_OK(ctx, ctx->input_list("totals", &totals));
+    OP_REQUIRES_OK(ctx, ctx->output_list("sums", &sums));
+    for (int i = 0; i < segments.size(); ++i) {
+      OP_REQUIRES_OK(ctx, Sum(ctx, i, parts[i], segments[i], totals[i], &sums));
+    }
+  }
+
+ private:
+  absl::Status Sum(OpKernelContext* ctx, int index,
+                   const std::vector<ValuePart>& parts, const Tensor& segments,
+                   const Tensor& total, OpOutputList* sums) const {
+    TF_RETURN_IF_ERROR(
+        CheckVector(absl::StrCat("segments[", index, "]"), segments));
+    TF_RETURN_IF_ERROR(CheckScalar(absl::StrCat("totals[", index, "]"), total));
+    int64_t n = 0;
+    for (const ValuePart& part : parts) n += part.n;
+    if (segments.dim_size(0) != n) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("segments[", index, "] must be of shape [", n,
+                       "] (the sum of its counts), but its shape is ",
+                       segments.shape().DebugString(), "."));
+    }
+    TensorShape shape;
+    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(
+        {total.scalar<int64_t>()(), sum_dims_[index]}, &shape));
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(sums->allocate(index, shape, &output));
+    return ToTf(SumSegments(
+        parts, segments.flat<int32_t>().data(), sum_dims_[index],
+        shape.dim_size(0), MakeParallelFor(ctx), output->flat<float>().data()));
   }
 
   int64_t offset_ = 0;
   std::vector<int32_t> dims_;
+  std::vector<int32_t> sum_of_;
+  std::vector<int32_t> sum_dims_;
 };
 
 class RaiseErrorOp : public OpKernel {
@@ -235,6 +422,8 @@ REGISTER(int64_t);
 REGISTER(float);
 #undef REGISTER
 
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>ExchangeSum").Device(tensorflow::DEVICE_CPU), ExchangeSumOp);
 REGISTER_KERNEL_BUILDER(Name("TfExt>RaiseError").Device(tensorflow::DEVICE_CPU),
                         RaiseErrorOp);
 

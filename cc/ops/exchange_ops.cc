@@ -38,12 +38,13 @@ absl::Status ExchangePackShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status ExchangeUnpackShape(InferenceContext* c) {
+// Checks `packed` and `counts`, for values with rows of `dims`.
+absl::Status PackedShape(InferenceContext* c, std::vector<int32_t>* dims_attr) {
   ShapeHandle packed, counts;
   TF_RETURN_IF_ERROR(InputOfRank(c, "packed", 2, &packed));
   TF_RETURN_IF_ERROR(InputOfRank(c, "counts", 2, &counts));
-  std::vector<int32_t> dims;
-  TF_RETURN_IF_ERROR(c->GetAttr("dims", &dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("dims", dims_attr));
+  const std::vector<int32_t>& dims = *dims_attr;
   DimensionHandle unused;
   if (!c->Merge(c->Dim(counts, 1), c->Dim(packed, 0), &unused).ok() ||
       !c->WithValue(c->Dim(counts, 0), static_cast<int64_t>(dims.size()),
@@ -54,9 +55,41 @@ absl::Status ExchangeUnpackShape(InferenceContext* c) {
         ", peers] (there are so many dims; packed is ", c->DebugString(packed),
         "), but its shape is ", c->DebugString(counts), "."));
   }
+  return absl::OkStatus();
+}
+
+absl::Status ExchangeUnpackShape(InferenceContext* c) {
+  std::vector<int32_t> dims;
+  TF_RETURN_IF_ERROR(PackedShape(c, &dims));
   for (size_t i = 0; i < dims.size(); ++i) {
     c->set_output(static_cast<int>(i),
                   c->Matrix(c->UnknownDim(), c->MakeDim(dims[i])));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExchangeSumShape(InferenceContext* c) {
+  std::vector<int32_t> dims, sum_of;
+  std::vector<ShapeHandle> segments, totals;
+  TF_RETURN_IF_ERROR(PackedShape(c, &dims));
+  TF_RETURN_IF_ERROR(c->GetAttr("sum_of", &sum_of));
+  TF_RETURN_IF_ERROR(c->input("segments", &segments));
+  TF_RETURN_IF_ERROR(c->input("totals", &totals));
+  for (size_t i = 0; i < segments.size(); ++i) {
+    ShapeHandle unused;
+    TF_RETURN_IF_ERROR(c->WithRank(segments[i], 1, &unused));
+    TF_RETURN_IF_ERROR(c->WithRank(totals[i], 0, &unused));
+    DimensionHandle rows;
+    TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(
+        static_cast<int>(2 + segments.size() + i), &rows));
+    DimensionHandle dim = c->UnknownDim();
+    for (size_t value = 0; value < sum_of.size(); ++value) {
+      if (sum_of[value] != static_cast<int32_t>(i) || value >= dims.size()) {
+        continue;
+      }
+      TF_RETURN_IF_ERROR(c->Merge(dim, c->MakeDim(dims[value]), &dim));
+    }
+    c->set_output(static_cast<int>(i), c->Matrix(rows, dim));
   }
   return absl::OkStatus();
 }
@@ -69,6 +102,7 @@ REGISTER_OP("TfExt>ExchangePack")
     .Output("packed: T")
     .Attr("N: int >= 1")
     .Attr("T: {int64, float}")
+    .Attr("limit: float = 0")
     .SetShapeFn(ExchangePackShape)
     .Doc(R"doc(
 Lays out what goes to each peer in one row of a matrix.
@@ -76,12 +110,16 @@ Lays out what goes to each peer in one row of a matrix.
 Row p is row p of `header`, then peer p's part of each of `values`, flattened,
 then zeros.
 
+With a `limit`, the first column of the header is replaced: by 1 if a value for
+any peer is not within [-limit, limit], as NaN is not, and else by 0.
+
 values: `[n_i, ...]` each, ordered by peer.
 split_sizes: `[peers]` each, how many of the first dimension go to each peer;
   their sum is n_i.
 header: `[peers, h]`.
 width: `[]`, columns of the result; not fewer than any row needs.
 packed: `[peers, width]`.
+limit: 0 for none; only for floats.
 )doc");
 
 REGISTER_OP("TfExt>ExchangeUnpack")
@@ -101,6 +139,34 @@ counts: `[N, peers]`, how many rows of each of `values` are from each peer.
 values: `[sum of counts[i], dims[i]]` each, ordered by peer.
 offset: columns before the values, which are skipped.
 dims: length of a row of each of `values`, N of them.
+)doc");
+
+REGISTER_OP("TfExt>ExchangeSum")
+    .Input("packed: float")
+    .Input("counts: int64")
+    .Input("segments: M * int32")
+    .Input("totals: M * int64")
+    .Output("sums: M * float")
+    .Attr("M: int >= 1")
+    .Attr("offset: int >= 0")
+    .Attr("dims: list(int) >= 1")
+    .Attr("sum_of: list(int) >= 1")
+    .SetShapeFn(ExchangeSumShape)
+    .Doc(R"doc(
+Sums rows of what came from the peers, where ExchangeUnpack would copy them.
+
+The rows of a sum are those of its values, one value after the other, each
+ordered by peer; they are added in that order.
+
+packed: `[peers, width]`, row p from peer p.
+counts: `[values, peers]`, how many rows of each value are from each peer.
+segments: `[n_i]` each, for each of the sum's rows which row of it they are
+  added to, 0 to totals[i] - 1.
+totals: `[]` each, the number of rows of the sum.
+sums: `[totals[i], dim]` each.
+offset: columns before the values, which are skipped.
+dims: length of a row of each value.
+sum_of: which of the sums each value belongs to; their dims have to be equal.
 )doc");
 
 REGISTER_OP("TfExt>RaiseError")

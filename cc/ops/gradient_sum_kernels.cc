@@ -1,4 +1,4 @@
-// Kernels that add gradients up by row, and look whether they may be.
+// The kernel that adds gradients up by row.
 
 #include <cstdint>
 
@@ -12,7 +12,6 @@
 namespace tf_ext {
 namespace {
 
-using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -42,9 +41,9 @@ class SumSegmentsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({count, dim}, &shape));
     Tensor* sums = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &sums));
-    OP_REQUIRES_OK(ctx, ToTf(SumSegments(values.flat<float>().data(),
-                                         segments.flat<int32_t>().data(), n,
-                                         dim, count, MakeParallelFor(ctx),
+    OP_REQUIRES_OK(ctx, ToTf(SumSegments({{values.flat<float>().data(), n}},
+                                         segments.flat<int32_t>().data(), dim,
+                                         count, MakeParallelFor(ctx),
                                          sums->flat<float>().data())));
   }
 
@@ -52,34 +51,7 @@ class SumSegmentsOp : public OpKernel {
   enum Inputs { kValues, kSegments, kCount };
 };
 
-class AllWithinOp : public OpKernel {
- public:
-  explicit AllWithinOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("limit", &limit_));
-  }
-
-  void Compute(OpKernelContext* ctx) override {
-    OpInputList values;
-    OP_REQUIRES_OK(ctx, ctx->input_list("values", &values));
-    const ParallelFor parallel_for = MakeParallelFor(ctx);
-    bool within = true;
-    for (const Tensor& tensor : values) {
-      within = within && AllWithin(tensor.flat<float>().data(),
-                                   tensor.NumElements(), limit_, parallel_for);
-    }
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
-    output->scalar<bool>()() = within;
-  }
-
- private:
-  float limit_ = 0;
-};
-
 REGISTER_KERNEL_BUILDER(
     Name("TfExt>SumSegments").Device(tensorflow::DEVICE_CPU), SumSegmentsOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>AllWithin").Device(tensorflow::DEVICE_CPU),
-                        AllWithinOp);
-
 }  // namespace
 }  // namespace tf_ext

@@ -1,4 +1,4 @@
-// The interface of the ops that add gradients up by row.
+// The interface of the op that adds gradients up by row.
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -42,22 +42,6 @@ values: `[n, dim]`.
 segments: `[n]`, 0 to count - 1.
 count: `[]`.
 sums: `[count, dim]`.
-)doc");
-
-REGISTER_OP("TfExt>AllWithin")
-    .Input("values: N * float")
-    .Output("within: bool")
-    .Attr("N: int >= 1")
-    .Attr("limit: float")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-Whether -limit <= value <= limit for all values; NaN is not.
-
-values: of any shape.
-within: `[]`.
 )doc");
 
 }  // namespace

@@ -14,10 +14,11 @@ from tf_ext.ops.bag_ops import (
 )
 from tf_ext.ops.exchange_ops import (
     exchange_pack,
+    exchange_sum,
     exchange_unpack,
     raise_error,
 )
-from tf_ext.ops.gradient_sum_ops import all_within, sum_segments
+from tf_ext.ops.gradient_sum_ops import sum_segments
 from tf_ext.ops.hash_ops import hash_category
 from tf_ext.ops.snapshot_ops import (
     sparse_table_end_save,
@@ -45,10 +46,10 @@ __all__ = [
     "TABLE_STATS",
     "UNIQUE_BY_SHARD",
     "UNIQUE_SIGNS",
-    "all_within",
     "combine_bags",
     "combine_bags_grad",
     "exchange_pack",
+    "exchange_sum",
     "exchange_unpack",
     "hash_category",
     "library",

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from tf_ext.ops._library import library
 
-for _op in ("ExchangePack", "ExchangeUnpack", "RaiseError"):
+for _op in ("ExchangePack", "ExchangeUnpack", "ExchangeSum", "RaiseError"):
     tf.no_gradient(f"TfExt>{_op}")
 
 
-def exchange_pack(values, split_sizes, header, width, name=None):
+def exchange_pack(values, split_sizes, header, width, limit=0.0, name=None):
     """Lays out what goes to each peer in one row of a matrix.
 
     Row p is row p of `header`, then peer p's part of each of `values`,
@@ -24,6 +24,9 @@ def exchange_pack(values, split_sizes, header, width, name=None):
         each peer.
       header: of the same type, `[peers, h]`.
       width: int64 scalar, columns of the result, not fewer than a row needs.
+      limit: float, for float32 only. If above 0, the header's first column is
+        replaced: by 1 if a value for any peer is not within `[-limit, limit]`,
+        as NaN is not, and else by 0.
       name: optional name of the operation.
 
     Returns:
@@ -41,6 +44,7 @@ def exchange_pack(values, split_sizes, header, width, name=None):
         [tf.convert_to_tensor(sizes, tf.int64) for sizes in split_sizes],
         tf.convert_to_tensor(header, dtype),
         tf.convert_to_tensor(width, tf.int64),
+        limit=limit,
         name=name,
     )
 
@@ -83,6 +87,50 @@ def exchange_unpack(packed, counts, dims, offset=0, name=None):
         N=len(dims),
         offset=offset,
         dims=list(dims),
+        name=name,
+    )
+
+
+def exchange_sum(
+    packed, counts, segments, totals, dims, sum_of, offset=0, name=None
+):
+    """Sums rows of what came from the peers.
+
+    It is `exchange_unpack`, a concatenation of the values of each sum, and
+    `sum_segments`, without the copies.
+
+    Args:
+      packed: float32 `[peers, width]`, row p from peer p.
+      counts: int64 `[len(dims), peers]`, how many rows of each value each peer
+        sent.
+      segments: list of int32 `[n_i]`, one a sum: to which of its rows each row
+        of its values is added.
+      totals: list of int64 scalars, the number of rows of each sum.
+      dims: list of int, the length of a row of each value.
+      sum_of: list of int, to which sum each value belongs.
+      offset: int, columns before the values, which are skipped.
+      name: optional name of the operation.
+
+    Returns:
+      List of float32 `[totals[i], dim]`, zeros in rows that nothing is added
+      to. They have the same bits whatever the number of threads.
+
+    Example:
+      >>> [total] = tf_ext.ops.exchange_sum(
+      ...     [[7.0, 0.0], [8.0, 9.0]], counts=[[1, 2]],
+      ...     segments=[[0, 1, 0]], totals=[2], dims=[1], sum_of=[0])
+      >>> total.numpy()
+      array([[16.],
+             [ 8.]], dtype=float32)
+    """
+    return library().tf_ext_exchange_sum(
+        tf.convert_to_tensor(packed, tf.float32),
+        tf.convert_to_tensor(counts, tf.int64),
+        [tf.convert_to_tensor(each, tf.int32) for each in segments],
+        [tf.convert_to_tensor(total, tf.int64) for total in totals],
+        offset=offset,
+        dims=list(dims),
+        sum_of=list(sum_of),
         name=name,
     )
 

@@ -1,6 +1,6 @@
-"""Ops that add gradients up by row.
+"""The op that adds gradients up by row.
 
-They raise `tf.errors.InvalidArgumentError` for an argument of the wrong shape
+It raises `tf.errors.InvalidArgumentError` for an argument of the wrong shape
 or numbers that do not fit together.
 """
 
@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tf_ext.ops._library import library
 
-for _op in ("SumSegments", "AllWithin"):
-    tf.no_gradient(f"TfExt>{_op}")
+tf.no_gradient("TfExt>SumSegments")
 
 
 def sum_segments(values, segments, count, name=None):
@@ -36,21 +35,3 @@ def sum_segments(values, segments, count, name=None):
     return library().tf_ext_sum_segments(
         values, segments, tf.convert_to_tensor(count, tf.int64), name=name
     )
-
-
-def all_within(values, limit, name=None):
-    """Whether `-limit <= value <= limit` for all values; NaN is not.
-
-    Args:
-      values: list of float32 tensors.
-      limit: float.
-      name: optional name of the operation.
-
-    Returns:
-      bool scalar.
-
-    Example:
-      >>> bool(tf_ext.ops.all_within([[1.0, -2.0]], limit=2.0))
-      True
-    """
-    return library().tf_ext_all_within(values, limit=limit, name=name)

@@ -107,21 +107,28 @@ class AllToAllTransport:
         pieces, ways = self._find_ways(pieces, ways)
         received = self._send_values([v for _, _, v in pieces], ways)
         finite = tf.equal(tf.reduce_max(received[:, 0]), 0.0)
-        values = ops.exchange_unpack(
+        tables = [table for table, _ in parts]
+        sum_of = [tables.index(table) for table, _, _ in pieces]
+        uniques = [
+            ops.unique_by_shard(
+                tf.concat([w.signs for w, j in zip(ways, sum_of) if j == i], 0),
+                1,
+            )
+            for i in range(len(tables))
+        ]
+        sums = ops.exchange_sum(
             received,
             tf.stack([way.counts for way in ways]),
-            [table.dim for table, _, _ in pieces],
+            [unique.inverse for unique in uniques],
+            [tf.size(unique.unique, tf.int64) for unique in uniques],
+            dims=[table.dim for table, _, _ in pieces],
+            sum_of=sum_of,
             offset=1,
         )
-        gradients = []
-        for table, _ in parts:
-            mine = [i for i, piece in enumerate(pieces) if piece[0] is table]
-            signs, summed, _ = sum_by_sign(
-                tf.concat([ways[i].signs for i in mine], 0),
-                tf.concat([values[i] for i in mine], 0),
-            )
-            gradients.append(TableGradient(table, signs, summed, finite))
-        return gradients
+        return [
+            TableGradient(table, unique.unique, summed, finite)
+            for table, unique, summed in zip(tables, uniques, sums)
+        ]
 
     def push(self, requests):
         """Updates this worker's rows; returns how many, a list of int64 `[]`.
@@ -225,15 +232,15 @@ class AllToAllTransport:
         size = self._collectives.size
         # What the owner sums stays finite, too.
         limit = tf.float32.max / (size * len(values))
-        bad = 1.0 - tf.cast(ops.all_within(values, limit), tf.float32)
         # Those that went together share one width.
         widths = {id(way.width): way.width for way in ways}
         return self._collectives.all_to_all(
             lambda width: ops.exchange_pack(
                 values,
                 [way.split_sizes for way in ways],
-                tf.fill([size, 1], bad),
+                tf.zeros([size, 1]),
                 width,
+                limit,
             ),
             tf.float32,
             tf.add_n(list(widths.values())),
