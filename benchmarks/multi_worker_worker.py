@@ -129,13 +129,11 @@ class _Step:
     def bytes(self):
         """How many bytes a step's collectives move for this worker."""
         counting = _CountingCollectives(self._collectives)
-
-        @tf.function
-        def count():
-            with tf.control_dependencies([self._pull_and_push(counting)]):
-                return tf.add_n(counting.bytes)
-
-        return int(count())
+        step = tf.function(lambda: self._pull_and_push(counting))
+        step()  # The first one agrees on sizes once more.
+        before = int(counting.bytes)
+        step()
+        return int(counting.bytes) - before
 
     def _pull_and_push(self, collectives):
         table, transport = self._table, AllToAllTransport(collectives)
@@ -158,17 +156,15 @@ class _CountingCollectives:
     def __init__(self, collectives):
         self._collectives = collectives
         self.size = collectives.size
-        self.bytes = []
+        self.bytes = tf.Variable(0, dtype=tf.int64)
 
     def all_to_all(self, pack, dtype, wanted):
         received = self._collectives.all_to_all(pack, dtype, wanted)
-        self.bytes.append(tf.size(received) * dtype.size)
+        self.bytes.assign_add(tf.size(received, tf.int64) * dtype.size)
         return received
 
-    def gather(self, values):
-        gathered = self._collectives.gather(values)
-        self.bytes.append(tf.size(gathered) * gathered.dtype.size)
-        return gathered
+    def remembered(self, key, first):
+        return self._collectives.remembered(key, first)
 
     def first_error(self, error):
         return self._collectives.first_error(error)

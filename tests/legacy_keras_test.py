@@ -18,6 +18,8 @@ _WITHOUT_KERAS = {
     "distribute_errors_test.py",
     "distribute_local_test.py",
     "exchange_ops_test.py",
+    "exchange_size_ops_test.py",
+    "exchange_sum_ops_test.py",
     "gradient_sum_ops_test.py",
     "legacy_keras_test.py",
     "local_workers_test.py",

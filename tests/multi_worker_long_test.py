@@ -21,14 +21,17 @@ class StepTest(tf.test.TestCase):
                 kind for kind in found if kind.startswith("CollectiveAllToAll")
             ]
             self.assertEqual(all_to_all, ["CollectiveAllToAllV2"])
-            # Signs, rows and gradients, whatever the number of tables.
-            self.assertLen(found["CollectiveAllToAllV2"], 3)
-            agreements = [
-                name
-                for name in found["CollectiveGatherV2"]
-                if "agree_on_sizes" in name
-            ]
-            self.assertLen(agreements, 1)
+            # Signs, rows and gradients, whatever the number of tables; and
+            # signs again in a step that has many more than the one before.
+            places = found["CollectiveAllToAllV2"]
+            self.assertLen(places, 4)
+            self.assertLen([p for p in places if "/cond_" in p], 1)
+            # All learn the sizes of that of signs from the signs' own. Another
+            # agreement is on the number of samples; and what a worker finds
+            # wrong is asked for only if one has found something.
+            places = found["CollectiveGatherV2"]
+            self.assertLen(places, 2)
+            self.assertLen([p for p in places if "/cond/" in p], 1)
 
 
 class LongRunTest(parameterized.TestCase, tf.test.TestCase):

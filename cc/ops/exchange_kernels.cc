@@ -138,6 +138,7 @@ class ExchangePackOp : public OpKernel {
  public:
   explicit ExchangePackOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("limit", &limit_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("all_or_none", &all_or_none_));
     OP_REQUIRES(
         ctx, limit_ == 0 || (limit_ > 0 && std::is_same_v<T, float>),
         absl::InvalidArgumentError(absl::StrCat(
@@ -158,57 +159,79 @@ class ExchangePackOp : public OpKernel {
                     "header must have a column if there is a limit, but its "
                     "shape is ",
                     header.shape().DebugString(), ".")));
-    const int64_t header_bytes = header.dim_size(1) * sizeof(T);
     const int64_t width = width_tensor.scalar<int64_t>()();
-
     std::vector<Part> parts;
-    std::vector<int64_t> needed(peers, header.dim_size(1));
-    for (int i = 0; i < values.size(); ++i) {
-      OP_REQUIRES_OK(ctx, CheckPart(i, values[i], split_sizes[i], peers));
-      const int64_t rows = values[i].dim_size(0);
-      const int64_t dim = rows == 0 ? 0 : values[i].NumElements() / rows;
-      const int64_t* sizes = split_sizes[i].vec<int64_t>().data();
-      for (int64_t peer = 0; peer < peers; ++peer) {
-        needed[peer] += sizes[peer] * dim;
-      }
-      parts.push_back({reinterpret_cast<const char*>(values[i].data()), sizes,
-                       dim * static_cast<int64_t>(sizeof(T))});
-    }
-    for (int64_t peer = 0; peer < peers; ++peer) {
-      OP_REQUIRES(ctx, needed[peer] <= width,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "width must be at least ", needed[peer],
-                      ", what goes to peer ", peer, ", but is ", width, ".")));
-    }
+    OP_REQUIRES_OK(ctx, GetParts(values, split_sizes, peers, &parts));
+    const absl::Status wide_enough = CheckWidth(width, header, parts);
+    if (all_or_none_ && !wide_enough.ok()) parts.clear();
+    OP_REQUIRES_OK(ctx, CheckWidth(width, header, parts));
     Tensor* packed = nullptr;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({peers, width}), &packed));
+    LayOut(ctx, header, &parts, packed);
+  }
+
+ private:
+  static absl::Status GetParts(const OpInputList& values,
+                               const OpInputList& split_sizes, int64_t peers,
+                               std::vector<Part>* parts) {
+    for (int i = 0; i < values.size(); ++i) {
+      TF_RETURN_IF_ERROR(CheckPart(i, values[i], split_sizes[i], peers));
+      const int64_t rows = values[i].dim_size(0);
+      const int64_t dim = rows == 0 ? 0 : values[i].NumElements() / rows;
+      parts->push_back({reinterpret_cast<const char*>(values[i].data()),
+                        split_sizes[i].vec<int64_t>().data(),
+                        dim * static_cast<int64_t>(sizeof(T))});
+    }
+    return absl::OkStatus();
+  }
+
+  static absl::Status CheckWidth(int64_t width, const Tensor& header,
+                                 const std::vector<Part>& parts) {
+    for (int64_t peer = 0; peer < header.dim_size(0); ++peer) {
+      int64_t bytes = header.dim_size(1) * sizeof(T);
+      for (const Part& part : parts) {
+        bytes += part.split_sizes[peer] * part.row_bytes;
+      }
+      const int64_t needed = bytes / static_cast<int64_t>(sizeof(T));
+      if (needed > width) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "width must be at least ", needed, ", what goes to peer ", peer,
+            ", but is ", width, "."));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void LayOut(OpKernelContext* ctx, const Tensor& header,
+              std::vector<Part>* parts, Tensor* packed) const {
+    const int64_t row_bytes = packed->dim_size(1) * sizeof(T);
+    const int64_t header_bytes = header.dim_size(1) * sizeof(T);
     Copies copies;
     char* row = reinterpret_cast<char*>(packed->data());
     const char* head = reinterpret_cast<const char*>(header.data());
-    for (int64_t peer = 0; peer < peers; ++peer) {
+    for (int64_t peer = 0; peer < packed->dim_size(0); ++peer) {
       char* to = row;
-      if (header_bytes != 0) {
-        std::memcpy(to, head + peer * header_bytes, header_bytes);
-      }
+      if (header_bytes != 0) std::memcpy(to, head, header_bytes);
       to += header_bytes;
-      for (Part& part : parts) {
+      head += header_bytes;
+      for (Part& part : *parts) {
         const int64_t bytes = part.split_sizes[peer] * part.row_bytes;
         copies.Add(part.data, to, bytes);
         part.data += bytes;
         to += bytes;
       }
-      row += width * sizeof(T);
+      row += row_bytes;
       copies.Add(nullptr, to, row - to);
     }
     const bool within = copies.Run(limit_, MakeParallelFor(ctx));
-    if (limit_ != 0 && peers > 0) {
+    if (limit_ != 0 && packed->dim_size(0) > 0) {
       packed->matrix<T>().chip(0, 1).setConstant(within ? 0 : 1);
     }
   }
 
- private:
   float limit_ = 0;
+  bool all_or_none_ = false;
 };
 
 // The numbers may come from another machine: they are never trusted.

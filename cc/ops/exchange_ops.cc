@@ -103,6 +103,7 @@ REGISTER_OP("TfExt>ExchangePack")
     .Attr("N: int >= 1")
     .Attr("T: {int64, float}")
     .Attr("limit: float = 0")
+    .Attr("all_or_none: bool = false")
     .SetShapeFn(ExchangePackShape)
     .Doc(R"doc(
 Lays out what goes to each peer in one row of a matrix.
@@ -120,6 +121,8 @@ header: `[peers, h]`.
 width: `[]`, columns of the result; not fewer than any row needs.
 packed: `[peers, width]`.
 limit: 0 for none; only for floats.
+all_or_none: whether `width` may be fewer, down to the columns of the header:
+  then zeros take the place of all values.
 )doc");
 
 REGISTER_OP("TfExt>ExchangeUnpack")

@@ -14,6 +14,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
+from tf_ext import ops
 from tf_ext.distribute.cluster import worker_tasks
 
 # TensorFlow counts its own groups up from 1.
@@ -48,10 +49,26 @@ def _make_ladder(steps):
     return ladder
 
 
-# What is sent to peers is padded to these: by 6 % on average, 12.5 % at most.
-LADDER = _make_ladder(8)
 # The sizes of variables do not change: the waste matters more than the number.
 _FINE_LADDER = _make_ladder(64)
+
+
+class Remembered:
+    """A number that one use leaves to the next.
+
+    Attributes:
+      value: int64 scalar, what the use before left.
+    """
+
+    def __init__(self, resource):
+        self._resource = resource
+        self.value = tf.raw_ops.ReadVariableOp(
+            resource=resource, dtype=tf.int64
+        )
+
+    def keep(self, value):
+        """Leaves an int64 scalar to the next use; returns the operation."""
+        return tf.raw_ops.AssignVariableOp(resource=self._resource, value=value)
 
 
 class Collectives:
@@ -67,6 +84,7 @@ class Collectives:
         self.size = size
         self.rank = rank
         self.device = device
+        self._remembered = {}
         with tf.init_scope(), tf.device(device):
             # Automatic control dependencies keep operations on one resource
             # in the order of the program, in nested functions too.
@@ -88,10 +106,7 @@ class Collectives:
         Returns:
           `[size, width]`, row p from worker p.
         """
-        index = tf.searchsorted(
-            tf.constant(LADDER, tf.int64), wanted[tf.newaxis]
-        )[0]
-        width = tf.gather(tf.constant(LADDER, tf.int64), index)
+        width, index = ops.exchange_width(wanted)
         with tf.device(self.device):
             received = tf.raw_ops.CollectiveAllToAllV2(
                 input=pack(width),
@@ -102,6 +117,32 @@ class Collectives:
             )
         received.set_shape([self.size, None])
         return received
+
+    def remembered(self, key, first):
+        """A number that one use leaves to the next.
+
+        It is the same on all workers if all make the same uses in the same
+        order, whichever graphs these are in.
+
+        Args:
+          key: hashable, which number.
+          first: int, what the first use finds.
+
+        Returns:
+          `Remembered`.
+        """
+        if key not in self._remembered:
+            with tf.init_scope(), tf.device(self.device):
+                resource = tf.raw_ops.VarHandleOp(
+                    dtype=tf.int64,
+                    shape=[],
+                    shared_name=f"tf_ext_remembered_{len(self._remembered)}",
+                )
+                tf.raw_ops.AssignVariableOp(
+                    resource=resource, value=tf.constant(first, tf.int64)
+                )
+            self._remembered[key] = resource
+        return Remembered(self._remembered[key])
 
     def gather(self, values):
         """Values of all workers.
@@ -175,7 +216,7 @@ class Collectives:
         """
         lengths = self.gather(tf.constant([len(data)], tf.int64)).numpy()[:, 0]
         # A new length each time would be a new instance each time.
-        words = LADDER[bisect.bisect_left(LADDER, -(-int(lengths.max()) // 8))]
+        words = int(ops.exchange_width(-(-lengths.max() // 8)).width)
         parts = [b""] * self.size
         for begin in range(0, words, _GATHERED_WORDS):
             part = data[8 * begin : 8 * (begin + _GATHERED_WORDS)]

@@ -18,6 +18,12 @@ from tf_ext.ops.exchange_ops import (
     exchange_unpack,
     raise_error,
 )
+from tf_ext.ops.exchange_size_ops import (
+    HEADER_COLUMNS,
+    exchange_agree,
+    exchange_header,
+    exchange_width,
+)
 from tf_ext.ops.gradient_sum_ops import sum_segments
 from tf_ext.ops.hash_ops import hash_category
 from tf_ext.ops.snapshot_ops import (
@@ -43,14 +49,18 @@ from tf_ext.ops.table_ops import (
 from tf_ext.ops.version_ops import versions
 
 __all__ = [
+    "HEADER_COLUMNS",
     "TABLE_STATS",
     "UNIQUE_BY_SHARD",
     "UNIQUE_SIGNS",
     "combine_bags",
     "combine_bags_grad",
+    "exchange_agree",
+    "exchange_header",
     "exchange_pack",
     "exchange_sum",
     "exchange_unpack",
+    "exchange_width",
     "hash_category",
     "library",
     "raise_error",

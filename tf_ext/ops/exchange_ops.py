@@ -12,7 +12,15 @@ for _op in ("ExchangePack", "ExchangeUnpack", "ExchangeSum", "RaiseError"):
     tf.no_gradient(f"TfExt>{_op}")
 
 
-def exchange_pack(values, split_sizes, header, width, limit=0.0, name=None):
+def exchange_pack(
+    values,
+    split_sizes,
+    header,
+    width,
+    limit=0.0,
+    all_or_none=False,
+    name=None,
+):
     """Lays out what goes to each peer in one row of a matrix.
 
     Row p is row p of `header`, then peer p's part of each of `values`,
@@ -27,6 +35,8 @@ def exchange_pack(values, split_sizes, header, width, limit=0.0, name=None):
       limit: float, for float32 only. If above 0, the header's first column is
         replaced: by 1 if a value for any peer is not within `[-limit, limit]`,
         as NaN is not, and else by 0.
+      all_or_none: bool, whether `width` may be less than a row needs, down to
+        the columns of the header: zeros are then in the place of all values.
       name: optional name of the operation.
 
     Returns:
@@ -45,6 +55,7 @@ def exchange_pack(values, split_sizes, header, width, limit=0.0, name=None):
         tf.convert_to_tensor(header, dtype),
         tf.convert_to_tensor(width, tf.int64),
         limit=limit,
+        all_or_none=all_or_none,
         name=name,
     )
 

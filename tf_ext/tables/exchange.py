@@ -157,37 +157,62 @@ class AllToAllTransport:
           List of _Route.
         """
         count = len(signs)
-        split_sizes = tf.stack([sizes for _, sizes in signs])
-        each = tf.constant(floats, tf.int64)[:, tf.newaxis]
-        wanted = tf.stack(
-            [
-                count + tf.reduce_max(tf.reduce_sum(split_sizes, 0)),
-                1 + tf.reduce_max(tf.reduce_sum(split_sizes * each, 0)),
-                0 if error is None else tf.cast(error != "", tf.int64),
-            ]
+        split_sizes = [sizes for _, sizes in signs]
+        header = ops.exchange_header(
+            split_sizes,
+            floats,
+            0 if error is None else tf.cast(error != "", tf.int64),
         )
-        with tf.name_scope("agree_on_sizes"):
-            agreed = tf.reduce_max(self._collectives.gather(wanted), 0)
+
+        def send(wanted):
+            return self._collectives.all_to_all(
+                lambda width: ops.exchange_pack(
+                    [values for values, _ in signs],
+                    split_sizes,
+                    header,
+                    width,
+                    all_or_none=True,
+                ),
+                tf.int64,
+                wanted,
+            )
+
+        # As wide as was needed before, and some more. All workers know that,
+        # though they may have traced this at different times.
+        expected = self._collectives.remembered(
+            ("signs", *floats), count + ops.HEADER_COLUMNS
+        )
+        received = send(expected.value)
+        agreed = ops.exchange_agree(received, count)
+        width = agreed.signs_width
+        keep = expected.keep(
+            tf.maximum(
+                width + width // 8, expected.value - expected.value // 16
+            )
+        )
+        # Before anything can be raised, which would leave it to chance.
+        with tf.control_dependencies([keep]):
+            width = tf.identity(width)
         if error is not None:
-            with tf.control_dependencies([self._raise(error, agreed[2] > 0)]):
-                agreed = tf.identity(agreed)
-        received = self._collectives.all_to_all(
-            lambda width: ops.exchange_pack(
-                [values for values, _ in signs],
-                tf.unstack(split_sizes),
-                tf.transpose(split_sizes),
-                width,
-            ),
-            tf.int64,
-            agreed[0],
+            raised = self._raise(error, agreed.flag > 0)
+            with tf.control_dependencies([raised]):
+                width = tf.identity(width)
+        received = tf.cond(
+            width <= tf.shape(received, tf.int64)[1],
+            lambda: received,
+            lambda: send(width),
         )
-        counts = tf.transpose(received[:, :count])
         arrived = ops.exchange_unpack(
-            received, counts, [1] * count, offset=count
+            received,
+            agreed.counts,
+            [1] * count,
+            offset=count + ops.HEADER_COLUMNS,
         )
         return [
-            _Route(split_sizes[i], counts[i], arrived[i][:, 0], agreed[1])
-            for i in range(count)
+            _Route(sizes, counts, part[:, 0], agreed.values_width)
+            for sizes, counts, part in zip(
+                split_sizes, tf.unstack(agreed.counts), arrived
+            )
         ]
 
     def _raise(self, error, somewhere):

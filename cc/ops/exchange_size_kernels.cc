@@ -1,0 +1,164 @@
+// Kernels by which peers agree on the sizes of what they send to each other:
+// one each for what would be a dozen of TensorFlow's, at a few microseconds.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// Columns of a header after the sizes.
+enum HeaderColumns { kSignsWidth, kValuesWidth, kFlag, kHeaderColumns };
+
+absl::Status SetScalar(OpKernelContext* ctx, int index, int64_t value) {
+  Tensor* output = nullptr;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(index, TensorShape({}), &output));
+  output->scalar<int64_t>()() = value;
+  return absl::OkStatus();
+}
+
+class ExchangeHeaderOp : public OpKernel {
+ public:
+  explicit ExchangeHeaderOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    int count = 0;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("lengths", &lengths_));
+    OP_REQUIRES(ctx, static_cast<int>(lengths_.size()) == count,
+                absl::InvalidArgumentError(
+                    absl::StrCat("lengths must have N = ", count,
+                                 " values, but has ", lengths_.size(), ".")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    OpInputList split_sizes;
+    OP_REQUIRES_OK(ctx, ctx->input_list("split_sizes", &split_sizes));
+    const int count = split_sizes.size();
+    const Tensor& flag = ctx->input(count);
+    OP_REQUIRES_OK(ctx, CheckScalar("flag", flag));
+    const int64_t peers = split_sizes[0].NumElements();
+    for (int i = 0; i < count; ++i) {
+      OP_REQUIRES(ctx, split_sizes[i].shape() == TensorShape({peers}),
+                  absl::InvalidArgumentError(
+                      absl::StrCat("split_sizes[", i, "] must be of shape [",
+                                   peers, "], but its shape is ",
+                                   split_sizes[i].shape().DebugString(), ".")));
+    }
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(
+                 0, TensorShape({peers, count + kHeaderColumns}), &output));
+    auto header = output->matrix<int64_t>();
+    int64_t signs_width = 0, values_width = 0;
+    for (int64_t peer = 0; peer < peers; ++peer) {
+      int64_t signs = count + kHeaderColumns, values = 1;
+      for (int i = 0; i < count; ++i) {
+        const int64_t size = split_sizes[i].vec<int64_t>()(peer);
+        header(peer, i) = size;
+        signs += size;
+        values += size * lengths_[i];
+      }
+      signs_width = std::max(signs_width, signs);
+      values_width = std::max(values_width, values);
+    }
+    for (int64_t peer = 0; peer < peers; ++peer) {
+      header(peer, count + kSignsWidth) = signs_width;
+      header(peer, count + kValuesWidth) = values_width;
+      header(peer, count + kFlag) = flag.scalar<int64_t>()();
+    }
+  }
+
+ private:
+  std::vector<int64_t> lengths_;
+};
+
+class ExchangeAgreeOp : public OpKernel {
+ public:
+  explicit ExchangeAgreeOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("count", &count_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor& received = ctx->input(0);
+    OP_REQUIRES_OK(ctx, CheckMatrix("received", received));
+    const int64_t peers = received.dim_size(0);
+    OP_REQUIRES(ctx,
+                peers > 0 && received.dim_size(1) >= count_ + kHeaderColumns,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "received must have a row at least, and ",
+                    count_ + kHeaderColumns, " columns, but its shape is ",
+                    received.shape().DebugString(), ".")));
+    const auto rows = received.matrix<int64_t>();
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(0, TensorShape({count_, peers}), &output));
+    auto counts = output->matrix<int64_t>();
+    int64_t most[kHeaderColumns];
+    for (int i = 0; i < kHeaderColumns; ++i) most[i] = rows(0, count_ + i);
+    for (int64_t peer = 0; peer < peers; ++peer) {
+      for (int64_t i = 0; i < count_; ++i) counts(i, peer) = rows(peer, i);
+      for (int i = 0; i < kHeaderColumns; ++i) {
+        most[i] = std::max<int64_t>(most[i], rows(peer, count_ + i));
+      }
+    }
+    for (int i = 0; i < kHeaderColumns; ++i) {
+      OP_REQUIRES_OK(ctx, SetScalar(ctx, 1 + i, most[i]));
+    }
+  }
+
+ private:
+  int64_t count_ = 0;
+};
+
+class ExchangeWidthOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    constexpr int64_t kMost = int64_t{1} << 40;
+    constexpr int64_t kSteps = 8;  // in an octave
+    const Tensor& wanted = ctx->input(0);
+    OP_REQUIRES_OK(ctx, CheckScalar("wanted", wanted));
+    const int64_t least = std::max<int64_t>(1, wanted.scalar<int64_t>()());
+    OP_REQUIRES(
+        ctx, least <= kMost,
+        absl::InvalidArgumentError(absl::StrCat(
+            "wanted must be at most ", kMost, ", but is ", least, ".")));
+    int64_t unit = 1, index = -1;
+    while (least > unit * (2 * kSteps - 1)) {
+      unit *= 2;
+      index += kSteps;
+    }
+    const int64_t units = (least + unit - 1) / unit;
+    OP_REQUIRES_OK(ctx, SetScalar(ctx, 0, units * unit));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &output));
+    output->scalar<int32_t>()() = static_cast<int32_t>(index + units);
+  }
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>ExchangeHeader").Device(tensorflow::DEVICE_CPU),
+    ExchangeHeaderOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>ExchangeAgree").Device(tensorflow::DEVICE_CPU),
+    ExchangeAgreeOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>ExchangeWidth").Device(tensorflow::DEVICE_CPU),
+    ExchangeWidthOp);
+
+}  // namespace
+}  // namespace tf_ext
