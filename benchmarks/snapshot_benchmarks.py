@@ -1,6 +1,7 @@
 """Snapshots beside the disk, insertion and checkpoints of dense variables."""
 
 import contextlib
+import glob
 import os
 import subprocess
 import tempfile
@@ -12,9 +13,13 @@ import batches
 import numpy as np
 import tables
 import tensorflow as tf
-from harness import Case, measure, report
+import tfra
+from harness import Case, forget, measure, report
 
 _SEED = 1
+# Names of checkpoints.
+_DENSE = "dense"
+_TFRA = "tfra"
 _MAX_SAVES = 7  # a repetition takes seconds
 # How many times as long as an unlimited one a save beside pushes may take.
 _PATIENCE = 4
@@ -32,13 +37,16 @@ def snapshot(args):
         "unit": "rows",
     }
     repeats = min(args.repeats, _MAX_SAVES)
-    with tempfile.TemporaryDirectory(dir=args.output) as directory:
+    with (
+        tempfile.TemporaryDirectory(dir=args.output) as directory,
+        tfra.start(args) as worker,
+    ):
         path = os.path.join(directory, "snapshot")
-        saved = _save(table, path, directory, repeats)
+        saved = _save(table, path, directory, repeats, worker)
         report("snapshot save", saved, settings, args.json)
         report(
             "snapshot load",
-            _load(table, path, args, repeats),
+            _load(path, directory, args, repeats, worker),
             settings,
             args.json,
         )
@@ -58,26 +66,41 @@ def snapshot(args):
         )
 
 
-def _save(table, path, directory, repeats):
+def _save(table, path, directory, repeats, worker):
     rows = table.size()
     table.save(path)
     copy = os.path.join(directory, "copy")
-    width = 2 + 2 * table.dim  # The sign, weights and slots, as floats.
-    checkpoint = tf.train.Checkpoint(dense=tf.Variable(tf.zeros([rows, width])))
+    checkpoint = _dense_checkpoint(table.dim, rows)
     cases = [
         Case("save, with fsync", lambda: table.save(path), rows),
         Case("dd conv=fsync", lambda: _copy(path, copy), rows),
         Case(
             "Checkpoint.write of a variable",
-            lambda: checkpoint.write(os.path.join(directory, "checkpoint")),
+            lambda: checkpoint.write(os.path.join(directory, _DENSE)),
             rows,
         ),
     ]
+    if worker is not None:
+        cases.append(
+            worker.case(
+                "save",
+                rows,
+                rows=rows,
+                dim=table.dim,
+                batch=1 << 18,
+                path=os.path.join(directory, _TFRA),
+            )
+        )
     results = measure(cases, repeats, warmup=1, settle=False)
     for name in os.listdir(directory):
-        if name.startswith(("copy", "checkpoint")):
+        if name.startswith("copy"):
             os.remove(os.path.join(directory, name))
     return results
+
+
+def _dense_checkpoint(dim, rows):
+    width = 2 + 2 * dim  # The sign, weights and slots, as floats.
+    return tf.train.Checkpoint(dense=tf.Variable(tf.zeros([rows, width])))
 
 
 def _files(path):
@@ -94,13 +117,6 @@ def _copy(path, copy):
         )
 
 
-def _forget(path):
-    """Has files read from the disk the next time."""
-    for name in _files(path):
-        with open(name, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def _read(path):
     for name in _files(path):
         with open(name, "rb", buffering=0) as file:
@@ -108,23 +124,36 @@ def _read(path):
                 pass
 
 
-def _load(table, path, args, repeats):
+def _load(path, directory, args, repeats, worker):
     other = tables.make("adagrad", args.dim)
+    checkpoint = _dense_checkpoint(args.dim, args.rows)
+    dense = os.path.join(directory, _DENSE)
 
-    def forget():
+    def before():
         other.clear()
-        _forget(path)
+        forget([*_files(path), *glob.glob(f"{dense}.*")])
 
     cases = [
-        Case("load", lambda: other.load(path), args.rows, before=forget),
-        Case("cold read", lambda: _read(path), args.rows, before=forget),
+        Case("load", lambda: other.load(path), args.rows, before=before),
+        Case("cold read", lambda: _read(path), args.rows, before=before),
         Case(
             "insertion",
             lambda: tables.fill(other, args.rows),
             args.rows,
-            before=forget,
+            before=before,
+        ),
+        Case(
+            "Checkpoint.read of a variable",
+            lambda: checkpoint.read(dense).assert_consumed(),
+            args.rows,
+            before=before,
         ),
     ]
+    if worker is not None:
+        tfra_path = os.path.join(directory, _TFRA)
+        cases.append(
+            worker.case("load", args.rows, rows=args.rows, path=tfra_path)
+        )
     return measure(cases, repeats, warmup=1, settle=False)
 
 

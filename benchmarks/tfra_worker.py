@@ -5,6 +5,7 @@ arguments]`, with a method of `_Worker`. The reply is a line for the file
 descriptor that the command line names: libraries print to standard output.
 """
 
+import glob
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ import tensorflow as tf
 import tensorflow_recommenders_addons as tfra
 import tf_keras
 import training
-from harness import Case, growth
+from harness import Case, forget, growth
 
 _dynamic = tfra.dynamic_embedding
 
@@ -64,6 +65,30 @@ class _Worker:
                 _upsert(self._filled, first, min(first + batch, rows))
 
         self._cases[case] = Case(case, run, rows, before=before)
+
+    def save(self, case, rows, dim, batch, path):
+        """A checkpoint of a table of weights and one of a slot."""
+        self._saved = [self._table(dim), self._table(dim)]
+        for table in self._saved:
+            for first in range(0, rows, batch):
+                _upsert(table, first, min(first + batch, rows))
+        weights, slots = self._saved
+        self._checkpoint = tf.train.Checkpoint(weights=weights, slots=slots)
+        write = self._checkpoint.write
+        self._cases[case] = Case(case, lambda: write(path), rows)
+
+    def load(self, case, rows, path):
+        """What `save` wrote, from the disk into the same tables, emptied."""
+
+        def before():
+            for table in self._saved:
+                table.clear()
+            forget(glob.glob(f"{path}*"))
+
+        read = self._checkpoint.read
+        self._cases[case] = Case(
+            case, lambda: read(path).assert_consumed(), rows, before=before
+        )
 
     def train_step(self, case, rule, rows, dim, batch):
         """A model whose table, and those of its slots, have all rows."""

@@ -43,6 +43,7 @@ OPS_SOURCES = [
     "cc/ops/bag_ops.cc",
     "cc/ops/exchange_kernels.cc",
     "cc/ops/exchange_ops.cc",
+    "cc/ops/exchange_pull_kernels.cc",
     "cc/ops/exchange_size_kernels.cc",
     "cc/ops/exchange_size_ops.cc",
     "cc/ops/gradient_sum_kernels.cc",

@@ -105,11 +105,12 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
                 *("save, with fsync", "dd conv=fsync"),
                 "Checkpoint.write of a variable",
                 *("load", "cold read", "insertion"),
+                "Checkpoint.read of a variable",
                 *("push", "push while saving"),
                 *("changes marked", "not marked"),
             ],
         )
-        self.assertGreater(lines[7]["wall_ratio"], 0.0)
+        self.assertGreater(lines[8]["wall_ratio"], 0.0)
 
     def test_scale_then_plot_and_publish(self):
         folder = self.get_temp_dir()

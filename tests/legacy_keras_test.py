@@ -18,6 +18,7 @@ _WITHOUT_KERAS = {
     "distribute_errors_test.py",
     "distribute_local_test.py",
     "exchange_ops_test.py",
+    "exchange_pull_ops_test.py",
     "exchange_size_ops_test.py",
     "exchange_sum_ops_test.py",
     "gradient_sum_ops_test.py",

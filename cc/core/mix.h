@@ -20,6 +20,14 @@ inline uint64_t TableHash(int64_t sign) {
   return Mix64(static_cast<uint64_t>(sign) + 0x9e3779b97f4a7c15u);
 }
 
+inline constexpr int kStripeBits = 6;
+inline constexpr int kStripes = 1 << kStripeBits;
+
+// The stripe of a sign inside its shard.
+inline int StripeOf(uint64_t table_hash) {
+  return static_cast<int>(table_hash >> (64 - kStripeBits));
+}
+
 // The shard that owns a sign: another mix, so that the signs of one shard
 // still fill all its stripes.
 inline int64_t ShardOf(int64_t sign, int64_t num_shards) {

@@ -32,7 +32,7 @@ template <int64_t kDim>
 void CopyWeightsOfDim(const uint8_t* const* rows, const int64_t* positions,
                       int count, float* out) {
   for (int i = 0; i < count; ++i) {
-    std::memcpy(out + positions[i] * kDim, rows[i] + RowLayout::kWeightsOffset,
+    std::memcpy(out + positions[i], rows[i] + RowLayout::kWeightsOffset,
                 kDim * sizeof(float));
   }
 }
@@ -53,8 +53,8 @@ void CopyWeights(const uint8_t* const* rows, const int64_t* positions,
       return CopyWeightsOfDim<64>(rows, positions, count, out);
     default:
       for (int i = 0; i < count; ++i) {
-        std::memcpy(out + positions[i] * dim,
-                    rows[i] + RowLayout::kWeightsOffset, dim * sizeof(float));
+        std::memcpy(out + positions[i], rows[i] + RowLayout::kWeightsOffset,
+                    dim * sizeof(float));
       }
   }
 }
@@ -227,7 +227,7 @@ int64_t Stripe::PullPresent(BatchItem* items, int64_t n, bool insert,
       } else if (insert) {
         items[absent++] = item;
       } else {
-        format_->initializer->Fill(item.sign, out + item.position * dim);
+        format_->initializer->Fill(item.sign, out + item.position);
       }
     }
     CopyWeights(rows, positions, present, dim, out);

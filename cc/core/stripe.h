@@ -46,13 +46,6 @@
 
 namespace tf_ext {
 
-inline constexpr int kStripeBits = 6;
-inline constexpr int kStripes = 1 << kStripeBits;
-
-inline int StripeOf(uint64_t hash) {
-  return static_cast<int>(hash >> (64 - kStripeBits));
-}
-
 // A sign of a batch and where in the batch it is.
 struct BatchItem {
   int64_t sign;

@@ -71,28 +71,41 @@ class BatchBuffers {
   }
 };
 
+// Some of the signs of a batch: the position of sign i is `position + i *
+// step`.
+struct SignPart {
+  const int64_t* signs;
+  int64_t n;
+  int64_t position;
+  int64_t step;
+};
+
 class StripeBatch {
  public:
   // Throws std::bad_alloc.
-  StripeBatch(const int64_t* signs, int64_t n, const ParallelFor& parallel_for)
+  StripeBatch(const std::vector<SignPart>& parts, int64_t n,
+              const ParallelFor& parallel_for)
       : buffer_(BatchBuffers::Take(n)) {
-    const int64_t chunks = std::max<int64_t>(1, n / kChunk);
-    std::vector<Counts> counts(chunks);
-    const auto begin = [n, chunks](int64_t c) { return n * c / chunks; };
+    const std::vector<Chunk> chunks = MakeChunks(parts);
+    std::vector<Counts> counts(chunks.size());
     const auto count_chunk = [&](int64_t c) {
-      for (int64_t i = begin(c); i < begin(c + 1); ++i) {
-        const int stripe = StripeOf(TableHash(signs[i]));
-        buffer_.stripes[i] = static_cast<uint8_t>(stripe);
+      const Chunk& chunk = chunks[c];
+      for (int64_t i = 0; i < chunk.signs.n; ++i) {
+        const int stripe = StripeOf(TableHash(chunk.signs.signs[i]));
+        buffer_.stripes[chunk.first + i] = static_cast<uint8_t>(stripe);
         ++counts[c].of[stripe];
       }
     };
     const auto deal_chunk = [&](int64_t c) {
-      for (int64_t i = begin(c); i < begin(c + 1); ++i) {
-        const int64_t to = counts[c].of[buffer_.stripes[i]]++;
-        buffer_.items[to] = {signs[i], i};
+      const Chunk& chunk = chunks[c];
+      int64_t position = chunk.signs.position;
+      for (int64_t i = 0; i < chunk.signs.n; ++i) {
+        const int64_t to = counts[c].of[buffer_.stripes[chunk.first + i]]++;
+        buffer_.items[to] = {chunk.signs.signs[i], position};
+        position += chunk.signs.step;
       }
     };
-    RunBlocks(chunks, parallel_for, count_chunk);
+    RunChunks(chunks, n, parallel_for, count_chunk);
     // Counts become places: by stripe, then by chunk, so that the order in a
     // stripe is the batch's whatever the number of chunks.
     int64_t place = 0;
@@ -103,7 +116,7 @@ class StripeBatch {
       }
     }
     starts_[kStripes] = place;
-    RunBlocks(chunks, parallel_for, deal_chunk);
+    RunChunks(chunks, n, parallel_for, deal_chunk);
   }
   ~StripeBatch() { BatchBuffers::GiveBack(std::move(buffer_)); }
   StripeBatch(const StripeBatch&) = delete;
@@ -119,9 +132,43 @@ class StripeBatch {
  private:
   static constexpr int64_t kChunk = 16 << 10;  // signs; some 50 microseconds
 
+  struct Chunk {
+    SignPart signs;
+    int64_t first;  // which sign of the batch is the first
+  };
   struct Counts {
     int64_t of[kStripes] = {};
   };
+
+  static std::vector<Chunk> MakeChunks(const std::vector<SignPart>& parts) {
+    std::vector<Chunk> chunks;
+    int64_t first = 0;
+    for (const SignPart& part : parts) {
+      const int64_t count = std::max<int64_t>(1, part.n / kChunk);
+      for (int64_t c = 0; c < count; ++c) {
+        const int64_t begin = part.n * c / count;
+        const int64_t end = part.n * (c + 1) / count;
+        chunks.push_back({{part.signs + begin, end - begin,
+                           part.position + begin * part.step, part.step},
+                          first + begin});
+      }
+      first += part.n;
+    }
+    return chunks;
+  }
+
+  template <typename Fn>
+  static void RunChunks(const std::vector<Chunk>& chunks, int64_t n,
+                        const ParallelFor& parallel_for, const Fn& fn) {
+    const int64_t count = static_cast<int64_t>(chunks.size());
+    const int64_t blocks = std::min(count, std::max<int64_t>(1, n / kChunk));
+    RunBlocks(blocks, parallel_for, [&](int64_t block) {
+      for (int64_t c = count * block / blocks; c < count * (block + 1) / blocks;
+           ++c) {
+        fn(c);
+      }
+    });
+  }
 
   BatchBuffers::Buffer buffer_;
   int64_t starts_[kStripes + 1];

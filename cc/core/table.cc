@@ -101,11 +101,19 @@ Status Table::FindField(const std::string& name, const Field** field) const {
                                  "\"; its fields are " + allowed + ".");
 }
 
-Status Table::Pull(const int64_t* signs, int64_t n, bool insert, float* out,
+Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
                    const ParallelFor& parallel_for) {
-  const Status status = CheckCount(n);
-  if (!status.ok()) return status;
-  return ForEachStripe(signs, n, parallel_for,
+  std::vector<SignPart> sign_parts;
+  float* out = nullptr;
+  for (const PullPart& part : parts) {
+    const Status status = CheckCount(part.n);
+    if (!status.ok()) return status;
+    if (part.n == 0) continue;
+    if (out == nullptr) out = part.out;
+    // Positions are places of weights.
+    sign_parts.push_back({part.signs, part.n, part.out - out, config_.dim});
+  }
+  return ForEachStripe(sign_parts, parallel_for,
                        [&](int s, BatchItem* items, int64_t count) {
                          stripes_[s]->Pull(items, count, insert, out);
                        });

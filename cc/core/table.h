@@ -24,6 +24,7 @@ namespace tf_ext {
 
 class Stripe;
 struct RowFormat;
+struct SignPart;
 
 struct TableStats {
   int64_t rows = 0;
@@ -93,6 +94,16 @@ class Table {
   // out: [n, dim]. An absent sign is created if `insert`; else it reads the
   // weights it would start with and nothing changes.
   Status Pull(const int64_t* signs, int64_t n, bool insert, float* out,
+              const ParallelFor& parallel_for) {
+    return Pull({{signs, n, out}}, insert, parallel_for);
+  }
+  // The same for parts that go to different places of one buffer.
+  struct PullPart {
+    const int64_t* signs;
+    int64_t n;
+    float* out;
+  };
+  Status Pull(const std::vector<PullPart>& parts, bool insert,
               const ParallelFor& parallel_for);
 
   // gradients: [n, dim]. Absent signs are created first. Refused whole, table
@@ -164,6 +175,10 @@ class Table {
 
   // Deals the signs out and runs share(stripe number, items, count) for each
   // stripe that got some, several at the same time.
+  template <typename Share>
+  Status ForEachStripe(const std::vector<SignPart>& parts,
+                       const ParallelFor& parallel_for, const Share& share);
+  // Of one part, whose positions count from 0.
   template <typename Share>
   Status ForEachStripe(const int64_t* signs, int64_t n,
                        const ParallelFor& parallel_for, const Share& share);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "cc/core/stripe.h"
 #include "cc/core/stripe_batch.h"
@@ -17,14 +18,16 @@ namespace tf_ext {
 inline constexpr int64_t kMinSignsPerBlock = 2048;
 
 template <typename Share>
-Status Table::ForEachStripe(const int64_t* signs, int64_t n,
+Status Table::ForEachStripe(const std::vector<SignPart>& parts,
                             const ParallelFor& parallel_for,
                             const Share& share) {
+  int64_t n = 0;
+  for (const SignPart& part : parts) n += part.n;
   if (n == 0) return Status::Ok();
   std::atomic<bool> out_of_memory{false};
   std::atomic<bool> full{false};
   try {
-    const StripeBatch batch(signs, n, parallel_for);
+    const StripeBatch batch(parts, n, parallel_for);
     const int64_t blocks =
         std::clamp<int64_t>(n / kMinSignsPerBlock, 1, kStripes);
     // No exception may cross parallel_for, which is not ours.
@@ -54,6 +57,14 @@ Status Table::ForEachStripe(const int64_t* signs, int64_t n,
         "been applied.");
   }
   return Status::Ok();
+}
+
+template <typename Share>
+Status Table::ForEachStripe(const int64_t* signs, int64_t n,
+                            const ParallelFor& parallel_for,
+                            const Share& share) {
+  return ForEachStripe(std::vector<SignPart>{{signs, n, 0, 1}}, parallel_for,
+                       share);
 }
 
 }  // namespace tf_ext

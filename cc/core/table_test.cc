@@ -83,6 +83,35 @@ TEST(TableTest, EveryDimIsCopiedWhole) {
   }
 }
 
+TEST(TableTest, PartsOfAPullGoWhereTheyBelong) {
+  for (const int64_t dim : {1, 3, 16}) {
+    // Parts of less and of more signs than a thread deals out at a time.
+    for (const int64_t n : {10, 100000}) {
+      const auto whole = MakeTable(RuleKind::kSgd, dim);
+      const auto parted = MakeTable(RuleKind::kSgd, dim);
+      const std::vector<int64_t> signs = Range(0, n);
+      const std::vector<float> expected = Pull(whole.get(), signs, true);
+      for (const bool insert : {false, true, false}) {
+        // The second half first, and an odd gap between.
+        const int64_t half = n / 2;
+        std::vector<float> out(n * dim + 5, -9.0f);
+        float* const last = out.data() + half * dim + 5;
+        const Status status =
+            parted->Pull({{signs.data(), half, last},
+                          {nullptr, 0, nullptr},
+                          {signs.data() + half, half, out.data()}},
+                         insert, Threads(2));
+        ASSERT_TRUE(status.ok()) << status.message();
+        EXPECT_TRUE(std::equal(last, last + half * dim, expected.begin()));
+        EXPECT_TRUE(std::equal(out.begin(), out.begin() + half * dim,
+                               expected.begin() + half * dim));
+        for (int i = 0; i < 5; ++i) EXPECT_EQ(out[half * dim + i], -9.0f);
+      }
+      EXPECT_EQ(parted->Size(), n);
+    }
+  }
+}
+
 TEST(TableTest, PushBeforePullCreatesTheRow) {
   const auto table = MakeTable();
   const std::vector<float> start = Pull(table.get(), {42}, false);

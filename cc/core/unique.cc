@@ -15,6 +15,9 @@ constexpr int64_t kBlock = 32;
 constexpr size_t kMinSlots = 1 << 12;
 // Scratch beyond what the batch needed is given back above this.
 constexpr size_t kMaxKeptSlots = 1 << 18;
+// With more shards a batch has too few signs in a stripe to gain by their
+// order.
+constexpr int64_t kMaxShardsByStripe = 64;
 
 // Distinct signs in order of first appearance, found through a table of slots
 // that hold a place in the order and half of the hash. A full hash table with
@@ -114,21 +117,27 @@ class Distinct {
   std::vector<Entry> entries_;
 };
 
-// Orders the distinct signs by shard, keeping their order within each.
+// Orders the distinct signs by shard and, in it, by stripe, keeping their order
+// within each.
 void OrderByShard(const std::vector<Distinct::Entry>& entries, int64_t n,
                   int64_t num_shards, UniqueSigns* unique, int32_t* inverse) {
+  const int64_t stripes = num_shards <= kMaxShardsByStripe ? kStripes : 1;
+  std::vector<int32_t> groups(entries.size());
+  std::vector<int64_t> next(num_shards * stripes + 1, 0);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const int64_t sign = entries[i].sign;
+    const int64_t shard = ShardOf(sign, num_shards);
+    const int64_t stripe = stripes == 1 ? 0 : StripeOf(TableHash(sign));
+    groups[i] = static_cast<int32_t>(shard * stripes + stripe);
+    ++unique->split_sizes[shard];
+    ++next[groups[i] + 1];
+  }
+  for (size_t group = 1; group < next.size(); ++group) {
+    next[group] += next[group - 1];
+  }
   std::vector<int32_t> moved_to(entries.size());
-  std::vector<int32_t> shards(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
-    shards[i] = static_cast<int32_t>(ShardOf(entries[i].sign, num_shards));
-    ++unique->split_sizes[shards[i]];
-  }
-  std::vector<int64_t> next(num_shards, 0);
-  for (int64_t shard = 1; shard < num_shards; ++shard) {
-    next[shard] = next[shard - 1] + unique->split_sizes[shard - 1];
-  }
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const int64_t to = next[shards[i]]++;
+    const int64_t to = next[groups[i]]++;
     moved_to[i] = static_cast<int32_t>(to);
     unique->signs[to] = entries[i].sign;
     unique->counts[to] = entries[i].count;

@@ -113,7 +113,8 @@ REGISTER_OP("TfExt>UniqueByShard")
 Finds the distinct signs of a batch, in the order of the shards that own them.
 
 signs: `[n]`, n less than 2^31. Any int64.
-unique: `[u]`. The distinct signs, by shard, then by first appearance.
+unique: `[u]`. The distinct signs, by shard; of one shard by first appearance,
+  of several in an order that suits their tables.
 counts: `[u]`. How often each is in signs.
 inverse: `[n]`. Where each of signs is in unique.
 split_sizes: `[num_shards]`. How many of the distinct signs each shard owns.

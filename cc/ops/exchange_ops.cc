@@ -68,6 +68,29 @@ absl::Status ExchangeUnpackShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status ExchangePullShape(InferenceContext* c) {
+  std::vector<ShapeHandle> handles, signs, split_sizes, training;
+  TF_RETURN_IF_ERROR(c->input("handles", &handles));
+  TF_RETURN_IF_ERROR(c->input("signs", &signs));
+  TF_RETURN_IF_ERROR(c->input("split_sizes", &split_sizes));
+  TF_RETURN_IF_ERROR(c->input("training", &training));
+  ShapeHandle unused;
+  DimensionHandle peers = c->UnknownDim();
+  for (size_t i = 0; i < signs.size(); ++i) {
+    TF_RETURN_IF_ERROR(c->WithRank(handles[i], 0, &unused));
+    TF_RETURN_IF_ERROR(c->WithRank(signs[i], 1, &unused));
+    TF_RETURN_IF_ERROR(c->WithRank(training[i], 0, &unused));
+    ShapeHandle sizes;
+    TF_RETURN_IF_ERROR(c->WithRank(split_sizes[i], 1, &sizes));
+    TF_RETURN_IF_ERROR(c->Merge(peers, c->Dim(sizes, 0), &peers));
+  }
+  TF_RETURN_IF_ERROR(InputOfRank(c, "width", 0, &unused));
+  DimensionHandle columns;
+  TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(c->num_inputs() - 1, &columns));
+  c->set_output(0, c->Matrix(peers, columns));
+  return absl::OkStatus();
+}
+
 absl::Status ExchangeSumShape(InferenceContext* c) {
   std::vector<int32_t> dims, sum_of;
   std::vector<ShapeHandle> segments, totals;
@@ -142,6 +165,33 @@ counts: `[N, peers]`, how many rows of each of `values` are from each peer.
 values: `[sum of counts[i], dims[i]]` each, ordered by peer.
 offset: columns before the values, which are skipped.
 dims: length of a row of each of `values`, N of them.
+)doc");
+
+REGISTER_OP("TfExt>ExchangePull")
+    .Input("handles: N * resource")
+    .Input("signs: N * int64")
+    .Input("split_sizes: N * int64")
+    .Input("training: N * bool")
+    .Input("width: int64")
+    .Output("packed: float")
+    .Attr("N: int >= 1")
+    .Attr("dims: list(int) >= 1")
+    .SetIsStateful()
+    .SetShapeFn(ExchangePullShape)
+    .Doc(R"doc(
+Reads weights into one row of a matrix for each peer.
+
+It is a SparseTablePull of each table and an ExchangePack of what they read,
+without a header and without the copy.
+
+handles: the tables.
+signs: `[n_i]` each, ordered by peer.
+split_sizes: `[peers]` each, how many of the signs are of each peer; their sum
+  is n_i.
+training: `[]` each, whether absent signs are inserted.
+width: `[]`, columns of the result; not fewer than any row needs.
+packed: `[peers, width]`.
+dims: length of a row of each table.
 )doc");
 
 REGISTER_OP("TfExt>ExchangeSum")

@@ -132,6 +132,20 @@ absl::Status CheckOptionalVectorOf(absl::string_view name, const Tensor& tensor,
                     OptionalVectorOf(size, size_of));
 }
 
+absl::Status CheckSplitSizes(absl::string_view name, const Tensor& sizes,
+                             int64_t sum, absl::string_view sum_of) {
+  int64_t left = sum;
+  const auto values = sizes.vec<int64_t>();
+  for (int64_t i = 0; i < values.size(); ++i) {
+    if (values(i) < 0 || values(i) > left) break;
+    left -= values(i);
+    if (i == values.size() - 1 && left == 0) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must be non-negative with the sum ", sum, " (",
+                   sum_of, "), but is ", sizes.SummarizeValue(16), "."));
+}
+
 absl::Status InputOfRank(InferenceContext* c, absl::string_view name, int rank,
                          ShapeHandle* shape) {
   std::vector<ShapeHandle> shapes;

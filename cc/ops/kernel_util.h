@@ -35,6 +35,11 @@ absl::Status CheckMatrix(absl::string_view name,
 absl::Status CheckOptionalVectorOf(absl::string_view name,
                                    const tensorflow::Tensor& tensor,
                                    int64_t size, absl::string_view size_of);
+// `sizes` is a vector of int64 that are not negative and add up to `sum`;
+// `sum_of` says what that is.
+absl::Status CheckSplitSizes(absl::string_view name,
+                             const tensorflow::Tensor& sizes, int64_t sum,
+                             absl::string_view sum_of);
 
 // For shape functions: input `name` as far as its shape is known, which must
 // be of rank `rank` (0, 1 or 2).

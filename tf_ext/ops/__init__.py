@@ -14,6 +14,7 @@ from tf_ext.ops.bag_ops import (
 )
 from tf_ext.ops.exchange_ops import (
     exchange_pack,
+    exchange_pull,
     exchange_sum,
     exchange_unpack,
     raise_error,
@@ -58,6 +59,7 @@ __all__ = [
     "exchange_agree",
     "exchange_header",
     "exchange_pack",
+    "exchange_pull",
     "exchange_sum",
     "exchange_unpack",
     "exchange_width",

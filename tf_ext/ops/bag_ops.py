@@ -31,8 +31,9 @@ def unique_by_shard(signs, num_shards=1, name=None):
       name: optional name of the operation.
 
     Returns:
-      A named tuple: `unique` int64 `[u]`, the distinct signs, by shard and
-      then by first appearance; `counts` int64 `[u]`, how often each is in
+      A named tuple: `unique` int64 `[u]`, the distinct signs, by shard, of one
+      shard by first appearance, of several in an order that suits their
+      tables; `counts` int64 `[u]`, how often each is in
       `signs`; `inverse` int32 `[n]`, where each of `signs` is in `unique`;
       `split_sizes` int64 `[num_shards]`, how many of `unique` each shard owns.
 

@@ -8,7 +8,13 @@ import tensorflow as tf
 
 from tf_ext.ops._library import library
 
-for _op in ("ExchangePack", "ExchangeUnpack", "ExchangeSum", "RaiseError"):
+for _op in (
+    "ExchangePack",
+    "ExchangeUnpack",
+    "ExchangePull",
+    "ExchangeSum",
+    "RaiseError",
+):
     tf.no_gradient(f"TfExt>{_op}")
 
 
@@ -97,6 +103,47 @@ def exchange_unpack(packed, counts, dims, offset=0, name=None):
         tf.convert_to_tensor(counts, tf.int64),
         N=len(dims),
         offset=offset,
+        dims=list(dims),
+        name=name,
+    )
+
+
+def exchange_pull(
+    handles, signs, split_sizes, training, width, dims, name=None
+):
+    r"""Reads weights into one row of a matrix for each peer.
+
+    It is `sparse_table_pull` and `exchange_pack` without a header, and without
+    the copy.
+
+    Args:
+      handles: list of resource `[]`, the tables.
+      signs: list of int64 `[n_i]`, each ordered by peer.
+      split_sizes: list of int64 `[peers]`, how many of each of `signs` are of
+        each peer.
+      training: list of bool `[]`, whether absent signs are inserted.
+      width: int64 scalar, columns of the result, not fewer than a row needs.
+      dims: list of int, the tables' numbers of weights in a row.
+      name: optional name of the operation.
+
+    Returns:
+      float32 `[peers, width]`.
+
+    Example:
+      >>> handle = tf_ext.ops.sparse_table_handle(
+      ...     "dim=2\ninitializer=constant\ninitializer.value=0.5\n"
+      ...     "name=items\noptimizer=sgd")
+      >>> tf_ext.ops.exchange_pull(
+      ...     [handle], [[7, -1, 7]], [[1, 2]], [False], 5, dims=[2]).numpy()
+      array([[0.5, 0.5, 0. , 0. , 0. ],
+             [0.5, 0.5, 0.5, 0.5, 0. ]], dtype=float32)
+    """
+    return library().tf_ext_exchange_pull(
+        handles,
+        [tf.convert_to_tensor(each, tf.int64) for each in signs],
+        [tf.convert_to_tensor(sizes, tf.int64) for sizes in split_sizes],
+        training,
+        tf.convert_to_tensor(width, tf.int64),
         dims=list(dims),
         name=name,
     )

@@ -67,18 +67,16 @@ class AllToAllTransport:
         for key, unique in uniques.items():
             _remember(unique.unique, routes[key])
         ways = [routes[id(r.unique)] for r in requests]
-        rows = [
-            request.table.rows.shards[0].pull(
-                way.signs, request.insert, request.table.dim
-            )
-            for request, way in zip(requests, ways)
-        ]
+        dims = [request.table.dim for request in requests]
+        shards = [request.table.rows.shards[0] for request in requests]
         received = self._collectives.all_to_all(
-            lambda width: ops.exchange_pack(
-                rows,
+            lambda width: ops.exchange_pull(
+                [shard.resource_handle for shard in shards],
+                [way.signs for way in ways],
                 [way.counts for way in ways],
-                tf.zeros([self._collectives.size, 0]),
+                [request.insert for request in requests],
                 width,
+                dims,
             ),
             tf.float32,
             ways[0].width,
@@ -86,7 +84,7 @@ class AllToAllTransport:
         return ops.exchange_unpack(
             received,
             tf.stack([way.split_sizes for way in ways]),
-            [request.table.dim for request in requests],
+            dims,
         )
 
     def merge(self, parts):

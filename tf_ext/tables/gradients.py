@@ -34,8 +34,8 @@ def sum_by_sign(signs, gradients, num_shards=1, name=None):
       name: optional name of the operations.
 
     Returns:
-      `(signs [u], gradients [u, dim], split_sizes [num_shards])`, by shard and
-      then in order of first appearance.
+      `(signs [u], gradients [u, dim], split_sizes [num_shards])`, in the order
+      of `ops.unique_by_shard`.
     """
     with tf.name_scope(name or "sum_by_sign"):
         unique, _, inverse, split_sizes = ops.unique_by_shard(signs, num_shards)

@@ -1,0 +1,133 @@
+// The kernel that reads rows into the buffer that takes them to peers.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/table.h"
+#include "cc/ops/kernel_util.h"
+#include "cc/ops/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::OpInputList;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::core::RefCountPtr;
+
+class ExchangePullOp : public OpKernel {
+ public:
+  explicit ExchangePullOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    int count = 0;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
+    OP_REQUIRES(ctx, static_cast<int>(dims_.size()) == count,
+                absl::InvalidArgumentError(
+                    absl::StrCat("dims must have N = ", count,
+                                 " values, but has ", dims_.size(), ".")));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Inputs inputs;
+    std::vector<RefCountPtr<TableResource>> tables(dims_.size());
+    OP_REQUIRES_OK(ctx, GetInputs(ctx, &inputs, &tables));
+    Tensor* packed = nullptr;
+    OP_REQUIRES_OK(
+        ctx, ctx->allocate_output(0, TensorShape({inputs.peers, inputs.width}),
+                                  &packed));
+    std::vector<std::vector<Table::PullPart>> parts(dims_.size());
+    OP_REQUIRES_OK(ctx, LayOut(inputs, packed->flat<float>().data(), &parts));
+    const ParallelFor parallel_for = MakeParallelFor(ctx);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      OP_REQUIRES_OK(ctx, ToTf(tables[i]->table().Pull(
+                              parts[i], inputs.training[i].scalar<bool>()(),
+                              parallel_for)));
+    }
+  }
+
+ private:
+  struct Inputs {
+    OpInputList signs, split_sizes, training;
+    int64_t peers;
+    int64_t width;
+  };
+
+  absl::Status GetInputs(
+      OpKernelContext* ctx, Inputs* inputs,
+      std::vector<RefCountPtr<TableResource>>* tables) const {
+    TF_RETURN_IF_ERROR(ctx->input_list("signs", &inputs->signs));
+    TF_RETURN_IF_ERROR(ctx->input_list("split_sizes", &inputs->split_sizes));
+    TF_RETURN_IF_ERROR(ctx->input_list("training", &inputs->training));
+    const Tensor& width = ctx->input(ctx->num_inputs() - 1);
+    TF_RETURN_IF_ERROR(CheckScalar("width", width));
+    inputs->width = width.scalar<int64_t>()();
+    inputs->peers = inputs->split_sizes[0].NumElements();
+    for (int i = 0; i < inputs->signs.size(); ++i) {
+      const std::string name = absl::StrCat("split_sizes[", i, "]");
+      const Tensor& sizes = inputs->split_sizes[i];
+      TF_RETURN_IF_ERROR(
+          CheckVector(absl::StrCat("signs[", i, "]"), inputs->signs[i]));
+      TF_RETURN_IF_ERROR(
+          CheckScalar(absl::StrCat("training[", i, "]"), inputs->training[i]));
+      if (sizes.shape() != TensorShape({inputs->peers})) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            name, " must be of shape [", inputs->peers, "], but its shape is ",
+            sizes.shape().DebugString(), "."));
+      }
+      TF_RETURN_IF_ERROR(
+          CheckSplitSizes(name, sizes, inputs->signs[i].dim_size(0),
+                          absl::StrCat("the number of signs[", i, "]")));
+      TF_RETURN_IF_ERROR(LookupTable(ctx, i, &(*tables)[i]));
+      const TableConfig& config = (*tables)[i]->table().config();
+      if (config.dim != dims_[i]) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "dims[", i, "] is ", dims_[i], ", but the rows of the table '",
+            config.name, "' have ", config.dim, " weights."));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Where the weights go, and zeros where none do.
+  absl::Status LayOut(const Inputs& inputs, float* packed,
+                      std::vector<std::vector<Table::PullPart>>* parts) const {
+    std::vector<const int64_t*> signs;
+    for (const Tensor& each : inputs.signs) {
+      signs.push_back(each.flat<int64_t>().data());
+    }
+    for (int64_t peer = 0; peer < inputs.peers; ++peer) {
+      int64_t column = 0;
+      for (size_t i = 0; i < signs.size(); ++i) {
+        const int64_t n = inputs.split_sizes[i].vec<int64_t>()(peer);
+        (*parts)[i].push_back({signs[i], n, packed + column});
+        signs[i] += n;
+        column += n * dims_[i];
+      }
+      if (column > inputs.width) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "width must be at least ", column, ", what goes to peer ", peer,
+            ", but is ", inputs.width, "."));
+      }
+      std::fill(packed + column, packed + inputs.width, 0.0f);
+      packed += inputs.width;
+    }
+    return absl::OkStatus();
+  }
+
+  std::vector<int64_t> dims_;
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>ExchangePull").Device(tensorflow::DEVICE_CPU), ExchangePullOp);
+
+}  // namespace
+}  // namespace tf_ext
