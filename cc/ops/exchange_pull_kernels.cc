@@ -30,10 +30,7 @@ class ExchangePullOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
     int count = 0;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
-    OP_REQUIRES(ctx, static_cast<int>(dims_.size()) == count,
-                absl::InvalidArgumentError(
-                    absl::StrCat("dims must have N = ", count,
-                                 " values, but has ", dims_.size(), ".")));
+    OP_REQUIRES_OK(ctx, CheckListSize("dims", dims_.size(), count));
   }
 
   void Compute(OpKernelContext* ctx) override {

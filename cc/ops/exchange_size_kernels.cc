@@ -37,10 +37,7 @@ class ExchangeHeaderOp : public OpKernel {
     int count = 0;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("lengths", &lengths_));
-    OP_REQUIRES(ctx, static_cast<int>(lengths_.size()) == count,
-                absl::InvalidArgumentError(
-                    absl::StrCat("lengths must have N = ", count,
-                                 " values, but has ", lengths_.size(), ".")));
+    OP_REQUIRES_OK(ctx, CheckListSize("lengths", lengths_.size(), count));
   }
 
   void Compute(OpKernelContext* ctx) override {

@@ -132,6 +132,12 @@ absl::Status CheckOptionalVectorOf(absl::string_view name, const Tensor& tensor,
                     OptionalVectorOf(size, size_of));
 }
 
+absl::Status CheckListSize(absl::string_view name, size_t size, int count) {
+  if (static_cast<int>(size) == count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, " must have N = ", count, " values, but has ", size, "."));
+}
+
 absl::Status CheckSplitSizes(absl::string_view name, const Tensor& sizes,
                              int64_t sum, absl::string_view sum_of) {
   int64_t left = sum;

@@ -4,6 +4,7 @@
 #ifndef TF_EXT_CC_OPS_KERNEL_UTIL_H_
 #define TF_EXT_CC_OPS_KERNEL_UTIL_H_
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -35,6 +36,9 @@ absl::Status CheckMatrix(absl::string_view name,
 absl::Status CheckOptionalVectorOf(absl::string_view name,
                                    const tensorflow::Tensor& tensor,
                                    int64_t size, absl::string_view size_of);
+// Attribute `name` is a list of one value for each of `count` inputs or
+// outputs.
+absl::Status CheckListSize(absl::string_view name, size_t size, int count);
 // `sizes` is a vector of int64 that are not negative and add up to `sum`;
 // `sum_of` says what that is.
 absl::Status CheckSplitSizes(absl::string_view name,
