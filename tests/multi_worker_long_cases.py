@@ -11,7 +11,8 @@ from model_building import id_column
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-_STEPS = int(os.environ.get("TF_EXT_TEST_STEPS", "2000"))
+_LOOP_STEPS = int(os.environ.get("TF_EXT_TEST_STEPS", "10000"))
+_FIT_STEPS = int(os.environ.get("TF_EXT_TEST_STEPS", "2000"))
 
 
 def _wide_deep():
@@ -90,9 +91,9 @@ def long_custom_loop(worker):
     train = _train_function(worker, model)
     batches = [tf.nest.map_structure(tf.constant, b) for b in _batches(worker)]
     measured = []
-    for index in range(_STEPS):
+    for index in range(_LOOP_STEPS):
         train(*batches[index % len(batches)])
-        if (index + 1) % (_STEPS // 10) == 0:
+        if (index + 1) % (_LOOP_STEPS // 10) == 0:
             measured.append(_memory())
     return measured
 
@@ -105,7 +106,7 @@ class _Measure(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self._steps += 1
-        if self._steps % (_STEPS // 10) == 0:
+        if self._steps % (_FIT_STEPS // 10) == 0:
             self.measured.append(_memory())
 
 
@@ -122,7 +123,7 @@ def long_fit(worker):
         lambda context: tf.data.Dataset.from_generator(
             lambda: _batches(worker), output_signature=signature
         ).repeat(),
-        steps_per_epoch=_STEPS,
+        steps_per_epoch=_FIT_STEPS,
         callbacks=[measure],
         verbose=0,
     )
