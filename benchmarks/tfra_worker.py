@@ -46,8 +46,7 @@ class _Worker:
     def fill(self, rows, dim, batch):
         """Makes the table that `pull` reads, weights only."""
         self._filled = self._table(dim)
-        for first in range(0, rows, batch):
-            _upsert(self._filled, first, min(first + batch, rows))
+        _fill(self._filled, rows, batch)
 
     def pull(self, case, distribution, rows, batch):
         keys = batches.pull_keys(distribution, rows, batch)
@@ -61,8 +60,7 @@ class _Worker:
             self._filled = self._table(dim)
 
         def run():
-            for first in range(0, rows, batch):
-                _upsert(self._filled, first, min(first + batch, rows))
+            _fill(self._filled, rows, batch)
 
         self._cases[case] = Case(case, run, rows, before=before)
 
@@ -70,8 +68,7 @@ class _Worker:
         """A checkpoint of a table of weights and one of a slot."""
         self._saved = [self._table(dim), self._table(dim)]
         for table in self._saved:
-            for first in range(0, rows, batch):
-                _upsert(table, first, min(first + batch, rows))
+            _fill(table, rows, batch)
         weights, slots = self._saved
         self._checkpoint = tf.train.Checkpoint(weights=weights, slots=slots)
         write = self._checkpoint.write
@@ -118,8 +115,7 @@ class _Worker:
         slots = model.optimizer.get_slot_names()
         tables = [model.optimizer.get_slot(rows_read, s).params for s in slots]
         for table in [embedding.params, *tables]:
-            for first in range(0, rows, batch):
-                _upsert(table, first, min(first + batch, rows))
+            _fill(table, rows, batch)
         self._cases[case] = Case(case, step, batches.SAMPLES)
 
     def memory(self, rows, dim, batch):
@@ -144,6 +140,11 @@ class _Worker:
             # Another one would make weights for present keys too.
             initializer=0.0,
         )
+
+
+def _fill(table, rows, batch):
+    for first in range(0, rows, batch):
+        _upsert(table, first, min(first + batch, rows))
 
 
 def _upsert(table, first, end):
