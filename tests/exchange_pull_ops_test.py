@@ -96,6 +96,11 @@ class MalformedTest(RefusalTestCase):
             "width must be at least 9, what goes to peer 1, but is 8.",
         ),
         (
+            "width_negative",
+            {"width": -1},
+            ("width must be at least 4, what goes to peer 0, but is -1.", "-1"),
+        ),
+        (
             "width_vector",
             {"width": [9]},
             ("width must be a scalar", "must be rank 0"),

@@ -46,7 +46,8 @@
 
 namespace tf_ext {
 
-// A sign of a batch and where in the batch it is.
+// A sign of a batch, and where in the batch it is; for a pull, which float of
+// the output its weights begin at.
 struct BatchItem {
   int64_t sign;
   int64_t position;
@@ -95,8 +96,8 @@ class alignas(64) Stripe {
   // `number`: which of the table's stripes. `format` outlives the stripe.
   Stripe(int number, const RowFormat* format);
 
-  // out: [batch, dim]. Absent signs are created if `insert`, or read as they
-  // would start. Items are used as scratch.
+  // out: where positions count from. Absent signs are created if `insert`, or
+  // read as they would start. Items are used as scratch.
   void Pull(BatchItem* items, int64_t n, bool insert, float* out);
   // gradients: [batch, dim].
   void Push(const BatchItem* items, int64_t n, const UpdateRule::Push& push,

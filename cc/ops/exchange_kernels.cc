@@ -154,9 +154,12 @@ class ExchangePackOp : public OpKernel {
     const int64_t width = width_tensor.scalar<int64_t>()();
     std::vector<Part> parts;
     OP_REQUIRES_OK(ctx, GetParts(values, split_sizes, peers, &parts));
-    const absl::Status wide_enough = CheckWidth(width, header, parts);
-    if (all_or_none_ && !wide_enough.ok()) parts.clear();
-    OP_REQUIRES_OK(ctx, CheckWidth(width, header, parts));
+    absl::Status wide_enough = CheckWidth(width, Needed(header, parts));
+    if (all_or_none_ && !wide_enough.ok()) {
+      parts.clear();
+      wide_enough = CheckWidth(width, Needed(header, parts));
+    }
+    OP_REQUIRES_OK(ctx, wide_enough);
     Tensor* packed = nullptr;
     OP_REQUIRES_OK(
         ctx, ctx->allocate_output(0, TensorShape({peers, width}), &packed));
@@ -178,21 +181,17 @@ class ExchangePackOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  static absl::Status CheckWidth(int64_t width, const Tensor& header,
-                                 const std::vector<Part>& parts) {
-    for (int64_t peer = 0; peer < header.dim_size(0); ++peer) {
-      int64_t bytes = header.dim_size(1) * sizeof(T);
-      for (const Part& part : parts) {
-        bytes += part.split_sizes[peer] * part.row_bytes;
-      }
-      const int64_t needed = bytes / static_cast<int64_t>(sizeof(T));
-      if (needed > width) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "width must be at least ", needed, ", what goes to peer ", peer,
-            ", but is ", width, "."));
+  // The columns that each peer's row needs.
+  static std::vector<int64_t> Needed(const Tensor& header,
+                                     const std::vector<Part>& parts) {
+    std::vector<int64_t> needed(header.dim_size(0), header.dim_size(1));
+    for (const Part& part : parts) {
+      const int64_t columns = part.row_bytes / static_cast<int64_t>(sizeof(T));
+      for (size_t peer = 0; peer < needed.size(); ++peer) {
+        needed[peer] += part.split_sizes[peer] * columns;
       }
     }
-    return absl::OkStatus();
+    return needed;
   }
 
   void LayOut(OpKernelContext* ctx, const Tensor& header,

@@ -42,7 +42,7 @@ class ExchangePullOp : public OpKernel {
         ctx, ctx->allocate_output(0, TensorShape({inputs.peers, inputs.width}),
                                   &packed));
     std::vector<std::vector<Table::PullPart>> parts(dims_.size());
-    OP_REQUIRES_OK(ctx, LayOut(inputs, packed->flat<float>().data(), &parts));
+    LayOut(inputs, packed->flat<float>().data(), &parts);
     const ParallelFor parallel_for = MakeParallelFor(ctx);
     for (size_t i = 0; i < parts.size(); ++i) {
       OP_REQUIRES_OK(ctx, ToTf(tables[i]->table().Pull(
@@ -91,12 +91,24 @@ class ExchangePullOp : public OpKernel {
             config.name, "' have ", config.dim, " weights."));
       }
     }
-    return absl::OkStatus();
+    return CheckWidth(inputs->width, Needed(*inputs));
+  }
+
+  // The columns that each peer's row needs.
+  std::vector<int64_t> Needed(const Inputs& inputs) const {
+    std::vector<int64_t> needed(inputs.peers, 0);
+    for (size_t i = 0; i < dims_.size(); ++i) {
+      const auto sizes = inputs.split_sizes[i].vec<int64_t>();
+      for (int64_t peer = 0; peer < inputs.peers; ++peer) {
+        needed[peer] += sizes(peer) * dims_[i];
+      }
+    }
+    return needed;
   }
 
   // Where the weights go, and zeros where none do.
-  absl::Status LayOut(const Inputs& inputs, float* packed,
-                      std::vector<std::vector<Table::PullPart>>* parts) const {
+  void LayOut(const Inputs& inputs, float* packed,
+              std::vector<std::vector<Table::PullPart>>* parts) const {
     std::vector<const int64_t*> signs;
     for (const Tensor& each : inputs.signs) {
       signs.push_back(each.flat<int64_t>().data());
@@ -109,15 +121,9 @@ class ExchangePullOp : public OpKernel {
         signs[i] += n;
         column += n * dims_[i];
       }
-      if (column > inputs.width) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "width must be at least ", column, ", what goes to peer ", peer,
-            ", but is ", inputs.width, "."));
-      }
       std::fill(packed + column, packed + inputs.width, 0.0f);
       packed += inputs.width;
     }
-    return absl::OkStatus();
   }
 
   std::vector<int64_t> dims_;

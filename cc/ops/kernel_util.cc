@@ -152,6 +152,16 @@ absl::Status CheckSplitSizes(absl::string_view name, const Tensor& sizes,
                    sum_of, "), but is ", sizes.SummarizeValue(16), "."));
 }
 
+absl::Status CheckWidth(int64_t width, const std::vector<int64_t>& needed) {
+  for (size_t peer = 0; peer < needed.size(); ++peer) {
+    if (needed[peer] <= width) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("width must be at least ", needed[peer],
+                     ", what goes to peer ", peer, ", but is ", width, "."));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status InputOfRank(InferenceContext* c, absl::string_view name, int rank,
                          ShapeHandle* shape) {
   std::vector<ShapeHandle> shapes;

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -44,6 +45,8 @@ absl::Status CheckListSize(absl::string_view name, size_t size, int count);
 absl::Status CheckSplitSizes(absl::string_view name,
                              const tensorflow::Tensor& sizes, int64_t sum,
                              absl::string_view sum_of);
+// `width` columns hold what goes to each peer: `needed` columns each.
+absl::Status CheckWidth(int64_t width, const std::vector<int64_t>& needed);
 
 // For shape functions: input `name` as far as its shape is known, which must
 // be of rank `rank` (0, 1 or 2).
