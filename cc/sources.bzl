@@ -21,6 +21,7 @@ CORE_SOURCES = [
     "cc/core/snapshot_chunk.cc",
     "cc/core/stripe.cc",
     "cc/core/table.cc",
+    "cc/core/table_pull.cc",
     "cc/core/table_snapshot.cc",
     "cc/core/unique.cc",
     "cc/core/update_rule.cc",

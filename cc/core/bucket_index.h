@@ -14,11 +14,13 @@
 // erase:  empty the slot; the buckets on the way count one less. There are no
 //         tombstones; see Crowded for what churn does nevertheless.
 //
-// Why so: in a batch every line is a miss, so lines are what counts. At the
-// highest load, 4/5, a present sign takes 1.08 buckets on average and an absent
-// one 1.6; at half of it, just after growing, 1.00 each. At 7/8 they would be
-// 1.2 and 2.9. The next bucket is the neighbour, which the hardware prefetches.
-// The number of buckets need not be a power of two, as the home is
+// Why so: in a batch every line is a miss, so lines are what counts, most of
+// all those that nobody could prefetch: of a sign that is not in its home
+// bucket. At the highest load, 2/3, a present sign takes 1.02 buckets on
+// average and an absent one 1.1; at half of it, just after growing, 1.00 each.
+// At 4/5 they would be 1.09 and 1.6, and a pull from 10 million rows take a
+// fifth longer. The next bucket is the neighbour, which the hardware
+// prefetches. The number of buckets need not be a power of two, as the home is
 // hash * buckets / 2^32: a table can grow at any size (see stripe.h). The
 // counter of F14 (Bronson, Shi: "Open-sourcing F14 for faster, more
 // memory-efficient hash tables", 2019) takes the place of tombstones; it has 32
@@ -48,7 +50,7 @@ class BucketIndex {
   BucketIndex() = default;
   // Throws std::bad_alloc.
   explicit BucketIndex(size_t buckets)
-      : pages_(buckets * sizeof(Bucket)), count_(buckets) {}
+      : pages_(buckets * sizeof(Bucket), PageSize::kHuge), count_(buckets) {}
 
   BucketIndex(BucketIndex&& other) noexcept { swap(other); }
   BucketIndex& operator=(BucketIndex&& other) noexcept {
@@ -62,11 +64,11 @@ class BucketIndex {
   }
 
   // Whether a caller should make a larger index before it inserts again: at
-  // 4/5 of the slots, or when churn has left entries so far from their homes
+  // 2/3 of the slots, or when churn has left entries so far from their homes
   // that searches take longer than in an index just filled, where they are at
   // 1/12 of a bucket on average.
   bool Crowded(size_t entries) const {
-    const size_t capacity = count_ * kSlots * 4 / 5;
+    const size_t capacity = count_ * kSlots * 2 / 3;
     return entries >= capacity || passed_ > capacity / 8;
   }
   size_t bytes() const { return pages_.bytes(); }

@@ -1,7 +1,5 @@
 #include "cc/core/memory_benchmark.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -22,20 +20,14 @@ namespace {
 // them: what it says of transparent_hugepage is overruled by advice.
 class Memory {
  public:
-  Memory(size_t bytes, bool huge) : pages_(bytes + kHugePageBytes) {
-    const size_t past =
-        reinterpret_cast<uintptr_t>(pages_.data()) % kHugePageBytes;
-    data_ = pages_.data() + (kHugePageBytes - past) % kHugePageBytes;
-    madvise(data_, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-    std::memset(data_, 0, bytes);
+  Memory(size_t bytes, bool huge)
+      : pages_(bytes, huge ? PageSize::kHuge : PageSize::kSmall) {
+    std::memset(pages_.data(), 0, bytes);
   }
-  uint8_t* data() const { return data_; }
+  uint8_t* data() const { return pages_.data(); }
 
  private:
-  static constexpr size_t kHugePageBytes = 2 << 20;
-
   Pages pages_;
-  uint8_t* data_;
 };
 
 // Bytes of this process that are in huge pages; 0 if the system does not say.

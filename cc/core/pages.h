@@ -17,20 +17,23 @@
 
 namespace tf_ext {
 
+// What backs mapped memory, as far as the system can: pages of 4 KiB, for
+// memory that may stay nearly unused, as a huge page is resident whole; or huge
+// ones of 2 MiB, where whole ones fit.
+enum class PageSize { kSmall, kHuge };
+
 class Pages {
  public:
   static constexpr size_t kAlignment = 64;  // a cache line
+  static constexpr size_t kHugePageBytes = 2 << 20;
 
   Pages() = default;
   // Throws std::bad_alloc.
-  explicit Pages(size_t bytes)
+  Pages(size_t bytes, PageSize page_size)
       : bytes_((bytes + kAlignment - 1) / kAlignment * kAlignment) {
     if (bytes_ == 0) return;
     if (mapped()) {
-      void* const data = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      if (data == MAP_FAILED) throw std::bad_alloc();
-      data_ = static_cast<uint8_t*>(data);
+      Map(page_size);
     } else {
       data_ = static_cast<uint8_t*>(std::aligned_alloc(kAlignment, bytes_));
       if (data_ == nullptr) throw std::bad_alloc();
@@ -54,14 +57,6 @@ class Pages {
     return *this;
   }
 
-  // Of mapped memory that may stay nearly unused: the system should not back
-  // it with huge pages, all of which would be resident.
-  void AvoidHugePages() const {
-#ifdef MADV_NOHUGEPAGE
-    if (mapped()) madvise(data_, bytes_, MADV_NOHUGEPAGE);
-#endif
-  }
-
   uint8_t* data() const { return data_; }
   size_t bytes() const { return bytes_; }
 
@@ -69,6 +64,28 @@ class Pages {
   // Below this a page and a system call for each would be the waste.
   static constexpr size_t kMinMappedBytes = 16 << 10;
   bool mapped() const { return bytes_ >= kMinMappedBytes; }
+
+  void Map(PageSize page_size) {
+    const bool huge = page_size == PageSize::kHuge && bytes_ >= kHugePageBytes;
+    // Huge pages begin at multiples of their size.
+    const size_t spare = huge ? kHugePageBytes : 0;
+    void* const mapping =
+        mmap(nullptr, bytes_ + spare, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<uint8_t*>(mapping);
+    // Advice: on a system that does not take it, work is slower.
+    if (huge) {
+      const size_t past = reinterpret_cast<uintptr_t>(data_) % kHugePageBytes;
+      const size_t before = (kHugePageBytes - past) % kHugePageBytes;
+      data_ += before;
+      if (before > 0) munmap(mapping, before);
+      if (before < spare) munmap(data_ + bytes_, spare - before);
+      madvise(data_, bytes_, MADV_HUGEPAGE);
+    } else if (page_size == PageSize::kSmall) {
+      madvise(data_, bytes_, MADV_NOHUGEPAGE);
+    }
+  }
 
   uint8_t* data_ = nullptr;
   size_t bytes_ = 0;

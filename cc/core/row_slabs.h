@@ -2,9 +2,10 @@
 //
 //   chunks[row >> shift] + (row & mask) * stride
 //
-// Chunks are appended, of a power of two of rows in at most 1 MiB, and cost
-// resident memory only as far as rows have used them. Erased rows are chained
-// through their sign and used again first, so that churn does not grow
+// Chunks are appended, of a power of two of rows in at most 256 KiB: large
+// enough that their addresses stay in the L2 cache, small enough that what 64
+// stripes have not used yet of their last ones does not count. Erased rows are
+// chained through their sign and used again first, so that churn does not grow
 // memory. A bit a row tells the live ones from the erased ones.
 #ifndef TF_EXT_CC_CORE_ROW_SLABS_H_
 #define TF_EXT_CC_CORE_ROW_SLABS_H_
@@ -13,10 +14,11 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <utility>
 #include <vector>
 
-#include "cc/core/pages.h"
 #include "cc/core/row_layout.h"
+#include "cc/core/slab_memory.h"
 
 namespace tf_ext {
 
@@ -24,13 +26,15 @@ class RowSlabs {
  public:
   static constexpr uint32_t kMaxRows = kNoRow - 1;
 
-  explicit RowSlabs(int64_t stride) : stride_(static_cast<size_t>(stride)) {
+  // `memory` outlives the rows.
+  RowSlabs(int64_t stride, SlabMemory* memory)
+      : stride_(static_cast<size_t>(stride)), memory_(memory) {
     while ((stride_ << (shift_ + 1)) <= kMaxChunkBytes) ++shift_;
     mask_ = (1u << shift_) - 1;
   }
 
   uint8_t* At(uint32_t row) const {
-    return chunks_[row >> shift_].data() + (row & mask_) * stride_;
+    return chunks_[row >> shift_] + (row & mask_) * stride_;
   }
   int64_t SignAt(uint32_t row) const { return LoadSign(At(row)); }
 
@@ -97,25 +101,29 @@ class RowSlabs {
   }
 
  private:
-  static constexpr size_t kMaxChunkBytes = 1 << 20;
+  static constexpr size_t kMaxChunkBytes = 256 << 10;
 
   static uint64_t Bit(uint32_t row) { return uint64_t{1} << (row % 64); }
 
   void AddChunk() {
     const size_t rows = (chunks_.size() + 1) << shift_;
     live_.resize((rows + 63) / 64);  // harmless if what follows throws
-    chunks_.emplace_back(stride_ << shift_);
-    // A small table has 64 such chunks with a few rows in each.
-    if (chunks_.size() == 1) chunks_.front().AvoidHugePages();
+    SlabMemory::Piece piece = memory_->Take(stride_ << shift_);
+    if (regions_.empty() || regions_.back() != piece.region) {
+      regions_.push_back(std::move(piece.region));
+    }
+    chunks_.push_back(piece.data);
   }
 
   size_t stride_;
+  SlabMemory* memory_;
   int shift_ = 0;
   uint32_t mask_ = 0;
   uint32_t used_ = 0;  // rows ever handed out
   uint32_t free_ = kNoRow;
   int64_t live_count_ = 0;
-  std::vector<Pages> chunks_;
+  std::vector<uint8_t*> chunks_;
+  std::vector<SlabMemory::Region> regions_;  // in which they are
   std::vector<uint64_t> live_;
 };
 

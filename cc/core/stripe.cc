@@ -4,60 +4,19 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <shared_mutex>
 #include <utility>
+
+#include "cc/core/mix.h"
+#include "cc/core/read_rows.h"
 
 namespace tf_ext {
 namespace {
 
-// Enough that the first prefetch of a block has arrived when the block is
-// worked on, few enough that no line is evicted before.
-constexpr int kBlock = 32;
-// Of a longer row the hardware fetches the rest, once the start is read.
-constexpr int64_t kMaxPrefetchBytes = 1024;
 constexpr int kFirstBuckets = 4;
 
-using SharedLock = std::shared_lock<std::shared_mutex>;
-using ExclusiveLock = std::unique_lock<std::shared_mutex>;
-
-void PrefetchRow(const uint8_t* row, int64_t bytes) {
-  // Rows do not start at lines.
-  const uintptr_t first = reinterpret_cast<uintptr_t>(row) & ~uintptr_t{63};
-  const uintptr_t end = reinterpret_cast<uintptr_t>(row) + bytes;
-  for (uintptr_t line = first; line < end; line += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(line));
-  }
-}
-
-template <int64_t kDim>
-void CopyWeightsOfDim(const uint8_t* const* rows, const int64_t* positions,
-                      int count, float* out) {
-  for (int i = 0; i < count; ++i) {
-    std::memcpy(out + positions[i], rows[i] + RowLayout::kWeightsOffset,
-                kDim * sizeof(float));
-  }
-}
-
-// The common dims without a call of memcpy a row.
-void CopyWeights(const uint8_t* const* rows, const int64_t* positions,
-                 int count, int64_t dim, float* out) {
-  switch (dim) {
-    case 1:
-      return CopyWeightsOfDim<1>(rows, positions, count, out);
-    case 8:
-      return CopyWeightsOfDim<8>(rows, positions, count, out);
-    case 16:
-      return CopyWeightsOfDim<16>(rows, positions, count, out);
-    case 32:
-      return CopyWeightsOfDim<32>(rows, positions, count, out);
-    case 64:
-      return CopyWeightsOfDim<64>(rows, positions, count, out);
-    default:
-      for (int i = 0; i < count; ++i) {
-        std::memcpy(out + positions[i], rows[i] + RowLayout::kWeightsOffset,
-                    dim * sizeof(float));
-      }
-  }
-}
+using SharedLock = std::shared_lock<StripeMutex>;
+using ExclusiveLock = std::unique_lock<StripeMutex>;
 
 // A filter before the comparison with all rows of a block.
 class SeenHashes {
@@ -113,64 +72,40 @@ void RowFormat::Start(uint8_t* row, int64_t sign, bool with_weights) const {
   }
 }
 
-Stripe::Stripe(int number, const RowFormat* format)
-    : number_(number), format_(format), rows_(format->stride) {}
+Stripe::Stripe(int number, const RowFormat* format, SlabMemory* memory)
+    : number_(number),
+      format_(format),
+      memory_(memory),
+      rows_{{}, {format->stride, memory}} {}
 
 template <typename Visit>
 void Stripe::ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
-                          const Visit& visit,
-                          const ChangeMarks* to_touch) const {
-  row_bytes = std::min(row_bytes, kMaxPrefetchBytes);
-  const auto hash_block = [this, items, n](int64_t start, uint64_t* hashes) {
-    const int count =
-        static_cast<int>(std::clamp<int64_t>(n - start, 0, kBlock));
-    for (int i = 0; i < count; ++i) {
-      hashes[i] = TableHash(items[start + i].sign);
-      index_.Prefetch(hashes[i]);
-    }
-    return count;
-  };
-  uint64_t hashes[2][kBlock];
-  uint32_t candidates[kBlock];
-  int current = 0;
-  int count = hash_block(0, hashes[0]);
-  for (int64_t start = 0; start < n; start += kBlock, current ^= 1) {
-    const int next = hash_block(start + kBlock, hashes[current ^ 1]);
-    for (int i = 0; i < count; ++i) {
-      candidates[i] = index_.Candidate(hashes[current][i]);
-      if (candidates[i] == kNoRow) continue;
-      PrefetchRow(rows_.At(candidates[i]), row_bytes);
-    }
-    if (to_touch != nullptr) to_touch->PrefetchToTouch(candidates, count);
-    visit(start, count, hashes[current], candidates);
-    count = next;
-  }
-}
-
-inline uint32_t Stripe::Find(int64_t sign, uint64_t hash) const {
-  return index_.Find(
-      hash, [this, sign](uint32_t row) { return rows_.SignAt(row) == sign; });
-}
-
-inline bool Stripe::IsRow(uint32_t candidate, int64_t sign) const {
-  return candidate != kNoRow && rows_.SignAt(candidate) == sign;
+                          bool touch, const Visit& visit) const {
+  const ChangeMarks* const marks = touch ? marks_.get() : nullptr;
+  LookUp(
+      n, row_bytes, [items](int64_t i) { return items[i].sign; },
+      [this](uint64_t) -> const SignRows& { return rows_; },
+      [marks](const uint32_t* candidates, int count) {
+        if (marks != nullptr) marks->PrefetchToTouch(candidates, count);
+      },
+      visit);
 }
 
 inline uint32_t Stripe::FindOrInsert(int64_t sign, uint64_t hash,
                                      uint32_t candidate, bool with_weights) {
-  if (IsRow(candidate, sign)) return candidate;
-  const uint32_t row = Find(sign, hash);
+  if (rows_.IsRow(candidate, sign)) return candidate;
+  const uint32_t row = rows_.Find(sign, hash);
   if (row != kNoRow) return row;
   return Insert(sign, hash, with_weights);
 }
 
 uint32_t Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
-  if (rows_.full()) throw StripeFullError("no row number left");
-  if (index_.Crowded(static_cast<size_t>(rows_.live()))) Grow();
-  if (marks_ != nullptr) marks_->Reserve(rows_.used() + 1);
-  const uint32_t row = rows_.Allocate();
-  format_->Start(rows_.At(row), sign, with_weights);
-  index_.Insert(hash, row);
+  if (rows_.slabs.full()) throw StripeFullError("no row number left");
+  if (rows_.index.Crowded(static_cast<size_t>(rows_.slabs.live()))) Grow();
+  if (marks_ != nullptr) marks_->Reserve(rows_.slabs.used() + 1);
+  const uint32_t row = rows_.slabs.Allocate();
+  format_->Start(rows_.slabs.At(row), sign, with_weights);
+  rows_.index.Insert(hash, row);
   if (marks_ != nullptr) marks_->Touch(&row, 1);
   return row;
 }
@@ -187,54 +122,31 @@ void Stripe::Grow() {
   // sequence. Blocks, so that the misses in the index overlap.
   uint32_t numbers[kBlock];
   uint64_t hashes[kBlock];
-  uint32_t row = rows_.NextLive(0);
+  uint32_t row = rows_.slabs.NextLive(0);
   while (row != kNoRow) {
     int count = 0;
     for (; count < kBlock && row != kNoRow; ++count) {
       numbers[count] = row;
-      hashes[count] = TableHash(rows_.SignAt(row));
+      hashes[count] = TableHash(rows_.slabs.SignAt(row));
       grown.Prefetch(hashes[count]);
-      row = rows_.NextLive(row + 1);
+      row = rows_.slabs.NextLive(row + 1);
     }
     for (int i = 0; i < count; ++i) grown.Insert(hashes[i], numbers[i]);
   }
-  index_ = std::move(grown);
+  rows_.index = std::move(grown);
   ++level_;
 }
 
 void Stripe::Pull(BatchItem* items, int64_t n, bool insert, float* out) {
-  const int64_t absent = PullPresent(items, n, insert, out);
+  int64_t absent;
+  {
+    const SharedLock lock(mutex_);
+    absent = ReadRows(
+        ItemPart{items, n}, format_->dim, *format_->initializer,
+        [this](uint64_t) -> const SignRows& { return rows_; }, out,
+        insert ? items : nullptr);
+  }
   if (absent > 0) PullInserting(items, absent, out);
-}
-
-int64_t Stripe::PullPresent(BatchItem* items, int64_t n, bool insert,
-                            float* out) {
-  const int64_t dim = format_->dim;
-  const int64_t bytes = RowLayout::kWeightsOffset + dim * sizeof(float);
-  int64_t absent = 0;
-  const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
-                         const uint32_t* candidates) {
-    const uint8_t* rows[kBlock];
-    int64_t positions[kBlock];
-    int present = 0;
-    for (int i = 0; i < count; ++i) {
-      const BatchItem item = items[start + i];
-      uint32_t row = candidates[i];
-      if (!IsRow(row, item.sign)) row = Find(item.sign, hashes[i]);
-      if (row != kNoRow) {
-        rows[present] = rows_.At(row);
-        positions[present++] = item.position;
-      } else if (insert) {
-        items[absent++] = item;
-      } else {
-        format_->initializer->Fill(item.sign, out + item.position);
-      }
-    }
-    CopyWeights(rows, positions, present, dim, out);
-  };
-  const SharedLock lock(mutex_);
-  ForEachBlock(items, n, bytes, visit);
-  return absent;
 }
 
 void Stripe::PullInserting(const BatchItem* items, int64_t n, float* out) {
@@ -245,14 +157,14 @@ void Stripe::PullInserting(const BatchItem* items, int64_t n, float* out) {
     int64_t positions[kBlock];
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
-      rows[i] =
-          rows_.At(FindOrInsert(item.sign, hashes[i], candidates[i], true));
+      rows[i] = rows_.slabs.At(
+          FindOrInsert(item.sign, hashes[i], candidates[i], true));
       positions[i] = item.position;
     }
     CopyWeights(rows, positions, count, dim, out);
   };
   const ExclusiveLock lock(mutex_);
-  ForEachBlock(items, n, format_->stride, visit);
+  ForEachBlock(items, n, format_->stride, false, visit);
 }
 
 void Stripe::Push(const BatchItem* items, int64_t n,
@@ -267,7 +179,7 @@ void Stripe::Push(const BatchItem* items, int64_t n,
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
       numbers[i] = FindOrInsert(item.sign, hashes[i], candidates[i], true);
-      uint8_t* const row = rows_.At(numbers[i]);
+      uint8_t* const row = rows_.slabs.At(numbers[i]);
       if (seen.MaybeSeen(hashes[i]) &&
           std::find(rows, rows + ready, row) != rows + ready) {
         // The rows of one Update are distinct.
@@ -282,7 +194,7 @@ void Stripe::Push(const BatchItem* items, int64_t n,
     if (marks_ != nullptr) marks_->Touch(numbers, count);
   };
   const ExclusiveLock lock(mutex_);
-  ForEachBlock(items, n, format_->stride, visit, marks_.get());
+  ForEachBlock(items, n, format_->stride, true, visit);
 }
 
 void Stripe::Import(const BatchItem* items, int64_t n,
@@ -299,7 +211,7 @@ void Stripe::Import(const BatchItem* items, int64_t n,
           FindOrInsert(item.sign, hashes[i], candidates[i], with_weights);
       // At once: the next one may find no memory.
       if (marks_ != nullptr) marks_->Touch(&number, 1);
-      uint8_t* const row = rows_.At(number);
+      uint8_t* const row = rows_.slabs.At(number);
       for (const BoundField& bound : fields) {
         std::memcpy(row + bound.offset,
                     bound.data + item.position * bound.stride, bound.bytes);
@@ -307,7 +219,7 @@ void Stripe::Import(const BatchItem* items, int64_t n,
     }
   };
   const ExclusiveLock lock(mutex_);
-  ForEachBlock(items, n, format_->stride, visit, marks_.get());
+  ForEachBlock(items, n, format_->stride, true, visit);
 }
 
 int64_t Stripe::Erase(const BatchItem* items, int64_t n) {
@@ -318,36 +230,36 @@ int64_t Stripe::Erase(const BatchItem* items, int64_t n) {
       // Not the candidate: an earlier item may have erased it, and what is
       // left in a free row's sign can be any number.
       const int64_t sign = items[start + i].sign;
-      const uint32_t row = index_.Erase(hashes[i], [this, sign](uint32_t at) {
-        return rows_.SignAt(at) == sign;
-      });
+      const uint32_t row = rows_.index.Erase(
+          hashes[i],
+          [this, sign](uint32_t at) { return rows_.slabs.SignAt(at) == sign; });
       if (row == kNoRow) continue;
       if (marks_ != nullptr) marks_->Erase(row, sign);
-      rows_.Free(row);
+      rows_.slabs.Free(row);
       ++erased;
     }
   };
   const ExclusiveLock lock(mutex_);
   if (marks_ != nullptr) marks_->ReserveErased(n);
-  ForEachBlock(items, n, RowLayout::kWeightsOffset, visit);
+  ForEachBlock(items, n, RowLayout::kWeightsOffset, false, visit);
   return erased;
 }
 
 int64_t Stripe::Clear() {
   // Unmapping takes a while; others need not wait for it.
   BucketIndex index;
-  RowSlabs rows(format_->stride);
+  RowSlabs rows(format_->stride, memory_);
   const ExclusiveLock lock(mutex_);
   if (marks_ != nullptr) {
-    marks_->ReserveErased(rows_.live());
-    for (uint32_t row = rows_.NextLive(0); row != kNoRow;
-         row = rows_.NextLive(row + 1)) {
-      marks_->Erase(row, rows_.SignAt(row));
+    marks_->ReserveErased(rows_.slabs.live());
+    for (uint32_t row = rows_.slabs.NextLive(0); row != kNoRow;
+         row = rows_.slabs.NextLive(row + 1)) {
+      marks_->Erase(row, rows_.slabs.SignAt(row));
     }
     marks_->ForgetRows();
   }
-  index_.swap(index);
-  std::swap(rows_, rows);
+  rows_.index.swap(index);
+  std::swap(rows_.slabs, rows);
   level_ = -1;
   return rows.live();
 }
@@ -355,13 +267,13 @@ int64_t Stripe::Clear() {
 uint32_t Stripe::Export(uint32_t row, int64_t limit,
                         const ExportSink& sink) const {
   const SharedLock lock(mutex_);
-  row = rows_.NextLive(row);
+  row = rows_.slabs.NextLive(row);
   while (row != kNoRow && limit > 0) {
     const uint8_t* rows[kBlock];
     int count = 0;
     for (; count < std::min<int64_t>(kBlock, limit) && row != kNoRow; ++count) {
-      rows[count] = rows_.At(row);
-      row = rows_.NextLive(row + 1);
+      rows[count] = rows_.slabs.At(row);
+      row = rows_.slabs.NextLive(row + 1);
     }
     limit -= count;
     for (int i = 0; i < count; ++i) {
@@ -385,17 +297,18 @@ uint32_t Stripe::CopyRows(uint32_t row, int64_t limit, bool changed,
                           int64_t* copied) const {
   const SharedLock lock(mutex_);
   *copied = 0;
-  if (row >= rows_.used() || (changed && marks_ == nullptr)) return kNoRow;
+  if (row >= rows_.slabs.used() || (changed && marks_ == nullptr))
+    return kNoRow;
   uint64_t mask = ~uint64_t{0} << (row % 64);
-  const size_t words = (size_t{rows_.used()} + 63) / 64;
+  const size_t words = (size_t{rows_.slabs.used()} + 63) / 64;
   for (size_t word = row / 64; word < words; ++word) {
-    uint64_t bits = rows_.LiveBits(word) & mask;
+    uint64_t bits = rows_.slabs.LiveBits(word) & mask;
     if (changed) bits &= marks_->Taken(word);
     mask = ~uint64_t{0};
     for (; bits != 0; bits &= bits - 1) {
       row = static_cast<uint32_t>(word * 64 + __builtin_ctzll(bits));
       if (*copied == limit) return row;
-      std::memcpy(out, rows_.At(row), row_bytes);
+      std::memcpy(out, rows_.slabs.At(row), row_bytes);
       out += row_bytes;
       ++*copied;
     }
@@ -406,7 +319,7 @@ uint32_t Stripe::CopyRows(uint32_t row, int64_t limit, bool changed,
 void Stripe::TrackChanges() {
   auto marks = std::make_unique<ChangeMarks>();
   const ExclusiveLock lock(mutex_);
-  marks->Reserve(rows_.used());
+  marks->Reserve(rows_.slabs.used());
   marks_ = std::move(marks);
 }
 
@@ -439,19 +352,19 @@ std::vector<int64_t> Stripe::ErasedSigns(bool taken) const {
 Stripe::Stats Stripe::GetStats() const {
   const SharedLock lock(mutex_);
   Stats stats;
-  stats.rows = rows_.live();
-  stats.free_rows = rows_.free();
-  stats.slab_bytes = rows_.bytes();
+  stats.rows = rows_.slabs.live();
+  stats.free_rows = rows_.slabs.free();
+  stats.slab_bytes = rows_.slabs.bytes();
   if (marks_ != nullptr) stats.slab_bytes += marks_->bytes();
-  stats.index_bytes = static_cast<int64_t>(index_.bytes());
-  stats.max_probe_length = index_.MaxProbeLength(
-      [this](uint32_t row) { return TableHash(rows_.SignAt(row)); });
+  stats.index_bytes = static_cast<int64_t>(rows_.index.bytes());
+  stats.max_probe_length = rows_.index.MaxProbeLength(
+      [this](uint32_t row) { return TableHash(rows_.slabs.SignAt(row)); });
   return stats;
 }
 
 int64_t Stripe::Size() const {
   const SharedLock lock(mutex_);
-  return rows_.live();
+  return rows_.slabs.live();
 }
 
 }  // namespace tf_ext

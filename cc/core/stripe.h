@@ -3,7 +3,7 @@
 //
 //   Table
 //     stripes[64]            // by the high bits of TableHash(sign)
-//       shared_mutex
+//       StripeMutex
 //       BucketIndex          // hash -> row number; bucket_index.h
 //       RowSlabs             // row number -> row; row_slabs.h
 //       ChangeMarks          // row number -> changed?; change_marks.h
@@ -18,7 +18,7 @@
 // Why 64: enough that threads seldom meet, few enough that a batch of some
 // thousand signs gives every stripe a block to work on.
 //
-// Growth: when 4/5 of the slots are used the index is built anew with twice
+// Growth: when 2/3 of the slots are used the index is built anew with twice
 // the buckets; the rows stay where they are. All stripes of a table have
 // nearly the same number of rows, so with powers of two all would double
 // within one batch. Instead stripe s has 4 * 2^(level + s / 64) buckets: the
@@ -32,26 +32,19 @@
 
 #include <cstdint>
 #include <memory>
-#include <shared_mutex>
 #include <stdexcept>
 #include <vector>
 
-#include "cc/core/bucket_index.h"
+#include "cc/core/batch_parts.h"
 #include "cc/core/change_marks.h"
 #include "cc/core/initializer.h"
-#include "cc/core/mix.h"
+#include "cc/core/lookup.h"
 #include "cc/core/row_layout.h"
-#include "cc/core/row_slabs.h"
+#include "cc/core/slab_memory.h"
+#include "cc/core/stripe_mutex.h"
 #include "cc/core/update_rule.h"
 
 namespace tf_ext {
-
-// A sign of a batch, and where in the batch it is; for a pull, which float of
-// the output its weights begin at.
-struct BatchItem {
-  int64_t sign;
-  int64_t position;
-};
 
 // How the rows of a table look and start.
 struct RowFormat {
@@ -89,16 +82,19 @@ class StripeFullError : public std::length_error {
 };
 
 // On cache lines of its own: neighbours are locked by other threads.
-// All methods lock; those that add rows throw std::bad_alloc or
+// All methods but rows() lock; those that add rows throw std::bad_alloc or
 // StripeFullError and leave every row whole then.
 class alignas(64) Stripe {
  public:
-  // `number`: which of the table's stripes. `format` outlives the stripe.
-  Stripe(int number, const RowFormat* format);
+  // `number`: which of the table's stripes. `format` and `memory`, which all
+  // stripes of a table share, outlive the stripe.
+  Stripe(int number, const RowFormat* format, SlabMemory* memory);
 
   // out: where positions count from. Absent signs are created if `insert`, or
   // read as they would start. Items are used as scratch.
   void Pull(BatchItem* items, int64_t n, bool insert, float* out);
+  // The same of signs most of which are absent.
+  void PullInserting(const BatchItem* items, int64_t n, float* out);
   // gradients: [batch, dim].
   void Push(const BatchItem* items, int64_t n, const UpdateRule::Push& push,
             const float* gradients);
@@ -138,33 +134,27 @@ class alignas(64) Stripe {
   Stats GetStats() const;
   int64_t Size() const;
 
+  StripeMutex& mutex() const { return mutex_; }
+  // For those who have locked the mutex.
+  const SignRows& rows() const { return rows_; }
+
  private:
-  // Calls visit(start, count, hashes, candidates) for the blocks of the batch,
-  // buckets, the first `row_bytes` of the likely rows, and their marks in
-  // `to_touch` if it is not nullptr, prefetched.
+  // LookUp of items, with their marks prefetched too if `touch`.
   template <typename Visit>
   void ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
-                    const Visit& visit,
-                    const ChangeMarks* to_touch = nullptr) const;
+                    bool touch, const Visit& visit) const;
 
-  uint32_t Find(int64_t sign, uint64_t hash) const;
-  // Whether the candidate of a block is the sign's row, which saves Find.
-  bool IsRow(uint32_t candidate, int64_t sign) const;
   uint32_t FindOrInsert(int64_t sign, uint64_t hash, uint32_t candidate,
                         bool with_weights);
   uint32_t Insert(int64_t sign, uint64_t hash, bool with_weights);
   void Grow();
   size_t BucketsAt(int level) const;
 
-  // Returns how many items were absent; they are the first in `items` then.
-  int64_t PullPresent(BatchItem* items, int64_t n, bool insert, float* out);
-  void PullInserting(const BatchItem* items, int64_t n, float* out);
-
   const int number_;
   const RowFormat* const format_;
-  mutable std::shared_mutex mutex_;
-  BucketIndex index_;
-  RowSlabs rows_;
+  SlabMemory* const memory_;
+  mutable StripeMutex mutex_;
+  SignRows rows_;
   std::unique_ptr<ChangeMarks> marks_;  // nullptr: not tracked
   int level_ = -1;                      // of growth; -1: no index yet
 };

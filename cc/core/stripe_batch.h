@@ -2,110 +2,105 @@
 #ifndef TF_EXT_CC_CORE_STRIPE_BATCH_H_
 #define TF_EXT_CC_CORE_STRIPE_BATCH_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "cc/core/batch_parts.h"
 #include "cc/core/mix.h"
 #include "cc/core/parallel.h"
-#include "cc/core/stripe.h"
 
 namespace tf_ext {
 
-// Memory that batches use one after another. Shared by all tables: as many
-// buffers exist as batches ran at the same time, and large ones are not kept.
-class BatchBuffers {
+// Memory for the signs of a batch, which batches use one after another. Shared
+// by all tables: as many are kept as were in use at the same time, but no
+// large ones.
+class BatchBuffer {
  public:
-  struct Buffer {
-    std::unique_ptr<BatchItem[]> items;
-    std::unique_ptr<uint8_t[]> stripes;
-    int64_t capacity = 0;
-  };
-
   // Throws std::bad_alloc.
-  static Buffer Take(int64_t n) {
-    Buffer buffer;
+  explicit BatchBuffer(int64_t n) {
     {
       Pool& pool = GetPool();
       const std::lock_guard<std::mutex> lock(pool.mutex);
       if (!pool.buffers.empty()) {
-        buffer = std::move(pool.buffers.back());
+        memory_ = std::move(pool.buffers.back());
         pool.buffers.pop_back();
       }
     }
-    if (buffer.capacity >= n) return buffer;
+    if (memory_.capacity >= n) return;
     // new T[n] without parentheses: the memory is not cleared first.
-    buffer.capacity = 0;
-    buffer.items.reset(new BatchItem[n]);
-    buffer.stripes.reset(new uint8_t[n]);
-    buffer.capacity = n;
-    return buffer;
+    memory_.capacity = 0;
+    memory_.items.reset(new BatchItem[n]);
+    memory_.stripes.reset(new uint8_t[n]);
+    memory_.capacity = n;
   }
-
-  static void GiveBack(Buffer buffer) noexcept {
-    if (buffer.capacity == 0 || buffer.capacity > kMaxKeptItems) return;
+  ~BatchBuffer() {
+    if (memory_.capacity == 0 || memory_.capacity > kMaxKeptItems) return;
     Pool& pool = GetPool();
     const std::lock_guard<std::mutex> lock(pool.mutex);
     // Within capacity: no allocation, so nothing to throw.
     if (pool.buffers.size() < kMaxKeptBuffers) {
-      pool.buffers.push_back(std::move(buffer));
+      pool.buffers.push_back(std::move(memory_));
     }
   }
+  BatchBuffer(const BatchBuffer&) = delete;
+  BatchBuffer& operator=(const BatchBuffer&) = delete;
+
+  BatchItem* items() const { return memory_.items.get(); }
+  // Which stripe each sign of the batch is of.
+  uint8_t* stripes() const { return memory_.stripes.get(); }
 
  private:
   static constexpr size_t kMaxKeptBuffers = 16;
   static constexpr int64_t kMaxKeptItems = 512 << 10;  // 8.5 MiB
 
+  struct Memory {
+    std::unique_ptr<BatchItem[]> items;
+    std::unique_ptr<uint8_t[]> stripes;
+    int64_t capacity = 0;
+  };
   struct Pool {
     Pool() { buffers.reserve(kMaxKeptBuffers); }
     std::mutex mutex;
-    std::vector<Buffer> buffers;
+    std::vector<Memory> buffers;
   };
   static Pool& GetPool() {
     // Never destroyed: batches may still run while the process exits.
     static Pool* const pool = new Pool;
     return *pool;
   }
-};
 
-// Some of the signs of a batch: the position of sign i is `position + i *
-// step`.
-struct SignPart {
-  const int64_t* signs;
-  int64_t n;
-  int64_t position;
-  int64_t step;
+  Memory memory_;
 };
 
 class StripeBatch {
  public:
   // Throws std::bad_alloc.
-  StripeBatch(const std::vector<SignPart>& parts, int64_t n,
-              const ParallelFor& parallel_for)
-      : buffer_(BatchBuffers::Take(n)) {
-    const std::vector<Chunk> chunks = MakeChunks(parts);
+  template <typename Part>
+  StripeBatch(const std::vector<Part>& parts, const ParallelFor& parallel_for)
+      : buffer_(CountSigns(parts)) {
+    const int64_t n = CountSigns(parts);
+    const std::vector<Chunk<Part>> chunks = MakeChunks(parts, kChunk);
     std::vector<Counts> counts(chunks.size());
     const auto count_chunk = [&](int64_t c) {
-      const Chunk& chunk = chunks[c];
-      for (int64_t i = 0; i < chunk.signs.n; ++i) {
-        const int stripe = StripeOf(TableHash(chunk.signs.signs[i]));
-        buffer_.stripes[chunk.first + i] = static_cast<uint8_t>(stripe);
+      const Part& part = chunks[c].part;
+      uint8_t* const stripes = buffer_.stripes() + chunks[c].first;
+      for (int64_t i = 0; i < part.n; ++i) {
+        const int stripe = StripeOf(TableHash(part.sign(i)));
+        stripes[i] = static_cast<uint8_t>(stripe);
         ++counts[c].of[stripe];
       }
     };
     const auto deal_chunk = [&](int64_t c) {
-      const Chunk& chunk = chunks[c];
-      int64_t position = chunk.signs.position;
-      for (int64_t i = 0; i < chunk.signs.n; ++i) {
-        const int64_t to = counts[c].of[buffer_.stripes[chunk.first + i]]++;
-        buffer_.items[to] = {chunk.signs.signs[i], position};
-        position += chunk.signs.step;
+      const Part& part = chunks[c].part;
+      const uint8_t* const stripes = buffer_.stripes() + chunks[c].first;
+      for (int64_t i = 0; i < part.n; ++i) {
+        buffer_.items()[counts[c].of[stripes[i]]++] = part.item(i);
       }
     };
-    RunChunks(chunks, n, parallel_for, count_chunk);
+    RunChunks(chunks, kChunk, n, parallel_for, count_chunk);
     // Counts become places: by stripe, then by chunk, so that the order in a
     // stripe is the batch's whatever the number of chunks.
     int64_t place = 0;
@@ -116,14 +111,11 @@ class StripeBatch {
       }
     }
     starts_[kStripes] = place;
-    RunChunks(chunks, n, parallel_for, deal_chunk);
+    RunChunks(chunks, kChunk, n, parallel_for, deal_chunk);
   }
-  ~StripeBatch() { BatchBuffers::GiveBack(std::move(buffer_)); }
-  StripeBatch(const StripeBatch&) = delete;
-  StripeBatch& operator=(const StripeBatch&) = delete;
 
   BatchItem* items(int stripe) const {
-    return buffer_.items.get() + starts_[stripe];
+    return buffer_.items() + starts_[stripe];
   }
   int64_t size(int stripe) const {
     return starts_[stripe + 1] - starts_[stripe];
@@ -132,45 +124,11 @@ class StripeBatch {
  private:
   static constexpr int64_t kChunk = 16 << 10;  // signs; some 50 microseconds
 
-  struct Chunk {
-    SignPart signs;
-    int64_t first;  // which sign of the batch is the first
-  };
   struct Counts {
     int64_t of[kStripes] = {};
   };
 
-  static std::vector<Chunk> MakeChunks(const std::vector<SignPart>& parts) {
-    std::vector<Chunk> chunks;
-    int64_t first = 0;
-    for (const SignPart& part : parts) {
-      const int64_t count = std::max<int64_t>(1, part.n / kChunk);
-      for (int64_t c = 0; c < count; ++c) {
-        const int64_t begin = part.n * c / count;
-        const int64_t end = part.n * (c + 1) / count;
-        chunks.push_back({{part.signs + begin, end - begin,
-                           part.position + begin * part.step, part.step},
-                          first + begin});
-      }
-      first += part.n;
-    }
-    return chunks;
-  }
-
-  template <typename Fn>
-  static void RunChunks(const std::vector<Chunk>& chunks, int64_t n,
-                        const ParallelFor& parallel_for, const Fn& fn) {
-    const int64_t count = static_cast<int64_t>(chunks.size());
-    const int64_t blocks = std::min(count, std::max<int64_t>(1, n / kChunk));
-    RunBlocks(blocks, parallel_for, [&](int64_t block) {
-      for (int64_t c = count * block / blocks; c < count * (block + 1) / blocks;
-           ++c) {
-        fn(c);
-      }
-    });
-  }
-
-  BatchBuffers::Buffer buffer_;
+  BatchBuffer buffer_;
   int64_t starts_[kStripes + 1];
 };
 

@@ -16,12 +16,6 @@ constexpr int64_t kValuesPerBlock = 1 << 18;
 
 constexpr int kCursorRowBits = 40;
 
-Status CheckCount(int64_t n) {
-  if (n >= 0) return Status::Ok();
-  return Status::InvalidArgument("the number of signs is " + std::to_string(n) +
-                                 "; it must not be negative.");
-}
-
 bool AllFinite(const float* values, int64_t n) {
   // An exponent of all ones carries into the sign bit. Integers, because the
   // compiler turns this into vector instructions.
@@ -74,7 +68,7 @@ Table::Table(const TableConfig& config)
       format_(std::make_unique<RowFormat>(layout_, &initializer_)) {
   stripes_.reserve(kStripes);
   for (int i = 0; i < kStripes; ++i) {
-    stripes_.push_back(std::make_unique<Stripe>(i, format_.get()));
+    stripes_.push_back(std::make_unique<Stripe>(i, format_.get(), &memory_));
   }
 }
 
@@ -99,24 +93,6 @@ Status Table::FindField(const std::string& name, const Field** field) const {
   return Status::InvalidArgument("table \"" + config_.name +
                                  "\" has no field \"" + name +
                                  "\"; its fields are " + allowed + ".");
-}
-
-Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
-                   const ParallelFor& parallel_for) {
-  std::vector<SignPart> sign_parts;
-  float* out = nullptr;
-  for (const PullPart& part : parts) {
-    const Status status = CheckCount(part.n);
-    if (!status.ok()) return status;
-    if (part.n == 0) continue;
-    if (out == nullptr) out = part.out;
-    // Positions are places of weights.
-    sign_parts.push_back({part.signs, part.n, part.out - out, config_.dim});
-  }
-  return ForEachStripe(sign_parts, parallel_for,
-                       [&](int s, BatchItem* items, int64_t count) {
-                         stripes_[s]->Pull(items, count, insert, out);
-                       });
 }
 
 Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,

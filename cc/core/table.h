@@ -16,6 +16,7 @@
 #include "cc/core/initializer.h"
 #include "cc/core/parallel.h"
 #include "cc/core/row_layout.h"
+#include "cc/core/slab_memory.h"
 #include "cc/core/snapshot_chunk.h"
 #include "cc/core/status.h"
 #include "cc/core/update_rule.h"
@@ -175,13 +176,16 @@ class Table {
 
   // Deals the signs out and runs share(stripe number, items, count) for each
   // stripe that got some, several at the same time.
-  template <typename Share>
-  Status ForEachStripe(const std::vector<SignPart>& parts,
+  template <typename Part, typename Share>
+  Status ForEachStripe(const std::vector<Part>& parts,
                        const ParallelFor& parallel_for, const Share& share);
   // Of one part, whose positions count from 0.
   template <typename Share>
   Status ForEachStripe(const int64_t* signs, int64_t n,
                        const ParallelFor& parallel_for, const Share& share);
+  // Throws std::bad_alloc.
+  Status PullParts(const std::vector<SignPart>& parts, bool insert, float* out,
+                   const ParallelFor& parallel_for);
   Status OutOfMemory() const;
   // Bytes of stored rows and where they go in the table's.
   struct CopiedBytes {
@@ -200,6 +204,7 @@ class Table {
   const Initializer initializer_;
   const UpdateRule rule_;
   const std::unique_ptr<const RowFormat> format_;
+  SlabMemory memory_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
 
   mutable std::mutex chain_mutex_;

@@ -1,5 +1,6 @@
 // Threads, churn and random operations. Run under the thread and address
 // sanitizers too.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -100,6 +101,28 @@ TEST(TableStressTest, RowsAreNeverTorn) {
     }
   });
   EXPECT_EQ(torn, 0);
+}
+
+// Readers hold locks nearly always, and there is always one who does.
+TEST(TableStressTest, PushesComeThroughBesideEndlessPulls) {
+  const auto table = MakeConstantTable(RuleKind::kSgd, 4);
+  const std::vector<int64_t> signs = Range(0, 20000);
+  Pull(table.get(), signs, true);
+  std::atomic<bool> pushed{false};
+  std::atomic<int64_t> torn{0};
+  Together(kThreads, [&](int t) {
+    if (t > 0) {
+      while (!pushed) torn += CountTorn(Pull(table.get(), signs, false), 4);
+      return;
+    }
+    for (int round = 0; round < 50; ++round) {
+      Push(table.get(), signs, std::vector<float>(signs.size() * 4, 1));
+    }
+    pushed = true;
+  });
+  EXPECT_EQ(torn, 0);
+  const std::vector<float> rows = Pull(table.get(), signs, false);
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), 1.0f - 50), 80000);
 }
 
 TEST(TableStressTest, EveryUpdateOfTwoPushersIsThere) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/batch_parts.h"
 #include "cc/core/stripe.h"
 #include "cc/core/stripe_batch.h"
 #include "cc/core/table.h"
@@ -17,17 +18,22 @@ namespace tf_ext {
 // Signs a block of work has at least; fewer are not worth a thread's wake-up.
 inline constexpr int64_t kMinSignsPerBlock = 2048;
 
-template <typename Share>
-Status Table::ForEachStripe(const std::vector<SignPart>& parts,
+inline Status CheckCount(int64_t n) {
+  if (n >= 0) return Status::Ok();
+  return Status::InvalidArgument("the number of signs is " + std::to_string(n) +
+                                 "; it must not be negative.");
+}
+
+template <typename Part, typename Share>
+Status Table::ForEachStripe(const std::vector<Part>& parts,
                             const ParallelFor& parallel_for,
                             const Share& share) {
-  int64_t n = 0;
-  for (const SignPart& part : parts) n += part.n;
+  const int64_t n = CountSigns(parts);
   if (n == 0) return Status::Ok();
   std::atomic<bool> out_of_memory{false};
   std::atomic<bool> full{false};
   try {
-    const StripeBatch batch(parts, n, parallel_for);
+    const StripeBatch batch(parts, parallel_for);
     const int64_t blocks =
         std::clamp<int64_t>(n / kMinSignsPerBlock, 1, kStripes);
     // No exception may cross parallel_for, which is not ours.
