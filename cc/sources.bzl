@@ -10,6 +10,7 @@ CORE_SOURCES = [
     "cc/core/cpu.cc",
     "cc/core/crc32c.cc",
     "cc/core/fingerprint.cc",
+    "cc/core/fingerprint_avx512.cc",
     "cc/core/gradient_sum.cc",
     "cc/core/hash_columns.cc",
     "cc/core/hash_part.cc",

@@ -1,4 +1,4 @@
-// Which instruction set the update rules and initializers use.
+// Which instruction set update rules, initializers and fingerprints use.
 #ifndef TF_EXT_CC_CORE_CPU_H_
 #define TF_EXT_CC_CORE_CPU_H_
 

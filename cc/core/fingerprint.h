@@ -34,6 +34,12 @@ class PrefixFingerprint {
  private:
   static constexpr size_t kPadding = 8;
 
+  uint64_t One(std::string_view text) const;
+  // Of more than 64 bytes with the prefix.
+  uint64_t Joined(std::string_view text) const;
+  // Fingerprints of up to 64 texts, several at a time.
+  void InLanes(const std::string_view* texts, int64_t n, int64_t* out) const;
+
   std::string padded_;  // the prefix, then zero bytes
 };
 

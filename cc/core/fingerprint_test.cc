@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cc/core/simd_test_util.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {
@@ -95,6 +96,33 @@ TEST(FingerprintTest, ManyTextsOfOnePrefix) {
   for (size_t i = 0; i < texts.size(); ++i) {
     EXPECT_EQ(static_cast<uint64_t>(results[i]),
               Fingerprint64("user" + std::string(texts[i])));
+  }
+}
+
+// Those of some sizes are hashed several at a time, by some instruction sets.
+TEST(FingerprintTest, TextsOfAllSizesTogether) {
+  for (const SimdLevel level : SimdLevels()) {
+    const ScopedSimdLevel scoped(level);
+    for (const size_t prefix_size : {0, 1, 3, 7, 8, 9, 15, 16, 24, 33, 70}) {
+      const std::string prefix = PatternText(prefix_size);
+      const PrefixFingerprint fingerprint(prefix);
+      // Copies of their own, so that a sanitizer sees every byte too many.
+      std::vector<std::vector<char>> copies;
+      std::vector<std::string_view> texts;
+      for (size_t i = 0; i < 1000; ++i) {
+        const std::string text = PatternText(prefix_size + i % 77);
+        copies.emplace_back(text.begin() + prefix_size, text.end());
+        texts.emplace_back(copies.back().data(), copies.back().size());
+      }
+      std::vector<int64_t> results(texts.size());
+      fingerprint.Fingerprints(texts.data(), texts.size(), results.data());
+      for (size_t i = 0; i < texts.size(); ++i) {
+        ASSERT_EQ(static_cast<uint64_t>(results[i]),
+                  Fingerprint64(prefix + std::string(texts[i])))
+            << SimdLevelName(level) << ", prefix " << prefix_size << ", text "
+            << texts[i].size();
+      }
+    }
   }
 }
 
