@@ -62,7 +62,7 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("pull", "pull", 7),
         ("push", "push", 2),
-        ("insert", "insert", 2),
+        ("insert", "insert", 3),
         ("unique", "unique", 2),
         ("hash", "hash", 3),
     )

@@ -4,12 +4,10 @@
 // changes, so neither may anything here.
 #include "cc/core/fingerprint.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "cc/core/cpu.h"
-#include "cc/core/fingerprint_lanes.h"
 #include "cc/core/fingerprint_words.inc"
 
 namespace tf_ext {
@@ -55,11 +53,33 @@ inline uint64_t HashUpTo7(uint64_t word, size_t size) {
   return kMul2;
 }
 
+// The first and last 16 bytes of a text, before they are mixed to one word.
+struct Ends {
+  uint64_t a, u, v;
+};
+
+template <typename Text>
+inline Ends HashEnds(const Text& s, size_t size, uint64_t first_mul,
+                     uint64_t mul) {
+  const uint64_t a = s.Word(0) * first_mul;
+  const uint64_t b = s.Word(8);
+  const uint64_t c = s.Word(size - 8) * mul;
+  const uint64_t d = s.Word(size - 16) * kMul2;
+  return {a, RotateRight(a + b, 43) + RotateRight(c, 30) + d,
+          a + RotateRight(b + kMul2, 18) + c};
+}
+
+template <typename Text>
+inline uint64_t Hash17To32(const Text& s, size_t size) {
+  const uint64_t mul = MulForSize(size);
+  const Ends ends = HashEnds(s, size, kMul1, mul);
+  return Mix(ends.u, ends.v, mul);
+}
+
 template <typename Text>
 uint64_t Hash33To64(const Text& s, size_t size) {
   const uint64_t mul = MulForSize(size);
-  const Ends ends = HashEnds(s.Word(0), s.Word(8), s.Word(size - 16),
-                             s.Word(size - 8), kMul2, mul);
+  const Ends ends = HashEnds(s, size, kMul2, mul);
   const uint64_t y = ends.u;
   const uint64_t z = Mix(y, ends.v, mul);
   const uint64_t e = s.Word(16) * mul;
@@ -74,10 +94,7 @@ uint64_t Hash33To64(const Text& s, size_t size) {
 template <typename Text>
 inline uint64_t HashShort(const Text& s, size_t size) {
   if (size <= 16) return Hash8To16(s.Word(0), s.Word(size - 8), size);
-  if (size <= 32) {
-    return Hash17To32(s.Word(0), s.Word(8), s.Word(size - 16), s.Word(size - 8),
-                      size);
-  }
+  if (size <= 32) return Hash17To32(s, size);
   return Hash33To64(s, size);
 }
 
@@ -213,73 +230,23 @@ uint64_t PrefixFingerprint::Joined(std::string_view text) const {
 
 void PrefixFingerprint::Fingerprints(const std::string_view* texts, int64_t n,
                                      int64_t* out) const {
-#ifdef __x86_64__
-  if (CurrentSimdLevel() >= SimdLevel::kAvx512) {
-    for (int64_t begin = 0; begin < n; begin += FingerprintLanes::kMost) {
-      InLanes(texts + begin,
-              std::min<int64_t>(n - begin, FingerprintLanes::kMost),
-              out + begin);
-    }
-    return;
-  }
-#endif
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<int64_t>(One(texts[i]));
 }
 
+size_t PrefixFingerprint::MostOfWords() const {
 #ifdef __x86_64__
-void PrefixFingerprint::InLanes(const std::string_view* texts, int64_t n,
-                                int64_t* out) const {
-  FingerprintLanes small, large;
-  // Counts of their own: in the lanes they would be loaded and stored each
-  // time.
-  int small_count = 0, large_count = 0;
-  // Where the fingerprints go.
-  uint8_t small_places[FingerprintLanes::kMost];
-  uint8_t large_places[FingerprintLanes::kMost];
-  const char* const prefix = padded_.data();
-  const size_t prefix_size = this->prefix_size();
-  const uint64_t prefix_word = Load64(prefix);
-  for (int64_t i = 0; i < n; ++i) {
-    const std::string_view text = texts[i];
-    const size_t size = prefix_size + text.size();
-    if (prefix_size < 8 && text.size() >= 8 && size <= 16) {
-      // The usual case, of which what follows would make the same.
-      small.size[small_count] = size;
-      small.first[small_count] = prefix_word | Load64(text.data())
-                                                   << (8 * prefix_size);
-      small.last[small_count] = Load64(text.data() + text.size() - 8);
-      small_places[small_count++] = static_cast<uint8_t>(i);
-      continue;
-    }
-    if (size < 8 || size > 32) {
-      out[i] = static_cast<int64_t>(One(text));
-      continue;
-    }
-    const PrefixedText s = {prefix, prefix_size, text.data(),
-                            FirstWord(text.data(), text.size())};
-    if (size <= 16) {
-      small.size[small_count] = size;
-      small.first[small_count] = s.Word(0);
-      small.last[small_count] = s.Word(size - 8);
-      small_places[small_count++] = static_cast<uint8_t>(i);
-    } else {
-      large.size[large_count] = size;
-      large.first[large_count] = s.Word(0);
-      large.second[large_count] = s.Word(8);
-      large.last_but_one[large_count] = s.Word(size - 16);
-      large.last[large_count] = s.Word(size - 8);
-      large_places[large_count++] = static_cast<uint8_t>(i);
-    }
+  if (CurrentSimdLevel() >= SimdLevel::kAvx512 && prefix_size() < 8) {
+    return 16 - prefix_size();
   }
-  HashLanes8To16Avx512(&small, small_count);
-  for (int k = 0; k < small_count; ++k) {
-    out[small_places[k]] = static_cast<int64_t>(small.first[k]);
-  }
-  HashLanes17To32Avx512(&large, large_count);
-  for (int k = 0; k < large_count; ++k) {
-    out[large_places[k]] = static_cast<int64_t>(large.first[k]);
-  }
-}
 #endif
+  return 0;
+}
+
+void PrefixFingerprint::OfWords(TextWords* words, int n, int64_t* out) const {
+#ifdef __x86_64__
+  HashWordsAvx512(words, n, Load64(padded_.data()), prefix_size());
+  std::memcpy(out, words->first, n * sizeof(*out));
+#endif
+}
 
 }  // namespace tf_ext

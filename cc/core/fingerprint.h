@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "cc/core/text_words.h"
+
 namespace tf_ext {
 
 uint64_t Fingerprint64(const char* data, size_t size);
@@ -31,15 +33,17 @@ class PrefixFingerprint {
   void Fingerprints(const std::string_view* texts, int64_t n,
                     int64_t* out) const;
 
+  // The same of n texts of 8 to MostOfWords() bytes, as words. That is 0 if
+  // words are of no use with this prefix or processor.
+  size_t MostOfWords() const;
+  void OfWords(TextWords* words, int n, int64_t* out) const;
+
  private:
   static constexpr size_t kPadding = 8;
 
   uint64_t One(std::string_view text) const;
   // Of more than 64 bytes with the prefix.
   uint64_t Joined(std::string_view text) const;
-  // Fingerprints of up to 64 texts, several at a time.
-  void InLanes(const std::string_view* texts, int64_t n, int64_t* out) const;
-
   std::string padded_;  // the prefix, then zero bytes
 };
 

@@ -6,23 +6,16 @@
 #ifdef __x86_64__
 #pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")
 
-#include "cc/core/fingerprint_lanes.h"
 #include "cc/core/fingerprint_words.inc"
+#include "cc/core/text_words.h"
 
 namespace tf_ext {
 
-void HashLanes8To16Avx512(FingerprintLanes* lanes, int n) {
+void HashWordsAvx512(TextWords* words, int n, uint64_t prefix,
+                     uint64_t prefix_size) {
   for (int i = 0; i < n; ++i) {
-    lanes->first[i] =
-        Hash8To16(lanes->first[i], lanes->last[i], lanes->size[i]);
-  }
-}
-
-void HashLanes17To32Avx512(FingerprintLanes* lanes, int n) {
-  for (int i = 0; i < n; ++i) {
-    lanes->first[i] =
-        Hash17To32(lanes->first[i], lanes->second[i], lanes->last_but_one[i],
-                   lanes->last[i], lanes->size[i]);
+    words->first[i] = Hash8To16(prefix | words->first[i] << (8 * prefix_size),
+                                words->last[i], words->size[i] + prefix_size);
   }
 }
 

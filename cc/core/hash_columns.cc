@@ -252,15 +252,23 @@ class ColumnHasher::Column::Crosser {
 void ColumnHasher::Column::HashOnePart(const HashInput& input, ValueSpan values,
                                        int64_t* signs, float* weights) const {
   const PreparedPart& part = parts_[0];
+  const bool as_words = input.read_words != nullptr &&
+                        fingerprint_.MostOfWords() > 0 &&
+                        part.bucket_size == 0 && !part.CanDrop();
+  TextWords words;
   ValueBatch batch;
   for (int64_t begin = values.begin; begin < values.end;
        begin += ValueBatch::kMaxSize) {
-    batch.Read(part, input, begin,
-               std::min(begin + ValueBatch::kMaxSize, values.end));
+    const int64_t end = std::min(begin + ValueBatch::kMaxSize, values.end);
+    batch.Read(part, input, begin, end);
     if (identity_) {
       for (int64_t k = 0; k < batch.size(); ++k) {
         signs[k] = IntegerAt(input, batch.place(k));
       }
+    } else if (as_words &&
+               input.read_words(input.values, begin, end - begin,
+                                fingerprint_.MostOfWords(), &words)) {
+      fingerprint_.OfWords(&words, static_cast<int>(end - begin), signs);
     } else {
       fingerprint_.Fingerprints(batch.Texts(part, input), batch.size(), signs);
     }

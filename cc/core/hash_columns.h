@@ -16,6 +16,7 @@
 #ifndef TF_EXT_CC_CORE_HASH_COLUMNS_H_
 #define TF_EXT_CC_CORE_HASH_COLUMNS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -24,6 +25,7 @@
 
 #include "cc/core/parallel.h"
 #include "cc/core/status.h"
+#include "cc/core/text_words.h"
 
 namespace tf_ext {
 
@@ -55,11 +57,18 @@ struct HashColumn {
 using ViewStrings = void (*)(const void* values, int64_t begin, int64_t n,
                              std::string_view* views);
 
+// The sizes, first and last words of strings [begin, begin + n), n up to
+// TextWords::kMost. False if one has less than 8 or more than `most`
+// bytes.
+using ReadWords = bool (*)(const void* values, int64_t begin, int64_t n,
+                           size_t most, TextWords* words);
+
 // One input: `batch` bags of values. Float NaN is always missing.
 struct HashInput {
   ValueType type = ValueType::kInt64;
   const void* values = nullptr;  // [n]; strings: through `view_strings`
   ViewStrings view_strings = nullptr;
+  ReadWords read_words = nullptr;  // if there is a faster way than views
   int64_t n = 0;
   int64_t batch = 0;
   const int64_t* row_splits = nullptr;  // [batch + 1]; nullptr: n / batch each

@@ -9,6 +9,7 @@
 
 #include "cc/core/fingerprint.h"
 #include "cc/core/hash_columns_test_util.h"
+#include "cc/core/simd_test_util.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {
@@ -58,6 +59,30 @@ TEST(HashColumnsTest, TextsAreNamespaceAndValue) {
   }
   EXPECT_EQ(hashed.row_splits, std::vector<int64_t>({0, 1, 2, 3, 4, 5, 6}));
   EXPECT_TRUE(hashed.weights.empty());
+}
+
+// Where all texts of a group are of 8 to so many bytes, they are read as words.
+TEST(HashColumnsTest, TextsOfAnySizesInOneBatch) {
+  for (const SimdLevel level : SimdLevels()) {
+    const ScopedSimdLevel scoped(level);
+    for (const size_t ns_size : {0, 1, 3, 6, 7, 8, 12}) {
+      const std::string ns(ns_size, 'n');
+      for (const size_t spread : {1, 3, 9, 40}) {
+        std::vector<std::string> texts;
+        for (size_t i = 0; i < 333; ++i) {
+          std::string text = std::to_string(i * 7919);
+          text.resize(8 + i % spread, static_cast<char>('a' + i % 26));
+          texts.push_back(i == 100 ? "short" : text);
+        }
+        const Hashed hashed = Hash({Column(ns, {Part(0)})}, {Strings(texts)});
+        for (size_t i = 0; i < texts.size(); ++i) {
+          ASSERT_EQ(hashed.signs[i], SignOf(ns, texts[i]))
+              << SimdLevelName(level) << ", namespace of " << ns_size << ", "
+              << texts[i];
+        }
+      }
+    }
+  }
 }
 
 TEST(HashColumnsTest, IntegersHashAsTheirDecimalText) {

@@ -7,12 +7,12 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "cc/core/hash_columns.h"
+#include "cc/core/hash_strings.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {
@@ -96,12 +96,7 @@ inline HashInput Floats(const std::vector<float>& values) {
 }
 inline HashInput Strings(const std::vector<std::string>& values) {
   HashInput input = Input(ValueType::kString, values);
-  input.view_strings = [](const void* texts, int64_t begin, int64_t n,
-                          std::string_view* views) {
-    for (int64_t k = 0; k < n; ++k) {
-      views[k] = static_cast<const std::string*>(texts)[begin + k];
-    }
-  };
+  SetStrings(values.data(), &input);
   return input;
 }
 inline HashInput Split(HashInput input, const std::vector<int64_t>& splits) {

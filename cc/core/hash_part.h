@@ -14,6 +14,7 @@
 
 #include "cc/core/fingerprint.h"
 #include "cc/core/hash_columns.h"
+#include "cc/core/text_words.h"
 
 namespace tf_ext {
 
@@ -137,7 +138,7 @@ struct PreparedPart {
 // hashed: a processor is slow to read back what it has only just written.
 class ValueBatch {
  public:
-  static constexpr int64_t kMaxSize = 64;
+  static constexpr int64_t kMaxSize = TextWords::kMost;
 
   // Those of up to kMaxSize values [begin, end) that are not missing.
   void Read(const PreparedPart& part, const HashInput& input, int64_t begin,

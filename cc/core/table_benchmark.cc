@@ -12,7 +12,6 @@
 #include <cstring>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "cc/core/bucket_index.h"
 #include "cc/core/fingerprint.h"
 #include "cc/core/hash_columns.h"
+#include "cc/core/hash_strings.h"
 #include "cc/core/memory_benchmark.h"
 #include "cc/core/mix.h"
 #include "cc/core/parallel.h"
@@ -167,15 +167,8 @@ void BenchmarkHash(const Options& options) {
       columns[c].ns = "C" + std::to_string(c);
       columns[c].parts.resize(1);
       columns[c].parts[0].input = c;
-      inputs[c].type = ValueType::kString;
-      inputs[c].values = texts[c].data();
+      SetStrings(texts[c].data(), &inputs[c]);
       inputs[c].n = inputs[c].batch = kBatch;
-      inputs[c].view_strings = [](const void* values, int64_t begin, int64_t n,
-                                  std::string_view* views) {
-        for (int64_t k = 0; k < n; ++k) {
-          views[k] = static_cast<const std::string*>(values)[begin + k];
-        }
-      };
     }
     std::unique_ptr<ColumnHasher> hasher;
     Require(ColumnHasher::Create(

@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/hash_columns.h"
+#include "cc/core/hash_strings.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -148,14 +148,6 @@ ValueType ToValueType(DataType dtype) {
   }
 }
 
-void ViewTensorStrings(const void* values, int64_t begin, int64_t n,
-                       std::string_view* views) {
-  const tstring* const strings = static_cast<const tstring*>(values) + begin;
-  for (int64_t k = 0; k < n; ++k) {
-    views[k] = {strings[k].data(), strings[k].size()};
-  }
-}
-
 // One input of the op as the core's; tensors must outlive the result.
 absl::Status ToHashInput(int i, const Tensor& values, const Tensor& row_splits,
                          const Tensor& weights, HashInput* input) {
@@ -167,10 +159,11 @@ absl::Status ToHashInput(int i, const Tensor& values, const Tensor& row_splits,
   }
   TF_RETURN_IF_ERROR(
       CheckVector(absl::StrCat("row_splits[", i, "]"), row_splits));
-  input->type = ToValueType(values.dtype());
-  input->values = values.data();
-  if (input->type == ValueType::kString) {
-    input->view_strings = ViewTensorStrings;
+  if (values.dtype() == tensorflow::DT_STRING) {
+    SetStrings(values.flat<tstring>().data(), input);
+  } else {
+    input->type = ToValueType(values.dtype());
+    input->values = values.data();
   }
   input->n = values.NumElements();
   input->batch = values.dim_size(0);
