@@ -209,7 +209,7 @@ void BenchmarkProbes(const Options&) {
                 static_cast<long long>(lengths[lengths.size() * 99 / 100]),
                 static_cast<long long>(lengths.back()));
   };
-  for (const int percent : {40, 50, 60, 70, 80}) {
+  for (const int percent : {33, 50, 66, 80}) {
     BucketIndex index(kBuckets);
     const int64_t entries = kBuckets * BucketIndex::kSlots * percent / 100;
     for (int64_t row = 0; row < entries; ++row) {
@@ -222,8 +222,8 @@ void BenchmarkProbes(const Options&) {
           .push_back(index.ProbeLength(TableHash(sign), is_row));
     }
     std::printf("%d%% of the slots used%18s", percent,
-                percent == 40   ? " (just grown)"
-                : percent == 80 ? " (about to grow)"
+                percent == 33   ? " (just grown)"
+                : percent == 66 ? " (about to grow)"
                                 : "");
     print(present);
     print(absent);
