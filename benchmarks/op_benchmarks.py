@@ -151,13 +151,11 @@ def insert(args):
             reference.table.insert(batch, values)
 
     def touch():
-        # In huge pages where the system allows it, as NumPy asks for them.
-        row_bytes = 8 + 2 * 4 * args.dim
-        np.empty(args.rows * row_bytes, np.uint8)[::4096] = 1
+        tables.touched_memory(args.rows * tables.raw_bytes(args.dim))
 
     cases = [
         Case("tf_ext pull, training", ours, args.rows, before=table.clear),
-        Case("first touch of as many bytes", touch, args.rows),
+        Case("first touch of the raw bytes", touch, args.rows),
         Case(
             "DenseHashTable.insert",
             dense_hash_table,

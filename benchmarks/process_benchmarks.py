@@ -23,7 +23,8 @@ def memory(args):
             results["TFRA"] = worker.call(
                 "memory", rows=args.rows, dim=args.dim, batch=tables.BATCH
             )
-    raw = 8 + 2 * 4 * args.dim  # the sign, weights and Adagrad's slots
+    raw = tables.raw_bytes(args.dim)
+    results["first touch of the raw bytes"] = _touched_growth(args.rows, raw)
     settings = {
         "threads": args.threads,
         "rows": args.rows,
@@ -44,6 +45,16 @@ def _our_growth(table, rows):
     result = growth(insert, rows, tables.BATCH)
     probes = table.stats()["max_probe_length"]
     return {**result, "max_probe_length": probes}
+
+
+def _touched_growth(rows, row_bytes):
+    """Memory alone: how long a batch waits for the system."""
+    kept = []
+
+    def insert(first, end):
+        kept.append(tables.touched_memory((end - first) * row_bytes))
+
+    return growth(insert, rows, tables.BATCH)
 
 
 def _reference_growth(args):

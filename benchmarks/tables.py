@@ -19,6 +19,18 @@ def handle(table):
     return table.rows.shards[0].resource_handle
 
 
+def raw_bytes(dim):
+    """Of a row: the sign, weights and Adagrad's slots."""
+    return 8 + 2 * 4 * dim
+
+
+def touched_memory(size):
+    """New bytes, in huge pages where NumPy and the system see to it."""
+    memory = np.empty(size, np.uint8)
+    memory[::4096] = 1
+    return memory
+
+
 def load(table):
     """How full the index is, 0 to 1."""
     # Buckets of 64 bytes hold 12 entries: cc/core/bucket_index.h.

@@ -91,9 +91,10 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
             self.assertStartsWith(names[-1], "dense Embedding, ")
 
     def test_memory(self):
-        printed, (ours, theirs) = self._run("memory")
+        printed, (ours, theirs, touched) = self._run("memory")
         self.assertEqual(ours["raw_bytes_a_row"], 8 + 2 * 4 * 4)
         self.assertEqual(theirs["case"], "DenseHashTable")
+        self.assertEqual(touched["case"], "first touch of the raw bytes")
         self.assertBetween(ours["load"], 0.01, 1.0)
         self.assertIn("worst batch, ms", printed)
 

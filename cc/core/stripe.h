@@ -8,12 +8,11 @@
 //       RowSlabs             // row number -> row; row_slabs.h
 //       ChangeMarks          // row number -> changed?; change_marks.h
 //
-// Batched work only: a batch is dealt out to the stripes first, then each
-// stripe does its share under one lock hold. That costs one lock a stripe and
-// batch, and keeps a stripe's index in the L2 cache and the pages of its rows
-// in the TLB while it works. Inside, signs go through three stages a block of
-// 32 at a time, so that the misses of a block overlap: prefetch the buckets;
-// read the tags and prefetch the rows; compare the sign and copy or update.
+// Batched work only. Rows that are there are read in the order of the batch,
+// with all stripes locked for reading: table_pull.cc. For all else a batch is
+// dealt out to the stripes first, then each stripe does its share under one
+// lock hold, which costs one lock a stripe and batch. How signs are looked up
+// is in lookup.h.
 //
 // Why 64: enough that threads seldom meet, few enough that a batch of some
 // thousand signs gives every stripe a block to work on.
