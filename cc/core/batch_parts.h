@@ -76,11 +76,14 @@ std::vector<Chunk<Part>> MakeChunks(const std::vector<Part>& parts,
   return chunks;
 }
 
-// Calls fn(c) for each chunk; small ones one after another on a thread.
+// Calls fn(c) for each of the chunks that MakeChunks made with this size; small
+// ones one after another on a thread.
 template <typename Part, typename Fn>
-void RunChunks(const std::vector<Chunk<Part>>& chunks, int64_t size, int64_t n,
+void RunChunks(const std::vector<Chunk<Part>>& chunks, int64_t size,
                const ParallelFor& parallel_for, const Fn& fn) {
+  if (chunks.empty()) return;
   const int64_t count = static_cast<int64_t>(chunks.size());
+  const int64_t n = chunks.back().first + chunks.back().part.n;
   const int64_t blocks = std::min(count, std::max<int64_t>(1, n / size));
   RunBlocks(blocks, parallel_for, [&](int64_t block) {
     for (int64_t c = count * block / blocks; c < count * (block + 1) / blocks;

@@ -44,6 +44,7 @@ class PrefixFingerprint {
   uint64_t One(std::string_view text) const;
   // Of more than 64 bytes with the prefix.
   uint64_t Joined(std::string_view text) const;
+
   std::string padded_;  // the prefix, then zero bytes
 };
 

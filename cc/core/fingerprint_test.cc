@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cc/core/hash_strings.h"
 #include "cc/core/simd_test_util.h"
 #include "gtest/gtest.h"
 
@@ -99,7 +100,7 @@ TEST(FingerprintTest, ManyTextsOfOnePrefix) {
   }
 }
 
-// Those of some sizes are hashed several at a time, by some instruction sets.
+// One by one and, where the instruction set has a use for it, as words.
 TEST(FingerprintTest, TextsOfAllSizesTogether) {
   for (const SimdLevel level : SimdLevels()) {
     const ScopedSimdLevel scoped(level);
@@ -121,6 +122,17 @@ TEST(FingerprintTest, TextsOfAllSizesTogether) {
                   Fingerprint64(prefix + std::string(texts[i])))
             << SimdLevelName(level) << ", prefix " << prefix_size << ", text "
             << texts[i].size();
+      }
+      const size_t most = fingerprint.MostOfWords();
+      for (size_t i = 0; i < texts.size(); ++i) {
+        TextWords words;
+        if (!ReadWordsOf<std::string_view>(texts.data(), i, 1, most, &words)) {
+          continue;
+        }
+        int64_t result = 0;
+        fingerprint.OfWords(&words, 1, &result);
+        ASSERT_EQ(result, results[i])
+            << "prefix " << prefix_size << ", text " << texts[i].size();
       }
     }
   }

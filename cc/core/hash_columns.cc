@@ -252,9 +252,9 @@ class ColumnHasher::Column::Crosser {
 void ColumnHasher::Column::HashOnePart(const HashInput& input, ValueSpan values,
                                        int64_t* signs, float* weights) const {
   const PreparedPart& part = parts_[0];
-  const bool as_words = input.read_words != nullptr &&
-                        fingerprint_.MostOfWords() > 0 &&
-                        part.bucket_size == 0 && !part.CanDrop();
+  const bool plain = part.bucket_size == 0 && !part.CanDrop();
+  const size_t most_of_words =
+      plain && input.read_words != nullptr ? fingerprint_.MostOfWords() : 0;
   TextWords words;
   ValueBatch batch;
   for (int64_t begin = values.begin; begin < values.end;
@@ -265,9 +265,9 @@ void ColumnHasher::Column::HashOnePart(const HashInput& input, ValueSpan values,
       for (int64_t k = 0; k < batch.size(); ++k) {
         signs[k] = IntegerAt(input, batch.place(k));
       }
-    } else if (as_words &&
-               input.read_words(input.values, begin, end - begin,
-                                fingerprint_.MostOfWords(), &words)) {
+    } else if (most_of_words > 0 &&
+               input.read_words(input.values, begin, end - begin, most_of_words,
+                                &words)) {
       fingerprint_.OfWords(&words, static_cast<int>(end - begin), signs);
     } else {
       fingerprint_.Fingerprints(batch.Texts(part, input), batch.size(), signs);

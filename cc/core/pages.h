@@ -27,10 +27,14 @@ class Pages {
   static constexpr size_t kAlignment = 64;  // a cache line
   static constexpr size_t kHugePageBytes = 2 << 20;
 
+  // To the next multiple of the alignment.
+  static size_t Aligned(size_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
   Pages() = default;
   // Throws std::bad_alloc.
-  Pages(size_t bytes, PageSize page_size)
-      : bytes_((bytes + kAlignment - 1) / kAlignment * kAlignment) {
+  Pages(size_t bytes, PageSize page_size) : bytes_(Aligned(bytes)) {
     if (bytes_ == 0) return;
     if (mapped()) {
       Map(page_size);

@@ -32,8 +32,7 @@ class SlabMemory {
 
   // Zeroed, aligned to cache lines. Throws std::bad_alloc.
   Piece Take(size_t bytes) {
-    bytes =
-        (bytes + Pages::kAlignment - 1) / Pages::kAlignment * Pages::kAlignment;
+    bytes = Pages::Aligned(bytes);
     const std::lock_guard<std::mutex> lock(mutex_);
     Region region = last_.lock();
     if (region == nullptr || region->bytes() - used_ < bytes) {

@@ -81,7 +81,6 @@ class StripeBatch {
   template <typename Part>
   StripeBatch(const std::vector<Part>& parts, const ParallelFor& parallel_for)
       : buffer_(CountSigns(parts)) {
-    const int64_t n = CountSigns(parts);
     const std::vector<Chunk<Part>> chunks = MakeChunks(parts, kChunk);
     std::vector<Counts> counts(chunks.size());
     const auto count_chunk = [&](int64_t c) {
@@ -100,7 +99,7 @@ class StripeBatch {
         buffer_.items()[counts[c].of[stripes[i]]++] = part.item(i);
       }
     };
-    RunChunks(chunks, kChunk, n, parallel_for, count_chunk);
+    RunChunks(chunks, kChunk, parallel_for, count_chunk);
     // Counts become places: by stripe, then by chunk, so that the order in a
     // stripe is the batch's whatever the number of chunks.
     int64_t place = 0;
@@ -111,7 +110,7 @@ class StripeBatch {
       }
     }
     starts_[kStripes] = place;
-    RunChunks(chunks, kChunk, n, parallel_for, deal_chunk);
+    RunChunks(chunks, kChunk, parallel_for, deal_chunk);
   }
 
   BatchItem* items(int stripe) const {

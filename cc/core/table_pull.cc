@@ -74,15 +74,14 @@ Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
 
 Status Table::PullParts(const std::vector<SignPart>& parts, bool insert,
                         float* out, const ParallelFor& parallel_for) {
-  const int64_t n = CountSigns(parts);
   const std::vector<Chunk<SignPart>> chunks = MakeChunks(parts, kPullChunk);
-  const BatchBuffer buffer(n);
+  const BatchBuffer buffer(CountSigns(parts));
   std::vector<ItemPart> left(chunks.size());
   std::atomic<bool> met_writer{false};
   const auto rows_of = [this](uint64_t hash) -> const SignRows& {
     return stripes_[StripeOf(hash)]->rows();
   };
-  RunChunks(chunks, kPullChunk, n, parallel_for, [&](int64_t c) {
+  RunChunks(chunks, kPullChunk, parallel_for, [&](int64_t c) {
     const SignPart& part = chunks[c].part;
     BatchItem* const items = buffer.items() + chunks[c].first;
     const ReadLocks locks(stripes_);
