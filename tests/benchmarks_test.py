@@ -79,6 +79,13 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(lines[0]["cpu_ratio"], 1.0)
         self.assertEqual(lines[0]["wall_ratio"], 1.0)
 
+    def test_options_are_as_before_for_what_comes_next(self):
+        get_options = tf.config.optimizer.get_experimental_options
+        name = "disable_meta_optimizer"
+        before = get_options().get(name, False)
+        self._run("pull", "hash")
+        self.assertEqual(get_options().get(name, False), before)
+
     def test_train_step(self):
         _, lines = self._run("train_step", "--rules", "adagrad", "adam", "ftrl")
         rules = [line["rule"] for line in lines]
