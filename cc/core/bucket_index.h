@@ -78,12 +78,18 @@ class BucketIndex {
   }
 
   // A row that may be the sign's, to be prefetched and compared; kNoRow if
-  // the home bucket has none.
-  uint32_t Candidate(uint64_t hash) const {
+  // the home bucket has none. If it has more, as for one sign in a hundred,
+  // `other(row)` is called with each of them.
+  template <typename Other>
+  uint32_t Candidate(uint64_t hash, const Other& other) const {
     if (count_ == 0) return kNoRow;
     const Bucket& bucket = buckets()[Home(hash)];
     const uint32_t matches = bucket.Match(Tag(hash));
-    return matches == 0 ? kNoRow : bucket.rows[__builtin_ctz(matches)];
+    if (matches == 0) return kNoRow;
+    for (uint32_t left = matches & (matches - 1); left != 0; left &= left - 1) {
+      other(bucket.rows[__builtin_ctz(left)]);
+    }
+    return bucket.rows[__builtin_ctz(matches)];
   }
 
   // `is_row(row)`: whether the row has the sign looked for. kNoRow if absent.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "cc/core/mix.h"
 #include "gtest/gtest.h"
@@ -42,6 +43,26 @@ TEST(BucketIndexTest, AllBucketsAreLookedAtForAnAbsentSignWhenAllWerePassed) {
     longest = std::max(longest, ProbeLength(index, sign));
   }
   EXPECT_EQ(longest, 2);
+}
+
+TEST(BucketIndexTest, AllRowsWithTheTagAreCandidates) {
+  BucketIndex index(1);
+  const uint64_t hash = TableHash(7), other_hash = TableHash(8);
+  index.Insert(other_hash, 10);
+  std::vector<uint32_t> others;
+  const auto candidate = [&] {
+    others.clear();
+    return index.Candidate(hash, [&](uint32_t row) { others.push_back(row); });
+  };
+  EXPECT_EQ(candidate(), kNoRow);
+  index.Insert(hash, 20);
+  EXPECT_EQ(candidate(), 20);
+  EXPECT_TRUE(others.empty());
+  index.Insert(other_hash, 11);
+  index.Insert(hash, 21);
+  index.Insert(hash, 22);
+  EXPECT_EQ(candidate(), 20);
+  EXPECT_EQ(others, (std::vector<uint32_t>{21, 22}));
 }
 
 TEST(BucketIndexTest, TheLongestSearchForAPresentSignIsTheMaximum) {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "cc/core/benchmark_util.h"
+#include "cc/core/lookup.h"
 #include "cc/core/mix.h"
 #include "cc/core/pages.h"
 #include "cc/core/row_layout.h"
-#include "cc/core/stripe.h"
 
 namespace tf_ext {
 namespace {
@@ -79,7 +79,8 @@ std::vector<AccessItem> AccessItems(const Options& options, int64_t lines,
 }
 
 void BenchmarkAccess(const Options& options, const Access& access, bool huge) {
-  constexpr int kBlock = 32;
+  // Items from the prefetch of a line to its use.
+  constexpr int64_t kAhead = 32;
   const int64_t bytes = options.dim * sizeof(float);
   const int64_t lines = access.index_bytes_a_row * options.rows / kLine;
   const int64_t slab_bytes = options.rows * access.stride;
@@ -103,27 +104,22 @@ void BenchmarkAccess(const Options& options, const Access& access, bool huge) {
     const auto line_of = [&](int64_t i) {
       return index.data() + kLine * items[i].line;
     };
-    for (int64_t start = 0; start < n; start += kBlock) {
-      const int count = static_cast<int>(std::min<int64_t>(kBlock, n - start));
-      if (lines > 0) {
-        for (int i = 0; i < count; ++i) {
-          __builtin_prefetch(line_of(std::min(start + kBlock + i, n - 1)));
-        }
+    const uint8_t* from[kAhead];
+    const auto find = [&](int64_t i) {
+      int64_t row = items[i].row;
+      if (lines > 0) row += *line_of(i);  // zero
+      from[i % kAhead] = slab.data() + row * access.stride;
+      PrefetchRow(from[i % kAhead], access.offset + bytes);
+    };
+    for (int64_t i = -2 * kAhead; i < n; ++i) {
+      if (lines > 0 && i + 2 * kAhead < n) {
+        __builtin_prefetch(line_of(i + 2 * kAhead));
       }
-      const uint8_t* from[kBlock];
-      for (int i = 0; i < count; ++i) {
-        int64_t row = items[start + i].row;
-        if (lines > 0) row += *line_of(start + i);  // zero
-        from[i] = slab.data() + row * access.stride;
-        for (int64_t at = 0; at < access.offset + bytes; at += kLine) {
-          __builtin_prefetch(from[i] + at);
-        }
-        __builtin_prefetch(from[i] + access.offset + bytes - 1);
+      if (i >= 0) {
+        std::memcpy(out.data() + items[i].place * options.dim,
+                    from[i % kAhead] + access.offset, bytes);
       }
-      for (int i = 0; i < count; ++i) {
-        std::memcpy(out.data() + items[start + i].place * options.dim,
-                    from[i] + access.offset, bytes);
-      }
+      if (i + kAhead >= 0 && i + kAhead < n) find(i + kAhead);
     }
   });
 }
