@@ -25,11 +25,13 @@ struct Options {
   int64_t repeats = 21;
 };
 
-inline double CpuSeconds() {
+inline double Seconds(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * now.tv_nsec;
 }
+inline double CpuSeconds() { return Seconds(CLOCK_PROCESS_CPUTIME_ID); }
+inline double WallSeconds() { return Seconds(CLOCK_MONOTONIC); }
 
 inline void Report(const std::string& what, int64_t items,
                    const std::vector<double>& seconds) {

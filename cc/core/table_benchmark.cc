@@ -22,7 +22,9 @@
 #include "cc/core/hash_strings.h"
 #include "cc/core/memory_benchmark.h"
 #include "cc/core/mix.h"
+#include "cc/core/pages.h"
 #include "cc/core/parallel.h"
+#include "cc/core/row_layout.h"
 #include "cc/core/status.h"
 #include "cc/core/table.h"
 #include "cc/core/unique.h"
@@ -50,17 +52,25 @@ std::unique_ptr<Table> MakeTable(const Options& options) {
   return table;
 }
 
+constexpr int64_t kInsertBatch = 65'536;
+
 // Signs 0 to rows - 1 in batches, as training meets new ones.
-void Fill(Table* table, int64_t rows) {
-  constexpr int64_t kBatch = 65'536;
+// `between(count)`: called after each.
+template <typename Between>
+void Fill(Table* table, int64_t rows, const Between& between) {
   std::vector<int64_t> signs;
-  std::vector<float> out(kBatch * table->config().dim);
-  for (int64_t begin = 0; begin < rows; begin += kBatch) {
-    signs.resize(std::min(kBatch, rows - begin));
+  std::vector<float> out(kInsertBatch * table->config().dim);
+  for (int64_t begin = 0; begin < rows; begin += kInsertBatch) {
+    signs.resize(std::min(kInsertBatch, rows - begin));
     for (size_t i = 0; i < signs.size(); ++i) signs[i] = begin + i;
     Require(
         table->Pull(signs.data(), signs.size(), true, out.data(), SerialFor));
+    between(signs.size());
   }
+}
+
+void Fill(Table* table, int64_t rows) {
+  Fill(table, rows, [](size_t) {});
 }
 
 // How full the index is, 0 to 1.
@@ -130,6 +140,45 @@ void BenchmarkInsert(const Options& options) {
       Fill(table.get(), rows);
     });
   }
+}
+
+// Inserting takes turns with what it cannot do without, the first touch of as
+// much memory, and with work that needs no memory, which shows what the machine
+// does to any work. In wall time, which is what a batch waits.
+void BenchmarkStalls(const Options& options) {
+  std::printf("\n%-52s %9s %9s\n",
+              Of("stalls, batches of 65536", options.rows).c_str(), "worst ms",
+              "median ms");
+  const std::unique_ptr<Table> table = MakeTable(options);
+  const size_t stride =
+      RowLayout::kWeightsOffset + 2 * options.dim * sizeof(float);
+  std::vector<Pages> touched;
+  std::vector<double> seconds[3];
+  double start = WallSeconds();
+  const auto lap = [&](int what) {
+    const double now = WallSeconds();
+    seconds[what].push_back(now - start);
+    start = now;
+  };
+  Random random(1);
+  uint64_t sum = 0;
+  Fill(table.get(), options.rows, [&](size_t count) {
+    lap(0);
+    touched.emplace_back(count * stride, PageSize::kHuge);
+    std::memset(touched.back().data(), 1, count * stride);
+    lap(1);
+    for (size_t i = 0; i < 50 * count; ++i) sum += random.Next();
+    lap(2);
+  });
+  const char* const names[] = {"insert", "first touch of the raw bytes",
+                               "computing without memory"};
+  for (int what = 0; what < 3; ++what) {
+    std::sort(seconds[what].begin(), seconds[what].end());
+    std::printf("%-52s %9.1f %9.1f\n", names[what], 1e3 * seconds[what].back(),
+                1e3 * seconds[what][seconds[what].size() / 2]);
+  }
+  // Else the computing would be left out.
+  if (sum == 0) std::printf("\n");
 }
 
 void BenchmarkUnique(const Options& options) {
@@ -239,8 +288,8 @@ struct Benchmark {
 constexpr Benchmark kBenchmarks[] = {
     {"memory", BenchmarkMemory}, {"pull", BenchmarkPull},
     {"push", BenchmarkPush},     {"insert", BenchmarkInsert},
-    {"unique", BenchmarkUnique}, {"hash", BenchmarkHash},
-    {"probes", BenchmarkProbes},
+    {"stalls", BenchmarkStalls}, {"unique", BenchmarkUnique},
+    {"hash", BenchmarkHash},     {"probes", BenchmarkProbes},
 };
 
 [[noreturn]] void Refuse(const std::string& argument, const char* allowed) {
