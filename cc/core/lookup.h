@@ -1,7 +1,7 @@
 // How signs are looked up: many at a time, so that their misses overlap.
 //
-// Signs go through three stages a block of 24 at a time, each stage one block
-// ahead of the next:
+// Signs go through three stages a block of kBlock at a time, each stage one
+// block ahead of the next:
 //
 //   1. hash the sign and prefetch its bucket,
 //   2. read the tags and prefetch the row that is likely the sign's,
@@ -81,11 +81,11 @@ void LookUp(int64_t n, int64_t row_bytes, const SignAt& sign_at,
     const uint8_t* found[kBlock];
     int found_count = 0;
     for (int i = 0; i < count; ++i) {
-      const RowSlabs& slabs = rows_of(of[i]).slabs;
-      to[i] = rows_of(of[i]).index.Candidate(of[i], [&](uint32_t other) {
-        PrefetchRow(slabs.At(other), row_bytes);
+      const SignRows& rows = rows_of(of[i]);
+      to[i] = rows.index.Candidate(of[i], [&](uint32_t other) {
+        PrefetchRow(rows.slabs.At(other), row_bytes);
       });
-      if (to[i] != kNoRow) found[found_count++] = slabs.At(to[i]);
+      if (to[i] != kNoRow) found[found_count++] = rows.slabs.At(to[i]);
     }
     // One right after the other: so more of their misses overlap.
     for (int i = 0; i < found_count; ++i) PrefetchRow(found[i], row_bytes);

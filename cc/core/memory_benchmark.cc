@@ -42,7 +42,7 @@ int64_t HugePageBytes() {
 
 // `bytes` bytes from `offset` on of random rows of `stride` bytes are copied to
 // the output; with an index, a random line of it is read before, on which the
-// place of the row depends. By stripe: as pull does, rows come stripe by
+// place of the row depends. By stripe: as push does, rows come stripe by
 // stripe, each of which has a part of index and rows, and go where the batch
 // has them.
 struct Access {

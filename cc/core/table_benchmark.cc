@@ -24,7 +24,6 @@
 #include "cc/core/mix.h"
 #include "cc/core/pages.h"
 #include "cc/core/parallel.h"
-#include "cc/core/row_layout.h"
 #include "cc/core/status.h"
 #include "cc/core/table.h"
 #include "cc/core/unique.h"
@@ -52,16 +51,15 @@ std::unique_ptr<Table> MakeTable(const Options& options) {
   return table;
 }
 
-constexpr int64_t kInsertBatch = 65'536;
-
 // Signs 0 to rows - 1 in batches, as training meets new ones.
 // `between(count)`: called after each.
 template <typename Between>
 void Fill(Table* table, int64_t rows, const Between& between) {
+  constexpr int64_t kBatch = 65'536;
   std::vector<int64_t> signs;
-  std::vector<float> out(kInsertBatch * table->config().dim);
-  for (int64_t begin = 0; begin < rows; begin += kInsertBatch) {
-    signs.resize(std::min(kInsertBatch, rows - begin));
+  std::vector<float> out(kBatch * table->config().dim);
+  for (int64_t begin = 0; begin < rows; begin += kBatch) {
+    signs.resize(std::min(kBatch, rows - begin));
     for (size_t i = 0; i < signs.size(); ++i) signs[i] = begin + i;
     Require(
         table->Pull(signs.data(), signs.size(), true, out.data(), SerialFor));
@@ -150,8 +148,7 @@ void BenchmarkStalls(const Options& options) {
               Of("stalls, batches of 65536", options.rows).c_str(), "worst ms",
               "median ms");
   const std::unique_ptr<Table> table = MakeTable(options);
-  const size_t stride =
-      RowLayout::kWeightsOffset + 2 * options.dim * sizeof(float);
+  const size_t stride = table->layout().stride();
   std::vector<Pages> touched;
   std::vector<double> seconds[3];
   double start = WallSeconds();
@@ -161,13 +158,14 @@ void BenchmarkStalls(const Options& options) {
     start = now;
   };
   Random random(1);
-  uint64_t sum = 0;
+  // Written each time, or the computing would be left out.
+  volatile uint64_t computed = 0;
   Fill(table.get(), options.rows, [&](size_t count) {
     lap(0);
     touched.emplace_back(count * stride, PageSize::kHuge);
     std::memset(touched.back().data(), 1, count * stride);
     lap(1);
-    for (size_t i = 0; i < 50 * count; ++i) sum += random.Next();
+    for (size_t i = 0; i < 50 * count; ++i) computed = random.Next();
     lap(2);
   });
   const char* const names[] = {"insert", "first touch of the raw bytes",
@@ -177,8 +175,6 @@ void BenchmarkStalls(const Options& options) {
     std::printf("%-52s %9.1f %9.1f\n", names[what], 1e3 * seconds[what].back(),
                 1e3 * seconds[what][seconds[what].size() / 2]);
   }
-  // Else the computing would be left out.
-  if (sum == 0) std::printf("\n");
 }
 
 void BenchmarkUnique(const Options& options) {
