@@ -204,8 +204,13 @@ class SavedModelTest(TestCase):
         unseen = {k: v + 10**6 for k, v in batch.items()}
         self.assertAllEqual(served.serve(unseen), served.serve(unseen))
 
-    def test_saved_model_of_a_model(self):
-        model, features, _ = trained(self)
+    @parameterized.named_parameters(
+        ("model", None),
+        ("own", 0.1),
+        ("schedule", keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+    )
+    def test_saved_model_of_a_model_with_rate_of_(self, rate):
+        model, features, _ = trained(self, _RULES.SparseAdagrad(rate))
         expected = model.predict(features, verbose=0)
         path = self.path("saved")
         tf.saved_model.save(model, path)

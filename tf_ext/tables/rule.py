@@ -77,9 +77,6 @@ class SparseOptimizer:
         Assigning a float takes effect at the next step, in compiled functions
         too. A rate that is None or a schedule cannot be assigned.
         """
-        if self._variable is not None:
-            with tf.init_scope():  # It is asked for while a function is traced.
-                return float(self._variable.numpy())
         return self._learning_rate
 
     @learning_rate.setter
