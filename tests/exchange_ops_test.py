@@ -350,6 +350,15 @@ class MalformedTest(RefusalTestCase):
     def test_pack(self, arguments, *texts):
         self.assert_refused(lambda: _pack(**arguments), *texts)
 
+    def test_pack_of_nothing(self):
+        with self.assertRaises(ValueError) as raised:
+            ops.exchange_pack([], [], header=[[1]], width=1)
+        self.assertEqual(
+            str(raised.exception),
+            "Argument `values` of exchange_pack must be a non-empty list of "
+            "tensors. Received: values=[]",
+        )
+
     @parameterized.named_parameters(*_UNPACK_CASES)
     def test_unpack(self, arguments, *texts):
         self.assert_refused(lambda: _unpack(**arguments), *texts)

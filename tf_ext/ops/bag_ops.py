@@ -7,6 +7,7 @@ or a position out of range.
 import tensorflow as tf
 
 from tf_ext.ops._library import library
+from tf_ext.ops._signs import to_signs
 
 # CombineBagsGrad is not listed: a second derivative is an error, not zero.
 tf.no_gradient("TfExt>UniqueByShard")
@@ -45,6 +46,7 @@ def unique_by_shard(signs, num_shards=1, name=None):
       >>> split_sizes.numpy()
       array([2])
     """
+    signs = to_signs(signs, "unique_by_shard")
     return library().tf_ext_unique_by_shard(
         signs, num_shards=num_shards, name=name
     )
@@ -74,6 +76,7 @@ def route_gradient(rows, shadow, signs, name=None):
       >>> tape.gradient(rows, shadow).indices.numpy()
       array([-7])
     """
+    signs = to_signs(signs, "route_gradient")
     return library().tf_ext_route_gradient(rows, shadow, signs, name=name)
 
 

@@ -7,6 +7,7 @@ or numbers that do not fit together.
 import tensorflow as tf
 
 from tf_ext.ops._library import library
+from tf_ext.ops._signs import to_signs
 
 for _op in (
     "ExchangePack",
@@ -67,6 +68,11 @@ def exchange_pack(
 
 
 def _type_of(values):
+    if not values:
+        raise ValueError(
+            "Argument `values` of exchange_pack must be a non-empty list of "
+            "tensors. Received: values=[]"
+        )
     first = values[0]
     if hasattr(first, "dtype"):
         return first.dtype
@@ -140,7 +146,7 @@ def exchange_pull(
     """
     return library().tf_ext_exchange_pull(
         handles,
-        [tf.convert_to_tensor(each, tf.int64) for each in signs],
+        [to_signs(each, "exchange_pull") for each in signs],
         [tf.convert_to_tensor(sizes, tf.int64) for sizes in split_sizes],
         training,
         tf.convert_to_tensor(width, tf.int64),

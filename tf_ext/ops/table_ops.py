@@ -4,12 +4,14 @@ All take the handle that `sparse_table_handle` returns and run on the CPU of the
 device where the table is. They raise `tf.errors.InvalidArgumentError` for a
 handle of something else, an argument of the wrong shape or a value out of
 range, and `tf.errors.NotFoundError` for a table that has been destroyed; the
-table then stays as it was.
+table then stays as it was. Signs are integers of up to 64 bits, uint64 by their
+bits; floats, booleans and strings are a ValueError.
 """
 
 import tensorflow as tf
 
 from tf_ext.ops._library import library
+from tf_ext.ops._signs import to_signs
 
 TABLE_STATS = (
     "rows",
@@ -104,6 +106,7 @@ def sparse_table_pull(
     """
     if counts is None:
         counts = tf.zeros([0], tf.int64)
+    signs = to_signs(signs, "sparse_table_pull")
     return library().tf_ext_sparse_table_pull(
         handle, signs, counts, training, dim=dim, name=name
     )
@@ -148,6 +151,7 @@ def sparse_table_push(
     """
     if statistics is None:
         statistics = tf.zeros([0, 0], tf.float32)
+    signs = to_signs(signs, "sparse_table_push")
     return library().tf_ext_sparse_table_push(
         handle, signs, gradients, statistics, hyperparameters, step, name=name
     )
@@ -284,6 +288,7 @@ def sparse_table_import(
       >>> tf_ext.ops.sparse_table_pull(handle, [5], dim=2).numpy()
       array([[1., 2.]], dtype=float32)
     """
+    signs = to_signs(signs, "sparse_table_import")
     return library().tf_ext_sparse_table_import(
         handle, signs, clear, fields, field_names=field_names, name=name
     )
@@ -308,6 +313,7 @@ def sparse_table_erase(handle, signs, name=None):
       >>> int(tf_ext.ops.sparse_table_erase(handle, [4, 5]))
       1
     """
+    signs = to_signs(signs, "sparse_table_erase")
     return library().tf_ext_sparse_table_erase(handle, signs, name=name)
 
 

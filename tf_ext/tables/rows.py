@@ -177,7 +177,6 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         """
         if self.num_shards == 1:
             return self.shards[0].import_rows(signs, values, clear)
-        signs = tf.convert_to_tensor(signs, tf.int64)
         unique, _, inverse, split_sizes = ops.unique_by_shard(
             signs, self.num_shards
         )

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_ext import initializers, ops
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.ops._signs import to_signs
 from tf_ext.tables import keras_store, rules, shadow, snapshots
 from tf_ext.tables.gradients import check_finite
 from tf_ext.tables.rows import TableRows
@@ -35,11 +36,13 @@ _COUNTER = itertools.count()
 
 @keras.utils.register_keras_serializable(package="tf_ext")
 class SparseTable(keras.layers.Layer):
-    """Rows of `dim` weights for an open set of int64 ids (signs).
+    """Rows of `dim` weights for an open set of 64-bit ids (signs).
 
     A row appears when its sign is first trained, is initialised from (seed,
     name, sign) alone, and is updated inside the table by the table's own
-    optimizer. All 2^64 signs are legal. Give the table to one or several
+    optimizer. All 2^64 signs are legal: any integers of up to 64 bits, a uint64
+    by its bits. Floats, booleans and strings are refused; `tf_ext.hashing`
+    makes signs of strings. Give the table to one or several
     `tf_ext.layers.EmbeddingFeatures`; columns and layers of one table share
     its rows.
 
@@ -197,7 +200,7 @@ class SparseTable(keras.layers.Layer):
           float32 `[..., dim]`. No gradient flows through it: that is what
           `tf_ext.layers.EmbeddingFeatures` is for.
         """
-        signs = tf.convert_to_tensor(signs, tf.int64)
+        signs = to_signs(signs, "SparseTable.pull")
         unique = ops.unique_by_shard(
             tf.reshape(signs, [-1]), self.rows.num_shards
         )
@@ -234,7 +237,7 @@ class SparseTable(keras.layers.Layer):
                 "Received: learning_rate=None"
             )
         step = tf.convert_to_tensor(step, tf.int64)
-        signs = tf.convert_to_tensor(signs, tf.int64)
+        signs = to_signs(signs, "SparseTable.push")
         gradients = tf.convert_to_tensor(gradients, tf.float32)
         transport = get_transport([self])
         [summed] = transport.merge([(self, [(signs, gradients)])])
@@ -297,11 +300,12 @@ class SparseTable(keras.layers.Layer):
         Returns:
           int, the number of rows set.
         """
+        signs = to_signs(signs, "SparseTable.import_rows")
         return int(self.rows.import_rows(signs, dict(fields)))
 
     def erase(self, signs):
         """Removes rows; returns how many of the signs `[n]` were there."""
-        return int(self.rows.erase(signs))
+        return int(self.rows.erase(to_signs(signs, "SparseTable.erase")))
 
     def clear(self):
         """Removes all rows and gives back their memory; returns how many."""

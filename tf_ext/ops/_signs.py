@@ -1,0 +1,94 @@
+"""The conversion of what callers give as signs (ids)."""
+
+import numpy as np
+import tensorflow as tf
+
+
+def to_signs(signs, function):
+    """Signs as an int64 tensor, refused if a conversion would change them.
+
+    Args:
+      signs: tensor, array, or (nested) list of integers. Unsigned 64-bit
+        integers become the signed ones of the same bits, as the signs of
+        `tf_ext.hashing` are.
+      function: string, whose argument they are, for messages.
+
+    Returns:
+      int64 tensor of the same shape.
+
+    Raises:
+      ValueError: they are no integers: floats, booleans, strings, ...
+    """
+    if isinstance(signs, tf.Tensor) and signs.dtype == tf.int64:
+        return signs
+    try:
+        tensor = _to_tensor(signs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{_wanted(function)} Received: {_shortened(signs)} ({error})"
+        ) from error
+    dtype = tensor.dtype
+    if dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.int64)
+    if dtype.is_integer and not dtype.is_quantized:
+        return tf.cast(tensor, tf.int64)
+    raise ValueError(
+        f"{_wanted(function)} Received {_NAMES.get(dtype, dtype.name)}: "
+        f"{_shortened(signs)}. {_advice(dtype)}"
+    )
+
+
+_NAMES = {tf.string: "strings", tf.bool: "booleans"}
+
+
+def _wanted(function):
+    return f"Argument `signs` of {function} must be integers of up to 64 bits."
+
+
+def _advice(dtype):
+    if dtype == tf.string:
+        return (
+            "Hash them first, with tf_ext.hashing.hash_category(values, "
+            "namespace), where the namespace is that of the column (its key)."
+        )
+    if dtype.is_floating:
+        return (
+            "Floats are no ids: above 2^53 they cannot tell them apart. Keep "
+            "ids as integers from where they are read."
+        )
+    return "Cast them to int64 if they are meant as ids."
+
+
+def _shortened(signs):
+    text = repr(signs)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _to_tensor(signs):
+    if isinstance(signs, (list, tuple, int)) and not isinstance(signs, bool):
+        return _of_python(signs)
+    if isinstance(signs, np.ndarray):
+        if signs.size == 0:  # Whatever type NumPy took it for.
+            return tf.zeros(signs.shape, tf.int64)
+        if signs.dtype == object:
+            return _of_python(signs.tolist())
+    return tf.convert_to_tensor(signs)
+
+
+def _of_python(signs):
+    """A tensor from an int or nested lists of them, or of something else."""
+    flat = tf.nest.flatten(signs)
+    if not {type(value) for value in flat} <= {int}:
+        return tf.convert_to_tensor(signs)
+    try:
+        return tf.convert_to_tensor(signs, tf.int64)
+    except ValueError:
+        array = np.array(signs, object)
+        if array.size != len(flat) or not all(
+            -(2**63) <= value < 2**64 for value in flat
+        ):
+            raise
+        bits = [value % 2**64 for value in flat]
+        return tf.constant(
+            np.array(bits, np.uint64).astype(np.int64), shape=array.shape
+        )
