@@ -1,5 +1,6 @@
 """Training with TableSnapshot that is killed and goes on in a new process."""
 
+import math
 import os
 import pathlib
 import tempfile
@@ -174,13 +175,43 @@ class TableSnapshotTest(TestCase):
         self.assertEmpty(recovery_points.list_points(directory))
 
     @parameterized.parameters(
-        ({"steps": 0}, "`steps` of TableSnapshot must be positive or None"),
-        ({"seconds": "1"}, "`seconds` of TableSnapshot must be positive"),
-        ({"keep": 0}, r"`keep` of TableSnapshot must be positive\. Received"),
+        *(
+            (
+                {"steps": v},
+                "`steps` of TableSnapshot must be a positive integer"
+                f" or None. Received: steps={v!r}",
+            )
+            for v in (0, 2.0, True)
+        ),
+        *(
+            (
+                {"seconds": v},
+                "`seconds` of TableSnapshot must be a positive fin"
+                f"ite number or None. Received: seconds={v!r}",
+            )
+            for v in ("1", math.nan, math.inf, -1.0, True)
+        ),
+        *(
+            (
+                {"keep": v},
+                "`keep` of TableSnapshot must be a positive integer. "
+                f"Received: keep={v!r}",
+            )
+            for v in (0, None, 1.5, True)
+        ),
+        *(
+            (
+                {"max_bytes_per_second": v},
+                "`max_bytes_per_second` must be a pos"
+                f"itive integer or None. Received: max_bytes_per_second={v!r}",
+            )
+            for v in ("x", 0, 1.5, True, 2**63)
+        ),
     )
     def test_bad_arguments(self, arguments, message):
-        with self.assertRaisesRegex(ValueError, message):
+        with self.assertRaises(ValueError) as raised:
             tf_ext.callbacks.TableSnapshot("/nowhere", **arguments)
+        self.assertEqual(str(raised.exception), f"Argument {message}")
 
     def test_another_fit_is_refused(self):
         model = small.compiled(small.functional(small.table(), keras.Model))

@@ -133,10 +133,31 @@ class SnapshotTest(TestCase):
         manifest = table.save(path, max_bytes_per_second=1 << 20)
         self.assertEqual(util.loaded(path), contents(table))
         self.assertEqual(manifest.rows, 1000)
-        with self.assertRaisesRegex(
-            ValueError, "`max_bytes_per_second` must be a positive integer"
-        ):
-            table.save(path, max_bytes_per_second=0)
+
+    @parameterized.parameters(
+        *(
+            ("max_bytes_per_second", value, "a positive integer or None")
+            for value in (0, "x", 1e6, True, 2**63)
+        ),
+        *(
+            ("step", value, "an integer from 0 to 2^63 - 1, or None")
+            for value in (3.7, True, "3", -1, 2**63, np.float64(3.0))
+        ),
+    )
+    def test_wrong_arguments(self, name, value, allowed):
+        table = util.table()
+        path = self._path("0")
+        with self.assertRaises(ValueError) as raised:
+            table.save(path, **{name: value})
+        self.assertEqual(
+            str(raised.exception),
+            f"Argument `{name}` must be {allowed}. Received: {name}={value!r}",
+        )
+        self.assertFalse(os.path.exists(path))
+
+    def test_a_numpy_integer_as_the_step(self):
+        manifest = util.table().save(self._path("0"), step=np.int32(3))
+        self.assertEqual(manifest.step, 3)
 
     def test_while_others_push(self):
         table = util.table(

@@ -209,6 +209,18 @@ class PushTest(tf.test.TestCase, parameterized.TestCase):
         ):
             _table("sgd").push([1], [[1.0, 2.0]])
 
+    @parameterized.parameters(3.7, np.float64(3.0), True, "3", None)
+    def test_step(self, step):
+        table = _table(optimizers.SparseSGD(0.1))
+        with self.assertRaises(ValueError) as raised:
+            table.push([1], [[1.0, 1.0]], step=step)
+        self.assertEqual(
+            str(raised.exception),
+            "Argument `step` of SparseTable.push must be an integer. Received: "
+            f"step={step!r}",
+        )
+        self.assertEqual(table.size(), 0)
+
     def test_a_schedule_is_evaluated_before_the_step(self):
         table = _table(optimizers.SparseSGD(_DECAY), "zeros")
         table.push([1], [[1.0, 1.0]], step=1)

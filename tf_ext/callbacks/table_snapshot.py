@@ -6,6 +6,7 @@ import time
 
 import tensorflow as tf
 
+from tf_ext._checks import check_max_bytes_per_second, is_finite, is_int
 from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import recovery_points
@@ -72,23 +73,21 @@ class TableSnapshot(keras.callbacks.Callback):
     ):
         super().__init__()
         for name, value, kind in (
-            ("steps", steps, int),
-            ("seconds", seconds, (int, float)),
-            ("keep", keep, int),
+            ("steps", steps, "integer"),
+            ("seconds", seconds, "finite number"),
+            ("keep", keep, "integer"),
         ):
             optional = name != "keep"
             if value is None and optional:
                 continue
-            if (
-                not isinstance(value, kind)
-                or isinstance(value, bool)
-                or value <= 0
-            ):
+            is_kind = is_int if kind == "integer" else is_finite
+            if not is_kind(value) or value <= 0:
                 raise ValueError(
-                    f"Argument `{name}` of TableSnapshot must be positive"
-                    f"{' or None' if optional else ''}. Received: "
+                    f"Argument `{name}` of TableSnapshot must be a positive "
+                    f"{kind}{' or None' if optional else ''}. Received: "
                     f"{name}={value!r}"
                 )
+        check_max_bytes_per_second(max_bytes_per_second)
         if epoch_end is None:
             epoch_end = steps is None and seconds is None
         self.directory = normalised(directory)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_ext import _core
 from tf_ext import _snapshot_manifest as manifests
+from tf_ext._checks import is_int
 from tf_ext._version import __version__
 from tf_ext.snapshot.reader import latest_rows, open_snapshot, signs_of
 from tf_ext.snapshot.storage import join, normalised, storage_of
@@ -41,7 +42,7 @@ def reshard(path, out, shards, progress=None):
       OSError: the disk is full, ... Nothing is left in `out`.
       ValueError: an argument is not as above.
     """
-    if not isinstance(shards, int) or not 1 <= shards <= _MAX_SHARDS:
+    if not is_int(shards) or not 1 <= shards <= _MAX_SHARDS:
         raise ValueError(
             f"Argument `shards` must be an int from 1 to {_MAX_SHARDS}. "
             f"Received: shards={shards!r}"

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tf_ext import _snapshot_manifest as manifests
 from tf_ext import ops
+from tf_ext._checks import check_max_bytes_per_second, is_int
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext._version import __version__
 from tf_ext.snapshot.files import read_chain, read_manifest
@@ -69,7 +70,8 @@ def save(
     first = rows.first_shard == 0  # It writes what is written once.
     with _together(rows, what):
         chain = _check_chain(rows, description.label, path, incremental, base)
-        _check_rate(max_bytes_per_second)
+        _check_step(step)
+        check_max_bytes_per_second(max_bytes_per_second)
         if first:
             tf.io.gfile.makedirs(path)
             _remove_own_files(path)
@@ -260,11 +262,11 @@ def _check_chain(rows, label, path, incremental, base):
     return ()
 
 
-def _check_rate(rate):
-    if rate is not None and not (isinstance(rate, int) and rate > 0):
+def _check_step(step):
+    if step is not None and not (is_int(step) and 0 <= step < 2**63):
         raise ValueError(
-            "Argument `max_bytes_per_second` must be a positive integer or "
-            f"None. Received: max_bytes_per_second={rate!r}"
+            "Argument `step` must be an integer from 0 to 2^63 - 1, or None. "
+            f"Received: step={step!r}"
         )
 
 

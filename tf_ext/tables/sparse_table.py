@@ -1,13 +1,13 @@
 """The table that a user makes and layers share."""
 
 import itertools
-import numbers
 import re
 import uuid
 
 import tensorflow as tf
 
 from tf_ext import initializers, ops
+from tf_ext._checks import is_int
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops._signs import to_signs
 from tf_ext.tables import keras_store, rules, shadow, snapshots
@@ -85,13 +85,13 @@ class SparseTable(keras.layers.Layer):
                 "Argument `name` of SparseTable must be 1 to 200 letters, "
                 f"digits, '_', '.' or '-'. Received: name={name!r}"
             )
-        if not _is_int(dim) or not 1 <= dim <= _MAX_DIM:
+        if not is_int(dim) or not 1 <= dim <= _MAX_DIM:
             raise ValueError(
                 f"Argument `dim` of SparseTable must be an integer from 1 to "
                 f"{_MAX_DIM}. Received: dim={dim!r}"
             )
         seed = 0 if seed is None else seed
-        if not _is_int(seed) or not 0 <= seed < 2**64:
+        if not is_int(seed) or not 0 <= seed < 2**64:
             raise ValueError(
                 "Argument `seed` of SparseTable must be an integer from 0 to "
                 f"2^64 - 1, or None. Received: seed={seed!r}"
@@ -236,6 +236,11 @@ class SparseTable(keras.layers.Layer):
                 "rate, and `push` knows of no model: pass `learning_rate=`. "
                 "Received: learning_rate=None"
             )
+        if not tf.is_tensor(step) and not is_int(step):
+            raise ValueError(
+                "Argument `step` of SparseTable.push must be an integer. "
+                f"Received: step={step!r}"
+            )
         step = tf.convert_to_tensor(step, tf.int64)
         signs = to_signs(signs, "SparseTable.push")
         gradients = tf.convert_to_tensor(gradients, tf.float32)
@@ -337,7 +342,7 @@ class SparseTable(keras.layers.Layer):
           incremental: bool, whether deltas will continue this snapshot.
           base: string or path-like, the last snapshot of the chain, to write
             what has changed since.
-          step: int, kept in the manifest.
+          step: int of at least 0, kept in the manifest.
           max_bytes_per_second: int, a limit, so that training is not slowed
             down.
 
@@ -408,7 +413,3 @@ class SparseTable(keras.layers.Layer):
     def config(self):
         """The core's configuration of the table, a dict of strings."""
         return parse_config(self.rows.config)
-
-
-def _is_int(value):
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
