@@ -4,6 +4,8 @@ import importlib.util
 import pathlib
 import subprocess
 
+from harness import heading
+
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Where the C++ tests are built: most objects are the same.
 _FOLDER = _ROOT / "build" / "core_test"
@@ -47,14 +49,10 @@ def core(args):
     Raises:
       subprocess.CalledProcessError: if the program fails.
     """
-    command = [
-        str(build()),
-        f"--rows={args.rows}",
-        f"--batch={args.batch}",
-        f"--dim={args.dim}",
-        f"--repeats={args.repeats}",
-    ]
-    print("\ncore:", " ".join(command[1:]), flush=True)
+    names = ("rows", "batch", "dim", "repeats")
+    settings = {name: getattr(args, name) for name in names}
+    command = [str(build()), *(f"--{k}={v}" for k, v in settings.items())]
+    print(heading("core", settings), flush=True)
     subprocess.run(command, check=True)
 
 

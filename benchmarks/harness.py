@@ -1,5 +1,6 @@
 """Measures cases side by side: alternating, medians, wall and CPU time."""
 
+import functools
 import json
 import os
 import pathlib
@@ -41,6 +42,18 @@ class Case:
         self.run()
         cpu = cpu_seconds(self._pids) - cpu_start
         return 1e3 * (time.perf_counter() - wall_start), 1e3 * cpu
+
+    def values(self, repeats, settle):
+        """Times of repetitions: `{measure: [values]}`.
+
+        Args:
+          repeats: int.
+          settle: bool, whether it runs once more before, not counted.
+        """
+        if settle:
+            self.run()
+        wall, cpu = zip(*(self.time() for _ in range(repeats)))
+        return {"CPU ms": cpu, "wall ms": wall}
 
 
 def measure(cases, repeats, warmup=3, settle=True):
@@ -130,8 +143,8 @@ def report(benchmark, results, settings, json_path=None):
       json_path: file that lines are appended to, or None.
     """
     unit = settings["unit"]
-    said = ", ".join(f"{k}={v}" for k, v in settings.items() if k != "unit")
-    print(f"\n{benchmark}: {said}")
+    said = {k: v for k, v in settings.items() if k != "unit"}
+    print(heading(benchmark, said))
     print(
         f"  {'case':32} {'CPU ms':>17} {'wall ms':>17} "
         f"{f'M {unit}/CPU s':>15} {f'M {unit}/s':>13} "
@@ -150,6 +163,12 @@ def report(benchmark, results, settings, json_path=None):
     write_json(
         [{"benchmark": benchmark, **settings, **r} for r in results], json_path
     )
+
+
+def heading(benchmark, settings):
+    """What stands above a table of results: how, and on what machine."""
+    said = ", ".join(f"{k}={v}" for k, v in settings.items())
+    return f"\n{benchmark}: {said}, machine={machine()}"
 
 
 def write_json(lines, json_path):
@@ -172,15 +191,28 @@ def read_json(json_path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@functools.cache
 def machine():
-    """The processor's name, for the record."""
+    """The processor's name, for the record.
+
+    Virtual machines hide the model in the name: "AMD EPYC" is many. Family and
+    model number tell.
+    """
     try:
-        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:
-        pass
-    return platform.processor()
+        text = ""
+    first, _, _ = text.partition("\n\n")
+    pairs = (line.partition(":") for line in first.splitlines())
+    fields = {key.strip(): value.strip() for key, _, value in pairs}
+    name = fields.get("model name") or platform.processor()
+    numbers = [
+        f"{key.removeprefix('cpu ')} {fields[key]}"
+        for key in ("cpu family", "model")
+        if key in fields
+    ]
+    details = f" ({' '.join(numbers)})" if numbers else ""
+    return f"{name or platform.machine()}{details}"
 
 
 def resident_bytes(field="VmRSS"):

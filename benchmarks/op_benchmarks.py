@@ -13,23 +13,24 @@ from harness import Case, measure, report
 from tf_ext import ops
 
 _SEED = 1
+_DISTRIBUTIONS = ("uniform", "zipf")
 _HASHED_BATCHES = 10
 _MAX_INSERTS = 3  # a repetition takes seconds
 
 
 def pull(args):
     """Reads existing rows: uniform keys, then Zipf with many duplicates."""
-    table = tables.make("adagrad", args.dim)
-    tables.fill(table, args.rows)
+    table = _filled_table(args)
     dense = tf.Variable(tf.random.normal([args.rows, args.dim]))
     with tfra.start(args) as worker:
         if worker:
             worker.call(
                 "fill", rows=args.rows, dim=args.dim, batch=tables.BATCH
             )
-        for distribution in ("uniform", "zipf"):
+        for distribution in _DISTRIBUTIONS:
             keys = batches.pull_keys(distribution, args.rows, args.batch)
-            cases = _pull_cases(table, dense, keys, distribution)
+            cases = _pull_cases(table, keys, distribution)
+            cases += _dense_pull_cases(dense, keys)
             if worker:
                 cases.append(
                     worker.case(
@@ -52,27 +53,53 @@ def pull(args):
             report("pull", measure(cases, args.repeats), settings, args.json)
 
 
+def compared_pull(args):
+    """The cases of `pull` that are compared with those of another build."""
+    table = _filled_table(args)
+    cases = []
+    for distribution in _DISTRIBUTIONS:
+        keys = batches.pull_keys(distribution, args.rows, args.batch)
+        for case in _pull_cases(table, keys, distribution):
+            case.name += f", {_name(distribution)}"
+            cases.append(case)
+    return cases
+
+
+def _filled_table(args):
+    table = tables.make("adagrad", args.dim)
+    tables.fill(table, args.rows)
+    return table
+
+
 def _name(distribution):
     return {"zipf": f"Zipf({batches.ZIPF_EXPONENT})"}.get(
         distribution, distribution
     )
 
 
-def _pull_cases(table, dense, keys, distribution):
-    ready = [tf.constant(batch) for batch in keys]
-    take = partial(dense.numpy().take, axis=0)
-    reads = {
-        "tf_ext pull": (partial(tables.pull, table), ready),
-        "tf.gather": (partial(tf.gather, dense), ready),
-        "numpy.take": (take, list(keys)),
-    }
+def _pull_cases(table, keys, distribution):
+    reads = {"tf_ext pull": tables.pull}
     if distribution != "uniform":
-        name = "tf_ext unique, pull, combine"
-        reads[name] = (partial(_with_unique, table), ready)
+        reads["tf_ext unique, pull, combine"] = _with_unique
     return [
-        Case(name, batches.in_turn(read, inputs), keys.shape[1])
-        for name, (read, inputs) in reads.items()
+        _reading_case(name, partial(read, table), map(tf.constant, keys))
+        for name, read in reads.items()
     ]
+
+
+def _dense_pull_cases(dense, keys):
+    take = partial(dense.numpy().take, axis=0)
+    return [
+        _reading_case(
+            "tf.gather", partial(tf.gather, dense), map(tf.constant, keys)
+        ),
+        _reading_case("numpy.take", take, keys),
+    ]
+
+
+def _reading_case(name, read, keys):
+    keys = list(keys)
+    return Case(name, batches.in_turn(read, keys), len(keys[0]))
 
 
 def _with_unique(table, keys):
@@ -84,17 +111,8 @@ def _with_unique(table, keys):
 
 def push(args):
     """Updates existing rows, distinct keys."""
-    rng = np.random.default_rng(_SEED)
-    count = min(args.batch, args.rows)
-    keys = [
-        tf.constant(rng.choice(args.rows, count, replace=False))
-        for _ in range(batches.BATCHES)
-    ]
-    gradients = tf.constant(
-        rng.normal(size=(count, args.dim)).astype(np.float32)
-    )
-    table = tables.make("adagrad", args.dim)
-    tables.fill(table, args.rows)
+    keys, gradients = _pushed(args)
+    table = _filled_table(args)
     weights = tf.Variable(tf.zeros([args.rows, args.dim]))
     slots = tf.Variable(tf.fill([args.rows, args.dim], 0.1))
 
@@ -108,11 +126,9 @@ def push(args):
             indices=keys,
         )
 
-    def ours(keys):
-        tables.push(table, keys, gradients)
-
+    count = len(gradients)
     cases = [
-        Case("tf_ext push", batches.in_turn(ours, keys), count),
+        _push_case(table, keys, gradients),
         Case(
             "ResourceSparseApplyAdagradV2",
             batches.in_turn(dense_adagrad, keys),
@@ -132,19 +148,34 @@ def push(args):
     report("push", measure(cases, args.repeats), settings, args.json)
 
 
+def compared_push(args):
+    """The cases of `push` that are compared with those of another build."""
+    return [_push_case(_filled_table(args), *_pushed(args))]
+
+
+def _pushed(args):
+    """Batches of distinct keys, and gradients for any of them."""
+    rng = np.random.default_rng(_SEED)
+    count = min(args.batch, args.rows)
+    keys = [
+        tf.constant(rng.choice(args.rows, count, replace=False))
+        for _ in range(batches.BATCHES)
+    ]
+    gradients = rng.normal(size=(count, args.dim)).astype(np.float32)
+    return keys, tf.constant(gradients)
+
+
+def _push_case(table, keys, gradients):
+    def run(keys):
+        tables.push(table, keys, gradients)
+
+    return Case("tf_ext push", batches.in_turn(run, keys), len(gradients))
+
+
 def insert(args):
     """Creates rows in empty tables, normal initialisation."""
-    signs = [
-        tf.range(start, min(start + tables.BATCH, args.rows), dtype=tf.int64)
-        for start in range(0, args.rows, tables.BATCH)
-    ]
-
-    table = tables.make("adagrad", args.dim)
     reference = _NewDenseHashTable(args.dim)
-
-    def ours():
-        for batch in signs:
-            tables.pull(table, batch, training=True)
+    signs = _inserted(args)
 
     def dense_hash_table():
         for batch in signs:
@@ -155,7 +186,7 @@ def insert(args):
         tables.touched_memory(args.rows * tables.raw_bytes(args.dim))
 
     cases = [
-        Case("tf_ext pull, training", ours, args.rows, before=table.clear),
+        *compared_insert(args),
         Case("first touch of the raw bytes", touch, args.rows),
         Case(
             "DenseHashTable.insert",
@@ -188,6 +219,26 @@ def insert(args):
             cases, min(args.repeats, _MAX_INSERTS), warmup=0, settle=False
         )
     report("insert", results, settings, args.json)
+
+
+def compared_insert(args):
+    """The cases of `insert` that are compared with those of another build."""
+    table = tables.make("adagrad", args.dim)
+    signs = _inserted(args)
+
+    def run():
+        for batch in signs:
+            tables.pull(table, batch, training=True)
+
+    return [Case("tf_ext pull, training", run, args.rows, before=table.clear)]
+
+
+def _inserted(args):
+    """All keys, in batches."""
+    return [
+        tf.range(start, min(start + tables.BATCH, args.rows), dtype=tf.int64)
+        for start in range(0, args.rows, tables.BATCH)
+    ]
 
 
 class _NewDenseHashTable:
@@ -227,34 +278,8 @@ def unique(args):
 
 def hash_columns(args):
     """Strings of many columns to signs."""
-    rng = np.random.default_rng(_SEED)
-
-    def make_columns():
-        return [
-            tf.constant(
-                [f"{x:x}" for x in rng.integers(0, 2**40, batches.SAMPLES)]
-            )
-            for _ in range(batches.IDS)
-        ]
-
-    all_columns = [make_columns() for _ in range(_HASHED_BATCHES)]
+    all_columns = _hashed_columns()
     together = [tf.concat(columns, 0) for columns in all_columns]
-    names = [f"C{i}" for i in range(batches.IDS)]
-
-    def in_one_function(hash_batch, inputs):
-        # Several batches, and nothing returned: a call from Python with 26
-        # results takes as long as hashing them. The tensors are captured, for
-        # 26 arguments would cost 0.3 ms more.
-        @tf.function(autograph=False)
-        def run():
-            signs = [hash_batch(batch) for batch in inputs]
-            with tf.control_dependencies(tf.nest.flatten(signs)):
-                return tf.constant(0)
-
-        return run
-
-    def ours(columns):
-        return ops.hash_category(columns, namespaces=names).signs
 
     def at_once(texts):
         return tf.strings.to_hash_bucket_fast(texts, 2**40)
@@ -264,14 +289,16 @@ def hash_columns(args):
 
     count = _HASHED_BATCHES * batches.IDS * batches.SAMPLES
     cases = [
-        Case("tf_ext hash_category", in_one_function(ours, all_columns), count),
+        _hash_case(all_columns),
         Case(
             "26 x to_hash_bucket_fast",
-            in_one_function(one_by_one, all_columns),
+            _in_one_function(one_by_one, all_columns),
             count,
         ),
         Case(
-            "1 x to_hash_bucket_fast", in_one_function(at_once, together), count
+            "1 x to_hash_bucket_fast",
+            _in_one_function(at_once, together),
+            count,
         ),
     ]
     settings = {
@@ -287,17 +314,67 @@ def hash_columns(args):
     report("hash", results, settings, args.json)
 
 
+def compared_hash(args):
+    """The cases of `hash` that are compared with those of another build."""
+    _set_unoptimized_graphs(True)  # For as long as the process runs.
+    return [_hash_case(_hashed_columns())]
+
+
+def _hashed_columns():
+    rng = np.random.default_rng(_SEED)
+
+    def make_columns():
+        return [
+            tf.constant(
+                [f"{x:x}" for x in rng.integers(0, 2**40, batches.SAMPLES)]
+            )
+            for _ in range(batches.IDS)
+        ]
+
+    return [make_columns() for _ in range(_HASHED_BATCHES)]
+
+
+def _hash_case(all_columns):
+    names = [f"C{i}" for i in range(batches.IDS)]
+
+    def hash_batch(columns):
+        return ops.hash_category(columns, namespaces=names).signs
+
+    count = _HASHED_BATCHES * batches.IDS * batches.SAMPLES
+    run = _in_one_function(hash_batch, all_columns)
+    return Case("tf_ext hash_category", run, count)
+
+
+def _in_one_function(hash_batch, inputs):
+    # Several batches, and nothing returned: a call from Python with 26
+    # results takes as long as hashing them. The tensors are captured, for
+    # 26 arguments would cost 0.3 ms more.
+    @tf.function(autograph=False)
+    def run():
+        signs = [hash_batch(batch) for batch in inputs]
+        with tf.control_dependencies(tf.nest.flatten(signs)):
+            return tf.constant(0)
+
+    return run
+
+
 @contextlib.contextmanager
 def _unoptimized_graphs():
     """Graphs keep what nothing is returned of.
 
     Only inside: optimized graphs round differently.
     """
-    name = "disable_meta_optimizer"
-    options = tf.config.optimizer
-    before = options.get_experimental_options().get(name, False)
-    options.set_experimental_options({name: True})
+    before = _set_unoptimized_graphs(True)
     try:
         yield
     finally:
-        options.set_experimental_options({name: before})
+        _set_unoptimized_graphs(before)
+
+
+def _set_unoptimized_graphs(value):
+    """Sets the option; returns what it was before."""
+    name = "disable_meta_optimizer"
+    options = tf.config.optimizer
+    before = options.get_experimental_options().get(name, False)
+    options.set_experimental_options({name: value})
+    return before

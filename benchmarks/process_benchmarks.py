@@ -6,14 +6,21 @@ import batches
 import tables
 import tensorflow as tf
 import tfra
-from harness import Case, growth, measure, report, resident_bytes, write_json
+from harness import (
+    Case,
+    growth,
+    heading,
+    measure,
+    report,
+    resident_bytes,
+    write_json,
+)
 
 
 def memory(args):
     """Resident bytes a row, peak while growing, and the worst batch."""
-    tables.fill(tables.make("adagrad", args.dim), 1000)  # Loads everything.
     # Kept, lest the reference gets the memory that it would give back.
-    table = tables.make("adagrad", args.dim)
+    table = _empty_table(args)
     results = {
         "tf_ext": _our_growth(table, args.rows),
         "DenseHashTable": _reference_growth(args),
@@ -36,6 +43,35 @@ def memory(args):
         "raw_bytes_a_row": raw,
     }
     _report_growth(results, settings, args.json)
+
+
+def compared_memory(args):
+    """The cases of `memory` that are compared with those of another build."""
+    return [_GrowthCase("tf_ext", args)]
+
+
+class _GrowthCase(Case):
+    """A table that grows, once."""
+
+    def __init__(self, name, args):
+        self._table = _empty_table(args)
+        super().__init__(name, self._grow, args.rows)
+
+    def _grow(self):
+        return _our_growth(self._table, self.items)
+
+    def values(self, repeats, settle):
+        found = self.run()
+        return {
+            "bytes a row": [found["bytes_a_row"]],
+            "bytes at the peak": [found["peak_bytes_a_row"]],
+            "worst batch, ms": [found["worst_batch_ms"]],
+        }
+
+
+def _empty_table(args):
+    tables.fill(tables.make("adagrad", args.dim), 1000)  # Loads everything.
+    return tables.make("adagrad", args.dim)
 
 
 def _our_growth(table, rows):
@@ -72,8 +108,7 @@ def _reference_growth(args):
 
 
 def _report_growth(results, settings, json_path):
-    said = ", ".join(f"{k}={v}" for k, v in settings.items())
-    print(f"\nmemory: {said}")
+    print(heading("memory", settings))
     print(
         f"  {'case':32} {'bytes a row':>12} {'of raw':>8} {'at the peak':>12} "
         f"{'of raw':>8} {'worst batch, ms':>16} {'most buckets read':>18}"

@@ -11,7 +11,7 @@ _END = "<!-- end of results -->"
 # What tells the lines of a benchmark apart; the last one of each counts.
 _IDENTITY = (
     *("keys", "rule", "rows", "threads", "case"),
-    *("workers", "servers", "dim", "batch"),
+    *("workers", "servers", "dim", "batch", "machine"),
 )
 # What was measured: {key: (heading, format)}. All else are settings.
 _MEASURES = {
@@ -80,6 +80,8 @@ def publish(args):
     """Writes the last results of each kind into README.md, as tables."""
     benchmarks = {}
     for line in read_json(args.json):
+        if "against" in line:
+            continue
         lines = benchmarks.setdefault(line["benchmark"], {})
         lines[tuple(line.get(key) for key in _IDENTITY)] = line
     text = "\n".join(

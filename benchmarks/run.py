@@ -6,10 +6,15 @@ r"""Benchmarks of tf_ext beside their references, alternating in one run.
     python benchmarks/run.py scale --threads 1 2 --json=results.jsonl
     python benchmarks/run.py multi_worker multi_worker_steps --repeats=20
     python benchmarks/run.py pull --tfra-python=/path/to/python
+    python benchmarks/run.py pull push train_step fit hash --against=PYTHON
     python benchmarks/run.py plot publish --json=results.jsonl
 
 The ratio of a reference is its time over that of tf_ext: above 1, tf_ext is
 faster. Each benchmark and number of threads runs in a process of its own.
+
+With --against=PYTHON no references are measured, but the tf_ext of this Python
+and that of another one, in processes that take turns. A difference that is not
+above 3 % and not above the spread of one build is called unchanged.
 """
 
 import argparse
@@ -17,6 +22,8 @@ import concurrent.futures
 import importlib
 import multiprocessing
 import os
+
+import comparing
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -28,6 +35,7 @@ BENCHMARKS = {
     "unique": ("op_benchmarks", "unique"),
     "hash": ("op_benchmarks", "hash_columns"),
     "train_step": ("step_benchmarks", "train_step"),
+    "fit": ("step_benchmarks", "fit"),
     "memory": ("process_benchmarks", "memory"),
     "core": ("core_benchmarks", "core"),
     "scale": ("process_benchmarks", "scale"),
@@ -44,6 +52,7 @@ BENCHMARKS = {
 }
 # These take results and measure nothing.
 _PUBLISHING = ("plot", "publish")
+_REPEATS = 200
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
 # What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
@@ -68,7 +77,11 @@ def parse_arguments(arguments=None):
     parser.add_argument(
         "--batch", type=int, default=262_144, help="keys of pull, push, scale"
     )
-    parser.add_argument("--repeats", type=int, default=200)
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        help="default: 200; with --against 100 in each process",
+    )
     parser.add_argument(
         "--rules",
         nargs="+",
@@ -97,11 +110,32 @@ def parse_arguments(arguments=None):
         help="where plot and publish write, if not here; and snapshot, if not "
         "among temporary files",
     )
+    parser.add_argument(
+        "--against", metavar="PYTHON", help="a Python that has another build"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=8,
+        help="of each build, for --against: an even number",
+    )
     args = parser.parse_args(arguments)
-    wanted = set(args.what)
-    if "all" in wanted:
-        wanted.update(set(BENCHMARKS) - set(_NOT_IN_ALL))
+    every = set(comparing.COMPARED if args.against else BENCHMARKS)
+    wanted = set(args.what) - {"all"}
+    if "all" in args.what:
+        wanted.update(every - set(_NOT_IN_ALL))
     args.what = [name for name in BENCHMARKS if name in wanted]
+    if wanted - every:
+        parser.error(
+            f"--against cannot compare {', '.join(sorted(wanted - every))}; "
+            f"it can: {', '.join(comparing.COMPARED)}"
+        )
+    if args.processes < 2 or args.processes % 2:
+        parser.error(
+            f"--processes={args.processes}: allowed are even numbers from 2"
+        )
+    if args.repeats is None and not args.against:
+        args.repeats = _REPEATS
     return args
 
 
@@ -122,6 +156,11 @@ def _run_in_new_process(name, args, threads):
 
 def main():
     args = parse_arguments()
+    if args.against:
+        for name in args.what:
+            for threads in args.threads:
+                comparing.compare(name, args, threads)
+        return
     # TensorFlow's threads are set once a process, and what one benchmark
     # leaves in memory should not be in the way of the next.
     with concurrent.futures.ProcessPoolExecutor(

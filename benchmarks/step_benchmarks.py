@@ -1,4 +1,4 @@
-"""A whole training step, through the compiled train function of a model."""
+"""Training: the compiled train function of a model, and all of `fit`."""
 
 import gc
 
@@ -8,11 +8,13 @@ import tables
 import tensorflow as tf
 import tfra
 import training
+import wide_deep_steps
 from harness import Case, measure, report
 
 import tf_ext
 from tf_ext._keras import keras
 
+_MAX_FITS = 20  # a repetition takes most of a second
 _SLOW = 20  # steps that update all rows of a dense matrix take a second
 
 
@@ -26,9 +28,8 @@ def train_step(args):
 
 def _measure_rule(rule, args):
     ids, labels = batches.training_batch(args.rows)
-    ours = _ours(rule, args, ids, labels)
     cases = [
-        Case(f"tf_ext, {_keras_name()}", ours, batches.SAMPLES),
+        _our_case(rule, args, ids, labels),
         *_dense_cases(rule, args, ids, labels),
     ]
     settings = {
@@ -58,11 +59,48 @@ def _measure_rule(rule, args):
     report("train_step", results, settings, args.json)
 
 
+def compared_train_step(args):
+    """The cases of `train_step` that are compared with those of a build."""
+    ids, labels = batches.training_batch(args.rows)
+    cases = []
+    for rule in args.rules:
+        case = _our_case(rule, args, ids, labels)
+        case.name += f", {rule}"
+        cases.append(case)
+    return cases
+
+
+def fit(args):
+    """Steps of the Wide & Deep example, `fit` with all that it does."""
+    settings = {
+        "threads": args.threads,
+        "batch": wide_deep_steps.BATCH,
+        "unit": "samples",
+    }
+    results = measure(
+        compared_fit(args), min(args.repeats, _MAX_FITS), warmup=1
+    )
+    report("fit", results, settings, args.json)
+
+
+def compared_fit(args):
+    """The cases of `fit` that are compared with those of another build."""
+    model, dataset, steps = wide_deep_steps.make(args)
+    for _ in dataset:  # Caches it; `fit` may leave before it has ended.
+        pass
+
+    def run():
+        model.fit(dataset, shuffle=False, verbose=0)
+
+    samples = steps * wide_deep_steps.BATCH
+    return [Case(f"tf_ext, {_keras_name()}", run, samples)]
+
+
 def _keras_name():
     return "tf_keras" if keras.__name__.startswith("tf_keras") else "Keras 3"
 
 
-def _ours(rule, args, ids, labels):
+def _our_case(rule, args, ids, labels):
     column = tf_ext.feature_column.category_column("ids", hashing="identity")
     table = tables.make(rule, args.dim)
     tables.fill(table, args.rows)
@@ -71,7 +109,8 @@ def _ours(rule, args, ids, labels):
     outputs = keras.layers.Lambda(training.probability)(bag)
     model = tf_ext.Model(inputs, outputs)
     model.compile(tf_ext.optimizers.Optimizer("sgd"), "binary_crossentropy")
-    return training.stepper(model, {"ids": tf.constant(ids)}, labels)
+    step = training.stepper(model, {"ids": tf.constant(ids)}, labels)
+    return Case(f"tf_ext, {_keras_name()}", step, batches.SAMPLES)
 
 
 def _dense_cases(rule, args, ids, labels):

@@ -6,12 +6,9 @@ the cases of this one.
 """
 
 import contextlib
-import json
-import os
 import pathlib
-import subprocess
-import tempfile
 
+import remote
 from harness import Case
 
 _SCRIPT = pathlib.Path(__file__).with_name("tfra_worker.py")
@@ -34,78 +31,25 @@ def start(args):
     if args.tfra_python is None:
         yield None
         return
-    replies, their_end = os.pipe()
-    with tempfile.TemporaryFile("w+") as log, os.fdopen(replies) as replies:
-        process = _process(args.tfra_python, their_end, log)
+    with contextlib.ExitStack() as stack:
         try:
-            worker = Tfra(process, replies, log)
-            try:
-                worker.call("start", threads=args.threads)
-            except RuntimeError as error:
-                raise SystemExit(
-                    f"--tfra-python={args.tfra_python} cannot run TFRA. "
-                    f"Install what benchmarks/README.md names there. {error}"
-                ) from None
-            yield worker
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _process(python, replies, log):
-    # What this Python imports from is not that one's; the script finds its
-    # modules because they are in its own folder.
-    environment = dict(os.environ)
-    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
-        environment.pop(name, None)
-    try:
-        return subprocess.Popen(
-            [python, str(_SCRIPT), str(replies)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            text=True,
-            env=environment,
-            pass_fds=[replies],
-        )
-    except OSError as error:
-        raise SystemExit(
-            f"--tfra-python={python} cannot run: {error}"
-        ) from None
-    finally:
-        os.close(replies)
+            process = stack.enter_context(
+                remote.start(_NAME, args.tfra_python, _SCRIPT, args.threads)
+            )
+            process.ready()
+        except remote.StartError as error:
+            raise SystemExit(
+                f"--tfra-python={args.tfra_python} cannot run TFRA. "
+                f"Install what benchmarks/README.md names there. {error}"
+            ) from None
+        yield Tfra(process)
 
 
 class Tfra:
     """The process, once it runs."""
 
-    def __init__(self, process, replies, log):
-        self._process = process
-        self._replies = replies
-        self._log = log
-
-    def call(self, method, **arguments):
-        """Has a method of the worker run; returns its result.
-
-        Raises:
-          RuntimeError: it failed; the message has the worker's traceback.
-        """
-        line = ""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps([method, arguments]) + "\n")
-            self._process.stdin.flush()
-            line = self._replies.readline()
-        if not line:
-            status = self._process.wait()
-            self._log.seek(0)
-            raise RuntimeError(
-                f"TFRA's process ended with status {status} at {method}. "
-                f"It wrote last:\n{self._log.read()[-4000:]}"
-            )
-        reply = json.loads(line)
-        if "error" in reply:
-            raise RuntimeError(f"TFRA failed at {method}:\n{reply['error']}")
-        return reply["result"]
+    def __init__(self, process):
+        self.call = process.call
 
     def case(self, method, items, **arguments):
         """A case that `method` of the worker makes ready."""

@@ -1,20 +1,16 @@
 """Runs TensorFlow Recommenders Addons, on request, in a Python that has it.
 
-`tfra.py` starts it. A request is a line of JSON on standard input, `[method,
-arguments]`, with a method of `_Worker`. The reply is a line for the file
-descriptor that the command line names: libraries print to standard output.
+`tfra.py` starts it, and asks for methods of `_Worker`.
 """
 
 import glob
-import json
 import os
-import sys
-import traceback
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import batches
+import remote
 import tensorflow as tf
 import tensorflow_recommenders_addons as tfra
 import tf_keras
@@ -152,17 +148,5 @@ def _upsert(table, first, end):
     table.upsert(keys, tf.random.normal([end - first, table.dim]))
 
 
-def main():
-    worker = _Worker()
-    replies = os.fdopen(int(sys.argv[1]), "w")
-    for line in sys.stdin:
-        method, arguments = json.loads(line)
-        try:
-            reply = {"result": getattr(worker, method)(**arguments)}
-        except Exception:
-            reply = {"error": traceback.format_exc()}
-        print(json.dumps(reply), file=replies, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    remote.serve(_Worker())

@@ -5,6 +5,7 @@ import sys
 import time
 
 import numpy as np
+import tensorflow as tf
 from harness import Case, cpu_seconds, summarize
 from tensorflow import keras
 
@@ -32,18 +33,16 @@ class _EpochTimes(keras.callbacks.Callback):
         self.times.append(1e3 * (self._now() - self._start) / self._steps)
 
 
-def measure(args, strategy, name, pids=None):
-    """Trains the example's model; the first epoch traces and is not counted.
+def make(args, strategy=None):
+    """The example's model, and batches that are made once and kept.
 
     Args:
-      args: the command line's arguments: `rows` bounds the steps of an epoch,
-        `repeats` are the epochs that count.
-      strategy: a tf.distribute strategy.
-      name: string, of the result.
-      pids: list of int, the processes whose CPU time counts. None: this one.
+      args: the command line's arguments: `rows` bounds the steps of an epoch.
+      strategy: a tf.distribute strategy; None: that of one process.
 
     Returns:
-      What `harness.summarize` does of a step.
+      `(model, dataset, steps)`: a compiled model, a dataset of one epoch and
+      how many batches that has.
     """
     # The example's modules import each other by name.
     sys.path.insert(0, str(_EXAMPLES))
@@ -54,14 +53,31 @@ def measure(args, strategy, name, pids=None):
         [f"--batch_size={BATCH}", f"--examples={2 * steps * BATCH}"]
     )
     data = wide_deep.load_data(options)
-    with strategy.scope():
+    with (strategy or tf.distribute.get_strategy()).scope():
         wide, deep = wide_deep.make_tables(options)
         model = wide_deep.make_model(data, wide, deep, None)
         wide_deep.compile_model(model, options)
+    # Making batches is the program's own work.
+    return model, data.train().take(steps).cache(), steps
+
+
+def measure(args, strategy, name, pids=None):
+    """Trains the example's model; the first epoch traces and is not counted.
+
+    Args:
+      args: the command line's arguments: those of `make`, and `repeats`, the
+        epochs that count.
+      strategy: a tf.distribute strategy.
+      name: string, of the result.
+      pids: list of int, the processes whose CPU time counts. None: this one.
+
+    Returns:
+      What `harness.summarize` does of a step.
+    """
+    model, dataset, steps = make(args, strategy)
     epochs = _EpochTimes(pids, steps)
     model.fit(
-        # The batches are made once: making them is the program's own work.
-        data.train().take(steps).cache().repeat(),
+        dataset.repeat(),
         epochs=1 + args.repeats,
         steps_per_epoch=steps,
         shuffle=False,

@@ -62,6 +62,7 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("pull", "pull", 7),
         ("push", "push", 2),
+        ("fit", "fit", 1),
         ("insert", "insert", 3),
         ("unique", "unique", 2),
         ("hash", "hash", 3),
@@ -75,7 +76,8 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
             self.assertGreater(line["wall_ms"], 0.0)
             self.assertGreater(line["million_items_per_cpu_s"], 0.0)
             self.assertEqual(line["threads"], 2)
-            self.assertNotEmpty(line["machine"])
+            self.assertEqual(line["machine"], harness.machine())
+        self.assertIn(f", machine={harness.machine()}\n", printed)
         self.assertEqual(lines[0]["cpu_ratio"], 1.0)
         self.assertEqual(lines[0]["wall_ratio"], 1.0)
 
@@ -104,6 +106,7 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(touched["case"], "first touch of the raw bytes")
         self.assertBetween(ours["load"], 0.01, 1.0)
         self.assertIn("worst batch, ms", printed)
+        self.assertIn(f", machine={harness.machine()}\n", printed)
 
     def test_snapshot(self):
         _, lines = self._run("snapshot", f"--output={self.get_temp_dir()}")
@@ -284,7 +287,7 @@ class ArgumentsTest(tf.test.TestCase):
     def test_all_is_what_measures_in_minutes(self):
         args = run.parse_arguments(["plot", "all"])
         names = ["pull", "push", "insert", "unique", "hash", "train_step"]
-        self.assertEqual(args.what, [*names, "memory", "plot"])
+        self.assertEqual(args.what, [*names, "fit", "memory", "plot"])
 
 
 class MeasureTest(tf.test.TestCase):
@@ -429,7 +432,7 @@ class TfraTest(tf.test.TestCase):
 
     def test_a_python_that_is_not_there(self):
         with self.assertRaisesRegex(
-            SystemExit, "--tfra-python=/no/python cannot run: .*No such file"
+            SystemExit, "--tfra-python=/no/python cannot run TFRA. .*No such fi"
         ):
             with tfra.start(self._args("/no/python")):
                 pass

@@ -1,0 +1,209 @@
+"""Two builds of tf_ext beside each other: their difference, and its noise."""
+
+import contextlib
+import os
+import pathlib
+import sys
+
+import numpy as np
+import remote
+from harness import heading, write_json
+
+_SCRIPT = pathlib.Path(__file__).with_name("compare_worker.py")
+# Where the cases of each come from: {name: (module, function)}.
+COMPARED = {
+    "pull": ("op_benchmarks", "compared_pull"),
+    "push": ("op_benchmarks", "compared_push"),
+    "insert": ("op_benchmarks", "compared_insert"),
+    "hash": ("op_benchmarks", "compared_hash"),
+    "train_step": ("step_benchmarks", "compared_train_step"),
+    "fit": ("step_benchmarks", "compared_fit"),
+    "memory": ("process_benchmarks", "compared_memory"),
+}
+_REPEATS = 100
+# A repetition of these takes long: how many are enough.
+_MAX_REPEATS = {"insert": 3, "fit": 8, "memory": 1}
+# These begin with an empty table, so that there is nothing to warm up.
+_COLD = ("insert", "memory")
+_WARMUP = {"fit": 1}
+_OTHERS_WARMUP = 10
+_TURNS = 4
+# Of one build, at the same time: what they differ by is noise.
+_AT_ONCE = 2
+# What is less than this is not called a change, however small the noise.
+_UNCHANGED = 0.03
+_BUILDS = ("this", "other")
+
+
+def compare(name, args, threads):
+    """Measures a benchmark with this Python's build and with another one's.
+
+    Two processes of each build are there at a time and take turns, then the
+    next four. A process's value is the median of its repetitions. Processes of
+    one build differ too, by where their memory happens to be and by what the
+    machine does meanwhile, so their distance is what a difference between
+    builds has to exceed.
+
+    Args:
+      name: string, one of COMPARED.
+      args: the command line's.
+      threads: int, of TensorFlow.
+
+    Raises:
+      SystemExit: a build does not run.
+    """
+    values, builds = {}, None
+    for _ in range(args.processes // _AT_ONCE):
+        with _processes(args, threads) as processes:
+            builds = builds or [
+                processes[build, 0].call("build") for build in _BUILDS
+            ]
+            for key, found in _round(name, args, threads, processes).items():
+                values.setdefault(key, []).append(found)
+    _report(name, args, threads, builds, values)
+
+
+def difference_and_spread(this, other):
+    """How far two builds are apart, and two processes of one build.
+
+    Args:
+      this: array `[rounds, 2]`, what two processes of this build measured at
+        the same time.
+      other: array `[rounds, 2]`, and two of the other build with them.
+
+    Returns:
+      Two fractions. Difference: the median over rounds of this build's value
+      over the other's, less 1. Spread: the mean over rounds and builds of how
+      far one process is above the other.
+    """
+    # The clock of CPU time may tick too slowly for tiny sizes.
+    this, other = (np.log(np.maximum(v, 1e-6)) for v in (this, other))
+    difference = np.median(this.mean(axis=1) - other.mean(axis=1))
+    spread = np.mean([np.abs(v[:, 0] - v[:, 1]) for v in (this, other)])
+    return float(np.expm1(difference)), float(np.expm1(spread))
+
+
+def verdict(difference, spread):
+    """Whether a difference is one: "unchanged", "more" or "less"."""
+    if abs(difference) <= max(_UNCHANGED, spread):
+        return "unchanged"
+    return "more" if difference > 0 else "less"
+
+
+@contextlib.contextmanager
+def _processes(args, threads):
+    """`{(build, number): Remote}`."""
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for build in _BUILDS:
+            mine = build == "this"
+            python = sys.executable if mine else args.against
+            environment = dict(os.environ) if mine else None
+            for number in range(_AT_ONCE):
+                context = remote.start(
+                    python, python, _SCRIPT, threads, environment
+                )
+                with _said_why(build, python):
+                    processes[build, number] = stack.enter_context(context)
+        # A Python that does not fit is the other one, more likely.
+        for (build, _), process in reversed(processes.items()):
+            with _said_why(build, process.name):
+                process.ready()
+        yield processes
+
+
+@contextlib.contextmanager
+def _said_why(build, python):
+    try:
+        yield
+    except remote.StartError as error:
+        option = "--against=" if build == "other" else ""
+        raise SystemExit(
+            f"{option}{python} cannot run {_SCRIPT.name}, which needs tf_ext "
+            f"and TensorFlow. {error}"
+        ) from None
+
+
+def _round(name, args, threads, processes):
+    """Medians of all processes: `{(case, measure): {process: value}}`."""
+    module, function = COMPARED[name]
+    for process in processes.values():
+        process.send(
+            "make",
+            module=module,
+            function=function,
+            warmup=0 if name in _COLD else _WARMUP.get(name, _OTHERS_WARMUP),
+            args={**vars(args), "threads": threads},
+        )
+    for process in processes.values():
+        cases = process.result("make")
+    repeats = _repeats(name, args)
+    turns = min(_TURNS, repeats)
+    values = {}
+    for case in cases:
+        for turn in range(turns):
+            # Who comes first differs, for it may matter.
+            order = sorted(processes, key=lambda key: (key[1], key[0]))
+            for key in order[turn % len(order) :] + order[: turn % len(order)]:
+                found = processes[key].call(
+                    "values",
+                    case=case,
+                    repeats=repeats // turns,
+                    settle=name not in _COLD,
+                )
+                for measure, numbers in found.items():
+                    kept = values.setdefault((case, measure), {})
+                    kept.setdefault(key, []).extend(numbers)
+    return {
+        key: {process: np.median(v) for process, v in found.items()}
+        for key, found in values.items()
+    }
+
+
+def _repeats(name, args):
+    repeats = args.repeats or _REPEATS
+    return min(repeats, _MAX_REPEATS.get(name, repeats))
+
+
+def _report(name, args, threads, builds, values):
+    settings = {
+        "threads": threads,
+        **{key: getattr(args, key) for key in ("rows", "dim", "batch")},
+        "repeats": _repeats(name, args),
+        "processes": args.processes,
+    }
+    print(heading(name, settings))
+    for build, text in zip(_BUILDS, builds, strict=True):
+        print(f"  {build + ':':6} {text}")
+    print(
+        f"  {'case':40} {'measure':18} {'this':>10} {'other':>10} "
+        f"{'difference':>10} {'spread':>8}"
+    )
+    lines = []
+    for (case, measure), rounds in values.items():
+        both = {
+            build: np.array(
+                [[r[build, i] for i in range(_AT_ONCE)] for r in rounds]
+            )
+            for build in _BUILDS
+        }
+        difference, spread = difference_and_spread(**both)
+        said = verdict(difference, spread)
+        this, other = (float(np.median(both[build])) for build in _BUILDS)
+        print(
+            f"  {case:40} {measure:18} {this:10.2f} {other:10.2f} "
+            f"{difference:+10.1%} {spread:8.1%}  {said}"
+        )
+        lines.append(
+            {
+                **{"benchmark": name, "against": args.against, **settings},
+                **{"case": case, "measure": measure},
+                **{"this": this, "other": other},
+                **{"difference": difference, "spread": spread},
+                "verdict": said,
+                "values": {k: v.tolist() for k, v in both.items()},
+                "builds": dict(zip(_BUILDS, builds, strict=True)),
+            }
+        )
+    sys.stdout.flush()
+    write_json(lines, args.json)

@@ -1,0 +1,135 @@
+"""A process that does what it is asked to, in a Python of its own.
+
+Standard library only: each Python that takes part imports it.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+
+
+class StartError(Exception):
+    """The process does not start, or not to where it can be asked."""
+
+
+@contextlib.contextmanager
+def start(name, python, script, threads, environment=None):
+    """Starts a process that `serve`s, and ends it when the context is left.
+
+    It is not waited for: several can start at once. `Remote.ready` does that.
+
+    Args:
+      name: string, what errors call the process.
+      python: string, path of the Python.
+      script: pathlib.Path; its folder is where it imports modules from.
+      threads: int, of TensorFlow.
+      environment: dict, that of the process. None: this one's without what
+        this Python imports from, which is not what another one imports from.
+
+    Yields:
+      A Remote.
+
+    Raises:
+      StartError: there is no such Python.
+    """
+    if environment is None:
+        environment = dict(os.environ)
+        for variable in ("PYTHONPATH", "PYTHONSAFEPATH"):
+            environment.pop(variable, None)
+    replies, their_end = os.pipe()
+    with tempfile.TemporaryFile("w+") as log, os.fdopen(replies) as replies:
+        try:
+            process = subprocess.Popen(
+                [python, str(script), str(their_end)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                env=environment,
+                pass_fds=[their_end],
+            )
+        except OSError as error:
+            raise StartError(str(error)) from None
+        finally:
+            os.close(their_end)
+        try:
+            remote = Remote(name, process, replies, log)
+            remote.send("start", threads=threads)
+            yield remote
+        finally:
+            process.kill()
+            process.wait()
+
+
+class Remote:
+    """The process, once it runs."""
+
+    def __init__(self, name, process, replies, log):
+        self.name = name
+        self._process = process
+        self._replies = replies
+        self._log = log
+
+    def ready(self):
+        """Waits until it has started. Has to come before anything else.
+
+        Raises:
+          StartError: it fails to import what it needs.
+        """
+        try:
+            self.result("start")
+        except RuntimeError as error:
+            raise StartError(str(error)) from None
+
+    def call(self, method, **arguments):
+        """Has a method run there; returns its result.
+
+        Raises:
+          RuntimeError: it failed; the message has the other's traceback.
+        """
+        self.send(method, **arguments)
+        return self.result(method)
+
+    def send(self, method, **arguments):
+        """Has a method begin; `result` has to come next."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps([method, arguments]) + "\n")
+            self._process.stdin.flush()
+
+    def result(self, method):
+        """Waits for what was sent; as `call`."""
+        line = self._replies.readline()
+        if not line:
+            status = self._process.wait()
+            self._log.seek(0)
+            raise RuntimeError(
+                f"{self.name}'s process ended with status {status} at "
+                f"{method}. It wrote last:\n{self._log.read()[-4000:]}"
+            )
+        reply = json.loads(line)
+        if "error" in reply:
+            raise RuntimeError(
+                f"{self.name} failed at {method}:\n{reply['error']}"
+            )
+        return reply["result"]
+
+
+def serve(worker):
+    """Runs methods of `worker` until standard input ends.
+
+    A request is a line of JSON on standard input, `[method, arguments]`. The
+    reply is a line for the file descriptor that the command line names:
+    libraries print to standard output.
+    """
+    with os.fdopen(int(sys.argv[1]), "w") as replies:
+        for line in sys.stdin:
+            method, arguments = json.loads(line)
+            try:
+                reply = {"result": getattr(worker, method)(**arguments)}
+            except Exception:
+                reply = {"error": traceback.format_exc()}
+            print(json.dumps(reply), file=replies, flush=True)
