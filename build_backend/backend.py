@@ -17,14 +17,17 @@ from setuptools.build_meta import (  # noqa: F401 (hooks that stay as they are)
 )
 
 from build_backend import tensorflow_install
+from build_backend.compiler import CompileError, check_compiler
 
 
 def get_requires_for_build_wheel(config_settings=None):
+    _require_compiler()
     requires = build_meta.get_requires_for_build_wheel(config_settings)
     return requires + _tensorflow_requirement()
 
 
 def get_requires_for_build_editable(config_settings=None):
+    _require_compiler()
     requires = build_meta.get_requires_for_build_editable(config_settings)
     return requires + _tensorflow_requirement()
 
@@ -42,6 +45,15 @@ def build_editable(
     return build_meta.build_editable(
         wheel_directory, config_settings, metadata_directory
     )
+
+
+def _require_compiler():
+    # First of all: before TensorFlow is downloaded.
+    try:
+        check_compiler()
+    except CompileError as error:
+        # pip shows the text alone, without a traceback.
+        raise SystemExit(f"error: {error}") from None
 
 
 def _tensorflow_requirement():

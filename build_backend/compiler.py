@@ -11,6 +11,7 @@ import fcntl
 import os
 import shlex
 import subprocess
+import sysconfig
 import time
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -26,8 +27,55 @@ COPTS = [
 ]
 
 
+_TRIAL = "#include <optional>\nint main() { return *std::optional<int>(0); }\n"
+
+
 class CompileError(Exception):
-    """A compiler's or linker's exit status with its command."""
+    """No compiler, or a compiler's or linker's exit status and command."""
+
+
+def check_compiler():
+    """Makes sure that there is a compiler of C++17, and Python's headers.
+
+    Raises:
+      CompileError: says what to install.
+    """
+    cxx = _cxx()
+    try:
+        done = subprocess.run(
+            [*cxx, "-std=c++17", "-fsyntax-only", "-x", "c++", "-"],
+            input=_TRIAL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        raise CompileError(_no_compiler(cxx, error.strerror)) from None
+    if done.returncode != 0:
+        raise CompileError(_no_compiler(cxx, done.stderr.strip()))
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    if not os.path.exists(header):
+        version = sysconfig.get_python_version()
+        raise CompileError(
+            f"Python's headers are missing: there is no {header}. Install "
+            f"them (Debian, Ubuntu: apt-get install python{version}-dev; "
+            f"Fedora: dnf install python{version}-devel)."
+        )
+
+
+def _no_compiler(cxx, found):
+    command = shlex.join(cxx)
+    said = " (environment variable CXX)" if "CXX" in os.environ else ""
+    return (
+        f"tf_ext is compiled from C++17, and {command}{said} cannot do that: "
+        f"{found}. Install g++ (Debian, Ubuntu: apt-get install g++; Fedora: "
+        "dnf install gcc-c++), or set CXX to another C++ compiler."
+    )
+
+
+def _cxx():
+    """The words of the compiler's command."""
+    return shlex.split(os.environ.get("CXX", "g++"))
 
 
 def read_sources() -> dict[str, list[str]]:
@@ -55,7 +103,7 @@ class Compiler:
         self._folder = os.path.abspath(folder)
         self._stamp = stamp
         self._jobs = jobs or len(os.sched_getaffinity(0))
-        self._cxx = shlex.split(os.environ.get("CXX", "g++"))
+        self._cxx = _cxx()
         os.makedirs(self._folder, exist_ok=True)
 
     @contextlib.contextmanager

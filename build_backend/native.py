@@ -8,7 +8,12 @@ import setuptools.errors
 from setuptools.command.build_ext import build_ext
 
 from build_backend import tensorflow_install
-from build_backend.compiler import CompileError, Compiler, read_sources
+from build_backend.compiler import (
+    CompileError,
+    Compiler,
+    check_compiler,
+    read_sources,
+)
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _EXPORTS = "cc/exports.lds"
@@ -26,6 +31,10 @@ class BuildNative(build_ext):
         os.chdir(_ROOT)
         sources = read_sources()
         _check_sources_exist(sources)
+        try:
+            check_compiler()
+        except CompileError as error:
+            raise setuptools.errors.CompileError(str(error)) from error
         tensorflow = tensorflow_install.find()
         # The dependency files leave system headers out, TensorFlow's too.
         stamp = f"tensorflow {tensorflow.version}"

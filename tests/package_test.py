@@ -1,7 +1,9 @@
 """The installed package: metadata, lazy import, version guard."""
 
 import importlib.metadata
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,7 +12,7 @@ import textwrap
 import unittest
 
 import snapshot_files_util
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 import tf_ext
 
@@ -163,6 +165,48 @@ class LazyImportTest(absltest.TestCase):
             AttributeError, "no attribute 'Tables'.*SparseTable"
         ):
             _ = tf_ext.Tables
+
+
+class NotCompiledTest(parameterized.TestCase):
+    """A copy of the sources alone, as a clone has it."""
+
+    @parameterized.named_parameters(
+        ("import", "-c", "import tf_ext"),
+        ("after_tensorflow", "-c", "import tensorflow, tf_ext"),
+        ("submodule", "-c", "import tf_ext.hashing"),
+        ("command", "-m", "tf_ext.snapshot"),
+    )
+    def test_import_says_what_to_do(self, *arguments):
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        package = shutil.copytree(
+            _PACKAGE,
+            folder / "tf_ext",
+            ignore=shutil.ignore_patterns("*.so", "_build_info.py", "__pyc*"),
+        )
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3")
+        environment.pop("PYTHONSAFEPATH", None)
+        environment.pop("PYTHONPATH", None)
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=folder,
+            env=environment,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 1)
+        version = ".".join(map(str, sys.version_info[:2]))
+        self.assertEqual(
+            done.stderr.splitlines()[-1],
+            f"ImportError: tf_ext in {package} is not compiled for Python "
+            f"{version}: tf_ext._core is missing. If tf_ext is installed, run "
+            "Python in a folder other than its source folder; else run `pip "
+            "install .` in the source folder, or `python setup.py build_ext "
+            "--inplace` to use it there.",
+        )
+        self.assertNotIn("circular", done.stderr)
+        self.assertEqual(done.stderr.count("Traceback"), 1, done.stderr)
 
 
 class VersionGuardTest(absltest.TestCase):

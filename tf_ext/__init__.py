@@ -17,7 +17,10 @@ Example:
 import importlib
 import sys
 
+from tf_ext import _compiled
 from tf_ext._version import __version__
+
+_compiled.check()
 
 _SUBPACKAGES = (
     "callbacks",

@@ -5,6 +5,8 @@ import threading
 
 import tensorflow as tf
 
+from tf_ext import _compiled
+
 _PATH = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
     "_tf_ext_ops.so",
@@ -66,10 +68,10 @@ def _load():
     try:
         from tf_ext._build_info import TENSORFLOW_VERSION
     except ImportError as error:
-        raise _not_built("tf_ext._build_info") from error
+        raise _compiled.missing("tf_ext._build_info") from error
     check_tensorflow_version(TENSORFLOW_VERSION, tf.__version__)
     if not os.path.exists(_PATH):
-        raise _not_built(_PATH)
+        raise _compiled.missing(_PATH)
     try:
         return tf.load_op_library(_PATH)
     except tf.errors.NotFoundError as error:
@@ -77,11 +79,3 @@ def _load():
             f"The op library of tf_ext, {_PATH}, does not load with TensorFlow "
             f"{tf.__version__}; build tf_ext again. {error.message}"
         ) from error
-
-
-def _not_built(missing):
-    return ImportError(
-        f"tf_ext is not built: {missing} is missing. Install tf_ext with "
-        "`pip install .` in its source folder, or build it in place with "
-        "`python setup.py build_ext --inplace`."
-    )
