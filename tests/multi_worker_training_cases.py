@@ -86,11 +86,11 @@ def make_data():
     return tf.data.Dataset.from_tensor_slices((features, labels)).batch(BATCH)
 
 
-def _train(worker, **clipping):
+def _train(worker, callbacks=(), **clipping):
     with worker.strategy.scope():
         model = make_model(**clipping)
     record = GlobalLosses()
-    model.fit(make_data(), epochs=1, callbacks=[record], verbose=0)
+    model.fit(make_data(), epochs=1, callbacks=[record, *callbacks], verbose=0)
     return {
         "losses": record.losses,
         "variables": model.get_weights(),
@@ -110,4 +110,14 @@ def clipped_by_global_norm(worker):
     return _train(worker, global_clipnorm=0.05)
 
 
-CASES = ["not_clipped", "clipped_by_norm", "clipped_by_global_norm"]
+def with_a_rate_of_a_callback(worker):
+    scheduler = keras.callbacks.LearningRateScheduler(lambda _: 0.3)
+    return _train(worker, [scheduler])
+
+
+CASES = [
+    "not_clipped",
+    "clipped_by_norm",
+    "clipped_by_global_norm",
+    "with_a_rate_of_a_callback",
+]

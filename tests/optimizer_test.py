@@ -251,7 +251,8 @@ class LearningRateTest(tf.test.TestCase, parameterized.TestCase):
         optimizer.learning_rate = 2.0
         fixed.optimizer.learning_rate = 4.0
         step()
-        self.assertAllEqual([_weight(t) for t in tables], [-3, -4.25, -12])
+        # The model's rate has doubled, and so has what is assigned.
+        self.assertAllEqual([_weight(t) for t in tables], [-3, -8.25, -12])
         self.assertAllEqual(variable, [-3.0])
         step()
         self.assertEqual(_weight(scheduled), -14.0)

@@ -59,13 +59,11 @@ class _Test(TestCase):
         features, labels = small_models.batch(generator(self), size)
         return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
 
-    def make(self, strategy=None, dense=None):
+    def make(self, strategy=None, dense=None, rule="adagrad"):
         strategy = strategy or _CLUSTER.strategy
         with strategy.scope():
             dense = dense or keras.optimizers.SGD(0.5, momentum=0.9)
-            return compiled(
-                functional(table("adagrad")), dense, metrics=["AUC"]
-            )
+            return compiled(functional(table(rule)), dense, metrics=["AUC"])
 
     def alone(self, **options):
         """The same model in one process."""
@@ -196,12 +194,14 @@ class SavingCallbacksTest(_Test):
 
 class OtherCallbacksTest(_Test):
     def test_rates_on_plateaus(self):
-        rates = []
+        rates, models = [], []
         for make, options in (
             (self.alone, {}),
             (self.make, {"max_inflight_steps": 1}),
         ):
-            model = make()
+            # The table has a rate of its own, which is to follow.
+            model = make(rule=tf_ext.optimizers.SparseAdagrad(0.5))
+            models.append(model)
             plateau = keras.callbacks.ReduceLROnPlateau(
                 monitor="loss", factor=0.5, patience=1, min_delta=100.0
             )
@@ -212,6 +212,7 @@ class OtherCallbacksTest(_Test):
             (name,) = {"lr", "learning_rate"} & set(history)
             rates.append(history[name])
         self.assertAllClose(rates[1], rates[0])
+        self.assert_same_model(models[1], models[0])
 
     def test_logs_on_disk(self):
         directory = pathlib.Path(self.directory())

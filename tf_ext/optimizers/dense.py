@@ -1,5 +1,8 @@
 """The optimizer of everything but tables, taken over by `Optimizer`."""
 
+import tensorflow as tf
+
+from tf_ext._checks import is_finite
 from tf_ext._keras import keras
 from tf_ext.optimizers.updates import Clipping
 
@@ -51,6 +54,49 @@ def take_clipping(dense):
     for name in clipping._fields:
         setattr(dense, name, None)
     return clipping
+
+
+def initial_learning_rate(dense):
+    """The rate that `dense` begins with: a float, or None of a schedule."""
+    variable = _rate_variable(dense)
+    if variable is None:
+        return None
+    with tf.init_scope():
+        return float(tf.convert_to_tensor(variable))
+
+
+def learning_rate_factor(dense, initial):
+    """What tables' own rates are multiplied by: a float64 scalar tensor.
+
+    Args:
+      dense: a Keras optimizer.
+      initial: float, the rate that it began with; None for a schedule.
+
+    Returns:
+      Its rate now by `initial`; 1 if it has a schedule, or began with 0.
+    """
+    variable = _rate_variable(dense)
+    if variable is None or not initial:
+        return tf.constant(1.0, tf.float64)
+    rate = tf.cast(tf.convert_to_tensor(variable), tf.float64)
+    return rate / tf.constant(initial, tf.float64)
+
+
+def check_initial_learning_rate(value):
+    """Raises ValueError unless it is a finite number or None."""
+    if value is not None and not is_finite(value):
+        raise ValueError(
+            "`initial_learning_rate` in the configuration of a "
+            "tf_ext.optimizers.Optimizer must be a finite number or None. "
+            f"Received: initial_learning_rate={value!r}"
+        )
+
+
+def _rate_variable(dense):
+    """The variable of the rate, or None of a schedule or a function."""
+    # The property `learning_rate` is a variable for schedules, too.
+    rate = dense._learning_rate
+    return rate if hasattr(rate, "assign") else None
 
 
 def serialize(dense, **taken):

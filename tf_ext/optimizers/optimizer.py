@@ -1,6 +1,7 @@
 """The optimizer a model with tables is compiled with."""
 
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.optimizers import dense as dense_lib
 
 if IS_KERAS_3:
     from tf_ext.optimizers.optimizer_keras3 import Keras3Optimizer as _Base
@@ -19,6 +20,16 @@ class Optimizer(_Base):
     `global_clipnorm` is one norm over variables and tables, `clipnorm` takes
     a table as one variable, accumulation sums micro-steps by sign and pushes
     once, and a step with a non-finite scaled gradient is skipped whole.
+
+    A table that has a learning rate of its own follows changes of the wrapped
+    optimizer's rate as a factor, so that Keras's `ReduceLROnPlateau` and
+    `LearningRateScheduler` reach it: where that rate was r0 when this optimizer
+    was made and has been assigned r, a table with the rate t trains with
+    `t * r / r0`. It does not matter who assigns it, nor when; r0 is kept in
+    saved configurations, so that a loaded model goes on alike. There is no
+    factor where r0 is 0, where the wrapped optimizer has a schedule, and for
+    tables that have one; tables without a rate take that of the wrapped
+    optimizer as it is.
 
     Args:
       dense: a `keras.optimizers.Optimizer` or the name of one, for everything
@@ -49,4 +60,10 @@ class Optimizer(_Base):
         dense = config.pop("dense")
         if isinstance(dense, dict):
             dense = keras.optimizers.deserialize(dense, custom_objects)
-        return cls(dense, **config)
+        # Older configurations have none: the rate they hold is the first then.
+        initial = config.pop("initial_learning_rate", None)
+        dense_lib.check_initial_learning_rate(initial)
+        optimizer = cls(dense, **config)
+        if initial is not None:
+            optimizer._initial_learning_rate = float(initial)
+        return optimizer

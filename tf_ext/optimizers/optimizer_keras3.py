@@ -51,6 +51,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
         self._dynamic = dynamic
         self._factor = factor
         self._clipping = dense_lib.take_clipping(dense)
+        self._initial_learning_rate = dense_lib.initial_learning_rate(dense)
         self._steps = dense.gradient_accumulation_steps
         dense.gradient_accumulation_steps = None
         # Model variables and accumulators, where Keras does not track them as
@@ -95,6 +96,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
             "name": self.name,
             "dense": dense,
             "on_nonfinite": self.on_nonfinite,
+            "initial_learning_rate": self._initial_learning_rate,
         }
 
     def build(self, variables):
@@ -367,7 +369,10 @@ class Keras3Optimizer(_LossScaleOptimizer):
         rate = tf.identity(
             tf.convert_to_tensor(self.inner_optimizer.learning_rate)
         )
-        updates.push(tables, iterations, rate)
+        factor = dense_lib.learning_rate_factor(
+            self.inner_optimizer, self._initial_learning_rate
+        )
+        updates.push(tables, iterations, rate, factor)
         apply_dense(lambda grads: clip(change(grads)))
 
     def save_own_variables(self, store):

@@ -36,6 +36,7 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         dense_lib.refuse_ema(dense)
         super().__init__(name=name, weight_decay=None, jit_compile=False)
         self._clipping = dense_lib.take_clipping(dense)
+        self._initial_learning_rate = dense_lib.initial_learning_rate(dense)
         self.inner_optimizer = dense
         self.on_nonfinite = on_nonfinite
 
@@ -51,6 +52,7 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
                 self.inner_optimizer, **self._clipping._asdict()
             ),
             "on_nonfinite": self.on_nonfinite,
+            "initial_learning_rate": self._initial_learning_rate,
         }
 
     @property
@@ -292,6 +294,7 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             tables,
             tf.identity(inner.iterations),
             tf.identity(inner.learning_rate),
+            dense_lib.learning_rate_factor(inner, self._initial_learning_rate),
         )
         apply_dense(clip)
 

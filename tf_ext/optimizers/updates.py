@@ -212,13 +212,14 @@ def _square_sums(tables):
     return _transport(tables).sum(tf.cast(tf.stack(sums), tf.float32))
 
 
-def push(tables, iterations, model_learning_rate):
+def push(tables, iterations, model_learning_rate, factor):
     """Makes one push a table.
 
     Args:
       tables: list of TableGradient.
       iterations: int64 scalar tensor, steps made before this one.
       model_learning_rate: scalar tensor.
+      factor: float64 scalar tensor, for rates of tables' own.
 
     Returns:
       int64 scalar tensor, rows updated. Use it: a graph optimiser may drop
@@ -228,7 +229,9 @@ def push(tables, iterations, model_learning_rate):
     requests = []
     for table, signs, values, _ in tables:
         rule = table.optimizer
-        rate = rule.current_learning_rate(iterations, model_learning_rate)
+        rate = rule.current_learning_rate(
+            iterations, model_learning_rate, factor
+        )
         requests.append(
             PushRequest(
                 table,

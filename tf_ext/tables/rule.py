@@ -36,9 +36,11 @@ class SparseOptimizer:
     """Base of the update rules.
 
     Args:
-      learning_rate: float, a `keras.optimizers.schedules.LearningRateSchedule`
-        (evaluated at the model optimizer's `iterations`), or None to follow
-        the model optimizer's learning rate at each step.
+      learning_rate: float, which follows changes of the model optimizer's
+        rate as a factor (see `tf_ext.optimizers.Optimizer`); a
+        `keras.optimizers.schedules.LearningRateSchedule` (evaluated at the
+        model optimizer's `iterations`); or None to take the model optimizer's
+        learning rate at each step.
       weight_decay: float or None. If set, `w -= w * weight_decay *
         learning_rate` before the rule, on pushed rows only.
     """
@@ -74,8 +76,10 @@ class SparseOptimizer:
     def learning_rate(self):
         """The own rate (float), its schedule, or None.
 
-        Assigning a float takes effect at the next step, in compiled functions
-        too. A rate that is None or a schedule cannot be assigned.
+        A float is the rate without the factor by which the model optimizer's
+        rate has changed. Assigning one takes effect at the next step, in
+        compiled functions too. A rate that is None or a schedule cannot be
+        assigned.
         """
         return self._learning_rate
 
@@ -97,12 +101,16 @@ class SparseOptimizer:
         if self._variable is not None:
             self._variable.assign(self._learning_rate)
 
-    def current_learning_rate(self, iterations, model_learning_rate):
+    def current_learning_rate(
+        self, iterations, model_learning_rate, factor=1.0
+    ):
         """The rate of a step, as a float64 scalar tensor.
 
         Args:
           iterations: int64 scalar tensor, steps made so far.
           model_learning_rate: scalar tensor, the model optimizer's rate.
+          factor: float64 scalar tensor, how that rate has changed; for an own
+            rate that is no schedule.
         """
         if self._learning_rate is None:
             rate = model_learning_rate
@@ -116,7 +124,7 @@ class SparseOptimizer:
                     self._variable = tf.Variable(
                         self._learning_rate, trainable=False, dtype=tf.float64
                     )
-            rate = self._variable
+            rate = self._variable * factor
         return tf.cast(tf.convert_to_tensor(rate), tf.float64)
 
     def table_config(self):
