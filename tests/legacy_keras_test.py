@@ -37,6 +37,7 @@ _WITHOUT_KERAS = {
     "snapshot_manifest_test.py",
     "snapshot_ops_test.py",
     "snapshot_reader_test.py",
+    "snapshot_writers_test.py",
     "style_test.py",
 }
 

@@ -1,8 +1,6 @@
 """Snapshots at a terminal."""
 
-import contextlib
 import errno
-import io
 import os
 import subprocess
 import sys
@@ -14,23 +12,7 @@ from absl.testing import absltest
 from saving_util import TestCase, contents
 
 from tf_ext import _core
-from tf_ext.snapshot import cli, open_snapshot, reader, writer
-
-
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def _run(*arguments, terminal=False):
-    """Runs a command: `(status, standard output, standard error)`."""
-    out, err = io.StringIO(), _Terminal() if terminal else io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = cli.main([str(argument) for argument in arguments])
-        except SystemExit as error:  # by argparse
-            status = error.code
-    return status, out.getvalue(), err.getvalue()
+from tf_ext.snapshot import open_snapshot, reader, writer
 
 
 def _rows(path):
@@ -57,12 +39,12 @@ class CommandTest(TestCase):
         return os.path.join(self.root, name)
 
     def _succeed(self, *arguments):
-        status, out, err = _run(*arguments)
+        status, out, err = util.run_command(*arguments)
         self.assertEqual((status, err), (0, ""))
         return out
 
     def _fail(self, status, message, *arguments):
-        found, out, err = _run(*arguments)
+        found, out, err = util.run_command(*arguments)
         self.assertEqual((found, out), (status, ""), err)
         self.assertRegex(
             err, rf"^python -m tf_ext.snapshot: error: {message}\n$"
@@ -115,7 +97,7 @@ class CommandTest(TestCase):
 
     def test_verify_names_all_damage(self):
         files = [self._damage("0"), self._damage("1")]
-        status, out, err = _run("verify", self._path("1"))
+        status, out, err = util.run_command("verify", self._path("1"))
         self.assertEqual((status, out), (1, ""))
         self.assertRegex(
             err,
@@ -214,12 +196,14 @@ class CommandTest(TestCase):
                 "gs://x is not on this machine; .* TensorFlow, which .*",
                 *("inspect", "gs://x"),
             )
-        status, _, err = _run("explode")
+        status, _, err = util.run_command("explode")
         self.assertEqual(status, 2)
         self.assertIn("invalid choice: 'explode'", err)
 
     def test_a_terminal_has_a_bar(self):
-        status, out, err = _run("verify", self._path("1"), terminal=True)
+        status, out, err = util.run_command(
+            "verify", self._path("1"), terminal=True
+        )
         self.assertEqual(status, 0)
         self.assertIn("is whole", out)
         self.assertIn("verifying", err)

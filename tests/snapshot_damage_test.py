@@ -193,7 +193,7 @@ class DiskTest(TestCase):
             self.skipTest("mounting is not permitted")
         try:
             with self.assertRaisesRegex(
-                tf.errors.OpError, f"{path}/rows-.*Read-only file system"
+                OSError, f"Read-only file system: '{path}/writer-"
             ):
                 table.save(path)
             self.assertEqual(util.loaded(path, dim=256), saved)
@@ -204,7 +204,7 @@ class DiskTest(TestCase):
         path = self.path("file")
         with open(path, "w") as file:
             file.write("mine")
-        with self.assertRaisesRegex(tf.errors.OpError, f"{path}"):
+        with self.assertRaisesRegex(NotADirectoryError, f"{path}"):
             self._table().save(os.path.join(path, "0"))
 
 

@@ -4,6 +4,7 @@ import math
 import os
 import pathlib
 import tempfile
+import unittest.mock
 
 import numpy as np
 import processes
@@ -18,6 +19,7 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import recovery_points
+from tf_ext.snapshot import SnapshotConflictError
 
 _CASES = tuple(program.cases())
 # Where data end unexpectedly, Keras counts one more step now and then.
@@ -233,3 +235,81 @@ class TableSnapshotTest(TestCase):
                     tf_ext.callbacks.TableSnapshot(directory),
                 ],
             )
+
+
+class TwoTrainingsTest(TestCase):
+    def _fit(self, directory, epochs, meanwhile=None, **options):
+        """Trains; `meanwhile` is called after the second epoch."""
+        features, labels = small.batch(generator(self))
+        model = small.compiled(small.functional(small.table()))
+        snapshot = tf_ext.callbacks.TableSnapshot(
+            directory, epoch_end=True, **options
+        )
+        callbacks = [snapshot]
+        if meanwhile is not None:
+            callbacks.append(
+                keras.callbacks.LambdaCallback(
+                    on_epoch_end=lambda epoch, _: epoch == 1 and meanwhile()
+                )
+            )
+        model.fit(
+            features,
+            labels,
+            batch_size=16,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
+        return model
+
+    @parameterized.parameters(False, True)
+    def test_the_training_that_began_last_counts(self, incremental):
+        directory = self.directory()
+        later = []
+        options = {"incremental": incremental, "keep": 1}
+
+        def restart():
+            later.append(self._fit(directory, 4, **options))
+
+        with self.assertRaisesRegex(
+            SnapshotConflictError,
+            f"^Writing recovery points in {directory} was given up: another",
+        ):
+            self._fit(directory, 6, restart, **options)
+        [*_, last] = recovery_points.list_points(directory)
+        self.assertEqual(last, recovery_points.path_of(directory, 16))
+        # Nothing is left but points.
+        self.assertEmpty(
+            [n for n in os.listdir(directory) if not n.startswith("point-")]
+        )
+        model = self._fit(directory, 4, **options)
+        self.assertEqual(
+            contents(model.tables[0]), contents(later[0].tables[0])
+        )
+
+    def test_points_that_a_restart_reads_are_not_removed(self):
+        directory = self.directory()
+        self._fit(directory, 2, keep=1)
+        old = small.compiled(small.functional(small.table()))
+        claim = recovery_points.claim(directory, old)
+        [before] = recovery_points.list_points(directory)
+        read = recovery_points.read
+
+        def late_prune(*args):
+            newer = recovery_points.path_of(directory, 99)
+            os.mkdir(newer)
+            with open(os.path.join(newer, "point.json"), "wb"):
+                pass
+            recovery_points.prune(directory, 1, claim)
+            self.assertLen(recovery_points.list_points(directory), 2)
+            return read(*args)
+
+        with unittest.mock.patch.object(
+            recovery_points, "read", side_effect=late_prune
+        ):
+            model = small.compiled(small.functional(small.table()))
+            model.optimizer.build(model.trainable_variables)
+            snapshot = tf_ext.callbacks.TableSnapshot(directory)
+            self.assertTrue(snapshot.can_resume())
+            self.assertEqual(snapshot.resume(model).path, before)

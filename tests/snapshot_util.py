@@ -1,5 +1,7 @@
 """What the tests of snapshots share."""
 
+import contextlib
+import io
 import os
 import unittest.mock
 
@@ -7,6 +9,7 @@ import numpy as np
 from saving_util import contents
 
 import tf_ext
+from tf_ext.snapshot import cli
 from tf_ext.tables.transport import Placement
 
 DIM = 4
@@ -48,3 +51,19 @@ def data_files(path):
         for name in os.listdir(path)
         if name.endswith(".chunks")
     )
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def run_command(*arguments, terminal=False):
+    """Runs a command: `(status, standard output, standard error)`."""
+    out, err = io.StringIO(), _Terminal() if terminal else io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = cli.main([str(argument) for argument in arguments])
+        except SystemExit as error:  # by argparse
+            status = error.code
+    return status, out.getvalue(), err.getvalue()

@@ -20,6 +20,10 @@ class DamagedSnapshotError(ValueError):
     """A snapshot that cannot be read: which file, where and what is wrong."""
 
 
+class SnapshotConflictError(RuntimeError):
+    """Another process wrote to a snapshot's directory at the same time."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RowField:
     """A field of a stored row; `offset` in bytes."""

@@ -17,9 +17,14 @@ import tensorflow as tf
 
 from tf_ext import _core, ops
 from tf_ext import _snapshot_manifest as manifests
-from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext._snapshot_manifest import (
+    DamagedSnapshotError,
+    SnapshotConflictError,
+)
 from tf_ext._version import __version__
+from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import read_chain
+from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import shadow
 
 _NAME = "point.json"
@@ -71,7 +76,26 @@ def _directories(root):
     ]
 
 
-def write(point, model, save_table):
+def claim(root, model):
+    """Makes this process the one that writes points in a directory.
+
+    Args:
+      root: string; it is made if it does not exist.
+      model: a model with tables.
+
+    Returns:
+      The Claim; of several workers the first has it, and others have None.
+    """
+    with _one_of_all_workers(model, f"Claiming {root}") as writes:
+        if not writes:
+            return None
+        storage_of(root).make_directory(root)
+        taken = Claim(root, f"Writing recovery points in {root}")
+        with taken.taken():
+            return taken
+
+
+def write(point, model, save_table, claim):
     """Writes a point.
 
     Args:
@@ -79,29 +103,40 @@ def write(point, model, save_table):
         replaced.
       model: a compiled model with tables.
       save_table: function of (index, table, path) that saves a snapshot.
+      claim: what `claim` returned.
+
+    Raises:
+      SnapshotConflictError: another process has claimed the directory since.
     """
-    with _one_of_all_workers(model, point.path) as writes:
+    what = f"Saving the recovery point {point.path}"
+    with _one_of_all_workers(model, what) as writes:
         if writes:
-            tf.io.gfile.makedirs(point.path)
-            with contextlib.suppress(tf.errors.NotFoundError):
-                tf.io.gfile.remove(posixpath.join(point.path, _NAME))
+            with claim.held():
+                storage_of(point.path).make_directory(point.path)
+                with contextlib.suppress(tf.errors.NotFoundError):
+                    tf.io.gfile.remove(posixpath.join(point.path, _NAME))
     tables = []
     for index, table in enumerate(model.tables):
+        with _one_of_all_workers(model, what) as writes:
+            # The table's directory may be that of the other process, too.
+            if writes:
+                claim.check()
         manifest = save_table(index, table, table_path(point.path, index))
         tables.append({"label": table.name, "id": manifest.id})
-    with _one_of_all_workers(model, point.path) as writes:
+    with _one_of_all_workers(model, what) as writes:
         if writes:
-            _write_state(point, model, tables)
+            with claim.held():
+                _write_state(point, model, tables)
 
 
 @contextlib.contextmanager
-def _one_of_all_workers(model, path):
+def _one_of_all_workers(model, what):
     """Yields whether this process writes; all raise if that one fails."""
     collectives = collectives_of_tables(model)
     if collectives is None:
         yield True
         return
-    with collectives.together(f"Saving the recovery point {path}"):
+    with collectives.together(what):
         yield collectives.rank == 0
 
 
@@ -181,19 +216,25 @@ def read(path, model, load_table):
     )
 
 
-def prune(root, keep, model):
+def prune(root, keep, claim):
     """Removes points, the newest `keep` aside and what they continue.
 
-    What a save that was killed has left is removed, too.
+    What a save that was killed has left is removed, too. Nothing is removed if
+    another process has claimed the directory.
 
     Args:
       root: string.
       keep: int.
-      model: the model; of several workers the first removes.
+      claim: what `claim` returned; of several workers the first removes.
     """
-    collectives = collectives_of_tables(model)
-    if collectives is not None and collectives.rank != 0:
+    if claim is None:
         return
+    with contextlib.suppress(SnapshotConflictError, TimeoutError):
+        with claim.held():
+            _prune(root, keep)
+
+
+def _prune(root, keep):
     every = _directories(root)
     kept = [path for path, whole in every if whole][-keep:]
     needed = set(kept)

@@ -39,6 +39,10 @@ class TableSnapshot(keras.callbacks.Callback):
     Under MultiWorkerMirroredStrategy each worker writes its own rows, and the
     first worker all else.
 
+    The process that began to write points into a directory last is the one
+    that may. Another one, which was thought dead perhaps, raises
+    `tf_ext.snapshot.SnapshotConflictError` at its next point.
+
     Args:
       directory: string or path-like, for the points alone; on any file system
         of TensorFlow, one that all
@@ -98,6 +102,8 @@ class TableSnapshot(keras.callbacks.Callback):
         self.incremental = incremental
         self.max_bytes_per_second = max_bytes_per_second
         self._resumed = False
+        self._claimed = False
+        self._claim = None  # of the first worker
         self._point = Point(0, 0, 0, "")
         self._saved_step = 0
         self._saved_time = time.monotonic()
@@ -120,6 +126,8 @@ class TableSnapshot(keras.callbacks.Callback):
         Raises:
           DamagedSnapshotError: no point can be read.
         """
+        # Before a process that was thought dead removes what is read here.
+        self._claim_directory(model)
         failure = None
         for path in reversed(recovery_points.list_points(self.directory)):
             try:
@@ -176,6 +184,16 @@ class TableSnapshot(keras.callbacks.Callback):
         if self.epoch_end or self._at_epoch_end:
             self._save()
 
+    def on_train_end(self, logs=None):
+        if self._claim is not None:
+            self._claim.release()
+        self._claimed, self._claim = False, None
+
+    def _claim_directory(self, model):
+        if not self._claimed:
+            self._claim = recovery_points.claim(self.directory, model)
+            self._claimed = True
+
     def _move(self, **changes):
         self._point = Point(**(vars(self._point) | changes))
 
@@ -197,8 +215,11 @@ class TableSnapshot(keras.callbacks.Callback):
         if self._point.path == path:
             return  # Nothing was trained since.
         self._move(path=path)
-        recovery_points.write(self._point, self.model, self._save_table)
-        recovery_points.prune(self.directory, self.keep, self.model)
+        self._claim_directory(self.model)
+        recovery_points.write(
+            self._point, self.model, self._save_table, self._claim
+        )
+        recovery_points.prune(self.directory, self.keep, self._claim)
         self._saved_step = step
         self._saved_time = time.monotonic()
 

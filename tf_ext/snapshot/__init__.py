@@ -17,7 +17,11 @@ Example:
   [7] (1, 2)
 """
 
-from tf_ext._snapshot_manifest import DamagedSnapshotError, Manifest
+from tf_ext._snapshot_manifest import (
+    DamagedSnapshotError,
+    Manifest,
+    SnapshotConflictError,
+)
 from tf_ext.snapshot.parquet import to_parquet
 from tf_ext.snapshot.reader import Snapshot, open_snapshot
 from tf_ext.snapshot.writer import compact, reshard
@@ -26,6 +30,7 @@ __all__ = [
     "DamagedSnapshotError",
     "Manifest",
     "Snapshot",
+    "SnapshotConflictError",
     "compact",
     "open_snapshot",
     "reshard",

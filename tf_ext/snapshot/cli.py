@@ -5,7 +5,10 @@ import contextlib
 import os
 import sys
 
-from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext._snapshot_manifest import (
+    DamagedSnapshotError,
+    SnapshotConflictError,
+)
 from tf_ext.snapshot import parquet, reader, writer
 
 _PROGRAM = "python -m tf_ext.snapshot"
@@ -39,7 +42,12 @@ def main(arguments=None):
         # `... | head` has seen enough. The interpreter flushes once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _OK
-    except (ModuleNotFoundError, OSError, ValueError) as error:
+    except (
+        ModuleNotFoundError,
+        OSError,
+        SnapshotConflictError,
+        ValueError,
+    ) as error:
         return _fail(error, _FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted; nothing was written.", _INTERRUPTED)

@@ -4,8 +4,14 @@ import collections
 
 from tf_ext import _core
 from tf_ext import _snapshot_manifest as manifests
-from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext._snapshot_manifest import (
+    DamagedSnapshotError,
+    SnapshotConflictError,
+)
 from tf_ext.snapshot.storage import join, storage_of
+
+# How often a snapshot is read that is replaced each time.
+ATTEMPTS = 3
 
 Chunk = collections.namedtuple(
     "Chunk", ["erased_before", "rows", "erased_after"]
@@ -66,6 +72,49 @@ def read_chain(path):
             )
         chain.insert(0, (base, manifest))
     return chain
+
+
+def read_again_if_replaced(path, read, use):
+    """Reads a snapshot, and anew if it is replaced while it is read.
+
+    A save removes the files of the snapshot that it replaces, which a reader
+    may be about to open.
+
+    Args:
+      path: string, the snapshot's directory, for messages.
+      read: function that returns the chain, as `read_chain` does.
+      use: function of the chain that reads its files.
+
+    Returns:
+      What `use` returned.
+
+    Raises:
+      SnapshotConflictError: it was replaced again and again.
+      DamagedSnapshotError: `use` raised it, and nothing was replaced.
+    """
+    chain = read()
+    for _ in range(ATTEMPTS):
+        try:
+            return use(chain)
+        except (DamagedSnapshotError, SnapshotConflictError):
+            before, chain = chain, read()
+            if ids(chain) == ids(before):
+                raise
+    raise replaced(path)
+
+
+def ids(chain):
+    """The ids of a chain's snapshots: those of another one are others."""
+    return [manifest.id for _, manifest in chain]
+
+
+def replaced(path):
+    """The error for a snapshot that was replaced while it was read."""
+    return SnapshotConflictError(
+        f"The snapshot in {path} was replaced by another save while it was "
+        "read. Read it again, when no save is running or less often than it "
+        "takes to read it."
+    )
 
 
 def read_chunks(path, manifest, file, progress, backwards=False):

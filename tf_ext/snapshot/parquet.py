@@ -3,7 +3,8 @@
 import contextlib
 import os
 
-from tf_ext.snapshot.reader import open_snapshot
+from tf_ext.snapshot.files import read_again_if_replaced, read_chain
+from tf_ext.snapshot.reader import Snapshot
 from tf_ext.snapshot.storage import normalised
 
 # Readers take a row group at a time; small ones would make them slow.
@@ -31,12 +32,20 @@ def to_parquet(path, out, progress=None):
     Raises:
       ModuleNotFoundError: pyarrow is not installed.
       DamagedSnapshotError: damage; file and byte are named. `out` is as it was.
+      SnapshotConflictError: saves replaced the snapshot again and again.
     """
-    pyarrow, parquet = _import_pyarrow()
-    snapshot = open_snapshot(path)
-    out = normalised(out)
+    modules = _import_pyarrow()
+    path, out = normalised(path), normalised(out)
     if "://" in out:
         raise ValueError(f"{out} is not a path of this machine.")
+    return read_again_if_replaced(
+        path,
+        lambda: read_chain(path),
+        lambda chain: _convert(*modules, Snapshot(chain), out, progress),
+    )
+
+
+def _convert(pyarrow, parquet, snapshot, out, progress):
     schema = _schema(pyarrow, snapshot)
     part = f"{out}.part"
     written, group = 0, []

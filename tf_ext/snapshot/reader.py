@@ -4,7 +4,13 @@ import numpy as np
 
 from tf_ext import _core
 from tf_ext._snapshot_manifest import DamagedSnapshotError
-from tf_ext.snapshot.files import read_chain, read_chunks
+from tf_ext.snapshot.files import (
+    ATTEMPTS,
+    ids,
+    read_chain,
+    read_chunks,
+    replaced,
+)
 from tf_ext.snapshot.storage import normalised
 
 
@@ -30,6 +36,9 @@ def open_snapshot(path):
 class Snapshot:
     """A snapshot, with those that it continues if it is a delta.
 
+    If a save replaces it before anything of it has been read, the new one is
+    read, and the attributes are those of the new one.
+
     Attributes:
       path: string, its directory.
       manifest: its Manifest: `label`, `config`, `step`, `shards`, ...
@@ -40,6 +49,9 @@ class Snapshot:
 
     def __init__(self, chain):
         """See `open_snapshot`."""
+        self._set_chain(chain)
+
+    def _set_chain(self, chain):
         self.chain = tuple(chain)
         self.path, self.manifest = chain[-1]
         self.fields = {
@@ -77,6 +89,8 @@ class Snapshot:
         Raises:
           DamagedSnapshotError: damage; file and byte are named. What came
             before is whole; `verify` tells beforehand.
+          SnapshotConflictError: another save replaced it after the first chunk
+            was read.
           ValueError: a field that does not exist.
         """
         wanted = list(self.fields) if fields is None else list(fields)
@@ -89,12 +103,35 @@ class Snapshot:
         return self._chunks(wanted, progress)
 
     def _chunks(self, wanted, progress):
-        for rows in latest_rows(self.chain, progress or _ignore):
+        for rows in self._latest_rows(progress or _ignore):
             table = rows.view(row_dtype(self.manifest))[:, 0]
             yield (
                 np.ascontiguousarray(table["sign"]),
                 {name: np.ascontiguousarray(table[name]) for name in wanted},
             )
+
+    def _latest_rows(self, progress):
+        begun = False
+        for _ in range(ATTEMPTS):
+            try:
+                for rows in latest_rows(self.chain, progress):
+                    begun = True
+                    yield rows
+                return
+            except DamagedSnapshotError:
+                if not self._was_replaced():
+                    raise
+            if begun:
+                break
+        raise replaced(self.path)
+
+    def _was_replaced(self):
+        """Whether there is another snapshot now; it is this one then."""
+        chain = read_chain(self.path)
+        if ids(chain) == ids(self.chain):
+            return False
+        self._set_chain(chain)
+        return True
 
     def verify(self, progress=None):
         """Reads all files and checks every byte.
@@ -104,6 +141,7 @@ class Snapshot:
 
         Raises:
           DamagedSnapshotError: damage; file and byte are named.
+          SnapshotConflictError: other saves replaced it again and again.
         """
         for damage in self.damage(progress):
             raise damage
@@ -117,10 +155,20 @@ class Snapshot:
         Yields:
           DamagedSnapshotErrors.
         """
+        for _ in range(ATTEMPTS):
+            for error in self._damage(progress or _ignore):
+                if self._was_replaced():
+                    break
+                yield error
+            else:
+                return
+        raise replaced(self.path)
+
+    def _damage(self, progress):
         for path, manifest in self.chain:
             for file in manifest.files:
                 try:
-                    _verify(path, manifest, file, progress or _ignore)
+                    _verify(path, manifest, file, progress)
                 except DamagedSnapshotError as error:
                     yield error
 

@@ -6,8 +6,14 @@ when a path with a scheme (`gs://...`) is met.
 
 import contextlib
 import errno
+import fcntl
 import os
 import posixpath
+import time
+
+# Who holds a lock needs it for as long as it takes to write one small file and
+# to remove others.
+_LOCK_TIMEOUT_SECONDS = 60
 
 
 def normalised(path):
@@ -65,6 +71,32 @@ class _Local:
             os.fsync(file.fileno())
 
     @staticmethod
+    def touch(name):
+        """Makes an empty file; it need not outlive a power cut."""
+        with open(name, "xb"):
+            pass
+
+    @staticmethod
+    @contextlib.contextmanager
+    def lock(directory):
+        """Lets one process at a time run the block, where that is possible.
+
+        The system frees the lock of a process that ends, however it ends.
+
+        Raises:
+          TimeoutError: another process does not free it.
+        """
+        opened = os.open(directory, os.O_RDONLY)
+        try:
+            _lock(opened, directory)
+            yield
+        finally:
+            # Closing would not free it if the process was forked meanwhile.
+            with contextlib.suppress(OSError):
+                fcntl.flock(opened, fcntl.LOCK_UN)
+            os.close(opened)
+
+    @staticmethod
     def commit(name, data):
         """Writes a file that is there whole or not at all, durably."""
         directory = os.path.dirname(name)
@@ -81,10 +113,18 @@ class _Local:
 
     @staticmethod
     def make_directory(path):
-        """Whether a directory had to be made, and should go after an error."""
-        made = not os.path.isdir(path)
+        """Whether a directory had to be made, and should go after an error.
+
+        It is durable afterwards.
+        """
+        parents, missing = [], path
+        while not os.path.isdir(missing):
+            missing = os.path.dirname(missing)
+            parents.append(missing)
         os.makedirs(path, exist_ok=True)
-        return made
+        for parent in reversed(parents):
+            _sync_directory(parent)
+        return bool(parents)
 
     @staticmethod
     def remove(name):
@@ -112,6 +152,14 @@ class _TensorFlow:
     def writer(self, name):
         with self._errors(), self._tf.io.gfile.GFile(name, "wb") as file:
             yield file.write
+
+    def touch(self, name):
+        with self._errors(), self._tf.io.gfile.GFile(name, "wb") as file:
+            file.write(b"")
+
+    def lock(self, directory):
+        del directory  # There are no locks.
+        return contextlib.nullcontext()
 
     def commit(self, name, data):
         from tf_ext import ops
@@ -142,6 +190,25 @@ class _TensorFlow:
             raise FileNotFoundError(error.message) from None
         except errors.OpError as error:
             raise OSError(error.message) from None
+
+
+def _lock(opened, directory):
+    """Locks an open directory, if its file system can."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
+    while True:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"{directory} is locked by another process, for more than "
+                    f"{_LOCK_TIMEOUT_SECONDS} s. If that one is stopped, end "
+                    f"it: `fuser -v {directory}` names it."
+                ) from None
+            time.sleep(0.01)
+        except OSError:  # Network file systems do not lock directories.
+            return
 
 
 def _sync_directory(path):

@@ -11,7 +11,9 @@ from tf_ext import _core
 from tf_ext import _snapshot_manifest as manifests
 from tf_ext._checks import is_int
 from tf_ext._version import __version__
-from tf_ext.snapshot.reader import latest_rows, open_snapshot, signs_of
+from tf_ext.snapshot.claims import Claim
+from tf_ext.snapshot.files import read_again_if_replaced, read_chain
+from tf_ext.snapshot.reader import Snapshot, latest_rows, signs_of
 from tf_ext.snapshot.storage import join, normalised, storage_of
 
 # Each has a chunk in memory and an open file. More take another pass.
@@ -39,6 +41,8 @@ def reshard(path, out, shards, progress=None):
 
     Raises:
       DamagedSnapshotError: damage; file and byte are named.
+      SnapshotConflictError: another process wrote to `out` at the same time,
+        or replaced the snapshot again and again.
       OSError: the disk is full, ... Nothing is left in `out`.
       ValueError: an argument is not as above.
     """
@@ -47,7 +51,7 @@ def reshard(path, out, shards, progress=None):
             f"Argument `shards` must be an int from 1 to {_MAX_SHARDS}. "
             f"Received: shards={shards!r}"
         )
-    return _rewrite(open_snapshot(path), out, shards, progress)
+    return _rewrite(path, out, shards, progress)
 
 
 def compact(path, out, progress=None):
@@ -64,8 +68,7 @@ def compact(path, out, progress=None):
     Raises:
       As `reshard`.
     """
-    snapshot = open_snapshot(path)
-    return _rewrite(snapshot, out, snapshot.manifest.shards, progress)
+    return _rewrite(path, out, None, progress)
 
 
 def passes(shards):
@@ -73,18 +76,32 @@ def passes(shards):
     return -(-shards // _SHARDS_AT_ONCE)
 
 
-def _rewrite(snapshot, out, shards, progress):
-    out = normalised(out)
+def _rewrite(path, out, shards, progress):
+    """Writes a snapshot anew, in as many shards as it has if that is None."""
+    path, out = normalised(path), normalised(out)
+
+    def write(chain):
+        snapshot = Snapshot(chain)
+        return _write(
+            snapshot, out, shards or snapshot.manifest.shards, progress
+        )
+
+    return read_again_if_replaced(path, lambda: read_chain(path), write)
+
+
+def _write(snapshot, out, shards, progress):
     storage = storage_of(out)
     if storage.names(out):
         raise ValueError(
             f"{out} is not empty. Name a directory that does not exist yet."
         )
     made = storage.make_directory(out)
+    claim = Claim(out, f"Writing {snapshot.path} to {out}")
     snapshot_id = uuid.uuid4().hex
     files = [_RowFile(out, snapshot, snapshot_id, s) for s in range(shards)]
-    name = join(out, manifests.NAME)
     try:
+        with claim.taken():
+            pass
         for first in range(0, shards, _SHARDS_AT_ONCE):
             some = files[first : first + _SHARDS_AT_ONCE]
             with contextlib.ExitStack() as stack:
@@ -92,16 +109,29 @@ def _rewrite(snapshot, out, shards, progress):
                     file.open(storage, stack)
                 _write_rows(snapshot, some, shards, progress)
         manifest = _manifest(snapshot, snapshot_id, files)
-        storage.commit(name, manifests.encode(manifest))
+        with claim.held():
+            _commit(storage, join(out, manifests.NAME), manifest)
     except BaseException:
-        for left in (name, f"{name}.part", *(file.path for file in files)):
+        for file in files:
             with contextlib.suppress(OSError):
-                storage.remove(left)
+                storage.remove(file.path)
+        claim.release()
         if made:
             with contextlib.suppress(OSError):
                 storage.remove(out)
         raise
+    claim.release()
     return manifest
+
+
+def _commit(storage, name, manifest):
+    try:
+        storage.commit(name, manifests.encode(manifest))
+    except BaseException:
+        for left in (name, f"{name}.part"):
+            with contextlib.suppress(OSError):
+                storage.remove(left)
+        raise
 
 
 def _write_rows(snapshot, files, shards, progress):

@@ -20,10 +20,18 @@ import tensorflow as tf
 from tf_ext import _snapshot_manifest as manifests
 from tf_ext import ops
 from tf_ext._checks import check_max_bytes_per_second, is_int
-from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext._snapshot_manifest import (
+    DamagedSnapshotError,
+    SnapshotConflictError,
+)
 from tf_ext._version import __version__
-from tf_ext.snapshot.files import read_chain, read_manifest
-from tf_ext.snapshot.storage import normalised
+from tf_ext.snapshot.claims import Claim
+from tf_ext.snapshot.files import (
+    read_again_if_replaced,
+    read_chain,
+    read_manifest,
+)
+from tf_ext.snapshot.storage import join, normalised, storage_of
 
 # What a save may have left behind, or replaces.
 _OWN_FILE = re.compile(
@@ -67,63 +75,84 @@ def save(
     """
     path = normalised(path)
     what = f"Saving table {description.label!r} in {path!r}"
-    first = rows.first_shard == 0  # It writes what is written once.
     with _together(rows, what):
         chain = _check_chain(rows, description.label, path, incremental, base)
         _check_step(step)
         check_max_bytes_per_second(max_bytes_per_second)
-        if first:
-            tf.io.gfile.makedirs(path)
-            _remove_own_files(path)
     snapshot_id = _common_id(rows)
     tracked = incremental or base is not None
+    # The first worker writes what is written once.
+    claim = Claim(path, what) if rows.first_shard == 0 else None
     committed = False
     saved = []
     try:
         with _together(rows, what):
-            parts = _on_each(
+            if claim is not None:
+                storage_of(path).make_directory(path)
+                with claim.taken():
+                    _remove_leftovers(path)
+        with _together(rows, what):
+            parts = _save_shards(
                 rows,
-                lambda index, shard: _save_shard(
-                    shard,
-                    path,
-                    snapshot_id,
-                    base=chain[-1][1] if base is not None else "",
-                    tracked=tracked,
-                    index=index,
-                    max_bytes_per_second=(max_bytes_per_second or 0)
-                    // rows.num_shards,
-                ),
-                done=saved,
+                path,
+                snapshot_id,
+                claim,
+                saved,
+                base=chain[-1][1] if base is not None else "",
+                tracked=tracked,
+                max_bytes_per_second=(max_bytes_per_second or 0)
+                // rows.num_shards,
             )
+        parts = _of_all_workers(rows, parts)
         manifest = _manifest(
-            rows,
-            path,
-            description,
-            snapshot_id,
-            chain,
-            base,
-            step,
-            _of_all_workers(rows, parts),
+            rows, path, description, snapshot_id, chain, base, step, parts
         )
         with _together(rows, what):
-            if first:
-                ops.write_file_atomically(
-                    posixpath.join(path, manifests.NAME),
-                    manifests.encode(manifest),
-                )
+            if claim is not None:
+                with claim.held():
+                    ops.write_file_atomically(
+                        join(path, manifests.NAME), manifests.encode(manifest)
+                    )
+                    # Last: what this snapshot continues may be replaced while
+                    # it is written.
+                    _check_bases(description.label, chain)
         committed = True
     finally:
         if tracked:
             for shard in saved:
                 shard.end_save(snapshot_id, committed)
-        if first and not committed:
-            with contextlib.suppress(tf.errors.OpError):
-                _remove_own_files(path)
+        if claim is not None and not committed:
+            with contextlib.suppress(OSError):
+                _remove_leftovers(path, snapshot_id)
+            claim.release()
     if tracked:
         rows.snapshot_chain = (*chain, (path, snapshot_id))
-    if first:
-        _remove_own_files(path)
+    if claim is not None:
+        # A writer that has taken the directory since has removed them.
+        with contextlib.suppress(SnapshotConflictError, TimeoutError):
+            with claim.held():
+                _remove_leftovers(path)
+        claim.release()
     return manifest
+
+
+def _save_shards(rows, path, snapshot_id, claim, saved, **options):
+    """Writes the shards in reach: what `_save_shard` returned for each.
+
+    Those that succeeded are put into `saved`.
+    """
+    try:
+        return _on_each(
+            rows,
+            lambda index, shard: _save_shard(
+                shard, path, snapshot_id, index=index, **options
+            ),
+            done=saved,
+        )
+    finally:
+        if claim is not None:
+            # Or an error would only tell of files that are gone.
+            claim.check()
 
 
 def _save_shard(shard, path, snapshot_id, **options):
@@ -198,28 +227,53 @@ def load(rows, path, label, weights_only=False, incremental=False):
     """
     path = normalised(path)
     what = f"Loading table {label!r} from {path!r}"
-    with _together(rows, what):
-        chain = read_chain(path)
-        for _, manifest in chain:
-            rows.check_config(label, manifest.config, weights_only)
-    was_empty = int(rows.size()) == 0
-    if not was_empty:
+
+    def restore(chain):
         with _together(rows, what):
-            _restore_all(rows, chain, weights_only, verify_only=True)
-    end_chain(rows)
-    rows.clear()
-    try:
-        with _together(rows, what):
-            _restore_all(rows, chain, weights_only)
-    except BaseException:
+            for _, manifest in chain:
+                rows.check_config(label, manifest.config, weights_only)
+        if int(rows.size()) != 0:
+            with _together(rows, what):
+                _restore_all(rows, chain, weights_only, verify_only=True)
+        end_chain(rows)
         rows.clear()
-        raise
+        try:
+            with _together(rows, what):
+                _restore_all(rows, chain, weights_only)
+        except BaseException:
+            rows.clear()
+            raise
+        return chain
+
+    chain = read_again_if_replaced(
+        path, lambda: _common_chain(rows, path, what), restore
+    )
     if incremental:
         _on_each(rows, lambda _, shard: shard.set_chain(chain[-1][1].id))
         rows.snapshot_chain = tuple(
             (where, manifest.id) for where, manifest in chain
         )
     return chain[-1][1]
+
+
+def _common_chain(rows, path, what):
+    """`read_chain(path)`, the same on all workers."""
+    with _together(rows, what):
+        chain = read_chain(path)
+    if rows.collectives is None:
+        return chain
+    # One that is being replaced may be another one on each worker.
+    [sent, *_] = rows.collectives.gather_bytes(
+        json.dumps(
+            [(where, manifests.encode(m).decode()) for where, m in chain]
+        ).encode()
+        if rows.first_shard == 0
+        else b""
+    )
+    return [
+        (where, manifests.decode(text.encode(), where))
+        for where, text in json.loads(sent)
+    ]
 
 
 def end_chain(rows):
@@ -245,12 +299,7 @@ def _check_chain(rows, label, path, incremental, base):
                 f"table {label!r}, which {last}; a chain begins with "
                 f"`incremental=True`. Received: base={os.fspath(base)!r}"
             )
-        if read_manifest(chain[-1][0]).id != chain[-1][1]:
-            raise ValueError(
-                f"The snapshot in {chain[-1][0]!r}, which the chain of table "
-                f"{label!r} ends with, has been replaced. Begin a new chain: "
-                "`end_incremental()`, then save with `incremental=True`."
-            )
+        _check_bases(label, chain)
         return chain
     if incremental and chain:
         raise ValueError(
@@ -260,6 +309,24 @@ def _check_chain(rows, label, path, incremental, base):
             "`end_incremental()` first. Received: incremental=True"
         )
     return ()
+
+
+def _check_bases(label, chain):
+    """Checks that all snapshots of a table's chain are still there."""
+    if not chain:
+        return
+    path, snapshot_id = chain[-1]
+    try:
+        if read_manifest(path).id == snapshot_id:
+            read_chain(path)
+            return
+        reason = f"the snapshot in {path!r}, its last, has been replaced."
+    except (FileNotFoundError, DamagedSnapshotError) as error:
+        reason = str(error)
+    raise ValueError(
+        f"The chain of table {label!r} cannot be continued: {reason} Begin a "
+        "new chain: `end_incremental()`, then save with `incremental=True`."
+    )
 
 
 def _check_step(step):
@@ -381,8 +448,14 @@ def _on_each(rows, function, done=None):
     return [future.result() for future in futures]
 
 
-def _remove_own_files(path):
-    """Removes what saves have written here and no manifest names."""
+def _remove_leftovers(path, snapshot_id=""):
+    """Removes what saves have written here and no manifest names.
+
+    Args:
+      path: string, the directory.
+      snapshot_id: string, the save whose files of rows are removed; "" for all
+        that any save has left.
+    """
     try:
         manifest = read_manifest(path)
     except FileNotFoundError:
@@ -391,9 +464,16 @@ def _remove_own_files(path):
         return  # It cannot be told what it names.
     else:
         kept = {file.name for file in manifest.files}
-    for name in tf.io.gfile.listdir(path):
-        if _OWN_FILE.fullmatch(name) and name not in kept:
-            tf.io.gfile.remove(posixpath.join(path, name))
+    storage = storage_of(path)
+    for name in storage.names(path):
+        if (
+            _OWN_FILE.fullmatch(name)
+            and name not in kept
+            and (not snapshot_id or name.startswith(f"rows-{snapshot_id[:16]}"))
+        ):
+            # A save that fails removes its own.
+            with contextlib.suppress(FileNotFoundError):
+                storage.remove(join(path, name))
 
 
 def _relative_path(path, base):

@@ -329,8 +329,9 @@ class SparseTable(keras.layers.Layer):
         Training may go on meanwhile: each row is written as it is at one
         moment, and no row that is there from beginning to end is left out. A
         snapshot that is in the directory already stays as it is until the new
-        one is complete and durable, and is removed then. One save at a time
-        may write to a directory.
+        one is complete and durable, and is removed then. A directory has one
+        writer at a time: if another save begins there before this one is
+        through, of this process or another, this one fails.
 
         With `incremental=True` the snapshot begins a chain: the table marks
         which rows change, and `save(another_path, base=path)` writes those,
@@ -351,8 +352,10 @@ class SparseTable(keras.layers.Layer):
 
         Raises:
           ValueError: a second chain, or a `base` that is not the last.
-          tf.errors.OpError: the file system's; the disk is full, for example.
-            The snapshot that was there before is untouched.
+          tf_ext.snapshot.SnapshotConflictError: another save began in the
+            directory meanwhile.
+          OSError, tf.errors.OpError: the file system's; the disk is full, for
+            example. The snapshot that was there before is untouched.
 
         Example:
         >>> import tempfile
@@ -396,6 +399,8 @@ class SparseTable(keras.layers.Layer):
         Raises:
           FileNotFoundError: there is no snapshot.
           DamagedSnapshotError: a ValueError that names file and byte.
+          tf_ext.snapshot.SnapshotConflictError: saves replaced the snapshot
+            again and again while it was read.
           ValueError: rows of a table of another kind; both are named.
         """
         manifest = snapshots.load(
