@@ -45,6 +45,20 @@ TEST(BucketIndexTest, AllBucketsAreLookedAtForAnAbsentSignWhenAllWerePassed) {
   EXPECT_EQ(longest, 2);
 }
 
+TEST(BucketIndexTest, WhatWasErasedCrowdsNobody) {
+  constexpr int64_t kEntries = 2 * BucketIndex::kSlots;
+  BucketIndex index = Filled(2, kEntries);
+  EXPECT_TRUE(index.Crowded(1));  // by those that are far from their homes
+  for (int64_t row = 0; row < kEntries; ++row) {
+    const auto is_row = [row](uint32_t at) { return at == row; };
+    EXPECT_EQ(index.Erase(TableHash(row), is_row), row);
+  }
+  EXPECT_FALSE(index.Crowded(1));
+  for (int64_t sign = 0; sign < 100; ++sign) {
+    EXPECT_EQ(ProbeLength(index, sign), 1) << sign;
+  }
+}
+
 TEST(BucketIndexTest, AllRowsWithTheTagAreCandidates) {
   BucketIndex index(1);
   const uint64_t hash = TableHash(7), other_hash = TableHash(8);

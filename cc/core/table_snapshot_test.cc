@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -169,6 +170,59 @@ TEST(TableSnapshotTest, FieldsAreFoundByName) {
             "the snapshot's rows have no field \"weights\".");
 }
 
+// A file of one chunk, of rows of a sign and `floats` of the sign's value.
+File MakeFile(const std::vector<int64_t>& erased_before,
+              const std::vector<int64_t>& signs, int floats,
+              const std::vector<int64_t>& erased_after) {
+  File file;
+  const int64_t row_bytes = sizeof(int64_t) + floats * sizeof(float);
+  file.format = {4096, row_bytes, 100};
+  ChunkEncoder encoder(file.format);
+  encoder.AddErased(erased_before.data(), erased_before.size(), false);
+  for (const int64_t sign : signs) {
+    uint8_t* const row = encoder.rows_end();
+    RowSlabs::StoreSign(row, sign);
+    for (int i = 0; i < floats; ++i) {
+      const float value = 10 * sign + i;
+      std::memcpy(row + sizeof(sign) + i * sizeof(value), &value,
+                  sizeof(value));
+    }
+    encoder.AddRows(1);
+  }
+  encoder.AddErased(erased_after.data(), erased_after.size(), true);
+  const ChunkEncoder::Chunk chunk = encoder.Finish(true);
+  file.bytes.assign(reinterpret_cast<const char*>(chunk.data), chunk.bytes);
+  return file;
+}
+
+TEST(TableSnapshotTest, AChunkIsAppliedInItsOrder) {
+  const auto table = MakeTable(RuleKind::kSgd, 1);
+  Pull(table.get(), {1, 2, 3}, true);
+  Load({MakeFile({1, 2}, {2, 4, 5}, 1, {3, 4})}, StoredAs(*table), table.get());
+  EXPECT_EQ(RowsOf(*table), (Rows{{2, {20}}, {5, {50}}}));
+}
+
+TEST(TableSnapshotTest, FieldsAreWhereTheSnapshotHasThem) {
+  const auto table = MakeTable(RuleKind::kAdagrad, 3);
+  const StoredField weights = {"weights", FieldType::kFloat32, 3, 8};
+  StoredField accumulator = {"accumulator", FieldType::kFloat32, 3, 20};
+  StoredRows stored;
+  stored.row_bytes = 8 + 8 * sizeof(float);
+  const Files files = {MakeFile({}, {1}, 8, {})};
+  const std::map<int64_t, std::vector<float>> by_offset = {
+      {20, {13, 14, 15}},  // a neighbour of the weights
+      {24, {14, 15, 16}},  // after a field that the table does not have
+      {28, {15, 16, 17}}};
+  for (const auto& [offset, values] : by_offset) {
+    accumulator.offset = offset;
+    stored.fields = {weights, accumulator};
+    Load(files, stored, table.get());
+    std::vector<float> row = {10, 11, 12};
+    row.insert(row.end(), values.begin(), values.end());
+    EXPECT_EQ(RowsOf(*table), (Rows{{1, row}})) << offset;
+  }
+}
+
 // A chain of a table and what its snapshots load as.
 class ChainTest : public testing::Test {
  protected:
@@ -213,6 +267,18 @@ TEST_F(ChainTest, ADeltaHoldsWhatHasChanged) {
   Save("c");
   EXPECT_EQ(LastRows(), 0);
   EXPECT_EQ(table_->Chain(), "c");
+}
+
+TEST_F(ChainTest, WhatIsImportedIsInTheDelta) {
+  Save("a");
+  const std::vector<int64_t> signs = {5, 2000};  // one that is there already
+  const std::vector<float> weights = {1, 2, 3, 4, 5, 6};
+  ASSERT_TRUE(
+      table_->Import(signs.data(), 2, {{"weights", weights.data()}}, SerialFor)
+          .ok());
+  Save("b");
+  EXPECT_EQ(LastRows(), 2);
+  EXPECT_EQ(Loaded(), RowsOf(*table_));
 }
 
 TEST_F(ChainTest, ASignThatComesBackIsThere) {

@@ -189,6 +189,27 @@ TEST(TableTest, PushNamesTheFirstNonFiniteGradientOfALargeBatch) {
   EXPECT_EQ(table->Size(), 0);
 }
 
+TEST(TableTest, PushChecksEachValueOfALargeBatch) {
+  const auto table = MakeTable(RuleKind::kSgd, 64);
+  const int64_t n = 12288;  // in three blocks of 4,096 rows each
+  const std::vector<int64_t> signs = Range(0, n);
+  std::vector<float> gradients(n * 64, 1);
+  for (const int64_t row : {4095, 4096, 8191, 8192, 12287}) {
+    for (const int64_t column : {0, 63}) {
+      gradients[64 * row + column] = NAN;
+      int64_t updated = -1;
+      const Status status =
+          table->Push(signs.data(), gradients.data(), n, kSubtract.data(), 2, 1,
+                      Threads(3), &updated);
+      EXPECT_PRED2(Says, status.message(),
+                   "gradients[" + std::to_string(row) + ", " +
+                       std::to_string(column) + "] of sign");
+      gradients[64 * row + column] = 1;
+    }
+  }
+  EXPECT_EQ(table->Size(), 0);
+}
+
 TEST(TableTest, PushRefusesBadHyperparameters) {
   const auto table = MakeTable();
   const int64_t sign = 1;
@@ -401,8 +422,10 @@ TEST(TableTest, ExportRefusesWhatIsNotThere) {
   // A place beyond the rows of a stripe: on with the next stripe.
   Pull(table.get(), Range(0, 1000), true);
   const int64_t beyond = (int64_t{1} << 40) - 1;
-  EXPECT_EQ(static_cast<int64_t>(Export(*table, beyond).signs.size()),
-            table->Size() - table->StripeSizes()[0]);
+  for (const int64_t cursor : {beyond, int64_t{1} << 32, int64_t{1} << 39}) {
+    EXPECT_EQ(static_cast<int64_t>(Export(*table, cursor).signs.size()),
+              table->Size() - table->StripeSizes()[0]);
+  }
 }
 
 TEST(TableTest, ImportRestoresAnExportWithRowsAndSlots) {
