@@ -274,7 +274,6 @@ class HashCategoryTest(tf.test.TestCase, parameterized.TestCase):
 import sys
 import tensorflow as tf
 import tf_ext
-tf_ext.ops.library()
 loaded = tf.saved_model.load(sys.argv[1])
 signs = loaded.hash(
     tf.constant(["foo"]), tf.constant([5], tf.int64), tf.constant([-1]),

@@ -1,5 +1,6 @@
 """Files that Keras and TensorFlow write hold the rows of tables."""
 
+import gc
 import zipfile
 from unittest import mock
 
@@ -226,9 +227,8 @@ class SavedModelTest(TestCase):
         module = tf.Module()
         module.table = small.table("sgd")
         module.table.push([7], np.ones((1, 4)), learning_rate=1.0)
-        module.push = tf.function(
-            lambda gradients: module.table.push([7], gradients, 1, 1.0),
-            input_signature=[tf.TensorSpec([1, 4])],
+        module.erase = tf.function(
+            lambda: module.table.rows.erase([7]), input_signature=[]
         )
         module.pull = tf.function(
             lambda: module.table.pull([7, 8]), input_signature=[]
@@ -238,10 +238,95 @@ class SavedModelTest(TestCase):
         first, second = (tf.saved_model.load(path) for _ in range(2))
         saved = module.table.pull([7, 8]).numpy()
         self.assertAllEqual(first.pull(), saved)
-        first.push(tf.ones([1, 4]))
-        self.assertAllClose(first.pull()[0], saved[0] - 1.0)
+        self.assertEqual(int(first.erase()), 1)
+        self.assertAllClose(first.pull()[0], saved[0] + 1.0)
         self.assertAllEqual(second.pull(), saved)
         self.assertAllEqual(module.table.pull([7, 8]), saved)
+
+    def test_tables_of_one_kind_stay_apart(self):
+        module = tf.Module()
+        module.tables = [small.table("sgd", name=name) for name in "ab"]
+        for table, step in zip(module.tables, (1.0, -2.0)):
+            table.push([7], np.full((1, 4), step), learning_rate=1.0)
+        module.pull = tf.function(
+            lambda: [table.pull([7]) for table in module.tables],
+            input_signature=[],
+        )
+        expected = module.pull()
+        path = self.path("module")
+        tf.saved_model.save(module, path)
+        self.assertAllEqual(tf.saved_model.load(path).pull(), expected)
+
+    def test_loaded_rows_have_weights_alone_and_are_not_trained(self):
+        module = tf.Module()
+        module.table = small.table("adam")
+        module.table.push([7], np.ones((1, 4)), learning_rate=0.1)
+        module.push = tf.function(
+            lambda: module.table.push([7], tf.ones([1, 4]), 1, 0.1),
+            input_signature=[],
+        )
+        module.row_bytes = tf.function(
+            lambda: module.table.rows.stats()[0][3], input_signature=[]
+        )
+        module.pull = tf.function(
+            lambda: module.table.pull([7]), input_signature=[]
+        )
+        self.assertEqual(tf_ext.ops.TABLE_STATS[3], "row_bytes")
+        self.assertEqual(int(module.row_bytes()), 8 + 4 * (4 + 4 + 4 + 1) + 4)
+        path = self.path("module")
+        tf.saved_model.save(module, path)
+        loaded = tf.saved_model.load(path)
+        self.assertEqual(int(loaded.row_bytes()), 8 + 4 * 4)
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            "the table has optimizer=none, as in an exported model: it holds "
+            "weights to serve and cannot be trained. Train the model that was "
+            "exported, and export it again",
+        ):
+            loaded.push()
+        self.assertAllEqual(loaded.pull(), module.table.pull([7]))
+
+    def test_functions_outlive_the_loaded_object(self):
+        module = tf.Module()
+        module.table = small.table("sgd")
+        module.table.push([7], np.ones((1, 4)), learning_rate=1.0)
+        module.pull = tf.function(
+            lambda: module.table.pull([7]), input_signature=[]
+        )
+        path = self.path("module")
+        tf.saved_model.save(module, path)
+        pull = tf.saved_model.load(path).pull
+        gc.collect()
+        self.assertAllEqual(pull(), module.table.pull([7]))
+
+    def test_keras_model_goes_on_training(self):
+        if IS_KERAS_3:
+            self.skipTest("Keras 3 saves no models as SavedModel.")
+        model, features, labels = trained(self, _RULES.SparseAdam(0.1))
+        for save in (
+            lambda p: model.save(p),
+            lambda p: keras.models.save_model(model, p),
+        ):
+            path = self.path("saved")
+            save(path)
+            loaded = keras.models.load_model(path)
+            self.assertEqual(
+                contents(loaded.tables[0]), contents(model.tables[0])
+            )
+            losses = [
+                m.train_on_batch(features, labels) for m in (model, loaded)
+            ]
+            self.assertEqual(*losses)
+            self.assertEqual(
+                contents(loaded.tables[0]), contents(model.tables[0])
+            )
+            # The file serves as well.
+            expected = model.predict(features, verbose=0)
+            model.save(path)
+            served = tf.saved_model.load(path).signatures["serving_default"]
+            batch = {k: tf.constant(v) for k, v in features.items()}
+            [output] = served(**batch).values()
+            self.assertAllClose(expected, output, rtol=1e-6)
 
 
 class OptimizerTest(TestCase):

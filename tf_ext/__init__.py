@@ -62,8 +62,13 @@ def __dir__():
     return sorted(__all__)
 
 
-# Keras finds the classes in a saved model by what their modules registered:
-# after `import tensorflow`, `import tf_ext` has to be enough for load_model.
+# Keras finds the classes of a saved model by what their modules registered, and
+# TensorFlow its ops: after `import tensorflow`, `import tf_ext` has to be
+# enough for load_model and tf.saved_model.load.
 if "tensorflow" in sys.modules:
     for _name in _SUBPACKAGES:
         importlib.import_module(f"tf_ext.{_name}")
+    from tf_ext.ops import library
+
+    library()
+    del library

@@ -4,6 +4,8 @@
 selects tf_keras. Every module of tf_ext takes Keras from here.
 """
 
+import sys
+
 import tensorflow as tf
 
 keras = tf.keras
@@ -11,3 +13,25 @@ keras = tf.keras
 # TensorFlow's own way to tell the two apart.
 _version = getattr(keras, "version", None)
 IS_KERAS_3 = _version is not None and _version().startswith("3.")
+
+
+def running_call(names):
+    """The outermost running call of one of Keras's functions.
+
+    Args:
+      names: collection of strings, the functions' names.
+
+    Returns:
+      Its frame, or None.
+    """
+    found = None
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if (
+            module.startswith(("keras.", "tf_keras."))
+            and frame.f_code.co_name in names
+        ):
+            found = frame
+        frame = frame.f_back
+    return found

@@ -46,6 +46,7 @@ constexpr KindName<RuleKind> kRules[] = {
     {RuleKind::kAdam, "adam"},
     {RuleKind::kFtrl, "ftrl"},
     {RuleKind::kRmsprop, "rmsprop"},
+    {RuleKind::kNone, "none"},
 };
 
 constexpr char kAccumulatorKey[] = "optimizer.initial_accumulator_value";

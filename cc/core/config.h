@@ -46,6 +46,7 @@ enum class RuleKind {
   kAdam,            // optimizer=adam
   kFtrl,            // optimizer=ftrl
   kRmsprop,         // optimizer=rmsprop
+  kNone,            // optimizer=none: no slots, and pushes are refused
 };
 
 // The part of an update rule that decides which fields a row has and how they

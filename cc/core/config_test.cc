@@ -161,7 +161,7 @@ TEST(ConfigTest, ValuesOutOfRangeAreNamed) {
       {"initializer.stddev", "0.5x", "initializer.stddev=0.5x"},
       {"optimizer", "lion",
        "optimizer=lion is not allowed; it must be one of sgd, momentum, "
-       "adagrad, row_wise_adagrad, adam, ftrl, rmsprop"},
+       "adagrad, row_wise_adagrad, adam, ftrl, rmsprop, none"},
       {"optimizer.bias_correction", "column",
        "it must be \"global\" or \"row\""},
       {"name", "", "of 1 to 200 bytes, found 0 bytes"},
@@ -250,6 +250,8 @@ TEST(RowLayoutTest, FieldsFollowEachOther) {
   config.rule.bias_correction_by_row = false;
   EXPECT_EQ(Describe(RowLayout(config)), "weights:3@8 m:3@20 v:3@32 44/48");
   config.rule.kind = RuleKind::kSgd;
+  EXPECT_EQ(Describe(RowLayout(config)), "weights:3@8 20/24");
+  config.rule.kind = RuleKind::kNone;
   EXPECT_EQ(Describe(RowLayout(config)), "weights:3@8 20/24");
   config.rule.kind = RuleKind::kMomentum;
   EXPECT_EQ(Describe(RowLayout(config)), "weights:3@8 momentum:3@20 32/32");

@@ -17,6 +17,7 @@ std::vector<Slot> SlotsOf(const TableConfig& config) {
   const double accumulator = rule.initial_accumulator_value;
   switch (rule.kind) {
     case RuleKind::kSgd:
+    case RuleKind::kNone:
       return {};
     case RuleKind::kMomentum:
       return {{"momentum", kFloat, dim, 0}};

@@ -223,6 +223,22 @@ TEST(TableTest, PushRefusesBadHyperparameters) {
   EXPECT_EQ(table->Size(), 0);
 }
 
+TEST(TableTest, ATableToServeRefusesPushes) {
+  const auto table = MakeTable(RuleKind::kNone);
+  const int64_t sign = 1;
+  const float gradients[4] = {1, 1, 1, 1};
+  int64_t updated = -1;
+  for (int64_t count : {0, 2}) {
+    const Status status = table->Push(&sign, gradients, 1, kSubtract.data(),
+                                      count, 1, SerialFor, &updated);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_PRED2(Says, status.message(),
+                 "the table has optimizer=none, as in an exported model: it "
+                 "holds weights to serve and cannot be trained");
+  }
+  EXPECT_EQ(table->Size(), 0);
+}
+
 TEST(TableTest, NegativeCountsAreErrors) {
   const auto table = MakeTable();
   int64_t count = 0;

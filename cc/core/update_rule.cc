@@ -61,6 +61,7 @@ const RuleInfo& InfoOf(RuleKind kind) {
                                     {"rho", Range::kBelowOne},
                                     {"momentum", Range::kBelowOne},
                                     epsilon}};
+  static const RuleInfo none = {"none", {}};
   switch (kind) {
     case RuleKind::kSgd:
       return sgd;
@@ -75,9 +76,11 @@ const RuleInfo& InfoOf(RuleKind kind) {
     case RuleKind::kFtrl:
       return ftrl;
     case RuleKind::kRmsprop:
+      return rmsprop;
+    case RuleKind::kNone:
       break;
   }
-  return rmsprop;
+  return none;
 }
 
 bool Allows(Range range, double value) {
@@ -206,6 +209,12 @@ UpdateRule::~UpdateRule() = default;
 
 Status UpdateRule::Check(const double* hyperparameters, int64_t count,
                          int64_t step) const {
+  if (config_.kind == RuleKind::kNone) {
+    return Status::InvalidArgument(
+        "the table has optimizer=none, as in an exported model: it holds "
+        "weights to serve and cannot be trained. Train the model that was "
+        "exported, and export it again");
+  }
   const RuleInfo& info = InfoOf(config_.kind);
   const std::string rule = info.name;
   const int64_t expected = static_cast<int64_t>(info.hyperparameters.size());
@@ -292,6 +301,8 @@ UpdateRule::Push UpdateRule::Prepare(const double* hyperparameters,
       args.epsilon = static_cast<float>(h[4]);
       push.update_ = loops_.rmsprop[config_.centered][config_.momentum_field];
       break;
+    case RuleKind::kNone:  // Check has refused it.
+      break;
   }
   push.args_ = std::make_shared<const UpdateArgs>(args);
   return push;
@@ -309,7 +320,7 @@ const std::vector<const char*>& UpdateRule::HyperparameterNames(RuleKind kind) {
     for (RuleKind each :
          {RuleKind::kSgd, RuleKind::kMomentum, RuleKind::kAdagrad,
           RuleKind::kRowWiseAdagrad, RuleKind::kAdam, RuleKind::kFtrl,
-          RuleKind::kRmsprop}) {
+          RuleKind::kRmsprop, RuleKind::kNone}) {
       all.emplace_back();
       for (const Hyperparameter& hyperparameter :
            InfoOf(each).hyperparameters) {

@@ -14,6 +14,7 @@
 //                     l1_regularization_strength, l2_regularization_strength,
 //                     l2_shrinkage_regularization_strength, beta
 //   rmsprop           learning_rate, weight_decay, rho, momentum, epsilon
+//   none              Check refuses every push: the table is not for training
 // weight_decay 0 is none; otherwise w -= w * weight_decay * learning_rate
 // before the rule, as Keras does, on pushed rows only.
 #ifndef TF_EXT_CC_CORE_UPDATE_RULE_H_

@@ -1,7 +1,10 @@
 // Kernels that make, read and train a table.
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -25,6 +28,20 @@ using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::core::RefCountPtr;
+using tensorflow::core::WeakPtr;
+
+// Raises if the table that was found by its name is another one than wanted.
+absl::Status CheckFound(const Table& table, const std::string& shared_name,
+                        const TableConfig& config) {
+  const absl::Status same = ToTf(CheckSameIdentity(table.config(), config));
+  if (same.ok()) return same;
+  return absl::Status(
+      same.code(),
+      absl::StrCat("The table of shared_name '", shared_name,
+                   "' is there already and is another one than config "
+                   "asks for: ",
+                   same.message()));
+}
 
 class SparseTableHandleOp : public OpKernel {
  public:
@@ -64,20 +81,83 @@ class SparseTableHandleOp : public OpKernel {
           *created = made.release();
           return absl::OkStatus();
         }));
-    const absl::Status same =
-        ToTf(CheckSameIdentity(resource->table().config(), config_));
-    if (same.ok()) return same;
-    return absl::Status(
-        same.code(),
-        absl::StrCat("The table of shared_name '", shared_name_,
-                     "' is there already and is another one than config "
-                     "asks for: ",
-                     same.message()));
+    return CheckFound(resource->table(), shared_name_, config_);
   }
 
   TableConfig config_;
   std::string container_;
   std::string shared_name_;
+};
+
+// The tables that serving handles have given out, as long as they are there.
+class ServingTables {
+ public:
+  static ServingTables& Get() {
+    static ServingTables* const tables = new ServingTables;
+    return *tables;
+  }
+
+  // The table of `name` on the device that `device` belongs to.
+  absl::Status FindOrMake(const tensorflow::ResourceMgr* device,
+                          const std::string& name, const TableConfig& config,
+                          RefCountPtr<TableResource>* resource) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto key = std::make_pair(device, name);
+    const auto found = tables_.find(key);
+    if (found != tables_.end()) *resource = found->second.GetNewRef();
+    if (*resource != nullptr) {
+      return CheckFound((*resource)->table(), name, config);
+    }
+    TF_RETURN_IF_ERROR(TableResource::Create(config, resource));
+    for (auto it = tables_.begin(); it != tables_.end();) {
+      it = it->second.GetNewRef() == nullptr ? tables_.erase(it) : ++it;
+    }
+    tables_.emplace(key, WeakPtr<TableResource>(resource->get()));
+    return absl::OkStatus();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<const tensorflow::ResourceMgr*, std::string>,
+           WeakPtr<TableResource>>
+      tables_;
+};
+
+// A session may keep one kernel for a node or one for each of its subgraphs:
+// the first makes the table, the others find it. Whoever loads a model into
+// eager code runs the op once, and holds the handle.
+class SparseTableServingHandleOp : public OpKernel {
+ public:
+  explicit SparseTableServingHandleOp(OpKernelConstruction* ctx)
+      : OpKernel(ctx) {
+    std::string config;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("config", &config));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shared_name", &shared_name_));
+    OP_REQUIRES(ctx, !shared_name_.empty(),
+                absl::InvalidArgumentError("shared_name must not be empty."));
+    OP_REQUIRES_OK(ctx, ToTf(ParseTableConfig(config, &config_)));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (resource_ == nullptr) {
+      RefCountPtr<TableResource> found;
+      OP_REQUIRES_OK(
+          ctx, ServingTables::Get().FindOrMake(ctx->resource_manager(),
+                                               shared_name_, config_, &found));
+      resource_ = std::move(found);
+    }
+    output->scalar<ResourceHandle>()() = ResourceHandle::MakeRefCountingHandle(
+        resource_.GetNewRef().release(), ctx->device()->name());
+  }
+
+ private:
+  TableConfig config_;
+  std::string shared_name_;
+  std::mutex mutex_;
+  RefCountPtr<TableResource> resource_;  // once it ran
 };
 
 // Rows are read from memory today, so the work is done in the calling thread;
@@ -187,6 +267,9 @@ class SparseTablePushOp : public AsyncOpKernel {
 REGISTER_KERNEL_BUILDER(
     Name("TfExt>SparseTableHandle").Device(tensorflow::DEVICE_CPU),
     SparseTableHandleOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>SparseTableServingHandle").Device(tensorflow::DEVICE_CPU),
+    SparseTableServingHandleOp);
 REGISTER_KERNEL_BUILDER(Name("TfExt>SparseTablePull")
                             .Device(tensorflow::DEVICE_CPU)
                             .TypeConstraint<float>("dtype"),

@@ -157,6 +157,26 @@ shared_name: If not '', the table of this name on the op's device: the one that
   must be of the same dim, dtype, fields, seed, initializer and hash version.
 )doc");
 
+REGISTER_OP("TfExt>SparseTableServingHandle")
+    .Output("handle: resource")
+    .Attr("config: string")
+    .Attr("shared_name: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Makes the table of a saved model, or finds it.
+
+Unlike a table of SparseTableHandle it is there for all calls of a session, and
+is freed with the last of its handles and of the ops that gave one out.
+
+handle: Scalar. The table.
+config: What the table is, as of SparseTableHandle.
+shared_name: All ops of this name on a device have the same table.
+)doc");
+
 REGISTER_OP("TfExt>SparseTablePull")
     .Input("handle: resource")
     .Input("signs: int64")

@@ -264,7 +264,7 @@ class _ModelWithTables:
         # tf_keras exports no resources but TensorFlow's own lookup tables.
         archive = keras.export.ExportArchive()
         archive.track(self)
-        archive.tf_ext_rows = [table.rows for table in self.tables]
+        archive.tf_ext_rows = [table.rows.served for table in self.tables]
         archive.add_endpoint("serve", self.__call__, self.save_spec()[0])
         archive.write_out(filepath, *args, **kwargs)
 

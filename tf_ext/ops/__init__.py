@@ -44,6 +44,7 @@ from tf_ext.ops.table_ops import (
     sparse_table_import,
     sparse_table_pull,
     sparse_table_push,
+    sparse_table_serving_handle,
     sparse_table_size,
     sparse_table_stats,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "sparse_table_push",
     "sparse_table_restore",
     "sparse_table_save",
+    "sparse_table_serving_handle",
     "sparse_table_set_chain",
     "sparse_table_size",
     "sparse_table_stats",

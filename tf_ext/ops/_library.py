@@ -18,9 +18,10 @@ _module = None
 def library():
     """The module of the raw ops; registers ops and kernels with TensorFlow.
 
-    The functions of `tf_ext.ops` call it themselves. Call it before something
-    else needs the ops by name, as `tf.saved_model.load` does, or a
-    `tf.distribute.Server` that is to run them.
+    `import tf_ext` calls it if TensorFlow is imported already, and so do the
+    functions of `tf_ext.ops`. A program that imports tf_ext first and
+    TensorFlow later calls it before something else needs the ops by name, as
+    `tf.saved_model.load` does, or a `tf.distribute.Server` that is to run them.
 
     Returns:
       The module that `tf.load_op_library` made.

@@ -28,6 +28,7 @@ TABLE_STATS = (
 
 for _op in (
     "Handle",
+    "ServingHandle",
     "Pull",
     "Push",
     "Size",
@@ -71,6 +72,33 @@ def sparse_table_handle(config, container="", shared_name="", name=None):
     """
     return library().tf_ext_sparse_table_handle(
         config=config, container=container, shared_name=shared_name, name=name
+    )
+
+
+def sparse_table_serving_handle(config, shared_name, name=None):
+    r"""Makes the table of a saved model, or finds it.
+
+    Args:
+      config: string, as of `sparse_table_handle`.
+      shared_name: string, not empty. All ops of this name on a device have the
+        same table. It is freed with the last of its handles and of the
+        functions and sessions that ran such an op.
+      name: optional name of the operation.
+
+    Returns:
+      resource `[]`, the table's handle.
+
+    Raises:
+      tf.errors.InvalidArgumentError: `config` is wrong, or no name.
+
+    Example:
+      >>> handle = tf_ext.ops.sparse_table_serving_handle(
+      ...     "dim=2\ninitializer=zeros\nname=items\noptimizer=none", "items")
+      >>> int(tf_ext.ops.sparse_table_size(handle))
+      0
+    """
+    return library().tf_ext_sparse_table_serving_handle(
+        config=config, shared_name=shared_name, name=name
     )
 
 

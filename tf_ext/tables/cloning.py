@@ -7,7 +7,7 @@ nobody where one model ends. What ends with it is the outermost of Keras's own
 calls that make layers: its frame keeps the tables.
 """
 
-import sys
+from tf_ext._keras import running_call
 
 # Functions of Keras that make layers of configurations.
 _MAKERS = (
@@ -24,16 +24,7 @@ _TABLES = "__tf_ext_tables__"
 
 def _tables_of_call():
     """The tables that the running call into Keras made: `{uid: table}`."""
-    found = None
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if (
-            module.startswith(("keras.", "tf_keras."))
-            and frame.f_code.co_name in _MAKERS
-        ):
-            found = frame
-        frame = frame.f_back
+    found = running_call(_MAKERS)
     # Names that the function does not use stay in its frame till it returns.
     return {} if found is None else found.f_locals.setdefault(_TABLES, {})
 

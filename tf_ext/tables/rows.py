@@ -1,14 +1,21 @@
 """All rows of a table, over its shards, and how checkpoints hold them."""
 
 import contextlib
+import copy
 import functools
 import sys
+import uuid
 
 import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.tables.gathering import gathered_chunks
-from tf_ext.tables.shard import Field, TableShard, parse_config
+from tf_ext.tables.shard import (
+    Field,
+    TableShard,
+    config_text,
+    parse_config,
+)
 
 # Rows copied out of a table at a time where they are streamed, in bytes.
 _CHUNK_BYTES = 32 << 20
@@ -22,7 +29,8 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
     """The rows of a table: one shard a device, as TensorFlow's savers see them.
 
     A checkpoint holds a part for each shard and is restored into any number
-    of shards. As a resource of a SavedModel it is its first shard.
+    of shards. As a resource of a SavedModel it is its first shard, under a
+    name of that export.
 
     Args:
       config: string, the table's configuration (`key=value` lines).
@@ -54,7 +62,33 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
             self._more_handles = tuple(map(self._create_on, devices[1:]))
 
     def _create_resource(self):
-        return ops.sparse_table_handle(self._config)
+        if tf.executing_eagerly():
+            return ops.sparse_table_handle(self._config)
+        # Of a SavedModel that is being written. Sessions, TensorFlow Serving's
+        # among them, run the op in each call, which has to find the restored
+        # rows; Python's loader adds a suffix to the name for each load.
+        return ops.sparse_table_serving_handle(
+            self._config, shared_name=uuid.uuid4().hex
+        )
+
+    @functools.cached_property
+    def served(self):
+        """The same rows, as an exported model holds them: weights alone."""
+        served = copy.copy(self)
+        served._fields = self._fields[:1]
+        served._state = None
+        entries = parse_config(self.config)
+        served.config = served._config = config_text(
+            {
+                **{
+                    key: value
+                    for key, value in entries.items()
+                    if key.partition(".")[0] != "optimizer"
+                },
+                "optimizer": "none",
+            }
+        )
+        return served
 
     def _export_to_saved_model_graph(self, *args, **kwargs):
         spread = (

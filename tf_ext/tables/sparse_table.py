@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_ext import initializers, ops
 from tf_ext._checks import is_int
-from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext._keras import IS_KERAS_3, keras, running_call
 from tf_ext.ops._signs import to_signs
 from tf_ext.tables import keras_store, rules, shadow, snapshots
 from tf_ext.tables.gradients import check_finite
@@ -30,6 +30,8 @@ _COMBINED = {
     "min_stripe_rows": min,
     "max_probe_length": max,
 }
+# Functions of tf_keras that write a SavedModel to go on training with.
+_KERAS_SAVERS = ("save", "save_model")
 _RUN_ID = uuid.uuid4().hex[:12]
 _COUNTER = itertools.count()
 
@@ -177,6 +179,9 @@ class SparseTable(keras.layers.Layer):
         if save_type == "checkpoint":
             # It holds nothing, and its shape would be compared first.
             children = {k: v for k, v in children.items() if k != "shadow"}
+        elif running_call(_KERAS_SAVERS) is None:
+            # What tf_keras saves goes on training; other SavedModels serve.
+            children["rows"] = self.rows.served
         return children
 
     def _state(self):
