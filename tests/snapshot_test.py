@@ -213,9 +213,74 @@ class SnapshotTest(TestCase):
             np.full([10, 4], np.float32(0.1)),
         )
 
+    @parameterized.parameters(1, 2)
+    def test_weights_only_into_another_seed_and_initializer(self, shards):
+        table = util.table(shards)
+        util.push(table, range(10))
+        table.save(self._path("0"))
+        options = {
+            "seed": 7,
+            "initializer": tf_ext.initializers.Normal(stddev=0.5),
+            "optimizer": tf_ext.optimizers.SparseAdam(0.1),
+        }
+        other, untouched = util.table(2, **options), util.table(**options)
+        util.push(other, range(5, 100))  # It is replaced.
+        other.load(self._path("0"), weights_only=True)
+        self.assertCountEqual(other.export_rows()[0].tolist(), range(10))
+        self.assertAllEqual(other.pull(range(10)), table.pull(range(10)))
+        self.assertAllEqual(other.export_rows()[1]["step"], np.zeros([10, 1]))
+        # New ids begin as those of any table of its configuration.
+        self.assertAllEqual(other.pull([77]), untouched.pull([77]))
+        self.assertNotAllEqual(other.pull([77]), table.pull([77]))
+        util.push(other, range(20))
+        other.save(self._path("1"))
+        self.assertEqual(
+            util.loaded(self._path("1"), **options), contents(other)
+        )
+
+    def test_weights_only_of_a_chain(self):
+        table = util.table()
+        util.push(table, range(10))
+        table.save(self._path("0"), incremental=True)
+        util.push(table, range(5, 15))
+        table.erase([0])
+        table.save(self._path("1"), base=self._path("0"))
+        other = util.table(seed=3, initializer="zeros")
+        with self.assertRaisesRegex(
+            ValueError,
+            "^Arguments `weights_only` and `incremental` cannot both be True: "
+            ".*Begin a new chain, with `incremental=True` of the next save.$",
+        ):
+            other.load(self._path("1"), weights_only=True, incremental=True)
+        other.load(self._path("1"), weights_only=True)
+        self.assertEqual(contents(other)["weights"], contents(table)["weights"])
+
     @parameterized.named_parameters(
         ("dim", {"dim": 5}, "`dim` is '5', that of the saved rows is '4'"),
-        ("seed", {"seed": 1}, "`seed` is '1', that of the saved rows is '0'"),
+        ("dim_and_seed", {"dim": 3, "seed": 1}, "`dim` is '3', that of the "),
+    )
+    def test_weights_only_of_another_dim_is_refused(self, kwargs, message):
+        table = util.table()
+        util.push(table, range(10))
+        table.save(self._path("0"))
+        other = util.table(**kwargs)
+        util.push(other, [1])
+        before = contents(other)
+        with self.assertRaisesRegex(
+            ValueError, f"{message}.* Make the table as it was saved.$"
+        ):
+            other.load(self._path("0"), weights_only=True)
+        self.assertEqual(contents(other), before)
+
+    @parameterized.named_parameters(
+        ("dim", {"dim": 5}, "`dim` is '5', that of the saved rows is '4'"),
+        (
+            "seed",
+            {"seed": 1},
+            "`seed` is '1', that of the saved rows is '0'. Make the table as "
+            r"it was saved, or take the weights alone: save\(path\) of that "
+            r"table, load\(path, weights_only=True\) of this one.$",
+        ),
         (
             "initializer",
             {"initializer": "zeros"},

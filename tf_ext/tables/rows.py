@@ -24,6 +24,10 @@ _CHUNK_BYTES = 32 << 20
 # equal. Name and slot start values are not among them.
 _NOT_IDENTITY = ("name", "optimizer.initial_accumulator_value")
 
+# What decides how a row begins and what it holds beside its weights. Lines
+# that begin so do not matter to rows of which the weights alone are taken.
+_NOT_OF_WEIGHTS = ("seed", "initializer", "optimizer")
+
 
 class TableRows(tf.saved_model.experimental.TrackableResource):
     """The rows of a table: one shard a device, as TensorFlow's savers see them.
@@ -313,17 +317,24 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         Args:
           label: string, this table's name, for the message.
           config: string, the configuration the rows were written under.
-          weights_only: bool, whether the optimizer may be another one.
+          weights_only: bool, whether seed, initializer and optimizer may be
+            other ones.
         """
         mine, theirs = parse_config(self.config), parse_config(config)
         for key in sorted(mine.keys() | theirs.keys()):
-            if weights_only and key.partition(".")[0] == "optimizer":
+            may_differ = key.partition(".")[0] in _NOT_OF_WEIGHTS
+            if weights_only and may_differ:
                 continue
             if key not in _NOT_IDENTITY and mine.get(key) != theirs.get(key):
+                other_way = (
+                    ", or take the weights alone: save(path) of that table, "
+                    "load(path, weights_only=True) of this one."
+                )
                 raise ValueError(
                     f"Rows cannot be restored into table {label!r}: its "
                     f"`{key}` is {mine.get(key)!r}, that of the saved rows is "
-                    f"{theirs.get(key)!r}. Make the table as it was saved."
+                    f"{theirs.get(key)!r}. Make the table as it was saved"
+                    f"{other_way if may_differ else '.'}"
                 )
 
     def _serialize_to_tensors(self):

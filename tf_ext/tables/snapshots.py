@@ -225,6 +225,13 @@ def load(rows, path, label, weights_only=False, incremental=False):
     Returns:
       Its Manifest.
     """
+    if weights_only and incremental:
+        raise ValueError(
+            "Arguments `weights_only` and `incremental` cannot both be True: "
+            "slots that start anew are not those of the snapshot that deltas "
+            "would continue. Begin a new chain, with `incremental=True` of the "
+            "next save."
+        )
     path = normalised(path)
     what = f"Loading table {label!r} from {path!r}"
 

@@ -391,12 +391,18 @@ class SparseTable(keras.layers.Layer):
         another name. Hyperparameters are this program's, and differences are
         logged.
 
+        `weights_only=True` moves what was learned into a table of another seed,
+        initializer or optimizer: the rows of the snapshot have its weights,
+        slots start as a new row's, and ids that it does not hold start as this
+        table's own. Rows are streamed, so that no second copy of them is in
+        memory. The dim has to be the same.
+
         Args:
           path: string or path-like, the directory. Of a delta: what it
             continues is loaded first.
-          weights_only: bool; if True, slots start as a new row's, and the
-            optimizer may be another one.
-          incremental: bool, whether deltas will continue this snapshot.
+          weights_only: bool, whether only the weights are taken.
+          incremental: bool, whether deltas will continue this snapshot; not
+            with `weights_only`.
 
         Returns:
           The manifest, as `save` does.
@@ -407,6 +413,19 @@ class SparseTable(keras.layers.Layer):
           tf_ext.snapshot.SnapshotConflictError: saves replaced the snapshot
             again and again while it was read.
           ValueError: rows of a table of another kind; both are named.
+
+        Example:
+        >>> import tempfile
+        >>> import tf_ext
+        >>> table = tf_ext.SparseTable("user", dim=2, seed=1)
+        >>> _ = table.pull([7, 9], training=True)
+        >>> other = tf_ext.SparseTable("user", dim=2, seed=2, optimizer="adam")
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     _ = table.save(directory)
+        ...     other.load(directory, weights_only=True).rows
+        2
+        >>> bool(tf.reduce_all(other.pull([7, 9]) == table.pull([7, 9])))
+        True
         """
         manifest = snapshots.load(
             self.rows, path, self.name, weights_only, incremental
