@@ -111,6 +111,17 @@ class CategoryColumn:
         """The columns that are hashed together: this one alone."""
         return (self,)
 
+    @property
+    def hashing_identity(self):
+        """What decides which sign a value gets: a JSON text."""
+        if self.hashing == "identity":
+            return checks.identity_text(hashing=self.hashing)
+        return checks.identity_text(
+            namespace=self.namespace,
+            bucket_size=self.bucket_size,
+            boundaries=self.boundaries,
+        )
+
     def get_config(self):
         """The arguments of `category_column`, for Keras's savers."""
         config = dataclasses.asdict(self)

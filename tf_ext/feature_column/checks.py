@@ -1,5 +1,6 @@
 """Checks of the arguments that columns have in common."""
 
+import json
 import numbers
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
@@ -54,6 +55,11 @@ def to_bucket_size(function, value):
             value,
         )
     return int(value)
+
+
+def identity_text(**entries):
+    """Entries that are not None, as a JSON text."""
+    return json.dumps({k: v for k, v in entries.items() if v is not None})
 
 
 def check_combiner(function, value):

@@ -57,6 +57,17 @@ class CrossedColumn:
         """The keys of the parts' weights, in a tuple."""
         return tuple(p.weights for p in self.columns if p.weights is not None)
 
+    @property
+    def hashing_identity(self):
+        """What decides which sign a combination gets: a JSON text."""
+        parts = [
+            {"bucket_size": p.bucket_size, "boundaries": p.boundaries}
+            for p in self.columns
+        ]
+        return checks.identity_text(
+            namespace=self.namespace, bucket_size=self.bucket_size, parts=parts
+        )
+
     def get_config(self):
         """The arguments of `crossed_column`, for Keras's savers."""
         return {

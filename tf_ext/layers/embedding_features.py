@@ -21,6 +21,12 @@ class EmbeddingFeatures(keras.layers.Layer):
     training, absent rows are created and the gradient goes back to the tables
     through `tf_ext.optimizers.Optimizer`.
 
+    The argument `training` only decides whether a call creates absent rows. The
+    gradient does not depend on it, as in `keras.layers.Embedding`: under a
+    `tf.GradientTape` rows are trained with `training=False` and without it too,
+    with the same results, since the update creates the rows that are absent.
+    `trainable=False` of the table or the layer keeps rows as they are.
+
     Inputs are a dict of features, by column key: dense `[batch_size]` or
     `[batch_size, n]`, `tf.SparseTensor` `[batch_size, n]` or
     `tf.RaggedTensor` `[batch_size, None]`, of strings, integers or, for
@@ -82,6 +88,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         for index, one in enumerate(by_table):
             # One by one: Keras 3 hides lists of layers from checkpoints.
             setattr(self, f"_table_{index}", one)
+            one.column_record.add(by_table[one])
         self._columns = tuple(tuple(c) for c in by_table.values())
         self._sets = ColumnSets(self._columns)
         if IS_KERAS_3:

@@ -360,7 +360,9 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         tensors["config"] = tf.constant(self.config)
         if self._state is not None:
             for name, text in self._state[0]().items():
-                tensors[name] = tf.constant(text)
+                # Older checkpoints do not have all.
+                if saved is None or name in saved:
+                    tensors[name] = tf.constant(text)
         return tensors
 
     def _part(self, shard, whole):

@@ -11,6 +11,7 @@ from tf_ext._checks import is_int
 from tf_ext._keras import IS_KERAS_3, keras, running_call
 from tf_ext.ops._signs import to_signs
 from tf_ext.tables import keras_store, rules, shadow, snapshots
+from tf_ext.tables.column_record import ColumnRecord
 from tf_ext.tables.gradients import check_finite
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import config_text, parse_config
@@ -104,6 +105,7 @@ class SparseTable(keras.layers.Layer):
         self.seed = int(seed)
         self.optimizer = rules.get(optimizer)
         self.initializer = initializers.get(initializer)
+        self.column_record = ColumnRecord(name)
         # Tells this table from all others, so that copies of layers that
         # shared it can share again.
         self.uid = f"{name}/{_RUN_ID}/{next(_COUNTER)}"
@@ -185,11 +187,16 @@ class SparseTable(keras.layers.Layer):
         return children
 
     def _state(self):
-        return {"optimizer": self.optimizer.state()}
+        return {
+            "optimizer": self.optimizer.state(),
+            "columns": self.column_record.state(),
+        }
 
     def _restore_state(self, state):
         if "optimizer" in state:
             self.optimizer.resume(state["optimizer"], self.name)
+        if "columns" in state:
+            self.column_record.restore(state["columns"])
 
     # Rows
 
@@ -430,8 +437,10 @@ class SparseTable(keras.layers.Layer):
         manifest = snapshots.load(
             self.rows, path, self.name, weights_only, incremental
         )
-        if not weights_only:
-            self._restore_state(manifest.state)
+        state = dict(manifest.state)
+        if weights_only:
+            state.pop("optimizer", None)
+        self._restore_state(state)
         return manifest
 
     def end_incremental(self):
