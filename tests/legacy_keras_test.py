@@ -43,6 +43,8 @@ _WITHOUT_KERAS = {
 
 # Files that take long: they run again only with `-m slow`.
 _SLOW = {
+    "docs_cluster_test.py",
+    "docs_test.py",
     "memory_test.py",
     "multi_worker_batch_normalization_test.py",
     "multi_worker_long_test.py",

@@ -37,6 +37,42 @@ def run(program, *arguments, timeout_seconds=300):
       AssertionError: the program failed or took too long; the message holds
         the end of what it wrote.
     """
+    command = [sys.executable, "-P", str(_TESTS / program)]
+    return _run(
+        [*command, *map(str, arguments)],
+        f"{program} {arguments}",
+        timeout_seconds,
+    )
+
+
+def run_program(text, folder, timeout_seconds=300):
+    """Runs a program in a folder, as its user would.
+
+    Args:
+      text: string, the program.
+      folder: string, its working folder; `program.py` is written there.
+      timeout_seconds: int; a program that takes longer is killed.
+
+    Returns:
+      What it wrote to standard output.
+
+    Raises:
+      AssertionError: as of `run`; the message holds the program too.
+    """
+    path = pathlib.Path(folder, "program.py")
+    path.write_text(text)
+    lines = "\n".join(
+        f"{number:4} {line}" for number, line in enumerate(text.splitlines(), 1)
+    )
+    return _run(
+        [sys.executable, "-P", str(path)],
+        f"The program\n{lines}\n",
+        timeout_seconds,
+        folder,
+    )
+
+
+def _run(command, name, timeout_seconds, folder=None):
     environment = dict(
         os.environ,
         TF_CPP_MIN_LOG_LEVEL="2",
@@ -45,10 +81,10 @@ def run(program, *arguments, timeout_seconds=300):
             [str(_TESTS), str(pathlib.Path(tf_ext.__file__).parents[1])]
         ),
     )
-    command = [sys.executable, "-P", str(_TESTS / program)]
     try:
         done = subprocess.run(
-            [*command, *map(str, arguments)],
+            command,
+            cwd=folder,
             env=environment,
             capture_output=True,
             text=True,
@@ -57,12 +93,12 @@ def run(program, *arguments, timeout_seconds=300):
         )
     except subprocess.TimeoutExpired as error:
         raise AssertionError(
-            f"{program} {arguments} took more than {timeout_seconds} s:\n"
+            f"{name} took more than {timeout_seconds} s:\n"
             f"{_end(error.stdout)}\n{_end(error.stderr)}"
         ) from error
     if done.returncode != 0:
         raise AssertionError(
-            f"{program} {arguments} ended with {done.returncode}:\n"
+            f"{name} ended with {done.returncode}:\n"
             f"{_end(done.stdout)}\n{_end(done.stderr)}"
         )
     return done.stdout
