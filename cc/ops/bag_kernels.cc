@@ -8,12 +8,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/checked_math.h"
 #include "cc/core/combine.h"
 #include "cc/core/unique.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/util/overflow.h"
 
 namespace tf_ext {
 namespace {
@@ -116,14 +116,13 @@ class BagOp : public OpKernel {
   // Rows without any value may still claim a dim that no output can have.
   static absl::Status CombinedShape(const Bags& bags, TensorShape* shape) {
     const int64_t columns = static_cast<int64_t>(bags.combiners.size());
-    const int64_t width =
-        tensorflow::MultiplyWithoutOverflow(columns, bags.dim);
-    if (width < 0) {
+    const int64_t width = SaturatedMultiply(columns, bags.dim);
+    if (width == kBeyondInt64) {
       return absl::InvalidArgumentError(
           absl::StrCat("rows have ", bags.dim, " values each; times ", columns,
                        " combiners that is beyond int64."));
     }
-    return TensorShape::BuildTensorShape({bags.batch, width}, shape);
+    return MakeShape("combined", {bags.batch, width}, shape);
   }
 
   std::vector<Combiner> combiners_;

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/checked_math.h"
 #include "cc/core/gradient_sum.h"
 #include "cc/core/parallel.h"
 #include "cc/ops/kernel_util.h"
@@ -160,9 +161,10 @@ class ExchangePackOp : public OpKernel {
       wide_enough = CheckWidth(width, Needed(header, parts));
     }
     OP_REQUIRES_OK(ctx, wide_enough);
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx, MakeShape("packed", {peers, width}, &shape));
     Tensor* packed = nullptr;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(0, TensorShape({peers, width}), &packed));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &packed));
     LayOut(ctx, header, &parts, packed);
   }
 
@@ -289,11 +291,19 @@ class ExchangeUnpackOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("values", &outputs));
     std::vector<char*> to(dims_.size());
     for (size_t i = 0; i < dims_.size(); ++i) {
+      // Rows without columns can be any number.
       int64_t rows = 0;
-      for (int64_t peer = 0; peer < peers; ++peer) rows += counts(i, peer);
+      for (int64_t peer = 0; peer < peers; ++peer) {
+        rows = SaturatedAdd(rows, counts(i, peer));
+      }
+      OP_REQUIRES(ctx, rows < kBeyondInt64,
+                  absl::InvalidArgumentError(
+                      absl::StrCat("counts[", i, "] has a sum beyond int64.")));
+      TensorShape shape;
+      OP_REQUIRES_OK(ctx, MakeShape(absl::StrCat("values[", i, "]"),
+                                    {rows, dims_[i]}, &shape));
       Tensor* output = nullptr;
-      OP_REQUIRES_OK(
-          ctx, outputs.allocate(i, TensorShape({rows, dims_[i]}), &output));
+      OP_REQUIRES_OK(ctx, outputs.allocate(i, shape, &output));
       to[i] = reinterpret_cast<char*>(output->data());
     }
     Copies copies;
@@ -383,7 +393,7 @@ class ExchangeSumOp : public OpKernel {
         CheckVector(absl::StrCat("segments[", index, "]"), segments));
     TF_RETURN_IF_ERROR(CheckScalar(absl::StrCat("totals[", index, "]"), total));
     int64_t n = 0;
-    for (const ValuePart& part : parts) n += part.n;
+    for (const ValuePart& part : parts) n = SaturatedAdd(n, part.n);
     if (segments.dim_size(0) != n) {
       return absl::InvalidArgumentError(
           absl::StrCat("segments[", index, "] must be of shape [", n,
@@ -391,8 +401,9 @@ class ExchangeSumOp : public OpKernel {
                        segments.shape().DebugString(), "."));
     }
     TensorShape shape;
-    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(
-        {total.scalar<int64_t>()(), sum_dims_[index]}, &shape));
+    TF_RETURN_IF_ERROR(MakeShape(absl::StrCat("sums[", index, "]"),
+                                 {total.scalar<int64_t>()(), sum_dims_[index]},
+                                 &shape));
     Tensor* output = nullptr;
     TF_RETURN_IF_ERROR(sums->allocate(index, shape, &output));
     return ToTf(SumSegments(

@@ -1,6 +1,7 @@
 // The interface of the ops around an all-to-all collective: values for peers
 // into one buffer, and out of one.
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -45,6 +46,9 @@ absl::Status PackedShape(InferenceContext* c, std::vector<int32_t>* dims_attr) {
   TF_RETURN_IF_ERROR(InputOfRank(c, "counts", 2, &counts));
   TF_RETURN_IF_ERROR(c->GetAttr("dims", dims_attr));
   const std::vector<int32_t>& dims = *dims_attr;
+  if (std::any_of(dims.begin(), dims.end(), [](int32_t d) { return d < 0; })) {
+    return absl::InvalidArgumentError("dims must not be negative.");
+  }
   DimensionHandle unused;
   if (!c->Merge(c->Dim(counts, 1), c->Dim(packed, 0), &unused).ok() ||
       !c->WithValue(c->Dim(counts, 0), static_cast<int64_t>(dims.size()),

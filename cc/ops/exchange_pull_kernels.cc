@@ -37,10 +37,11 @@ class ExchangePullOp : public OpKernel {
     Inputs inputs;
     std::vector<RefCountPtr<TableResource>> tables(dims_.size());
     OP_REQUIRES_OK(ctx, GetInputs(ctx, &inputs, &tables));
+    TensorShape shape;
+    OP_REQUIRES_OK(ctx,
+                   MakeShape("packed", {inputs.peers, inputs.width}, &shape));
     Tensor* packed = nullptr;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(0, TensorShape({inputs.peers, inputs.width}),
-                                  &packed));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &packed));
     std::vector<std::vector<Table::PullPart>> parts(dims_.size());
     LayOut(inputs, packed->flat<float>().data(), &parts);
     const ParallelFor parallel_for = MakeParallelFor(ctx);

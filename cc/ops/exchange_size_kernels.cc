@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/checked_math.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -38,6 +39,12 @@ class ExchangeHeaderOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("lengths", &lengths_));
     OP_REQUIRES_OK(ctx, CheckListSize("lengths", lengths_.size(), count));
+    for (size_t i = 0; i < lengths_.size(); ++i) {
+      OP_REQUIRES(ctx, lengths_[i] >= 0,
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "lengths[", i, "] must be at least 0, but is ",
+                      lengths_[i], ".")));
+    }
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -54,24 +61,21 @@ class ExchangeHeaderOp : public OpKernel {
                                    peers, "], but its shape is ",
                                    split_sizes[i].shape().DebugString(), ".")));
     }
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(
-                 0, TensorShape({peers, count + kHeaderColumns}), &output));
-    auto header = output->matrix<int64_t>();
     int64_t signs_width = 0, values_width = 0;
     for (int64_t peer = 0; peer < peers; ++peer) {
-      int64_t signs = count + kHeaderColumns, values = 1;
-      for (int i = 0; i < count; ++i) {
-        const int64_t size = split_sizes[i].vec<int64_t>()(peer);
-        header(peer, i) = size;
-        signs += size;
-        values += size * lengths_[i];
-      }
-      signs_width = std::max(signs_width, signs);
-      values_width = std::max(values_width, values);
+      OP_REQUIRES_OK(ctx,
+                     AddWidths(split_sizes, peer, &signs_width, &values_width));
     }
+    TensorShape shape;
+    OP_REQUIRES_OK(
+        ctx, MakeShape("header", {peers, count + kHeaderColumns}, &shape));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &output));
+    auto header = output->matrix<int64_t>();
     for (int64_t peer = 0; peer < peers; ++peer) {
+      for (int i = 0; i < count; ++i) {
+        header(peer, i) = split_sizes[i].vec<int64_t>()(peer);
+      }
       header(peer, count + kSignsWidth) = signs_width;
       header(peer, count + kValuesWidth) = values_width;
       header(peer, count + kFlag) = flag.scalar<int64_t>()();
@@ -79,6 +83,31 @@ class ExchangeHeaderOp : public OpKernel {
   }
 
  private:
+  // Raises the widths to what the rows of a peer need.
+  absl::Status AddWidths(const OpInputList& split_sizes, int64_t peer,
+                         int64_t* signs_width, int64_t* values_width) const {
+    int64_t signs = split_sizes.size() + kHeaderColumns, values = 1;
+    for (int i = 0; i < split_sizes.size(); ++i) {
+      const int64_t size = split_sizes[i].vec<int64_t>()(peer);
+      if (size < 0) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("split_sizes[", i, "][", peer,
+                         "] must be at least 0, but is ", size, "."));
+      }
+      signs = SaturatedAdd(signs, size);
+      values = SaturatedAdd(values, SaturatedMultiply(size, lengths_[i]));
+    }
+    if (signs == kBeyondInt64 || values == kBeyondInt64) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("split_sizes must name signs, and lengths values of "
+                       "them, whose numbers fit int64, but those of peer ",
+                       peer, " do not."));
+    }
+    *signs_width = std::max(*signs_width, signs);
+    *values_width = std::max(*values_width, values);
+    return absl::OkStatus();
+  }
+
   std::vector<int64_t> lengths_;
 };
 
@@ -92,12 +121,12 @@ class ExchangeAgreeOp : public OpKernel {
     const Tensor& received = ctx->input(0);
     OP_REQUIRES_OK(ctx, CheckMatrix("received", received));
     const int64_t peers = received.dim_size(0);
-    OP_REQUIRES(ctx,
-                peers > 0 && received.dim_size(1) >= count_ + kHeaderColumns,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "received must have a row at least, and ",
-                    count_ + kHeaderColumns, " columns, but its shape is ",
-                    received.shape().DebugString(), ".")));
+    const int64_t columns = SaturatedAdd(count_, kHeaderColumns);
+    OP_REQUIRES(ctx, peers > 0 && received.dim_size(1) >= columns,
+                absl::InvalidArgumentError(
+                    absl::StrCat("received must have a row at least, and ",
+                                 columns, " columns, but its shape is ",
+                                 received.shape().DebugString(), ".")));
     const auto rows = received.matrix<int64_t>();
     Tensor* output = nullptr;
     OP_REQUIRES_OK(

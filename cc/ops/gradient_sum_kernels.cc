@@ -38,7 +38,7 @@ class SumSegmentsOp : public OpKernel {
                     segments.shape().DebugString(), ".")));
     const int64_t count = count_tensor.scalar<int64_t>()();
     TensorShape shape;
-    OP_REQUIRES_OK(ctx, TensorShape::BuildTensorShape({count, dim}, &shape));
+    OP_REQUIRES_OK(ctx, MakeShape("sums", {count, dim}, &shape));
     Tensor* sums = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &sums));
     OP_REQUIRES_OK(ctx, ToTf(SumSegments({{values.flat<float>().data(), n}},

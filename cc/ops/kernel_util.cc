@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
@@ -160,6 +161,16 @@ absl::Status CheckWidth(int64_t width, const std::vector<int64_t>& needed) {
                      ", what goes to peer ", peer, ", but is ", width, "."));
   }
   return absl::OkStatus();
+}
+
+absl::Status MakeShape(absl::string_view name, absl::Span<const int64_t> sizes,
+                       tensorflow::TensorShape* shape) {
+  if (tensorflow::TensorShape::BuildTensorShape(sizes, shape).ok()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      name, " cannot be of shape [", absl::StrJoin(sizes, ","),
+      "]: sizes must not be negative, and their product must be below 2^63."));
 }
 
 absl::Status InputOfRank(InferenceContext* c, absl::string_view name, int rank,

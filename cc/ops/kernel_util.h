@@ -10,11 +10,13 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "cc/core/parallel.h"
 #include "cc/core/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 
 namespace tf_ext {
 
@@ -47,6 +49,11 @@ absl::Status CheckSplitSizes(absl::string_view name,
                              absl::string_view sum_of);
 // `width` columns hold what goes to each peer: `needed` columns each.
 absl::Status CheckWidth(int64_t width, const std::vector<int64_t>& needed);
+
+// The shape of output `name`, whose sizes follow from what a caller gave. The
+// constructor of TensorShape would end the process where this is an error.
+absl::Status MakeShape(absl::string_view name, absl::Span<const int64_t> sizes,
+                       tensorflow::TensorShape* shape);
 
 // For shape functions: input `name` as far as its shape is known, which must
 // be of rank `rank` (0, 1 or 2).
