@@ -82,6 +82,7 @@ CORE_TESTS = [
     "cc/core/initializer_test.cc",
     "cc/core/sign_set_test.cc",
     "cc/core/snapshot_chunk_test.cc",
+    "cc/core/snapshot_fuzz_test.cc",
     "cc/core/table_snapshot_test.cc",
     "cc/core/table_stress_test.cc",
     "cc/core/table_test.cc",

@@ -26,6 +26,7 @@ _WITHOUT_KERAS = {
     "gradient_sum_ops_test.py",
     "legacy_keras_test.py",
     "local_workers_test.py",
+    "malformed_sizes_test.py",
     "multi_worker_launch_test.py",
     "multi_worker_strategy_test.py",
     "package_test.py",

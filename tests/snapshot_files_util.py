@@ -1,5 +1,6 @@
 """Files of snapshots written by docs/snapshots.md, not by the package."""
 
+import hashlib
 import os
 import struct
 
@@ -23,6 +24,11 @@ def chunk(index, tag, before=(), rows=(), after=(), last=True):
     return data if last else data.ljust(CHUNK_BYTES, b"\0")
 
 
+def id_of(path):
+    """The id of the snapshot that `write` makes in a directory."""
+    return hashlib.md5(os.path.basename(path).encode()).hexdigest()
+
+
 def write(path, chunks, base=None, shards=1, **changes):
     """Writes a snapshot with one file in a directory.
 
@@ -30,7 +36,7 @@ def write(path, chunks, base=None, shards=1, **changes):
       path: string, the directory.
       chunks: list of dicts, what `chunk` takes.
       base: None, or string, the directory of the base.
-      shards: int; the file is shard 0's.
+      shards: int; the file is shard 0's, and those of others are empty.
       **changes: of what the manifest says of the file.
 
     Returns:
@@ -55,12 +61,23 @@ def write(path, chunks, base=None, shards=1, **changes):
         "crc32c": _core.crc32c(data),
         **changes,
     }
-    with open(os.path.join(path, file["name"]), "wb") as opened:
-        opened.write(data)
+    files = [file]
+    contents = [data]
+    for shard in range(1, shards):
+        empty = chunk(0, tag)
+        contents.append(empty)
+        name = f"rows-0123456789abcdef-{shard:05d}-000.chunks"
+        crc = _core.crc32c(empty)
+        files.append(
+            {**file, "name": name, "shard": shard, "rows": 0, "erased": 0}
+            | {"bytes": len(empty), "crc32c": crc}
+        )
+    for each, content in zip(files, contents, strict=True):
+        with open(os.path.join(path, each["name"]), "wb") as opened:
+            opened.write(content)
     manifest = manifests.Manifest(
-        id=os.path.basename(path).rjust(32, "0"),
-        base=base
-        and (os.path.relpath(base, path), os.path.basename(base).zfill(32)),
+        id=id_of(path),
+        base=base and (os.path.relpath(base, path), id_of(base)),
         sequence=0 if base is None else 1,
         step=None,
         tf_ext_version="0.1.0",
@@ -73,7 +90,7 @@ def write(path, chunks, base=None, shards=1, **changes):
         fields=FIELDS,
         chunk_bytes=CHUNK_BYTES,
         shards=shards,
-        files=(manifests.RowFile(**file),),
+        files=tuple(manifests.RowFile(**each) for each in files),
     )
     with open(os.path.join(path, manifests.NAME), "wb") as opened:
         opened.write(manifests.encode(manifest))

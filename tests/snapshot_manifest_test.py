@@ -6,6 +6,7 @@ import random
 
 from absl.testing import absltest
 
+from tf_ext import _core, _sealed_json
 from tf_ext import _snapshot_manifest as manifests
 
 
@@ -53,7 +54,9 @@ class SnapshotManifestTest(absltest.TestCase):
 
     def test_reads_back_what_was_written(self):
         for base in (None, ("../0", "0" * 32)):
-            manifest = dataclasses.replace(_manifest(), base=base)
+            manifest = dataclasses.replace(
+                _manifest(), base=base, sequence=0 if base is None else 1
+            )
             data = manifests.encode(manifest)
             self.assertEqual(manifests.decode(data, "m"), manifest)
             self.assertEqual(json.loads(data)["kind"], manifest.kind)
@@ -86,12 +89,12 @@ class SnapshotManifestTest(absltest.TestCase):
                 manifests.decode(data[:place], "m")
 
     def test_unknown_members_are_left_alone_and_other_formats_refused(self):
-        text = manifests.encode(_manifest())[: -manifests._ENDING_BYTES]
+        text = manifests.encode(_manifest())[: -_sealed_json._ENDING_BYTES]
         text += b',\n  "more": 1'
-        ending = manifests._ENDING.format(manifests._core.crc32c(text)).encode()
+        ending = _sealed_json._ENDING.format(_core.crc32c(text)).encode()
         self.assertEqual(manifests.decode(text + ending, "m"), _manifest())
         text = text.replace(b'"format": 1', b'"format": 2')
-        ending = manifests._ENDING.format(manifests._core.crc32c(text)).encode()
+        ending = _sealed_json._ENDING.format(_core.crc32c(text)).encode()
         with self.assertRaisesRegex(
             ValueError, "^m is of format 2; this version of tf_ext reads format"
         ):

@@ -90,9 +90,9 @@ class SnapshotOpsTest(parameterized.TestCase):
         ops.sparse_table_set_chain(self.handle, "")
 
     @parameterized.parameters(
-        ((1 << 20, 16, 3, 3), {}, "shard must be below shards"),
-        ((1 << 20, 7), {}, "row_bytes at least 8"),
-        ((40, 16), {}, "chunk_bytes enough for a row"),
+        ((1 << 20, 16, 3, 3), {}, "shard must be at least 0 and below shards"),
+        ((1 << 20, 7), {}, "row_bytes must be from 8 to 16777216, but .* 7"),
+        ((40, 16), {}, "chunk_bytes must be from 48 to 1048576"),
         ((1 << 20, 16), {"field_counts": [3]}, r"float32\[2\], that of .*3\]"),
         ((1 << 20, 16), {"field_offsets": [12]}, "at byte 12 of the snapshot"),
         ((1 << 20, 16), {"field_counts": []}, "must have one entry a field"),

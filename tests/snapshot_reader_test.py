@@ -191,9 +191,11 @@ class FormatTest(TestCase):
         ):
             open_snapshot(path).verify()
 
-    @parameterized.parameters({"rows": 2}, {"erased": 1}, {"crc32c": 5})
+    @parameterized.parameters({"rows": 0}, {"erased": 0}, {"crc32c": 5})
     def test_a_file_that_the_manifest_does_not_name(self, **changes):
-        path = self._write("0", [{"rows": [(1, 1)]}], **changes)
+        base = self._write("0", [{}])
+        chunk = {"rows": [(1, 1)], "after": [2, 3]}
+        path = self._write("1", [chunk], base=base, **changes)
         for read in (lambda s: s.verify(), lambda s: list(s.chunks())):
             with self.assertRaisesRegex(
                 DamagedSnapshotError, "chunks is not the one that the manifest"

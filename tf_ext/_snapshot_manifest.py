@@ -4,20 +4,23 @@ Needs no TensorFlow, so that snapshots can be read without it.
 """
 
 import dataclasses
-import json
 
 from tf_ext import _core
+from tf_ext._sealed_json import FORMAT, INT64_MAX, seal, unseal
+from tf_ext._sealed_json import DamagedSnapshotError as DamagedSnapshotError
 
-FORMAT = 1
 NAME = "manifest.json"
+# Of the names of files of rows, a regular expression.
+ROW_FILE = r"rows-[0-9a-f]{16}-[0-9]{5,7}-[0-9]{3,7}\.chunks"
+# Of 100,000 shards with all the files that they can have it is a third.
+MAX_BYTES = 1 << 30
 
-_ENDING = ',\n  "crc32c": "{:08x}"\n}}\n'
-_ENDING_BYTES = len(_ENDING.format(0))
 _DTYPE_BYTES = {"int64": 8, "float32": 4, "int32": 4}
-
-
-class DamagedSnapshotError(ValueError):
-    """A snapshot that cannot be read: which file, where and what is wrong."""
+_FIRST_FIELDS = (("sign", "int64"), ("weights", "float32"))
+_ANYTHING = "(?s:.*)"
+_MAX_DIM = 65536
+_MAX_FIELDS = 32
+_MAX_SHARDS = 1 << 20
 
 
 class SnapshotConflictError(RuntimeError):
@@ -90,6 +93,14 @@ class Manifest:
         """Bytes of all files of rows."""
         return sum(file.bytes for file in self.files)
 
+    @property
+    def described_fields(self):
+        """The fields of a row without the sign, for messages."""
+        return ", ".join(
+            f"{field.name} {field.dtype}[{field.count}]"
+            for field in self.fields[1:]
+        )
+
 
 def row_fields(fields):
     """Where the fields of a row are stored.
@@ -146,49 +157,6 @@ def encode(manifest):
     return seal(members)
 
 
-def seal(members):
-    """The bytes of a JSON file that ends with its own CRC32C.
-
-    Args:
-      members: dict, not empty.
-    """
-    text = json.dumps(members, indent=2, ensure_ascii=False)
-    body = text.removesuffix("\n}").encode()
-    return body + _ENDING.format(_core.crc32c(body)).encode()
-
-
-def unseal(data, where):
-    """The members that `seal` was given.
-
-    Args:
-      data: bytes.
-      where: string, the file, for messages.
-
-    Returns:
-      dict.
-
-    Raises:
-      DamagedSnapshotError: other bytes than `seal` made.
-      ValueError: members of another format than FORMAT.
-    """
-    body, ending = data[:-_ENDING_BYTES], data[-_ENDING_BYTES:]
-    crc = _core.crc32c(body)
-    if ending != _ENDING.format(crc).encode():
-        raise DamagedSnapshotError(
-            f"{where} is damaged: it should end with its CRC32C {crc:08x}, "
-            f"but the last of its {len(data)} bytes, from byte {len(body)} "
-            f"on, are {ending!r}."
-        )
-    members = json.loads(body + b"}")
-    if members["format"] != FORMAT:
-        raise ValueError(
-            f"{where} is of format {members['format']}; this version of "
-            f"tf_ext reads format {FORMAT}. It was written by tf_ext "
-            f"{members['tf_ext_version']}."
-        )
-    return members
-
-
 def decode(data, where):
     """The manifest in the bytes of `manifest.json`.
 
@@ -200,41 +168,125 @@ def decode(data, where):
       A Manifest.
 
     Raises:
-      DamagedSnapshotError: bytes that `encode` did not write.
+      DamagedSnapshotError: bytes that `encode` did not write; the member
+        that is wrong is named.
       ValueError: a manifest of another format.
     """
     members = unseal(data, where)
-    table, row, base = members["table"], members["row"], members["base"]
-    return Manifest(
-        id=members["id"],
-        base=base and (base["path"], base["id"]),
-        sequence=members["sequence"],
-        step=members["step"],
-        tf_ext_version=members["tf_ext_version"],
-        tensorflow_version=members["tensorflow_version"],
-        table_id=table["id"],
-        label=table["label"],
-        config=table["config"],
-        state=members["state"],
-        row_bytes=row["bytes"],
-        fields=tuple(_known(RowField, field) for field in row["fields"]),
-        chunk_bytes=members["chunk_bytes"],
-        shards=members["shards"],
-        files=tuple(
-            _known(
-                RowFile,
-                {
-                    **file,
-                    "tag": int(file["tag"], 16),
-                    "crc32c": int(file["crc32c"], 16),
-                },
-            )
-            for file in members["files"]
+    table = members.object("table")
+    base = _decode_base(members)
+    row_bytes, fields = _decode_row(members.object("row"))
+    shards = members.integer("shards", 1, _MAX_SHARDS)
+    manifest = Manifest(
+        id=members.hexadecimal("id", 32),
+        base=base,
+        sequence=members.integer(
+            "sequence", *((0, 0) if base is None else (1, INT64_MAX))
         ),
+        step=None if members.is_null("step") else members.integer("step"),
+        tf_ext_version=members.text("tf_ext_version"),
+        tensorflow_version=members.text("tensorflow_version"),
+        table_id=table.text("id"),
+        label=table.text("label"),
+        config=_decode_config(table, fields),
+        state=_decode_state(members.object("state")),
+        row_bytes=row_bytes,
+        fields=fields,
+        chunk_bytes=members.integer(
+            "chunk_bytes",
+            _core.CHUNK_HEADER_BYTES + row_bytes,
+            _core.chunk_bytes_for(row_bytes),
+        ),
+        shards=shards,
+        files=tuple(
+            _decode_file(file, row_bytes, shards, base is None)
+            for file in members.objects("files")
+        ),
+    )
+    _check_files(members, manifest)
+    return manifest
+
+
+def _decode_base(members):
+    kind = members.text("kind", "full|delta", "'full' or 'delta'")
+    if members.is_null("base"):
+        if kind != "full":
+            members.refuse("kind", "'full' where there is no base")
+        return None
+    base = members.object("base")
+    if kind != "delta":
+        members.refuse("kind", "'delta' where there is a base")
+    # Zero ends names, and surrogates are no characters.
+    path = base.text("path", r"[^\0\ud800-\udfff]+", "the path of a directory")
+    return path, base.hexadecimal("id", 32)
+
+
+def _decode_row(row):
+    """`(bytes of a row, its RowFields)`."""
+    found = row.objects("fields")
+    if not 2 <= len(found) <= _MAX_FIELDS:
+        row.refuse("fields", f"a list of 2 to {_MAX_FIELDS} fields")
+    wanted = []
+    for index, field in enumerate(found):
+        if index < len(_FIRST_FIELDS):
+            name, dtype = _FIRST_FIELDS[index]
+            field.text("name", name, repr(name))
+            field.text("dtype", dtype, repr(dtype))
+        else:
+            name = field.text("name", "[a-z0-9_]{1,64}", "the name of a field")
+            dtype = field.text("dtype", "float32|int32", "'float32' or 'int32'")
+        if name in [before for before, _, _ in wanted]:
+            field.refuse("name", "that of no other field")
+        count = field.integer("count", 1, _MAX_DIM if index else 1)
+        wanted.append((name, dtype, count))
+    fields, row_bytes = row_fields(wanted[1:])
+    for field, right in zip(found, fields, strict=True):
+        field.integer("offset", right.offset, right.offset)
+    row.integer("bytes", row_bytes, row_bytes)
+    return row_bytes, fields
+
+
+def _decode_config(table, fields):
+    config = table.text("config", _ANYTHING, "a text")
+    lines = config.splitlines()
+    if not all(line.isprintable() and "=" in line for line in lines):
+        table.refuse("config", "lines of the form key=value")
+    dim = str(fields[1].count)
+    if dict(line.split("=", 1) for line in lines).get("dim") != dim:
+        table.refuse("config", f"one with the line dim={dim}, as of weights")
+    return config
+
+
+def _decode_state(state):
+    return {name: state.text(name, _ANYTHING) for name in state.names()}
+
+
+def _decode_file(file, row_bytes, shards, is_full):
+    size = file.integer("bytes", _core.CHUNK_HEADER_BYTES, INT64_MAX)
+    content = size - _core.CHUNK_HEADER_BYTES
+    rows = file.integer("rows", 0, content // row_bytes)
+    left = (content - rows * row_bytes) // _DTYPE_BYTES["int64"]
+    return RowFile(
+        name=file.text("name", ROW_FILE, "a name rows-...-...-....chunks"),
+        shard=file.integer("shard", 0, shards - 1),
+        tag=file.number("tag", 16),
+        rows=rows,
+        erased=file.integer("erased", 0, 0 if is_full else left),
+        bytes=size,
+        crc32c=file.number("crc32c", 8),
     )
 
 
-def _known(kind, members):
-    """A dataclass of the members that this version knows."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    return kind(**{name: members[name] for name in names})
+def _check_files(members, manifest):
+    files = manifest.files
+    if len({file.name for file in files}) != len(files):
+        members.refuse("files", "a list of files of different names")
+    with_file = {file.shard for file in files}
+    if len(with_file) != manifest.shards:
+        members.refuse(
+            "files",
+            f"a list with a file, or more, of each of the {manifest.shards} "
+            f"shards (it has some of {len(with_file)})",
+        )
+    members.integer("rows", manifest.rows, manifest.rows)
+    members.integer("erased", manifest.erased, manifest.erased)

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <string>
 
+#include "cc/core/checked_math.h"
 #include "cc/core/crc32c.h"
+#include "cc/core/mix.h"
 
 namespace tf_ext {
 namespace {
@@ -70,6 +73,25 @@ int64_t ChunkBytesFor(int64_t row_bytes) {
   return (least + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
+Status CheckChunkFormat(const ChunkFormat& format) {
+  if (format.row_bytes < kSignBytes || format.row_bytes > kMaxStoredRowBytes) {
+    return Status::InvalidArgument(
+        "row_bytes must be from " + std::to_string(kSignBytes) + " to " +
+        std::to_string(kMaxStoredRowBytes) + ", but it is " +
+        std::to_string(format.row_bytes) + ".");
+  }
+  const int64_t least = kChunkHeaderBytes + format.row_bytes;
+  const int64_t most = ChunkBytesFor(format.row_bytes);
+  if (format.chunk_bytes < least || format.chunk_bytes > most) {
+    return Status::InvalidArgument(
+        "chunk_bytes must be from " + std::to_string(least) + " to " +
+        std::to_string(most) + " for rows of " +
+        std::to_string(format.row_bytes) + " bytes, but it is " +
+        std::to_string(format.chunk_bytes) + ".");
+  }
+  return Status::Ok();
+}
+
 ChunkEncoder::ChunkEncoder(const ChunkFormat& format)
     : format_(format), buffer_(format.chunk_bytes) {}
 
@@ -102,12 +124,21 @@ ChunkEncoder::Chunk ChunkEncoder::Finish(bool last) {
 
 int64_t ChunkSize(const ChunkFormat& format, int64_t file_bytes,
                   int64_t index) {
+  // Not past the end, where the product could overflow.
+  if (index < 0 || index > file_bytes / format.chunk_bytes) return 0;
   return std::clamp<int64_t>(file_bytes - index * format.chunk_bytes, 0,
                              format.chunk_bytes);
 }
 
 Status DecodeChunk(const ChunkFormat& format, const uint8_t* data,
                    int64_t bytes, int64_t index, ChunkView* view) {
+  const Status status = CheckChunkFormat(format);
+  if (!status.ok()) return status;
+  if (index < 0 || index > std::numeric_limits<uint32_t>::max()) {
+    return Status::InvalidArgument("the index of a chunk is " +
+                                   std::to_string(index) +
+                                   "; it must be from 0 to 4294967295.");
+  }
   const int64_t offset = index * format.chunk_bytes;
   if (bytes < kChunkHeaderBytes) {
     return Damage(offset, "a chunk of " + std::to_string(bytes) +
@@ -116,10 +147,10 @@ Status DecodeChunk(const ChunkFormat& format, const uint8_t* data,
   }
   Header header;
   std::memcpy(&header, data, sizeof(header));
+  const int64_t signs = int64_t{header.erased_before} + header.erased_after;
   const int64_t content =
-      kChunkHeaderBytes +
-      (int64_t{header.erased_before} + header.erased_after) * kSignBytes +
-      header.rows * format.row_bytes;
+      SaturatedAdd(kChunkHeaderBytes + signs * kSignBytes,
+                   SaturatedMultiply(header.rows, format.row_bytes));
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) {
     return Damage(offset + offsetof(Header, magic),
                   "no chunk begins here (its magic is missing).");
@@ -153,6 +184,27 @@ Status DecodeChunk(const ChunkFormat& format, const uint8_t* data,
   view->signs_after = view->row_data + header.rows * format.row_bytes;
   view->crc32c = CrcOfAll(data, content, bytes, crc);
   return Status::Ok();
+}
+
+Status CheckShard(const ChunkView& chunk, int64_t row_bytes, int64_t shard,
+                  int64_t shards) {
+  const auto check = [&](const uint8_t* signs, int64_t n, int64_t step) {
+    for (int64_t i = 0; i < n; ++i) {
+      int64_t sign;
+      std::memcpy(&sign, signs + i * step, sizeof(sign));
+      const int64_t found = ShardOf(sign, shards);
+      if (found == shard) continue;
+      return Status::DataLoss("holds the sign " + std::to_string(sign) +
+                              " of shard " + std::to_string(found) +
+                              ", but should hold signs of shard " +
+                              std::to_string(shard) + " alone.");
+    }
+    return Status::Ok();
+  };
+  Status status = check(chunk.signs_before, chunk.erased_before, kSignBytes);
+  if (status.ok()) status = check(chunk.row_data, chunk.rows, row_bytes);
+  if (!status.ok()) return status;
+  return check(chunk.signs_after, chunk.erased_after, kSignBytes);
 }
 
 }  // namespace tf_ext

@@ -13,7 +13,12 @@ namespace tf_ext {
 
 inline constexpr int64_t kChunkHeaderBytes = 32;
 
-// Bytes of a chunk in files of rows of `row_bytes` bytes.
+// The longest row that files may hold: many times that of any table, and
+// short enough that a chunk always fits memory.
+inline constexpr int64_t kMaxStoredRowBytes = 16 << 20;
+
+// Bytes of a chunk in files of rows of `row_bytes` bytes, at most
+// kMaxStoredRowBytes.
 int64_t ChunkBytesFor(int64_t row_bytes);
 
 // What all chunks of a file have in common.
@@ -22,6 +27,10 @@ struct ChunkFormat {
   int64_t row_bytes;
   uint64_t tag;
 };
+
+// Fails (kInvalidArgument) unless a row begins with a sign, is not too long,
+// and a chunk has room for one and is not larger than ChunkBytesFor it.
+Status CheckChunkFormat(const ChunkFormat& format);
 
 // Fills chunks one after another. The order is that of the layout: signs
 // erased before all rows of the file, rows, signs erased after them.
@@ -80,11 +89,16 @@ struct ChunkView {
 // Bytes of chunk `index` of a file of `file_bytes`; 0: there is none.
 int64_t ChunkSize(const ChunkFormat& format, int64_t file_bytes, int64_t index);
 
-// Checks all that can be checked: CRC, magic, tag, index, counts, size,
+// Checks all that can be checked: format, CRC, magic, tag, index, counts, size,
 // padding. `data` are the bytes of chunk `index`. The error (kDataLoss) names
 // the offset in the file; the caller knows its name.
 Status DecodeChunk(const ChunkFormat& format, const uint8_t* data,
                    int64_t bytes, int64_t index, ChunkView* view);
+
+// Fails (kDataLoss) at the first sign, of a row or erased, that is not of shard
+// `shard` of `shards`.
+Status CheckShard(const ChunkView& chunk, int64_t row_bytes, int64_t shard,
+                  int64_t shards);
 
 }  // namespace tf_ext
 

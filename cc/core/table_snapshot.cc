@@ -237,7 +237,8 @@ Status Table::ResolveStoredRows(const StoredRows& stored,
           Describe(each.type, each.count) + ".");
     }
     if (each.offset < RowLayout::kWeightsOffset ||
-        each.offset + field->bytes() > stored.row_bytes) {
+        stored.row_bytes < field->bytes() ||
+        each.offset > stored.row_bytes - field->bytes()) {
       return Status::InvalidArgument(
           "field \"" + each.name + "\" should be at byte " +
           std::to_string(each.offset) + " of the snapshot's rows, which have " +

@@ -1,6 +1,7 @@
 #include "cc/ops/snapshot_files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -50,6 +52,18 @@ absl::Status Damaged(const SnapshotFile& file, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(file.path, " is ", what));
 }
 
+// Opening a pipe would wait for its other end, and a link leads out of the
+// directory. Other file systems have neither.
+absl::Status CheckRegular(const SnapshotFile& file) {
+  const std::string local = LocalPath(file.path);
+  struct stat found;
+  if (local.empty() || lstat(local.c_str(), &found) != 0 ||
+      S_ISREG(found.st_mode)) {
+    return absl::OkStatus();
+  }
+  return Damaged(file, "damaged at byte 0: it is no regular file.");
+}
+
 }  // namespace
 
 absl::Status SnapshotFileWriter::Open(const std::string& path,
@@ -82,6 +96,7 @@ absl::Status SnapshotFileWriter::SyncAndClose() {
 absl::Status ReadSnapshotFile(
     const SnapshotFile& file, int64_t chunk_bytes, int64_t row_bytes,
     const std::function<absl::Status(const ChunkView&)>& take) {
+  TF_RETURN_IF_ERROR(CheckRegular(file));
   uint64_t found;
   TF_RETURN_IF_ERROR(Env::Default()->GetFileSize(file.path, &found));
   if (static_cast<int64_t>(found) != file.bytes) {
@@ -103,10 +118,17 @@ absl::Status ReadSnapshotFile(
     TF_RETURN_IF_ERROR(reader->Read(index * chunk_bytes, data,
                                     absl::MakeSpan(buffer.data(), bytes)));
     ChunkView chunk;
-    const Status status =
+    Status status =
         DecodeChunk(format, reinterpret_cast<const uint8_t*>(data.data()),
                     data.size(), index, &chunk);
     if (!status.ok()) return Damaged(file, status.message());
+    if (file.shards != 1) {
+      status = CheckShard(chunk, row_bytes, file.shard, file.shards);
+      if (!status.ok()) {
+        return absl::DataLossError(
+            absl::StrCat(file.path, " ", status.message()));
+      }
+    }
     rows += chunk.rows;
     erased += chunk.erased_before + chunk.erased_after;
     crc = CombineCrc32c(crc, chunk.crc32c, data.size());
@@ -153,7 +175,13 @@ absl::Status OnFileThreads(int64_t n, int64_t threads,
   std::atomic<int64_t> next{0};
   const auto run = [&] {
     for (int64_t i = next++; i < n; i = next++) {
-      const absl::Status status = work(i);
+      absl::Status status;
+      try {
+        status = work(i);
+      } catch (const std::bad_alloc&) {
+        status = absl::ResourceExhaustedError(
+            "out of memory for a file of a snapshot.");
+      }
       if (status.ok()) continue;
       next = n;
       const std::lock_guard<std::mutex> lock(mutex);

@@ -48,10 +48,14 @@ struct SnapshotFile {
   int64_t erased;
   int64_t bytes;
   uint32_t crc32c;
+  // It holds signs of shard `shard` of `shards` alone.
+  int64_t shard = 0;
+  int64_t shards = 1;
 };
 
 // Reads a file and hands over its chunks, each found whole, in order. Errors
 // name the file and, if it is damaged (absl::StatusCode::kDataLoss), the byte.
+// What is no regular file is damage, and not opened.
 absl::Status ReadSnapshotFile(
     const SnapshotFile& file, int64_t chunk_bytes, int64_t row_bytes,
     const std::function<absl::Status(const ChunkView&)>& take);

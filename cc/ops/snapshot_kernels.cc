@@ -15,6 +15,7 @@
 #include "cc/core/snapshot_chunk.h"
 #include "cc/core/stripe.h"
 #include "cc/core/table.h"
+#include "cc/core/unique.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/snapshot_files.h"
 #include "cc/ops/table_resource.h"
@@ -168,7 +169,8 @@ class SparseTableSaveOp : public AsyncOpKernel {
           job->directory,
           absl::StrFormat("rows-%s-%05d-%03d.chunks", job->id.substr(0, 16),
                           job->shard, i));
-      file.tag = Mix64(first + Mix64((job->shard << 32) + i));
+      file.tag = Mix64(first + Mix64((static_cast<uint64_t>(job->shard) << 32) +
+                                     static_cast<uint64_t>(i)));
     }
     TF_RETURN_IF_ERROR(OnFileThreads(
         n, n, [&](int64_t i) { return WriteFile(table, *job, i, n); }));
@@ -306,7 +308,9 @@ class SparseTableRestoreOp : public AsyncOpKernel {
     kRowBytes,
     kShard,
     kShards,
-    kVerifyOnly
+    kVerifyOnly,
+    kFileShards,
+    kStoredShards
   };
 
   absl::Status Restore(OpKernelContext* ctx) {
@@ -346,7 +350,8 @@ class SparseTableRestoreOp : public AsyncOpKernel {
                                       {"row_bytes", kRowBytes},
                                       {"shard", kShard},
                                       {"shards", kShards},
-                                      {"verify_only", kVerifyOnly}}) {
+                                      {"verify_only", kVerifyOnly},
+                                      {"stored_shards", kStoredShards}}) {
       TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
     }
     const int64_t n = ctx->input(kPaths).dim_size(0);
@@ -356,29 +361,65 @@ class SparseTableRestoreOp : public AsyncOpKernel {
                        "] (a row for each of the paths), but its shape is ",
                        ctx->input(kFiles).shape().DebugString(), "."));
     }
+    TF_RETURN_IF_ERROR(CheckVector("file_shards", ctx->input(kFileShards)));
+    if (ctx->input(kFileShards).dim_size(0) != n) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("file_shards must be of shape [", n,
+                       "] (one for each of the paths), but its shape is ",
+                       ctx->input(kFileShards).shape().DebugString(), "."));
+    }
     stored->fields = fields_;
     stored->row_bytes = IntInput(ctx, kRowBytes);
     stored->shard = IntInput(ctx, kShard);
     stored->shards = IntInput(ctx, kShards);
-    const int64_t chunk_bytes = IntInput(ctx, kChunkBytes);
-    if (stored->shard < 0 || stored->shard >= stored->shards ||
-        stored->row_bytes < static_cast<int64_t>(sizeof(int64_t)) ||
-        chunk_bytes < kChunkHeaderBytes + stored->row_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "shard must be below shards, row_bytes at least 8 and chunk_bytes "
-          "enough for a row, but they are ",
-          stored->shard, ", ", stored->shards, ", ", stored->row_bytes, " and ",
-          chunk_bytes, "."));
-    }
-    const auto paths = ctx->input(kPaths).vec<tstring>();
-    const auto numbers = ctx->input(kFiles).matrix<int64_t>();
+    TF_RETURN_IF_ERROR(
+        CheckShardNumber("shard", stored->shard, "shards", stored->shards));
+    TF_RETURN_IF_ERROR(ToTf(CheckChunkFormat(
+        {IntInput(ctx, kChunkBytes), stored->row_bytes, /*tag=*/0})));
     for (int64_t i = 0; i < n; ++i) {
-      files->push_back(
-          {std::string(paths(i)), static_cast<uint64_t>(numbers(i, kTag)),
-           numbers(i, kRows), numbers(i, kErased), numbers(i, kBytes),
-           static_cast<uint32_t>(numbers(i, kCrc))});
+      TF_RETURN_IF_ERROR(AddFile(ctx, i, files));
     }
     return absl::OkStatus();
+  }
+
+  static absl::Status CheckShardNumber(absl::string_view name, int64_t shard,
+                                       absl::string_view of, int64_t shards) {
+    if (shard >= 0 && shard < shards && shards <= kMaxShards) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, " must be at least 0 and below ", of, ", which must be at most ",
+        kMaxShards, ", but they are ", shard, " and ", shards, "."));
+  }
+
+  // Adds file `i` of the inputs.
+  static absl::Status AddFile(OpKernelContext* ctx, int64_t i,
+                              std::vector<SnapshotFile>* files) {
+    const auto numbers = ctx->input(kFiles).matrix<int64_t>();
+    SnapshotFile file;
+    file.path = std::string(ctx->input(kPaths).vec<tstring>()(i));
+    file.tag = static_cast<uint64_t>(numbers(i, kTag));
+    file.rows = numbers(i, kRows);
+    file.erased = numbers(i, kErased);
+    file.bytes = numbers(i, kBytes);
+    file.crc32c = static_cast<uint32_t>(numbers(i, kCrc));
+    if (file.rows < 0 || file.erased < 0 || file.bytes < kChunkHeaderBytes ||
+        file.crc32c != numbers(i, kCrc)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("files[", i,
+                       "] must have rows and erased signs of at least 0, at "
+                       "least ",
+                       kChunkHeaderBytes,
+                       " bytes and a CRC32C of 32 bits, but "
+                       "they are ",
+                       file.rows, ", ", file.erased, ", ", file.bytes, " and ",
+                       numbers(i, kCrc), "."));
+    }
+    file.shard = ctx->input(kFileShards).vec<int64_t>()(i);
+    file.shards = IntInput(ctx, kStoredShards);
+    files->push_back(file);
+    return CheckShardNumber(absl::StrCat("file_shards[", i, "]"), file.shard,
+                            "stored_shards", file.shards);
   }
 
   std::vector<StoredField> fields_;

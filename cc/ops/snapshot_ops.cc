@@ -38,10 +38,12 @@ absl::Status SaveShape(InferenceContext* c) {
 }
 
 absl::Status RestoreShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(CheckScalars(c, {"handle", "chunk_bytes", "row_bytes",
-                                      "shard", "shards", "verify_only"}));
+  TF_RETURN_IF_ERROR(
+      CheckScalars(c, {"handle", "chunk_bytes", "row_bytes", "shard", "shards",
+                       "verify_only", "stored_shards"}));
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(InputOfRank(c, "paths", 1, &unused));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "file_shards", 1, &unused));
   TF_RETURN_IF_ERROR(InputOfRank(c, "files", 2, &unused));
   c->set_output(0, c->Scalar());
   return absl::OkStatus();
@@ -123,6 +125,8 @@ REGISTER_OP("TfExt>SparseTableRestore")
     .Input("shard: int64")
     .Input("shards: int64")
     .Input("verify_only: bool")
+    .Input("file_shards: int64")
+    .Input("stored_shards: int64")
     .Output("rows: int64")
     .Attr("field_names: list(string)")
     .Attr("field_types: list({float, int32})")
@@ -144,6 +148,9 @@ row_bytes: Scalar. Bytes of a row in the files.
 shard: Scalar. Which rows belong to this shard.
 shards: Scalar. The number of the table's shards.
 verify_only: Scalar. Whether the files are only checked.
+file_shards: `[f]`. Which of the snapshot's shards each file holds rows of, and
+  of no other.
+stored_shards: Scalar. How many shards the snapshot has.
 rows: Scalar. The number of rows set.
 field_names: Fields to set, weights among them. Others start as a new row's.
 field_types: Their types.

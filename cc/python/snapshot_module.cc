@@ -23,10 +23,16 @@ using Rows = py::array_t<uint8_t, py::array::c_style>;
 
 constexpr int64_t kSignBytes = sizeof(int64_t);
 
-void CheckRowBytes(int64_t row_bytes) {
-  if (row_bytes >= kSignBytes) return;
-  throw py::value_error("row_bytes must be at least 8, but it is " +
-                        std::to_string(row_bytes) + ".");
+void Check(const Status& status) {
+  if (!status.ok()) throw py::value_error(status.message());
+}
+
+// ChunkBytesFor, of any number.
+int64_t CheckedChunkBytesFor(int64_t row_bytes) {
+  const int64_t bytes =
+      ChunkBytesFor(std::clamp(row_bytes, kSignBytes, kMaxStoredRowBytes));
+  Check(CheckChunkFormat({bytes, row_bytes, /*tag=*/0}));
+  return bytes;
 }
 
 Signs CopySigns(const uint8_t* data, int64_t n) {
@@ -39,7 +45,6 @@ Signs CopySigns(const uint8_t* data, int64_t n) {
 // rows are a view of `data`. ValueError for damage, with its byte.
 py::tuple DecodeToArrays(const py::bytes& data, int64_t chunk_bytes,
                          int64_t row_bytes, uint64_t tag, int64_t index) {
-  CheckRowBytes(row_bytes);
   const ChunkFormat format = {chunk_bytes, row_bytes, tag};
   const auto* const bytes =
       reinterpret_cast<const uint8_t*>(PyBytes_AS_STRING(data.ptr()));
@@ -50,7 +55,7 @@ py::tuple DecodeToArrays(const py::bytes& data, int64_t chunk_bytes,
     py::gil_scoped_release release;
     status = DecodeChunk(format, bytes, size, index, &chunk);
   }
-  if (!status.ok()) throw py::value_error(status.message());
+  Check(status);
   py::array_t<uint8_t> rows({chunk.rows, row_bytes}, chunk.row_data, data);
   rows.attr("setflags")(py::arg("write") = false);
   return py::make_tuple(CopySigns(chunk.signs_before, chunk.erased_before),
@@ -98,8 +103,8 @@ py::array_t<bool> ContainsEach(const SignSet& set, const Signs& signs) {
 class RowFileEncoder {
  public:
   RowFileEncoder(int64_t row_bytes, uint64_t tag)
-      : row_bytes_((CheckRowBytes(row_bytes), row_bytes)),
-        encoder_({ChunkBytesFor(row_bytes), row_bytes, tag}) {}
+      : row_bytes_(row_bytes),
+        encoder_({CheckedChunkBytesFor(row_bytes), row_bytes, tag}) {}
 
   // Rows [n, row_bytes]; the chunks that have become full.
   py::bytes AddRows(const Rows& rows) {
@@ -152,10 +157,9 @@ class RowFileEncoder {
 void DefineSnapshots(py::module_* m) {
   m->def("combine_crc32c", &CombineCrc32c, py::arg("first"), py::arg("second"),
          py::arg("size"));
-  m->def("chunk_bytes_for", [](int64_t row_bytes) {
-    CheckRowBytes(row_bytes);
-    return ChunkBytesFor(row_bytes);
-  });
+  m->attr("CHUNK_HEADER_BYTES") = kChunkHeaderBytes;
+  m->attr("MAX_ROW_BYTES") = kMaxStoredRowBytes;
+  m->def("chunk_bytes_for", &CheckedChunkBytesFor, py::arg("row_bytes"));
   m->def("decode_chunk", &DecodeToArrays, py::arg("data"),
          py::arg("chunk_bytes"), py::arg("row_bytes"), py::arg("tag"),
          py::arg("index"));

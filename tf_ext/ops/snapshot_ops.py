@@ -104,6 +104,8 @@ def sparse_table_restore(
     shard=0,
     shards=1,
     verify_only=False,
+    file_shards=None,
+    stored_shards=1,
     *,
     field_names,
     field_types,
@@ -122,6 +124,9 @@ def sparse_table_restore(
       shard: int64 `[]`, which rows are wanted: those of this shard.
       shards: int64 `[]`, of the table.
       verify_only: bool `[]`, whether the table stays as it is.
+      file_shards: int64 `[f]`, which of the snapshot's shards each file holds
+        rows of; any other row in it is damage. None: all are of shard 0.
+      stored_shards: int64 `[]`, how many shards the snapshot has.
       field_names: list of strings, the fields to set, "weights" among them.
       field_types: list of dtypes.
       field_counts: list of ints, their values in a row.
@@ -135,6 +140,8 @@ def sparse_table_restore(
       tf.errors.DataLossError: damage; file and byte are named. What was read
         before it has been applied.
     """
+    if file_shards is None:
+        file_shards = tf.zeros(tf.shape(paths), tf.int64)
     return library().tf_ext_sparse_table_restore(
         handle,
         paths,
@@ -144,6 +151,8 @@ def sparse_table_restore(
         shard,
         shards,
         verify_only,
+        file_shards,
+        stored_shards,
         field_names=field_names,
         field_types=field_types,
         field_counts=field_counts,

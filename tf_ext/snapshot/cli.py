@@ -49,6 +49,8 @@ def main(arguments=None):
         ValueError,
     ) as error:
         return _fail(error, _FAILED)
+    except MemoryError:
+        return _fail("there is not enough memory.", _FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted; nothing was written.", _INTERRUPTED)
 

@@ -1,6 +1,7 @@
 """Files of snapshots: how they are found, and read chunk by chunk."""
 
 import collections
+import errno
 
 from tf_ext import _core
 from tf_ext import _snapshot_manifest as manifests
@@ -12,6 +13,8 @@ from tf_ext.snapshot.storage import join, storage_of
 
 # How often a snapshot is read that is replaced each time.
 ATTEMPTS = 3
+# What the system says of a path that is none.
+_NO_PATH = (errno.ELOOP, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT)
 
 Chunk = collections.namedtuple(
     "Chunk", ["erased_before", "rows", "erased_after"]
@@ -33,6 +36,11 @@ def read_manifest(path):
     name = join(path, manifests.NAME)
     try:
         with storage_of(path).reader(name) as (size, read):
+            if size > manifests.MAX_BYTES:
+                raise DamagedSnapshotError(
+                    f"{name} is damaged: it has {size} bytes, which is more "
+                    f"than the {manifests.MAX_BYTES} of any manifest."
+                )
             data = read(0, size)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
@@ -52,25 +60,12 @@ def read_chain(path):
 
     Raises:
       FileNotFoundError: there is no snapshot, or one of its bases is gone.
-      DamagedSnapshotError: a manifest is damaged, or the base of a delta has
-        been replaced.
+      DamagedSnapshotError: a manifest is damaged, the base of a delta has
+        been replaced, or the two do not fit together.
     """
     chain = [(path, read_manifest(path))]
     while chain[0][1].base is not None:
-        after, (name, wanted) = chain[0][0], chain[0][1].base
-        base = join(after, name)
-        try:
-            manifest = read_manifest(base)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{after} continues a snapshot that is gone. {error}"
-            ) from None
-        if manifest.id != wanted:
-            raise DamagedSnapshotError(
-                f"{after} continues the snapshot {wanted} in {base}, but that "
-                f"has been replaced by {manifest.id}."
-            )
-        chain.insert(0, (base, manifest))
+        chain.insert(0, _read_base(*chain[0]))
     return chain
 
 
@@ -115,6 +110,42 @@ def replaced(path):
         "read. Read it again, when no save is running or less often than it "
         "takes to read it."
     )
+
+
+def _read_base(path, delta):
+    """The `(path, Manifest)` that a delta continues."""
+    base = join(path, delta.base[0])
+    try:
+        manifest = read_manifest(base)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{path} continues a snapshot that is gone. {error}"
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_PATH:
+            raise
+        raise DamagedSnapshotError(
+            f"{path} continues a snapshot in {base!r}, which cannot be opened: "
+            f"{error.strerror}."
+        ) from None
+    if manifest.id != delta.base[1]:
+        raise DamagedSnapshotError(
+            f"{path} continues the snapshot {delta.base[1]} in {base}, but "
+            f"that has been replaced by {manifest.id}."
+        )
+    # Numbers that fall end where a chain leads back to itself.
+    if manifest.sequence != delta.sequence - 1:
+        raise DamagedSnapshotError(
+            f"{path} is number {delta.sequence} of a chain, so what it "
+            f"continues must be number {delta.sequence - 1}, but {base} is "
+            f"number {manifest.sequence}."
+        )
+    if manifest.fields != delta.fields:
+        raise DamagedSnapshotError(
+            f"{path} and {base}, which it continues, have rows of different "
+            f"fields: {delta.described_fields} and {manifest.described_fields}."
+        )
+    return base, manifest
 
 
 def read_chunks(path, manifest, file, progress, backwards=False):

@@ -58,13 +58,6 @@ class Snapshot:
             field.name: (field.dtype, field.count)
             for field in self.manifest.fields[1:]
         }
-        for path, manifest in self.chain:
-            if manifest.fields != self.manifest.fields:
-                raise ValueError(
-                    f"{self.path} and {path}, which it continues, have rows "
-                    f"of different fields: {_names(self.manifest)} and "
-                    f"{_names(manifest)}."
-                )
 
     @property
     def bytes(self):
@@ -257,13 +250,6 @@ def _verify(path, manifest, file, progress):
                     f"{file.shard} alone (after {row} rows)."
                 )
         row += len(chunk.rows)
-
-
-def _names(manifest):
-    return ", ".join(
-        f"{field.name} {field.dtype}[{field.count}]"
-        for field in manifest.fields[1:]
-    )
 
 
 def _ignore(_):

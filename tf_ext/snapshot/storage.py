@@ -9,7 +9,10 @@ import errno
 import fcntl
 import os
 import posixpath
+import stat
 import time
+
+from tf_ext._sealed_json import DamagedSnapshotError
 
 # Who holds a lock needs it for as long as it takes to write one small file and
 # to remove others.
@@ -25,7 +28,7 @@ def normalised(path):
 def join(path, name):
     """A path that begins at another one, unless it is absolute or elsewhere."""
     if "://" in name:
-        return name
+        return normalised(name)
     joined = posixpath.join(path, name)
     return joined if "://" in joined else normalised(joined)
 
@@ -54,8 +57,12 @@ class _Local:
     @staticmethod
     @contextlib.contextmanager
     def reader(name):
-        """Gives `(size, read)`; `read(offset, size)` are bytes."""
-        with open(name, "rb", buffering=0) as file:
+        """Gives `(size, read)`; `read(offset, size)` are bytes.
+
+        Raises:
+          DamagedSnapshotError: it is no regular file, of this directory.
+        """
+        with open(name, "rb", buffering=0, opener=_open_regular) as file:
             yield (
                 os.fstat(file.fileno()).st_size,
                 lambda offset, size: os.pread(file.fileno(), size, offset),
@@ -188,6 +195,8 @@ class _TensorFlow:
             yield
         except (errors.NotFoundError, errors.FailedPreconditionError) as error:
             raise FileNotFoundError(error.message) from None
+        except errors.UnimplementedError as error:
+            raise OSError(errno.EPROTONOSUPPORT, error.message) from None
         except errors.OpError as error:
             raise OSError(error.message) from None
 
@@ -209,6 +218,24 @@ def _lock(opened, directory):
             time.sleep(0.01)
         except OSError:  # Network file systems do not lock directories.
             return
+
+
+def _open_regular(name, flags):
+    # Opening a pipe would wait for its other end, and a link leads out of the
+    # directory.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(name, flags)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+    else:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+    raise DamagedSnapshotError(
+        f"{name} is damaged at byte 0: it is no regular file."
+    )
 
 
 def _sync_directory(path):

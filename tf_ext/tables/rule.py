@@ -168,6 +168,31 @@ class SparseOptimizer:
         first = _plain({"learning_rate": self._first_learning_rate})
         return json.dumps({"config": config, "first": first}, sort_keys=True)
 
+    def read_state(self, state):
+        """What `resume` will take up; nothing is changed.
+
+        Args:
+          state: JSON text, from `state`.
+
+        Returns:
+          `(configuration, learning rate to go on with, or None)`.
+
+        Raises:
+          ValueError: a text that `state` has not made.
+        """
+        try:
+            saved = json.loads(state)
+            config, first = dict(saved["config"]), saved["first"]
+        except (KeyError, RecursionError, TypeError, ValueError) as error:
+            raise ValueError(
+                "it is no JSON object with the members `config` and `first` "
+                f"of a {type(self).__name__} ({error})."
+            ) from None
+        mine = _plain({"learning_rate": self._first_learning_rate})
+        if not isinstance(self._learning_rate, float) or first != mine:
+            return config, None
+        return config, self._check("learning_rate", config.get("learning_rate"))
+
     def resume(self, state, label):
         """Takes up a state, and logs where this program differs from it.
 
@@ -179,11 +204,9 @@ class SparseOptimizer:
           state: JSON text, from `state`.
           label: string, the table's name, for the log.
         """
-        saved = json.loads(state)
-        theirs = saved["config"]
-        first = _plain({"learning_rate": self._first_learning_rate})
-        if isinstance(self._learning_rate, float) and first == saved["first"]:
-            self.learning_rate = theirs["learning_rate"]
+        theirs, rate = self.read_state(state)
+        if rate is not None:
+            self.learning_rate = rate
         mine = _plain(self.get_config())
         for key in sorted(mine.keys() & theirs.keys()):
             if mine[key] != theirs[key]:

@@ -175,13 +175,22 @@ class TableShard:
             ops.sparse_table_set_chain(self.resource_handle, snapshot_id)
 
     def restore(
-        self, paths, files, manifest, fields, index, shards, verify_only
+        self,
+        paths,
+        files,
+        file_shards,
+        manifest,
+        fields,
+        index,
+        shards,
+        verify_only,
     ):
         """Applies files of a snapshot, or only checks them.
 
         Args:
           paths: list of strings.
           files: int64 `[f, 5]`, as of `ops.sparse_table_save`.
+          file_shards: list of ints, the snapshot's shard that each is of.
           manifest: Manifest of the snapshot.
           fields: list of RowField, those to set.
           index: int, which shard of the table this is.
@@ -201,6 +210,8 @@ class TableShard:
                 index,
                 shards,
                 verify_only,
+                tf.constant(file_shards, tf.int64, [len(paths)]),
+                manifest.shards,
                 field_names=[f.name for f in fields],
                 field_types=[f.dtype for f in fields],
                 field_counts=[f.count for f in fields],

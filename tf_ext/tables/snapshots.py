@@ -35,9 +35,7 @@ from tf_ext.snapshot.storage import join, normalised, storage_of
 
 # What a save may have left behind, or replaces.
 _OWN_FILE = re.compile(
-    r"rows-[0-9a-f]{16}-\d{5,}-\d{3,}\.chunks|"
-    + re.escape(manifests.NAME)
-    + r"\.part"
+    manifests.ROW_FILE + "|" + re.escape(manifests.NAME) + r"\.part"
 )
 
 Description = collections.namedtuple(
@@ -212,7 +210,9 @@ def _together(rows, what):
         raise
 
 
-def load(rows, path, label, weights_only=False, incremental=False):
+def load(
+    rows, path, label, weights_only=False, incremental=False, check_state=None
+):
     """Replaces rows by those of a snapshot; see `SparseTable.load`.
 
     Args:
@@ -221,6 +221,9 @@ def load(rows, path, label, weights_only=False, incremental=False):
       label: string, the table's name, for messages.
       weights_only: bool, whether slots start anew.
       incremental: bool, whether deltas may continue the snapshot.
+      check_state: function that is called with the state, before any row is
+        changed, and raises ValueError if it cannot be taken up. None: it is
+        not wanted.
 
     Returns:
       Its Manifest.
@@ -237,8 +240,12 @@ def load(rows, path, label, weights_only=False, incremental=False):
 
     def restore(chain):
         with _together(rows, what):
-            for _, manifest in chain:
+            for where, manifest in chain:
                 rows.check_config(label, manifest.config, weights_only)
+                if not weights_only:
+                    _check_fields(rows, where, manifest)
+            if check_state is not None:
+                _check_state(*chain[-1], check_state)
         if int(rows.size()) != 0:
             with _together(rows, what):
                 _restore_all(rows, chain, weights_only, verify_only=True)
@@ -281,6 +288,34 @@ def _common_chain(rows, path, what):
         (where, manifests.decode(text.encode(), where))
         for where, text in json.loads(sent)
     ]
+
+
+def _check_fields(rows, path, manifest):
+    """Raises unless rows hold what those of their configuration do."""
+    if manifest.fields == _row_fields(rows)[0]:
+        return
+    wanted = dataclasses.replace(manifest, fields=_row_fields(rows)[0])
+    raise DamagedSnapshotError(
+        f"{posixpath.join(path, manifests.NAME)} is damaged: its member "
+        f"row.fields must be those of a table of table.config, "
+        f"{wanted.described_fields}, but is {manifest.described_fields}."
+    )
+
+
+def _check_state(path, manifest, check_state):
+    try:
+        check_state(manifest.state)
+    except ValueError as error:
+        raise DamagedSnapshotError(
+            f"{posixpath.join(path, manifests.NAME)} is damaged: its member "
+            f"state must be that of a table's optimizer, but {error}"
+        ) from None
+
+
+def _row_fields(rows):
+    return manifests.row_fields(
+        [(f.name, f.dtype.name, f.count) for f in rows.fields]
+    )
 
 
 def end_chain(rows):
@@ -345,9 +380,7 @@ def _check_step(step):
 
 
 def _manifest(rows, path, description, snapshot_id, chain, base, step, parts):
-    fields, row_bytes = manifests.row_fields(
-        [(f.name, f.dtype.name, f.count) for f in rows.fields]
-    )
+    fields, row_bytes = _row_fields(rows)
     return manifests.Manifest(
         id=snapshot_id,
         base=None
@@ -387,6 +420,7 @@ def _restore_all(rows, chain, weights_only, verify_only=False):
             shard.restore(
                 [posixpath.join(path, file.name) for file in files],
                 _numbers(files),
+                [file.shard for file in files],
                 manifest,
                 fields=[
                     field

@@ -192,6 +192,10 @@ class SparseTable(keras.layers.Layer):
             "columns": self.column_record.state(),
         }
 
+    def _check_state(self, state):
+        if "optimizer" in state:
+            self.optimizer.read_state(state["optimizer"])
+
     def _restore_state(self, state):
         if "optimizer" in state:
             self.optimizer.resume(state["optimizer"], self.name)
@@ -435,7 +439,12 @@ class SparseTable(keras.layers.Layer):
         True
         """
         manifest = snapshots.load(
-            self.rows, path, self.name, weights_only, incremental
+            self.rows,
+            path,
+            self.name,
+            weights_only,
+            incremental,
+            None if weights_only else self._check_state,
         )
         state = dict(manifest.state)
         if weights_only:
