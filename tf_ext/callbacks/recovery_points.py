@@ -8,6 +8,7 @@ point-0000001200/           # the step
 
 import contextlib
 import dataclasses
+import math
 import posixpath
 import re
 import uuid
@@ -17,18 +18,26 @@ import tensorflow as tf
 
 from tf_ext import _core, ops
 from tf_ext import _snapshot_manifest as manifests
-from tf_ext._snapshot_manifest import (
+from tf_ext._sealed_json import (
+    FORMAT,
+    INT64_MAX,
     DamagedSnapshotError,
-    SnapshotConflictError,
+    seal,
+    unseal,
 )
+from tf_ext._snapshot_manifest import SnapshotConflictError
 from tf_ext._version import __version__
 from tf_ext.snapshot.claims import Claim
-from tf_ext.snapshot.files import read_chain
+from tf_ext.snapshot.files import read_chain, read_manifest
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import shadow
 
 _NAME = "point.json"
-_DIRECTORY = re.compile(r"point-\d{10,}")
+_DIRECTORY = re.compile(r"point-[0-9]{10,}")
+_VARIABLES_FILE = r"variables-[0-9a-f]{16}\.bin"
+_READ_BYTES = 64 << 20
+# Before the names of arrays of gradients that wait for a step to be whole.
+_ACCUMULATED = "accumulated/"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +156,7 @@ def _write_state(point, model, tables):
     name = f"variables-{uuid.uuid4().hex[:16]}.bin"
     ops.write_file_atomically(posixpath.join(point.path, name), data)
     members = {
-        "format": manifests.FORMAT,
+        "format": FORMAT,
         "tf_ext_version": __version__,
         "step": point.step,
         "epoch": point.epoch,
@@ -160,9 +169,7 @@ def _write_state(point, model, tables):
             for key, a in arrays.items()
         ],
     }
-    ops.write_file_atomically(
-        posixpath.join(point.path, _NAME), manifests.seal(members)
-    )
+    ops.write_file_atomically(posixpath.join(point.path, _NAME), seal(members))
 
 
 def collectives_of_tables(model):
@@ -187,32 +194,33 @@ def read(path, model, load_table):
       ValueError: of another model.
     """
     file = posixpath.join(path, _NAME)
-    members = manifests.unseal(_read(file), file)
-    arrays = _arrays(members, path)
+    saved_point = _read_point(file)
     tables = model.tables
     names = [table.name for table in tables]
-    saved = [table["label"] for table in members["tables"]]
+    saved = [label for label, _ in saved_point.tables]
     if len(names) != len(saved):
         raise ValueError(
             f"The model has {len(names)} tables, {names}; {path} was saved "
             f"with {len(saved)}, {saved}. Make the model as it was saved."
         )
-    check = _check_state(model, arrays, path)
+    _check_variables(model, saved_point.variables, path)
+    arrays = _read_arrays(saved_point, path)
+    places = [table_path(path, index) for index in range(len(tables))]
+    for where, (_, snapshot_id) in zip(places, saved_point.tables, strict=True):
+        if read_manifest(where).id != snapshot_id:
+            raise DamagedSnapshotError(
+                f"{where} is not the snapshot that {file} names."
+            )
     try:
-        for index, table in enumerate(tables):
-            where = table_path(path, index)
-            found = load_table(table, where).id
-            if found != members["tables"][index]["id"]:
-                raise DamagedSnapshotError(
-                    f"{where} is not the snapshot that {file} names."
-                )
+        for table, where in zip(tables, places, strict=True):
+            load_table(table, where)
+        _restore_state(model, arrays, path)
     except BaseException:
         for table in tables:
             table.clear()
         raise
-    check()
     return Point(
-        members["step"], members["epoch"], members["step_in_epoch"], path
+        saved_point.step, saved_point.epoch, saved_point.step_in_epoch, path
     )
 
 
@@ -257,30 +265,98 @@ def _prune(root, keep):
         tf.io.gfile.rmtree(path)
 
 
-def _read(path):
+@dataclasses.dataclass(frozen=True)
+class _SavedPoint:
+    """What `point.json` says.
+
+    tables: list of `(label, id)`; variables: `{name: (dtype, shape)}`.
+    """
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    tables: list
+    variables_file: str
+    variables_crc32c: int
+    variables: dict
+
+
+def _read_point(file):
+    """The _SavedPoint in a file."""
+    members = unseal(_read(file, manifests.MAX_BYTES), file)
+    variables = {}
+    for entry in members.objects("variables"):
+        name = entry.text("name")
+        if name in variables:
+            entry.refuse("name", "that of no other variable")
+        shape = entry.list("shape")
+        if not all(type(n) is int and 0 <= n <= INT64_MAX for n in shape):
+            entry.refuse("shape", "a list of sizes")
+        variables[name] = (_dtype_of(entry), shape)
+    return _SavedPoint(
+        step=members.integer("step", 0, INT64_MAX),
+        epoch=members.integer("epoch", 0, INT64_MAX),
+        step_in_epoch=members.integer("step_in_epoch", 0, INT64_MAX),
+        tables=[
+            (table.text("label"), table.hexadecimal("id", 32))
+            for table in members.objects("tables")
+        ],
+        variables_file=members.text(
+            "variables_file", _VARIABLES_FILE, "a name variables-....bin"
+        ),
+        variables_crc32c=members.number("variables_crc32c", 8),
+        variables=variables,
+    )
+
+
+def _dtype_of(entry):
+    """The NumPy dtype that a variable's entry names."""
     try:
-        with tf.io.gfile.GFile(path, "rb") as file:
-            return file.read()
-    except tf.errors.NotFoundError:
-        raise DamagedSnapshotError(f"{path} is missing.") from None
+        dtype = tf.as_dtype(entry.text("dtype"))
+    except TypeError:
+        dtype = tf.resource
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
+        if not dtype.is_bool:
+            entry.refuse("dtype", "a type of numbers")
+    return np.dtype(dtype.as_numpy_dtype)
 
 
-def _arrays(members, path):
-    """The saved arrays: `{name: array}`."""
-    file = posixpath.join(path, members["variables_file"])
-    data = _read(file)
-    crc = f"{_core.crc32c(data):08x}"
-    if crc != members["variables_crc32c"]:
+def _read(file, most):
+    """The bytes of a file, of which there may be `most`."""
+    try:
+        with storage_of(file).reader(file) as (size, read):
+            if size > most:
+                raise DamagedSnapshotError(
+                    f"{file} is damaged: it has {size} bytes, and may have "
+                    f"{most} at most."
+                )
+            return b"".join(
+                read(begin, min(_READ_BYTES, size - begin))
+                for begin in range(0, size, _READ_BYTES)
+            )
+    except FileNotFoundError:
+        raise DamagedSnapshotError(f"{file} is missing.") from None
+
+
+def _read_arrays(point, path):
+    """The saved arrays of a _SavedPoint: `{name: array}`."""
+    file = posixpath.join(path, point.variables_file)
+    size = sum(
+        dtype.itemsize * math.prod(shape)
+        for dtype, shape in point.variables.values()
+    )
+    data = _read(file, size)
+    crc = _core.crc32c(data)
+    if len(data) != size or crc != point.variables_crc32c:
         raise DamagedSnapshotError(
-            f"{file} is damaged: the CRC32C of its {len(data)} bytes should be "
-            f"{members['variables_crc32c']} and is {crc}."
+            f"{file} is damaged: the CRC32C of its {size} bytes should be "
+            f"{point.variables_crc32c:08x}, and that of the {len(data)} that "
+            f"it has is {crc:08x}."
         )
     arrays, offset = {}, 0
-    for entry in members["variables"]:
-        dtype = np.dtype(tf.as_dtype(entry["dtype"]).as_numpy_dtype)
-        count = int(np.prod(entry["shape"], dtype=np.int64))
-        array = np.frombuffer(data, dtype, count, offset)
-        arrays[entry["name"]] = array.reshape(entry["shape"])
+    for name, (dtype, shape) in point.variables.items():
+        array = np.frombuffer(data, dtype, math.prod(shape), offset)
+        arrays[name] = array.reshape(shape)
         offset += array.nbytes
     return arrays
 
@@ -323,40 +399,52 @@ def _state(model):
     if accumulators is not None:
         store = {}
         accumulators.save(store)
-        state |= {f"accumulated/{k}": np.asarray(v) for k, v in store.items()}
+        state |= {_ACCUMULATED + k: np.asarray(v) for k, v in store.items()}
     return state
 
 
-def _check_state(model, arrays, path):
-    """Checks that saved arrays fit; returns a function that restores them."""
-    variables = _variables(model)
-    saved = {k: a for k, a in arrays.items() if "accumulated/" not in k}
-    for name in sorted(variables.keys() | saved.keys()):
-        shapes = [
-            None if found is None else list(found.shape)
-            for found in (variables.get(name), saved.get(name))
-        ]
-        if shapes[0] != shapes[1]:
-            raise ValueError(
-                f"The model cannot be restored from {path}: variable {name} "
-                f"has the shape {shapes[0]} in the model and {shapes[1]} "
-                "there. Make and compile the model as it was saved."
+def _check_variables(model, saved, path):
+    """Raises unless the saved `{name: (dtype, shape)}` are the model's."""
+    wanted = {
+        name: (
+            np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype),
+            list(variable.shape),
+        )
+        for name, variable in _variables(model).items()
+    }
+    saved = {k: v for k, v in saved.items() if not k.startswith(_ACCUMULATED)}
+    for name in sorted(wanted.keys() | saved.keys()):
+        for index, what in ((1, "shape"), (0, "dtype")):
+            mine, theirs = (
+                None if found is None else str(found[index])
+                for found in (wanted.get(name), saved.get(name))
             )
+            if mine != theirs:
+                raise ValueError(
+                    f"The model cannot be restored from {path}: variable "
+                    f"{name} has the {what} {mine} in the model and {theirs} "
+                    "there. Make and compile the model as it was saved."
+                )
 
-    def restore():
-        for name, variable in variables.items():
-            variable.assign(saved[name])
-        accumulators = _accumulators(model)
-        if accumulators is not None:
-            accumulators.load(
-                {
-                    name.removeprefix("accumulated/"): array
-                    for name, array in arrays.items()
-                    if name not in saved
-                }
-            )
 
-    return restore
+def _restore_state(model, arrays, path):
+    """Restores what `_state` has given."""
+    accumulators = _accumulators(model)
+    if accumulators is not None:
+        sums = {
+            name.removeprefix(_ACCUMULATED): array
+            for name, array in arrays.items()
+            if name.startswith(_ACCUMULATED)
+        }
+        try:
+            accumulators.load(sums)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedSnapshotError(
+                f"The accumulated gradients in {path} cannot be restored: "
+                f"{error}"
+            ) from None
+    for name, variable in _variables(model).items():
+        variable.assign(arrays[name])
 
 
 @contextlib.contextmanager
