@@ -6,8 +6,13 @@ Needs no TensorFlow, so that snapshots can be read without it.
 import dataclasses
 
 from tf_ext import _core
-from tf_ext._sealed_json import FORMAT, INT64_MAX, seal, unseal
-from tf_ext._sealed_json import DamagedSnapshotError as DamagedSnapshotError
+from tf_ext._sealed_json import (
+    FORMAT,
+    INT64_MAX,
+    DamagedSnapshotError,
+    seal,
+    unseal,
+)
 
 NAME = "manifest.json"
 # Of the names of files of rows, a regular expression.
@@ -290,3 +295,37 @@ def _check_files(members, manifest):
         )
     members.integer("rows", manifest.rows, manifest.rows)
     members.integer("erased", manifest.erased, manifest.erased)
+
+
+def check_fields(path, manifest, fields):
+    """Raises unless rows have the fields of a table of their configuration.
+
+    Args:
+      path: string, the snapshot's directory.
+      manifest: its Manifest.
+      fields: list of `(name, dtype, count)`, without the sign.
+    """
+    wanted = dataclasses.replace(manifest, fields=row_fields(fields)[0])
+    if wanted.fields != manifest.fields:
+        raise DamagedSnapshotError(
+            f"{path}/{NAME} is damaged: its member row.fields must be those "
+            f"of a table of table.config, {wanted.described_fields}, but is "
+            f"{manifest.described_fields}."
+        )
+
+
+def check_state(path, manifest, check):
+    """Raises unless the state can be taken up.
+
+    Args:
+      path: string, the snapshot's directory.
+      manifest: its Manifest.
+      check: function of the state that raises ValueError.
+    """
+    try:
+        check(manifest.state)
+    except ValueError as error:
+        raise DamagedSnapshotError(
+            f"{path}/{NAME} is damaged: its member state must be that of a "
+            f"table's optimizer, but {error}"
+        ) from None

@@ -206,14 +206,13 @@ def read(path, model, load_table):
     _check_variables(model, saved_point.variables, path)
     arrays = _read_arrays(saved_point, path)
     places = [table_path(path, index) for index in range(len(tables))]
-    for where, (_, snapshot_id) in zip(places, saved_point.tables, strict=True):
-        if read_manifest(where).id != snapshot_id:
-            raise DamagedSnapshotError(
-                f"{where} is not the snapshot that {file} names."
-            )
+    for where, (_, wanted) in zip(places, saved_point.tables, strict=True):
+        _check_id(read_manifest(where), wanted, where, file)
     try:
-        for table, where in zip(tables, places, strict=True):
-            load_table(table, where)
+        for table, where, (_, wanted) in zip(
+            tables, places, saved_point.tables, strict=True
+        ):
+            _check_id(load_table(table, where), wanted, where, file)
         _restore_state(model, arrays, path)
     except BaseException:
         for table in tables:
@@ -222,6 +221,13 @@ def read(path, model, load_table):
     return Point(
         saved_point.step, saved_point.epoch, saved_point.step_in_epoch, path
     )
+
+
+def _check_id(manifest, wanted, path, file):
+    if manifest.id != wanted:
+        raise DamagedSnapshotError(
+            f"{path} is not the snapshot that {file} names."
+        )
 
 
 def prune(root, keep, claim):

@@ -243,9 +243,9 @@ def load(
             for where, manifest in chain:
                 rows.check_config(label, manifest.config, weights_only)
                 if not weights_only:
-                    _check_fields(rows, where, manifest)
+                    manifests.check_fields(where, manifest, _row_fields(rows))
             if check_state is not None:
-                _check_state(*chain[-1], check_state)
+                manifests.check_state(*chain[-1], check_state)
         if int(rows.size()) != 0:
             with _together(rows, what):
                 _restore_all(rows, chain, weights_only, verify_only=True)
@@ -290,32 +290,8 @@ def _common_chain(rows, path, what):
     ]
 
 
-def _check_fields(rows, path, manifest):
-    """Raises unless rows hold what those of their configuration do."""
-    if manifest.fields == _row_fields(rows)[0]:
-        return
-    wanted = dataclasses.replace(manifest, fields=_row_fields(rows)[0])
-    raise DamagedSnapshotError(
-        f"{posixpath.join(path, manifests.NAME)} is damaged: its member "
-        f"row.fields must be those of a table of table.config, "
-        f"{wanted.described_fields}, but is {manifest.described_fields}."
-    )
-
-
-def _check_state(path, manifest, check_state):
-    try:
-        check_state(manifest.state)
-    except ValueError as error:
-        raise DamagedSnapshotError(
-            f"{posixpath.join(path, manifests.NAME)} is damaged: its member "
-            f"state must be that of a table's optimizer, but {error}"
-        ) from None
-
-
 def _row_fields(rows):
-    return manifests.row_fields(
-        [(f.name, f.dtype.name, f.count) for f in rows.fields]
-    )
+    return [(f.name, f.dtype.name, f.count) for f in rows.fields]
 
 
 def end_chain(rows):
@@ -380,7 +356,7 @@ def _check_step(step):
 
 
 def _manifest(rows, path, description, snapshot_id, chain, base, step, parts):
-    fields, row_bytes = _row_fields(rows)
+    fields, row_bytes = manifests.row_fields(_row_fields(rows))
     return manifests.Manifest(
         id=snapshot_id,
         base=None
