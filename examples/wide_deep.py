@@ -18,8 +18,10 @@ would, costs accuracy:
     python wide_deep.py --bucket_size=1000
 
 Real data is read from a folder. That of `adult` (https://doi.org/10.24432/C5XW20)
-has the files adult-train.csv and adult-test.csv, that of `criteo` (the Criteo
-Display Advertising Challenge, with a header, separated by commas) part_*.csv:
+has the files adult-train.csv and adult-test.csv. That of `criteo` (the Criteo
+Display Advertising Challenge) has train.txt as Criteo distributes it, separated
+by tabs, or dac_sample.txt, or the days day_* of the terabyte; or part_*.csv,
+separated by commas, each with a header Id,Label,I1,...,I13,C1,...,C26:
 
     python wide_deep.py --data=/data/adult --format=adult
 
@@ -56,7 +58,7 @@ import time
 import numpy as np
 import tensorflow as tf
 from tensorflow import keras
-from wide_deep_data import FORMATS, TextFiles
+from wide_deep_data import FORMATS, TextFiles, find_format
 from wide_deep_generator import GeneratedStream
 
 import tf_ext
@@ -156,7 +158,7 @@ def parse_arguments(arguments=None):
 def load_data(args):
     """Returns the examples: a TextFiles or a GeneratedStream."""
     if args.data:
-        text_format = FORMATS[args.format]
+        text_format = find_format(args.data, args.format)
         return TextFiles(args.data, text_format, args.batch_size, args.seed)
     return GeneratedStream(args.examples, args.batch_size, args.seed)
 

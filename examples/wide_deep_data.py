@@ -56,20 +56,23 @@ class Format:
         "float32", "label" or "unused".
       labels: dict of the label's texts to 0.0 or 1.0.
       missing: string, the text of a missing value.
-      header: bool, whether each file begins with a line of names.
-      train_files: string, pattern of the names of the files to train on.
-      test_files: string, pattern of those to test on; None holds out the last
-        fifth of the lines instead.
+      train_files: list of patterns of the names of the files to train on. Those
+        of the first pattern that fits any count.
+      test_files: the same of those to test on; None holds out the last fifth of
+        the lines instead.
       crosses: list of tuples of names.
+      separator: string, what is between two fields.
+      header: bool, whether each file begins with a line of names.
     """
 
     fields: list[tuple[str, str]]
     labels: dict[str, float]
     missing: str
-    header: bool
-    train_files: str
-    test_files: str | None
+    train_files: list[str]
+    test_files: list[str] | None
     crosses: list[tuple[str, ...]]
+    separator: str = ","
+    header: bool = False
 
 
 ADULT = Format(
@@ -92,9 +95,8 @@ ADULT = Format(
     ],
     labels={"<=50K": 0.0, "<=50K.": 0.0, ">50K": 1.0, ">50K.": 1.0},
     missing="?",
-    header=False,
-    train_files="adult-train.csv",
-    test_files="adult-test.csv",
+    train_files=["adult-train.csv"],
+    test_files=["adult-test.csv"],
     crosses=[
         ("education", "occupation"),
         ("marital_status", "occupation"),
@@ -103,21 +105,67 @@ ADULT = Format(
     ],
 )
 
+_CRITEO_FIELDS = [
+    ("Label", "label"),
+    *((f"I{i}", "float32") for i in range(1, 14)),
+    *((f"C{i}", "string") for i in range(1, 27)),
+]
+
+# As Criteo distributes them: the challenge, its sample, and the days of the
+# terabyte. Ids are hexadecimal text.
 CRITEO = Format(
-    fields=[("Id", "unused"), ("Label", "label")]
-    + [(f"I{i}", "float32") for i in range(1, 14)]
-    + [(f"C{i}", "string") for i in range(1, 27)],
+    fields=_CRITEO_FIELDS,
     labels={"0": 0.0, "1": 1.0},
     missing="",
-    header=True,
-    train_files="part_*.csv",
+    train_files=["train.txt", "dac_sample.txt", "day_*[0-9]"],
     test_files=None,
     crosses=[],
+    separator="\t",
 )
 
-FORMATS = {"adult": ADULT, "criteo": CRITEO}
+CRITEO_CSV = dataclasses.replace(
+    CRITEO,
+    fields=[("Id", "unused"), *_CRITEO_FIELDS],
+    train_files=["part_*.csv"],
+    separator=",",
+    header=True,
+)
+
+# What `--format` names: the first one whose files are there.
+FORMATS = {"adult": [ADULT], "criteo": [CRITEO, CRITEO_CSV]}
 
 Scan = collections.namedtuple("Scan", ["labels", "numbers"])
+
+
+def find_format(path, name):
+    """The Format of a data set of which a folder has the files.
+
+    Args:
+      path: string, the folder.
+      name: string, in FORMATS.
+
+    Raises:
+      FileNotFoundError: the folder has no such files.
+    """
+    for text_format in FORMATS[name]:
+        if _find_files(path, text_format.train_files):
+            return text_format
+    patterns = [p for one in FORMATS[name] for p in one.train_files]
+    raise _no_files(path, patterns)
+
+
+def _find_files(path, patterns):
+    """Sorted names of the files of the first pattern that fits any."""
+    for pattern in patterns:
+        files = sorted(str(file) for file in pathlib.Path(path).glob(pattern))
+        if files:
+            return files
+    return []
+
+
+def _no_files(path, patterns):
+    names = " or ".join(map(repr, patterns))
+    return FileNotFoundError(f"No file {names} in the folder {path}")
 
 
 class TextFiles:
@@ -141,7 +189,7 @@ class TextFiles:
         self._format = text_format
         self._batch_size = batch_size
         self._seed = seed
-        self._train_lines, self._test_lines = self._split(pathlib.Path(path))
+        self._train_lines, self._test_lines = self._split(path)
         train = self._scan(self._train_lines, "training")
         self._test_labels = self._scan(self._test_lines, "test").labels
         self.train_examples = len(train.labels)
@@ -179,10 +227,10 @@ class TextFiles:
         held_out = int(count * HELD_OUT_FRACTION)
         return train.take(count - held_out), train.skip(count - held_out)
 
-    def _lines(self, path, pattern):
-        files = sorted(str(file) for file in path.glob(pattern))
+    def _lines(self, path, patterns):
+        files = _find_files(path, patterns)
         if not files:
-            raise FileNotFoundError(f"No file {pattern!r} in the folder {path}")
+            raise _no_files(path, patterns)
         header_lines = 1 if self._format.header else 0
         lines = tf.data.Dataset.from_tensor_slices(files).flat_map(
             lambda file: tf.data.TextLineDataset(file).skip(header_lines)
@@ -242,7 +290,7 @@ def parse_lines(lines, text_format):
       int32 `[n]`. A line's problem is GOOD or an index into PROBLEMS; what is
       read of a bad line means nothing.
     """
-    columns = tf.strings.split(lines, ",")
+    columns = tf.strings.split(lines, text_format.separator)
     width = len(text_format.fields)
     texts = tf.strings.strip(columns.to_tensor("", shape=[None, width]))
     texts = tf.strings.regex_replace(texts, '"', "")

@@ -40,6 +40,7 @@ _WITHOUT_KERAS = {
     "snapshot_reader_test.py",
     "snapshot_writers_test.py",
     "style_test.py",
+    "wide_deep_data_test.py",
 }
 
 # Files that take long: they run again only with `-m slow`.

@@ -309,7 +309,8 @@ class LibraryTest(tf.test.TestCase, parameterized.TestCase):
     def test_a_missing_library_is_told(self):
         with mock.patch.object(_library, "_PATH", "/nowhere/_tf_ext_ops.so"):
             with self.assertRaisesRegex(
-                ImportError, r"not compiled for .*: /nowhere/_tf_ext_ops.so is missing"
+                ImportError,
+                r"not compiled for .*: /nowhere/_tf_ext_ops.so is missing",
             ):
                 _library._load()
 
