@@ -83,6 +83,7 @@ CORE_TESTS = [
     "cc/core/sign_set_test.cc",
     "cc/core/snapshot_chunk_test.cc",
     "cc/core/snapshot_fuzz_test.cc",
+    "cc/core/table_export_test.cc",
     "cc/core/table_snapshot_test.cc",
     "cc/core/table_stress_test.cc",
     "cc/core/table_test.cc",

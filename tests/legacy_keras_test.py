@@ -34,6 +34,7 @@ _WITHOUT_KERAS = {
     "sharding_test.py",
     "snapshot_command_test.py",
     "snapshot_damage_test.py",
+    "snapshot_durability_test.py",
     "snapshot_kill_test.py",
     "snapshot_manifest_test.py",
     "snapshot_ops_test.py",
