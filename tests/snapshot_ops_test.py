@@ -1,6 +1,7 @@
 """The ops that write and read snapshots: what they refuse."""
 
 import os
+import resource
 import tempfile
 
 import numpy as np
@@ -88,6 +89,23 @@ class SnapshotOpsTest(parameterized.TestCase):
         self._save(_NEXT, base=_ID, tracked=True)
         ops.sparse_table_end_save(self.handle, _NEXT, False)
         ops.sparse_table_set_chain(self.handle, "")
+
+    def test_a_save_that_fails_leaves_no_file(self):
+        ops.sparse_table_pull(
+            self.handle, np.arange(200_000), training=True, dim=2
+        )
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        try:
+            with self.assertRaisesRegex(
+                tf.errors.OpError, "rows-a*-.*File too large"
+            ):
+                self._save(_ID, tracked=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        self.assertEmpty(os.listdir(self.directory))
+        _, files, _ = self._save(_NEXT, tracked=True)
+        self.assertEqual(files[0, 1], 200_000)
 
     @parameterized.parameters(
         ((1 << 20, 16, 3, 3), {}, "shard must be at least 0 and below shards"),

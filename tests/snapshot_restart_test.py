@@ -1,5 +1,6 @@
 """Training with TableSnapshot that is killed and goes on in a new process."""
 
+import json
 import math
 import os
 import pathlib
@@ -19,7 +20,7 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import recovery_points
-from tf_ext.snapshot import SnapshotConflictError
+from tf_ext.snapshot import SnapshotConflictError, open_snapshot
 
 _CASES = tuple(program.cases())
 # Where data end unexpectedly, Keras counts one more step now and then.
@@ -214,6 +215,56 @@ class TableSnapshotTest(TestCase):
         with self.assertRaises(ValueError) as raised:
             tf_ext.callbacks.TableSnapshot("/nowhere", **arguments)
         self.assertEqual(str(raised.exception), f"Argument {message}")
+
+    def _points_after_steps(self, batches, **options):
+        """Trains for an epoch: the directory, `{step: points after it}`."""
+        directory = self.directory()
+        seen = {}
+
+        def look(batch, logs=None):
+            seen[batch + 1] = [
+                int(os.path.basename(path).removeprefix("point-"))
+                for path in recovery_points.list_points(directory)
+            ]
+
+        features, labels = small.batch(generator(self), 4 * batches)
+        model = small.compiled(small.functional(small.table()))
+        model.fit(
+            features,
+            labels,
+            batch_size=4,
+            verbose=0,
+            callbacks=[
+                tf_ext.callbacks.TableSnapshot(directory, **options),
+                keras.callbacks.LambdaCallback(on_train_batch_end=look),
+            ],
+        )
+        return directory, seen
+
+    def test_each_11th_point_is_full_and_bases_stay(self):
+        directory, seen = self._points_after_steps(
+            14, steps=1, keep=2, incremental=True
+        )
+        for step in range(1, 13):
+            # The one before the last continues all others.
+            self.assertEqual(seen[step], list(range(1, step + 1)))
+        self.assertEqual(seen[13], [12, 13])
+        last = recovery_points.list_points(directory)[-1]
+        chain = open_snapshot(recovery_points.table_path(last, 0)).chain
+        self.assertEqual(
+            [(manifest.step, manifest.kind) for _, manifest in chain],
+            [(12, "full"), (13, "delta"), (14, "delta")],
+        )
+
+    def test_a_point_of_the_last_step_comes_after_the_epoch(self):
+        directory, seen = self._points_after_steps(4, steps=2)
+        self.assertEqual(seen, {1: [], 2: [2], 3: [2], 4: [2]})
+        [_, last] = recovery_points.list_points(directory)
+        with open(os.path.join(last, "point.json")) as file:
+            point = json.load(file)
+        self.assertEqual(
+            [point[k] for k in ("step", "epoch", "step_in_epoch")], [4, 1, 0]
+        )
 
     def test_another_fit_is_refused(self):
         model = small.compiled(small.functional(small.table(), keras.Model))
