@@ -35,6 +35,7 @@ _WITHOUT_KERAS = {
     "snapshot_command_test.py",
     "snapshot_damage_test.py",
     "snapshot_durability_test.py",
+    "snapshot_forging_test.py",
     "snapshot_kill_test.py",
     "snapshot_manifest_test.py",
     "snapshot_ops_test.py",
