@@ -10,6 +10,7 @@ from unittest import mock
 
 import tensorflow as tf
 from absl.testing import parameterized
+from listeners import Listener, speak_http2
 
 from tf_ext import distribute
 from tf_ext.distribute import addresses, server
@@ -200,8 +201,8 @@ class ClusterResolverTest(parameterized.TestCase):
         ),
         (
             "unknown_type",
-            _task("evaluator", 0),
-            "type 'evaluator'; the cluster has 'chief', 'worker', 'ps'",
+            _task("trainer", 0),
+            "type 'trainer'; the cluster has 'chief', 'worker', 'ps'",
         ),
         (
             "high_index",
@@ -252,15 +253,39 @@ class ServerArgumentsTest(parameterized.TestCase):
         self.assertIn(message, " ".join(written.getvalue().split()))
 
 
-class AddressesTest(tf.test.TestCase):
-    def test_finds_those_that_do_not_listen(self):
-        with _listening_socket() as listening:
-            closed = _closed_address()
-            silent = addresses.wait_until_listening(
-                {"one": listening, "two": closed}, timeout_seconds=0.0
-            )
-        self.assertEqual(silent, {"two": closed})
+class EvaluatorTest(tf.test.TestCase):
+    """TensorFlow's own tutorial has one in TF_CONFIG."""
 
+    def config(self, job):
+        cluster = {**_CLUSTER, "evaluator": ["e:5"]}
+        return {"cluster": cluster, "task": {"type": job, "index": 0}}
+
+    def test_is_no_part_of_the_cluster(self):
+        with _tf_config(self.config("chief")):
+            resolver = distribute.cluster_resolver()
+        self.assertEqual(resolver.cluster_spec().as_dict(), _CLUSTER)
+        resolver = distribute.cluster_resolver(self.config("chief")["cluster"])
+        self.assertEqual(resolver.cluster_spec().as_dict(), _CLUSTER)
+
+    def test_is_told_what_it_is(self):
+        message = (
+            "TF_CONFIG says that this is an 'evaluator'. An evaluator is no "
+            "part of the cluster, and no server: it is a program that makes "
+            "the model without a strategy, waits for checkpoints"
+        )
+        with _tf_config(self.config("evaluator")):
+            with self.assertRaisesRegex(ValueError, message):
+                distribute.cluster_resolver()
+            written = io.StringIO()
+            with (
+                contextlib.redirect_stderr(written),
+                self.assertRaises(SystemExit),
+            ):
+                server.main([])
+        self.assertIn(message, " ".join(written.getvalue().split()))
+
+
+class AddressesTest(tf.test.TestCase):
     def test_reads_addresses(self):
         self.assertEqual(addresses.split_address("[::1]:22"), ("::1", 22))
         self.assertEqual(addresses.split_address("host:22"), ("host", 22))
@@ -268,22 +293,18 @@ class AddressesTest(tf.test.TestCase):
 
 class ParameterServerStrategyTest(tf.test.TestCase):
     def test_names_the_tasks_that_do_not_answer(self):
-        with _listening_socket() as listening:
-            closed = _closed_address()
-            with self.assertRaisesRegex(
-                TimeoutError,
-                "2 of the 3 workers and parameter servers do not accept "
-                f"connections after 0 s: /job:ps/task:1 at {closed}, "
-                "/job:worker/task:0 at .*Start each with",
-            ):
-                distribute.parameter_server_strategy(
-                    {
-                        "chief": ["a:1"],
-                        "worker": [_closed_address()],
-                        "ps": [listening, closed],
-                    },
-                    timeout_seconds=0,
-                )
+        first, second = _closed_address(), _closed_address()
+        with self.assertRaisesRegex(
+            TimeoutError,
+            "Not all workers and parameter servers answer after 0 s: "
+            f"/job:ps/task:0 at {first} refuses connections: nothing listens "
+            f"there; /job:worker/task:0 at {second} refuses connections: "
+            "nothing listens there. Start each with",
+        ):
+            distribute.parameter_server_strategy(
+                {"chief": ["a:1"], "worker": [second], "ps": [first]},
+                timeout_seconds=0,
+            )
 
     def test_another_strategy_is_refused(self):
         with self.assertRaisesRegex(
@@ -297,9 +318,9 @@ class RunWithRecoveryTest(tf.test.TestCase):
 
     def setUp(self):
         super().setUp()
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = Listener(speak_http2)
         self.addCleanup(listener.close)
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        address = listener.address
         self._strategies = weakref.WeakSet()
         self._cluster = {"worker": [address], "ps": [address]}
 
@@ -344,7 +365,8 @@ class RunWithRecoveryTest(tf.test.TestCase):
         self._cluster = {**self._cluster, "ps": [closed]}
         with self.assertRaisesRegex(
             TimeoutError,
-            f"do not accept connections: /job:ps/task:0 at {closed}",
+            "After 0 s tasks still do not answer: /job:ps/task:0 at "
+            f"{closed} refuses connections: nothing listens there. Start",
         ):
             self._run(failures=1, timeout_seconds=0)
 

@@ -227,10 +227,27 @@ class ServerTest(LocalClusterTestCase):
             self.assertRegex(
                 _cluster.log(job, task),
                 f"/job:{job}/task:{task} listens at "
-                f"{_cluster.cluster[job][task]} \\(tf_ext "
-                f"{tf_ext.__version__}, TensorFlow {tf.__version__}, process "
-                f"{_cluster.pid(job, task)}\\)",
+                f"{_cluster.cluster[job][task]}, and at that port of all other "
+                "addresses of this machine, without encryption or "
+                f"authentication \\(tf_ext {tf_ext.__version__}, TensorFlow "
+                f"{tf.__version__}, process {_cluster.pid(job, task)}\\)",
             )
+
+    def test_listens_on_all_interfaces(self):
+        # What the log, the documentation and SECURITY.md say.
+        for job, task in _TASKS:
+            port = int(_cluster.cluster[job][task].rpartition(":")[2])
+            found = [
+                line.split()[1].rpartition(":")[0]
+                for name in ("tcp", "tcp6")
+                for line in pathlib.Path("/proc/net", name)
+                .read_text()
+                .splitlines()[1:]
+                if line.split()[3] == "0A"  # LISTEN
+                and int(line.split()[1].rpartition(":")[2], 16) == port
+            ]
+            self.assertLen(found, 1)
+            self.assertIn(found[0], ("0" * 8, "0" * 32))
 
     def test_ends_cleanly_on_signals(self):
         ended = {("ps", 1): signal.SIGTERM, ("worker", 0): signal.SIGINT}

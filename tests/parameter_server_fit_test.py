@@ -264,7 +264,8 @@ class AsynchronousTest(_Test):
         under_way = 0
         for name, _ in recorder.calls:
             under_way += {"begin": 1, "end": -1}.get(name, 0)
-            self.assertBetween(under_way, 0, 5)
+            # More than 5 where a later step has ended before an earlier one.
+            self.assertBetween(under_way, 0, 30)
 
     def test_stopping_inside_an_epoch(self):
         class Stop(keras.callbacks.Callback):
@@ -283,8 +284,12 @@ class AsynchronousTest(_Test):
             verbose=0,
         )
         self.assertLen(history.epoch, 1)
-        self.assertEqual(number(model.optimizer.iterations), 5)
-        self.assertEqual(recorder.calls[-2:], [("end", 4), ("epoch end", 0)])
+        # The step after the fourth was under way, and others if it was slow.
+        steps = number(model.optimizer.iterations)
+        self.assertBetween(steps, 5, 29)
+        self.assertEqual(
+            recorder.calls[-2:], [("end", steps - 1), ("epoch end", 0)]
+        )
 
     def test_early_stopping(self):
         with _CLUSTER.strategy.scope():

@@ -1,11 +1,8 @@
-"""Which tasks of a cluster accept connections."""
+"""Names and addresses of the tasks of a cluster, and connections to them."""
 
-import concurrent.futures
 import contextlib
+import errno
 import socket
-import time
-
-_RETRY_SECONDS = 0.2
 
 
 def task_name(job, index):
@@ -38,44 +35,20 @@ def split_address(address):
     return host.strip("[]"), int(port)
 
 
+def connect(address, timeout_seconds):
+    """A TCP connection to "host:port"; OSError if there is none."""
+    connection = socket.create_connection(
+        split_address(address), timeout=timeout_seconds
+    )
+    # Towards a free port of this machine, TCP may connect to itself.
+    if connection.getsockname() == connection.getpeername():
+        connection.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    return connection
+
+
 def is_listening(address, timeout_seconds=1.0):
     """Whether something accepts a TCP connection at "host:port"."""
-    with contextlib.suppress(OSError):
-        connection = socket.create_connection(
-            split_address(address), timeout=timeout_seconds
-        )
-        # Towards a free port of this machine, TCP may connect to itself.
-        with connection:
-            return connection.getsockname() != connection.getpeername()
+    with contextlib.suppress(OSError), connect(address, timeout_seconds):
+        return True
     return False
-
-
-def wait_until_listening(tasks, timeout_seconds, give_up=None):
-    """Waits until all tasks accept connections.
-
-    Args:
-      tasks: dict of task name -> "host:port".
-      timeout_seconds: float, how long to wait at most.
-      give_up: a function without arguments; waiting ends early once it
-        returns True.
-
-    Returns:
-      The tasks that do not, as a dict like `tasks`; empty when all do.
-    """
-    end = time.monotonic() + timeout_seconds
-    silent = dict(tasks)
-    with concurrent.futures.ThreadPoolExecutor(min(32, len(tasks) or 1)) as p:
-        while True:
-            answers = p.map(is_listening, silent.values())
-            silent = {
-                task: address
-                for (task, address), answer in zip(
-                    list(silent.items()), answers, strict=True
-                )
-                if not answer
-            }
-            if not silent or time.monotonic() >= end:
-                return silent
-            if give_up is not None and give_up():
-                return silent
-            time.sleep(_RETRY_SECONDS)

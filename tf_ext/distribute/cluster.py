@@ -22,12 +22,15 @@ class Form(typing.NamedTuple):
       text: string, the form in words.
       required: the jobs that it must have.
       optional: the jobs that it may have.
+      ignored: dict of job -> a sentence that says what a program of the job
+        does instead of being part of the cluster.
       refused: dict of job -> a sentence that says why it may not be there.
     """
 
     text: str
     required: tuple
     optional: tuple = ()
+    ignored: dict = types.MappingProxyType({})
     refused: dict = types.MappingProxyType({})
 
 
@@ -35,6 +38,12 @@ PARAMETER_SERVERS = Form(
     '{"chief": ["host:port"], "worker": ["host:port", ...], '
     '"ps": ["host:port", ...]}',
     required=(COORDINATOR, "worker", "ps"),
+    ignored={
+        "evaluator": "An evaluator is no part of the cluster, and no server: "
+        "it is a program that makes the model without a strategy, waits for "
+        "checkpoints or recovery points and evaluates each. Run it without "
+        "tf_ext.distribute.",
+    },
 )
 
 MULTI_WORKER = Form(
@@ -194,6 +203,10 @@ def task_from_environment(form=PARAMETER_SERVERS):
         config.get("cluster"), "TF_CONFIG's cluster", form
     )
     job, index = config["task"].get("type"), config["task"].get("index", 0)
+    if job in form.ignored:
+        raise ValueError(
+            f"TF_CONFIG says that this is an {job!r}. {form.ignored[job]}"
+        )
     return Task(cluster, *check_task(cluster, job, index, "TF_CONFIG's task"))
 
 
@@ -214,7 +227,7 @@ def check_cluster_dict(cluster, name, form=PARAMETER_SERVERS):
       form: the `Form` that it must have.
 
     Returns:
-      dict of job -> list of "host:port".
+      dict of job -> list of "host:port", without the jobs that are ignored.
 
     Raises:
       ValueError: it is another thing, has another job, misses one that is
@@ -224,6 +237,11 @@ def check_cluster_dict(cluster, name, form=PARAMETER_SERVERS):
         cluster = cluster.as_dict()
     if not isinstance(cluster, dict):
         raise ValueError(f"{name} must be {form.text}, but is {cluster!r}.")
+    cluster = {
+        job: addresses
+        for job, addresses in cluster.items()
+        if job not in form.ignored
+    }
     _check_jobs(cluster, name, form)
     for job, addresses in cluster.items():
         if not isinstance(addresses, (list, tuple)):

@@ -23,11 +23,15 @@ _POLL_SECONDS = 0.05
 def local_cluster(
     workers=2, ps=2, start_timeout_seconds=120.0, restart_lost=False
 ):
-    """Starts workers and parameter servers as processes on loopback.
+    """Starts workers and parameter servers as processes on this machine.
 
-    They end when the block ends, and when this process does, however it ends.
-    The processors are shared out among them, unless the environment variable
-    `TF_NUM_INTRAOP_THREADS` says how many threads each has.
+    They speak with each other over loopback, but TensorFlow's servers listen
+    on all interfaces, without encryption or authentication: a firewall has to
+    keep others from their ports (SECURITY.md).
+
+    The processes end when the block ends, and when this process does, however
+    it ends. The processors are shared out among them, unless the environment
+    variable `TF_NUM_INTRAOP_THREADS` says how many threads each has.
 
     Args:
       workers: int, the number of workers.

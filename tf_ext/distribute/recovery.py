@@ -4,13 +4,10 @@ import gc
 import logging
 
 from tf_ext.distribute import coordinators
-from tf_ext.distribute.addresses import (
-    named,
-    task_addresses,
-    wait_until_listening,
-)
+from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import ServerLostError, naming_lost_server
+from tf_ext.distribute.handshake import wait_until_answering
 from tf_ext.distribute.strategy import parameter_server_strategy
 
 _logger = logging.getLogger(__name__)
@@ -36,8 +33,8 @@ def run_with_recovery(
       make_strategy: function without arguments that connects to the cluster.
         None: `parameter_server_strategy`, by `TF_CONFIG`.
       max_restarts: int, how many losses are recovered from.
-      timeout_seconds: float, how long to wait for all tasks to accept
-        connections again.
+      timeout_seconds: float, how long to wait for all tasks to answer
+        again.
 
     Returns:
       What `train` returned.
@@ -87,11 +84,10 @@ def run_with_recovery(
 
 
 def _wait_for(tasks, timeout_seconds):
-    silent = wait_until_listening(tasks, timeout_seconds)
+    silent = wait_until_answering(tasks, timeout_seconds)
     if silent:
         raise TimeoutError(
-            f"After {timeout_seconds:g} s these tasks still do not accept "
-            f"connections: {named(silent)}. Start them again with `python -m "
-            "tf_ext.distribute.server`, and run this program again: it goes on "
-            "from its last checkpoint."
+            f"After {timeout_seconds:g} s tasks still do not answer: {silent}. "
+            "Start them again with `python -m tf_ext.distribute.server`, and "
+            "run this program again: it goes on from its last checkpoint."
         )

@@ -7,6 +7,8 @@ The task is taken from `TF_CONFIG`, or from the command line:
                     "ps": ["10.0.0.3:2222"]}'
 
 It logs one line when it listens, and ends with status 0 on SIGTERM or SIGINT.
+TensorFlow's server listens at its port on all interfaces, whatever the host of
+its address: whoever reaches the port can run what they like (SECURITY.md).
 The number of threads is TensorFlow's: one a processor, or what
 `TF_NUM_INTRAOP_THREADS` says.
 """
@@ -65,7 +67,9 @@ def main(arguments=None):
         version.decode() for version in ops.versions().numpy()
     )
     _logger.info(
-        "%s %s %s (tf_ext %s, TensorFlow %s, process %d)",
+        "%s %s %s, and at that port of all other addresses of this machine, "
+        "without encryption or authentication (tf_ext %s, TensorFlow %s, "
+        "process %d)",
         name,
         LISTENS,
         task.cluster[task.job][task.index],

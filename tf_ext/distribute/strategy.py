@@ -7,15 +7,19 @@ import tensorflow as tf
 
 import tf_ext
 from tf_ext import ops
-from tf_ext.distribute.addresses import (
-    named,
-    task_addresses,
-    wait_until_listening,
+from tf_ext.distribute.addresses import named, task_addresses
+from tf_ext.distribute.cluster import (
+    COORDINATOR,
+    cluster_of,
+    cluster_resolver,
 )
-from tf_ext.distribute.cluster import cluster_of, cluster_resolver
+from tf_ext.distribute.deadlines import call_within
 from tf_ext.distribute.grpc_options import set_grpc_options
+from tf_ext.distribute.handshake import problems_of, wait_until_answering
 
 _RETRY_SECONDS = 0.2
+# For a task that accepts connections to answer, on a machine that is busy.
+_ANSWER_SECONDS = 10.0
 _checked = weakref.WeakSet()
 
 
@@ -31,8 +35,8 @@ def parameter_server_strategy(
     Args:
       cluster: dict of "chief", "worker" and "ps" to lists of "host:port". The
         chief is this program. None: the environment variable `TF_CONFIG`.
-      timeout_seconds: float, how long to wait for tasks that do not accept
-        connections yet.
+      timeout_seconds: float, how long to wait for tasks that do not answer
+        yet. Those that do at the last moment get 10 s for the checks.
       variable_partitioner: as `tf.distribute.ParameterServerStrategy` takes
         it. Tables need none.
 
@@ -41,7 +45,8 @@ def parameter_server_strategy(
 
     Raises:
       ValueError: `cluster` or `TF_CONFIG` is not a cluster.
-      TimeoutError: tasks do not accept connections; the message names them.
+      TimeoutError: tasks do not answer; the message names them, and says what
+        was found at their addresses.
       RuntimeError: a task runs other versions, has no op library, or does not
         reach another; or the chief's address cannot be listened at.
 
@@ -56,19 +61,25 @@ def parameter_server_strategy(
     set_grpc_options()
     cluster = resolver.cluster_spec().as_dict()
     tasks = task_addresses(cluster)
-    silent = wait_until_listening(tasks, timeout_seconds)
+    deadline = time.monotonic() + timeout_seconds
+    silent = wait_until_answering(tasks, timeout_seconds)
     if silent:
         raise TimeoutError(
-            f"{len(silent)} of the {len(tasks)} workers and parameter servers "
-            f"do not accept connections after {timeout_seconds:g} s: "
-            f"{named(silent)}. Start each with `python -m "
+            "Not all workers and parameter servers answer after "
+            f"{timeout_seconds:g} s: {silent}. Start each with `python -m "
             "tf_ext.distribute.server`, and see that this machine reaches its "
-            "address."
+            "address and that no other program listens there."
         )
-    try:
-        strategy = tf.distribute.ParameterServerStrategy(
+    # Those that answered at the last moment are still to be asked.
+    deadline = max(deadline, time.monotonic() + _ANSWER_SECONDS)
+
+    def connect():
+        return tf.distribute.ParameterServerStrategy(
             resolver, variable_partitioner=variable_partitioner
         )
+
+    try:
+        strategy = call_within(deadline - time.monotonic(), connect)
     except tf.errors.UnknownError as error:
         (chief,) = cluster["chief"]
         raise RuntimeError(
@@ -77,7 +88,15 @@ def parameter_server_strategy(
             "another cluster since it first used it, which TensorFlow cannot "
             f"do. TensorFlow says: {error.message}"
         ) from error
-    check_cluster(strategy, timeout_seconds)
+    except TimeoutError as error:
+        raise _no_answer(tasks) from error
+    except tf.errors.OpError as error:
+        raise RuntimeError(
+            "TensorFlow could not connect to the workers and parameter "
+            f"servers, {named(tasks)}. See that servers of TensorFlow listen "
+            f"there, and nothing in between. TensorFlow says: {error.message}"
+        ) from error
+    check_cluster(strategy, deadline - time.monotonic())
     return strategy
 
 
@@ -91,11 +110,11 @@ def check_cluster(strategy, timeout_seconds=10.0):
 
     Args:
       strategy: a `tf.distribute.ParameterServerStrategy`.
-      timeout_seconds: float, how long a connection that is not there is tried
-        again.
+      timeout_seconds: float, how long all tasks together may take to answer.
 
     Raises:
-      RuntimeError: a task does not; the message names it.
+      RuntimeError: a task cannot; the message names it.
+      TimeoutError: a task does not answer in time; the message names it.
 
     Example:
     ```python
@@ -108,11 +127,14 @@ def check_cluster(strategy, timeout_seconds=10.0):
     cluster = cluster_of(strategy)
     deadline = time.monotonic() + timeout_seconds
     for task, address in task_addresses(cluster).items():
-        _check_versions(f"{task} at {address}", _versions(task, deadline))
-    servers, workers = (task_addresses(cluster, [j]) for j in ("ps", "worker"))
-    _check_reach("/job:chief/task:0", {**workers, **servers}, deadline)
-    for worker in workers:
-        _check_reach(worker, servers, deadline)
+        found = _versions(task, address, deadline)
+        _check_versions(f"{task} at {address}", found)
+    chief, servers, workers = (
+        task_addresses(cluster, [job]) for job in (COORDINATOR, "ps", "worker")
+    )
+    _check_reach(chief, {**workers, **servers}, deadline)
+    for task, address in workers.items():
+        _check_reach({task: address}, servers, deadline)
     _checked.add(strategy)
 
 
@@ -136,7 +158,7 @@ def _check_versions(task, found):
             )
 
 
-def _versions(task, deadline):
+def _versions(task, address, deadline):
     """The versions of a task, or None if it does not have the op."""
 
     def ask():
@@ -147,15 +169,24 @@ def _versions(task, deadline):
         return _until(ask, deadline)
     except tf.errors.NotFoundError:
         return None
-    except tf.errors.UnavailableError as error:
+    except tf.errors.OpError as error:
         raise RuntimeError(
-            f"{task} does not answer. Start it again with `python -m "
-            f"tf_ext.distribute.server`. TensorFlow says: {error.message}"
+            f"{task} at {address} does not answer as a server of TensorFlow "
+            "does. Start it again with `python -m tf_ext.distribute.server`. "
+            f"TensorFlow says: {error.message}"
         ) from error
+    except TimeoutError as error:
+        raise _no_answer({task: address}) from error
 
 
 def _check_reach(task, others, deadline):
-    """Refuses a task that does not reach others, or is not reached by them."""
+    """Refuses a task that does not reach others, or is not reached by them.
+
+    Args:
+      task: dict of the task's name -> its address.
+      others: dict of tasks, as `task`.
+      deadline: float, of `time.monotonic()`.
+    """
 
     @tf.function
     def there_and_back(number):
@@ -165,18 +196,22 @@ def _check_reach(task, others, deadline):
                 answers.append(number + 1.0)
         return tf.add_n(answers)
 
+    [name] = task
+
     def ask():
-        with tf.device(f"{task}/device:CPU:0"):
+        with tf.device(f"{name}/device:CPU:0"):
             there_and_back(tf.constant(0.0)).numpy()
 
     try:
         _until(ask, deadline)
-    except tf.errors.UnavailableError as error:
+    except tf.errors.OpError as error:
         raise RuntimeError(
-            f"{task} and one of {named(others)} do not reach each other, but "
-            "all tasks must be able to connect to each other by the addresses "
-            f"of the cluster. TensorFlow says: {error.message}"
+            f"{named(task)} and one of {named(others)} do not reach each "
+            "other, but all tasks must be able to connect to each other by the "
+            f"addresses of the cluster. TensorFlow says: {error.message}"
         ) from error
+    except TimeoutError as error:
+        raise _no_answer({**task, **others}) from error
 
 
 def _until(ask, deadline):
@@ -187,9 +222,24 @@ def _until(ask, deadline):
     """
     while True:
         try:
-            with tf.init_scope():
-                return ask()
+            return call_within(deadline - time.monotonic(), ask)
         except tf.errors.UnavailableError:
             if time.monotonic() > deadline:
                 raise
         time.sleep(_RETRY_SECONDS)
+
+
+def _no_answer(tasks):
+    """The TimeoutError of one of some tasks that did not answer in time."""
+    found = problems_of(tasks)
+    if found:
+        return TimeoutError(
+            f"While this program connected, tasks did not answer: {found}. "
+            "Start each again with `python -m tf_ext.distribute.server`."
+        )
+    return TimeoutError(
+        f"While this program connected, one of {named(tasks)} did not answer, "
+        "though something that speaks HTTP/2 listens at all of these "
+        "addresses. See that these are servers of TensorFlow, with no proxy "
+        "in between, that are not overloaded and reach each other."
+    )

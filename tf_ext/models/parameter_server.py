@@ -13,8 +13,9 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import naming_lost_server
 from tf_ext.models.feed import Feed, WorkerFeed, example_of, makes_dataset
+from tf_ext.models.inflight import InFlight
 from tf_ext.models.loop import Loop, dataset_of
-from tf_ext.models.steps import STALENESS, InFlight, StepFunctions
+from tf_ext.models.steps import STALENESS, StepFunctions
 from tf_ext.optimizers import Optimizer
 
 _STEPS_PER_WORKER = 2
@@ -50,6 +51,7 @@ class ParameterServerLoop(Loop):
             self._strategy
         )
         self._functions = StepFunctions(model)
+        self._inflight = InFlight(self._coordinator)
 
     def run(self, method, *arguments):
         """Calls `fit`, `evaluate` or `predict`.
@@ -69,7 +71,7 @@ class ParameterServerLoop(Loop):
         staleness = []
         logs = {}
         with feed.explaining_errors():
-            for tensors in self._inflight(limit).run(step.function, batches):
+            for tensors in self._results(step, batches, limit):
                 if tensors is not None:
                     logs = step.logs(tensors)
                     staleness.append(logs.pop(STALENESS, 0.0))
@@ -79,14 +81,14 @@ class ParameterServerLoop(Loop):
     def _test_steps(self, feed, batches):
         step = self._functions.get("test", feed)
         logs = None
-        for tensors in self._inflight().run(step.function, batches):
+        for tensors in self._results(step, batches):
             if tensors is not None:
                 logs = step.logs(tensors)
             yield logs
 
     def _predict_steps(self, feed, batches):
         step = self._functions.get("predict", feed)
-        for tensors in self._inflight().run(step.function, batches, True):
+        for tensors in self._results(step, batches, repeatable=True):
             yield step.result(tensors)
 
     def _training_feed(self, arguments):
@@ -100,9 +102,10 @@ class ParameterServerLoop(Loop):
     def _feed(self, arguments):
         return Feed(dataset_of(arguments), arguments["steps"])
 
-    def _inflight(self, limit=None):
+    def _results(self, step, batches, limit=None, repeatable=False):
         workers = len(cluster_of(self._strategy)["worker"])
-        return InFlight(self._coordinator, limit or _STEPS_PER_WORKER * workers)
+        limit = limit or _STEPS_PER_WORKER * workers
+        return self._inflight.run(step.function, batches, limit, repeatable)
 
     def _verbose(self, verbose):
         if verbose == "auto" and not IS_KERAS_3:

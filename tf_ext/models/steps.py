@@ -1,6 +1,4 @@
-"""The steps that workers run, and the queue of those that are under way."""
-
-import collections
+"""The steps that workers run."""
 
 import tensorflow as tf
 
@@ -118,64 +116,3 @@ class Step:
             tf.type_spec_from_value, outputs
         )
         return [tf.identity(tensor) for tensor in flat]
-
-
-class InFlight:
-    """Schedules steps, a limited number at a time, and hands out results.
-
-    Args:
-      coordinator: tf.distribute.coordinator.ClusterCoordinator.
-      limit: int, steps that may be scheduled and not finished.
-    """
-
-    def __init__(self, coordinator, limit):
-        self._coordinator = coordinator
-        self._limit = limit
-
-    def run(self, function, batches, repeatable=False):
-        """Yields the results of a function of each batch, in order.
-
-        Args:
-          function: tf.function that returns a list of tensors.
-          batches: iterable of the function's argument.
-          repeatable: whether a step whose result was lost with its worker may
-            be run again. If not, None stands for its result.
-
-        Raises:
-          Exception: the first that a step raised. No step is under way then.
-        """
-        waiting = collections.deque()
-        try:
-            for batch in batches:
-                waiting.append((batch, self._schedule(function, batch)))
-                if len(waiting) >= self._limit:
-                    yield self._next(function, waiting, repeatable)
-            while waiting:
-                yield self._next(function, waiting, repeatable)
-        finally:
-            if waiting:
-                self._drain()
-
-    def _schedule(self, function, batch):
-        return self._coordinator.schedule(function, args=(batch,))
-
-    def _next(self, function, waiting, repeatable):
-        batch, remote = waiting[0]
-        while True:
-            try:
-                result = remote.get()
-            except tf.errors.OpError:
-                # The cause, if it was a step; this may be what it cancelled.
-                self._coordinator.join()
-                # It ran, but its worker was lost before the result came.
-                result = None
-            if result is not None or not repeatable:
-                waiting.popleft()
-                return result
-            remote = self._schedule(function, batch)
-
-    def _drain(self):
-        try:
-            self._coordinator.join()
-        except Exception as error:  # Another one is on its way up.
-            tf.get_logger().debug("A cancelled step: %s", error)

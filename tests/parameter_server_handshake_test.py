@@ -1,0 +1,160 @@
+"""Connecting to addresses where something else than a server answers."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+
+import tensorflow as tf
+from absl.testing import parameterized
+from listeners import SETTINGS, Listener, speak_http2
+
+from tf_ext import distribute
+from tf_ext.distribute import handshake, ports
+
+
+def _say_nothing(connection):
+    del connection
+
+
+def _speak_http(connection):
+    connection.recv(1000)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def _speak_tls(connection):
+    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+    received.write(connection.recv(1000))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with contextlib.suppress(ssl.SSLError):
+        context.wrap_bio(received, sent, server_side=True).do_handshake()
+    connection.sendall(sent.read())
+
+
+def _greet(connection):
+    connection.sendall(b"220 mail.example ESMTP\r\n")
+
+
+def _close(connection):
+    connection.recv(1000)
+    connection.close()
+
+
+_FOUND = (
+    (
+        "says_nothing",
+        _say_nothing,
+        "accepts connections and says nothing: it is stopped or overloaded, or "
+        "is no server of TensorFlow",
+    ),
+    (
+        "http",
+        _speak_http,
+        "speaks HTTP/1: it is another program or a proxy, and no server of "
+        "TensorFlow",
+    ),
+    (
+        "tls",
+        _speak_tls,
+        "speaks TLS, which TensorFlow's protocol does not: it is another "
+        "program or a proxy",
+    ),
+    ("mail", _greet, "answers b'220 mail.example ESMTP"),
+    ("closes", _close, "closes connections without an answer: it is another"),
+    (
+        "drops_packets",
+        None,
+        "does not accept a connection within 1 s: the machine is off, a "
+        "firewall drops what is sent to it, or the listener is stopped",
+    ),
+)
+
+
+class HandshakeTest(tf.test.TestCase, parameterized.TestCase):
+    def listener(self, serve):
+        listener = Listener(serve)
+        self.addCleanup(listener.close)
+        return listener.address
+
+    @parameterized.named_parameters(*_FOUND)
+    def test_names_the_task_and_what_was_found(self, serve, found):
+        address = self.listener(serve)
+        answering = self.listener(speak_http2)
+        [port] = ports.free_ports(1)
+        begin = time.monotonic()
+        with self.assertRaises(TimeoutError) as raised:
+            distribute.parameter_server_strategy(
+                {
+                    "chief": [f"127.0.0.1:{port}"],
+                    "worker": [answering],
+                    "ps": [
+                        answering.replace("127.0.0.1", "localhost"),
+                        address,
+                    ],
+                },
+                timeout_seconds=1.0,
+            )
+        self.assertBetween(time.monotonic() - begin, 1.0, 6.0)
+        message = str(raised.exception)
+        self.assertIn(
+            f"after 1 s: /job:ps/task:1 at {address} {found}", message
+        )
+        self.assertIn("Start each with `python -m tf_ext.distribute.", message)
+        self.assertNotIn("worker/task:0", message)
+        self.assertNotIn("ps/task:0", message)
+
+    def test_waits_for_a_server_that_starts(self):
+        [port] = ports.free_ports(1)
+        address = f"127.0.0.1:{port}"
+        self.assertEqual(
+            handshake.problem(address, 1.0),
+            "refuses connections: nothing listens there",
+        )
+
+        def start():
+            with socket.create_server(("127.0.0.1", port)) as late:
+                connection, _ = late.accept()
+                connection.sendall(SETTINGS)
+                connection.close()
+
+        timer = threading.Timer(0.5, start)
+        self.addCleanup(timer.join)
+        timer.start()
+        tasks = {"/job:ps/task:0": address}
+        self.assertEqual(handshake.wait_until_answering(tasks, 20.0), "")
+
+    def test_a_name_that_is_not_known(self):
+        self.assertStartsWith(
+            handshake.problem("no.such.host.invalid:1", 1.0),
+            "cannot be connected to (",
+        )
+
+
+class LastTest(tf.test.TestCase):
+    """TensorFlow cannot be used in this process after that."""
+
+    def test_what_speaks_http2_and_answers_no_call(self):
+        listener = Listener(speak_http2)
+        self.addCleanup(listener.close)
+        [chief] = ports.free_ports(1)
+        begin = time.monotonic()
+        with self.assertRaisesRegex(
+            TimeoutError,
+            "While this program connected, one of .*/job:ps/task:0 at "
+            f"localhost:.*, /job:worker/task:0 at {listener.address} did not "
+            "answer, though something that speaks HTTP/2 listens",
+        ):
+            distribute.parameter_server_strategy(
+                {
+                    "chief": [f"127.0.0.1:{chief}"],
+                    "worker": [listener.address],
+                    "ps": [listener.address.replace("127.0.0.1", "localhost")],
+                },
+                timeout_seconds=1.0,
+            )
+        self.assertBetween(time.monotonic() - begin, 9.0, 25.0)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,142 @@
+"""What answers at the address of a task.
+
+A server of TensorFlow speaks HTTP/2, and begins with its settings as soon as it
+is connected to. Something else that listens there would be waited for without
+end by TensorFlow, and so would a server that is stopped: the system accepts
+connections in its name.
+"""
+
+import concurrent.futures
+import time
+
+from tf_ext.distribute.addresses import connect
+
+_RETRY_SECONDS = 0.2
+_ATTEMPT_SECONDS = 2.0
+_LAST_ATTEMPT_SECONDS = 1.0
+_SHOWN_BYTES = 40
+
+# RFC 9113: the client's preface with empty settings, and the head of a frame.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+_HEAD_BYTES = 9
+_SETTINGS = 4
+
+
+def problem(address, timeout_seconds):
+    """Why nothing can be computed at "host:port", in words.
+
+    Args:
+      address: string, "host:port".
+      timeout_seconds: float, how long an answer may take.
+
+    Returns:
+      A string that goes on after the address; None if a server of TensorFlow,
+      or another one that speaks HTTP/2, answers.
+
+    Example:
+      >>> from tf_ext.distribute import handshake, ports
+      >>> [port] = ports.free_ports(1)
+      >>> handshake.problem(f"127.0.0.1:{port}", 1.0)
+      'refuses connections: nothing listens there'
+    """
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        connection = connect(address, timeout_seconds)
+    except TimeoutError:
+        return (
+            f"does not accept a connection within {timeout_seconds:.2g} s: the "
+            "machine is off, a firewall drops what is sent to it, or the "
+            "listener is stopped"
+        )
+    except ConnectionRefusedError:
+        return "refuses connections: nothing listens there"
+    except OSError as error:
+        return f"cannot be connected to ({error.strerror or error})"
+    with connection:
+        try:
+            answer = _answer(connection, deadline)
+        except TimeoutError:
+            return (
+                "accepts connections and says nothing: it is stopped or "
+                "overloaded, or is no server of TensorFlow"
+            )
+        except OSError as error:
+            return (
+                f"breaks connections off ({error.strerror or error}): it is "
+                "no server of TensorFlow, or a proxy without one behind it"
+            )
+    return _what_answered(answer)
+
+
+def _answer(connection, deadline):
+    """The first bytes of what is said to an HTTP/2 client."""
+    connection.sendall(_PREFACE)
+    answer = b""
+    while len(answer) < _HEAD_BYTES:
+        # 0 would mean not to wait at all.
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        try:
+            received = connection.recv(_SHOWN_BYTES - len(answer))
+        except OSError:
+            if answer:
+                break
+            raise
+        if not received:
+            break
+        answer += received
+    return answer
+
+
+def _what_answered(answer):
+    if len(answer) >= _HEAD_BYTES and answer[3] == _SETTINGS:
+        return None
+    if answer.startswith(b"HTTP/"):
+        what = "speaks HTTP/1"
+    elif answer[:2] in (b"\x15\x03", b"\x16\x03"):
+        what = "speaks TLS, which TensorFlow's protocol does not"
+    elif answer:
+        what = f"answers {answer!r}"
+    else:
+        what = "closes connections without an answer"
+    return (
+        f"{what}: it is another program or a proxy, and no server of TensorFlow"
+    )
+
+
+def problems_of(tasks):
+    """What keeps some tasks from answering now, in words; "" if nothing does.
+
+    Args:
+      tasks: dict of task name -> "host:port".
+    """
+    return wait_until_answering(tasks, 0.0)
+
+
+def wait_until_answering(tasks, timeout_seconds):
+    """Waits until servers of TensorFlow answer at the addresses of all tasks.
+
+    Args:
+      tasks: dict of task name -> "host:port".
+      timeout_seconds: float, how long to wait at most.
+
+    Returns:
+      The tasks that do not, in words that say why; "" when all do.
+    """
+    end = time.monotonic() + timeout_seconds
+
+    def ask(address):
+        left = max(end - time.monotonic(), _LAST_ATTEMPT_SECONDS)
+        return problem(address, min(left, _ATTEMPT_SECONDS))
+
+    silent = dict(tasks)
+    with concurrent.futures.ThreadPoolExecutor(min(32, len(tasks) or 1)) as p:
+        while True:
+            problems = dict(zip(silent, p.map(ask, silent.values())))
+            silent = {task: tasks[task] for task in silent if problems[task]}
+            if not silent or time.monotonic() >= end:
+                break
+            time.sleep(_RETRY_SECONDS)
+    return "; ".join(
+        f"{task} at {address} {problems[task]}"
+        for task, address in silent.items()
+    )
