@@ -113,7 +113,13 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
                                    "] of sign " + std::to_string(signs[i]) +
                                    " is " + std::to_string(gradients[bad]) +
                                    "; gradients must be finite. Table \"" +
-                                   config_.name + "\" was not changed.");
+                                   config_.name +
+                                   "\" was not changed. Look for NaN and "
+                                   "infinity in labels, sample weights and "
+                                   "features, lower the learning rate, clip "
+                                   "gradients, or leave such steps out with "
+                                   "on_nonfinite=\"skip\" of "
+                                   "tf_ext.optimizers.Optimizer.");
   }
   try {
     const UpdateRule::Push push =

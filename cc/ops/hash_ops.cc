@@ -69,11 +69,15 @@ absl::Status HashCategoryShape(InferenceContext* c) {
     if (return_error) {
       // Other batch sizes are an error that the kernel returns.
       if (i == 0) batch = input_batch;
-    } else if (!c->Merge(batch, input_batch, &batch).ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("All values must have one batch size, but values[", i,
-                       "] has ", c->Value(input_batch), " and those before it ",
-                       c->Value(batch), "."));
+    } else {
+      // A merge that fails leaves its result without a value.
+      const DimensionHandle before = batch;
+      if (!c->Merge(before, input_batch, &batch).ok()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "All values must have one batch size, but values[", i, "] has ",
+            c->Value(input_batch), " and those before it ", c->Value(before),
+            "."));
+      }
     }
     const DimensionHandle size = c->NumElements(weights[i]);
     no_weights = no_weights && c->ValueKnown(size) && c->Value(size) == 0;

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext._op_errors import in_own_words
 from tf_ext.feature_column.batch_checks import BatchChecks
 
 _AS_INT64 = (tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
@@ -85,7 +86,7 @@ def columns_to_bags(columns, inputs, name=None):
         checks = BatchChecks(return_error=False)
         arguments = _op_arguments(columns, inputs, checks)
         # Eagerly there are no ops to wait for.
-        with tf.control_dependencies(checks.assertions()):
+        with tf.control_dependencies(checks.assertions()), in_own_words():
             found = ops.hash_category(**arguments)
         return Bags(found.signs, found.sign_splits, found.sign_weights)
 
@@ -133,6 +134,34 @@ def columns_to_bags_or_error(columns, inputs, name=None):
         return _empty_unless(tf.equal(error, ""), bags), error
 
 
+def check_inputs(columns, inputs):
+    """Checks what is known of features before there are any.
+
+    Args:
+      columns: list of columns.
+      inputs: dict of what has a dtype, such as `keras.Input`, by key.
+
+    Raises:
+      ValueError: a feature is missing, or of a type that a column does not
+        take.
+    """
+    _check_mapping(inputs)
+    for column in columns:
+        for part in column.parts:
+            _check_present(part, inputs)
+            if part.key in inputs:
+                dtype = tf.as_dtype(inputs[part.key].dtype)
+                _check_type(part, _op_type(part.key, dtype))
+
+
+def _check_mapping(inputs):
+    if not isinstance(inputs, collections.abc.Mapping):
+        raise ValueError(
+            "Argument `inputs` must be a dict of features by key. Received: "
+            f"{type(inputs).__name__}"
+        )
+
+
 def _empty_unless(fine, bags):
     """The bags, or with an error as many empty ones."""
     signs = bags.signs[: tf.where(fine, tf.size(bags.signs), 0)]
@@ -148,11 +177,7 @@ def _op_arguments(columns, inputs, checks):
     columns = list(columns)
     if not columns:
         raise ValueError("Argument `columns` must not be empty.")
-    if not isinstance(inputs, collections.abc.Mapping):
-        raise ValueError(
-            "Argument `inputs` must be a dict of features by key. Received: "
-            f"{type(inputs).__name__}"
-        )
+    _check_mapping(inputs)
     places, op_inputs = _read_inputs(columns, inputs, checks)
     return {
         "values": [one.values for one in op_inputs],
@@ -234,7 +259,7 @@ def _check_present(part, inputs):
 def _read(part, inputs, checks):
     feature = _to_tensor(part.key, inputs[part.key])
     values, row_splits = _split(part.key, feature, checks)
-    values = _to_op_type(part.key, values)
+    values = tf.cast(values, _op_type(part.key, values.dtype))
     if part.weights is None:
         return _Input(values, row_splits, None)
     weights = _to_tensor(part.weights, inputs[part.weights])
@@ -292,14 +317,14 @@ def _sparse_row_splits(key, feature, checks):
     return tf.searchsorted(rows, bags, out_type=tf.int64)
 
 
-def _to_op_type(key, values):
-    dtype = values.dtype
-    if dtype in _AS_IS or dtype == tf.float32:
-        return values
+def _op_type(key, dtype):
+    """What the op takes values of a type as."""
+    if dtype in _AS_IS:
+        return dtype
     if dtype in _AS_INT64:
-        return tf.cast(values, tf.int64)
+        return tf.int64
     if dtype.is_floating:
-        return tf.cast(values, tf.float32)
+        return tf.float32
     raise ValueError(
         f"The feature {key!r} must be of strings, of integers that fit in "
         f"int64, or of floats, but is of {dtype.name}: cast it to one of them."

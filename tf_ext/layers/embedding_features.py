@@ -5,7 +5,7 @@ import tensorflow as tf
 from tf_ext import ops
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import columns_to_bags
-from tf_ext.feature_column.bags import columns_to_bags_or_error
+from tf_ext.feature_column.bags import check_inputs, columns_to_bags_or_error
 from tf_ext.layers.column_sets import ColumnSets
 from tf_ext.tables import cloning
 from tf_ext.tables.sparse_table import SparseTable
@@ -183,7 +183,13 @@ class EmbeddingFeatures(keras.layers.Layer):
         return outputs if self._several else outputs[self.tables[0].name]
 
     def compute_output_spec(self, inputs, training=None):
-        """The outputs' shapes for Keras 3's functional models."""
+        """The outputs' shapes for Keras 3's functional models.
+
+        Raises:
+          ValueError: an input is missing, or of a type that its column does
+            not take.
+        """
+        check_inputs(self._sets.columns, inputs)
         batch = next(iter(inputs.values())).shape[0] if inputs else None
         return self._outputs(
             lambda width: keras.KerasTensor((batch, width), self.compute_dtype)
@@ -303,12 +309,20 @@ def combine(rows, inverse, bags, columns):
 
 def _by_table(columns, table):
     """`{table: columns}` from the constructor's arguments, checked."""
+    if isinstance(columns, SparseTable):
+        raise ValueError(
+            "EmbeddingFeatures takes the columns first: EmbeddingFeatures("
+            "columns, table). Received: columns=<SparseTable "
+            f"{columns.name!r}>, table={table!r}"
+        )
     if table is None and not isinstance(columns, dict):
         raise ValueError(
             "EmbeddingFeatures takes a list of columns and a `table`, or one "
             f"dict {{table: columns}}. Received: columns={columns!r}, "
             "table=None"
         )
+    if table is not None and not isinstance(table, SparseTable):
+        raise _no_table(table)
     by_table = columns if table is None else {table: columns}
     names = set()
     if not by_table:
@@ -317,10 +331,7 @@ def _by_table(columns, table):
         )
     for one, its_columns in by_table.items():
         if not isinstance(one, SparseTable):
-            raise ValueError(
-                "Argument `table` of EmbeddingFeatures must be a "
-                f"tf_ext.SparseTable. Received: {one!r}"
-            )
+            raise _no_table(one)
         if one.name in names:
             raise ValueError(
                 "The tables of one EmbeddingFeatures must have different "
@@ -329,6 +340,13 @@ def _by_table(columns, table):
         names.add(one.name)
         _check_columns(one, its_columns)
     return by_table
+
+
+def _no_table(found):
+    return ValueError(
+        "Argument `table` of EmbeddingFeatures must be a tf_ext.SparseTable. "
+        f"Received: {found!r}"
+    )
 
 
 def _check_columns(table, columns):

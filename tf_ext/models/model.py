@@ -7,16 +7,19 @@ import inspect
 import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext._op_errors import in_own_words
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.data import shares
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.errors import naming_lost_worker
 from tf_ext.models import loops, multi_worker, resume
+from tf_ext.models.arrays import to_arrays
 from tf_ext.models.saving import file_of_all_workers
 from tf_ext.optimizers import Optimizer
 from tf_ext.optimizers.share import current_share, sample_share
 from tf_ext.tables.find import tables_of
-from tf_ext.tables.shadow import refusal
+from tf_ext.tables.rule import SparseOptimizer
+from tf_ext.tables.shadow import refusal, set_weights_refusal
 
 # Keras's own functional model, by a public road. (tf_keras cannot make one
 # without fixing TensorFlow's devices and threads.)
@@ -77,6 +80,15 @@ class _ModelWithTables:
             optimizer = keras.optimizers.deserialize(optimizer)
         inner = getattr(optimizer, "inner_optimizer", None)
         ours = [o for o in (optimizer, inner) if isinstance(o, Optimizer)]
+        if isinstance(optimizer, SparseOptimizer):
+            rule = type(optimizer).__name__
+            raise ValueError(
+                f"tf_ext.optimizers.{rule} is an optimizer of tables: give it "
+                f"to a table, SparseTable(..., optimizer={rule}(...)). A model "
+                "is compiled with the optimizer of everything else, such as "
+                'tf_ext.optimizers.Optimizer("adam"). Received: '
+                f"optimizer={optimizer!r}"
+            )
         if not ours:
             names = [table.name for table in tables_of(self)]
             raise ValueError(
@@ -119,30 +131,56 @@ class _ModelWithTables:
           ValueError: a callback that would restore or average the variables
             but not the rows, or an argument that a strategy cannot follow.
         """
-        given = inspect.signature(super().fit).bind(*args, **kwargs)
+        given = _bind(super().fit, args, kwargs)
         _check_callbacks(given.arguments.get("callbacks"))
         loops.check_max_inflight_steps(max_inflight_steps)
-        if loops.needed(self):
+        keras_fit = functools.partial(self._call_keras, super().fit)
+        with self._explaining_errors():
+            if not loops.needed(self):
+                return resume.fit(self, keras_fit, given)
             given.apply_defaults()
             return self._loop().run("fit", given.arguments, max_inflight_steps)
-        keras_fit = functools.partial(self._call_keras, super().fit)
-        return resume.fit(self, keras_fit, given)
 
     def evaluate(self, *args, **kwargs):
         """As `keras.Model.evaluate`, under all strategies of `fit`."""
-        given = inspect.signature(super().evaluate).bind(*args, **kwargs)
-        if loops.needed(self):
-            given.apply_defaults()
-            return self._loop().run("evaluate", given.arguments)
-        return self._call_keras(super().evaluate, *args, **kwargs)
+        return self._run("evaluate", super().evaluate, args, kwargs)
 
     def predict(self, *args, **kwargs):
         """As `keras.Model.predict`, under all strategies of `fit`."""
-        given = inspect.signature(super().predict).bind(*args, **kwargs)
-        if loops.needed(self):
+        return self._run("predict", super().predict, args, kwargs)
+
+    def _run(self, name, method, args, kwargs):
+        """Calls `evaluate` or `predict`."""
+        given = _bind(method, args, kwargs)
+        with self._explaining_errors():
+            if not loops.needed(self):
+                return self._call_keras(method, *given.args, **given.kwargs)
             given.apply_defaults()
-            return self._loop().run("predict", given.arguments)
-        return self._call_keras(super().predict, *args, **kwargs)
+            return self._loop().run(name, given.arguments)
+
+    def _run_batch(self, method, args, kwargs):
+        """Calls `train_on_batch` or its like."""
+        loops.refuse_batches(self, method.__name__)
+        given = _bind(method, args, kwargs)
+        with self._explaining_errors():
+            return method(*given.args, **given.kwargs)
+
+    def _explaining_errors(self):
+        return in_own_words(self._naming_columns)
+
+    def _naming_columns(self, text):
+        """Adds whose rows they are to what is wrong with a table's gradients.
+
+        Their values say nothing to a user, whose features they belong to do.
+        """
+        for table in self.tables:
+            if (
+                f'Table "{table.name}" was not changed' in text
+                or f"Gradients of table {table.name!r}" in text
+            ):
+                names = ", ".join(map(repr, table.column_record.names))
+                return f"{text} Columns of table {table.name!r}: {names}."
+        return text
 
     def _call_keras(self, method, *args, **kwargs):
         """Calls Keras's own `fit`, `evaluate` or `predict`."""
@@ -160,18 +198,15 @@ class _ModelWithTables:
 
     def train_on_batch(self, *args, **kwargs):
         """As `keras.Model.train_on_batch`, where `fit` is Keras's own."""
-        loops.refuse_batches(self, "train_on_batch")
-        return super().train_on_batch(*args, **kwargs)
+        return self._run_batch(super().train_on_batch, args, kwargs)
 
     def test_on_batch(self, *args, **kwargs):
         """As `keras.Model.test_on_batch`, where `fit` is Keras's own."""
-        loops.refuse_batches(self, "test_on_batch")
-        return super().test_on_batch(*args, **kwargs)
+        return self._run_batch(super().test_on_batch, args, kwargs)
 
     def predict_on_batch(self, *args, **kwargs):
         """As `keras.Model.predict_on_batch`, where `fit` is Keras's own."""
-        loops.refuse_batches(self, "predict_on_batch")
-        return super().predict_on_batch(*args, **kwargs)
+        return self._run_batch(super().predict_on_batch, args, kwargs)
 
     def train_step(self, data):
         """As in Keras, with the loss of the global batch.
@@ -247,6 +282,17 @@ class _ModelWithTables:
             iterator = None
         super()._maybe_symbolic_build(iterator, data_batch)
 
+    def set_weights(self, weights):
+        """As `keras.Model.set_weights`, of a model without tables.
+
+        Raises:
+          RuntimeError: the model has tables, whose rows are in no weights; no
+            weight is changed.
+        """
+        if self.tables:
+            raise RuntimeError(set_weights_refusal(self.tables[0].name))
+        super().set_weights(weights)
+
     def load_weights(self, filepath, *args, **kwargs):
         """As `keras.Model.load_weights`, rows included.
 
@@ -311,7 +357,9 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
 
     Use it as `keras.Model`: `Model(inputs, outputs)`, or as a base class with
     `call`. `compile` takes a `tf_ext.optimizers.Optimizer`; `fit`, `evaluate`,
-    `predict`, `save` and the rest are Keras's own, rows included. What Keras
+    `predict`, `save` and the rest are Keras's own, rows included. Besides what
+    Keras takes, data may be NumPy's strings, arrays of objects, and lists of
+    numbers or strings; lists of different lengths become ragged tensors. What Keras
     would do wrong without a word (train without tables' rows, restore or
     average the variables alone) is refused with a sentence.
 
@@ -339,6 +387,15 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
         if cls is Model and ("inputs" in kwargs or len(args) >= 2):
             return FunctionalModel(*args, **kwargs)
         return super().__new__(cls, *args, **kwargs)
+
+
+def _bind(method, args, kwargs):
+    """The arguments of one of Keras's methods, with data that it takes."""
+    given = inspect.signature(method).bind(*args, **kwargs)
+    for name in ("x", "y", "sample_weight", "validation_data"):
+        if name in given.arguments:
+            given.arguments[name] = to_arrays(given.arguments[name])
+    return given
 
 
 def _replicas(model):

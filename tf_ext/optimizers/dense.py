@@ -56,6 +56,35 @@ def take_clipping(dense):
     return clipping
 
 
+def keys_of(dense, variables):
+    """What tells variables apart in `dense`, a set."""
+    return {dense._var_key(variable) for variable in variables}
+
+
+def check_known(dense, name, known, variables):
+    """Raises ValueError for variables that an optimizer was not built for.
+
+    Args:
+      dense: the wrapped Keras optimizer.
+      name: string, that of the wrapper.
+      known: set, `keys_of` the variables that it was built for.
+      variables: list of variables, without shadows of tables.
+    """
+    unknown = [
+        getattr(v, "path", v.name)
+        for v in variables
+        if dense._var_key(v) not in known
+    ]
+    if unknown:
+        raise ValueError(
+            f"The tf_ext.optimizers.Optimizer {name!r} was built for other "
+            f"variables: it does not know {unknown[0]!r} and "
+            f"{len(unknown) - 1} more. An optimizer belongs to one model: make "
+            "one for each. For parts of one model that are trained in turn, "
+            "call `optimizer.build` with the variables of all parts first."
+        )
+
+
 def initial_learning_rate(dense):
     """The rate that `dense` begins with: a float, or None of a schedule."""
     variable = _rate_variable(dense)

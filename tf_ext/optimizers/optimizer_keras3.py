@@ -56,7 +56,9 @@ class Keras3Optimizer(_LossScaleOptimizer):
         dense.gradient_accumulation_steps = None
         # Model variables and accumulators, where Keras does not track them as
         # the optimizer's own.
-        self._built_for = types.SimpleNamespace(variables=[], accumulators={})
+        self._built_for = types.SimpleNamespace(
+            variables=[], accumulators={}, keys=frozenset()
+        )
         self._table_accumulators = TableAccumulators() if self._steps else None
 
     def __setattr__(self, name, value):
@@ -138,6 +140,7 @@ class Keras3Optimizer(_LossScaleOptimizer):
         if with_servers:
             make_exact(self.inner_optimizer.iterations)
         self._built_for.variables = list(variables)
+        self._built_for.keys = dense_lib.keys_of(self.inner_optimizer, dense)
         # Past LossScaleOptimizer, which would build the wrapped one again.
         super(_LossScaleOptimizer, self).build(dense)
 
@@ -182,6 +185,12 @@ class Keras3Optimizer(_LossScaleOptimizer):
             with tf.init_scope():
                 self.build(variables)
         dense, dense_variables, slices = updates.split(grads, variables)
+        dense_lib.check_known(
+            self.inner_optimizer,
+            self.name,
+            self._built_for.keys,
+            dense_variables,
+        )
         context = tf.distribute.get_replica_context()
         if context is None:
             raise ValueError("apply() must be called in a replica context.")

@@ -84,9 +84,9 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         """Makes the slots of all variables but the shadows of tables."""
         if getattr(self, "_built", False):
             return
-        self.inner_optimizer.build(
-            [v for v in var_list if shadow.table_of(v) is None]
-        )
+        dense = [v for v in var_list if shadow.table_of(v) is None]
+        self.inner_optimizer.build(dense)
+        self._known = dense_lib.keys_of(self.inner_optimizer, dense)
         self._built = True
 
     def update_step(self, gradient, variable):
@@ -122,6 +122,16 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             return self.iterations
         with tf.init_scope():
             self.build([variable for _, variable in grads_and_vars])
+        dense_lib.check_known(
+            self.inner_optimizer,
+            self.name,
+            self._known,
+            [
+                variable
+                for gradient, variable in grads_and_vars
+                if gradient is not None and shadow.table_of(variable) is None
+            ],
+        )
         with tf.name_scope(name or self.name):
             collectives = collectives_of(tf.distribute.get_strategy())
             if collectives is not None:

@@ -28,6 +28,11 @@ class ColumnRecord:
         self._warn(found - self._here)
         self._here |= found
 
+    @property
+    def names(self):
+        """The names of the columns, in a sorted list."""
+        return sorted({name for name, _ in self._here})
+
     def state(self):
         """What is saved with the rows: a JSON text."""
         return json.dumps(sorted(self._here or self._saved))

@@ -45,6 +45,17 @@ def refusal(name):
     )
 
 
+def set_weights_refusal(name):
+    """What to do instead of `set_weights` of something with a table."""
+    return (
+        f"set_weights cannot be used here: the rows of table {name!r} are not "
+        "in a variable, and get_weights holds none of them. Copy a model by "
+        "save_weights and load_weights, rows by table.export_rows() and "
+        "table.import_rows(), and the weights of a layer without tables by its "
+        "own set_weights."
+    )
+
+
 def mark(variable, table):
     """Makes `variable` the shadow of `table`.
 
@@ -52,13 +63,12 @@ def mark(variable, table):
       variable: a Keras or TensorFlow variable that was just created.
       table: the SparseTable; kept as a weak reference.
     """
-    message = refusal(table.name)
     layers = [variable]
     if isinstance(getattr(variable, "value", None), tf.Variable):
         layers.append(variable.value)  # Keras 3's holds TensorFlow's
     for layer in layers:
         setattr(layer, _TABLE, weakref.ref(table))
-        _refuse_assignment(layer, message)
+        _refuse_assignment(layer, table.name)
     # Keras 3 optimizers assign variables that say so at once, before they
     # make slots or touch the gradient: the refusal comes first.
     if hasattr(variable, "overwrite_with_gradient"):
@@ -71,10 +81,13 @@ def table_of(variable):
     return None if reference is None else reference()
 
 
-def _refuse_assignment(variable, message):
+def _refuse_assignment(variable, name):
     """Gives this one object a class whose assignments raise."""
+    message = refusal(name)
 
     def refuse(self, *args, **kwargs):
+        if _called_by("set_weights"):
+            raise RuntimeError(set_weights_refusal(name))
         raise RuntimeError(message)
 
     def unique_id(self):
@@ -103,3 +116,11 @@ def _refuse_assignment(variable, message):
         )
     members["__module__"] = base.__module__
     variable.__class__ = type(base.__name__, (base,), members)
+
+
+def _called_by(name):
+    """Whether one of the callers is a function of this name."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != name:
+        frame = frame.f_back
+    return frame is not None

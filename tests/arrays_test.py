@@ -1,0 +1,127 @@
+"""Strings and lists as the data of a model."""
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.models.arrays import to_arrays
+
+_TEXTS = [["ann"], ["bob"], ["ann"], ["ü"]]
+_RAGGED = [[], ["a", "b"], ["c"], []]
+_OBJECTS = np.empty([4], object)
+_OBJECTS[:] = _RAGGED
+_LABELS = np.ones([4, 1], np.float32)
+_NUMBERS = np.arange(4, dtype=np.float32)[:, np.newaxis]
+
+_USERS = {
+    "texts": np.array(_TEXTS),
+    "bytes": np.char.encode(np.array(_TEXTS), "utf-8"),
+    "objects": np.array(_TEXTS, object),
+    "lists": _TEXTS,
+    "ragged_lists": _RAGGED,
+    "ragged_objects": _OBJECTS,
+}
+
+
+def _model(ragged):
+    inputs = {
+        "user": keras.Input(
+            [None] if ragged else [1], dtype="string", name="user"
+        ),
+        "age": keras.Input([1], name="age"),
+    }
+    user = tf_ext.feature_column.category_column("user")
+    layer = tf_ext.layers.EmbeddingFeatures(
+        [user], tf_ext.SparseTable("deep", 2)
+    )
+    hidden = keras.layers.Concatenate()([layer(inputs), inputs["age"]])
+    model = tf_ext.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+    return model
+
+
+class ModelTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*_USERS)
+    def test_all_methods(self, name):
+        users = _USERS[name]
+        ragged = name.startswith("ragged")
+        texts = _RAGGED if ragged else _TEXTS
+        model = _model(ragged)
+        for age, labels in (
+            (_NUMBERS, _LABELS),
+            (_NUMBERS.tolist(), _LABELS.tolist()),
+        ):
+            x = {"user": users, "age": age}
+            model.fit(
+                x, labels, verbose=0, validation_data=(x, labels), epochs=2
+            )
+            model.train_on_batch(x, labels)
+            self.assertCountEqual(
+                model.tables[0].export_rows()[0],
+                tf_ext.hashing.hash_category(
+                    sorted({text for bag in texts for text in bag}), "user"
+                ),
+            )
+            model.evaluate(x, labels, verbose=0)
+            model.test_on_batch(x, labels)
+            self.assertAllClose(
+                model.predict_on_batch(x), model.predict(x, verbose=0)
+            )
+
+    def test_a_validation_split(self):
+        model = _model(False)
+        x = {"user": _USERS["texts"], "age": _NUMBERS}
+        history = model.fit(x, _LABELS, validation_split=0.5, verbose=0)
+        self.assertIn("val_loss", history.history)
+
+
+class ToArraysTest(tf.test.TestCase, parameterized.TestCase):
+    def test_what_keras_takes_is_handed_on(self):
+        dataset = tf.data.Dataset.range(3)
+        for data in (
+            None,
+            dataset,
+            tf.constant(["a"]),
+            tf.ragged.constant([["a"], []]),
+            np.arange(3),
+            np.array([True]),
+        ):
+            self.assertIs(to_arrays(data), data)
+        array = np.arange(3)
+        found = to_arrays({"a": [array, array], "b": (array, None)})
+        self.assertIsInstance(found["a"], list)
+        self.assertIsInstance(found["b"], tuple)
+        for one in (*found["a"], found["b"][0]):
+            self.assertIs(one, array)
+
+    @parameterized.named_parameters(
+        ("integers", [1, 2], tf.int64, [2]),
+        ("floats", [[1.5], [2.0]], tf.float64, [2, 1]),
+        ("booleans", [True], tf.bool, [1]),
+        ("texts", ["a", "b"], tf.string, [2]),
+        ("empty_bags", [[], []], tf.float64, [2, 0]),
+        ("of_objects", np.array([[1], [2]], object), tf.int64, [2, 1]),
+    )
+    def test_lists_become_one_array(self, data, dtype, shape):
+        found = to_arrays(data)
+        self.assertEqual(tf.as_dtype(found.dtype), dtype)
+        self.assertEqual(list(found.shape), shape)
+
+    def test_lists_of_different_lengths_become_ragged(self):
+        for data in (_RAGGED, _OBJECTS):
+            found = to_arrays(data)
+            self.assertIsInstance(found, tf.RaggedTensor)
+            self.assertEqual(
+                found.to_list(),
+                [[text.encode() for text in bag] for bag in _RAGGED],
+            )
+
+    def test_what_cannot_be_converted_is_left_to_keras(self):
+        for data in (np.array([None, "a"], object), ["a", None]):
+            self.assertIs(to_arrays(data), data)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,65 @@
+"""Arrays and lists that Keras refuses, as tensors that it takes."""
+
+import numpy as np
+import tensorflow as tf
+
+# Of NumPy's arrays: texts, bytes and objects.
+_KINDS = "USO"
+
+
+def to_arrays(data):
+    """What `fit` and its like are given, with strings and lists converted.
+
+    Args:
+      data: structure of dicts, tuples and lists. Arrays of NumPy's texts, bytes
+        and objects, and lists of Python's numbers, strings, or lists of those,
+        are converted: to `tf.Tensor`, or to `tf.RaggedTensor` if they are lists
+        of different lengths. Anything else is handed on.
+    """
+    if isinstance(data, dict):
+        return {key: to_arrays(value) for key, value in data.items()}
+    if isinstance(data, np.ndarray):
+        return _of_array(data)
+    if not isinstance(data, (list, tuple)):
+        return data
+    if isinstance(data, list) and _holds_python_values(data):
+        return _of_list(data)
+    if hasattr(data, "_fields"):
+        return type(data)(*map(to_arrays, data))
+    return type(data)(map(to_arrays, data))
+
+
+def _of_array(array):
+    if array.dtype.kind not in _KINDS:
+        return array
+    if array.dtype.kind == "O":
+        return _of_list(array.tolist(), array)
+    return tf.constant(array)
+
+
+def _of_list(values, otherwise=None):
+    """A tensor of nested lists; they themselves if there is none."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # Lists of different lengths.
+        array = None
+    try:
+        if array is None:
+            return tf.ragged.constant(values)
+        if array.dtype.kind in _KINDS:
+            return tf.constant(values)
+        return array
+    except (TypeError, ValueError):
+        return values if otherwise is None else otherwise
+
+
+def _holds_python_values(values):
+    """Whether nested lists hold Python's numbers and strings, and no arrays."""
+    first = values
+    while isinstance(first, list):
+        # Of ragged lists the first ones may be empty.
+        full = [v for v in first if not isinstance(v, list) or v]
+        if not full:
+            return bool(first)
+        first = full[0]
+    return isinstance(first, (bool, int, float, str, bytes))
