@@ -176,7 +176,8 @@ class BuildsTest(tf.test.TestCase):
         """A Python as of another environment: nothing of this one's is left."""
         path = pathlib.Path(_folder(self), "python")
         path.write_text(
-            f'#!/bin/sh\nexport {" ".join(exports)}\nexec {sys.executable} "$@"'
+            '#!/bin/sh\nprintf "$PYTHONPATH" > "$0.path"\n'
+            f'export {" ".join(exports)}\nexec {sys.executable} "$@"'
         )
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         return str(path)
@@ -201,7 +202,10 @@ class BuildsTest(tf.test.TestCase):
     def test_two_builds(self):
         other = pathlib.Path(_folder(self))
         (other / "tf_ext").symlink_to(_SOURCES / "tf_ext")
-        lines = self._compare("pull", self._python(f"PYTHONPATH={other}"))
+        python = self._python(f"PYTHONPATH={other}")
+        lines = self._compare("pull", python)
+        # It was not told where this Python imports from.
+        self.assertEqual(pathlib.Path(f"{python}.path").read_text(), "")
         cases = {(line["case"], line["measure"]) for line in lines}
         names = ["pull, uniform", "pull, Zipf(1.05)"]
         names += ["unique, pull, combine, Zipf(1.05)"]
@@ -303,6 +307,26 @@ class CasesTest(tf.test.TestCase, parameterized.TestCase):
         return getattr(__import__(module), function)(args)
 
 
+class MachineTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(
+        (
+            "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\n"
+            "model name\t: AMD EPYC\n\nmodel name\t: of the next core\n",
+            "AMD EPYC (family 26 model 2)",
+        ),
+        ("model name : Some: Name\n\n", "Some: Name"),
+        ("processor : 0\n", harness.platform.processor() or "by platform"),
+    )
+    def test_names_the_processor(self, cpuinfo, expected):
+        with (
+            mock.patch.object(pathlib.Path, "read_text", lambda path: cpuinfo),
+            mock.patch.object(
+                harness.platform, "machine", lambda: "by platform"
+            ),
+        ):
+            self.assertEqual(harness.machine.__wrapped__(), expected)
+
+
 class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
     def test_all_is_what_can_be_compared(self):
         args = run.parse_arguments(["all", "--against=x"])
@@ -334,6 +358,21 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         text = pathlib.Path(folder, "README.md").read_text()
         self.assertIn("### pull", text)
         self.assertNotIn("### push", text)
+
+    def test_results_of_two_processors_are_both_published(self):
+        path = pathlib.Path(_folder(self), "results")
+        for name, value in (("m1", 1.0), ("m2", 2.0)):
+            with mock.patch.object(harness, "machine", lambda name=name: name):
+                line = {"benchmark": "pull", "bytes_a_row": value}
+                harness.write_json([line], path)
+        folder = _folder(self)
+        args = run.parse_arguments(
+            ["publish", f"--json={path}", f"--output={folder}"]
+        )
+        with contextlib.redirect_stdout(io.StringIO()):
+            publishing.publish(args)
+        text = pathlib.Path(folder, "README.md").read_text()
+        self.assertIn("| m1 | 1.0 |\n| m2 | 2.0 |\n", text)
 
 
 if __name__ == "__main__":
