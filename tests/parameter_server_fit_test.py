@@ -321,6 +321,11 @@ class Counting(tf_ext.Model):
         return {"loss": tf.reduce_sum(tf.cast(numbers, tf.float32))}
 
 
+def _has_seven(features, labels):
+    del labels
+    return tf.reduce_any(tf.equal(features["id"], 7))
+
+
 class ErrorsTest(_Test):
     def test_an_error_of_a_step_ends_fit_once(self):
         with _CLUSTER.strategy.scope():
@@ -343,6 +348,10 @@ class ErrorsTest(_Test):
         )
         with self.assertRaises(tf.errors.InvalidArgumentError):
             model.fit(bad, epochs=2, max_inflight_steps=4, verbose=0)
+        # Nor is one of the last step lost, after which none is scheduled.
+        for method in (model.fit, model.evaluate, model.predict):
+            with self.assertRaises(tf.errors.InvalidArgumentError):
+                method(bad.filter(_has_seven).take(1), verbose=0)
         history = model.fit(util.data(), verbose=0)
         self.assertLen(history.epoch, 1)
 

@@ -5,6 +5,7 @@ import socket
 import ssl
 import threading
 import time
+from unittest import mock
 
 import tensorflow as tf
 from absl.testing import parameterized
@@ -30,6 +31,7 @@ def _speak_tls(connection):
     with contextlib.suppress(ssl.SSLError):
         context.wrap_bio(received, sent, server_side=True).do_handshake()
     connection.sendall(sent.read())
+    connection.close()
 
 
 def _greet(connection):
@@ -123,6 +125,18 @@ class HandshakeTest(tf.test.TestCase, parameterized.TestCase):
         timer.start()
         tasks = {"/job:ps/task:0": address}
         self.assertEqual(handshake.wait_until_answering(tasks, 20.0), "")
+
+    def test_a_connection_to_itself_is_none(self):
+        # What TCP may do towards a port that nothing listens at.
+        [port] = ports.free_ports(1)
+        own = socket.socket()
+        self.addCleanup(own.close)
+        own.bind(("127.0.0.1", port))
+        own.connect(("127.0.0.1", port))
+        with mock.patch.object(socket, "create_connection", return_value=own):
+            self.assertStartsWith(
+                handshake.problem(f"127.0.0.1:{port}", 1.0), "refuses connect"
+            )
 
     def test_a_name_that_is_not_known(self):
         self.assertStartsWith(

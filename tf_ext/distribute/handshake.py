@@ -7,6 +7,7 @@ connections in its name.
 """
 
 import concurrent.futures
+import ssl
 import time
 
 from tf_ext.distribute.addresses import connect
@@ -20,6 +21,7 @@ _SHOWN_BYTES = 40
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 _HEAD_BYTES = 9
 _SETTINGS = 4
+_TLS_ALERT = b"\x15\x03"
 
 
 def problem(address, timeout_seconds):
@@ -65,7 +67,26 @@ def problem(address, timeout_seconds):
                 f"breaks connections off ({error.strerror or error}): it is "
                 "no server of TensorFlow, or a proxy without one behind it"
             )
+    if not answer and _speaks_tls(address, timeout_seconds):
+        answer = _TLS_ALERT
     return _what_answered(answer)
+
+
+def _speaks_tls(address, timeout_seconds):
+    """Whether TLS is spoken where plain text is answered by closing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with (
+            connect(address, timeout_seconds) as connection,
+            context.wrap_socket(connection),
+        ):
+            return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
 
 
 def _answer(connection, deadline):
@@ -92,7 +113,7 @@ def _what_answered(answer):
         return None
     if answer.startswith(b"HTTP/"):
         what = "speaks HTTP/1"
-    elif answer[:2] in (b"\x15\x03", b"\x16\x03"):
+    elif answer.startswith(_TLS_ALERT):
         what = "speaks TLS, which TensorFlow's protocol does not"
     elif answer:
         what = f"answers {answer!r}"
