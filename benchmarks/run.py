@@ -47,11 +47,13 @@ BENCHMARKS = {
     ),
     "multi_worker": ("multi_worker_benchmarks", "multi_worker"),
     "multi_worker_steps": ("multi_worker_benchmarks", "multi_worker_steps"),
+    "defaults": ("default_rates", "defaults"),
     "plot": ("publishing", "plot"),
     "publish": ("publishing", "publish"),
+    "publish_defaults": ("default_rates", "publish_defaults"),
 }
 # These take results and measure nothing.
-_PUBLISHING = ("plot", "publish")
+_PUBLISHING = ("plot", "publish", "publish_defaults")
 _REPEATS = 200
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
@@ -61,6 +63,7 @@ _NOT_IN_ALL = (
     *("core", "scale", "snapshot"),
     *("parameter_server", "parameter_server_steps"),
     *("multi_worker", "multi_worker_steps"),
+    "defaults",
     *_PUBLISHING,
 )
 
@@ -104,6 +107,10 @@ def parse_arguments(arguments=None):
         help="of multi_worker (2 and more) and multi_worker_steps",
     )
     parser.add_argument("--json", help="file to append JSON lines to")
+    parser.add_argument(
+        "--data",
+        help="of defaults: folder with the folders of Adult and Criteo",
+    )
     parser.add_argument("--tfra-python", help="a Python that has TFRA")
     parser.add_argument(
         "--output",

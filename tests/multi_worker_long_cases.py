@@ -9,6 +9,7 @@ import tensorflow as tf
 from model_building import id_column
 
 import tf_ext
+from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
 
 _LOOP_STEPS = int(os.environ.get("TF_EXT_TEST_STEPS", "10000"))
@@ -19,8 +20,8 @@ def _wide_deep():
     """A model of a wide and a deep table."""
     ids = {"user": keras.Input((), dtype="int64", name="user")}
     columns = [id_column("user")]
-    wide = tf_ext.SparseTable("wide", 1, "ftrl", "zeros")
-    deep = tf_ext.SparseTable("deep", 4, "adagrad", "normal")
+    wide = tf_ext.SparseTable("wide", 1, optimizers.SparseFtrl(), "zeros")
+    deep = tf_ext.SparseTable("deep", 4, optimizers.SparseAdagrad(), "normal")
     features = tf_ext.layers.EmbeddingFeatures({wide: columns, deep: columns})(
         ids
     )

@@ -28,7 +28,8 @@ def _decay(rate):
     return keras.optimizers.schedules.ExponentialDecay(rate, 1, 0.5)
 
 
-def _table(rule="sgd", name="deep", **kwargs):
+def _table(rule=None, name="deep", **kwargs):
+    rule = rule or optimizers.SparseSGD()
     return tf_ext.SparseTable(name, 1, rule, "zeros", **kwargs)
 
 
@@ -239,7 +240,7 @@ def _scaled_step(optimizer, table, variable, scale):
 class LearningRateTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(*MODES)
     def test_follows_the_model_or_has_its_own(self, mode):
-        following = _table("sgd", "following")
+        following = _table(name="following")
         fixed = _table(optimizers.SparseSGD(0.25), "fixed")
         scheduled = _table(optimizers.SparseSGD(_decay(8.0)), "scheduled")
         tables = [following, fixed, scheduled]

@@ -24,7 +24,9 @@ def tearDownModule():
 
 def _counting_model(cls):
     """A model whose rows count their updates, and its table."""
-    counts = tf_ext.SparseTable("counts", 1, "sgd", "zeros")
+    counts = tf_ext.SparseTable(
+        "counts", 1, tf_ext.optimizers.SparseSGD(), "zeros"
+    )
     inputs = {"id": keras.Input((), dtype="int64", name="id")}
     layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
     # A dense weight, too: of which the loss knows nothing.

@@ -180,7 +180,9 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         # Left by the last test, if there was one.
         strategy = _CLUSTER.processes.strategy()
         with strategy.scope():
-            counts = tf_ext.SparseTable("counts", 1, "sgd", "zeros")
+            counts = tf_ext.SparseTable(
+                "counts", 1, tf_ext.optimizers.SparseSGD(), "zeros"
+            )
             inputs = {"id": keras.Input((), dtype="int64", name="id")}
             layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
             model = tf_ext.Model(inputs, layer(inputs))

@@ -241,7 +241,7 @@ class SavingTest(_Test):
         _, there = self.trained("adagrad")
         path = tf.train.Checkpoint(table=there).write(self.path("rows"))
         with _CLUSTER.strategy.scope():
-            table = tf_ext.SparseTable("deep", 4, "sgd", "normal", seed=3)
+            table = small.table("sgd")
         table.pull([1], training=True)
         with self.assertRaisesRegex(ValueError, "optimizer"):
             tf.train.Checkpoint(table=table).read(path)

@@ -4,6 +4,7 @@ import numpy as np
 from model_building import id_column
 
 import tf_ext
+from tf_ext import optimizers
 from tf_ext._keras import keras
 
 # Of the ids.
@@ -25,8 +26,25 @@ def batch(rng, size=64, ids=20):
     return features, labels
 
 
+# Rules that follow the model's learning rate; a name alone would not.
+FOLLOWING = {
+    "sgd": optimizers.SparseSGD,
+    "adagrad": optimizers.SparseAdagrad,
+    "row_wise_adagrad": optimizers.SparseRowWiseAdagrad,
+    "adam": optimizers.SparseAdam,
+    "ftrl": optimizers.SparseFtrl,
+    "rmsprop": optimizers.SparseRMSprop,
+}
+
+
 def table(rule="sgd", **kwargs):
-    """A table; tables of the same arguments start alike."""
+    """A table; tables of the same arguments start alike.
+
+    Args:
+      rule: a SparseOptimizer, or a name in FOLLOWING.
+      **kwargs: of SparseTable.
+    """
+    rule = FOLLOWING[rule]() if isinstance(rule, str) else rule
     return tf_ext.SparseTable(
         kwargs.pop("name", "deep"), 4, rule, "normal", seed=3, **kwargs
     )

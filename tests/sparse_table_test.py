@@ -207,7 +207,20 @@ class PushTest(tf.test.TestCase, parameterized.TestCase):
             "'items' follows the model optimizer's learning rate, and `push` "
             "knows of no model: pass `learning_rate=`",
         ):
-            _table("sgd").push([1], [[1.0, 2.0]])
+            _table(optimizers.SparseSGD()).push([1], [[1.0, 2.0]])
+
+    @parameterized.named_parameters(
+        ("following", optimizers.SparseSGD()),
+        ("own", optimizers.SparseSGD(0.5)),
+        ("schedule", optimizers.SparseSGD(_DECAY)),
+    )
+    def test_a_rate_that_is_given_is_that_of_one_push(self, rule):
+        table = _table(rule, "zeros")
+        table.push([1], [[1.0, 2.0]], learning_rate=0.25)
+        self.assertAllEqual(table.pull([1]), [[-0.25, -0.5]])
+        if rule.learning_rate is not None:
+            table.push([2], [[1.0, 2.0]])
+            self.assertAllEqual(table.pull([2]), [[-0.5, -1.0]])
 
     @parameterized.parameters(3.7, np.float64(3.0), True, "3", None)
     def test_step(self, step):

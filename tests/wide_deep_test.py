@@ -98,8 +98,8 @@ class GeneratedRunTest(tf.test.TestCase):
 
 class RealDataRunTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
-        ("adult", "adult", "adult", 0.905, 4 * 32_561),
-        ("criteo", "criteo", "criteo_kaggle_20k", 0.76, 4 * 16_000),
+        ("adult", "adult", "adult", 0.905, 32_561),
+        ("criteo", "criteo", "criteo_kaggle_20k", 0.76, 16_000),
     )
     def test_auc(self, name, folder, bound, examples):
         path = _DATA / folder

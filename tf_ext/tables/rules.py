@@ -5,6 +5,8 @@ values of the Keras optimizer of the same name (`keras.optimizers`), applied
 lazily: gradients of a sign are summed first, then its row is updated once a
 step; rows that are not pushed do not change, and weight decay acts on pushed
 rows only.
+
+A rule given by its name has the hyperparameters that `get` lists instead.
 """
 
 import math
@@ -363,24 +365,69 @@ class SparseRMSprop(SparseOptimizer):
         }
 
 
+def _adagrad(dim):
+    """Rate and initial accumulator of Adagrad and its kin, given by name.
+
+    The gradient of a mean loss shrinks with the batch, and Keras's accumulator
+    of 0.1 and epsilon of 1e-7 are far above its square: rows would hardly move.
+    These are far below what a row seen often gathers in any usual batch, and
+    just enough for one seen once in 8,192 not to be moved as far.
+
+    A row of dim 1 is a term of the logit, whose gradient is not scaled down by
+    layers above.
+    """
+    return (0.025, 1e-7) if dim == 1 else (_embedding_rate(0.7, dim), 3e-10)
+
+
+def _embedding_rate(scale, dim):
+    # The weights of a row move together, and the more there are, the smaller
+    # the kernel of the layer above starts.
+    return scale / math.sqrt(dim)
+
+
+# From benchmarks/default_rates.py: see docs/learning_rates.md.
 _BY_NAME = {
-    "sgd": SparseSGD,
-    "adagrad": SparseAdagrad,
-    "row_wise_adagrad": SparseRowWiseAdagrad,
-    "adam": SparseAdam,
-    "ftrl": SparseFtrl,
-    "rmsprop": SparseRMSprop,
+    "sgd": lambda dim: SparseSGD(10.0),
+    "adagrad": lambda dim: SparseAdagrad(*_adagrad(dim), epsilon=0.0),
+    "row_wise_adagrad": lambda dim: SparseRowWiseAdagrad(
+        *_adagrad(dim), epsilon=0.0
+    ),
+    "adam": lambda dim: SparseAdam(
+        0.01 if dim == 1 else _embedding_rate(0.4, dim)
+    ),
+    "ftrl": lambda dim: SparseFtrl(
+        _adagrad(dim)[0], initial_accumulator_value=_adagrad(dim)[1]
+    ),
+    "rmsprop": lambda dim: SparseRMSprop(
+        0.005 if dim == 1 else _embedding_rate(0.2, dim), epsilon=1e-15
+    ),
 }
 
 
-def get(identifier):
+def get(identifier, dim):
     """The rule of a name, an instance or a Keras configuration.
 
+    A name stands for hyperparameters that learn as they are in batches of 256
+    to 8,192, and depend on `dim` alone. For dims above 1, `r` being the root of
+    `dim`:
+
+    - "sgd": `SparseSGD(10.0)`
+    - "adagrad": `SparseAdagrad(0.7 / r, 3e-10, epsilon=0.0)`
+    - "row_wise_adagrad": `SparseRowWiseAdagrad` with the same
+    - "adam": `SparseAdam(0.4 / r)`
+    - "ftrl": `SparseFtrl(0.7 / r, initial_accumulator_value=3e-10)`
+    - "rmsprop": `SparseRMSprop(0.2 / r, epsilon=1e-15)`
+
+    For dim 1, a term of a linear model, rates are 0.025 in place of 0.7 / r
+    with accumulators from 1e-7, and 0.01 and 0.005 of Adam and RMSprop.
+
+    An object that is given no learning rate follows the model optimizer's, and
+    has Keras's defaults for all else: `SparseAdagrad()` is not "adagrad".
+
     Args:
-      identifier: a `SparseOptimizer`; one of "sgd", "adagrad",
-        "row_wise_adagrad", "adam", "ftrl", "rmsprop" (with its defaults,
-        following the model optimizer's learning rate); or what
-        `keras.saving` made of one.
+      identifier: a `SparseOptimizer`; one of the names above; or what
+        `keras.saving` made of one, which holds all hyperparameters.
+      dim: int, weights in a row.
 
     Returns:
       A `SparseOptimizer`.
@@ -390,13 +437,13 @@ def get(identifier):
 
     Example:
     >>> import tf_ext
-    >>> type(tf_ext.tables.rules.get("adam")).__name__
-    'SparseAdam'
+    >>> tf_ext.tables.rules.get("adagrad", dim=4).learning_rate
+    0.35
     """
     if isinstance(identifier, SparseOptimizer):
         return identifier
     if isinstance(identifier, str) and identifier in _BY_NAME:
-        return _BY_NAME[identifier]()
+        return _BY_NAME[identifier](dim)
     if isinstance(identifier, dict):
         return keras.utils.deserialize_keras_object(identifier)
     raise ValueError(

@@ -54,7 +54,10 @@ class SparseTable(keras.layers.Layer):
         in the initial weights, so that two tables of one seed differ.
       dim: int, weights in a row, 1 to 65,536.
       optimizer: a `tf_ext.optimizers.SparseOptimizer`, or the name of one:
-        "sgd", "adagrad", "row_wise_adagrad", "adam", "ftrl", "rmsprop".
+        "sgd", "adagrad", "row_wise_adagrad", "adam", "ftrl", "rmsprop". A name
+        has a learning rate of its own, whatever the model's is, and is meant
+        to learn as it is at any batch size: see docs/learning_rates.md and
+        `tf_ext.tables.rules.get`. The default costs 4 bytes a row.
       initializer: a `tf_ext.initializers.Initializer` or the name of one:
         "zeros", "constant", "uniform", "normal", "truncated_normal".
       seed: int in [0, 2^64). None is 0: initial weights are always the same
@@ -78,7 +81,7 @@ class SparseTable(keras.layers.Layer):
         self,
         name,
         dim,
-        optimizer="adagrad",
+        optimizer="row_wise_adagrad",
         initializer="uniform",
         seed=None,
         trainable=True,
@@ -103,7 +106,7 @@ class SparseTable(keras.layers.Layer):
         super().__init__(name=name, trainable=trainable, dtype="float32")
         self.dim = int(dim)
         self.seed = int(seed)
-        self.optimizer = rules.get(optimizer)
+        self.optimizer = rules.get(optimizer, self.dim)
         self.initializer = initializers.get(initializer)
         self.column_record = ColumnRecord(name)
         # Tells this table from all others, so that copies of layers that
@@ -235,8 +238,9 @@ class SparseTable(keras.layers.Layer):
           gradients: float32 `[n, dim]`, finite.
           step: int, counting from 1; matters to SparseAdam with global bias
             correction and to schedules.
-          learning_rate: float, needed if the table's optimizer follows the
-            model optimizer's rate.
+          learning_rate: float, of this push alone. None is the rate of the
+            table's optimizer, which must not be one that follows the model
+            optimizer's.
 
         Returns:
           int, the number of rows updated.
@@ -245,8 +249,7 @@ class SparseTable(keras.layers.Layer):
           tf.errors.InvalidArgumentError: shapes that do not fit, a gradient
             that is not finite; the table is unchanged.
         """
-        rate = self.optimizer.learning_rate
-        if rate is None and learning_rate is None:
+        if learning_rate is None and self.optimizer.learning_rate is None:
             raise ValueError(
                 f"Table {self.name!r} follows the model optimizer's learning "
                 "rate, and `push` knows of no model: pass `learning_rate=`. "
@@ -262,9 +265,10 @@ class SparseTable(keras.layers.Layer):
         gradients = tf.convert_to_tensor(gradients, tf.float32)
         transport = get_transport([self])
         [summed] = transport.merge([(self, [(signs, gradients)])])
-        rate = self.optimizer.current_learning_rate(
-            step - 1, 0.0 if learning_rate is None else learning_rate
-        )
+        if learning_rate is None:
+            rate = self.optimizer.current_learning_rate(step - 1, None)
+        else:
+            rate = tf.cast(learning_rate, tf.float64)
         with tf.control_dependencies(check_finite([summed])):
             hyperparameters = tf.identity(self.optimizer.hyperparameters(rate))
         request = PushRequest(
