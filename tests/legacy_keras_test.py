@@ -32,6 +32,8 @@ _WITHOUT_KERAS = {
     "package_test.py",
     "parameter_server_handshake_test.py",
     "parameter_server_network_test.py",
+    "saving_kill_test.py",
+    "serving_test.py",
     "sharding_test.py",
     "snapshot_command_test.py",
     "snapshot_damage_test.py",

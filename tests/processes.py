@@ -22,13 +22,14 @@ CLUSTER_TESTS = frozenset(
 )
 
 
-def run(program, *arguments, timeout_seconds=300):
+def run(program, *arguments, timeout_seconds=300, **environment):
     """Runs `tests/<program>` to its end.
 
     Args:
       program: string, the file's name.
       *arguments: of its command line.
       timeout_seconds: int; a program that takes longer is killed.
+      **environment: variables of the environment that are set for it.
 
     Returns:
       What it wrote to standard output.
@@ -42,6 +43,7 @@ def run(program, *arguments, timeout_seconds=300):
         [*command, *map(str, arguments)],
         f"{program} {arguments}",
         timeout_seconds,
+        **environment,
     )
 
 
@@ -72,8 +74,8 @@ def run_program(text, folder, timeout_seconds=300):
     )
 
 
-def _run(command, name, timeout_seconds, folder=None):
-    environment = dict(
+def _run(command, name, timeout_seconds, folder=None, **environment):
+    inherited = dict(
         os.environ,
         TF_CPP_MIN_LOG_LEVEL="2",
         # The same tf_ext, wherever this process has it from.
@@ -85,7 +87,7 @@ def _run(command, name, timeout_seconds, folder=None):
         done = subprocess.run(
             command,
             cwd=folder,
-            env=environment,
+            env={**inherited, **environment},
             capture_output=True,
             text=True,
             timeout=timeout_seconds,

@@ -1,5 +1,6 @@
 """Files that do not fit are refused, and the table stays as it was."""
 
+import json
 import pathlib
 from unittest import mock
 
@@ -8,9 +9,11 @@ import numpy as np
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
+from model_building import generator
 from saving_util import FORMATS, TestCase, contents, trained
 
 import tf_ext
+from tf_ext._keras import keras
 from tf_ext.optimizers import SparseAdam, SparseRMSprop, SparseSGD
 from tf_ext.tables import keras_store, rows
 
@@ -183,13 +186,23 @@ def _shorten(name):
     return damage
 
 
+def _forget_checksums(group):
+    """Makes the rows those of a file that was written before it had any."""
+    header = json.loads(bytes(group["header"][:]))
+    del header["crc32c"]
+    del group["header"], group["header_crc32c"]
+    group["header"] = keras_store._array_of(json.dumps(header))
+
+
 def _shorten_chunk(group):
+    _forget_checksums(group)
     for name in ("signs", "weights", "accumulator"):
         _shorten(f"chunk_000001_{name}")(group)
 
 
 def _replace_header(old, new):
     def damage(group):
+        _forget_checksums(group)
         text = bytes(group["header"][:]).decode()
         assert old in text, text
         del group["header"]
@@ -244,6 +257,111 @@ class DamageTest(TestCase):
         with self.assertRaisesRegex(ValueError, message):
             model.load_weights(path)
         self.assertEqual(contents(model.tables[0]), before)
+
+    def test_file_without_checksums_is_loaded(self):
+        model, _, _ = trained(self)
+        expected = contents(model.tables[0])
+        path = self.path("x.weights.h5")
+        model.save_weights(path)
+        with h5py.File(path, "a") as file:
+            _forget_checksums(_group_of_the_table(file))
+        model.tables[0].clear()
+        model.load_weights(path)
+        self.assertEqual(contents(model.tables[0]), expected)
+
+    @parameterized.named_parameters(
+        ("signs", "chunk_000001_signs"),
+        ("weights", "chunk_000000_weights"),
+        ("slots", "chunk_000001_accumulator"),
+        ("header", "header"),
+        ("checksum", "header_crc32c"),
+    )
+    def test_one_flipped_bit_of_(self, name):
+        model, _, _ = trained(self)
+        path = self.path("x.weights.h5")
+        with mock.patch.object(rows, "_CHUNK_BYTES", 5 * (8 + 16 + 16)):
+            model.save_weights(path)
+        with h5py.File(path) as file:
+            dataset = _group_of_the_table(file)[name].id
+            first, size = dataset.get_offset(), dataset.get_storage_size()
+        before = contents(model.tables[0])
+        whole = pathlib.Path(path).read_bytes()
+        for place in np.linspace(0, size - 1, 7).astype(int):
+            damaged = bytearray(whole)
+            damaged[first + place] ^= 1 << (place % 8)
+            pathlib.Path(path).write_bytes(damaged)
+            with self.assertRaisesRegex(
+                ValueError,
+                "The rows of table 'deep' are damaged: "
+                rf"'{name.removesuffix('_crc32c')}' has the CRC32C \d+, saved "
+                r"was \d+",
+            ):
+                model.load_weights(path)
+            self.assertEqual(contents(model.tables[0]), before)
+
+    def test_flipped_bits_anywhere_load_no_other_rows(self):
+        rng = generator(self)
+        model, _, _ = trained(self)
+        path = pathlib.Path(self.path("x.weights.h5"))
+        model.save_weights(path)
+        saved = contents(model.tables[0])
+        model.tables[0].push([10**15], np.ones((1, 4)), learning_rate=0.1)
+        before = contents(model.tables[0])
+        whole = path.read_bytes()
+        refused = 0
+        for _ in range(25):
+            damaged = bytearray(whole)
+            damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+            path.write_bytes(damaged)
+            try:
+                model.load_weights(path)
+            except Exception:
+                refused += 1
+                self.assertEqual(contents(model.tables[0]), before)
+            else:
+                self.assertEqual(contents(model.tables[0]), saved)
+                model.tables[0].push(
+                    [10**15], np.ones((1, 4)), learning_rate=0.1
+                )
+        self.assertGreater(refused, 0)
+
+    @parameterized.named_parameters(
+        ("rows_of_the_second_table", "second"), ("a_variable", "variable")
+    )
+    def test_no_table_is_touched_if_it_is_of_(self, what):
+        model = self._two_tables()
+        path = self.path("x.weights.h5")
+        model.save_weights(path)
+        with h5py.File(path, "a") as file:
+            names = []
+            file.visit(names.append)
+            if what == "second":
+                [*_, name] = [n for n in names if n.endswith("_weights")]
+                file[name][0, 0] += 1.0
+            else:
+                name = next(n for n in names if "dense" in n and "vars/0" in n)
+                del file[name]
+        for table in model.tables:
+            table.push([10**15], np.ones((1, 4)), learning_rate=0.1)
+        before = [contents(table) for table in model.tables]
+        with self.assertRaises((ValueError, KeyError)):
+            model.load_weights(path)
+        self.assertEqual([contents(table) for table in model.tables], before)
+
+    def _two_tables(self):
+        ids = small.inputs()
+        layers = [
+            tf_ext.layers.EmbeddingFeatures(
+                small.columns(), small.table("adagrad", name=name)
+            )
+            for name in ("first", "second")
+        ]
+        vectors = [layer(ids) for layer in layers]
+        joined = keras.layers.Concatenate()(vectors)
+        model = tf_ext.Model(ids, keras.layers.Dense(1)(joined))
+        model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        model.train_on_batch(*small.batch(generator(self)))
+        return model
 
     def test_checkpoint_of_another_model_is_not_consumed(self):
         path = self.path("checkpoint")

@@ -1,6 +1,5 @@
 """The Keras model that knows of tables."""
 
-import contextlib
 import functools
 import inspect
 
@@ -14,9 +13,10 @@ from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.errors import naming_lost_worker
 from tf_ext.models import loops, multi_worker, resume
 from tf_ext.models.arrays import to_arrays
-from tf_ext.models.saving import file_of_all_workers
+from tf_ext.models.saving import file_of_all_workers, replaced_when_whole
 from tf_ext.optimizers import Optimizer
 from tf_ext.optimizers.share import current_share, sample_share
+from tf_ext.tables import keras_store
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.rule import SparseOptimizer
 from tf_ext.tables.shadow import refusal, set_weights_refusal
@@ -31,6 +31,8 @@ else:
 # The name of a table among what a checkpoint holds of a model, with its index.
 _TABLE_CHILD = "tf_ext_table_"
 
+# What names of files of Keras's formats end in.
+_MODEL = ".keras"
 _WEIGHTS = ".weights.h5"
 
 
@@ -234,18 +236,30 @@ class _ModelWithTables:
     def save(self, filepath, *args, **kwargs):
         """As `keras.Model.save`, into a `.keras` file (or a SavedModel).
 
+        A `.keras` file takes the place of one that is there only once it is
+        whole and durable.
+
         Raises:
           ValueError: an HDF5 file, which holds variables alone.
         """
-        _refuse_hdf5(filepath, ".keras")
+        _refuse_hdf5(filepath, _MODEL)
+        save = super().save
+        given = inspect.signature(save).bind(filepath, *args, **kwargs)
+        # A SavedModel and an archive that is not zipped are directories.
+        is_file = given.arguments.get("zipped") is not False and (
+            given.arguments.get("save_format") in (None, "keras")
+        )
         with file_of_all_workers(self, str(filepath)) as path:
-            return super().save(path, *args, **kwargs)
+            if not is_file:
+                return save(path, *args, **kwargs)
+            return _save_whole(save, path, _MODEL, given)
 
     def save_weights(self, filepath, *args, **kwargs):
         """As `keras.Model.save_weights`, rows included.
 
         A `.weights.h5` file takes the place of one that is there only once it
-        is whole: a backup outlives a parameter server lost in between. Under
+        is whole and durable: a backup outlives a kill, and a parameter server
+        lost in between. Under
         MultiWorkerMirroredStrategy all workers have to call it, and the first
         writes the file.
 
@@ -253,22 +267,11 @@ class _ModelWithTables:
           ValueError: an HDF5 file of the old format, which holds variables
             alone.
         """
-        _refuse_hdf5(filepath, ".weights.h5")
+        _refuse_hdf5(filepath, _WEIGHTS)
         save = super().save_weights
         given = inspect.signature(save).bind(filepath, *args, **kwargs)
-        whole = given.arguments.get("overwrite", True)
         with file_of_all_workers(self, str(filepath)) as path:
-            if not path.endswith(_WEIGHTS) or not whole:
-                return save(path, *args, **kwargs)
-            part = f"{path.removesuffix(_WEIGHTS)}.part{_WEIGHTS}"
-            try:
-                save(part, *args, **kwargs)
-                tf.io.gfile.rename(part, path, overwrite=True)
-            except BaseException:
-                with contextlib.suppress(tf.errors.NotFoundError):
-                    tf.io.gfile.remove(part)
-                raise
-        return None
+            return _save_whole(save, path, _WEIGHTS, given)
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras 3 builds a model for the mean of the replicas'
@@ -297,10 +300,22 @@ class _ModelWithTables:
         """As `keras.Model.load_weights`, rows included.
 
         A compiled model's optimizer gets its slots first: Keras would leave
-        out the saved state of one that has not yet made a step.
+        out the saved state of one that has not yet made a step. All rows of a
+        file are checked before one table is changed: after an error, all
+        tables are as they were. With `skip_mismatch` each table is checked by
+        itself.
         """
         self._build_optimizer()
-        return super().load_weights(filepath, *args, **kwargs)
+        load = super().load_weights
+        given = inspect.signature(load).bind(filepath, *args, **kwargs)
+        if given.arguments.get("skip_mismatch") or not str(filepath).endswith(
+            (_MODEL, _WEIGHTS)
+        ):
+            return load(filepath, *args, **kwargs)
+        with keras_store.only("check"):
+            load(filepath, *args, **kwargs)
+        with keras_store.only("import"):
+            return load(filepath, *args, **kwargs)
 
     def export(self, filepath, *args, **kwargs):
         """As `keras.Model.export`: a SavedModel that serves, rows included."""
@@ -426,6 +441,24 @@ def _check_callbacks(callbacks):
                 "SwapEMAWeights swaps variables but no rows: averages of rows "
                 "are not kept. Leave it out."
             )
+
+
+def _save_whole(save, path, suffix, given):
+    """Calls Keras's `save`, whose file is then there whole or not at all.
+
+    Args:
+      save: Keras's method.
+      path: string, where to.
+      suffix: string, what names of this format end in.
+      given: inspect.BoundArguments of the user's call.
+    """
+    # Keras asks before it overwrites, if it is told to.
+    if not path.endswith(suffix) or not given.arguments.get("overwrite", True):
+        given.arguments["filepath"] = path
+        return save(*given.args, **given.kwargs)
+    with replaced_when_whole(path, suffix) as part:
+        given.arguments["filepath"] = part
+        return save(*given.args, **given.kwargs)
 
 
 def _refuse_hdf5(filepath, instead):

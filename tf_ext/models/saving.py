@@ -7,6 +7,7 @@ import tempfile
 import tensorflow as tf
 
 from tf_ext.distribute.collectives import collectives_of
+from tf_ext.snapshot.storage import normalised, storage_of
 
 _FILES = (".h5", ".keras")
 
@@ -44,6 +45,33 @@ def file_of_all_workers(model, filepath):
                 _check_writable(filepath)
         with _agreement(collectives, filepath):
             yield path
+
+
+@contextlib.contextmanager
+def replaced_when_whole(filepath, suffix):
+    """Where to write a file that takes the place of one that may be there.
+
+    Whenever the process or the machine stops, `filepath` is the old file or the
+    new one.
+
+    Args:
+      filepath: string.
+      suffix: string, its end, which Keras wants of every name.
+
+    Yields:
+      string, the path to write to.
+    """
+    path = normalised(filepath)
+    if "://" not in path:
+        path = os.path.realpath(path)  # A link goes on being one.
+    part = f"{path.removesuffix(suffix)}.part{suffix}"
+    try:
+        yield part
+        storage_of(path).replace(part, path)
+    except BaseException:
+        with contextlib.suppress(tf.errors.NotFoundError):
+            tf.io.gfile.remove(part)
+        raise
 
 
 @contextlib.contextmanager

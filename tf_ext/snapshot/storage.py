@@ -114,6 +114,14 @@ class _Local:
         _sync_directory(directory)
 
     @staticmethod
+    def replace(part, name):
+        """Gives a whole file the name of one that may be there, durably."""
+        with open(part, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(part, name)
+        _sync_directory(os.path.dirname(name))
+
+    @staticmethod
     def names(directory):
         """The names in a directory; none if it does not exist."""
         return os.listdir(directory) if os.path.exists(directory) else []
@@ -173,6 +181,10 @@ class _TensorFlow:
 
         with self._errors():
             ops.write_file_atomically(name, data)
+
+    def replace(self, part, name):
+        with self._errors():
+            self._tf.io.gfile.rename(part, name, overwrite=True)
 
     def names(self, directory):
         with self._errors():

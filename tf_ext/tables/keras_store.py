@@ -1,22 +1,29 @@
 """Rows inside Keras's own files (`.keras`, `.weights.h5`).
 
 A table is a group of datasets: `header` (JSON: configuration, number of rows
-and chunks, state), then for each chunk its signs and fields. Only one chunk is
-in memory at a time.
+and chunks, state, a CRC32C for each other dataset) with its own CRC32C in
+`header_crc32c`, then for each chunk its signs and fields. Only one chunk is in
+memory at a time. Files of tf_ext before November 2026 have no checksums.
 """
 
 import contextlib
+import contextvars
 import json
 import weakref
 
 import numpy as np
 
+from tf_ext import _core
+from tf_ext._checks import is_int
 from tf_ext._keras import IS_KERAS_3
 
 _FORMAT = 1
 
 # {store: {id of a table: message}}, of loads that failed.
 _failures = weakref.WeakKeyDictionary()
+
+# What `load` does: check rows, import them, or first one and then the other.
+_steps = contextvars.ContextVar("steps", default=("check", "import"))
 
 # Keras keeps a `.keras` file in memory until it is complete.
 MAX_BYTES = 4 << 30
@@ -44,11 +51,17 @@ def save(table_rows, label, state, store):
             "callback tf_ext.callbacks.TableSnapshot."
         )
     chunk = written = 0
+    checksums = {}
+
+    def put(name, array):
+        store[name] = array
+        checksums[name] = _checksum(array)
+
     with contextlib.closing(table_rows.chunks()) as chunks:
         for signs, values in chunks:
-            store[f"chunk_{chunk:06d}_signs"] = signs
+            put(f"chunk_{chunk:06d}_signs", signs)
             for name, value in values.items():
-                store[f"chunk_{chunk:06d}_{name}"] = value
+                put(f"chunk_{chunk:06d}_{name}", value)
             written += len(signs)
             chunk += 1
     header = {
@@ -57,8 +70,25 @@ def save(table_rows, label, state, store):
         "rows": written,
         "chunks": chunk,
         "state": state,
+        "crc32c": checksums,
     }
-    store["header"] = _array_of(json.dumps(header))
+    text = _array_of(json.dumps(header))
+    store["header"] = text
+    store["header_crc32c"] = np.array([_checksum(text)], np.uint32)
+
+
+@contextlib.contextmanager
+def only(step):
+    """Lets `load` do one of its steps in a block: "check" or "import".
+
+    A file whose tables are all to be checked before one is touched is read
+    twice. Rows that are imported must have been checked.
+    """
+    token = _steps.set((step,))
+    try:
+        yield
+    finally:
+        _steps.reset(token)
 
 
 def load(table_rows, label, store):
@@ -90,18 +120,12 @@ def load(table_rows, label, store):
 
 
 def _load(table_rows, label, store):
-    if "header" not in store.keys():
-        raise ValueError(
-            f"The file holds no rows of table {label!r}; it has "
-            f"{sorted(store.keys())}. It was saved from another model."
-        )
-    header = json.loads(_text_of(store["header"]))
-    if header["format"] != _FORMAT:
-        raise ValueError(
-            f"The rows of table {label!r} are in format {header['format']}; "
-            f"this version of tf_ext reads {_FORMAT}."
-        )
-    _check(table_rows, label, store, header)
+    steps = _steps.get()
+    header = _read_header(store, label)
+    if "check" in steps:
+        _check(table_rows, label, store, header)
+    if "import" not in steps:
+        return {}
     table_rows.clear()
     for chunk in range(header["chunks"]):
         prefix = f"chunk_{chunk:06d}_"
@@ -115,37 +139,100 @@ def _load(table_rows, label, store):
     return header["state"]
 
 
+def _read_header(store, label):
+    if "header" not in store.keys():
+        raise ValueError(
+            f"The file holds no rows of table {label!r}; it has "
+            f"{sorted(store.keys())}. It was saved from another model."
+        )
+    array = np.asarray(store["header"])
+    has_checksum = "header_crc32c" in store.keys()
+    if has_checksum:
+        saved = np.asarray(store["header_crc32c"]).ravel().tolist()
+        _compare(label, "header", array, saved[0] if saved else None)
+    try:
+        header = json.loads(_text_of(array))
+        wanted = {"format", "config", "rows", "chunks", "state"}
+        if not isinstance(header, dict) or not wanted <= header.keys():
+            raise ValueError(f"it lacks some of {sorted(wanted)}")
+        for name in ("rows", "chunks"):
+            if not is_int(header[name]) or header[name] < 0:
+                raise ValueError(f"{name} is {header[name]!r}")
+        if ("crc32c" in header) != has_checksum:
+            raise ValueError("only one of header and rows has checksums")
+    except ValueError as error:
+        raise _damaged(label, f"'header' cannot be read: {error}") from error
+    if header["format"] != _FORMAT:
+        raise ValueError(
+            f"The rows of table {label!r} are in format {header['format']}; "
+            f"this version of tf_ext reads {_FORMAT}."
+        )
+    return header
+
+
 def _check(table_rows, label, store, header):
+    table_rows.check_config(label, header["config"])
     rows = 0
     for chunk in range(header["chunks"]):
         prefix = f"chunk_{chunk:06d}_"
-        wanted = {prefix + "signs"} | {
-            prefix + f.name for f in table_rows.fields
+        dtypes = {prefix + "signs": np.dtype(np.int64)} | {
+            prefix + field.name: np.dtype(field.dtype.as_numpy_dtype)
+            for field in table_rows.fields
         }
-        missing = sorted(wanted - set(store.keys()))
-        values = {
-            f.name: store[prefix + f.name]
-            for f in table_rows.fields
-            if prefix + f.name not in missing
+        missing = sorted(dtypes.keys() - set(store.keys()))
+        arrays = {
+            name: np.asarray(store[name])
+            for name in dtypes
+            if name not in missing
         }
-        table_rows.check_rows(label, header["config"], values)
-        if missing:
-            raise ValueError(
-                f"The rows of table {label!r} are damaged: {missing[0]!r} is "
-                "missing."
-            )
-        signs = store[prefix + "signs"]
-        if any(v.shape[0] != signs.shape[0] for v in values.values()):
-            raise ValueError(
-                f"The rows of table {label!r} are damaged: chunk {chunk} has "
-                f"{signs.shape[0]} signs and fields of other lengths."
-            )
-        rows += signs.shape[0]
-    if rows != header["rows"]:
-        raise ValueError(
-            f"The rows of table {label!r} are damaged: {rows} found, "
-            f"{header['rows']} announced."
+        table_rows.check_rows(
+            label,
+            header["config"],
+            {
+                name.removeprefix(prefix): array
+                for name, array in arrays.items()
+            },
         )
+        if missing:
+            raise _damaged(label, f"{missing[0]!r} is missing.")
+        signs = arrays[prefix + "signs"]
+        for name, array in arrays.items():
+            if array.dtype != dtypes[name]:
+                raise _damaged(
+                    label, f"{name!r} is {array.dtype}, not {dtypes[name]}."
+                )
+            if array.ndim != (1 if array is signs else 2):
+                raise _damaged(
+                    label, f"{name!r} has the shape {list(array.shape)}."
+                )
+        if any(len(array) != len(signs) for array in arrays.values()):
+            raise _damaged(
+                label,
+                f"chunk {chunk} has {len(signs)} signs and fields of other "
+                "lengths.",
+            )
+        if "crc32c" in header:
+            for name, array in arrays.items():
+                _compare(label, name, array, header["crc32c"].get(name))
+        rows += len(signs)
+    if rows != header["rows"]:
+        raise _damaged(label, f"{rows} found, {header['rows']} announced.")
+
+
+def _compare(label, name, array, saved):
+    found = _checksum(array)
+    if saved != found:
+        raise _damaged(
+            label, f"{name!r} has the CRC32C {found}, saved was {saved}."
+        )
+
+
+def _checksum(array):
+    return _core.crc32c(np.asarray(array).tobytes())
+
+
+def _damaged(label, what):
+    return ValueError(f"The rows of table {label!r} are damaged: {what}")
 
 
 def _array_of(text):

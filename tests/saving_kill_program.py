@@ -1,0 +1,115 @@
+"""Kills processes that save models, and looks at what they leave.
+
+    saving_kill_program.py FOLDER NAME SEED
+
+saves a model as FOLDER/NAME over another one, in forks of a process that has
+only imported TensorFlow. `file_calls.cc` must be preloaded, with FOLDER to
+watch. One save is logged to FOLDER/../calls; others are killed at a call that
+is drawn. Prints what became of each kill, as a JSON list of `[call, state]`:
+"old", "new", or what is wrong.
+"""
+
+import ctypes
+import functools
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import traceback
+
+import small_models as small
+
+from tf_ext._keras import keras
+
+_KILLS = 6
+
+
+def _model(rows):
+    """A model whose table has the signs 0 to rows - 1."""
+    model = small.compiled(small.functional(small.table("adagrad")))
+    model.tables[0].pull(range(rows), training=True)
+    return model
+
+
+def _save(model, path):
+    save = model.save if path.suffix == ".keras" else model.save_weights
+    save(path)
+
+
+def _rows(path):
+    """The number of rows of a saved model."""
+    if path.suffix == ".keras":
+        return keras.models.load_model(path).tables[0].size()
+    model = _model(0)
+    model.load_weights(path)
+    return model.tables[0].size()
+
+
+def _in_a_fork(function):
+    """Runs `function` in a process of its own; its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1]
+
+
+def main(folder, name, seed):
+    """As the module's text says."""
+    calls = ctypes.CDLL(None)
+    path = pathlib.Path(folder, name)
+    kept = path.parent.parent / f"old{''.join(path.suffixes)}"
+    counted = path.parent.parent / "count"
+
+    def save_old():
+        _save(_model(5), path)
+        shutil.copy(path, kept)
+
+    def save_new(kill_at=-1):
+        model = _model(9)
+        calls.kill_at(kill_at)
+        if kill_at < 0:
+            os.environ["FILE_CALLS_LOG"] = str(path.parent.parent / "calls")
+        _save(model, path)
+        counted.write_text(str(calls.count_calls()))
+
+    def check():
+        states = []
+        for kill, left in lefts:
+            try:
+                state = {5: "old", 9: "new"}[_rows(left)]
+            except Exception as error:
+                state = repr(error)
+            states.append([kill, state])
+        print(json.dumps({"calls": count, "states": states}), flush=True)
+
+    assert _in_a_fork(save_old) == 0
+    assert _in_a_fork(save_new) == 0
+    count = int(counted.read_text())
+    # The last three: fsync, rename, fsync of the folder.
+    last = range(count - 3, count)
+    drawn = random.Random(int(seed)).sample(range(count - 3), _KILLS - 3)
+    lefts = []
+    for kill in [*sorted(drawn), *last]:
+        shutil.copy(kept, path)
+        status = _in_a_fork(functools.partial(save_new, kill))
+        assert os.WTERMSIG(status) == signal.SIGKILL, status
+        lefts.append((kill, path.parent.parent / f"{kill}_{name}"))
+        shutil.copy(path, lefts[-1][1])
+    # What was left does not disturb the next save.
+    assert _in_a_fork(save_new) == 0
+    assert sorted(os.listdir(folder)) == [name], os.listdir(folder)
+    assert _in_a_fork(check) == 0
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
