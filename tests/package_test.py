@@ -209,6 +209,38 @@ class NotCompiledTest(parameterized.TestCase):
         self.assertEqual(done.stderr.count("Traceback"), 1, done.stderr)
 
 
+class RegistrationTest(absltest.TestCase):
+    def test_import_after_tensorflow_registers_the_ops(self):
+        _run("""
+            import tensorflow as tf
+            import tf_ext
+
+            graph = tf.compat.v1.GraphDef()
+            graph.node.add(name="handle", op="TfExt>SparseTableServingHandle")
+            with tf.Graph().as_default():
+                try:
+                    tf.import_graph_def(graph)
+                except ValueError as error:
+                    # The op is known; its attributes are missing.
+                    assert "config" in str(error), error
+                else:
+                    raise AssertionError("a node without attributes")
+        """)
+
+    def test_import_leaves_devices_and_threads_open(self):
+        _run("""
+            import tensorflow as tf
+            import tf_ext
+
+            tf.config.threading.set_inter_op_parallelism_threads(3)
+            [cpu, *_] = tf.config.list_physical_devices("CPU")
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+            )
+            assert len(tf.config.list_logical_devices("CPU")) == 2
+        """)
+
+
 class VersionGuardTest(absltest.TestCase):
     def _guarded(self, built, running):
         return _run(f"""

@@ -3,10 +3,11 @@
     saving_kill_program.py FOLDER NAME SEED
 
 saves a model as FOLDER/NAME over another one, in forks of a process that has
-only imported TensorFlow. `file_calls.cc` must be preloaded, with FOLDER to
-watch. One save is logged to FOLDER/../calls; others are killed at a call that
-is drawn. Prints what became of each kill, as a JSON list of `[call, state]`:
-"old", "new", or what is wrong.
+only imported TensorFlow. `file_log.cc` must be preloaded, with FOLDER as its
+root. One save is logged to FOLDER/../calls; others are killed at a call that is
+drawn. The last line that it prints is a JSON object: `calls`, how many there
+are, `bytes` of the new file, and `states`, a list of `[call, state]` of each
+kill: "old", "new", or what is wrong.
 """
 
 import ctypes
@@ -78,7 +79,7 @@ def main(folder, name, seed):
         model = _model(9)
         calls.kill_at(kill_at)
         if kill_at < 0:
-            os.environ["FILE_CALLS_LOG"] = str(path.parent.parent / "calls")
+            os.environ["FILE_LOG"] = str(path.parent.parent / "calls")
         _save(model, path)
         counted.write_text(str(calls.count_calls()))
 
@@ -90,11 +91,12 @@ def main(folder, name, seed):
             except Exception as error:
                 state = repr(error)
             states.append([kill, state])
-        print(json.dumps({"calls": count, "states": states}), flush=True)
+        found = {"calls": count, "bytes": size, "states": states}
+        print(json.dumps(found), flush=True)
 
     assert _in_a_fork(save_old) == 0
     assert _in_a_fork(save_new) == 0
-    count = int(counted.read_text())
+    count, size = int(counted.read_text()), path.stat().st_size
     # The last three: fsync, rename, fsync of the folder.
     last = range(count - 3, count)
     drawn = random.Random(int(seed)).sample(range(count - 3), _KILLS - 3)
