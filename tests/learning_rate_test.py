@@ -310,7 +310,10 @@ class SavingTest(TestCase):
         model = self._reduced()
         point = recovery_points.Point(1, 1, 0, self.path("point-0000000001"))
         recovery_points.write(
-            point, model, lambda index, table, path: table.save(path)
+            point,
+            model,
+            lambda index, table, path: table.save(path),
+            recovery_points.claim(self.path("points"), model),
         )
         again = _model(0.25)
         again.train_on_batch(*self._batch())

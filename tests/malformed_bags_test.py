@@ -209,7 +209,7 @@ class MalformedBagsTest(RefusalTestCase):
     @parameterized.named_parameters(
         ("rank_0", tf.constant(1, tf.int64), 1, "signs must be a vector", "[]"),
         ("rank_2", [[1]], 1, "signs must be a vector", "[1,1]"),
-        ("int32", tf.constant([1]), 1, "int32", "int64"),
+        ("float32", tf.constant([1.0]), 1, "must be integers", "float32"),
         ("no_shards", [1], 0, "num_shards", "0", "minimum 1"),
         ("negative_shards", [1], -5, "num_shards", "-5", "minimum 1"),
         (

@@ -374,8 +374,8 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
     `call`. `compile` takes a `tf_ext.optimizers.Optimizer`; `fit`, `evaluate`,
     `predict`, `save` and the rest are Keras's own, rows included. Besides what
     Keras takes, data may be NumPy's strings, arrays of objects, and lists of
-    numbers or strings; lists of different lengths become ragged tensors. What Keras
-    would do wrong without a word (train without tables' rows, restore or
+    numbers or strings; lists of different lengths become ragged tensors. What
+    Keras would do wrong without a word (train without tables' rows, restore or
     average the variables alone) is refused with a sentence.
 
     Args:
