@@ -204,6 +204,34 @@ class CombineBagsTest(tf.test.TestCase, parameterized.TestCase):
             rtol=1e-6,
         )
 
+    @parameterized.parameters(3, 64, 65, 130)
+    def test_the_gradient_of_max_of_columns(self, dim):
+        # Few different values: many reach a maximum together.
+        rng = np.random.default_rng(dim)
+        rows = rng.integers(0, 3, [5, dim]).astype(np.float32)
+        inverse = rng.integers(0, 5, 24)
+        splits = np.array([0, 1, 5, 5, 12, 18, 24])
+        gradient = rng.normal(size=[3, 2 * dim]).astype(np.float32)
+        expected = np.zeros_like(rows)
+        for bag, (begin, end) in enumerate(itertools.pairwise(splits)):
+            if begin == end:
+                continue
+            column, sample = divmod(bag, 3)
+            values = rows[inverse[begin:end]]
+            reached = values == values.max(0)
+            of_bag = gradient[sample, column * dim :][:dim]
+            shares = reached * of_bag / reached.sum(0)
+            np.add.at(expected, inverse[begin:end], shares)
+        tensor = tf.constant(rows)
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            combined = ops.combine_bags(
+                tensor, inverse, splits, combiners=["max", "max"]
+            )
+        self.assertAllClose(
+            tape.gradient(combined, tensor, gradient), expected, rtol=1e-5
+        )
+
     @parameterized.named_parameters(
         *named_cases(combiner=COMBINERS, mode=MODES)
     )

@@ -146,6 +146,12 @@ class ColumnsToBagsTest(tf.test.TestCase, parameterized.TestCase):
             [0, 1],
         ),
         (
+            "float_of_many_digits",
+            [0.12345, 0.12, -2.0],
+            dict(missing=0.12345, boundaries=[0]),
+            [1, 0],
+        ),
+        (
             "float_that_is_whole",
             [-999.0, 5.0],
             dict(missing=-999.0, boundaries=[0]),

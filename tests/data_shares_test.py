@@ -73,13 +73,17 @@ class InStepTest(tf.test.TestCase, parameterized.TestCase):
             2, drop_remainder=True
         )
         relaxed = tf_ext.data.in_step(dataset)
+        spec = dict(relaxed.element_spec)
+        sparse = spec.pop("sparse")
+        self.assertIsInstance(sparse, tf.SparseTensorSpec)
+        self.assertEqual(sparse.shape.as_list(), [None, 5])
+        self.assertEqual(sparse.dtype, tf.int64)
         self.assertEqual(
-            relaxed.element_spec,
+            spec,
             {
                 "dense": tf.TensorSpec([None, 3], tf.float32),
                 "ids": tf.TensorSpec([None], tf.int32),
                 "ragged": tf.RaggedTensorSpec([None, None], tf.int64, 1),
-                "sparse": tf.SparseTensorSpec([None, 5], tf.int64),
             },
         )
         for one, other in zip(relaxed, dataset, strict=True):

@@ -1,6 +1,7 @@
 """What is wrong on one worker: all have to hear of it, and to agree."""
 
 import re
+import types
 
 import numpy as np
 import tensorflow as tf
@@ -249,6 +250,16 @@ def bad_arguments(worker):
         "loss": _error_of(inside.compile, optimizer(), sums),
         "outside": _error_of(call_outside),
     }
+    composed = types.SimpleNamespace(
+        optimizers=[optimizer(), keras.optimizers.SGD()]
+    )
+    errors["composed"] = _error_of(inside.compile, composed, dot)
+    if not IS_KERAS_3:
+        with worker.strategy.scope():
+            plain = keras.Model(inside.inputs, inside.outputs)
+            plain.compile(optimizer(), dot)
+        data = tf.data.Dataset.from_tensors(dot_batch())
+        errors["plain_model"] = _error_of(lambda: plain.fit(data, verbose=0))
     if IS_KERAS_3:
         errors["steps_per_execution"] = _error_of(
             lambda: inside.compile(optimizer(), dot, steps_per_execution=2)

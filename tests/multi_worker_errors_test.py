@@ -1,14 +1,19 @@
-"""Workers in step agree on what is wrong, and go on together."""
+"""Workers in step agree on what is wrong, and on models and data of all kinds.
+
+Both in one start of workers, which takes longer than most cases.
+"""
 
 import multi_worker_error_cases as cases
+import multi_worker_model_cases as models
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import Cases, merge_rows
+from multi_worker_cases import Cases, alone, merge_rows
 
 from tf_ext._keras import IS_KERAS_3
 
-_CASES = Cases([cases], workers=2)
+_WORKERS = 3
+_CASES = Cases([cases, models], _WORKERS)
 
 
 # tf_keras's LossScaleOptimizer counts steps that it leaves out, too.
@@ -112,8 +117,8 @@ class InputErrorTest(tf.test.TestCase):
     def test_training_goes_on(self):
         results = _CASES[cases.input_errors]
         rows = merge_rows([{"weights": r["rows"]} for r in results])["weights"]
-        # Weights are 1, 2 and 3 of signs 1, 2 and 3; each of two workers has
-        # the same two samples of four in all.
+        # Weights are 1, 2 and 3 of signs 1, 2 and 3; each worker has the same
+        # two samples.
         expected = {1: -0.5, 2: -1.0, 3: -1.5, 4: -0.5, 5: -0.5}
         self.assertEqual({k: v[0] for k, v in rows.items()}, expected)
 
@@ -153,6 +158,22 @@ class ArgumentTest(tf.test.TestCase):
             "the global batch divided by its number of samples.",
         )
 
+    def test_composed_optimizer_of_a_plain_one(self):
+        self._assert_refused(
+            "composed",
+            "ValueError: SGD of the composed optimizer gives the workers' "
+            "gradients the same weight, whatever the sizes of their shares.",
+        )
+
+    def test_fit_of_a_plain_model(self):
+        if IS_KERAS_3:
+            self.skipTest("Keras 3's fit fails there by itself.")
+        self._assert_refused(
+            "plain_model",
+            "a Keras model with tables that is no tf_ext.Model, under "
+            "MultiWorkerMirroredStrategy: Keras would add up metrics",
+        )
+
     def test_table_made_outside_of_the_scope(self):
         self._assert_refused(
             "outside",
@@ -169,6 +190,50 @@ class ArgumentTest(tf.test.TestCase):
             "ValueError: steps_per_execution=2 fails in Keras 3 under a "
             "strategy of several replicas, with any model. Use 1, or tf_keras",
         )
+
+
+class AsOneProcessTest(parameterized.TestCase, tf.test.TestCase):
+    @parameterized.named_parameters(
+        (name, getattr(models, name)) for name in models.AS_ONE_PROCESS
+    )
+    def test_as_one_process(self, case):
+        results, expected = _CASES[case], case(alone())
+        for result in results:
+            self.assertEqual(result["iterations"], expected["iterations"])
+            for part in ("found", "variables"):
+                for one, other in zip(
+                    result[part], expected[part], strict=True
+                ):
+                    self.assertAllClose(one, other, rtol=1e-5, atol=1e-5)
+        for name, fields in expected["tables"].items():
+            merged = merge_rows([r["tables"][name] for r in results])
+            for field, rows in fields.items():
+                self.assertCountEqual(merged[field], rows)
+                for sign, row in rows.items():
+                    self.assertAllClose(
+                        merged[field][sign], row, rtol=1e-5, atol=1e-6
+                    )
+
+
+class PolicyTest(parameterized.TestCase, tf.test.TestCase):
+    """What each auto_shard_policy means for datasets of 20 samples."""
+
+    @parameterized.parameters(
+        ("shared_by_default", 20, [3]),
+        ("shared_by_data", 20, [3]),
+        ("shared_by_hint", 20, [3, 4]),
+        # Each worker has 20. Keras 3 makes parts of one batch of equal size.
+        ("not_shared", 20 * _WORKERS, [8, 9]),
+    )
+    def test_trains_all_samples(self, name, ids, steps):
+        results = _CASES[getattr(models, name)]
+        counts = merge_rows([{"step": r["counts"]} for r in results])["step"]
+        self.assertEqual(counts, dict.fromkeys(range(ids), 1))
+        for result in results:
+            self.assertAllClose(
+                result["loss"], [np.mean(range(ids))], rtol=1e-6
+            )
+            self.assertIn(result["steps"], steps)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-from model_building import id_column
+from model_building import id_column, number
 from multi_worker_cases import export
 
 import tf_ext
@@ -111,7 +111,7 @@ def one_empty_share(worker):
 # id of its own, that is how often it was trained.
 
 
-def _counting_model(rule=None):
+def counting_model(rule=None):
     """A model whose loss is the mean of the targets; its gradients are 1."""
     ids = {"user": keras.Input((), dtype="int64", name="user")}
     layer = tf_ext.layers.EmbeddingFeatures(
@@ -126,7 +126,7 @@ def _counting_model(rule=None):
     return model
 
 
-def _numbered(ids):
+def numbered(ids):
     """A dataset of samples whose targets are their ids."""
     ids = np.asarray(ids, np.int64)
     return tf.data.Dataset.from_tensor_slices(
@@ -134,13 +134,15 @@ def _numbered(ids):
     )
 
 
-def _count(worker, fit):
+def counted(worker, fit):
+    """How often `fit(model)` trained each sample, and in how many steps."""
     with worker.strategy.scope():
-        model = _counting_model()
+        model = counting_model()
     loss = fit(model)
     steps = export(model.tables[0])["step"]
     return {
         "counts": {sign: int(count[0]) for sign, count in steps.items()},
+        "steps": int(number(model.optimizer.iterations)),
         "loss": loss,
     }
 
@@ -151,12 +153,12 @@ def _thirds(context):
 
 
 def epochs_of_thirds(worker):
-    return _count(
+    return counted(
         worker,
         lambda model: fit_shares(
             worker,
             model,
-            lambda context: _numbered(_thirds(context)).batch(16),
+            lambda context: numbered(_thirds(context)).batch(16),
             steps=13,
             epochs=2,
         ),
@@ -165,12 +167,12 @@ def epochs_of_thirds(worker):
 
 def epoch_of_thirds_in_static_batches(worker):
     # Of 100 and 200 samples 4 and 8 are dropped.
-    return _count(
+    return counted(
         worker,
         lambda model: fit_shares(
             worker,
             model,
-            lambda context: _numbered(_thirds(context)).batch(
+            lambda context: numbered(_thirds(context)).batch(
                 16, drop_remainder=True
             ),
             steps=12,
@@ -179,12 +181,12 @@ def epoch_of_thirds_in_static_batches(worker):
 
 
 def epoch_of_one_without_data(worker):
-    return _count(
+    return counted(
         worker,
         lambda model: fit_shares(
             worker,
             model,
-            lambda context: _numbered(
+            lambda context: numbered(
                 range(300) if context.input_pipeline_id else []
             ).batch(16),
             steps=19,
@@ -218,7 +220,7 @@ def _files(batch_size, drop_remainder=False):
 
 
 def epoch_by_file(worker):
-    return _count(
+    return counted(
         worker,
         lambda model: model.fit(_files(32), verbose=0).history["loss"],
     )
@@ -226,7 +228,7 @@ def epoch_by_file(worker):
 
 def epoch_by_file_in_static_batches(worker):
     # Each file's samples are whole batches.
-    return _count(
+    return counted(
         worker,
         lambda model: model.fit(
             _files(20, drop_remainder=True), verbose=0
@@ -238,7 +240,7 @@ def custom_loop(worker):
     """Rows are minus the number of times that their samples were trained."""
     strategy = worker.strategy
     with strategy.scope():
-        model = _counting_model(tf_ext.optimizers.SparseSGD(1.0))
+        model = counting_model(tf_ext.optimizers.SparseSGD(1.0))
     variables = model.trainable_variables
 
     @tf.function(autograph=False)

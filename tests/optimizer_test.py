@@ -222,6 +222,24 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual((reached.size(), other.size()), (1, 0))
 
+    @parameterized.named_parameters(
+        ("clipnorm", {"clipnorm": 2.0}, [-2.0, -2.0, -0.5]),
+        ("global_clipnorm", {"global_clipnorm": 2.5}, [-1.5, -2.0, -0.25]),
+        ("clipvalue", {"clipvalue": 1.0}, [-1.0, -1.0, -0.5]),
+    )
+    def test_tables_of_different_norms_are_clipped(self, options, weights):
+        tables = [_table(name=name) for name in ("long", "longer", "short")]
+        optimizer = optimizers.Optimizer(keras.optimizers.SGD(1.0, **options))
+        optimizer.apply_gradients(
+            [
+                (_slices(gradient), table.shadow)
+                for gradient, table in zip((3.0, 4.0, 0.5), tables)
+            ]
+        )
+        self.assertAllClose(
+            [_weight(table) for table in tables], weights, rtol=1e-2
+        )
+
 
 def _slices(gradient):
     """The gradient of the row of sign 1."""

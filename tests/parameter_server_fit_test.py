@@ -104,6 +104,18 @@ class OneStepAtATimeTest(_Test):
         other = spread.fit(data, max_inflight_steps=1, **options)
         self.assert_same_training(one, other)
 
+    def test_data_of_unknown_length(self):
+        data = util.data().filter(lambda *_: True)
+        alone, spread = self.make()
+        one = alone.fit(data, epochs=3, verbose=0)
+        other = spread.fit(data, epochs=3, verbose=0, max_inflight_steps=1)
+        self.assert_same_training(one, other)
+        steps = 3 * -(-200 // 32)
+        for model in (alone, spread):
+            self.assertEqual(number(model.optimizer.iterations), steps)
+        for mine, theirs in zip(alone.get_weights(), spread.get_weights()):
+            self.assertAllClose(mine, theirs, 1e-6, 1e-6)
+
     def test_arrays(self):
         features, labels = util.arrays()
         weights = np.linspace(0.0, 2.0, len(labels), dtype=np.float32)

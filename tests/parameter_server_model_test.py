@@ -9,6 +9,9 @@ from absl.testing import parameterized
 from model_building import generator, number, rows_of
 from small_models import Subclassed, compiled, functional, table
 
+import tf_ext
+from tf_ext._keras import IS_KERAS_3, keras
+
 _CLUSTER = util.Cluster()
 
 
@@ -83,6 +86,56 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
             1e-6,
             1e-6,
         )
+
+
+class WithoutCallTest(tf.test.TestCase):
+    """Models as of TensorFlow Recommenders: their loss calls the parts."""
+
+    def test_parts_are_built_by_the_loss(self):
+        if IS_KERAS_3:
+            self.skipTest("TensorFlow Recommenders refuses Keras 3.")
+
+        class Parts(tf_ext.Model):
+            def __init__(self):
+                super().__init__()
+                zeros = keras.initializers.Zeros()
+                self.top = keras.layers.Dense(1, kernel_initializer=zeros)
+                self.mean = keras.metrics.Mean("mean")
+
+            def compute_loss(self, inputs, training=False):
+                outputs = self.top(inputs["numbers"])
+                self.mean.update_state(outputs + 1.0)
+                return tf.reduce_sum((outputs - 1.0) ** 2) / 32.0
+
+            def train_step(self, inputs):
+                with tf.GradientTape() as tape:
+                    loss = self.compute_loss(inputs, training=True)
+                variables = self.trainable_variables
+                grads = tape.gradient(loss, variables)
+                self.optimizer.apply_gradients(zip(grads, variables))
+                return {"loss": loss, "mean": self.mean.result()}
+
+            def test_step(self, inputs):
+                loss = self.compute_loss(inputs)
+                return {"loss": loss, "mean": self.mean.result()}
+
+        def make():
+            model = Parts()
+            model.compile(tf_ext.optimizers.Optimizer("sgd"))
+            return model
+
+        data = util.data().map(lambda features, _: features)
+        alone = make()
+        with _CLUSTER.strategy.scope():
+            spread = make()
+        untrained = spread.evaluate(data, verbose=0, return_dict=True)
+        self.assertAllClose(untrained["mean"], 1.0)
+        one = alone.fit(data, epochs=2, verbose=0)
+        other = spread.fit(data, epochs=2, max_inflight_steps=1, verbose=0)
+        for name in ("loss", "mean"):
+            self.assertAllClose(
+                other.history[name], one.history[name], 1e-6, 1e-6
+            )
 
 
 if __name__ == "__main__":

@@ -75,6 +75,45 @@ class RecommendersTest(tf.test.TestCase):
         self.assertEqual(model.user.tables[0].size(), _USERS)
         self.assertEqual(model.movie.tables[0].size(), _MOVIES)
 
+    def test_composed_optimizers(self):
+        import tensorflow_recommenders as tfrs
+
+        class Dot(tf_ext.Model, tfrs.Model):
+            def __init__(self):
+                super().__init__()
+                self.user = _tower("user", tf_ext.optimizers.SparseSGD(0.5))
+                self.movie = _tower("movie", "sgd")
+
+            def compute_loss(self, inputs, training=False):
+                user = self.user({"user": inputs["user"]}, training=training)
+                movie = self.movie(inputs, training=training)
+                return tf.reduce_mean(tf.reduce_sum(user * movie, 1) ** 2)
+
+        make = tf_ext.optimizers.Optimizer
+        compose = tfrs.experimental.optimizers.CompositeOptimizer
+        model = Dot()
+        parts = [
+            lambda: model.user.trainable_variables,
+            lambda: model.movie.trainable_variables,
+        ]
+        composed = compose(list(zip([make("sgd"), make("adam")], parts)))
+        with self.assertRaisesRegex(
+            ValueError,
+            "composed of several optimizers, which it cannot follow. Wrap each "
+            "of them, .*: CompositeOptimizer",
+        ):
+            make(composed)
+        plain = [keras.optimizers.SGD(), keras.optimizers.SGD()]
+        with self.assertRaisesRegex(ValueError, "Received: optimizer="):
+            model.compile(compose(list(zip(plain, parts))))
+        model.compile(composed)
+        data = tf.data.Dataset.from_tensors(
+            {"user": ["a", "b", "c"], "movie": ["x", "y", "x"]}
+        )
+        losses = model.fit(data, epochs=5, verbose=0).history["loss"]
+        self.assertLess(losses[-1], losses[0])
+        self.assertEqual([t.size() for t in model.tables], [3, 2])
+
 
 if __name__ == "__main__":
     tf.test.main()

@@ -28,7 +28,7 @@ def in_step(dataset):
     """
     relaxed = tf.data.experimental.from_variant(
         tf.data.experimental.to_variant(dataset),
-        relaxed_spec(dataset.element_spec),
+        tf.nest.map_structure(_cuttable, relaxed_spec(dataset.element_spec)),
     )
     return relaxed.with_options(dataset.options())
 
@@ -43,8 +43,12 @@ def shared_by_data(dataset):
       dataset: tf.data.Dataset.
     """
     policies = tf.data.experimental.AutoShardPolicy
-    distribute = dataset.options().experimental_distribute
-    if distribute.auto_shard_policy != policies.AUTO:
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy in (policies.OFF, policies.HINT):
+        # tf_keras would make a step for each batch. A filter hides how many
+        # there are, so that it goes on to the end of what is made of them.
+        return dataset.filter(lambda *_: True)
+    if policy != policies.AUTO:
         return dataset
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = policies.DATA
@@ -69,6 +73,34 @@ def _relax(spec):
             shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype
         )
     return type(spec)(shape, spec.dtype)
+
+
+class _CuttableSparseSpec(tf.SparseTensorSpec):
+    """Sparse batches of which TensorFlow makes smaller ones, or empty ones.
+
+    It cuts a batch as a tensor with a serialized value for each sample, and
+    fails to read a tensor without any.
+    """
+
+    def _batch(self, batch_size):
+        return type(self)([batch_size, *self.shape], self.dtype)
+
+    def _unbatch(self):
+        return type(self)(self.shape[1:], self.dtype)
+
+    def _from_compatible_tensor_list(self, tensor_list):
+        read = super()._from_compatible_tensor_list
+        return tf.cond(
+            tf.size(tensor_list[0]) > 0,
+            lambda: read(tensor_list),
+            lambda: _empty(self),
+        )
+
+
+def _cuttable(spec):
+    if isinstance(spec, tf.SparseTensorSpec) and spec.shape.rank is not None:
+        return _CuttableSparseSpec(spec.shape, spec.dtype)
+    return spec
 
 
 def worker_share(dataset, workers, worker):

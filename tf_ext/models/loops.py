@@ -39,6 +39,7 @@ def check_compiled(model, optimizer, options, steps_per_execution):
         parameter_server.check_compiled(optimizer, steps_per_execution)
     elif collectives_of(strategy) is not None:
         multi_worker.check_losses(options.get("loss"))
+        multi_worker.check_optimizer(optimizer)
 
 
 def check_max_inflight_steps(value):

@@ -1,5 +1,6 @@
 """The Keras model that knows of tables."""
 
+import contextlib
 import functools
 import inspect
 
@@ -13,9 +14,10 @@ from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.errors import naming_lost_worker
 from tf_ext.models import loops, multi_worker, resume
 from tf_ext.models.arrays import to_arrays
+from tf_ext.models.building import build_optimizer, wrapped_optimizers
 from tf_ext.models.saving import file_of_all_workers, replaced_when_whole
-from tf_ext.optimizers import Optimizer
 from tf_ext.optimizers.share import current_share, sample_share
+from tf_ext.optimizers.updates import after
 from tf_ext.tables import keras_store
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.rule import SparseOptimizer
@@ -39,12 +41,16 @@ _WEIGHTS = ".weights.h5"
 class _ModelWithTables:
     """What `Model` adds to a Keras model: it refuses what would go wrong."""
 
+    tf_ext_tables = True
+
     def compile(self, optimizer="rmsprop", *args, **kwargs):
         """As `keras.Model.compile`; `optimizer` must be tf_ext's.
 
         Args:
-          optimizer: a `tf_ext.optimizers.Optimizer`, or None for a model that
-            is only evaluated.
+          optimizer: a `tf_ext.optimizers.Optimizer`, one that is composed of
+            several of which such a one updates the tables (as TensorFlow
+            Recommenders' CompositeOptimizer), or None for a model that is only
+            evaluated.
           *args: the same as in Keras.
           **kwargs: the same as in Keras; `jit_compile=True` is refused.
 
@@ -80,8 +86,7 @@ class _ModelWithTables:
     def _check_optimizer(self, optimizer, options):
         if isinstance(optimizer, dict):  # Of a saved model.
             optimizer = keras.optimizers.deserialize(optimizer)
-        inner = getattr(optimizer, "inner_optimizer", None)
-        ours = [o for o in (optimizer, inner) if isinstance(o, Optimizer)]
+        ours = wrapped_optimizers(optimizer)
         if isinstance(optimizer, SparseOptimizer):
             rule = type(optimizer).__name__
             raise ValueError(
@@ -108,8 +113,8 @@ class _ModelWithTables:
         self._build_optimizer()
 
     def _build_optimizer(self):
-        if getattr(self, "optimizer", None) is not None and self.built:
-            self.optimizer.build(self.trainable_variables)
+        if self.built:
+            build_optimizer(self)
 
     def fit(self, *args, max_inflight_steps=None, **kwargs):
         """As `keras.Model.fit`, under several workers' strategies too.
@@ -216,17 +221,26 @@ class _ModelWithTables:
         Workers of a MultiWorkerMirroredStrategy whose shares of a batch
         differ in size count by their samples, and not alike.
         """
+        with after(data), self._sample_share(data):
+            return super().train_step(data)
+
+    def test_step(self, data):
+        """As in Keras."""
+        with after(data):
+            return super().test_step(data)
+
+    def _sample_share(self, data):
+        """A context in which a worker's batch counts by its samples."""
         collectives = collectives_of(self.distribute_strategy)
         if collectives is None or current_share() is not None:
-            return super().train_step(data)
+            return contextlib.nullcontext()
         size = shares.batch_size_of(data)
         sizes = collectives.gather(size[tf.newaxis])
         share = tf.math.divide_no_nan(
             tf.cast(collectives.size * size, tf.float32),
             tf.cast(tf.reduce_sum(sizes), tf.float32),
         )
-        with sample_share(share):
-            return super().train_step(data)
+        return sample_share(share)
 
     def _loop(self):
         if getattr(self, "_tf_ext_loop", None) is None:

@@ -15,8 +15,10 @@ from tf_ext.data import shares
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.distribute.errors import naming_lost_worker
 from tf_ext.layers.batch_normalization import BatchNormalization
+from tf_ext.models.building import build_optimizer
 from tf_ext.models.feed import example_of, makes_dataset
 from tf_ext.models.loop import Loop, dataset_of
+from tf_ext.optimizers import Optimizer
 from tf_ext.optimizers.share import sample_share
 
 # What a worker's attempt to read a batch came to; the largest counts.
@@ -42,6 +44,22 @@ def check_losses(losses):
                 f"{reduction!r}: under MultiWorkerMirroredStrategy a loss must "
                 "be the sum over the global batch divided by its number of "
                 "samples. Use reduction='sum_over_batch_size'."
+            )
+
+
+def check_optimizer(optimizer):
+    """Raises ValueError for one that sums some gradients by itself.
+
+    Args:
+      optimizer: what `compile` is given.
+    """
+    for part in getattr(optimizer, "optimizers", ()):
+        if not isinstance(part, Optimizer):
+            raise ValueError(
+                f"{type(part).__name__} of the composed optimizer gives the "
+                "workers' gradients the same weight, whatever the sizes of "
+                "their shares. Under MultiWorkerMirroredStrategy wrap each: "
+                "tf_ext.optimizers.Optimizer(your_optimizer)."
             )
 
 
@@ -98,11 +116,15 @@ class MultiWorkerLoop(Loop):
         model = self._model
         check_layers(model)
         example = example_of(feed.element_spec)
-        model._maybe_symbolic_build(data_batch=example)
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(example)
+        if y is not None:
+            model._maybe_symbolic_build(data_batch=example)
+        elif not all(layer.built for layer in model._flatten_layers()):
+            # Keras would build metrics, too, which takes labels.
             with self._strategy.scope():
-                optimizer.build(model.trainable_variables)
+                model(x)
+        with self._strategy.scope():
+            build_optimizer(model)
 
     def _begin_training(self, callbacks):
         callbacks.on_train_begin()

@@ -12,11 +12,15 @@ import tensorflow as tf
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import naming_lost_server
+from tf_ext.models.building import (
+    build_model,
+    build_optimizer,
+    wrapped_optimizers,
+)
 from tf_ext.models.feed import Feed, WorkerFeed, example_of, makes_dataset
 from tf_ext.models.inflight import InFlight
 from tf_ext.models.loop import Loop, dataset_of
 from tf_ext.models.steps import STALENESS, StepFunctions
-from tf_ext.optimizers import Optimizer
 
 _STEPS_PER_WORKER = 2
 
@@ -34,8 +38,8 @@ def check_compiled(optimizer, steps_per_execution):
             "ParameterServerStrategy: each step goes to whichever worker is "
             "free. Use 1; `max_inflight_steps` of fit() keeps workers busy."
         )
-    if isinstance(optimizer, Optimizer):
-        optimizer.check_for_servers()
+    for one in wrapped_optimizers(optimizer):
+        one.check_for_servers()
 
 
 class ParameterServerLoop(Loop):
@@ -117,17 +121,16 @@ class ParameterServerLoop(Loop):
         model = self._model
         with self._strategy.scope():
             example = example_of(feed.element_spec)
-            x, y, weights = keras.utils.unpack_x_y_sample_weight(example)
             unbuilt = [m for m in _compiled_parts(model) if not m.built]
-            if unbuilt or not model.built:
+            if unbuilt:
+                x, y, weights = keras.utils.unpack_x_y_sample_weight(example)
                 outputs = model(x)
-                if IS_KERAS_3 and y is not None and unbuilt:
+                if y is not None:
                     model.compute_loss(x, y, outputs, weights)
                     model.compute_metrics(x, y, outputs, weights)
                     model.reset_metrics()
-            optimizer = getattr(model, "optimizer", None)
-            if optimizer is not None:
-                optimizer.build(model.trainable_variables)
+            build_model(model, example)
+            build_optimizer(model)
 
     def _epoch_logs(self, logs):
         # The last step's metrics can lack those of others.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tf_ext._keras import keras
 from tf_ext.callbacks.table_snapshot import TableSnapshot
+from tf_ext.models.building import build_model, build_optimizer
 from tf_ext.models.feed import make_dataset, split_arrays
 
 _LOG = logging.getLogger("tf_ext")
@@ -183,7 +184,7 @@ def _build(model, arguments):
     """Makes the variables that a point is restored into."""
     with model.distribute_strategy.scope():
         _build_model(model, arguments)
-        model.optimizer.build(model.trainable_variables)
+        build_optimizer(model)
 
 
 def _build_model(model, arguments):
@@ -196,5 +197,4 @@ def _build_model(model, arguments):
             "`fit` where its data are no dataset and no arrays. Call it on a "
             "batch first."
         )
-    batch = next(iter(dataset))
-    model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+    build_model(model, next(iter(dataset)))

@@ -13,6 +13,14 @@ def get(identifier):
     Raises:
       ValueError: something else, or an option that tables cannot follow.
     """
+    if hasattr(identifier, "optimizers"):
+        raise ValueError(
+            "Argument `dense` of tf_ext.optimizers.Optimizer is composed of "
+            "several optimizers, which it cannot follow. Wrap each of them, "
+            "or the one that updates the tables: "
+            f"{type(identifier).__name__}([(tf_ext.optimizers.Optimizer("
+            f"'adam'), ...), ...]). Received: dense={identifier!r}"
+        )
     try:
         dense = keras.optimizers.get(identifier)
     except (ValueError, TypeError) as error:

@@ -184,6 +184,13 @@ class Keras3Optimizer(_LossScaleOptimizer):
         if not self.built:
             with tf.init_scope():
                 self.build(variables)
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            raise ValueError("apply() must be called in a replica context.")
+        with updates.after(grads):
+            self._apply_in(context, grads, variables)
+
+    def _apply_in(self, context, grads, variables):
         dense, dense_variables, slices = updates.split(grads, variables)
         dense_lib.check_known(
             self.inner_optimizer,
@@ -191,9 +198,6 @@ class Keras3Optimizer(_LossScaleOptimizer):
             self._built_for.keys,
             dense_variables,
         )
-        context = tf.distribute.get_replica_context()
-        if context is None:
-            raise ValueError("apply() must be called in a replica context.")
         if context.num_replicas_in_sync == 1:
             tables = updates.merge(
                 [(t, [(g.indices, g.values)]) for t, g in slices]

@@ -1,5 +1,7 @@
 """`Optimizer` under tf_keras (`TF_USE_LEGACY_KERAS=1`)."""
 
+import sys
+
 import numpy as np
 import tensorflow as tf
 
@@ -132,7 +134,8 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
                 if gradient is not None and shadow.table_of(variable) is None
             ],
         )
-        with tf.name_scope(name or self.name):
+        grads = [grad for grad, _ in grads_and_vars]
+        with tf.name_scope(name or self.name), updates.after(grads):
             collectives = collectives_of(tf.distribute.get_strategy())
             if collectives is not None:
                 self._apply_over_workers(
@@ -202,7 +205,9 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
                 lambda v: v + tf.cast(bad, v.dtype), dense[0]
             )
         slices = [
-            tf.IndexedSlices(t.values, t.signs, (1, t.table.dim))
+            tf.IndexedSlices(
+                t.values, t.signs, tf.constant([1, t.table.dim], tf.int64)
+            )
             for t in tables
         ]
         return list(zip(dense + slices, variables + shadows))
@@ -217,12 +222,14 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         else:
             dense, tables = updates.sum_over_workers(collectives, dense, slices)
         checks = check_finite(tables) if self.on_nonfinite == "raise" else []
+
+        def update_all(strategy, dense):
+            _refuse_plain_fit()
+            self._update_all(strategy, dense, variables, tables)
+
         with tf.control_dependencies(checks):
             tf.distribute.get_replica_context().merge_call(
-                lambda strategy, dense: self._update_all(
-                    strategy, dense, variables, tables
-                ),
-                args=(dense,),
+                update_all, args=(dense,)
             )
 
     def _apply(self, grads_and_vars):
@@ -307,6 +314,31 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             dense_lib.learning_rate_factor(inner, self._initial_learning_rate),
         )
         apply_dense(clip)
+
+
+def _refuse_plain_fit():
+    """Raises RuntimeError under `fit` of a model that is no tf_ext.Model.
+
+    An optimizer does not hear of the model. But what all replicas do together
+    runs in the thread that called `fit`, and has its frame.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("tf_keras.") and frame.f_code.co_name == "fit":
+            model = frame.f_locals.get("self")
+            if not hasattr(model, "tf_ext_tables"):
+                raise RuntimeError(
+                    f"fit() of {type(model).__name__}, a Keras model with "
+                    "tables that is no tf_ext.Model, under "
+                    "MultiWorkerMirroredStrategy: Keras would add up metrics "
+                    "that are of all workers already, and give shares of "
+                    "batches the same weight whatever their sizes. Derive it "
+                    "from tf_ext.Model first, as `class Ranking(tf_ext.Model, "
+                    "tfrs.Model)`."
+                )
+            return
+        frame = frame.f_back
 
 
 def _agree(collectives, tables):

@@ -18,6 +18,22 @@ Clipping = collections.namedtuple(
 )
 
 
+def after(tensors):
+    """A context whose operations wait for tensors, used by them or not.
+
+    Keras learns that data of unknown length have ended by running a step that
+    fails to read any. What does not depend on the batch, as adding 1 to
+    `iterations`, would be done in that step too.
+
+    Args:
+      tensors: nested structure of tensors, ragged, sparse or sliced ones too,
+        and of anything else, which is not waited for.
+    """
+    leaves = tf.nest.flatten(tensors, expand_composites=True)
+    leaves = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    return tf.control_dependencies([tf.group(*leaves)] if leaves else [])
+
+
 def split(grads, variables):
     """Separates gradients of tables from those of variables.
 
@@ -40,6 +56,9 @@ def split(grads, variables):
             if table is None:
                 missing.append(variable.name)
         elif table is None:
+            if isinstance(grad, tf.Tensor):
+                # Not every gradient function of TensorFlow says it.
+                grad.set_shape(variable.shape)
             dense.append(grad)
             dense_variables.append(variable)
         else:
