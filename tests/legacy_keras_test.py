@@ -23,6 +23,7 @@ _WITHOUT_KERAS = {
     "exchange_pull_ops_test.py",
     "exchange_size_ops_test.py",
     "exchange_sum_ops_test.py",
+    "exchange_test.py",
     "gradient_sum_ops_test.py",
     "legacy_keras_test.py",
     "local_workers_test.py",
