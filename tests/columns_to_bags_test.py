@@ -148,7 +148,7 @@ class ColumnsToBagsTest(tf.test.TestCase, parameterized.TestCase):
         (
             "float_of_many_digits",
             [0.12345, 0.12, -2.0],
-            dict(missing=0.12345, boundaries=[0]),
+            dict(missing=0.12345, boundaries=[0, 0.121]),
             [1, 0],
         ),
         (
