@@ -113,32 +113,30 @@ BAD_HANDLES = (
 )
 
 
-def _handle(entries):
-    return lambda: ops.sparse_table_handle(table_config(entries))
+def _serving_handle(config, shared_name="served"):
+    return ops.sparse_table_serving_handle(config, shared_name=shared_name)
 
 
-HANDLE_CASES = (
+HANDLES = (("handle", ops.sparse_table_handle), ("serving", _serving_handle))
+
+# A config, and what is said of it.
+BAD_CONFIGS = (
     (
         "of_no_form",
-        lambda: ops.sparse_table_handle("dim: 4"),
-        'the line "dim: 4" is not of the form key=value',
+        ("dim: 4", 'the line "dim: 4" is not of the form key=value'),
     ),
-    ("with_an_unknown_key", _handle({"color": "red"}), "color", "red"),
-    ("of_dim_0", _handle({"dim": 0}), "dim=0", "65536"),
-    ("of_a_huge_dim", _handle({"dim": 2**31}), "dim=2147483648", "65536"),
-    ("of_another_dtype", _handle({"dtype": "half"}), "dtype=half", "float32"),
+    ("with_an_unknown_key", (table_config(color="red"), "color", "red")),
+    ("of_dim_0", (table_config(dim=0), "dim=0", "65536")),
+    ("of_a_huge_dim", (table_config(dim=2**31), "dim=2147483648", "65536")),
+    (
+        "of_another_dtype",
+        (table_config(dtype="half"), "dtype=half", "float32"),
+    ),
     (
         "of_an_unknown_optimizer",
-        _handle({"optimizer": "lion"}),
-        "optimizer=lion",
-        "adagrad",
+        (table_config(optimizer="lion"), "optimizer=lion", "adagrad"),
     ),
-    (
-        "that_is_not_a_string",
-        lambda: ops.sparse_table_handle(5),
-        "config",
-        "5",
-    ),
+    ("that_is_not_a_string", (5, "config", "5")),
 )
 
 
@@ -151,9 +149,43 @@ class MalformedHandleTest(RefusalTestCase):
         handle = make()
         self.assert_refused(lambda: op(tf.identity(handle)), *texts)
 
-    @parameterized.named_parameters(*HANDLE_CASES)
-    def test_config(self, call, *texts):
-        self.assert_refused(call, *texts)
+    @parameterized.named_parameters(*named_cases(op=HANDLES, bad=BAD_CONFIGS))
+    def test_config(self, op, bad):
+        config, *texts = bad
+        self.assert_refused(lambda: op(config), *texts)
+
+    @parameterized.named_parameters(
+        ("empty", "", "shared_name must not be empty"),
+        ("not_a_string", 5, "shared_name", "5"),
+    )
+    def test_name_of_a_served_table_is_(self, name, *texts):
+        self.assert_refused(
+            lambda: _serving_handle(table_config(), name), *texts
+        )
+
+    def test_served_table_of_the_name_is_another_one(self):
+        handle = _serving_handle(table_config(optimizer="none"), self.id())
+        ops.sparse_table_import(
+            handle, [7], [tf.ones([1, 4])], field_names=["weights"]
+        )
+        self.assert_refused(
+            lambda: _serving_handle(
+                table_config(optimizer="none", dim=5), self.id()
+            ),
+            f"The table of shared_name '{self.id()}' is there already",
+            "dim",
+        )
+        self.assertEqual(int(ops.sparse_table_size(handle)), 1)
+
+    def test_served_rows_are_not_trained(self):
+        handle = _serving_handle(table_config(optimizer="none"), self.id())
+        self.assert_refused(
+            lambda: ops.sparse_table_push(
+                handle, [1], tf.ones([1, 4]), hyperparameters=[0.5, 0.0]
+            ),
+            "the table has optimizer=none, as in an exported model",
+            "export it again",
+        )
 
 
 if __name__ == "__main__":

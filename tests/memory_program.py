@@ -3,6 +3,7 @@
     memory_program.py insert ROWS          bytes a row, empty tables
     memory_program.py FORMAT ROWS DIRECTORY  peaks of saving and restoring
     memory_program.py free ROWS            what is left of deleted tables
+    memory_program.py serve ROWS DIRECTORY   what is left of served models
 
 The last line of standard output is a JSON object. Sizes are in bytes.
 """
@@ -186,12 +187,31 @@ def free(rows):
     return left
 
 
+def serve(rows, directory):
+    model = make_model()
+    fill(model.tables[0], rows)
+    path = os.path.join(directory, "exported")
+    model.export(path)
+    del model
+    batch = {"user": tf.range(64, dtype=tf.int64)}
+    left = []
+    for _ in range(20):
+        served = tf.saved_model.load(path)
+        served.serve(batch)
+        size = resident()
+        del served
+        left.append(resident())
+    return {"table": size - left[-1], "left": left}
+
+
 def main(what, rows, *rest):
     rows = int(rows)
     if what == "insert":
         result = insert(rows)
     elif what == "free":
         result = free(rows)
+    elif what == "serve":
+        result = serve(rows, *rest)
     else:
         result = save_and_restore(what, rows, *rest)
     print(json.dumps(result))

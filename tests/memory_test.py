@@ -15,6 +15,7 @@ _FIXED_BYTES = 96 * _MIB
 
 _ROWS = 2_000_000
 _MANY_ROWS = 10_000_000
+_FEW_ROWS = 100_000
 
 
 def _measure(what, rows, *rest):
@@ -70,6 +71,14 @@ class FreeTest(tf.test.TestCase):
         for name, memory in measured.items():
             self.assertGreater(memory["table"], 100 * _MIB)
             self.assertLess(memory["left"], 0.2 * memory["table"], name)
+
+    def test_memory_goes_back_with_each_model_that_was_served(self):
+        with tempfile.TemporaryDirectory(prefix="tf_ext_memory_") as directory:
+            measured = _measure("serve", _FEW_ROWS, directory)
+        # A sign and dim weights of four bytes each.
+        self.assertGreater(measured["table"], 72 * _FEW_ROWS)
+        growth = measured["left"][-1] - measured["left"][4]
+        self.assertLess(growth, 0.5 * measured["table"])
 
 
 if __name__ == "__main__":

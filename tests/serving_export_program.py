@@ -2,7 +2,8 @@
 
     serving_export_program.py DIRECTORY WHAT...
 
-trains each WHAT: a case, or README.md, for the model of its quick start.
+trains each WHAT: a case, or README.md, for the model of its quick start. That
+of a case with "_again" after it is loaded and saved once more, as another one.
 
 Each export is a SavedModel DIRECTORY/NAME with NAME.json beside it: the inputs,
 `{key: [dtype, nested lists]}`, what the model predicts for them, and the names
@@ -66,9 +67,9 @@ def _batch(rng):
     return features, labels
 
 
-def _export_case(directory, name, rule):
+def _export_case(directory, name, again):
     rng = np.random.default_rng(_SEED)
-    model = _model(rule)
+    model = _model(_rule(name))
     for _ in range(6):
         features, labels = _batch(rng)
         model.train_on_batch(
@@ -76,7 +77,7 @@ def _export_case(directory, name, rule):
         )
     features, _ = _batch(rng)
     features["user"][:5] += 10**6  # never seen
-    _export(model, features, directory / name)
+    _export(model, features, directory / name, again)
 
 
 def _export_quick_start(directory, readme):
@@ -89,10 +90,19 @@ def _export_quick_start(directory, readme):
     _export(names["model"], features, directory / "quick_start")
 
 
-def _export(model, features, path):
+def _export(model, features, path, again=False):
     batch = {key: tf.constant(value) for key, value in features.items()}
     expected = model.predict(batch, verbose=0)
     model.export(str(path))
+    _describe(path, features, expected)
+    if again:
+        loaded = tf.saved_model.load(str(path))
+        path = path.with_name(f"{path.name}_again")
+        tf.saved_model.save(loaded, str(path), loaded.signatures)
+        _describe(path, features, expected)
+
+
+def _describe(path, features, expected):
     saved = saved_model_pb2.SavedModel.FromString(
         (path / "saved_model.pb").read_bytes()
     )
@@ -125,7 +135,8 @@ def main(directory, *what):
         if each.endswith(".md"):
             _export_quick_start(directory, each)
         else:
-            _export_case(directory, each, _rule(each))
+            name = each.removesuffix("_again")
+            _export_case(directory, name, again=name != each)
 
 
 if __name__ == "__main__":

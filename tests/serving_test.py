@@ -30,8 +30,8 @@ class ServingTest(tf.test.TestCase, parameterized.TestCase):
         ("tf_keras", "1", "tf_ext", "ftrl_own_rate"),
     )
     def test_quick_start_and_some_rules_of_(self, legacy, order, case):
-        self._export(legacy, _README, case, "adam_no_rate")
-        self._assert_served(order, 3)
+        self._export(legacy, _README, case, "adam_no_rate_again")
+        self._assert_served(order, 4)
 
     @parameterized.named_parameters(
         (f"{name}_with_{rate}", legacy, rate)
