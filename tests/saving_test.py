@@ -1,6 +1,7 @@
 """Files that Keras and TensorFlow write hold the rows of tables."""
 
 import gc
+import pathlib
 import zipfile
 from unittest import mock
 
@@ -56,6 +57,26 @@ class RoundTripTest(TestCase):
         read(other)
         self.assertContainsSubset(signs, rows_of(other.tables[0]))
         self.assertEqual(contents(other.tables[0]), contents(model.tables[0]))
+
+    @parameterized.named_parameters(
+        ("weights", "x.weights.h5"), ("keras", "x.keras")
+    )
+    def test_follows_a_link(self, name):
+        model, _, _ = trained(self)
+        path, link = (pathlib.Path(self.path(name)) for _ in range(2))
+        link.symlink_to(path)
+        save = model.save if path.suffix == ".keras" else model.save_weights
+        for sign in (10**15, 10**16):  # The file is new, and then is replaced.
+            model.tables[0].push([sign], np.ones((1, 4)), learning_rate=0.1)
+            save(link)
+            self.assertTrue(link.is_symlink())
+            self.assertEqual([*link.parent.iterdir()], [link])
+            self.assertEqual([*path.parent.iterdir()], [path])
+            other = small.compiled(small.functional(small.table("adagrad")))
+            other.load_weights(path)
+            self.assertEqual(
+                contents(other.tables[0]), contents(model.tables[0])
+            )
 
     def test_many_chunks(self):
         model, _, _ = trained(self)
