@@ -158,7 +158,7 @@ class InFlight:
                 # Which cancels those that wait for a worker once one failed.
                 if self._coordinator.done():
                     return
-            except Exception as error:  # Another one is on its way up.
+            except Exception as error:  # The first is raised.
                 tf.get_logger().debug("A cancelled step: %s", error)
 
 
