@@ -264,9 +264,10 @@ class SavedModelTest(TestCase):
         self.assertAllEqual(second.pull(), saved)
         self.assertAllEqual(module.table.pull([7, 8]), saved)
 
-    def test_tables_of_one_kind_stay_apart(self):
+    @parameterized.parameters("ab", "aa")
+    def test_tables_of_one_kind_stay_apart(self, names):
         module = tf.Module()
-        module.tables = [small.table("sgd", name=name) for name in "ab"]
+        module.tables = [small.table("sgd", name=name) for name in names]
         for table, step in zip(module.tables, (1.0, -2.0)):
             table.push([7], np.full((1, 4), step), learning_rate=1.0)
         module.pull = tf.function(

@@ -42,13 +42,13 @@ def _rule(case):
 
 
 def _model(rule):
-    """Ids and texts; two tables of one kind, and one of another dim."""
+    """Ids and texts; two tables that are called alike, and another one."""
     column = tf_ext.feature_column.category_column
     inputs = {
         **small.inputs(),
         "tag": keras.Input((None,), dtype="string", name="tag"),
     }
-    tables = [small.table(rule, name=name) for name in ("first", "second")]
+    tables = [small.table(rule) for _ in range(2)]
     wide = tf_ext.SparseTable("wide", 1, "ftrl", "normal")
     embed = tf_ext.layers.EmbeddingFeatures
     vectors = [
