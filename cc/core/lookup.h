@@ -40,7 +40,7 @@ struct SignRows {
 inline constexpr int kBlock = 24;
 
 // The same number of prefetches for each row, though one that starts late in a
-// line has a line more: a branch on that would be foretold wrongly half the
+// line has a line more: a branch on that would be mispredicted half the
 // time, and stall until the row's address has come.
 inline void PrefetchRow(const uint8_t* row, int64_t bytes) {
   // Of a longer row the hardware fetches the rest, once the start is read.

@@ -256,7 +256,7 @@ def _prune(root, keep):
         for name in tf.io.gfile.listdir(path):
             if not name.startswith("table-"):
                 continue
-            # What cannot be read needs nothing any more.
+            # A snapshot that cannot be read keeps no base alive.
             with contextlib.suppress(OSError, ValueError):
                 table = posixpath.join(path, name.rstrip("/"))
                 chain = read_chain(table)

@@ -52,7 +52,8 @@ MULTI_WORKER = Form(
     optional=(COORDINATOR,),
     refused={
         "ps": "Workers that train in step share the tables among themselves, "
-        "and hang beside parameter servers.",
+        "and their collectives do not start where there are also parameter "
+        "servers.",
         "evaluator": "Run it as a program of its own, without TF_CONFIG.",
     },
 )

@@ -23,7 +23,7 @@ from tf_ext.tables.find import tables_of
 from tf_ext.tables.rule import SparseOptimizer
 from tf_ext.tables.shadow import refusal, set_weights_refusal
 
-# Keras's own functional model, by a public road. (tf_keras cannot make one
+# Keras's own functional model, by its public API. (tf_keras cannot make one
 # without fixing TensorFlow's devices and threads.)
 if IS_KERAS_3:
     _Functional = type(keras.Model(*([keras.Input((1,), name="tf_ext")] * 2)))
@@ -289,7 +289,7 @@ class _ModelWithTables:
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         # Under a strategy Keras 3 builds a model for the mean of the replicas'
-        # batches: that of ids is no id any more, and strings have none.
+        # batches: a mean of ids is not an id, and strings have no mean.
         if iterator is not None and _replicas(self) > 1:
             local = self.distribute_strategy.experimental_local_results
             _, _, batches = next(iter(iterator))
