@@ -148,6 +148,17 @@ class SignsTest(tf.test.TestCase, parameterized.TestCase):
         table.pull(unsigned, training=True)
         self.assertCountEqual(table.export_rows()[0].tolist(), signed.tolist())
 
+    def test_of_outside_of_a_function(self):
+        table = tf_ext.SparseTable("t", dim=2, optimizer="sgd")
+        signs = tf.constant([3, 4], tf.int64)
+
+        @tf.function
+        def push():
+            return table.push(signs, tf.ones([2, 2]))
+
+        self.assertEqual(push(), 2)
+        self.assertCountEqual(table.export_rows()[0].tolist(), [3, 4])
+
     def test_in_a_function(self):
         table = _table()
 

@@ -20,7 +20,7 @@ def to_signs(signs, function):
       ValueError: they are no integers: floats, booleans, strings, ...
     """
     if isinstance(signs, tf.Tensor) and signs.dtype == tf.int64:
-        return signs
+        return tf.convert_to_tensor(signs)  # In a graph it captures constants.
     try:
         tensor = _to_tensor(signs)
     except (TypeError, ValueError) as error:
