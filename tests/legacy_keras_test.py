@@ -32,6 +32,7 @@ _WITHOUT_KERAS = {
     "multi_worker_strategy_test.py",
     "package_test.py",
     "parameter_server_handshake_test.py",
+    "parameter_server_killed_chief_test.py",
     "parameter_server_network_test.py",
     "saving_kill_test.py",
     "serving_test.py",

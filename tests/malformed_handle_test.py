@@ -7,6 +7,11 @@ from tensorflow.core.framework import resource_handle_pb2, tensor_pb2
 
 from tf_ext import ops
 
+
+def _set_owner(handle):
+    ops.sparse_table_set_owner(handle, "owner", "run")
+
+
 HANDLE_OPS = (
     ("pull", lambda handle: ops.sparse_table_pull(handle, [1], dim=4)),
     (
@@ -32,6 +37,7 @@ HANDLE_OPS = (
     ),
     ("erase", lambda handle: ops.sparse_table_erase(handle, [1])),
     ("clear", ops.sparse_table_clear),
+    ("set_owner", _set_owner),
 )
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using tensorflow::core::RefCountPtr;
 
 class ExchangePullOp : public OpKernel {
  public:
@@ -35,7 +35,7 @@ class ExchangePullOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     Inputs inputs;
-    std::vector<RefCountPtr<TableResource>> tables(dims_.size());
+    std::vector<std::shared_ptr<Table>> tables(dims_.size());
     OP_REQUIRES_OK(ctx, GetInputs(ctx, &inputs, &tables));
     TensorShape shape;
     OP_REQUIRES_OK(ctx,
@@ -46,7 +46,7 @@ class ExchangePullOp : public OpKernel {
     LayOut(inputs, packed->flat<float>().data(), &parts);
     const ParallelFor parallel_for = MakeParallelFor(ctx);
     for (size_t i = 0; i < parts.size(); ++i) {
-      OP_REQUIRES_OK(ctx, ToTf(tables[i]->table().Pull(
+      OP_REQUIRES_OK(ctx, ToTf(tables[i]->Pull(
                               parts[i], inputs.training[i].scalar<bool>()(),
                               parallel_for)));
     }
@@ -59,9 +59,8 @@ class ExchangePullOp : public OpKernel {
     int64_t width;
   };
 
-  absl::Status GetInputs(
-      OpKernelContext* ctx, Inputs* inputs,
-      std::vector<RefCountPtr<TableResource>>* tables) const {
+  absl::Status GetInputs(OpKernelContext* ctx, Inputs* inputs,
+                         std::vector<std::shared_ptr<Table>>* tables) const {
     TF_RETURN_IF_ERROR(ctx->input_list("signs", &inputs->signs));
     TF_RETURN_IF_ERROR(ctx->input_list("split_sizes", &inputs->split_sizes));
     TF_RETURN_IF_ERROR(ctx->input_list("training", &inputs->training));
@@ -85,7 +84,7 @@ class ExchangePullOp : public OpKernel {
           CheckSplitSizes(name, sizes, inputs->signs[i].dim_size(0),
                           absl::StrCat("the number of signs[", i, "]")));
       TF_RETURN_IF_ERROR(LookupTable(ctx, i, &(*tables)[i]));
-      const TableConfig& config = (*tables)[i]->table().config();
+      const TableConfig& config = (*tables)[i]->config();
       if (config.dim != dims_[i]) {
         return absl::InvalidArgumentError(absl::StrCat(
             "dims[", i, "] is ", dims_[i], ", but the rows of the table '",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,6 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
-using tensorflow::core::RefCountPtr;
 
 // Rows that an export holds twice at a time: once as the core hands them out,
 // once in the output.
@@ -103,11 +103,11 @@ class SparseTableSizeOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource));
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     Tensor* size = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &size));
-    size->scalar<int64_t>()() = resource->table().Size();
+    size->scalar<int64_t>()() = table->Size();
   }
 };
 
@@ -116,9 +116,9 @@ class SparseTableStatsOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource));
-    const TableStats stats = resource->table().Stats();
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
+    const TableStats stats = table->Stats();
     // The order is part of the op's interface.
     const int64_t values[] = {stats.rows,
                               stats.free_rows,
@@ -144,11 +144,11 @@ class SparseTableConfigOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource));
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     Tensor* config = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &config));
-    config->scalar<tstring>()() = TableConfigToText(resource->table().config());
+    config->scalar<tstring>()() = TableConfigToText(table->config());
   }
 };
 
@@ -157,11 +157,11 @@ class SparseTableClearOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &resource));
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
     Tensor* cleared = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &cleared));
-    cleared->scalar<int64_t>()() = resource->table().Clear();
+    cleared->scalar<int64_t>()() = table->Clear();
   }
 };
 
@@ -170,16 +170,16 @@ class SparseTableEraseOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
     const Tensor& signs = ctx->input(kSigns);
     OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
     Tensor* erased = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &erased));
-    OP_REQUIRES_OK(ctx,
-                   ToTf(resource->table().Erase(
-                       signs.flat<int64_t>().data(), signs.dim_size(0),
-                       MakeParallelFor(ctx), &erased->scalar<int64_t>()())));
+    OP_REQUIRES_OK(
+        ctx,
+        ToTf(table->Erase(signs.flat<int64_t>().data(), signs.dim_size(0),
+                          MakeParallelFor(ctx), &erased->scalar<int64_t>()())));
   }
 
  private:
@@ -255,9 +255,9 @@ class SparseTableExportOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
-    const Table& table = resource->table();
+    std::shared_ptr<Table> held;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &held));
+    const Table& table = *held;
     OP_REQUIRES_OK(ctx, CheckScalar("cursor", ctx->input(kCursor)));
     OP_REQUIRES_OK(ctx, CheckScalar("limit", ctx->input(kLimit)));
     std::vector<const Field*> fields;
@@ -310,9 +310,9 @@ class SparseTableImportOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
-    Table& table = resource->table();
+    std::shared_ptr<Table> held;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &held));
+    Table& table = *held;
     std::vector<ConstFieldData> data;
     OP_REQUIRES_OK(ctx, CheckInputs(ctx, table, &data));
     Tensor* imported = nullptr;

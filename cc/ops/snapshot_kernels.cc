@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,7 +35,6 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
-using tensorflow::core::RefCountPtr;
 
 // A file for each so many bytes of rows, up to one a thread.
 constexpr int64_t kMinFileBytes = 32 << 20;
@@ -108,8 +108,8 @@ class SparseTableSaveOp : public AsyncOpKernel {
   };
 
   absl::Status Save(OpKernelContext* ctx) {
-    RefCountPtr<TableResource> resource;
-    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &resource));
+    std::shared_ptr<Table> held;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
     for (const auto& [name, input] :
          {std::pair("directory", kDirectory),
           {"id", kId},
@@ -119,7 +119,7 @@ class SparseTableSaveOp : public AsyncOpKernel {
           {"max_bytes_per_second", kMaxBytesPerSecond}}) {
       TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
     }
-    Table& table = resource->table();
+    Table& table = *held;
     const std::string base = StringInput(ctx, kBase);
     const bool tracked = ctx->input(kTracked).scalar<bool>()();
     Job job;
@@ -238,11 +238,11 @@ class SparseTableEndSaveOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
     OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
     OP_REQUIRES_OK(ctx, CheckScalar("committed", ctx->input(kCommitted)));
-    OP_REQUIRES_OK(ctx, ToTf(resource->table().EndChainSave(
+    OP_REQUIRES_OK(ctx, ToTf(table->EndChainSave(
                             StringInput(ctx, kId),
                             ctx->input(kCommitted).scalar<bool>()())));
   }
@@ -256,12 +256,12 @@ class SparseTableSetChainOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &resource));
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
     OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
     const std::string id = StringInput(ctx, kId);
     if (!id.empty()) OP_REQUIRES_OK(ctx, CheckId("id", id));
-    OP_REQUIRES_OK(ctx, ToTf(resource->table().SetChain(id)));
+    OP_REQUIRES_OK(ctx, ToTf(table->SetChain(id)));
   }
 
  private:
@@ -314,9 +314,9 @@ class SparseTableRestoreOp : public AsyncOpKernel {
   };
 
   absl::Status Restore(OpKernelContext* ctx) {
-    RefCountPtr<TableResource> resource;
-    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &resource));
-    Table& table = resource->table();
+    std::shared_ptr<Table> held;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
+    Table& table = *held;
     std::vector<SnapshotFile> files;
     StoredRows stored;
     TF_RETURN_IF_ERROR(GetInputs(ctx, &files, &stored));

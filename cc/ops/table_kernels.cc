@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -31,9 +32,12 @@ using tensorflow::core::RefCountPtr;
 using tensorflow::core::WeakPtr;
 
 // Raises if the table that was found by its name is another one than wanted.
-absl::Status CheckFound(const Table& table, const std::string& shared_name,
+absl::Status CheckFound(const TableResource& resource,
+                        const std::string& shared_name,
                         const TableConfig& config) {
-  const absl::Status same = ToTf(CheckSameIdentity(table.config(), config));
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(resource.Get(&table));
+  const absl::Status same = ToTf(CheckSameIdentity(table->config(), config));
   if (same.ok()) return same;
   return absl::Status(
       same.code(),
@@ -81,7 +85,7 @@ class SparseTableHandleOp : public OpKernel {
           *created = made.release();
           return absl::OkStatus();
         }));
-    return CheckFound(resource->table(), shared_name_, config_);
+    return CheckFound(*resource, shared_name_, config_);
   }
 
   TableConfig config_;
@@ -106,7 +110,7 @@ class ServingTables {
     const auto found = tables_.find(key);
     if (found != tables_.end()) *resource = found->second.GetNewRef();
     if (*resource != nullptr) {
-      return CheckFound((*resource)->table(), name, config);
+      return CheckFound(**resource, name, config);
     }
     TF_RETURN_IF_ERROR(TableResource::Create(config, resource));
     for (auto it = tables_.begin(); it != tables_.end();) {
@@ -177,9 +181,9 @@ class SparseTablePullOp : public AsyncOpKernel {
   enum Inputs { kHandle, kSigns, kCounts, kTraining };
 
   absl::Status Pull(OpKernelContext* ctx) {
-    RefCountPtr<TableResource> resource;
-    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &resource));
-    Table& table = resource->table();
+    std::shared_ptr<Table> held;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
+    Table& table = *held;
     const Tensor& signs = ctx->input(kSigns);
     const Tensor& training = ctx->input(kTraining);
     TF_RETURN_IF_ERROR(CheckVector("signs", signs));
@@ -247,9 +251,9 @@ class SparseTablePushOp : public AsyncOpKernel {
   }
 
   absl::Status Push(OpKernelContext* ctx) {
-    RefCountPtr<TableResource> resource;
-    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &resource));
-    Table& table = resource->table();
+    std::shared_ptr<Table> held;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
+    Table& table = *held;
     TF_RETURN_IF_ERROR(CheckShapes(ctx, table.config().dim));
     const Tensor& signs = ctx->input(kSigns);
     const Tensor& hyperparameters = ctx->input(kHyperparameters);

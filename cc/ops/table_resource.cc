@@ -1,5 +1,10 @@
 #include "cc/ops/table_resource.h"
 
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/resource_handle.h"
@@ -43,19 +48,42 @@ absl::Status TableResource::Create(const TableConfig& config,
 }
 
 std::string TableResource::DebugString() const {
-  const TableConfig& config = table_->config();
+  const std::shared_ptr<Table> table = GetOrNull();
+  if (table == nullptr) return "tf_ext::TableResource(released)";
+  const TableConfig& config = table->config();
   return absl::StrCat("tf_ext::TableResource(name='", config.name,
-                      "', dim=", config.dim, ", rows=", table_->Size(), ")");
+                      "', dim=", config.dim, ", rows=", table->Size(), ")");
 }
 
 int64_t TableResource::MemoryUsed() const {
-  const TableStats stats = table_->Stats();
+  const std::shared_ptr<Table> table = GetOrNull();
+  if (table == nullptr) return static_cast<int64_t>(sizeof(*this));
+  const TableStats stats = table->Stats();
   return static_cast<int64_t>(sizeof(*this)) + stats.slab_bytes +
          stats.index_bytes;
 }
 
-absl::Status LookupTable(OpKernelContext* ctx, int input,
-                         RefCountPtr<TableResource>* resource) {
+std::shared_ptr<Table> TableResource::GetOrNull() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return table_;
+}
+
+absl::Status TableResource::Get(std::shared_ptr<Table>* table) const {
+  *table = GetOrNull();
+  if (*table != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "handle is of a table that was released: another run at the address of "
+      "the chief that made it has begun since, and a run frees what those "
+      "before it left behind. Make the table again, in the run that goes on.");
+}
+
+std::shared_ptr<Table> TableResource::Release() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(table_, nullptr);
+}
+
+absl::Status LookupTableResource(OpKernelContext* ctx, int input,
+                                 RefCountPtr<TableResource>* resource) {
   const Tensor& tensor = ctx->input(input);
   if (tensor.dims() != 0) {
     return absl::InvalidArgumentError(
@@ -73,6 +101,13 @@ absl::Status LookupTable(OpKernelContext* ctx, int input,
         status.message(), ")"));
   }
   return status;
+}
+
+absl::Status LookupTable(OpKernelContext* ctx, int input,
+                         std::shared_ptr<Table>* table) {
+  RefCountPtr<TableResource> resource;
+  TF_RETURN_IF_ERROR(LookupTableResource(ctx, input, &resource));
+  return resource->Get(table);
 }
 
 }  // namespace tf_ext

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -22,7 +23,12 @@ class TableResource : public tensorflow::ResourceBase {
       const TableConfig& config,
       tensorflow::core::RefCountPtr<TableResource>* resource);
 
-  Table& table() { return *table_; }
+  // Fails if the table was released. An op holds it as long as it works on it.
+  absl::Status Get(std::shared_ptr<Table>* table) const;
+
+  // Takes the table away: it is freed when the ops end that hold it, whoever
+  // has a handle. Null if that was done before.
+  std::shared_ptr<Table> Release();
 
   std::string DebugString() const override;
   int64_t MemoryUsed() const override;
@@ -31,15 +37,22 @@ class TableResource : public tensorflow::ResourceBase {
   explicit TableResource(std::unique_ptr<Table> table)
       : table_(std::move(table)) {}
 
-  const std::unique_ptr<Table> table_;
+  std::shared_ptr<Table> GetOrNull() const;
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<Table> table_;  // null once it was released
 };
 
-// The table behind the handle that is input `input` of a kernel. The errors
+// The resource behind the handle that is input `input` of a kernel. The errors
 // say what the handle is instead: not a scalar, uninitialised, of another type
 // of resource, or of a table that is gone.
-absl::Status LookupTable(
+absl::Status LookupTableResource(
     tensorflow::OpKernelContext* ctx, int input,
     tensorflow::core::RefCountPtr<TableResource>* resource);
+
+// The table of that resource; an error also if it was released.
+absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
+                         std::shared_ptr<Table>* table);
 
 }  // namespace tf_ext
 

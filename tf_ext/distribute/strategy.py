@@ -1,6 +1,10 @@
 """ParameterServerStrategy on tasks that are there and fit together."""
 
+import functools
+import logging
+import os
 import time
+import uuid
 import weakref
 
 import tensorflow as tf
@@ -20,7 +24,10 @@ from tf_ext.distribute.handshake import problems_of, wait_until_answering
 _RETRY_SECONDS = 0.2
 # For a task that accepts connections to answer, on a machine that is busy.
 _ANSWER_SECONDS = 10.0
+# For a server to free the tables of an earlier run, however many.
+_RELEASE_SECONDS = 60.0
 _checked = weakref.WeakSet()
+_logger = logging.getLogger(__name__)
 
 
 def parameter_server_strategy(
@@ -108,6 +115,9 @@ def check_cluster(strategy, timeout_seconds=10.0):
     and this program and all of them, have to reach each other. A strategy that
     has passed is not checked again.
 
+    The servers then free the tables that earlier processes left there which
+    had this program's address as the chief.
+
     Args:
       strategy: a `tf.distribute.ParameterServerStrategy`.
       timeout_seconds: float, how long all tasks together may take to answer.
@@ -135,7 +145,62 @@ def check_cluster(strategy, timeout_seconds=10.0):
     _check_reach(chief, {**workers, **servers}, deadline)
     for task, address in workers.items():
         _check_reach({task: address}, servers, deadline)
+    owner = table_owner(strategy)
+    if owner is not None:
+        for task, address in servers.items():
+            _release_tables(task, address, owner)
     _checked.add(strategy)
+
+
+def table_owner(strategy):
+    """Whose the tables are that are made on a strategy's parameter servers.
+
+    Args:
+      strategy: a `tf.distribute.ParameterServerStrategy`.
+
+    Returns:
+      `(owner, run)` as `ops.sparse_table_set_owner` takes them: the chief's
+      address and this process. None if the cluster does not say where the
+      chief is: no other process can know then that it has ended.
+    """
+    chief = task_addresses(cluster_of(strategy), [COORDINATOR])
+    if not chief:
+        return None
+    (address,) = chief.values()
+    return address, _run_of_process(os.getpid())
+
+
+@functools.cache
+def _run_of_process(pid):
+    """A name of this process; `pid` tells it from those that it forks."""
+    del pid
+    return uuid.uuid4().hex
+
+
+def _release_tables(task, address, owner):
+    """Frees the tables of dead processes that had the chief's address.
+
+    Only after the servers have reached this process at that address: so no
+    other one that is alive has it.
+    """
+
+    def release():
+        with tf.device(f"{task}/device:CPU:0"):
+            return ops.release_sparse_tables(*owner).numpy()
+
+    try:
+        tables, size = _until(release, time.monotonic() + _RELEASE_SECONDS)
+    except TimeoutError as error:
+        raise _no_answer({task: address}) from error
+    if tables:
+        _logger.info(
+            "%s at %s freed %d tables (%.1f MiB) that an earlier run of this "
+            "program had left there.",
+            task,
+            address,
+            tables,
+            size / 2**20,
+        )
 
 
 def _check_versions(task, found):

@@ -27,6 +27,10 @@ from tf_ext.ops.exchange_size_ops import (
 )
 from tf_ext.ops.gradient_sum_ops import sum_segments
 from tf_ext.ops.hash_ops import hash_category
+from tf_ext.ops.owner_ops import (
+    release_sparse_tables,
+    sparse_table_set_owner,
+)
 from tf_ext.ops.snapshot_ops import (
     sparse_table_end_save,
     sparse_table_restore,
@@ -67,6 +71,7 @@ __all__ = [
     "hash_category",
     "library",
     "raise_error",
+    "release_sparse_tables",
     "route_gradient",
     "sparse_table_clear",
     "sparse_table_config",
@@ -81,6 +86,7 @@ __all__ = [
     "sparse_table_save",
     "sparse_table_serving_handle",
     "sparse_table_set_chain",
+    "sparse_table_set_owner",
     "sparse_table_size",
     "sparse_table_stats",
     "sum_segments",

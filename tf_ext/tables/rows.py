@@ -45,10 +45,18 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         scope.
       collectives: `tf_ext.distribute.collectives.Collectives` if each of
         several workers has one shard, that of its rank; else None.
+      owner: `(owner, run)` as `ops.sparse_table_set_owner` takes them, of
+        shards that do not end with this process; else None.
     """
 
     def __init__(
-        self, config, fields, state=None, devices=("",), collectives=None
+        self,
+        config,
+        fields,
+        state=None,
+        devices=("",),
+        collectives=None,
+        owner=None,
     ):
         super().__init__(device=devices[0])
         self.collectives = collectives
@@ -64,6 +72,10 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
             with tf.device(handle.device):
                 self.config = ops.sparse_table_config(handle).numpy().decode()
             self._more_handles = tuple(map(self._create_on, devices[1:]))
+            if owner is not None:
+                for shard in (handle, *self._more_handles):
+                    with tf.device(shard.device):
+                        ops.sparse_table_set_owner(shard, *owner)
 
     def _create_resource(self):
         if tf.executing_eagerly():

@@ -119,6 +119,7 @@ class SparseTable(keras.layers.Layer):
             state=(self._state, self._restore_state),
             devices=where.devices,
             collectives=where.collectives,
+            owner=where.owner,
         )
         variable_arguments = (
             {"autocast": False}

@@ -17,7 +17,7 @@ from tf_ext.distribute.cluster import (
     strategy_name,
 )
 from tf_ext.distribute.collectives import collectives_of
-from tf_ext.distribute.strategy import check_cluster
+from tf_ext.distribute.strategy import check_cluster, table_owner
 from tf_ext.tables.exchange import AllToAllTransport
 from tf_ext.tables.gradients import (
     TableGradient,
@@ -26,11 +26,14 @@ from tf_ext.tables.gradients import (
     unique_signs_op,
 )
 
-Placement = collections.namedtuple("Placement", ["devices", "collectives"])
+Placement = collections.namedtuple(
+    "Placement", ["devices", "collectives", "owner"], defaults=[None]
+)
 Placement.__doc__ = """Where the shards of a table are.
 
 devices: list of strings, of the shards that this process can ask;
-collectives: how to reach those in other workers, or None.
+collectives: how to reach those in other workers, or None; owner: as of
+`tf_ext.distribute.strategy.table_owner`, on parameter servers, or None.
 """
 
 PullRequest = collections.namedtuple(
@@ -168,7 +171,8 @@ def placement():
     if is_parameter_server(strategy):
         check_cluster(strategy)
         servers = task_addresses(cluster_of(strategy), ["ps"])
-        return Placement([f"{server}/device:CPU:0" for server in servers], None)
+        devices = [f"{server}/device:CPU:0" for server in servers]
+        return Placement(devices, None, table_owner(strategy))
     if strategy is None or isinstance(
         strategy,
         (

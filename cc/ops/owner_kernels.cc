@@ -1,0 +1,137 @@
+// Kernels that free what a killed run left on a server.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "cc/core/table.h"
+#include "cc/ops/kernel_util.h"
+#include "cc/ops/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/refcount.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::tstring;
+using tensorflow::core::RefCountPtr;
+using tensorflow::core::WeakPtr;
+
+struct Owner {
+  std::string address;
+  std::string run;
+};
+
+// The tables of this process that have an owner, as long as they are there.
+class OwnedTables {
+ public:
+  static OwnedTables& Get() {
+    static OwnedTables* const tables = new OwnedTables;
+    return *tables;
+  }
+
+  void SetOwner(TableResource* table, Owner owner) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = tables_.begin(); it != tables_.end();) {
+      it = it->second.table.GetNewRef() == nullptr ? tables_.erase(it) : ++it;
+    }
+    tables_[table] = {std::move(owner), WeakPtr<TableResource>(table)};
+  }
+
+  // Those of the owner's address that are of another run.
+  std::vector<RefCountPtr<TableResource>> OfOtherRuns(const Owner& owner) {
+    std::vector<RefCountPtr<TableResource>> found;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& [unused, entry] : tables_) {
+      if (entry.owner.address != owner.address || entry.owner.run == owner.run)
+        continue;
+      RefCountPtr<TableResource> table = entry.table.GetNewRef();
+      if (table != nullptr) found.push_back(std::move(table));
+    }
+    return found;
+  }
+
+ private:
+  struct Entry {
+    Owner owner;
+    WeakPtr<TableResource> table;
+  };
+
+  std::mutex mutex_;
+  std::map<const TableResource*, Entry> tables_;
+};
+
+absl::Status GetText(OpKernelContext* ctx, const char* name, int input,
+                     std::string* text) {
+  TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
+  *text = ctx->input(input).scalar<tstring>()();
+  if (!text->empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " must not be empty."));
+}
+
+absl::Status GetOwner(OpKernelContext* ctx, int address, int run,
+                      Owner* owner) {
+  TF_RETURN_IF_ERROR(GetText(ctx, "owner", address, &owner->address));
+  return GetText(ctx, "run", run, &owner->run);
+}
+
+class SparseTableSetOwnerOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, LookupTableResource(ctx, kHandle, &resource));
+    Owner owner;
+    OP_REQUIRES_OK(ctx, GetOwner(ctx, kOwner, kRun, &owner));
+    OwnedTables::Get().SetOwner(resource.get(), std::move(owner));
+  }
+
+ private:
+  enum Inputs { kHandle, kOwner, kRun };
+};
+
+class ReleaseSparseTablesOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    Owner owner;
+    OP_REQUIRES_OK(ctx, GetOwner(ctx, kOwner, kRun, &owner));
+    Tensor* released = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({2}), &released));
+    auto counts = released->vec<int64_t>();
+    counts.setZero();
+    for (const auto& resource : OwnedTables::Get().OfOtherRuns(owner)) {
+      const std::shared_ptr<Table> table = resource->Release();
+      if (table == nullptr) continue;  // by another call
+      const TableStats stats = table->Stats();
+      counts(0) += 1;
+      counts(1) += stats.slab_bytes + stats.index_bytes;
+    }
+  }
+
+ private:
+  enum Inputs { kOwner, kRun };
+};
+
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>SparseTableSetOwner").Device(tensorflow::DEVICE_CPU),
+    SparseTableSetOwnerOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>ReleaseSparseTables").Device(tensorflow::DEVICE_CPU),
+    ReleaseSparseTablesOp);
+
+}  // namespace
+}  // namespace tf_ext
