@@ -108,18 +108,17 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
   const int64_t bad = FirstNonFinite(gradients, values, parallel_for);
   if (bad < values) {
     const int64_t i = bad / config_.dim;
-    return Status::InvalidArgument("gradients[" + std::to_string(i) + ", " +
-                                   std::to_string(bad % config_.dim) +
-                                   "] of sign " + std::to_string(signs[i]) +
-                                   " is " + std::to_string(gradients[bad]) +
-                                   "; gradients must be finite. Table \"" +
-                                   config_.name +
-                                   "\" was not changed. Look for NaN and "
-                                   "infinity in labels, sample weights and "
-                                   "features, lower the learning rate, clip "
-                                   "gradients, or leave such steps out with "
-                                   "on_nonfinite=\"skip\" of "
-                                   "tf_ext.optimizers.Optimizer.");
+    return Status::InvalidArgument(
+        "gradients[" + std::to_string(i) + ", " +
+        std::to_string(bad % config_.dim) + "] of sign " +
+        std::to_string(signs[i]) + " is " + std::to_string(gradients[bad]) +
+        "; gradients must be finite. Table \"" + config_.name +
+        "\" was not changed. Look for NaN and "
+        "infinity in labels, sample weights and "
+        "features, lower the learning rate, clip "
+        "gradients, or leave such steps out with "
+        "on_nonfinite=\"skip\" of "
+        "tf_ext.optimizers.Optimizer.");
   }
   try {
     const UpdateRule::Push push =
