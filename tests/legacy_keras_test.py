@@ -47,6 +47,7 @@ _WITHOUT_KERAS = {
     "snapshot_reader_test.py",
     "snapshot_writers_test.py",
     "style_test.py",
+    "table_owner_ops_test.py",
     "wide_deep_data_test.py",
 }
 
