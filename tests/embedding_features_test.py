@@ -16,8 +16,9 @@ from tf_ext.layers import EmbeddingFeatures
 _IDS = np.array([[3, 7], [3, 3], [-1, 5]])
 
 
-def _table(name="deep", dim=2, initializer="normal", optimizer="sgd", **kwargs):
-    return tf_ext.SparseTable(name, dim, optimizer, initializer, **kwargs)
+def _table(name="deep", dim=2, initializer="normal", optimizer=None, **kwargs):
+    rule = optimizer or tf_ext.optimizers.SparseSGD()  # at the model's rate
+    return tf_ext.SparseTable(name, dim, rule, initializer, **kwargs)
 
 
 def _layer(*columns, table=None, **kwargs):

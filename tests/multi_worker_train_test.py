@@ -87,7 +87,8 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
             _CASES[2][getattr(training, name)][0]["losses"][-1]
             for name in training.CASES
         ]
-        self.assertLen(set(losses), 3)
+        # With another rate the steps are others, too.
+        self.assertLen(set(losses), len(training.CASES))
 
 
 class OneBatchTest(parameterized.TestCase, tf.test.TestCase):

@@ -56,7 +56,9 @@ def _send(number, workers=(0, 1)):
 
 def _counting_model():
     """A model whose rows count their updates, and its table."""
-    counts = tf_ext.SparseTable("counts", 1, "sgd", "zeros")
+    counts = tf_ext.SparseTable(
+        "counts", 1, tf_ext.optimizers.SparseSGD(), "zeros"
+    )
     inputs = {"id": keras.Input((), dtype="int64", name="id")}
     layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
     model = tf_ext.Model(inputs, layer(inputs))

@@ -12,7 +12,7 @@ from absl.testing import parameterized
 from listeners import SETTINGS, Listener, speak_http2
 
 from tf_ext import distribute
-from tf_ext.distribute import handshake, ports
+from tf_ext.distribute import addresses, handshake, liveness, ports
 
 
 def _say_nothing(connection):
@@ -78,6 +78,24 @@ class HandshakeTest(tf.test.TestCase, parameterized.TestCase):
         listener = Listener(serve)
         self.addCleanup(listener.close)
         return listener.address
+
+    def test_another_watch_that_breaks_off_leaves_the_question_alone(self):
+        with Listener(_say_nothing) as listener:
+            found = []
+            asking = threading.Thread(
+                target=lambda: found.append(
+                    handshake.problem(listener.address, 1.0)
+                )
+            )
+            asking.start()
+            with socket.create_connection(
+                addresses.split_address(listener.address)
+            ):
+                time.sleep(0.3)
+                # That one alone.
+                self.assertEqual(liveness.break_off(listener.address), 1)
+            asking.join()
+        self.assertStartsWith(found[0], "accepts connections and says nothing")
 
     @parameterized.named_parameters(*_FOUND)
     def test_names_the_task_and_what_was_found(self, serve, found):

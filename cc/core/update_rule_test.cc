@@ -174,6 +174,8 @@ void ReferenceUpdate(const Case& test_case, double t, double mean_square,
       r->w -= step;
       return;
     }
+    case RuleKind::kNone:  // It has no updates.
+      FAIL();
   }
 }
 

@@ -7,6 +7,7 @@ connections in its name.
 """
 
 import concurrent.futures
+import contextlib
 import ssl
 import time
 
@@ -22,6 +23,9 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 _HEAD_BYTES = 9
 _SETTINGS = 4
 _TLS_ALERT = b"\x15\x03"
+
+# Of the connections that `problem` asks by.
+_asking_descriptors = set()
 
 
 def problem(address, timeout_seconds):
@@ -54,7 +58,7 @@ def problem(address, timeout_seconds):
         return "refuses connections: nothing listens there"
     except OSError as error:
         return f"cannot be connected to ({error.strerror or error})"
-    with connection:
+    with connection, _asking(connection):
         try:
             answer = _answer(connection, deadline)
         except TimeoutError:
@@ -70,6 +74,21 @@ def problem(address, timeout_seconds):
     if not answer and _speaks_tls(address, timeout_seconds):
         answer = _TLS_ALERT
     return _what_answered(answer)
+
+
+@contextlib.contextmanager
+def _asking(connection):
+    descriptor = connection.fileno()
+    _asking_descriptors.add(descriptor)
+    try:
+        yield
+    finally:
+        _asking_descriptors.discard(descriptor)
+
+
+def is_asking(descriptor):
+    """Whether a socket of this process is one that `problem` asks by."""
+    return descriptor in _asking_descriptors
 
 
 def _speaks_tls(address, timeout_seconds):

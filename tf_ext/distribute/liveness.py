@@ -158,6 +158,9 @@ def _shut_down_if(descriptor, peers):
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return False
+        # Another Watch would find a connection that is closed, not a silence.
+        if handshake.is_asking(descriptor):
+            return False
         # The descriptor is gRPC's, which closes it when it sees the end.
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.family not in (socket.AF_INET, socket.AF_INET6):
