@@ -6,6 +6,8 @@ summed by sign, checked, clipped together and pushed.
 """
 
 import collections
+import contextlib
+import threading
 
 import tensorflow as tf
 
@@ -17,7 +19,11 @@ Clipping = collections.namedtuple(
     "Clipping", ["clipnorm", "global_clipnorm", "clipvalue"]
 )
 
+# The graph in which a thread is in `after`.
+_waiting = threading.local()
 
+
+@contextlib.contextmanager
 def after(tensors):
     """A context whose operations wait for tensors, used by them or not.
 
@@ -29,9 +35,20 @@ def after(tensors):
       tensors: nested structure of tensors, ragged, sparse or sliced ones too,
         and of anything else, which is not waited for.
     """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     leaves = tf.nest.flatten(tensors, expand_composites=True)
     leaves = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-    return tf.control_dependencies([tf.group(*leaves)] if leaves else [])
+    # What waits for a batch waits for no gradients: they come of the batch.
+    if graph is None or not leaves or graph is getattr(_waiting, "graph", None):
+        yield
+        return
+    before = getattr(_waiting, "graph", None)
+    _waiting.graph = graph
+    try:
+        with tf.control_dependencies([tf.group(*leaves)]):
+            yield
+    finally:
+        _waiting.graph = before
 
 
 def split(grads, variables):
