@@ -15,16 +15,16 @@ _version = getattr(keras, "version", None)
 IS_KERAS_3 = _version is not None and _version().startswith("3.")
 
 
-def running_call(names):
-    """The outermost running call of one of Keras's functions.
+def running_calls(names):
+    """The running calls of some of Keras's functions, the innermost first.
 
     Args:
       names: collection of strings, the functions' names.
 
     Returns:
-      Its frame, or None.
+      List of their frames.
     """
-    found = None
+    found = []
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -32,6 +32,6 @@ def running_call(names):
             module.startswith(("keras.", "tf_keras."))
             and frame.f_code.co_name in names
         ):
-            found = frame
+            found.append(frame)
         frame = frame.f_back
     return found

@@ -1,11 +1,9 @@
 """`Optimizer` under tf_keras (`TF_USE_LEGACY_KERAS=1`)."""
 
-import sys
-
 import numpy as np
 import tensorflow as tf
 
-from tf_ext._keras import keras
+from tf_ext._keras import keras, running_calls
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import updates
@@ -322,23 +320,18 @@ def _refuse_plain_fit():
     An optimizer does not hear of the model. But what all replicas do together
     runs in the thread that called `fit`, and has its frame.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("tf_keras.") and frame.f_code.co_name == "fit":
-            model = frame.f_locals.get("self")
-            if not hasattr(model, "tf_ext_tables"):
-                raise RuntimeError(
-                    f"fit() of {type(model).__name__}, a Keras model with "
-                    "tables that is no tf_ext.Model, under "
-                    "MultiWorkerMirroredStrategy: Keras would add up metrics "
-                    "that are of all workers already, and give shares of "
-                    "batches the same weight whatever their sizes. Derive it "
-                    "from tf_ext.Model first, as `class Ranking(tf_ext.Model, "
-                    "tfrs.Model)`."
-                )
-            return
-        frame = frame.f_back
+    for frame in running_calls(("fit",))[:1]:
+        model = frame.f_locals.get("self")
+        if not hasattr(model, "tf_ext_tables"):
+            raise RuntimeError(
+                f"fit() of {type(model).__name__}, a Keras model with "
+                "tables that is no tf_ext.Model, under "
+                "MultiWorkerMirroredStrategy: Keras would add up metrics "
+                "that are of all workers already, and give shares of "
+                "batches the same weight whatever their sizes. Derive it "
+                "from tf_ext.Model first, as `class Ranking(tf_ext.Model, "
+                "tfrs.Model)`."
+            )
 
 
 def _agree(collectives, tables):

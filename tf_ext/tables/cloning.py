@@ -7,7 +7,7 @@ nobody where one model ends. What ends with it is the outermost of Keras's own
 calls that make layers: its frame keeps the tables.
 """
 
-from tf_ext._keras import running_call
+from tf_ext._keras import running_calls
 
 # Functions of Keras that make layers of configurations.
 _MAKERS = (
@@ -24,9 +24,9 @@ _TABLES = "__tf_ext_tables__"
 
 def _tables_of_call():
     """The tables that the running call into Keras made: `{uid: table}`."""
-    found = running_call(_MAKERS)
+    found = running_calls(_MAKERS)
     # Names that the function does not use stay in its frame till it returns.
-    return {} if found is None else found.f_locals.setdefault(_TABLES, {})
+    return found[-1].f_locals.setdefault(_TABLES, {}) if found else {}
 
 
 def copy_for(uid, make):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_ext import initializers, ops
 from tf_ext._checks import is_int
-from tf_ext._keras import IS_KERAS_3, keras, running_call
+from tf_ext._keras import IS_KERAS_3, keras, running_calls
 from tf_ext.ops._signs import to_signs
 from tf_ext.tables import keras_store, rules, shadow, snapshots
 from tf_ext.tables.column_record import ColumnRecord
@@ -185,7 +185,7 @@ class SparseTable(keras.layers.Layer):
         if save_type == "checkpoint":
             # It holds nothing, and its shape would be compared first.
             children = {k: v for k, v in children.items() if k != "shadow"}
-        elif running_call(_KERAS_SAVERS) is None:
+        elif not running_calls(_KERAS_SAVERS):
             # What tf_keras saves goes on training; other SavedModels serve.
             children["rows"] = self.rows.served
         return children
