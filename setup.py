@@ -1,11 +1,11 @@
-"""The parts of the build that pyproject.toml cannot say."""
+"""The parts of the build that pyproject.toml cannot express."""
 
 import os
 import sys
 
 import setuptools
 
-# `python setup.py` puts this folder there by itself, a PEP 517 frontend not.
+# `python setup.py` adds this folder by itself; a PEP 517 frontend does not.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from build_backend.compiler import read_sources
@@ -21,8 +21,8 @@ def _extension(name, *groups):
 
 setuptools.setup(
     cmdclass={"build_ext": BuildNative},
-    # BuildNative knows how to make them; setuptools learns from them that the
-    # wheel is for one platform and one Python, and what the sdist has to hold.
+    # BuildNative builds them; setuptools needs them to tag the wheel with the
+    # platform and Python version, and to list the files of the sdist.
     ext_modules=[
         _extension("tf_ext._core", "CORE_SOURCES", "PYTHON_SOURCES"),
         _extension("tf_ext._tf_ext_ops", "CORE_SOURCES", "OPS_SOURCES"),

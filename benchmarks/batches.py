@@ -1,4 +1,4 @@
-"""The keys that are measured with: the same ones in every process."""
+"""The keys of the benchmarks, which are the same in every process."""
 
 import itertools
 
@@ -48,10 +48,10 @@ def pull_keys(distribution, rows, count):
 
 
 def in_turn(run, inputs):
-    """A function that runs `run` with the next of the inputs each time.
+    """Returns a function that calls `run` with the next of the inputs.
 
-    With one batch for all repetitions, its rows would still be in the
-    processor's caches from the one before.
+    With a single batch, its rows would still be in the processor's caches from
+    the previous repetition.
     """
     endless = itertools.cycle(inputs)
     return lambda: run(next(endless))

@@ -1,7 +1,7 @@
-"""Measures one build of tf_ext on request, in the Python that has it.
+"""Measures one build of tf_ext on request, in the Python where it is installed.
 
-`comparing.py` starts it, and asks for methods of `_Worker`. It runs with older
-builds too: benchmarks that are compared use what all of them have.
+`comparing.py` starts it and calls methods of `_Worker`. It also runs with older
+builds, so benchmarks that are compared use only what all builds have.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class _Worker:
         )
 
     def make(self, module, function, warmup, args):
-        """Makes cases ready; returns their names."""
+        """Prepares cases; returns their names."""
         make = getattr(importlib.import_module(module), function)
         self._cases = {
             case.name: case for case in make(argparse.Namespace(**args))

@@ -1,4 +1,4 @@
-"""Two builds of tf_ext beside each other: their difference, and its noise."""
+"""Compares two builds of tf_ext: their difference, and its noise."""
 
 import contextlib
 import os
@@ -38,11 +38,10 @@ _BUILDS = ("this", "other")
 def compare(name, args, threads):
     """Measures a benchmark with this Python's build and with another one's.
 
-    Two processes of each build are there at a time and take turns, then the
-    next four. A process's value is the median of its repetitions. Processes of
-    one build differ too, by where their memory happens to be and by what the
-    machine does meanwhile, so their distance is what a difference between
-    builds has to exceed.
+    In each round, two processes of each build run and take turns. A process's
+    value is the median of its repetitions. Processes of the same build also
+    differ, by their memory layout and the load of the machine, so a difference
+    between builds must exceed the difference between them.
 
     Args:
       name: string, one of COMPARED.
@@ -50,7 +49,7 @@ def compare(name, args, threads):
       threads: int, of TensorFlow.
 
     Raises:
-      SystemExit: a build does not run.
+      SystemExit: if a build does not run.
     """
     values, builds = {}, None
     for _ in range(args.processes // _AT_ONCE):
@@ -64,17 +63,17 @@ def compare(name, args, threads):
 
 
 def difference_and_spread(this, other):
-    """How far two builds are apart, and two processes of one build.
+    """The difference of two builds, and of two processes of the same build.
 
     Args:
-      this: array `[rounds, 2]`, what two processes of this build measured at
-        the same time.
-      other: array `[rounds, 2]`, and two of the other build with them.
+      this: array `[rounds, 2]`, the values of two processes of this build that
+        ran at the same time.
+      other: array `[rounds, 2]`, those of the other build.
 
     Returns:
-      Two fractions. Difference: the median over rounds of this build's value
-      over the other's, less 1. Spread: the mean over rounds and builds of how
-      far one process is above the other.
+      Two fractions. Difference: the median over rounds of the ratio of this
+      build's value to the other's, minus 1. Spread: the mean over rounds and
+      builds of the relative difference of their two processes.
     """
     # The clock of CPU time may tick too slowly for tiny sizes.
     this, other = (np.log(np.maximum(v, 1e-6)) for v in (this, other))
@@ -84,7 +83,7 @@ def difference_and_spread(this, other):
 
 
 def verdict(difference, spread):
-    """Whether a difference is one: "unchanged", "more" or "less"."""
+    """Classifies a difference: "unchanged", "more" or "less"."""
     if abs(difference) <= max(_UNCHANGED, spread):
         return "unchanged"
     return "more" if difference > 0 else "less"

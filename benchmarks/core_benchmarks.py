@@ -12,13 +12,13 @@ _FOLDER = _ROOT / "build" / "core_test"
 
 
 def build():
-    """Compiles the program, as far as sources have changed.
+    """Compiles the sources of the program that have changed.
 
     Returns:
-      Its path.
+      The program's path.
 
     Raises:
-      CompileError: as of `build_backend/compiler.py`.
+      CompileError: see `build_backend/compiler.py`.
     """
     build_compiler = _load(_ROOT / "build_backend" / "compiler.py")
     sources = build_compiler.read_sources()
@@ -40,7 +40,7 @@ def build():
 
 
 def core(args):
-    """Table, index, hashing and the memory beneath them, on one thread.
+    """Table, index, hashing and their memory access, on one thread.
 
     Args:
       args: `rows` of the largest table, `batch` signs of one call, `dim` of a

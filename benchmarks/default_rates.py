@@ -1,8 +1,8 @@
-"""The AUC that tables reach with rules given by name, and with tuned ones.
+"""The AUC of tables with rules specified by name, and with tuned rules.
 
-A setting is trained for one epoch on one of three data sets: the Wide & Deep
-example's generator, and Adult and Criteo where they are given. Settings are
-searched over with seeds that are not those of what is reported.
+A setting is trained for one epoch on one of three data sets: that of the Wide &
+Deep example's generator, and Adult and Criteo if they are available. The search
+for settings uses other seeds than the reported results.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from harness import read_json, write_json
 from tensorflow import keras
 
 import tf_ext
-from tf_ext.tables import rules
+from tf_ext.tables import sparse_optimizers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The example's modules import each other by name.
@@ -47,7 +47,7 @@ _WIDE_RATES = (0.01, 0.02, 0.05, 0.1, 0.2)
 _SEARCH_SEEDS = (101,)
 _FINALISTS = 4
 _SEEDS = range(1, 6)
-_FIT_SEEDS = (1, 2)
+_FIT_SEEDS = range(1, 6)
 # Has no effect, and its root is a normal float32.
 _NO_ACCUMULATOR = 1e-30
 
@@ -59,11 +59,11 @@ _END = "<!-- end of results -->"
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is measured of one model on each data set.
+    """The measurements of a model on each data set.
 
     Attributes:
       model: string, "deep" or "wide & deep".
-      dim: int, of the deep table.
+      dim: int, the deep table's dim.
       batch_sizes: tuple of int.
       searched: tuple of strings, the rules whose settings are searched.
       named: tuple of strings, other rules that are measured by name.
@@ -80,7 +80,7 @@ _WIDE = "wide & deep"
 _SIZES = (256, 2048, 8192)
 _ONE = ("row_wise_adagrad",)
 _PLANS = (
-    Plan("deep", 16, _SIZES, tuple(_RATES), ("ftrl", "sgd")),
+    Plan("deep", 16, _SIZES, tuple(_RATES), ("ftrl", "lion", "sgd")),
     Plan(_WIDE, 16, _SIZES, _ONE),
     Plan("deep", 8, _SIZES, _ONE),
     Plan("deep", 32, _SIZES, _ONE),
@@ -92,7 +92,7 @@ class Data:
 
     Args:
       source: a GeneratedStream or a TextFiles.
-      shuffled: bool, whether each epoch has an order of its own.
+      shuffled: bool, whether the order differs between epochs.
     """
 
     def __init__(self, source, shuffled):
@@ -151,10 +151,10 @@ class Setting:
 
     Attributes:
       rule: string, the name of the rule.
-      rate: float, of the deep table.
-      accumulator: float or None, where its accumulators start.
-      wide_rate: float or None, of the wide table.
-      wide_accumulator: float or None. None: as those of the deep table.
+      rate: float, the deep table's learning rate.
+      accumulator: float or None, its initial accumulator value.
+      wide_rate: float or None, the wide table's learning rate.
+      wide_accumulator: float or None. None: as for the deep table.
     """
 
     rule: str
@@ -165,8 +165,10 @@ class Setting:
 
 
 def by_name(rule, dim, wide):
-    """The setting of tables whose rule is given by its name."""
-    both = [rules.get(rule, dim)] + ([rules.get(rule, 1)] if wide else [])
+    """The setting of tables whose rule is specified by name."""
+    both = [sparse_optimizers.get(rule, dim)] + (
+        [sparse_optimizers.get(rule, 1)] if wide else []
+    )
     fields = ("learning_rate", "initial_accumulator_value")
     return Setting(
         rule, *[getattr(one, name, None) for one in both for name in fields]
@@ -174,10 +176,10 @@ def by_name(rule, dim, wide):
 
 
 class Study:
-    """A model that is trained again and again, each time from the start.
+    """A model that is trained repeatedly, each time from scratch.
 
-    It is compiled once: rows are put where a table would start them, so that
-    accumulators are no constants of the compiled step.
+    It is compiled once: initial rows are imported into the tables, so that
+    initial accumulator values are not constants of the compiled step.
 
     Args:
       data: Data.
@@ -266,7 +268,7 @@ class Study:
                 variable.assign(tf.zeros_like(variable))
 
     def _start(self, table, seed):
-        """The weights with which a table of a seed begins."""
+        """The initial weights of a table with a seed."""
         key = table.name, seed
         if key not in self._starts:
             other = tf_ext.SparseTable(
@@ -336,7 +338,7 @@ def fit(data, dim, wide, batch_size, seed, **arguments):
 
 
 def _grid(rule, batch_size, wide):
-    """The settings of a rule that are tried."""
+    """The settings of a rule to try."""
     accumulators = [None]
     if rule in ("adagrad", "row_wise_adagrad"):
         accumulators = [
@@ -428,7 +430,7 @@ def _compare(data, name, plan, json_path):
 
 
 def defaults(args):
-    """Searches for the best settings, and compares rules given by name."""
+    """Searches for the best settings, and compares rules specified by name."""
     for name in ["generated", *(_FOLDERS if args.data else [])]:
         data = load(name, args.data)
         for plan in _PLANS:

@@ -1,4 +1,4 @@
-"""Measures cases side by side: alternating, medians, wall and CPU time."""
+"""Measures cases in turns: medians of wall and CPU time."""
 
 import functools
 import json
@@ -13,16 +13,16 @@ import numpy as np
 
 
 class Case:
-    """Something to measure.
+    """A case to measure.
 
     Args:
       name: string.
-      run: function without arguments; one repetition. What it computes must be
-        done when it returns.
-      items: how many keys (rows, samples) a repetition works on.
-      every: int, measured in each so many'th round only, for slow references.
-      before: function without arguments or None; what comes before a measured
-        repetition and does not count.
+      run: function without arguments; one repetition, which must be complete
+        when it returns.
+      items: the number of keys (rows, samples) of a repetition.
+      every: int, measured only in every n-th round, for slow references.
+      before: function without arguments, which runs unmeasured before each
+        repetition; or None.
       pids: list of int, the processes whose CPU time counts. None: this one.
     """
 
@@ -48,7 +48,7 @@ class Case:
 
         Args:
           repeats: int.
-          settle: bool, whether it runs once more before, not counted.
+          settle: bool, whether it runs once before, unmeasured.
         """
         if settle:
             self.run()
@@ -57,19 +57,19 @@ class Case:
 
 
 def measure(cases, repeats, warmup=3, settle=True):
-    """Runs cases in turn, so that noise of the machine hits all alike.
+    """Runs cases in turn, so that noise of the machine affects all alike.
 
     Args:
       cases: list of Case; the first is the subject, the others its references.
       repeats: int, repetitions of each.
-      warmup: int, repetitions before, not counted.
-      settle: bool, whether a case runs once more, not counted, right before
-        each repetition: it then finds the processor's caches as its own last
-        run left them, as in a loop of its own, and not as other cases did.
+      warmup: int, unmeasured repetitions before.
+      settle: bool, whether a case runs once, unmeasured, right before each
+        repetition, so that the processor's caches are as in a loop of its own
+        and not as other cases left them.
 
     Returns:
-      List of dicts, one a case: medians and spread (half the distance between
-      the quartiles) of wall and CPU milliseconds, items a second of both, and
+      List of dicts, one per case: medians and spread (half the distance between
+      the quartiles) of wall and CPU milliseconds, items per second of both, and
       `cpu_ratio` and `wall_ratio`, the case's time over the subject's (above
       1: the subject is faster).
     """
@@ -92,7 +92,7 @@ def measure(cases, repeats, warmup=3, settle=True):
 
 
 def add_ratios(results):
-    """Puts `cpu_ratio` and `wall_ratio` into results, over the first one's."""
+    """Adds `cpu_ratio` and `wall_ratio` to results, relative to the first."""
     for result in results:
         for clock in ("cpu", "wall"):
             subject = results[0][f"{clock}_ms"]
@@ -100,14 +100,14 @@ def add_ratios(results):
 
 
 def forget(paths):
-    """Has files read from the disk the next time."""
+    """Drops files from the page cache."""
     for path in paths:
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def cpu_seconds(pids=None):
-    """CPU time so far of processes of this machine, or of this one."""
+    """CPU time so far of processes, by default of this one."""
     if pids is None:
         return time.process_time()
     # The number of the clock of a process: clock_getcpuclockid(3).
@@ -115,7 +115,7 @@ def cpu_seconds(pids=None):
 
 
 def summarize(case, times):
-    """What `measure` returns of one case, without ratios.
+    """The result of `measure` for one case, without ratios.
 
     Args:
       case: Case.
@@ -137,9 +137,9 @@ def report(benchmark, results, settings, json_path=None):
     """Prints a table and appends JSON lines.
 
     Args:
-      benchmark: string, what was measured.
-      results: what `measure` returned.
-      settings: dict, what it was measured with; `unit` says what items are.
+      benchmark: string, its name.
+      results: the result of `measure`.
+      settings: dict, the settings; `unit` is that of the items.
       json_path: file that lines are appended to, or None.
     """
     unit = settings["unit"]
@@ -166,13 +166,13 @@ def report(benchmark, results, settings, json_path=None):
 
 
 def heading(benchmark, settings):
-    """What stands above a table of results: how, and on what machine."""
+    """The heading of a table of results: settings and machine."""
     said = ", ".join(f"{k}={v}" for k, v in settings.items())
     return f"\n{benchmark}: {said}, machine={machine()}"
 
 
 def write_json(lines, json_path):
-    """Appends dicts to a file of JSON lines, with the machine they are of."""
+    """Appends dicts, and the machine they are from, to a JSON lines file."""
     if json_path is None:
         return
     with pathlib.Path(json_path).open("a") as file:
@@ -195,8 +195,8 @@ def read_json(json_path):
 def machine():
     """The processor's name, for the record.
 
-    Virtual machines hide the model in the name: "AMD EPYC" is many. Family and
-    model number tell.
+    On virtual machines the name lacks the model ("AMD EPYC"), so family and
+    model number are added.
     """
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
@@ -216,7 +216,7 @@ def machine():
 
 
 def resident_bytes(field="VmRSS"):
-    """Memory of this process: VmRSS now, VmHWM at its highest."""
+    """Resident memory of this process: VmRSS is current, VmHWM the peak."""
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return 1024 * int(line.split()[1])
@@ -227,10 +227,10 @@ def growth(insert, rows, batch):
     """Memory and time while something grows to `rows` rows.
 
     Args:
-      insert: function of two ints, makes the rows of the keys from the first
-        to below the second.
+      insert: function of two ints, inserts rows for the keys from the first up
+        to, but not including, the second.
       rows: int.
-      batch: int, rows made at a time.
+      batch: int, the number of rows inserted at a time.
 
     Returns:
       Dict of `bytes_a_row`, `peak_bytes_a_row` (of resident memory added) and

@@ -1,4 +1,4 @@
-"""Tables in workers that train in step, all on this machine, on loopback."""
+"""Tables with synchronous workers, all on this machine, over loopback."""
 
 import json
 import os
@@ -14,7 +14,7 @@ _PROGRAM = pathlib.Path(__file__).with_name("multi_worker_worker.py")
 
 
 def multi_worker(args):
-    """Pull and push beside bare all-to-alls of the same useful bytes."""
+    """Pull and push, compared with bare all-to-alls of the same payload."""
     for workers in [count for count in args.workers if count > 1]:
         for line in _run("traffic", workers, args):
             settings = {"threads": args.threads, **line["settings"]}
@@ -33,7 +33,7 @@ def multi_worker_steps(args):
 
 
 def _run(what, workers, args):
-    """What the first of some workers measured: lines, dicts."""
+    """The results of the first of some workers: a list of dicts."""
     # Each has the threads that it would have on a machine of its own.
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(args.threads)
     sizes = {name: getattr(args, name) for name in ("rows", "dim", "repeats")}

@@ -2,8 +2,8 @@
 
     python multi_worker_worker.py traffic '{"rows": 1000, ...}' lines.jsonl
 
-All workers measure the same cases in the same order; the first one writes
-what it measured into the file, lines of JSON with `settings` and `results`.
+All workers measure the same cases in the same order; the first one appends its
+results to the file, as lines of JSON with `settings` and `results`.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from harness import Case, measure
 from tables import make
 
 import tf_ext
-from tf_ext import ops
 from tf_ext.distribute.collectives import collectives_of
-from tf_ext.optimizers import updates
-from tf_ext.tables.exchange import AllToAllTransport
-from tf_ext.tables.gradients import check_finite
-from tf_ext.tables.transport import PullRequest
+from tf_ext.ops import bag_ops
+from tf_ext.optimizers import step
+from tf_ext.optimizers.adapter import Rates
+from tf_ext.regimes import PullRequest, check_finite, plan_pull
+from tf_ext.regimes.exchange import AllToAll
 
 _SIGNS = (1_000, 10_000, 100_000, 1_000_000)
 # A repetition has as many steps as make up so many signs.
@@ -82,10 +82,11 @@ def _traffic(args, strategy, collectives, pids):
 
 
 def _case(name, step, signs, pids):
-    """Steps one after the other, as in training.
+    """Consecutive steps, as in training.
 
-    A worker's step ends when it has all that is its; the next one waits for
-    the others. So over many steps the first worker's time is that of all.
+    A worker's step ends when it has received all its data; the next step waits
+    for the other workers. So over many steps the first worker's time is that of
+    all.
     """
     steps = max(1, _SIGNS_A_REPETITION // signs)
 
@@ -97,13 +98,13 @@ def _case(name, step, signs, pids):
 
 
 class _Step:
-    """A training step's way through a table, and nothing else of it.
+    """The part of a training step that uses a table.
 
     Args:
       strategy: tf.distribute.MultiWorkerMirroredStrategy.
       collectives: Collectives, of its workers.
-      signs: int, how many this worker asks for. The workers choose their own
-        of as many times more; all exist.
+      signs: int, the number of signs that this worker requests. Each worker
+        draws its own from the workers' total; all of them exist.
       dim: int.
 
     Attributes:
@@ -127,7 +128,7 @@ class _Step:
         self.run = tf.function(lambda: self._pull_and_push(collectives))
 
     def bytes(self):
-        """How many bytes a step's collectives move for this worker."""
+        """The bytes that a step's collectives transfer for this worker."""
         counting = _CountingCollectives(self._collectives)
         step = tf.function(lambda: self._pull_and_push(counting))
         step()  # The first one agrees on sizes once more.
@@ -136,22 +137,22 @@ class _Step:
         return int(counting.bytes) - before
 
     def _pull_and_push(self, collectives):
-        table, transport = self._table, AllToAllTransport(collectives)
-        unique = ops.unique_by_shard(self._signs, collectives.size)
-        [rows] = transport.pull([PullRequest(table, unique, False)])
+        table, exchange = self._table, AllToAll(collectives)
+        plan = plan_pull(self._signs, collectives.size)
+        [rows] = exchange.pull([PullRequest(table, plan, False)])
         with tf.control_dependencies([rows]):
             gradients = tf.identity(self._gradients)
-        signs = tf.identity(unique.unique, name=ops.UNIQUE_SIGNS)
-        merged = transport.merge([(table, [(signs, gradients)])])
+        signs = tf.identity(plan.signs, name=bag_ops.UNIQUE_SIGNS)
+        merged = exchange.merge([(table, [(signs, gradients)])])
         with (
             self._strategy.scope(),
             tf.control_dependencies(check_finite(merged)),
         ):
-            return updates.push(merged, 0, 0.001)
+            return step.push(merged, Rates(0, 0.001, 1.0))
 
 
 class _CountingCollectives:
-    """Collectives that note the bytes of what they send, with the padding."""
+    """Collectives that count the bytes that they send, including padding."""
 
     def __init__(self, collectives):
         self._collectives = collectives
@@ -171,7 +172,7 @@ class _CountingCollectives:
 
 
 class _Bare:
-    """The same useful bytes, if signs were dealt out evenly.
+    """Bare all-to-alls of the same payload, with signs distributed evenly.
 
     Args:
       collectives: Collectives.

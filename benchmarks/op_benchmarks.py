@@ -1,4 +1,4 @@
-"""Single ops beside TensorFlow's own."""
+"""Single ops, compared with TensorFlow's own."""
 
 import contextlib
 from functools import partial
@@ -242,7 +242,7 @@ def _inserted(args):
 
 
 class _NewDenseHashTable:
-    """A table that can be made anew: there is no way to clear one."""
+    """A table that can be recreated, as the reference cannot be cleared."""
 
     def __init__(self, dim):
         self._dim = dim
@@ -256,7 +256,7 @@ class _NewDenseHashTable:
 
 
 def unique(args):
-    """Distinct keys of a batch as a model has them."""
+    """Distinct keys of a batch, as in a model."""
     ids, _ = batches.training_batch(args.rows)
     keys = tf.constant(ids.ravel())
     count = ids.size
@@ -277,7 +277,7 @@ def unique(args):
 
 
 def hash_columns(args):
-    """Strings of many columns to signs."""
+    """Hashes the strings of many columns to signs."""
     all_columns = _hashed_columns()
     together = [tf.concat(columns, 0) for columns in all_columns]
 

@@ -1,4 +1,4 @@
-"""Tables on parameter servers, all tasks on this machine, on loopback."""
+"""Tables on parameter servers, all tasks on this machine, over loopback."""
 
 import os
 
@@ -18,7 +18,7 @@ _WORKERS = (1, 2)
 
 
 def parameter_server(args):
-    """Pull and push beside plain tensors sent between the same devices."""
+    """Pull and push, compared with plain tensors between the same devices."""
     for servers in _SERVERS:
         with _cluster(1, servers, args.threads) as cluster:
             coordinator = _coordinator(cluster)
@@ -117,10 +117,10 @@ def _measure_traffic(args, cluster, coordinator, traffic):
 
 
 class _Traffic:
-    """What a worker sends and gets, through a table and as plain tensors.
+    """The tensors of a worker's step, through a table and as plain tensors.
 
-    Nothing but these tensors moves: the worker has the signs, in the order of
-    the shards, and the gradients before the step; what it gets it drops.
+    Nothing else is transferred: the worker has the signs, ordered by shard, and
+    the gradients before the step, and drops the results.
 
     Args:
       strategy: of one worker.

@@ -1,4 +1,4 @@
-"""Benchmarks of memory: what a row takes, and tables that are large."""
+"""Benchmarks of memory per row and of large tables."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from harness import (
 
 
 def memory(args):
-    """Resident bytes a row, peak while growing, and the worst batch."""
+    """Resident bytes per row, peak while growing, and the slowest batch."""
     # Kept, lest the reference gets the memory that it would give back.
     table = _empty_table(args)
     results = {
@@ -84,7 +84,7 @@ def _our_growth(table, rows):
 
 
 def _touched_growth(rows, row_bytes):
-    """Memory alone: how long a batch waits for the system."""
+    """Allocates only memory: how long a batch waits for the system."""
     kept = []
 
     def insert(first, end):
@@ -94,7 +94,7 @@ def _touched_growth(rows, row_bytes):
 
 
 def _reference_growth(args):
-    """A row's weights and slots in one value, the way to save keys."""
+    """A table that holds weights and slots in one value, which saves keys."""
     width = 2 * args.dim
     table = tf.lookup.experimental.DenseHashTable(
         tf.int64, tf.float32, tf.zeros([width]), -1, -2
@@ -134,8 +134,8 @@ def _report_growth(results, settings, json_path):
 def scale(args):
     """Pull throughput over table size, dim 8, and that of tf.gather.
 
-    All tables are there at once and take turns, so that the ratio of two sizes
-    is not one of two moments.
+    All tables exist at the same time and take turns, so that sizes are compared
+    under the same load of the machine.
     """
     dim = 8
     settings = {

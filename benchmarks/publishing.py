@@ -1,4 +1,4 @@
-"""Puts results, JSON lines, into a plot and into README.md."""
+"""Publishes results, which are JSON lines, as a plot and in README.md."""
 
 import collections
 import pathlib
@@ -33,7 +33,7 @@ _UNSEEN = ("benchmark", "items", "unit", "cpu_spread_ms", "wall_spread_ms")
 
 
 def plot(args):
-    """Pull throughput over table size, a line for each number of threads."""
+    """Plots pull throughput over table size, one line per number of threads."""
     lines = [r for r in read_json(args.json) if r["benchmark"] == "scale"]
     if not lines:
         raise SystemExit(f"{args.json} has no results of `scale`.")

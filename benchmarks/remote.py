@@ -1,6 +1,6 @@
-"""A process that does what it is asked to, in a Python of its own.
+"""Remote calls to a process that may run another Python.
 
-Standard library only: each Python that takes part imports it.
+Uses only the standard library, as each of these Pythons imports it.
 """
 
 import contextlib
@@ -13,28 +13,28 @@ import traceback
 
 
 class StartError(Exception):
-    """The process does not start, or not to where it can be asked."""
+    """The process did not start, or not far enough to receive calls."""
 
 
 @contextlib.contextmanager
 def start(name, python, script, threads, environment=None):
     """Starts a process that `serve`s, and ends it when the context is left.
 
-    It is not waited for: several can start at once. `Remote.ready` does that.
+    Several processes can start at the same time: `Remote.ready` waits for one.
 
     Args:
-      name: string, what errors call the process.
-      python: string, path of the Python.
-      script: pathlib.Path; its folder is where it imports modules from.
-      threads: int, of TensorFlow.
-      environment: dict, that of the process. None: this one's without what
-        this Python imports from, which is not what another one imports from.
+      name: string, the name of the process in errors.
+      python: string, the path of the Python.
+      script: pathlib.Path; modules are imported from its folder.
+      threads: int, the number of TensorFlow's threads.
+      environment: dict, that of the process. None: that of this process without
+        the import path of this Python.
 
     Yields:
       A Remote.
 
     Raises:
-      StartError: there is no such Python.
+      StartError: if there is no such Python.
     """
     if environment is None:
         environment = dict(os.environ)
@@ -75,10 +75,10 @@ class Remote:
         self._log = log
 
     def ready(self):
-        """Waits until it has started. Has to come before anything else.
+        """Waits until the process has started; must be called first.
 
         Raises:
-          StartError: it fails to import what it needs.
+          StartError: if the process fails to import a module.
         """
         try:
             self.result("start")
@@ -86,22 +86,22 @@ class Remote:
             raise StartError(str(error)) from None
 
     def call(self, method, **arguments):
-        """Has a method run there; returns its result.
+        """Calls a method of the process; returns its result.
 
         Raises:
-          RuntimeError: it failed; the message has the other's traceback.
+          RuntimeError: if it failed; the message has the process's traceback.
         """
         self.send(method, **arguments)
         return self.result(method)
 
     def send(self, method, **arguments):
-        """Has a method begin; `result` has to come next."""
+        """Starts a call; `result` must be called next."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps([method, arguments]) + "\n")
             self._process.stdin.flush()
 
     def result(self, method):
-        """Waits for what was sent; as `call`."""
+        """Waits for the result of the call that was started; see `call`."""
         line = self._replies.readline()
         if not line:
             status = self._process.wait()

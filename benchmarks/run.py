@@ -1,4 +1,4 @@
-r"""Benchmarks of tf_ext beside their references, alternating in one run.
+r"""Benchmarks of tf_ext and of their references, which take turns.
 
     python benchmarks/run.py all --threads 1 2 --json=results.jsonl
     python benchmarks/run.py pull train_step --rules adagrad adam ftrl
@@ -8,13 +8,14 @@ r"""Benchmarks of tf_ext beside their references, alternating in one run.
     python benchmarks/run.py pull --tfra-python=/path/to/python
     python benchmarks/run.py pull push train_step fit hash --against=PYTHON
     python benchmarks/run.py plot publish --json=results.jsonl
+    python benchmarks/run.py lifetime plot_lifetime --json=results.jsonl
 
 The ratio of a reference is its time over that of tf_ext: above 1, tf_ext is
 faster. Each benchmark and number of threads runs in a process of its own.
 
-With --against=PYTHON no references are measured, but the tf_ext of this Python
-and that of another one, in processes that take turns. A difference that is not
-above 3 % and not above the spread of one build is called unchanged.
+With --against=PYTHON the tf_ext of this Python is compared with that of another
+one, in processes that take turns, instead of with references. A difference that
+is not above 3 % or not above the spread of a build is called unchanged.
 """
 
 import argparse
@@ -40,6 +41,8 @@ BENCHMARKS = {
     "core": ("core_benchmarks", "core"),
     "scale": ("process_benchmarks", "scale"),
     "snapshot": ("snapshot_benchmarks", "snapshot"),
+    "updates": ("update_benchmarks", "updates"),
+    "serving": ("serving_benchmarks", "serving"),
     "parameter_server": ("parameter_server_benchmarks", "parameter_server"),
     "parameter_server_steps": (
         "parameter_server_benchmarks",
@@ -48,28 +51,31 @@ BENCHMARKS = {
     "multi_worker": ("multi_worker_benchmarks", "multi_worker"),
     "multi_worker_steps": ("multi_worker_benchmarks", "multi_worker_steps"),
     "defaults": ("default_rates", "defaults"),
+    "lifetime": ("lifetime_benchmarks", "lifetime"),
     "plot": ("publishing", "plot"),
     "publish": ("publishing", "publish"),
     "publish_defaults": ("default_rates", "publish_defaults"),
+    "plot_lifetime": ("lifetime_benchmarks", "plot_lifetime"),
 }
 # These take results and measure nothing.
-_PUBLISHING = ("plot", "publish", "publish_defaults")
+_PUBLISHING = ("plot", "publish", "publish_defaults", "plot_lifetime")
 _REPEATS = 200
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
 # What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
-# `snapshot` a disk, and the others fill the machine with processes.
+# `snapshot`, `updates` and `serving` a disk, and the others fill the machine
+# with processes.
 _NOT_IN_ALL = (
-    *("core", "scale", "snapshot"),
+    *("core", "scale", "snapshot", "updates", "serving"),
     *("parameter_server", "parameter_server_steps"),
     *("multi_worker", "multi_worker_steps"),
-    "defaults",
+    *("defaults", "lifetime"),
     *_PUBLISHING,
 )
 
 
 def parse_arguments(arguments=None):
-    """The command line's arguments; `all` is replaced by what it means."""
+    """Parses the command line, and expands `all`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -109,13 +115,13 @@ def parse_arguments(arguments=None):
     parser.add_argument("--json", help="file to append JSON lines to")
     parser.add_argument(
         "--data",
-        help="of defaults: folder with the folders of Adult and Criteo",
+        help="of defaults and serving: folder with those of Adult and Criteo",
     )
     parser.add_argument("--tfra-python", help="a Python that has TFRA")
     parser.add_argument(
         "--output",
-        help="where plot and publish write, if not here; and snapshot, if not "
-        "among temporary files",
+        help="where plot and publish write, if not here; and snapshot and "
+        "serving, if not among temporary files",
     )
     parser.add_argument(
         "--against", metavar="PYTHON", help="a Python that has another build"

@@ -1,4 +1,4 @@
-"""Snapshots beside the disk, insertion and checkpoints of dense variables."""
+"""Snapshots, compared with the disk, insertion and dense checkpoints."""
 
 import contextlib
 import glob
@@ -26,7 +26,7 @@ _PATIENCE = 4
 
 
 def snapshot(args):
-    """Saving, loading, and what both cost those who push."""
+    """Saving and loading, and how they slow down concurrent pushes."""
     table = tables.make("adagrad", args.dim)
     tables.fill(table, args.rows)
     settings = {
@@ -192,7 +192,7 @@ def _push_while_saving(table, path, args, seconds):
 
 @contextlib.contextmanager
 def _saving(table, path, rate):
-    """Saves again and again in another thread."""
+    """Saves repeatedly in another thread."""
     stop = threading.Event()
 
     def save():

@@ -19,7 +19,7 @@ _SLOW = 20  # steps that update all rows of a dense matrix take a second
 
 
 def train_step(args):
-    """Ids summed to one vector, then log loss; all rows are there before."""
+    """Ids summed to one vector, then log loss; all rows exist before."""
     for rule in args.rules:
         _measure_rule(rule, args)
         keras.backend.clear_session()
@@ -71,7 +71,7 @@ def compared_train_step(args):
 
 
 def fit(args):
-    """Steps of the Wide & Deep example, `fit` with all that it does."""
+    """Steps of the Wide & Deep example, by `fit`."""
     settings = {
         "threads": args.threads,
         "batch": wide_deep_steps.BATCH,

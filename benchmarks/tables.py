@@ -20,12 +20,12 @@ def handle(table):
 
 
 def raw_bytes(dim):
-    """Of a row: the sign, weights and Adagrad's slots."""
+    """The bytes of a row: the sign, weights and Adagrad's slots."""
     return 8 + 2 * 4 * dim
 
 
 def touched_memory(size):
-    """New bytes, in huge pages where NumPy and the system see to it."""
+    """New bytes, in huge pages if NumPy and the system provide them."""
     memory = np.empty(size, np.uint8)
     memory[::4096] = 1
     return memory
@@ -33,7 +33,7 @@ def touched_memory(size):
 
 def load(table):
     """How full the index is, 0 to 1."""
-    # Buckets of 64 bytes hold 12 entries: cc/core/bucket_index.h.
+    # Buckets of 64 bytes hold 12 entries: cc/core/table/bucket_index.h.
     buckets = table.stats()["index_bytes"] / 64
     return round(table.size() / (12 * buckets), 2)
 
@@ -52,7 +52,7 @@ def pull(table, signs, training=False):
     )
 
 
-def push(table, signs, gradients, rate=0.01, step=1):
+def push(table, signs, gradients, rate=0.01, step=1, **options):
     """One update of distinct signs, by the op."""
     rule = table.optimizer
     return ops.sparse_table_push(
@@ -61,4 +61,5 @@ def push(table, signs, gradients, rate=0.01, step=1):
         gradients,
         hyperparameters=rule.hyperparameters(tf.constant(rate, tf.float64)),
         step=step,
+        **options,
     )

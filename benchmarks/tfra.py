@@ -1,8 +1,8 @@
 """TensorFlow Recommenders Addons as a reference, in a process of its own.
 
 It needs another TensorFlow than tf_ext and so another Python. That process
-stays and runs a repetition whenever it is asked to, so that it alternates with
-the cases of this one.
+keeps running and makes a repetition per call, so that it alternates with the
+cases of this one.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def start(args):
       A Tfra, or None.
 
     Raises:
-      SystemExit: that Python is not there or cannot import what is needed.
+      SystemExit: if that Python does not exist or cannot import the modules.
     """
     if args.tfra_python is None:
         yield None
@@ -52,7 +52,7 @@ class Tfra:
         self.call = process.call
 
     def case(self, method, items, **arguments):
-        """A case that `method` of the worker makes ready."""
+        """A case that `method` of the worker prepares."""
         self.call(method, case=_NAME, **arguments)
         return _RemoteCase(self, items)
 

@@ -1,6 +1,6 @@
-"""Runs TensorFlow Recommenders Addons, on request, in a Python that has it.
+"""Runs TensorFlow Recommenders Addons on request, in a Python that has it.
 
-`tfra.py` starts it, and asks for methods of `_Worker`.
+`tfra.py` starts it and calls methods of `_Worker`.
 """
 
 import glob
@@ -71,7 +71,7 @@ class _Worker:
         self._cases[case] = Case(case, lambda: write(path), rows)
 
     def load(self, case, rows, path):
-        """What `save` wrote, from the disk into the same tables, emptied."""
+        """Restores what `save` wrote from disk, into the emptied tables."""
 
         def before():
             for table in self._saved:

@@ -1,4 +1,4 @@
-"""The model and the step that training is measured with, in any Keras."""
+"""The model and the step of the training benchmarks, for both Kerases."""
 
 import tensorflow as tf
 

@@ -15,7 +15,7 @@ _EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 
 
 class _EpochTimes(keras.callbacks.Callback):
-    """Wall and CPU milliseconds a step, of each epoch."""
+    """Wall and CPU milliseconds per step of each epoch."""
 
     def __init__(self, pids, steps):
         super().__init__()
@@ -34,7 +34,7 @@ class _EpochTimes(keras.callbacks.Callback):
 
 
 def make(args, strategy=None):
-    """The example's model, and batches that are made once and kept.
+    """Makes the example's model and batches, which are cached.
 
     Args:
       args: the command line's arguments: `rows` bounds the steps of an epoch.
@@ -42,7 +42,7 @@ def make(args, strategy=None):
 
     Returns:
       `(model, dataset, steps)`: a compiled model, a dataset of one epoch and
-      how many batches that has.
+      its number of batches.
     """
     # The example's modules import each other by name.
     sys.path.insert(0, str(_EXAMPLES))
@@ -62,7 +62,7 @@ def make(args, strategy=None):
 
 
 def measure(args, strategy, name, pids=None):
-    """Trains the example's model; the first epoch traces and is not counted.
+    """Trains the example's model; the first epoch, which traces, is excluded.
 
     Args:
       args: the command line's arguments: those of `make`, and `repeats`, the
@@ -72,7 +72,7 @@ def measure(args, strategy, name, pids=None):
       pids: list of int, the processes whose CPU time counts. None: this one.
 
     Returns:
-      What `harness.summarize` does of a step.
+      The result of `harness.summarize` for a step.
     """
     model, dataset, steps = make(args, strategy)
     epochs = _EpochTimes(pids, steps)

@@ -17,6 +17,11 @@ would, costs accuracy:
 
     python wide_deep.py --bucket_size=1000
 
+The number of rows can be limited: an id gets a row only when it occurs for the
+second time, and rows of ids that did not occur for 500 steps are evicted, with
+
+    python wide_deep.py --admission=2 --evict=500
+
 Real data is read from a folder. That of `adult` (https://doi.org/10.24432/C5XW20)
 has the files adult-train.csv and adult-test.csv. That of `criteo` (the Criteo
 Display Advertising Challenge) has train.txt as Criteo distributes it, separated
@@ -30,15 +35,15 @@ program starts on this machine and ends again, with
 
     python wide_deep.py --strategy=ps --workers=2 --servers=2
 
-or over workers that train in step, each with a share of every batch and of
+or over synchronous workers, each with a share of every batch and of
 the tables' rows, with
 
     python wide_deep.py --strategy=mwms --workers=2
 
 Where the environment variable TF_CONFIG names a cluster, as on several
 machines, that one is used, and --backup_dir should name a folder that all
-machines share. A parameter server or a worker in step that is lost and comes
-back costs the time since the last epoch's end.
+machines share. A parameter server or a synchronous worker that is lost and
+comes back costs the time since the last epoch's end.
 
 The last line on standard output is a JSON object: `auc` and `log_loss` on the
 test examples, `best_auc` (null for real data), `rows` and `bytes` of both
@@ -66,7 +71,7 @@ import tf_ext
 EMBEDDING_DIM = 16
 HIDDEN_UNITS = (64, 32)
 DROPOUT = 0.3
-# How often workers in step are started again after one was lost.
+# How often synchronous workers are started again after one was lost.
 RESTARTS = 3
 
 
@@ -119,6 +124,18 @@ def parse_arguments(arguments=None):
         help="hash every feature into so many ids; default: no limit",
     )
     parser.add_argument(
+        "--admission",
+        type=positive_int,
+        metavar="N",
+        help="an id gets a row when it occurs for the Nth time, at most 255",
+    )
+    parser.add_argument(
+        "--evict",
+        type=positive_int,
+        metavar="STEPS",
+        help="evict rows of ids that did not occur for so many steps",
+    )
+    parser.add_argument(
         "--learning_rate", type=float, default=0.001, help="of the perceptron"
     )
     parser.add_argument("--log_dir", help="where to write TensorBoard logs")
@@ -126,7 +143,8 @@ def parse_arguments(arguments=None):
         "--strategy",
         choices=["one", "ps", "mwms"],
         default="one",
-        help="one process (the default), parameter servers, or workers in step",
+        help="one process (the default), parameter servers, or synchronous "
+        "workers",
     )
     parser.add_argument(
         "--workers",
@@ -182,10 +200,17 @@ def make_columns(data, bucket_size):
 
 def make_tables(args):
     """Returns the tables of the wide and of the deep part."""
+    lifetime = {}
+    if args.admission:
+        lifetime["admission"] = tf_ext.admission.Count(args.admission)
+    if args.evict:
+        lifetime["eviction"] = tf_ext.eviction.Unseen(steps=args.evict)
     wide = tf_ext.SparseTable(
-        "wide", dim=1, optimizer="ftrl", initializer="zeros"
+        "wide", dim=1, optimizer="ftrl", initializer="zeros", **lifetime
     )
-    deep = tf_ext.SparseTable("deep", dim=EMBEDDING_DIM, seed=args.seed)
+    deep = tf_ext.SparseTable(
+        "deep", dim=EMBEDDING_DIM, seed=args.seed, **lifetime
+    )
     return wide, deep
 
 
@@ -233,6 +258,8 @@ def train(model, data, args):
         callbacks.append(
             keras.callbacks.TensorBoard(args.log_dir, update_freq=100)
         )
+    if args.evict:
+        callbacks.append(tf_ext.callbacks.Evict(steps=-(-args.evict // 4)))
     start = time.perf_counter()
     model.fit(
         data.train(), epochs=args.epochs, shuffle=False, callbacks=callbacks

@@ -33,7 +33,6 @@ def pytest_sessionstart(session):
 
 
 def pytest_ignore_collect(collection_path, config):
-    # Connecting to a cluster changes TensorFlow for the rest of the process:
     # cluster_test.py runs these files in processes of their own. One that is
     # named on the command line runs in this one.
     named = {pathlib.Path(a.partition("::")[0]).resolve() for a in config.args}

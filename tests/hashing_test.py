@@ -5,7 +5,8 @@ import tensorflow as tf
 from absl.testing import absltest, parameterized
 from ops_util import INT64_MAX, INT64_MIN, run_python
 
-from tf_ext import hashing
+import tf_ext
+from tf_ext import hashing, initializers
 
 SEED = 20240501
 
@@ -222,15 +223,20 @@ class HashCategoryTest(parameterized.TestCase):
         (
             "no_boundaries",
             dict(values=[1], boundaries=[]),
-            r"boundaries must be a list of at least one number, or None, but",
+            "`boundaries` of hash_category must be a list of at least one "
+            "number, or None. Received: ",
         ),
         (
             "bucket_size_0",
             dict(values=[1], bucket_size=0),
-            "bucket_size must be an int from 1 to 2.63 - 1, or None, but it is",
+            "`bucket_size` of .* must be an int from 1 to 2.63 - 1, or None",
         ),
-        ("bucket_size_true", dict(values=[1], bucket_size=True), "it is True"),
-        ("bucket_size_2_63", dict(values=[1], bucket_size=2**63), "it is 9223"),
+        (
+            "bucket_size_true",
+            dict(values=[1], bucket_size=True),
+            "bucket_size=True",
+        ),
+        ("bucket_size_2_63", dict(values=[1], bucket_size=2**63), "=9223"),
         (
             "namespace_5",
             dict(values=[1], namespace=5),
@@ -299,7 +305,7 @@ class HashCrossTest(parameterized.TestCase):
         (
             "part_bucket_size_0",
             dict(values=[[1], [1]], part_bucket_sizes=[None, 0]),
-            r"part_bucket_sizes\[1\] must be an int from 1",
+            r"part_bucket_sizes\[1\]` of hash_cross must be an int from 1",
         ),
         (
             "none_in_a_part",
@@ -310,6 +316,39 @@ class HashCrossTest(parameterized.TestCase):
     def test_refuses_(self, arguments, message):
         with self.assertRaisesRegex(ValueError, message):
             hashing.hash_cross(namespace="x", **arguments)
+
+
+class InitialRowsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        initializers.Zeros(),
+        initializers.Constant(0.25),
+        initializers.Uniform(-2, 3),
+        initializers.Normal(1.0, 0.5),
+        initializers.TruncatedNormal(0.0, 2.0),
+    )
+    def test_have_the_bits_of_the_table(self, initializer):
+        table = tf_ext.SparseTable(
+            "user", dim=5, initializer=initializer, seed=2**64 - 1
+        )
+        signs = np.array([[0, 7, -1], [INT64_MIN, INT64_MAX, 1]])
+        expected = table.pull(signs).numpy().tobytes()
+        for given in (signs, signs.view(np.uint64), signs.tolist()):
+            rows = hashing.initial_rows(table.rows.config, given)
+            self.assertEqual(rows.shape, (2, 3, 5))
+            self.assertEqual(rows.dtype, np.float32)
+            self.assertEqual(rows.tobytes(), expected)
+        self.assertEqual(
+            hashing.initial_rows(table.rows.config, []).shape, (0, 5)
+        )
+
+    def test_refuses_what_is_no_table_or_no_sign(self):
+        config = tf_ext.SparseTable("user", dim=1).rows.config
+        with self.assertRaisesRegex(ValueError, "`signs` .* must be integers"):
+            hashing.initial_rows(config, [0.5])
+        with self.assertRaisesRegex(ValueError, "dim.*70000"):
+            hashing.initial_rows(config.replace("dim=1", "dim=70000"), [1])
+        with self.assertRaisesRegex(ValueError, "initializer"):
+            hashing.initial_rows("name=user\ndim=1\n", [1])
 
 
 class WithoutTensorFlowTest(absltest.TestCase):

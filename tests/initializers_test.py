@@ -70,9 +70,10 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
     def test_others_are_refused(self, identifier):
         with self.assertRaisesRegex(
             ValueError,
-            r"`initializer` must be a tf_ext.initializers.Initializer or one "
-            r"of \['constant', 'normal', 'truncated_normal', 'uniform', "
-            r"'zeros'\]\. Received: .*depend on the sign alone",
+            r"`initializer` of SparseTable must be a tf_ext.initializers."
+            r"Initializer or one of \['constant', 'normal', "
+            r"'truncated_normal', 'uniform', 'zeros'\]: .*depend on the sign "
+            r"alone. Received: initializer=",
         ):
             initializers.get(identifier)
 
@@ -124,7 +125,7 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
     def test_stddev_is_not_negative(self, cls):
         with self.assertRaisesRegex(
             ValueError,
-            f"`stddev` of {cls.__name__} must not be negative. "
+            f"`stddev` of {cls.__name__} must be at least 0. "
             "Received: stddev=-0.1",
         ):
             cls(stddev=-0.1)

@@ -1,6 +1,8 @@
 """The installed package: metadata, lazy import, version guard."""
 
+import collections
 import importlib.metadata
+import inspect
 import os
 import pathlib
 import shutil
@@ -62,12 +64,30 @@ class MetadataTest(absltest.TestCase):
     def test_wheel_is_of_one_python_and_platform(self):
         wheel = _distribution().read_text("WHEEL")
         version = f"cp{sys.version_info.major}{sys.version_info.minor}"
-        platform = sysconfig.get_platform().replace("-", "_")
-        self.assertIn(f"Tag: {version}-{version}-{platform}\n", wheel)
+        system, machine = sysconfig.get_platform().split("-")
+        # Of a release, what auditwheel has found.
+        self.assertRegex(
+            wheel,
+            rf"Tag: {version}-{version}-({system}|manylinux_\d+_\d+)_"
+            rf"{machine}\n",
+        )
         self.assertIn("Root-Is-Purelib: false\n", wheel)
 
     def test_version_is_the_packages(self):
         self.assertEqual(_distribution().version, tf_ext.__version__)
+
+    def test_license(self):
+        distribution = _distribution()
+        self.assertEqual(
+            distribution.metadata["License-Expression"], "Apache-2.0"
+        )
+        self.assertEqual(
+            distribution.metadata.get_all("License-File"), ["LICENSE"]
+        )
+        text = distribution.read_text("licenses/LICENSE")
+        self.assertIn("Apache License\n", text)
+        self.assertIn("Version 2.0, January 2004\n", text)
+        self.assertIn("END OF TERMS AND CONDITIONS\n", text)
 
     def test_requires_the_tensorflow_minor_it_was_built_for(self):
         requires = "\n".join(_distribution().requires)
@@ -83,6 +103,10 @@ class MetadataTest(absltest.TestCase):
         self.assertSetEqual(
             {f for f in folders if not f.endswith(".dist-info")}, {"tf_ext"}
         )
+
+    def test_types_are_shipped(self):
+        files = {str(file) for file in _distribution().files}
+        self.assertIn("tf_ext/py.typed", files)
 
     def test_build_info_is_there(self):
         from tf_ext import _build_info
@@ -159,6 +183,24 @@ class LazyImportTest(absltest.TestCase):
         for name in tf_ext.__all__:
             self.assertIsNotNone(getattr(tf_ext, name), name)
         self.assertContainsSubset(tf_ext.__all__, dir(tf_ext))
+
+    def test_every_public_name_has_one_path(self):
+        paths = collections.defaultdict(list)
+        for name in tf_ext.__all__:
+            value = getattr(tf_ext, name)
+            if not inspect.ismodule(value):
+                paths[id(value)].append(f"tf_ext.{name}")
+                continue
+            for member in value.__all__:
+                found = getattr(value, member)
+                if callable(found):
+                    paths[id(found)].append(f"tf_ext.{name}.{member}")
+        self.assertGreater(len(paths), 50)
+        self.assertEmpty([each for each in paths.values() if len(each) > 1])
+
+    def test_private_ops_are_not_among_the_public_ones(self):
+        for name in tf_ext.ops.__all__:
+            self.assertNotRegex(name, "exchange|owner|release|save|restore")
 
     def test_unknown_name_lists_the_known_ones(self):
         with self.assertRaisesRegex(

@@ -1,14 +1,18 @@
 """What a user is told who makes a common mistake."""
 
+import tempfile
+import unittest
+
 import numpy as np
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import id_column
+from processes import run_program
 
 import tf_ext
-from tf_ext._keras import keras
-from tf_ext._op_errors import own_words
+from tf_ext._compat.op_errors import own_words
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column
 
 _USER, _ITEM = category_column("user"), category_column("item")
@@ -56,8 +60,9 @@ class EmbeddingFeaturesTest(tf.test.TestCase, parameterized.TestCase):
         table = tf_ext.SparseTable("deep", 2)
         for arguments in ((table, [_USER]), (table,)):
             self._assert_refused(
-                "EmbeddingFeatures takes the columns first: EmbeddingFeatures("
-                "columns, table). Received: columns=<SparseTable 'deep'>, ",
+                "Argument `columns` of EmbeddingFeatures must be a list of "
+                "columns, and comes before `table`. Received: "
+                "columns=<SparseTable 'deep'>, ",
                 *arguments,
             )
 
@@ -65,7 +70,7 @@ class EmbeddingFeaturesTest(tf.test.TestCase, parameterized.TestCase):
     def test_no_table(self, table):
         self._assert_refused(
             "Argument `table` of EmbeddingFeatures must be a "
-            f"tf_ext.SparseTable. Received: {table!r}",
+            f"tf_ext.SparseTable. Received: table={table!r}",
             [_USER],
             table,
         )
@@ -116,6 +121,91 @@ class EmbeddingFeaturesTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             layer(_inputs(dtype))
 
+    def test_weights_that_do_not_fit(self):
+        layer = tf_ext.layers.EmbeddingFeatures(
+            [category_column("user", weights="w")], tf_ext.SparseTable("a", 2)
+        )
+        user = keras.Input((), dtype="int64", name="user")
+        with self.assertRaisesRegex(
+            ValueError, "The weights 'w' of column 'user' are missing from the "
+        ):
+            layer({"user": user})
+        with self.assertRaisesRegex(
+            ValueError, "The weights 'w' of column 'user' must be floats, but "
+        ):
+            layer({"user": user, "w": keras.Input((), dtype="int32")})
+
+    def test_inputs_without_a_batch(self):
+        layer = tf_ext.layers.EmbeddingFeatures(
+            [_USER], tf_ext.SparseTable("deep", 2)
+        )
+        user = tf.constant(1)  # tf_keras has no Input without a batch.
+        if IS_KERAS_3:
+            user = keras.Input(batch_shape=(), dtype="int64")
+        with self.assertRaisesRegex(
+            ValueError, "'user' must have a batch dimension, but is a scalar"
+        ):
+            layer({"user": user})
+
+    def test_built_for_inputs_that_do_not_fit(self):
+        layer = tf_ext.layers.EmbeddingFeatures(
+            [_USER, category_column("none", optional=True)],
+            tf_ext.SparseTable("deep", 2),
+        )
+        layer.build({"user": (None,)})
+        with self.assertRaisesRegex(
+            ValueError,
+            "'user' of column 'user' is missing from the inputs. "
+            "Present are: 'item'",
+        ):
+            layer.build({"item": (None,)})
+        with self.assertRaisesRegex(
+            ValueError,
+            "`input_shape` of EmbeddingFeatures.build must be a dict of shapes "
+            "by key. Received: input_shape of type tuple",
+        ):
+            layer.build((None, 2))
+
+    @parameterized.named_parameters(
+        (
+            "missing",
+            _USER,
+            {"item": np.arange(4)},
+            "The feature 'user' of column 'user' is missing from the inputs.",
+        ),
+        (
+            "floats",
+            _USER,
+            {"user": np.arange(4.0)},
+            "The feature 'user' is of floats, which are no ids",
+        ),
+        (
+            "strings",
+            id_column("user"),
+            {"user": np.array(["a"] * 4)},
+            "The feature 'user' is of strings, but column 'user' has hashing",
+        ),
+    )
+    def test_no_step_is_made_of_inputs_that_do_not_fit(
+        self, column, inputs, message
+    ):
+        table = tf_ext.SparseTable("deep", 2)
+
+        class Own(tf_ext.Model):
+            def __init__(self):
+                super().__init__()
+                self.features = tf_ext.layers.EmbeddingFeatures([column], table)
+
+            def call(self, inputs):
+                return self.features(inputs)
+
+        model = Own()
+        model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        with self.assertRaisesRegex(ValueError, message):
+            model.fit(inputs, np.zeros([4, 2]), verbose=0)
+        self.assertEqual(int(model.optimizer.iterations), 0)
+        self.assertEqual(int(table.size()), 0)
+
     def test_inputs_that_fit(self):
         layer = tf_ext.layers.EmbeddingFeatures(
             [
@@ -132,17 +222,18 @@ class EmbeddingFeaturesTest(tf.test.TestCase, parameterized.TestCase):
         layer = tf_ext.layers.EmbeddingFeatures(
             [_USER], tf_ext.SparseTable("deep", 2)
         )
-        with self.assertRaisesRegex(ValueError, "`inputs` must be a dict of"):
+        with self.assertRaisesRegex(ValueError, "`inputs` .* must be a dict"):
             layer(keras.Input((), dtype="int64"))
 
 
 class CompileTest(tf.test.TestCase, parameterized.TestCase):
     def test_the_rule_of_a_table(self):
         message = (
-            r"^tf_ext.optimizers.SparseAdagrad is an optimizer of tables: give "
-            r"it to a table, SparseTable\(..., optimizer=SparseAdagrad\(...\)\)"
-            r". A model is compiled with the optimizer of everything else, "
-            r'such as tf_ext.optimizers.Optimizer\("adam"\). Received: optimiz'
+            r"^Argument `optimizer` of compile must be the optimizer of the "
+            r"variables outside of tables, such as tf_ext.optimizers.Optimizer"
+            r'\("adam"\). Received: optimizer=.*SparseAdagrad.*, an optimizer '
+            r"of tables. Pass it to the table: SparseTable\(..., optimizer="
+            r"SparseAdagrad\(...\)\)"
         )
         with self.assertRaisesRegex(ValueError, message):
             _model(tf_ext.optimizers.SparseAdagrad(0.1))
@@ -179,7 +270,7 @@ class CompileTest(tf.test.TestCase, parameterized.TestCase):
 class SetWeightsTest(tf.test.TestCase, parameterized.TestCase):
     _SENTENCE = (
         "set_weights cannot be used here: the rows of table 'deep' are not in "
-        "a variable, and get_weights holds none of them. Copy a model by save_"
+        "a variable, and get_weights returns none of them. Copy a model with "
     )
 
     def test_of_a_model(self):
@@ -308,6 +399,31 @@ class BatchSizesTest(tf.test.TestCase, parameterized.TestCase):
     )
     def test_own_words(self, message):
         self.assertEqual(own_words(message), "A sentence. Two\nlines.")
+
+
+# In a process of its own: AutoGraph warns of a function once in a process.
+_TRAIN_IN_TF_KERAS = """
+import os, unittest
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import numpy as np
+import tensorflow as tf
+import small_models as small
+
+class Test(unittest.TestCase):
+    def test(self):
+        with self.assertNoLogs("tensorflow", level="WARNING"):
+            model = small.compiled(small.functional(small.table()))
+            model.fit(*small.batch(np.random.default_rng(1)), verbose=0)
+
+unittest.main()
+"""
+
+
+class WarningsTest(tf.test.TestCase):
+    @unittest.skipIf(not IS_KERAS_3, "once is enough")
+    def test_none_of_code_that_autograph_cannot_convert(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run_program(_TRAIN_IN_TF_KERAS, folder)
 
 
 if __name__ == "__main__":

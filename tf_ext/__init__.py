@@ -16,6 +16,7 @@ Example:
 
 import importlib
 import sys
+import typing
 
 from tf_ext import _compiled
 from tf_ext._version import __version__
@@ -23,16 +24,18 @@ from tf_ext._version import __version__
 _compiled.check()
 
 _SUBPACKAGES = (
+    "admission",
     "callbacks",
     "data",
     "distribute",
+    "eviction",
     "feature_column",
     "hashing",
     "initializers",
     "layers",
-    "models",
     "ops",
     "optimizers",
+    "serving",
     "snapshot",
 )
 
@@ -45,7 +48,7 @@ _NAMES = {
 __all__ = ["__version__", *_NAMES, *_SUBPACKAGES]  # noqa: PLE0604
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> typing.Any:
     if name in _SUBPACKAGES:
         return importlib.import_module(f"tf_ext.{name}")
     if name not in _NAMES:
@@ -58,7 +61,7 @@ def __getattr__(name):
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(__all__)
 
 
@@ -66,8 +69,11 @@ def __dir__():
 # TensorFlow its ops: after `import tensorflow`, `import tf_ext` has to be
 # enough for load_model and tf.saved_model.load.
 if "tensorflow" in sys.modules:
-    for _name in _SUBPACKAGES:
-        importlib.import_module(f"tf_ext.{_name}")
+    for _name in (
+        *(f"tf_ext.{_name}" for _name in _SUBPACKAGES),
+        *_NAMES.values(),
+    ):
+        importlib.import_module(_name)
     from tf_ext.ops import library
 
     library()

@@ -1,13 +1,15 @@
-"""JSON files that end with their own CRC32C, and checks of what they say.
+"""JSON files that end with their own CRC32C, and checks of their contents.
 
-A right CRC tells that a file is as it was written, not by whom: what it says
-is checked before anything is allocated, opened or changed. Needs no
-TensorFlow, so that snapshots can be read without it.
+A correct CRC shows that a file is unchanged, not who wrote it: its contents are
+checked before anything is allocated, opened or changed. Needs no TensorFlow, so
+that snapshots can be read without it.
 """
 
+import builtins
 import json
 import re
 import reprlib
+import typing
 
 from tf_ext import _core
 
@@ -26,7 +28,7 @@ class DamagedSnapshotError(ValueError):
     """A snapshot that cannot be read: which file, where and what is wrong."""
 
 
-def seal(members):
+def seal(members: dict[str, typing.Any]) -> bytes:
     """The bytes of a JSON file that ends with its own CRC32C.
 
     Args:
@@ -37,7 +39,7 @@ def seal(members):
     return body + _ENDING.format(_core.crc32c(body)).encode()
 
 
-def unseal(data, where):
+def unseal(data: bytes, where: str) -> "Members":
     """The members that `seal` was given.
 
     Args:
@@ -48,7 +50,7 @@ def unseal(data, where):
       Members.
 
     Raises:
-      DamagedSnapshotError: other bytes than `seal` made.
+      DamagedSnapshotError: the bytes were not made by `seal`.
       ValueError: members of another format than FORMAT.
     """
     body, ending = data[:-_ENDING_BYTES], data[-_ENDING_BYTES:]
@@ -76,7 +78,9 @@ def unseal(data, where):
     return members
 
 
-def _without_repetition(pairs):
+def _without_repetition(
+    pairs: list[tuple[str, typing.Any]],
+) -> dict[str, typing.Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         names = [name for name, _ in pairs]
@@ -91,12 +95,12 @@ class Members:
     Methods raise DamagedSnapshotErrors that name the file and the member.
 
     Args:
-      members: what JSON gave, which may be no object.
+      members: the decoded JSON, which need not be an object.
       where: string, the file.
       path: string, the object's place in the file, such as `row.fields[1]`.
     """
 
-    def __init__(self, members, where, path=""):
+    def __init__(self, members: typing.Any, where: str, path: str = "") -> None:
         self._where, self._path = where, path
         if not isinstance(members, dict):
             raise DamagedSnapshotError(
@@ -106,12 +110,12 @@ class Members:
             )
         self._members = members
 
-    def names(self):
+    def names(self) -> builtins.list[str]:
         """The names of all members."""
         return list(self._members)
 
-    def refuse(self, name, allowed):
-        """Raises what says how a member must be."""
+    def refuse(self, name: str, allowed: str) -> typing.NoReturn:
+        """Raises an error that says what a member must be."""
         member = self._path_of(name)
         found = (
             f"is {_SHOWN.repr(self._members[name])}"
@@ -123,13 +127,15 @@ class Members:
             f"but {found}."
         )
 
-    def is_null(self, name):
+    def is_null(self, name: str) -> bool:
         """Whether a member, which must be there, is null."""
         if name not in self._members:
             self.refuse(name, "null or a value")
         return self._members[name] is None
 
-    def integer(self, name, least=None, most=None):
+    def integer(
+        self, name: str, least: int | None = None, most: int | None = None
+    ) -> int:
         """An integer; from `least` to `most`, if they are given."""
         value = self._members.get(name)
         if (
@@ -141,7 +147,12 @@ class Members:
             self.refuse(name, f"an integer{allowed}")
         return value
 
-    def text(self, name, pattern=None, allowed="a printable text"):
+    def text(
+        self,
+        name: str,
+        pattern: str | None = None,
+        allowed: str = "a printable text",
+    ) -> str:
         """A string: one that fits a pattern, or whose characters are visible.
 
         Args:
@@ -158,37 +169,37 @@ class Members:
             self.refuse(name, allowed)
         return value
 
-    def number(self, name, digits):
-        """A number without a sign that is written in so many hex digits."""
+    def number(self, name: str, digits: int) -> int:
+        """An unsigned integer, written in this number of hex digits."""
         return int(self.hexadecimal(name, digits), 16)
 
-    def hexadecimal(self, name, digits):
-        """A string of so many lower-case hexadecimal digits."""
+    def hexadecimal(self, name: str, digits: int) -> str:
+        """A string of this number of lower-case hexadecimal digits."""
         return self.text(
             name,
             f"[0-9a-f]{{{digits}}}",
             f"{digits} lower-case hexadecimal digits",
         )
 
-    def object(self, name):
+    def object(self, name: str) -> "Members":
         """An object, as Members."""
         if name not in self._members:
             self.refuse(name, "a JSON object")
         return Members(self._members[name], self._where, self._path_of(name))
 
-    def objects(self, name):
+    def objects(self, name: str) -> builtins.list["Members"]:
         """A list of objects, as a list of Members."""
         return [
             Members(value, self._where, f"{self._path_of(name)}[{index}]")
             for index, value in enumerate(self.list(name))
         ]
 
-    def list(self, name):
+    def list(self, name: str) -> builtins.list[typing.Any]:
         """A list of anything."""
         value = self._members.get(name)
         if not isinstance(value, list):
             self.refuse(name, "a list")
         return value
 
-    def _path_of(self, name):
+    def _path_of(self, name: str) -> str:
         return f"{self._path}.{name}" if self._path else name

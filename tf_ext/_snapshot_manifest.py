@@ -4,20 +4,22 @@ Needs no TensorFlow, so that snapshots can be read without it.
 """
 
 import dataclasses
+from collections.abc import Callable, Iterable
 
 from tf_ext import _core
 from tf_ext._sealed_json import (
     FORMAT,
     INT64_MAX,
-    DamagedSnapshotError,
+    Members,
     seal,
     unseal,
 )
+from tf_ext._sealed_json import DamagedSnapshotError as DamagedSnapshotError
 
 NAME = "manifest.json"
-# Of the names of files of rows, a regular expression.
+# A regular expression: the names of row files.
 ROW_FILE = r"rows-[0-9a-f]{16}-[0-9]{5,7}-[0-9]{3,7}\.chunks"
-# Of 100,000 shards with all the files that they can have it is a third.
+# 100,000 shards, with all files that they can have, need a third of it.
 MAX_BYTES = 1 << 30
 
 _DTYPE_BYTES = {"int64": 8, "float32": 4, "int32": 4}
@@ -79,27 +81,27 @@ class Manifest:
     files: tuple[RowFile, ...]
 
     @property
-    def kind(self):
-        """Of the snapshot: "full" or "delta"."""
+    def kind(self) -> str:
+        """The kind of the snapshot: "full" or "delta"."""
         return "full" if self.base is None else "delta"
 
     @property
-    def rows(self):
+    def rows(self) -> int:
         """Rows in all files."""
         return sum(file.rows for file in self.files)
 
     @property
-    def erased(self):
+    def erased(self) -> int:
         """Erased signs in all files."""
         return sum(file.erased for file in self.files)
 
     @property
-    def bytes(self):
+    def bytes(self) -> int:
         """Bytes of all files of rows."""
         return sum(file.bytes for file in self.files)
 
     @property
-    def described_fields(self):
+    def described_fields(self) -> str:
         """The fields of a row without the sign, for messages."""
         return ", ".join(
             f"{field.name} {field.dtype}[{field.count}]"
@@ -107,7 +109,9 @@ class Manifest:
         )
 
 
-def row_fields(fields):
+def row_fields(
+    fields: Iterable[tuple[str, str, int]],
+) -> tuple[tuple[RowField, ...], int]:
     """Where the fields of a row are stored.
 
     Args:
@@ -123,7 +127,7 @@ def row_fields(fields):
     return tuple(stored), offset
 
 
-def encode(manifest):
+def encode(manifest: Manifest) -> bytes:
     """The bytes of `manifest.json`."""
     files = [
         {
@@ -162,7 +166,7 @@ def encode(manifest):
     return seal(members)
 
 
-def decode(data, where):
+def decode(data: bytes, where: str) -> Manifest:
     """The manifest in the bytes of `manifest.json`.
 
     Args:
@@ -212,7 +216,7 @@ def decode(data, where):
     return manifest
 
 
-def _decode_base(members):
+def _decode_base(members: Members) -> tuple[str, str] | None:
     kind = members.text("kind", "full|delta", "'full' or 'delta'")
     if members.is_null("base"):
         if kind != "full":
@@ -226,12 +230,12 @@ def _decode_base(members):
     return path, base.hexadecimal("id", 32)
 
 
-def _decode_row(row):
+def _decode_row(row: Members) -> tuple[int, tuple[RowField, ...]]:
     """`(bytes of a row, its RowFields)`."""
     found = row.objects("fields")
     if not 2 <= len(found) <= _MAX_FIELDS:
         row.refuse("fields", f"a list of 2 to {_MAX_FIELDS} fields")
-    wanted = []
+    wanted: list[tuple[str, str, int]] = []
     for index, field in enumerate(found):
         if index < len(_FIRST_FIELDS):
             name, dtype = _FIRST_FIELDS[index]
@@ -251,7 +255,7 @@ def _decode_row(row):
     return row_bytes, fields
 
 
-def _decode_config(table, fields):
+def _decode_config(table: Members, fields: tuple[RowField, ...]) -> str:
     config = table.text("config", _ANYTHING, "a text")
     lines = config.splitlines()
     if not all(line.isprintable() and "=" in line for line in lines):
@@ -262,11 +266,13 @@ def _decode_config(table, fields):
     return config
 
 
-def _decode_state(state):
+def _decode_state(state: Members) -> dict[str, str]:
     return {name: state.text(name, _ANYTHING) for name in state.names()}
 
 
-def _decode_file(file, row_bytes, shards, is_full):
+def _decode_file(
+    file: Members, row_bytes: int, shards: int, is_full: bool
+) -> RowFile:
     size = file.integer("bytes", _core.CHUNK_HEADER_BYTES, INT64_MAX)
     content = size - _core.CHUNK_HEADER_BYTES
     rows = file.integer("rows", 0, content // row_bytes)
@@ -282,7 +288,7 @@ def _decode_file(file, row_bytes, shards, is_full):
     )
 
 
-def _check_files(members, manifest):
+def _check_files(members: Members, manifest: Manifest) -> None:
     files = manifest.files
     if len({file.name for file in files}) != len(files):
         members.refuse("files", "a list of files of different names")
@@ -297,7 +303,9 @@ def _check_files(members, manifest):
     members.integer("erased", manifest.erased, manifest.erased)
 
 
-def check_fields(path, manifest, fields):
+def check_fields(
+    path: str, manifest: Manifest, fields: Iterable[tuple[str, str, int]]
+) -> None:
     """Raises unless rows have the fields of a table of their configuration.
 
     Args:
@@ -314,8 +322,10 @@ def check_fields(path, manifest, fields):
         )
 
 
-def check_state(path, manifest, check):
-    """Raises unless the state can be taken up.
+def check_state(
+    path: str, manifest: Manifest, check: Callable[[dict[str, str]], object]
+) -> None:
+    """Raises unless the optimizer's state can be restored.
 
     Args:
       path: string, the snapshot's directory.

@@ -1,8 +1,8 @@
 r"""The signs of feature values, in NumPy.
 
 These functions give the signs that `tf_ext.feature_column` gives in a model, so
-that rows can be looked up, filled or compared from outside. They need no
-TensorFlow.
+that rows can be looked up, filled or compared from outside; and the rows that
+signs read which a table does not hold. They need no TensorFlow.
 
 The sign of a value is `Fingerprint64(namespace + "\x1f" + text)`, as a signed
 number. Fingerprint64 is FarmHash's, which never changes and which BigQuery
@@ -17,23 +17,34 @@ key, unless it names another.
   - The text of a cross is its parts' texts, joined by "\x1e".
 """
 
+import typing
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 
 from tf_ext import _core
+from tf_ext._checks import refuse
 
-__all__ = ["HASH_VERSION", "fingerprint64", "hash_category", "hash_cross"]
+__all__ = [
+    "HASH_VERSION",
+    "fingerprint64",
+    "hash_category",
+    "hash_cross",
+    "initial_rows",
+]
 
 HASH_VERSION = _core.HASH_VERSION
 """The version of the definition of signs above."""
 
 
-def fingerprint64(values):
+def fingerprint64(values: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     """FarmHash's Fingerprint64 of strings or bytes.
 
     Args:
       values: str or bytes, or an array of them (or what `np.asarray` takes).
-        A str is taken as UTF-8. NumPy's texts of a fixed size end where only
-        zero bytes follow; use an array of objects to keep those.
+        A str is taken as UTF-8. NumPy strips trailing zero bytes from strings
+        of fixed size; use an array of objects to keep them.
 
     Returns:
       int for a single str or bytes; else a uint64 array of the shape of
@@ -56,7 +67,13 @@ def fingerprint64(values):
     return _core.fingerprint64(np.asarray(values))
 
 
-def hash_category(values, namespace, *, bucket_size=None, boundaries=None):
+def hash_category(
+    values: npt.ArrayLike,
+    namespace: str,
+    *,
+    bucket_size: int | None = None,
+    boundaries: Sequence[float] | None = None,
+) -> npt.NDArray[np.int64]:
     """The signs of a column's values.
 
     Args:
@@ -66,8 +83,8 @@ def hash_category(values, namespace, *, bucket_size=None, boundaries=None):
       namespace: str or bytes, the column's namespace: its key, unless it names
         another.
       bucket_size: int, at least 1: the number of different signs. None: any.
-      boundaries: rising list of finite floats: the text of a number is how many
-        of them are not above it. Floats need at least one.
+      boundaries: rising list of finite floats: the text of a number is the
+        number of boundaries that are not above it. Floats need at least one.
 
     Returns:
       int64 array of the shape of `values`.
@@ -89,23 +106,23 @@ def hash_category(values, namespace, *, bucket_size=None, boundaries=None):
     return _core.hash_category(
         _to_array(values),
         namespace,
-        _bucket_size("bucket_size", bucket_size),
-        _boundaries("boundaries", boundaries),
+        _bucket_size("hash_category", "bucket_size", bucket_size),
+        _boundaries("hash_category", "boundaries", boundaries),
     )
 
 
 def hash_cross(
-    values,
-    namespace,
+    values: Sequence[npt.ArrayLike],
+    namespace: str,
     *,
-    bucket_size=None,
-    part_bucket_sizes=None,
-    part_boundaries=None,
-):
-    """The signs of a cross, one for each place in the arrays.
+    bucket_size: int | None = None,
+    part_bucket_sizes: Sequence[int | None] | None = None,
+    part_boundaries: Sequence[Sequence[float] | None] | None = None,
+) -> npt.NDArray[np.int64]:
+    """The signs of a cross, one for each element of the arrays.
 
     For bags of several values call it with their Cartesian product, in which
-    the last part runs fastest.
+    the last part varies fastest.
 
     Args:
       values: list of at least two arrays of one shape, one for each part, of
@@ -136,28 +153,59 @@ def hash_cross(
     return _core.hash_cross(
         values,
         namespace,
-        _bucket_size("bucket_size", bucket_size),
+        _bucket_size("hash_cross", "bucket_size", bucket_size),
         [
-            _bucket_size(f"part_bucket_sizes[{i}]", size)
+            _bucket_size("hash_cross", f"part_bucket_sizes[{i}]", size)
             for i, size in enumerate(part_bucket_sizes)
         ],
         [
-            _boundaries(f"part_boundaries[{i}]", boundaries)
+            _boundaries("hash_cross", f"part_boundaries[{i}]", boundaries)
             for i, boundaries in enumerate(part_boundaries)
         ],
     )
 
 
-def _to_array(values):
+def initial_rows(config: str, signs: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """The rows that signs read which a table does not hold.
+
+    Args:
+      config: string, the table's configuration, `key=value` lines: what
+        snapshots and the Parquet files of `tf_ext.serving.export_split` have.
+      signs: int64 `[...]`; a uint64 is taken by its bits.
+
+    Returns:
+      float32 `[..., dim]`, with the same bits as in the table.
+
+    Raises:
+      ValueError: a configuration of no table, or signs that are no integers of
+        up to 64 bits.
+
+    Example:
+      >>> table = tf_ext.SparseTable("user", dim=2, initializer="normal")
+      >>> rows = tf_ext.hashing.initial_rows(table.rows.config, [7, -1])
+      >>> bool(np.all(rows == table.pull([7, -1])))
+      True
+    """
+    array = _to_array(signs)
+    if array.dtype.kind not in "iu":
+        raise ValueError(
+            "Argument `signs` of initial_rows must be integers of up to 64 "
+            f"bits. Received: signs={signs!r}"
+        )
+    # NumPy wraps a uint64 around, to the number of the same bits.
+    return _core.initial_rows(config, array.astype(np.int64))
+
+
+def _to_array(values: npt.ArrayLike) -> npt.NDArray[typing.Any]:
     array = np.asarray(values)
     if array.size == 0 and not hasattr(values, "dtype"):
-        # NumPy takes an empty list for one of floats.
+        # NumPy makes an array of floats from an empty list.
         return array.astype(np.int64)
     return array
 
 
-def _bucket_size(name, bucket_size):
-    """0, which the core takes for unbounded, for None."""
+def _bucket_size(function: str, name: str, bucket_size: int | None) -> int:
+    """The bucket size as the core takes it: 0 (unbounded) for None."""
     if bucket_size is None:
         return 0
     if (
@@ -165,20 +213,23 @@ def _bucket_size(name, bucket_size):
         or not isinstance(bucket_size, int | np.integer)
         or not 1 <= bucket_size < 2**63
     ):
-        raise ValueError(
-            f"{name} must be an int from 1 to 2^63 - 1, or None, but it is "
-            f"{bucket_size!r}."
+        refuse(
+            function, name, "an int from 1 to 2^63 - 1, or None", bucket_size
         )
     return int(bucket_size)
 
 
-def _boundaries(name, boundaries):
+def _boundaries(
+    function: str, name: str, boundaries: Sequence[float] | None
+) -> list[float]:
     if boundaries is None:
         return []
     array = np.asarray(boundaries)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iuf":
-        raise ValueError(
-            f"{name} must be a list of at least one number, or None, but it is "
-            f"{boundaries!r}."
+        refuse(
+            function,
+            name,
+            "a list of at least one number, or None",
+            boundaries,
         )
     return array.astype(np.float32).tolist()

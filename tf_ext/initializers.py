@@ -7,7 +7,9 @@ or the machine. That is why these are not Keras initializers.
 
 import math
 import numbers
+import typing
 
+from tf_ext._checks import refuse
 from tf_ext._keras import keras
 
 __all__ = [
@@ -22,52 +24,49 @@ __all__ = [
 
 
 class Initializer:
-    """Base of all: named by `kind`, with float parameters.
+    """Base class of initializers: a `kind` and its float parameters.
 
     Args:
-      **parameters: the numbers the initializer is made of.
+      **parameters: the parameters of the distribution.
     """
 
     kind = ""
 
-    def __init__(self, **parameters):
+    def __init__(self, **parameters: float) -> None:
         for name, value in parameters.items():
             if (
                 not isinstance(value, numbers.Real)
                 or isinstance(value, bool)
                 or not math.isfinite(value)
             ):
-                raise ValueError(
-                    f"Argument `{name}` of {type(self).__name__} must be a "
-                    f"finite number. Received: {name}={value!r}"
-                )
+                refuse(type(self).__name__, name, "a finite number", value)
         self._parameters = {k: float(v) for k, v in parameters.items()}
 
-    def get_config(self):
+    def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments."""
         return dict(self._parameters)
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
         """The initializer that `get_config` describes."""
         return cls(**config)
 
-    def table_config(self):
+    def table_config(self) -> dict[str, str]:
         """The entries of a table's configuration, as a dict of strings."""
         entries = {"initializer": self.kind}
         for name, value in self._parameters.items():
             entries[f"initializer.{name}"] = repr(value)
         return entries
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and (
             self._parameters == other._parameters
         )
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((type(self), tuple(sorted(self._parameters.items()))))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         args = ", ".join(f"{k}={v}" for k, v in self._parameters.items())
         return f"{type(self).__name__}({args})"
 
@@ -84,7 +83,7 @@ class Zeros(Initializer):
 
     kind = "zeros"
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
 
 
@@ -103,7 +102,7 @@ class Constant(Initializer):
 
     kind = "constant"
 
-    def __init__(self, value=0.0):
+    def __init__(self, value: float = 0.0) -> None:
         super().__init__(value=value)
 
 
@@ -123,7 +122,7 @@ class Uniform(Initializer):
 
     kind = "uniform"
 
-    def __init__(self, minval=-0.05, maxval=0.05):
+    def __init__(self, minval: float = -0.05, maxval: float = 0.05) -> None:
         super().__init__(minval=minval, maxval=maxval)
         if not minval < maxval:
             raise ValueError(
@@ -133,12 +132,12 @@ class Uniform(Initializer):
 
 
 class _Gaussian(Initializer):
-    def __init__(self, mean, stddev):
+    def __init__(self, mean: float, stddev: float) -> None:
         super().__init__(mean=mean, stddev=stddev)
         if stddev < 0:
             raise ValueError(
-                f"Argument `stddev` of {type(self).__name__} must not be "
-                f"negative. Received: stddev={stddev}"
+                f"Argument `stddev` of {type(self).__name__} must be at least "
+                f"0. Received: stddev={stddev}"
             )
 
 
@@ -158,7 +157,7 @@ class Normal(_Gaussian):
 
     kind = "normal"
 
-    def __init__(self, mean=0.0, stddev=0.05):
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05) -> None:
         super().__init__(mean, stddev)
 
 
@@ -178,7 +177,7 @@ class TruncatedNormal(_Gaussian):
 
     kind = "truncated_normal"
 
-    def __init__(self, mean=0.0, stddev=0.05):
+    def __init__(self, mean: float = 0.0, stddev: float = 0.05) -> None:
         super().__init__(mean, stddev)
 
 
@@ -187,7 +186,9 @@ _BY_NAME = {
 }
 
 
-def get(identifier):
+def get(
+    identifier: str | Initializer | dict[str, typing.Any] | None,
+) -> Initializer:
     """The initializer of a name, an instance or a Keras configuration.
 
     Args:
@@ -212,8 +213,8 @@ def get(identifier):
     if isinstance(identifier, dict):
         return keras.utils.deserialize_keras_object(identifier)
     raise ValueError(
-        "Argument `initializer` must be a tf_ext.initializers.Initializer or "
-        f"one of {sorted(_BY_NAME)}. Received: {identifier!r}. (Keras "
-        "initializers draw rows in order of arrival; a table's rows must "
-        "depend on the sign alone.)"
+        "Argument `initializer` of SparseTable must be a "
+        f"tf_ext.initializers.Initializer or one of {sorted(_BY_NAME)}: those "
+        "of Keras draw rows in order of arrival, but a table's rows must "
+        f"depend on the sign alone. Received: initializer={identifier!r}"
     )

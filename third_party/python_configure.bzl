@@ -1,6 +1,6 @@
 """The Python of $TF_EXT_PYTHON, or python3 of the PATH, as a repository.
 
-Gives the headers of that Python and of its TensorFlow and pybind11, and
+Provides the headers of that Python and of its TensorFlow and pybind11, and
 `python.bzl` with the interpreter's path for tests.
 """
 
@@ -23,7 +23,7 @@ print(json.dumps({
 }))
 """
 
-# All 10,800 headers of the wheel would be stat()ed for each build.
+# Otherwise each build would stat() all 10,800 headers of the wheel.
 _TENSORFLOW_HEADERS = [
     "Eigen",
     "absl",

@@ -3,8 +3,8 @@
 load("@local_python//:python.bzl", "PYTHON")
 
 _SCRIPT = """#!/bin/sh
-# pytest takes neither the source folder nor an installed tf_ext: the
-# runfiles, where this script starts, hold the one that was built.
+# pytest must use neither the source folder nor an installed tf_ext: the
+# runfiles, where this script starts, contain the tf_ext that was built.
 export PYTHONPATH="$PWD"
 exec '{python}' -m pytest -q -p no:cacheprovider -c pyproject.toml \\
     --junitxml="${{XML_OUTPUT_FILE:-/dev/null}}" '{main}'

@@ -1,4 +1,4 @@
-"""The external repositories: all of them are on the machine already."""
+"""The external repositories, all of which are on the machine already."""
 
 load("//third_party:python_configure.bzl", "python_configure")
 
@@ -13,7 +13,7 @@ def tf_ext_repositories():
     )
 
     # Bazel 4 looks these up for every C++ or Java rule and would download
-    # them; newer ones bring their own. Debian's Bazel 4 tells no version.
+    # them; newer versions bundle them. Debian's Bazel 4 reports no version.
     version = native.bazel_version
     if not version or int(version.split(".")[0]) < 5:
         for name in ["rules_cc", "rules_java", "remote_coverage_tools"]:

@@ -1,5 +1,4 @@
-// Kernels between a batch's signs and its bags: distinct signs, and bags of
-// rows combined.
+// Kernels that find the distinct signs of a batch and combine bags of rows.
 
 #include <algorithm>
 #include <cstdint>
@@ -8,9 +7,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/checked_math.h"
-#include "cc/core/combine.h"
-#include "cc/core/unique.h"
+#include "cc/core/bags/combine.h"
+#include "cc/core/bags/unique.h"
+#include "cc/core/support/checked_math.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -62,8 +61,8 @@ class UniqueByShardOp : public OpKernel {
   int64_t num_shards_ = 1;
 };
 
-// What the forward and the backward op have in common: the bags. Inputs are
-// the same and in the same order, but start at another index.
+// The bags, which the forward and the backward op have in common. Their inputs
+// are the same and in the same order, but start at different indices.
 class BagOp : public OpKernel {
  public:
   explicit BagOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -76,8 +75,8 @@ class BagOp : public OpKernel {
   }
 
  protected:
-  // Checks the inputs that start at `first`: afterwards their sizes agree and
-  // the shape of the combined bags is `combined`.
+  // Checks that the sizes of the inputs that start at `first` agree, and sets
+  // the shape of the combined bags, `combined`.
   absl::Status MakeBags(OpKernelContext* ctx, int first, Bags* bags,
                         TensorShape* combined) const {
     const Tensor& rows = ctx->input(first);
@@ -113,7 +112,7 @@ class BagOp : public OpKernel {
   }
 
  private:
-  // Rows without any value may still claim a dim that no output can have.
+  // An empty tensor of rows may still have a dim that is too large for outputs.
   static absl::Status CombinedShape(const Bags& bags, TensorShape* shape) {
     const int64_t columns = static_cast<int64_t>(bags.combiners.size());
     const int64_t width = SaturatedMultiply(columns, bags.dim);
@@ -189,7 +188,7 @@ class RouteGradientOp : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
     const int64_t n = signs.dim_size(0);
     const int64_t dim = shadow.dim_size(1);
-    // No shape is made of the two: their product can overflow.
+    // A TensorShape of the two could overflow.
     OP_REQUIRES(ctx, rows.dim_size(0) == n && rows.dim_size(1) == dim,
                 absl::InvalidArgumentError(absl::StrCat(
                     "rows must be of shape [", n, ",", dim,

@@ -110,13 +110,13 @@ REGISTER_OP("TfExt>UniqueByShard")
     .Attr("num_shards: int >= 1 = 1")
     .SetShapeFn(UniqueByShardShape)
     .Doc(R"doc(
-Finds the distinct signs of a batch, in the order of the shards that own them.
+Finds the distinct signs of a batch, ordered by owning shard.
 
 signs: `[n]`, n less than 2^31. Any int64.
-unique: `[u]`. The distinct signs, by shard; of one shard by first appearance,
-  of several in an order that suits their tables.
-counts: `[u]`. How often each is in signs.
-inverse: `[n]`. Where each of signs is in unique.
+unique: `[u]`. The distinct signs, ordered by shard; with one shard by first
+  occurrence, with several also in an order that suits their tables.
+counts: `[u]`. The number of occurrences of each in signs.
+inverse: `[n]`. The index in unique of each of signs.
 split_sizes: `[num_shards]`. How many of the distinct signs each shard owns.
 num_shards: The number of shards, 1 to 2^20.
 )doc");
@@ -124,20 +124,24 @@ num_shards: The number of shards, 1 to 2^20.
 REGISTER_OP("TfExt>RouteGradient")
     .Input("rows: dtype")
     .Input("shadow: dtype")
-    .Input("signs: int64")
+    .Input("signs: Tsigns")
     .Output("routed: dtype")
     .Attr("dtype: {float} = DT_FLOAT")
+    .Attr("Tsigns: {int64, complex128} = DT_INT64")
     .SetShapeFn(RouteGradientShape)
     .Doc(R"doc(
-Passes rows on, and sends their gradient to a variable that stands for a table.
+Returns rows unchanged; routes their gradient to a table's shadow variable.
 
-The gradient of shadow is slices at signs; rows and signs get none.
+The gradient of shadow is slices with signs as indices; rows and signs have no
+gradient.
 
 rows: `[u, dim]`. The rows of signs.
-shadow: `[1, dim]`. The variable's value, which is not read.
+shadow: `[1, dim]`. The variable's value, which is not used.
 signs: `[u]`. Any int64, each once.
 routed: `[u, dim]`. The same as rows.
 dtype: The type of rows and shadow.
+Tsigns: complex128 stands for 128 bits, of which 64 are a sign. The op only
+  passes them on.
 )doc");
 
 REGISTER_OP("TfExt>CombineBags")
@@ -150,25 +154,25 @@ REGISTER_OP("TfExt>CombineBags")
     .Attr("dtype: {float} = DT_FLOAT")
     .SetShapeFn(CombineBagsShape)
     .Doc(R"doc(
-Combines bags of rows into one vector each, for one or more columns at once.
+Combines each bag of rows into a vector, for one or more columns at once.
 
-Bag b of column c holds the values from row_splits[c * batch_size + b] to before
-row_splits[c * batch_size + b + 1]. With values x and weights w (1 if there are
-none) it becomes
+Bag b of column c holds the values from row_splits[c * batch_size + b] up to,
+but not including, row_splits[c * batch_size + b + 1]. With values x and weights
+w (1 without weights) the result is
 
   sum:   sum(w x)
   mean:  sum(w x) / sum(w)
   sqrtn: sum(w x) / sqrt(sum(w^2))
-  max:   the largest x in each dimension
+  max:   the maximum x in each dimension
 
-and zeros if it is empty or the divisor is zero.
+or zeros if the bag is empty or the divisor is zero.
 
 rows: `[u, dim]`. The distinct rows.
 inverse: `[n]`, each at least 0 and less than u. The row of each value.
-row_splits: `[len(combiners) * batch_size + 1]`. Starts with 0, never falls,
+row_splits: `[len(combiners) * batch_size + 1]`. Starts with 0, never decreases,
   ends with n.
 weights: `[n]`, or `[0]` for none. Not for 'max'.
-combined: `[batch_size, len(combiners) * dim]`. The columns side by side.
+combined: `[batch_size, len(combiners) * dim]`. The columns concatenated.
 combiners: How the bags of each column are combined.
 dtype: The type of rows, weights and combined.
 )doc");
@@ -187,18 +191,19 @@ REGISTER_OP("TfExt>CombineBagsGrad")
     .Doc(R"doc(
 The gradient of CombineBags.
 
-The gradient of 'max' goes in equal parts to all values of a bag that reach it.
+The gradient of 'max' is divided equally between all values of a bag that equal
+the maximum.
 
 gradient: `[batch_size, len(combiners) * dim]`. The gradient of the combined
   bags.
-rows: `[u, dim]`. As given to CombineBags; so are the inputs that follow.
+rows: `[u, dim]`. As for CombineBags, like the following inputs.
 inverse: `[n]`.
 row_splits: `[len(combiners) * batch_size + 1]`.
 weights: `[n]` or `[0]`.
-rows_gradient: `[u, dim]`. The gradient of rows: a row's values are added in the
-  order of the batch.
+rows_gradient: `[u, dim]`. The gradient of rows: the contributions to a row are
+  added in the order of the batch.
 weights_gradient: `[n]`, or `[0]` without weights. The gradient of weights.
-combiners: As given to CombineBags.
+combiners: As for CombineBags.
 dtype: The type of rows, weights and gradients.
 )doc");
 

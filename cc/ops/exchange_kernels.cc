@@ -1,5 +1,5 @@
-// Kernels around an all-to-all collective, and the one that raises an error
-// that was found elsewhere.
+// Kernels that pack and unpack the buffers of an all-to-all collective, and the
+// one that raises an error that was found elsewhere.
 
 #include <algorithm>
 #include <atomic>
@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/checked_math.h"
-#include "cc/core/gradient_sum.h"
-#include "cc/core/parallel.h"
+#include "cc/core/bags/gradient_sum.h"
+#include "cc/core/support/checked_math.h"
+#include "cc/core/support/parallel.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/register_types.h"
@@ -31,15 +31,15 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-// What a thread copies at a time: some 50 microseconds of work.
+// The bytes that a thread copies at a time: about 50 microseconds of work.
 constexpr int64_t kBytesPerBlock = 512 << 10;
-// What is looked at while it is still in a core's own cache.
+// The bytes that are checked at a time, while they are in a core's cache.
 constexpr int64_t kCheckedBytes = 16 << 10;
 
-// Copies between buffers, done side by side.
+// Copies between buffers, which run in parallel.
 class Copies {
  public:
-  // Copies nothing, but zeros, from nullptr.
+  // A source of nullptr writes zeros.
   void Add(const void* from, void* to, int64_t bytes) {
     const char* source = static_cast<const char*>(from);
     char* target = static_cast<char*>(to);
@@ -53,7 +53,7 @@ class Copies {
     }
   }
 
-  // Whether all floats are within the limit, if that is not 0.
+  // Whether all floats are within the limit, unless that is 0.
   bool Run(float limit, const ParallelFor& parallel_for) const {
     std::atomic<bool> within{true};
     const int64_t count = static_cast<int64_t>(copies_.size());
@@ -98,7 +98,7 @@ class Copies {
   int64_t bytes_ = 0;
 };
 
-// What `values[index]` has for each peer.
+// The parts of `values[index]` for each peer.
 struct Part {
   const char* data;
   const int64_t* split_sizes;
@@ -183,7 +183,7 @@ class ExchangePackOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  // The columns that each peer's row needs.
+  // The number of columns of each peer's row.
   static std::vector<int64_t> Needed(const Tensor& header,
                                      const std::vector<Part>& parts) {
     std::vector<int64_t> needed(header.dim_size(0), header.dim_size(1));
@@ -227,7 +227,7 @@ class ExchangePackOp : public OpKernel {
   bool all_or_none_ = false;
 };
 
-// The numbers may come from another machine: they are never trusted.
+// The numbers may come from another machine, so they are always checked.
 absl::Status CheckCounts(const Tensor& packed, const Tensor& counts_tensor,
                          const std::vector<int32_t>& dims, int64_t offset) {
   TF_RETURN_IF_ERROR(CheckMatrix("packed", packed));
@@ -291,7 +291,7 @@ class ExchangeUnpackOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->output_list("values", &outputs));
     std::vector<char*> to(dims_.size());
     for (size_t i = 0; i < dims_.size(); ++i) {
-      // Rows without columns can be any number.
+      // Rows without columns take no space, so any number of them fits.
       int64_t rows = 0;
       for (int64_t peer = 0; peer < peers; ++peer) {
         rows = SaturatedAdd(rows, counts(i, peer));

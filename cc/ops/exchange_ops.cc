@@ -133,23 +133,23 @@ REGISTER_OP("TfExt>ExchangePack")
     .Attr("all_or_none: bool = false")
     .SetShapeFn(ExchangePackShape)
     .Doc(R"doc(
-Lays out what goes to each peer in one row of a matrix.
+Packs the values for each peer into one row of a matrix.
 
 Row p is row p of `header`, then peer p's part of each of `values`, flattened,
 then zeros.
 
 With a `limit`, the first column of the header is replaced: by 1 if a value for
-any peer is not within [-limit, limit], as NaN is not, and else by 0.
+any peer is NaN or outside [-limit, limit], else by 0.
 
 values: `[n_i, ...]` each, ordered by peer.
 split_sizes: `[peers]` each, how many of the first dimension go to each peer;
   their sum is n_i.
 header: `[peers, h]`.
-width: `[]`, columns of the result; not fewer than any row needs.
+width: `[]`, columns of the result; at least those of any row.
 packed: `[peers, width]`.
 limit: 0 for none; only for floats.
-all_or_none: whether `width` may be fewer, down to the columns of the header:
-  then zeros take the place of all values.
+all_or_none: whether `width` may be less, down to the columns of the header:
+  all values are then replaced by zeros.
 )doc");
 
 REGISTER_OP("TfExt>ExchangeUnpack")
@@ -162,7 +162,7 @@ REGISTER_OP("TfExt>ExchangeUnpack")
     .Attr("dims: list(int) >= 1")
     .SetShapeFn(ExchangeUnpackShape)
     .Doc(R"doc(
-Takes apart what came from the peers: the inverse of ExchangePack.
+Unpacks the values from the peers: the inverse of ExchangePack.
 
 packed: `[peers, width]`, row p from peer p.
 counts: `[N, peers]`, how many rows of each of `values` are from each peer.
@@ -185,15 +185,15 @@ REGISTER_OP("TfExt>ExchangePull")
     .Doc(R"doc(
 Reads weights into one row of a matrix for each peer.
 
-It is a SparseTablePull of each table and an ExchangePack of what they read,
-without a header and without the copy.
+Equivalent to a SparseTablePull of each table followed by an ExchangePack
+without a header, but without the copy.
 
 handles: the tables.
 signs: `[n_i]` each, ordered by peer.
-split_sizes: `[peers]` each, how many of the signs are of each peer; their sum
-  is n_i.
+split_sizes: `[peers]` each, how many of the signs come from each peer; their
+  sum is n_i.
 training: `[]` each, whether absent signs are inserted.
-width: `[]`, columns of the result; not fewer than any row needs.
+width: `[]`, columns of the result; at least those of any row.
 packed: `[peers, width]`.
 dims: length of a row of each table.
 )doc");
@@ -210,20 +210,21 @@ REGISTER_OP("TfExt>ExchangeSum")
     .Attr("sum_of: list(int) >= 1")
     .SetShapeFn(ExchangeSumShape)
     .Doc(R"doc(
-Sums rows of what came from the peers, where ExchangeUnpack would copy them.
+Sums rows of the values from the peers, without the copies of ExchangeUnpack.
 
-The rows of a sum are those of its values, one value after the other, each
-ordered by peer; they are added in that order.
+The rows that a sum adds are those of its values, one value after the other,
+each ordered by peer; they are added in that order.
 
 packed: `[peers, width]`, row p from peer p.
 counts: `[values, peers]`, how many rows of each value are from each peer.
-segments: `[n_i]` each, for each of the sum's rows which row of it they are
-  added to, 0 to totals[i] - 1.
+segments: `[n_i]` each, the row of the sum, 0 to totals[i] - 1, to which each of
+  its values' rows is added.
 totals: `[]` each, the number of rows of the sum.
 sums: `[totals[i], dim]` each.
 offset: columns before the values, which are skipped.
 dims: length of a row of each value.
-sum_of: which of the sums each value belongs to; their dims have to be equal.
+sum_of: the sum to which each value belongs; the values of a sum must have equal
+  dims.
 )doc");
 
 REGISTER_OP("TfExt>RaiseError")
@@ -238,10 +239,10 @@ REGISTER_OP("TfExt>RaiseError")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Raises InvalidArgumentError with the text `error`, unless that is empty.
+Raises InvalidArgumentError with the message `error`, unless it is empty.
 
 error: `[]`.
-same: `[]`, the empty text.
+same: `[]`, the empty string.
 )doc");
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The kernel that reads rows into the buffer that takes them to peers.
+// The kernel that reads rows into the send buffer of a collective.
 
 #include <algorithm>
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/table.h"
+#include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -94,7 +94,7 @@ class ExchangePullOp : public OpKernel {
     return CheckWidth(inputs->width, Needed(*inputs));
   }
 
-  // The columns that each peer's row needs.
+  // The number of columns of each peer's row.
   std::vector<int64_t> Needed(const Inputs& inputs) const {
     std::vector<int64_t> needed(inputs.peers, 0);
     for (size_t i = 0; i < dims_.size(); ++i) {
@@ -106,7 +106,7 @@ class ExchangePullOp : public OpKernel {
     return needed;
   }
 
-  // Where the weights go, and zeros where none do.
+  // The destinations of the weights; the rest is filled with zeros.
   void LayOut(const Inputs& inputs, float* packed,
               std::vector<std::vector<Table::PullPart>>* parts) const {
     std::vector<const int64_t*> signs;

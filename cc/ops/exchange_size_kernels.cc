@@ -1,5 +1,5 @@
-// Kernels by which peers agree on the sizes of what they send to each other:
-// one each for what would be a dozen of TensorFlow's, at a few microseconds.
+// Kernels by which peers agree on the sizes of the data that they exchange.
+// Each replaces a dozen of TensorFlow's kernels, at a few microseconds apiece.
 
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/checked_math.h"
+#include "cc/core/support/checked_math.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -83,7 +83,7 @@ class ExchangeHeaderOp : public OpKernel {
   }
 
  private:
-  // Raises the widths to what the rows of a peer need.
+  // Raises the widths to those that the rows of a peer need.
   absl::Status AddWidths(const OpInputList& split_sizes, int64_t peer,
                          int64_t* signs_width, int64_t* values_width) const {
     int64_t signs = split_sizes.size() + kHeaderColumns, values = 1;

@@ -1,5 +1,5 @@
-// The interface of the ops by which peers agree on the sizes of what they
-// send to each other.
+// The interface of the ops by which peers agree on the sizes of the data that
+// they exchange.
 
 #include <cstdint>
 #include <vector>
@@ -59,14 +59,14 @@ REGISTER_OP("TfExt>ExchangeHeader")
     .Attr("lengths: list(int) >= 1")
     .SetShapeFn(ExchangeHeaderShape)
     .Doc(R"doc(
-What a peer says of the signs that it sends to others, in front of them.
+Makes the headers that a peer sends ahead of its signs.
 
-split_sizes: `[peers]` each, how many signs of each kind go to each peer.
-flag: `[]`, any number, of which all learn the largest.
-header: `[peers, N + 3]`. Row p has how many signs of each kind go to peer p;
-  then, the same in all rows, how many columns the longest row of header and
-  signs has, how many that of a number and the signs' values, and `flag`.
-lengths: how many values each kind of signs has, N of them.
+split_sizes: `[peers]` each, the number of signs of each kind for each peer.
+flag: `[]`, any number; all peers receive the maximum.
+header: `[peers, N + 3]`. Row p has the numbers of signs of each kind for peer
+  p; then, the same in all rows, the columns of the longest row of a header and
+  signs, those of the longest row of a number and the signs' values, and `flag`.
+lengths: the number of values per sign of each kind, N of them.
 )doc");
 
 REGISTER_OP("TfExt>ExchangeAgree")
@@ -78,15 +78,16 @@ REGISTER_OP("TfExt>ExchangeAgree")
     .Attr("count: int >= 1")
     .SetShapeFn(ExchangeAgreeShape)
     .Doc(R"doc(
-What follows from the headers that came from all peers; the same for all.
+Combines the headers of all peers into sizes on which all agree.
 
-received: `[peers, width]`, rows that begin with a header of ExchangeHeader.
-counts: `[count, peers]`, how many signs of each kind come from each peer.
-signs_width: `[]`, the columns of header and signs of the peer that needs most.
-values_width: `[]`, the columns of a number and values of the one that needs
-  most.
-flag: `[]`, the largest.
-count: how many kinds of signs there are.
+received: `[peers, width]`, rows that start with a header of ExchangeHeader.
+counts: `[count, peers]`, the number of signs of each kind from each peer.
+signs_width: `[]`, the maximum over the peers of the columns of header and
+  signs.
+values_width: `[]`, the maximum over the peers of the columns of a number and
+  values.
+flag: `[]`, the maximum.
+count: the number of kinds of signs.
 )doc");
 
 REGISTER_OP("TfExt>ExchangeWidth")
@@ -95,14 +96,14 @@ REGISTER_OP("TfExt>ExchangeWidth")
     .Output("index: int32")
     .SetShapeFn(ExchangeWidthShape)
     .Doc(R"doc(
-Rounds a number of columns up to one of a few.
+Rounds a number of columns up to one of a small set of widths.
 
-They are 1 to 15 and, times a power of two, 8 to 15: at most 12.5 % are added,
-and eight of them are in an octave.
+These are 1 to 15, and 8 to 15 times a power of two: at most 12.5 % is added,
+with eight widths per octave.
 
 wanted: `[]`, at most 2^40.
-width: `[]`, the smallest of them that is not less; 1 for less than that.
-index: `[]`, which of them that is, from 0 on.
+width: `[]`, the smallest width that is not less; at least 1.
+index: `[]`, the index of the width in the set.
 )doc");
 
 }  // namespace

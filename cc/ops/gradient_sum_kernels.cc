@@ -1,10 +1,10 @@
-// The kernel that adds gradients up by row.
+// The kernel that sums gradients by row.
 
 #include <cstdint>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/gradient_sum.h"
+#include "cc/core/bags/gradient_sum.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"

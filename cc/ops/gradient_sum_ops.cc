@@ -36,7 +36,7 @@ REGISTER_OP("TfExt>SumSegments")
     .Output("sums: float")
     .SetShapeFn(SumSegmentsShape)
     .Doc(R"doc(
-Sums rows by segment, in their order, starting from 0.
+Sums rows by segment, in order, starting from 0.
 
 values: `[n, dim]`.
 segments: `[n]`, 0 to count - 1.

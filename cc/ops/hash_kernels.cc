@@ -8,8 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/hash_columns.h"
-#include "cc/core/hash_strings.h"
+#include "cc/core/hashing/hash_columns.h"
+#include "cc/core/hashing/hash_strings.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -27,7 +27,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-// The attributes that describe the columns, as the op has them.
+// The op's attributes that describe the columns.
 struct ColumnAttrs {
   std::vector<std::string> namespaces;
   std::vector<int64_t> bucket_sizes;
@@ -68,7 +68,8 @@ absl::Status CheckListSize(absl::string_view name, size_t size, size_t wanted,
                                                  "), but has ", size, "."));
 }
 
-// Numbers of parts or boundaries: each at least `least`, `wanted` together.
+// Checks numbers of parts or boundaries: each at least `least`, with the sum
+// `wanted`.
 absl::Status CheckCounts(absl::string_view name,
                          const std::vector<int64_t>& counts, int64_t least,
                          size_t wanted, absl::string_view counted) {
@@ -143,12 +144,12 @@ ValueType ToValueType(DataType dtype) {
       return ValueType::kInt32;
     case tensorflow::DT_FLOAT:
       return ValueType::kFloat;
-    default:  // The op allows no other type.
+    default:  // not reached: the op allows no other type
       return ValueType::kInt64;
   }
 }
 
-// One input of the op as the core's; tensors must outlive the result.
+// Converts an input of the op to the core's; tensors must outlive the result.
 absl::Status ToHashInput(int i, const Tensor& values, const Tensor& row_splits,
                          const Tensor& weights, HashInput* input) {
   if (values.dims() == 0) {
@@ -185,8 +186,8 @@ absl::Status ToHashInput(int i, const Tensor& values, const Tensor& row_splits,
   return absl::OkStatus();
 }
 
-// The size of the batch that an input has whatever else is wrong with it; -1 if
-// that cannot be told.
+// The batch size of an input, which may be invalid otherwise; -1 if it has
+// none.
 int64_t BatchSize(const Tensor& values, const Tensor& row_splits) {
   if (row_splits.dims() != 1) return -1;
   if (row_splits.NumElements() > 0) return row_splits.NumElements() - 1;
@@ -263,7 +264,8 @@ class HashCategoryOp : public OpKernel {
     return absl::OkStatus();
   }
 
-  // That of the first input that has one, if so many bags can be made; or 0.
+  // The batch size of the first input that has one; 0 if there is none, or its
+  // bags would be too many.
   int64_t BatchSizeDespiteError(OpKernelContext* ctx) const {
     OpInputList values, row_splits;
     if (!ctx->input_list("values", &values).ok() ||

@@ -121,18 +121,18 @@ REGISTER_OP("TfExt>HashCategory")
 Turns raw feature values of many columns into signs.
 
 The sign of a text is Fingerprint64(namespace + "\x1f" + text), where
-Fingerprint64 is FarmHash's. The text of a string is the string, of an integer
-its decimal text, of a number with boundaries the decimal text of how many of
-them are not above it. With a bucket size b the text is the decimal text of
-Fingerprint64(text) mod b instead. A column of several parts is their cross: it
-joins the parts' texts by "\x1e", for each way to pick one value of each part's
-bag, the last part running fastest; weights are multiplied.
+Fingerprint64 is FarmHash's. The text of a string is the string itself; that of
+an integer is its decimal representation; that of a number with boundaries is
+the decimal number of boundaries that are not above it. With a bucket size b the
+text is replaced by the decimal representation of Fingerprint64(text) mod b. A
+column with several parts is their cross: for each element of the Cartesian
+product of the parts' bags, with the last part varying fastest, the texts are
+joined by "\x1e" and the weights are multiplied.
 
 Each column has one or more parts, and each part reads one of the inputs. The
-parts of the first column come first in the part_ lists, then those of the
-second, and so on. C is the number of columns and P of all parts.
+part_ lists are ordered by column. C is the number of columns, P that of parts.
 
-For example, one column of namespace "user", of a dense batch of two strings,
+For example, one column with namespace "user" and a dense batch of two strings,
   values = [["ann", "bob"]], row_splits = [[]], weights = [[]],
   namespaces = ["user"], bucket_sizes = [0], identity = [false],
   part_counts = [1], part_inputs = [0], part_bucket_sizes = [0],
@@ -145,31 +145,32 @@ gives
 values: The inputs. Without row_splits `[batch_size, ...]`: the other dimensions
   are the bag. With row_splits `[n]`. NaN is always missing.
 row_splits: For each input `[batch_size + 1]`, the bags of values: starts with
-  0, never falls, ends with n. Or `[0]`: none.
+  0, never decreases, ends with n. Or `[0]`: none.
 weights: For each input a weight for each of its values, or `[0]`: none.
-signs: `[m]`. Bag after bag of column after column.
-sign_splits: `[C * batch_size + 1]`. Bag b of column c is the signs from
-  sign_splits[c * batch_size + b] to before sign_splits[c * batch_size + b + 1].
+signs: `[m]`. Ordered by column, then by bag.
+sign_splits: `[C * batch_size + 1]`. Bag b of column c has the signs from
+  sign_splits[c * batch_size + b] up to, but not including,
+  sign_splits[c * batch_size + b + 1].
 sign_weights: `[m]`, 1 for columns without weights; `[0]` if no column has any.
-error: A scalar: what is wrong with the inputs, or "". Unless it is "", m is 0,
-  sign_splits is all zeros, sign_weights is `[0]`, and batch_size that of the
-  first input that shows one, or 0 if none does or the bags would be too many.
+error: A scalar: the error in the inputs, or "". If it is not "", m is 0,
+  sign_splits is all zeros, sign_weights is `[0]`, and batch_size is that of the
+  first input that has one, or 0 if none has or the bags would be too many.
 Tin: The types of the values.
 N: The number of inputs.
-namespaces: `[C]`. Columns of one namespace give one text one sign.
-bucket_sizes: `[C]`. The number of different signs of the column; 0: any.
+namespaces: `[C]`. Columns with the same namespace map a text to the same sign.
+bucket_sizes: `[C]`. The number of distinct signs of the column; 0: no limit.
 identity: `[C]`. Whether integers are their own signs.
 part_counts: `[C]`. The number of parts of the column, 1 to 64.
-part_inputs: `[P]`. The input that the part reads.
+part_inputs: `[P]`. The index of the part's input.
 part_bucket_sizes: `[P]`. The bucket size of a part of a cross; 0: none. It is 0
-  for a column of one part.
-part_has_missing: `[P]`. Whether the part leaves values out.
-part_missing: `[P]`. The text of the value that is left out.
+  for a column with one part.
+part_has_missing: `[P]`. Whether the part drops missing values.
+part_missing: `[P]`. The text of the missing value.
 part_boundary_counts: `[P]`. The number of boundaries; 0: not bucketised. Floats
   need at least one.
-part_boundaries: The boundaries of all parts, rising within each.
-return_error: Whether inputs that do not fit together are told by the output
-  error, instead of an exception.
+part_boundaries: The boundaries of all parts, ascending within each part.
+return_error: Whether inconsistent inputs are reported by the output error
+  instead of failing the op.
 )doc");
 
 }  // namespace

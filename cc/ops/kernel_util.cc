@@ -24,9 +24,9 @@ using tensorflow::shape_inference::ShapeHandle;
 
 constexpr const char* kRankNames[] = {"a scalar", "a vector", "a matrix"};
 
-// The blocks of one ParallelFor call. Kept alive by whoever may still look at
-// it: a closure that starts after the call has returned finds no block left
-// and never touches `fn`, which is the caller's.
+// The blocks of one ParallelFor call, shared by the caller and its closures: a
+// closure that starts after the call has returned finds no block left and does
+// not use `fn`, which belongs to the caller.
 class BlockQueue {
  public:
   BlockQueue(int64_t blocks, const std::function<void(int64_t)>& fn)

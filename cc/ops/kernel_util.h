@@ -1,18 +1,19 @@
-// What every kernel needs to call the core: its errors and threads as
-// TensorFlow's; and the checks of inputs that all ops share, for kernels and
-// for shape functions, which word their errors alike.
+// Adapters of the core's errors and threads to TensorFlow's; and the checks of
+// inputs that all ops share, for kernels and for shape functions, with the same
+// error texts.
 #ifndef TF_EXT_CC_OPS_KERNEL_UTIL_H_
 #define TF_EXT_CC_OPS_KERNEL_UTIL_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "cc/core/parallel.h"
-#include "cc/core/status.h"
+#include "cc/core/support/parallel.h"
+#include "cc/core/support/status.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -22,41 +23,54 @@ namespace tf_ext {
 
 absl::Status ToTf(const Status& status);
 
-// Borrows the intra-op threads of the kernel's device. The caller takes part,
-// and waits only for blocks that a thread has begun, never for one that is
-// still in the pool's queue: safe from a thread of that same pool, and nested.
+// Uses the intra-op threads of the kernel's device. The caller takes part, and
+// waits only for blocks that a thread has started, never for closures that are
+// still in the pool's queue: so calls may be nested and made from a thread of
+// the same pool.
 ParallelFor MakeParallelFor(tensorflow::OpKernelContext* ctx);
 
-// The errors name the argument, the shape that was found and the one wanted.
+// The errors name the argument, its shape and the one that is required.
 absl::Status CheckScalar(absl::string_view name,
                          const tensorflow::Tensor& tensor);
 absl::Status CheckVector(absl::string_view name,
                          const tensorflow::Tensor& tensor);
 absl::Status CheckMatrix(absl::string_view name,
                          const tensorflow::Tensor& tensor);
-// `tensor` is a vector of `size` values, or of 0, meaning none; `size_of` says
-// what else has that size.
+// `tensor` must be a vector of `size` values, or of 0, meaning none; `size_of`
+// names what else has that size.
 absl::Status CheckOptionalVectorOf(absl::string_view name,
                                    const tensorflow::Tensor& tensor,
                                    int64_t size, absl::string_view size_of);
-// Attribute `name` is a list of one value for each of `count` inputs or
+// Attribute `name` must be a list of one value for each of `count` inputs or
 // outputs.
 absl::Status CheckListSize(absl::string_view name, size_t size, int count);
-// `sizes` is a vector of int64 that are not negative and add up to `sum`;
-// `sum_of` says what that is.
+// `sizes` must be a vector of non-negative int64 that add up to `sum`; `sum_of`
+// describes the sum.
 absl::Status CheckSplitSizes(absl::string_view name,
                              const tensorflow::Tensor& sizes, int64_t sum,
                              absl::string_view sum_of);
-// `width` columns hold what goes to each peer: `needed` columns each.
+// `width` columns must hold the rows of all peers, of `needed` columns each.
 absl::Status CheckWidth(int64_t width, const std::vector<int64_t>& needed);
 
-// The shape of output `name`, whose sizes follow from what a caller gave. The
-// constructor of TensorShape would end the process where this is an error.
+// The shape of output `name`, whose sizes depend on inputs. Fails where the
+// constructor of TensorShape would abort the process.
 absl::Status MakeShape(absl::string_view name, absl::Span<const int64_t> sizes,
                        tensorflow::TensorShape* shape);
 
-// For shape functions: input `name` as far as its shape is known, which must
-// be of rank `rank` (0, 1 or 2).
+// Allocates output `index` as a scalar and sets it. Not for kernels whose side
+// effects must not have happened if the allocation fails.
+template <typename T>
+absl::Status SetScalarOutput(tensorflow::OpKernelContext* ctx, int index,
+                             T value) {
+  tensorflow::Tensor* output = nullptr;
+  TF_RETURN_IF_ERROR(
+      ctx->allocate_output(index, tensorflow::TensorShape({}), &output));
+  output->scalar<T>()() = std::move(value);
+  return absl::OkStatus();
+}
+
+// For shape functions: the shape of input `name`, as far as it is known, which
+// must be of rank `rank` (0, 1 or 2).
 absl::Status InputOfRank(tensorflow::shape_inference::InferenceContext* c,
                          absl::string_view name, int rank,
                          tensorflow::shape_inference::ShapeHandle* shape);

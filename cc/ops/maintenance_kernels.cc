@@ -1,18 +1,19 @@
-// Kernels that look at, copy out, fill and empty a table.
+// Kernels that inspect, export, import, clear and compact a table.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cc/core/config.h"
-#include "cc/core/row_layout.h"
-#include "cc/core/table.h"
+#include "cc/core/table/config.h"
+#include "cc/core/table/row_layout.h"
+#include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -32,8 +33,8 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-// Rows that an export holds twice at a time: once as the core hands them out,
-// once in the output.
+// The rows of a page of an export, which are in memory twice: as returned by
+// the core, and in the output.
 constexpr int64_t kExportPageRows = 65536;
 
 DataType TypeOf(const Field& field) {
@@ -60,11 +61,12 @@ class FieldList {
   void Init(OpKernelConstruction* ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("field_names", &names_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("Tfields", &types_));
-    OP_REQUIRES(ctx, names_.size() == types_.size(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "field_names and Tfields must have one entry a field, but "
-                    "they have ",
-                    names_.size(), " and ", types_.size(), ".")));
+    OP_REQUIRES(
+        ctx, names_.size() == types_.size(),
+        absl::InvalidArgumentError(absl::StrCat(
+            "field_names and Tfields must have one entry per field, but "
+            "they have ",
+            names_.size(), " and ", types_.size(), ".")));
     std::vector<std::string> sorted = names_;
     std::sort(sorted.begin(), sorted.end());
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -105,9 +107,7 @@ class SparseTableSizeOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     std::shared_ptr<Table> table;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    Tensor* size = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &size));
-    size->scalar<int64_t>()() = table->Size();
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, table->Size()));
   }
 };
 
@@ -128,7 +128,11 @@ class SparseTableStatsOp : public OpKernel {
                               stats.index_bytes,
                               stats.max_stripe_rows,
                               stats.min_stripe_rows,
-                              stats.max_probe_length};
+                              stats.max_probe_length,
+                              stats.waiting,
+                              stats.counter_bytes,
+                              stats.admitted,
+                              stats.evicted};
     constexpr int64_t kCount = sizeof(values) / sizeof(values[0]);
     static_assert(sizeof(TableStats) == sizeof(values),
                   "every field of TableStats is reported");
@@ -146,9 +150,8 @@ class SparseTableConfigOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     std::shared_ptr<Table> table;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    Tensor* config = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &config));
-    config->scalar<tstring>()() = TableConfigToText(table->config());
+    OP_REQUIRES_OK(ctx, SetScalarOutput<tstring>(
+                            ctx, 0, TableConfigToText(table->config())));
   }
 };
 
@@ -162,6 +165,20 @@ class SparseTableClearOp : public OpKernel {
     Tensor* cleared = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &cleared));
     cleared->scalar<int64_t>()() = table->Clear();
+  }
+};
+
+class SparseTableCompactOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
+    Tensor* bytes = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &bytes));
+    OP_REQUIRES_OK(ctx, ToTf(table->Compact(MakeParallelFor(ctx),
+                                            &bytes->scalar<int64_t>()())));
   }
 };
 
@@ -192,7 +209,7 @@ class ExportBuffers {
   ExportBuffers(OpKernelContext* ctx, std::vector<const Field*> fields)
       : ctx_(ctx), fields_(std::move(fields)), values_(fields_.size()) {}
 
-  // Makes room for `rows` rows in all, keeping those that are there.
+  // Makes room for `rows` rows in all, keeping the existing ones.
   absl::Status Reserve(int64_t rows) {
     if (reserved_ && rows <= signs_.dim_size(0)) return absl::OkStatus();
     TF_RETURN_IF_ERROR(
@@ -209,7 +226,7 @@ class ExportBuffers {
   absl::Status Append(const ExportedRows& page) {
     const int64_t n = static_cast<int64_t>(page.signs.size());
     if (rows_ + n > signs_.dim_size(0)) {
-      // The table grows while it is walked: make the copies rare.
+      // The table has grown during the export: grow enough to copy rarely.
       TF_RETURN_IF_ERROR(Reserve(rows_ + n + rows_ / 4));
     }
     if (n == 0) return absl::OkStatus();
@@ -245,7 +262,7 @@ class ExportBuffers {
   bool reserved_ = false;
   int64_t rows_ = 0;
   Tensor signs_;
-  std::vector<Tensor> values_;  // one a field
+  std::vector<Tensor> values_;  // one per field
 };
 
 class SparseTableExportOp : public OpKernel {
@@ -284,19 +301,23 @@ class SparseTableExportOp : public OpKernel {
 
   absl::Status CopyRows(const Table& table, int64_t limit, int64_t* cursor,
                         ExportBuffers* buffers) const {
-    const int64_t size = table.Size();
-    TF_RETURN_IF_ERROR(
-        buffers->Reserve(limit < 0 ? size : std::min(limit, size)));
+    const std::vector<int64_t> sizes = table.StripeSizes();
+    const int64_t size = std::accumulate(sizes.begin(), sizes.end(), 0LL);
+    const bool all = limit < 0 || limit >= size;
+    TF_RETURN_IF_ERROR(buffers->Reserve(all ? size : limit));
+    // Pages of whole stripes, which are the fastest to copy.
+    const int64_t page_rows =
+        all ? std::max(kExportPageRows,
+                       *std::max_element(sizes.begin(), sizes.end()))
+            : limit;
+    ExportedRows page;
     do {
-      const int64_t page_rows =
-          limit < 0 ? kExportPageRows
-                    : std::min(kExportPageRows, limit - buffers->rows());
-      ExportedRows page;
-      TF_RETURN_IF_ERROR(
-          ToTf(table.Export(*cursor, page_rows, field_list_.names(), &page)));
+      const int64_t left = limit < 0 ? page_rows : limit - buffers->rows();
+      TF_RETURN_IF_ERROR(ToTf(table.Export(*cursor, std::min(page_rows, left),
+                                           field_list_.names(), &page)));
       TF_RETURN_IF_ERROR(buffers->Append(page));
       *cursor = page.next_cursor;
-    } while (*cursor != -1 && (limit < 0 || buffers->rows() < limit));
+    } while (all && *cursor != -1 && (limit < 0 || buffers->rows() < limit));
     return absl::OkStatus();
   }
 
@@ -363,6 +384,7 @@ REGISTER_TABLE_KERNEL(SparseTableSize);
 REGISTER_TABLE_KERNEL(SparseTableStats);
 REGISTER_TABLE_KERNEL(SparseTableConfig);
 REGISTER_TABLE_KERNEL(SparseTableClear);
+REGISTER_TABLE_KERNEL(SparseTableCompact);
 REGISTER_TABLE_KERNEL(SparseTableErase);
 REGISTER_TABLE_KERNEL(SparseTableExport);
 REGISTER_TABLE_KERNEL(SparseTableImport);

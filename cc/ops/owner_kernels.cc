@@ -1,4 +1,4 @@
-// Kernels that free what a killed run left on a server.
+// Kernels that release the tables that a killed run left on a server.
 
 #include <cstdint>
 #include <map>
@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/table.h"
+#include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -33,7 +33,7 @@ struct Owner {
   std::string run;
 };
 
-// The tables of this process that have an owner, as long as they are there.
+// The live tables of this process that have an owner.
 class OwnedTables {
  public:
   static OwnedTables& Get() {
@@ -49,7 +49,7 @@ class OwnedTables {
     tables_[table] = {std::move(owner), WeakPtr<TableResource>(table)};
   }
 
-  // Those of the owner's address that are of another run.
+  // The tables of the owner's address that are of another run.
   std::vector<RefCountPtr<TableResource>> OfOtherRuns(const Owner& owner) {
     std::vector<RefCountPtr<TableResource>> found;
     const std::lock_guard<std::mutex> lock(mutex_);

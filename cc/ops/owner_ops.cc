@@ -35,11 +35,11 @@ REGISTER_OP("TfExt>SparseTableSetOwner")
     .SetIsStateful()
     .SetShapeFn(SetOwnerShape)
     .Doc(R"doc(
-Says who made a table, so that a later run of the same program can release it.
+Records the owner of a table, so that a later run of it can release the table.
 
 handle: Scalar. The table, or its shard on this device.
-owner: Scalar, not empty. The address that no two running programs have.
-run: Scalar, not empty. That of one process at this address.
+owner: Scalar, not empty. An address that is unique among running programs.
+run: Scalar, not empty. The id of one run at this address.
 )doc");
 
 REGISTER_OP("TfExt>ReleaseSparseTables")
@@ -51,11 +51,12 @@ REGISTER_OP("TfExt>ReleaseSparseTables")
     .Doc(R"doc(
 Releases the tables that earlier runs of an owner left in this process.
 
-A table is freed when the ops end that work on it; later ones fail, though their
-handle is still there. Tables of other owners, of this run and of no owner stay.
+A table is freed when the ops that use it have returned; later ops fail, even
+with a valid handle. Tables of other owners, of this run and of no owner are
+kept.
 
-owner: Scalar, not empty. Whose tables, as SparseTableSetOwner was told.
-run: Scalar, not empty. The run whose tables stay.
+owner: Scalar, not empty. The owner, as passed to SparseTableSetOwner.
+run: Scalar, not empty. The run whose tables are kept.
 released: `[2]`. The number of tables, and the bytes of their rows and indexes.
 )doc");
 

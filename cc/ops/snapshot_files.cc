@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
-#include "cc/core/crc32c.h"
+#include "cc/core/snapshot/crc32c.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/path.h"
@@ -25,7 +25,9 @@ namespace {
 
 using tensorflow::Env;
 
-// The path without its scheme, if it is one of this machine; else empty.
+constexpr size_t kIdDigits = 32;
+
+// The path without its scheme if it is local, else empty.
 std::string LocalPath(const std::string& path) {
   absl::string_view scheme, host, local;
   tensorflow::io::ParseURI(path, &scheme, &host, &local);
@@ -33,7 +35,7 @@ std::string LocalPath(const std::string& path) {
   return std::string(local);
 }
 
-// TensorFlow's local files leave syncing to the system.
+// TensorFlow's local file system does not sync directories.
 absl::Status SyncLocal(const std::string& path) {
   const std::string local = LocalPath(path);
   if (local.empty()) return absl::OkStatus();
@@ -52,8 +54,8 @@ absl::Status Damaged(const SnapshotFile& file, absl::string_view what) {
   return absl::DataLossError(absl::StrCat(file.path, " is ", what));
 }
 
-// Opening a pipe would wait for its other end, and a link leads out of the
-// directory. Other file systems have neither.
+// Opening a pipe would wait for its other end, and a symbolic link may point
+// out of the directory. Other file systems have neither.
 absl::Status CheckRegular(const SnapshotFile& file) {
   const std::string local = LocalPath(file.path);
   struct stat found;
@@ -65,6 +67,16 @@ absl::Status CheckRegular(const SnapshotFile& file) {
 }
 
 }  // namespace
+
+absl::Status CheckSnapshotId(absl::string_view name, absl::string_view id) {
+  const bool hexadecimal = std::all_of(id.begin(), id.end(), [](char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+  });
+  if (id.size() == kIdDigits && hexadecimal) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " must be ", kIdDigits,
+                   " lower-case hexadecimal digits, but it is '", id, "'."));
+}
 
 absl::Status SnapshotFileWriter::Open(const std::string& path,
                                       double max_bytes_per_second) {
@@ -153,7 +165,7 @@ absl::Status WriteFileAtomically(const std::string& path,
   const std::string first = atomic_move ? absl::StrCat(path, ".part") : path;
   SnapshotFileWriter writer;
   absl::Status status = writer.Open(first, 0);
-  constexpr uint32_t kUnused = 0;  // Nobody asks for the CRC.
+  constexpr uint32_t kUnused = 0;  // The CRC is not needed.
   if (status.ok()) status = writer.Append(contents, kUnused);
   if (status.ok()) status = writer.SyncAndClose();
   if (status.ok() && atomic_move) status = env->RenameFile(first, path);

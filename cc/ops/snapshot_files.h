@@ -9,23 +9,28 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "cc/core/snapshot_chunk.h"
+#include "cc/core/snapshot/snapshot_chunk.h"
 #include "tensorflow/core/platform/env.h"
 #include "tensorflow/core/platform/file_system.h"
 
 namespace tf_ext {
 
-// What ops tell each other of a file: tag, rows, erased signs, bytes, CRC32C.
+// The numbers that describe a file in inputs and outputs of ops: tag, rows,
+// erased signs, bytes, CRC32C.
 inline constexpr int64_t kSnapshotFileColumns = 5;
 
-// Writes one file, not faster than `max_bytes_per_second` (0: as fast as it
-// goes), and computes its CRC32C.
+// Fails unless `id` is 32 lower-case hexadecimal digits; `name` is that of the
+// argument.
+absl::Status CheckSnapshotId(absl::string_view name, absl::string_view id);
+
+// Writes a file, at most `max_bytes_per_second` (0: no limit), and computes its
+// CRC32C.
 class SnapshotFileWriter {
  public:
   absl::Status Open(const std::string& path, double max_bytes_per_second);
-  // `crc32c`: of the data.
+  // `crc32c` is that of the data.
   absl::Status Append(absl::string_view data, uint32_t crc32c);
-  // Nothing of the file is lost in a power cut after this.
+  // Makes the file durable.
   absl::Status SyncAndClose();
 
   int64_t bytes() const { return bytes_; }
@@ -40,7 +45,7 @@ class SnapshotFileWriter {
   uint32_t crc32c_ = 0;
 };
 
-// What a manifest says of a file.
+// A file as described by a manifest.
 struct SnapshotFile {
   std::string path;
   uint64_t tag;
@@ -48,29 +53,31 @@ struct SnapshotFile {
   int64_t erased;
   int64_t bytes;
   uint32_t crc32c;
-  // It holds signs of shard `shard` of `shards` alone.
+  // It holds only signs of shard `shard` of `shards`.
   int64_t shard = 0;
   int64_t shards = 1;
 };
 
-// Reads a file and hands over its chunks, each found whole, in order. Errors
-// name the file and, if it is damaged (absl::StatusCode::kDataLoss), the byte.
-// What is no regular file is damage, and not opened.
+// Reads a file and passes its chunks, each of which has been checked, to `take`
+// in order. Errors name the file and, if it is damaged
+// (absl::StatusCode::kDataLoss), the byte. A local path that is no regular file
+// counts as damage and is not opened.
 absl::Status ReadSnapshotFile(
     const SnapshotFile& file, int64_t chunk_bytes, int64_t row_bytes,
     const std::function<absl::Status(const ChunkView&)>& take);
 
-// Writes `contents` so that `path` holds either what it did or all of them,
-// whenever the process or the machine stops.
+// Writes a file atomically: whenever the process or the machine stops, `path`
+// has either its previous or its new contents.
 absl::Status WriteFileAtomically(const std::string& path,
                                  absl::string_view contents);
 
-// Makes the names in a local directory durable; others are when written.
+// Makes the entries of a local directory durable. Those of other file systems
+// are durable when they are written.
 absl::Status SyncDirectory(const std::string& path);
 
-// Calls work(0) ... work(n - 1) on threads of their own, `threads` at a time:
-// writing and reading files blocks, which the threads that compute must not.
-// Returns the first error; after one, no further call begins.
+// Calls work(0) ... work(n - 1) on dedicated threads, `threads` at a time: file
+// operations block, and TensorFlow's compute threads must not. Returns the
+// first error, after which no further calls are started.
 absl::Status OnFileThreads(int64_t n, int64_t threads,
                            const std::function<absl::Status(int64_t)>& work);
 

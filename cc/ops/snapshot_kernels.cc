@@ -12,11 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cc/core/mix.h"
-#include "cc/core/snapshot_chunk.h"
-#include "cc/core/stripe.h"
-#include "cc/core/table.h"
-#include "cc/core/unique.h"
+#include "cc/core/bags/unique.h"
+#include "cc/core/hashing/mix.h"
+#include "cc/core/snapshot/snapshot_chunk.h"
+#include "cc/core/table/stripe.h"
+#include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/snapshot_files.h"
 #include "cc/ops/table_resource.h"
@@ -36,14 +36,13 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
-// A file for each so many bytes of rows, up to one a thread.
+// Rows are divided into files of at least this size, up to one per thread.
 constexpr int64_t kMinFileBytes = 32 << 20;
 constexpr int64_t kMaxFiles = 16;
-constexpr size_t kIdDigits = 32;
 
-// The columns of the matrix that tells of files.
+// The columns of the matrix that describes files.
 enum FileColumns { kTag, kRows, kErased, kBytes, kCrc, kFileColumns };
-static_assert(kFileColumns == kSnapshotFileColumns, "all are told");
+static_assert(kFileColumns == kSnapshotFileColumns, "all columns are named");
 
 int64_t NumThreads(OpKernelContext* ctx) {
   const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
@@ -58,17 +57,7 @@ int64_t IntInput(OpKernelContext* ctx, int input) {
   return ctx->input(input).scalar<int64_t>()();
 }
 
-absl::Status CheckId(absl::string_view name, absl::string_view id) {
-  const bool hexadecimal = std::all_of(id.begin(), id.end(), [](char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-  });
-  if (id.size() == kIdDigits && hexadecimal) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must be ", kIdDigits,
-                   " lower-case hexadecimal digits, but it is '", id, "'."));
-}
-
-// Runs blocking work of a kernel on a thread of its own.
+// Runs the blocking work of a kernel on a thread of its own.
 void InBackground(OpKernelContext* ctx, AsyncOpKernel::DoneCallback done,
                   std::function<absl::Status()> work) {
   Env::Default()->SchedClosure(
@@ -103,7 +92,7 @@ class SparseTableSaveOp : public AsyncOpKernel {
     std::string id;
     bool changed;
     int64_t shard;
-    double max_bytes_per_second;  // of a file
+    double max_bytes_per_second;  // per file
     std::vector<SnapshotFile> files;
   };
 
@@ -127,8 +116,8 @@ class SparseTableSaveOp : public AsyncOpKernel {
     job.id = StringInput(ctx, kId);
     job.changed = !base.empty();
     job.shard = IntInput(ctx, kShard);
-    TF_RETURN_IF_ERROR(CheckId("id", job.id));
-    if (job.changed) TF_RETURN_IF_ERROR(CheckId("base", base));
+    TF_RETURN_IF_ERROR(CheckSnapshotId("id", job.id));
+    if (job.changed) TF_RETURN_IF_ERROR(CheckSnapshotId("base", base));
     if (job.changed && !tracked) {
       return absl::InvalidArgumentError(
           "tracked must be true with a base: a delta is part of a chain.");
@@ -260,7 +249,7 @@ class SparseTableSetChainOp : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
     OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
     const std::string id = StringInput(ctx, kId);
-    if (!id.empty()) OP_REQUIRES_OK(ctx, CheckId("id", id));
+    if (!id.empty()) OP_REQUIRES_OK(ctx, CheckSnapshotId("id", id));
     OP_REQUIRES_OK(ctx, ToTf(table->SetChain(id)));
   }
 
@@ -284,7 +273,7 @@ class SparseTableRestoreOp : public AsyncOpKernel {
                     offsets.size() == names.size(),
                 absl::InvalidArgumentError(absl::StrCat(
                     "field_names, field_types, field_counts and field_offsets "
-                    "must have one entry a field, but they have ",
+                    "must have one entry per field, but they have ",
                     names.size(), ", ", types.size(), ", ", counts.size(),
                     " and ", offsets.size(), ".")));
     for (size_t i = 0; i < names.size(); ++i) {
@@ -308,10 +297,37 @@ class SparseTableRestoreOp : public AsyncOpKernel {
     kRowBytes,
     kShard,
     kShards,
-    kVerifyOnly,
+    kAction,
     kFileShards,
     kStoredShards
   };
+
+  using Apply = Status (*)(Table& table, const StoredRows& stored,
+                           const ChunkView& chunk, int64_t* rows);
+
+  // The function that is called with each chunk; null for an unknown action.
+  static Apply ApplyOf(absl::string_view action) {
+    if (action == "verify") {
+      return [](Table&, const StoredRows&, const ChunkView&, int64_t*) {
+        return Status::Ok();
+      };
+    }
+    if (action == "load") {
+      return
+          [](Table& table, const StoredRows& stored, const ChunkView& chunk,
+             int64_t* rows) { return table.ApplyChunk(stored, chunk, rows); };
+    }
+    if (action == "gather") {
+      return [](Table& table, const StoredRows& stored, const ChunkView& chunk,
+                int64_t*) { return table.GatherErased(stored, chunk); };
+    }
+    if (action == "update") {
+      return
+          [](Table& table, const StoredRows& stored, const ChunkView& chunk,
+             int64_t* rows) { return table.UpdateRows(stored, chunk, rows); };
+    }
+    return nullptr;
+  }
 
   absl::Status Restore(OpKernelContext* ctx) {
     std::shared_ptr<Table> held;
@@ -322,24 +338,26 @@ class SparseTableRestoreOp : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(GetInputs(ctx, &files, &stored));
     TF_RETURN_IF_ERROR(ToTf(table.CheckStoredRows(stored)));
     const int64_t chunk_bytes = IntInput(ctx, kChunkBytes);
-    const bool verify_only = ctx->input(kVerifyOnly).scalar<bool>()();
+    const Apply apply = ApplyOf(StringInput(ctx, kAction));
+    if (apply == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("action must be 'verify', 'load', 'gather' or 'update', "
+                       "but it is '",
+                       StringInput(ctx, kAction), "'."));
+    }
     std::atomic<int64_t> total{0};
     TF_RETURN_IF_ERROR(OnFileThreads(
         static_cast<int64_t>(files.size()), NumThreads(ctx), [&](int64_t i) {
           return ReadSnapshotFile(files[i], chunk_bytes, stored.row_bytes,
                                   [&](const ChunkView& chunk) {
-                                    if (verify_only) return absl::OkStatus();
-                                    int64_t rows;
+                                    int64_t rows = 0;
                                     const Status status =
-                                        table.ApplyChunk(stored, chunk, &rows);
+                                        apply(table, stored, chunk, &rows);
                                     total += rows;
                                     return ToTf(status);
                                   });
         }));
-    Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &output));
-    output->scalar<int64_t>()() = total;
-    return absl::OkStatus();
+    return SetScalarOutput<int64_t>(ctx, 0, total);
   }
 
   absl::Status GetInputs(OpKernelContext* ctx, std::vector<SnapshotFile>* files,
@@ -350,7 +368,7 @@ class SparseTableRestoreOp : public AsyncOpKernel {
                                       {"row_bytes", kRowBytes},
                                       {"shard", kShard},
                                       {"shards", kShards},
-                                      {"verify_only", kVerifyOnly},
+                                      {"action", kAction},
                                       {"stored_shards", kStoredShards}}) {
       TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
     }

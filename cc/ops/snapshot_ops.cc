@@ -40,7 +40,7 @@ absl::Status SaveShape(InferenceContext* c) {
 absl::Status RestoreShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(
       CheckScalars(c, {"handle", "chunk_bytes", "row_bytes", "shard", "shards",
-                       "verify_only", "stored_shards"}));
+                       "action", "stored_shards"}));
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(InputOfRank(c, "paths", 1, &unused));
   TF_RETURN_IF_ERROR(InputOfRank(c, "file_shards", 1, &unused));
@@ -65,22 +65,21 @@ REGISTER_OP("TfExt>SparseTableSave")
     .Doc(R"doc(
 Writes the rows of a table to files of a snapshot.
 
-The files are durable when the op has run, and there is none if it fails. The
-snapshot exists once its manifest does, which the caller writes. Rows that are
-there from the op's start to its end are written, each as it was at one moment;
-the table can be used meanwhile.
+The files are durable when the op returns; if it fails, no files are left. The
+snapshot exists once the caller has written its manifest. All rows that exist
+while the op runs are written, each atomically; the table can be used meanwhile.
 
 handle: Scalar. The table, or its shard on this device.
 directory: Scalar. An existing directory.
 id: Scalar. 32 hexadecimal digits, the id of the snapshot.
-base: Scalar. '' for all rows. Else the id of the last snapshot of the table's
-  chain: what has changed since is written.
-tracked: Scalar. Whether the snapshot is part of a chain. Then
-  SparseTableEndSave has to follow.
-shard: Scalar. The number of the shard, for the names of the files.
-max_bytes_per_second: Scalar. Not to be exceeded; 0: as fast as it goes.
+base: Scalar. '' to write all rows; the id of the last snapshot of the table's
+  chain to write the changes since then.
+tracked: Scalar. Whether the snapshot is part of a chain. If so,
+  SparseTableEndSave must follow.
+shard: Scalar. The number of the shard in the names of the files.
+max_bytes_per_second: Scalar. 0: no limit.
 names: `[f]`. The names of the files.
-files: `[f, 5]`. Of each: tag, rows, erased signs, bytes, CRC32C.
+files: `[f, 5]`. For each file: tag, rows, erased signs, bytes, CRC32C.
 chunk_bytes: Scalar. The size of a chunk.
 )doc");
 
@@ -96,9 +95,9 @@ REGISTER_OP("TfExt>SparseTableEndSave")
 Ends a save that is part of a chain.
 
 handle: Scalar. The table, or its shard on this device.
-id: Scalar. That of the snapshot that SparseTableSave has written.
-committed: Scalar. Whether its manifest was written. If not, what it holds will
-  be in the next one.
+id: Scalar. The id of the snapshot that SparseTableSave has written.
+committed: Scalar. Whether its manifest was written. If not, the next snapshot
+  will include the same changes.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableSetChain")
@@ -109,11 +108,11 @@ REGISTER_OP("TfExt>SparseTableSetChain")
       return CheckScalars(c, {"handle", "id"});
     })
     .Doc(R"doc(
-Begins or ends the marking of changes.
+Starts or stops marking changes.
 
 handle: Scalar. The table, or its shard on this device.
-id: Scalar. That of the snapshot whose rows the table holds and which the next
-  delta continues; '' ends the table's chain.
+id: Scalar. The id of the snapshot whose rows the table holds, which the next
+  delta will continue; '' ends the table's chain.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableRestore")
@@ -124,7 +123,7 @@ REGISTER_OP("TfExt>SparseTableRestore")
     .Input("row_bytes: int64")
     .Input("shard: int64")
     .Input("shards: int64")
-    .Input("verify_only: bool")
+    .Input("action: string")
     .Input("file_shards: int64")
     .Input("stored_shards: int64")
     .Output("rows: int64")
@@ -137,25 +136,30 @@ REGISTER_OP("TfExt>SparseTableRestore")
     .Doc(R"doc(
 Applies files of a snapshot to a table, or checks them.
 
-Rows are set, and signs that a delta names are erased; other rows stay. Damage
-is an error that names file and byte; what was read before it has been applied.
+Rows are set, and the erased signs of a delta are erased; other rows are kept.
+If a file is damaged, the error names file and byte; chunks that were read
+before have been applied.
 
 handle: Scalar. The table, or its shard on this device.
 paths: `[f]`. The files.
-files: `[f, 5]`. What SparseTableSave said of each.
+files: `[f, 5]`. As returned by SparseTableSave for each file.
 chunk_bytes: Scalar. The size of a chunk.
 row_bytes: Scalar. Bytes of a row in the files.
-shard: Scalar. Which rows belong to this shard.
+shard: Scalar. The shard whose rows are applied.
 shards: Scalar. The number of the table's shards.
-verify_only: Scalar. Whether the files are only checked.
-file_shards: `[f]`. Which of the snapshot's shards each file holds rows of, and
-  of no other.
-stored_shards: Scalar. How many shards the snapshot has.
+action: Scalar. 'load' applies the files, chunk by chunk. 'verify' only checks
+  them. 'gather' and 'update' are part of an update, which
+  SparseTableBeginUpdate begins: the first collects the signs that the files
+  erase in the end, the second sets the rows of all others.
+file_shards: `[f]`. The snapshot's shard of each file, which must hold no rows
+  of other shards.
+stored_shards: Scalar. The number of shards of the snapshot.
 rows: Scalar. The number of rows set.
-field_names: Fields to set, weights among them. Others start as a new row's.
+field_names: Fields to set, including weights. Others get the values of a new
+  row.
 field_types: Their types.
 field_counts: Their numbers of values in a row.
-field_offsets: Where they are in a row, in bytes.
+field_offsets: Their offsets in a row, in bytes.
 )doc");
 
 REGISTER_OP("TfExt>WriteFileAtomically")
@@ -166,11 +170,11 @@ REGISTER_OP("TfExt>WriteFileAtomically")
       return CheckScalars(c, {"path", "contents"});
     })
     .Doc(R"doc(
-Writes a file that is there as a whole or not at all, and durable.
+Writes a file atomically and durably.
 
-path: Scalar. The file; one that is there is replaced. Beside it, a file of this
-  name and '.part' may be left by a process that was killed.
-contents: Scalar. What the file will hold.
+path: Scalar. The file; an existing one is replaced. A killed process may leave
+  behind a file of this name with the suffix '.part'.
+contents: Scalar. The contents of the file.
 )doc");
 
 }  // namespace

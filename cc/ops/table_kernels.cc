@@ -1,4 +1,4 @@
-// Kernels that make, read and train a table.
+// Kernels that create, read and train a table.
 
 #include <cstdint>
 #include <map>
@@ -9,8 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "cc/core/config.h"
-#include "cc/core/table.h"
+#include "cc/core/table/config.h"
+#include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -31,7 +31,7 @@ using tensorflow::TensorShape;
 using tensorflow::core::RefCountPtr;
 using tensorflow::core::WeakPtr;
 
-// Raises if the table that was found by its name is another one than wanted.
+// Fails if the table that was found by its name differs from `config`.
 absl::Status CheckFound(const TableResource& resource,
                         const std::string& shared_name,
                         const TableConfig& config) {
@@ -41,10 +41,8 @@ absl::Status CheckFound(const TableResource& resource,
   if (same.ok()) return same;
   return absl::Status(
       same.code(),
-      absl::StrCat("The table of shared_name '", shared_name,
-                   "' is there already and is another one than config "
-                   "asks for: ",
-                   same.message()));
+      absl::StrCat("A table of shared_name '", shared_name,
+                   "' exists and differs from config: ", same.message()));
 }
 
 class SparseTableHandleOp : public OpKernel {
@@ -93,7 +91,7 @@ class SparseTableHandleOp : public OpKernel {
   std::string shared_name_;
 };
 
-// The tables that serving handles have given out, as long as they are there.
+// The live tables of serving handles, by device and name.
 class ServingTables {
  public:
   static ServingTables& Get() {
@@ -128,8 +126,8 @@ class ServingTables {
 };
 
 // A session may keep one kernel for a node or one for each of its subgraphs:
-// the first makes the table, the others find it. Whoever loads a model into
-// eager code runs the op once, and holds the handle.
+// the first creates the table, the others find it. A model that is loaded
+// eagerly runs the op once and holds the handle.
 class SparseTableServingHandleOp : public OpKernel {
  public:
   explicit SparseTableServingHandleOp(OpKernelConstruction* ctx)
@@ -161,11 +159,12 @@ class SparseTableServingHandleOp : public OpKernel {
   TableConfig config_;
   std::string shared_name_;
   std::mutex mutex_;
-  RefCountPtr<TableResource> resource_;  // once it ran
+  RefCountPtr<TableResource> resource_;  // null before the first run
 };
 
-// Rows are read from memory today, so the work is done in the calling thread;
-// a tier that waits for a disk or a network would call `done` later.
+// Rows are in memory, so the calling thread reads them. The kernel is
+// asynchronous so that storage on disk or behind a network could call `done`
+// later.
 class SparseTablePullOp : public AsyncOpKernel {
  public:
   explicit SparseTablePullOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
@@ -178,7 +177,7 @@ class SparseTablePullOp : public AsyncOpKernel {
   }
 
  private:
-  enum Inputs { kHandle, kSigns, kCounts, kTraining };
+  enum Inputs { kHandle, kSigns, kTraining };
 
   absl::Status Pull(OpKernelContext* ctx) {
     std::shared_ptr<Table> held;
@@ -188,8 +187,6 @@ class SparseTablePullOp : public AsyncOpKernel {
     const Tensor& training = ctx->input(kTraining);
     TF_RETURN_IF_ERROR(CheckVector("signs", signs));
     const int64_t n = signs.dim_size(0);
-    TF_RETURN_IF_ERROR(
-        CheckOptionalVectorOf("counts", ctx->input(kCounts), n, "as signs"));
     TF_RETURN_IF_ERROR(CheckScalar("training", training));
     if (dim_ != table.config().dim) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -222,7 +219,8 @@ class SparseTablePushOp : public AsyncOpKernel {
     kGradients,
     kStatistics,
     kHyperparameters,
-    kStep
+    kStep,
+    kTime
   };
 
   static absl::Status CheckShapes(OpKernelContext* ctx, int64_t dim) {
@@ -247,7 +245,8 @@ class SparseTablePushOp : public AsyncOpKernel {
     }
     TF_RETURN_IF_ERROR(
         CheckVector("hyperparameters", ctx->input(kHyperparameters)));
-    return CheckScalar("step", ctx->input(kStep));
+    TF_RETURN_IF_ERROR(CheckScalar("step", ctx->input(kStep)));
+    return CheckScalar("time", ctx->input(kTime));
   }
 
   absl::Status Push(OpKernelContext* ctx) {
@@ -257,6 +256,8 @@ class SparseTablePushOp : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(CheckShapes(ctx, table.config().dim));
     const Tensor& signs = ctx->input(kSigns);
     const Tensor& hyperparameters = ctx->input(kHyperparameters);
+    const Tensor& statistics = ctx->input(kStatistics);
+    const bool counted = statistics.dim_size(1) > 0;
     Tensor* updated = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &updated));
     return ToTf(table.Push(
@@ -264,7 +265,9 @@ class SparseTablePushOp : public AsyncOpKernel {
         ctx->input(kGradients).flat<float>().data(), signs.dim_size(0),
         hyperparameters.flat<double>().data(), hyperparameters.dim_size(0),
         ctx->input(kStep).scalar<int64_t>()(), MakeParallelFor(ctx),
-        &updated->scalar<int64_t>()()));
+        &updated->scalar<int64_t>()(), ctx->input(kTime).scalar<int64_t>()(),
+        counted ? statistics.flat<float>().data() : nullptr,
+        statistics.dim_size(1)));
   }
 };
 

@@ -30,7 +30,6 @@ absl::Status PullShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
   TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
   const DimensionHandle n = c->Dim(signs, 0);
-  TF_RETURN_IF_ERROR(CheckOptionalVectorInput(c, "counts", n, "as signs"));
   TF_RETURN_IF_ERROR(InputOfRank(c, "training", 0, &unused));
   int64_t dim;
   TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
@@ -62,6 +61,7 @@ absl::Status PushShape(InferenceContext* c) {
   }
   TF_RETURN_IF_ERROR(InputOfRank(c, "hyperparameters", 1, &unused));
   TF_RETURN_IF_ERROR(InputOfRank(c, "step", 0, &unused));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "time", 0, &unused));
   c->set_output(0, c->Scalar());
   return absl::OkStatus();
 }
@@ -81,7 +81,7 @@ absl::Status CountFields(InferenceContext* c, int* fields) {
   TF_RETURN_IF_ERROR(c->GetAttr("Tfields", &types));
   if (names.size() != types.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "field_names and Tfields must have one entry a field, but they have ",
+        "field_names and Tfields must have one entry per field, but they have ",
         names.size(), " and ", types.size(), "."));
   }
   *fields = static_cast<int>(names.size());
@@ -145,16 +145,16 @@ REGISTER_OP("TfExt>SparseTableHandle")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Makes a table of embedding rows, or finds one by name.
+Creates a table of embedding rows, or finds one by name.
 
-handle: Scalar. The table. Without a shared_name every execution makes a new
+handle: Scalar. The table. Without a shared_name every execution creates a new
   table, which is freed with the last reference to its handle.
-config: What the table is, one `key=value` a line: its dim, dtype, name, seed,
-  initializer and update rule.
+config: The table's configuration, one `key=value` per line: its dim, dtype,
+  name, seed, initializer and update rule.
 container: The resource container of a named table; '' is the default one.
-shared_name: If not '', the table of this name on the op's device: the one that
-  is there, or a new one. It lives until it is destroyed. A table that is there
-  must be of the same dim, dtype, fields, seed, initializer and hash version.
+shared_name: If not '', the op finds or creates the table of this name on its
+  device, which lives until it is destroyed. A table that is found must have the
+  same dim, dtype, fields, seed, initializer and hash version.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableServingHandle")
@@ -167,20 +167,19 @@ REGISTER_OP("TfExt>SparseTableServingHandle")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Makes the table of a saved model, or finds it.
+Creates the table of a SavedModel, or finds it.
 
-Unlike a table of SparseTableHandle it is there for all calls of a session, and
-is freed with the last of its handles and of the ops that gave one out.
+Unlike a table of SparseTableHandle it is shared by all calls of a session, and
+is freed with the last of its handles and of the ops that returned one.
 
 handle: Scalar. The table.
-config: What the table is, as of SparseTableHandle.
-shared_name: All ops of this name on a device have the same table.
+config: The table's configuration, as for SparseTableHandle.
+shared_name: All ops of this name on a device share a table.
 )doc");
 
 REGISTER_OP("TfExt>SparseTablePull")
     .Input("handle: resource")
     .Input("signs: int64")
-    .Input("counts: int64")
     .Input("training: bool")
     .Output("rows: dtype")
     .Attr("dim: int >= 1")
@@ -191,13 +190,12 @@ REGISTER_OP("TfExt>SparseTablePull")
 Reads the weights of signs.
 
 handle: Scalar. The table.
-signs: `[n]`. The signs to read; any int64, repeated ones too.
-counts: `[n]` or `[0]`. How often each sign is in the batch, for policies that
-  admit a sign after some number of occurrences; `[0]` if nobody counted.
-training: Scalar. Whether an absent sign is inserted. If not, it reads the
-  weights that it would start with, and the table does not change.
+signs: `[n]`. The signs to read; any int64, possibly repeated.
+training: Scalar. Whether absent signs are inserted, unless the table has
+  admission. If not, their initial weights are returned, or zeros if the table's
+  config says so, and the table does not change.
 rows: `[n, dim]`. The weights of each sign.
-dim: The number of weights in a row; that of the table.
+dim: The number of weights in a row of the table.
 dtype: The type of the weights.
 )doc");
 
@@ -208,25 +206,35 @@ REGISTER_OP("TfExt>SparseTablePush")
     .Input("statistics: float")
     .Input("hyperparameters: double")
     .Input("step: int64")
+    .Input("time: int64")
     .Output("updated: int64")
     .Attr("dtype: {float} = DT_FLOAT")
     .SetIsStateful()
     .SetShapeFn(PushShape)
     .Doc(R"doc(
-Updates the rows of signs by the table's update rule.
+Updates the rows of signs with the table's update rule.
 
-The push is refused whole, and the table stays as it was, if a gradient is not
-finite or a hyperparameter is out of its range.
+If a gradient is not finite, or a hyperparameter or statistic is out of its
+range, the op fails and the table is unchanged.
 
 handle: Scalar. The table.
-signs: `[n]`. The signs to update. Absent ones are inserted first. A sign that
-  is there twice is updated twice, in order: sum the gradients of a sign first.
-gradients: `[n, dim]`. The gradient of the loss by each sign's weights.
-statistics: `[n, s]` or `[0, 0]`. What else is known of each sign, for rules
-  that ask for it; those there are today do not.
+signs: `[n]`. The signs to update. Absent ones are inserted first, if the table
+  admits them. A repeated sign is updated once per occurrence, in order, so sum
+  its gradients first.
+gradients: `[n, dim]`. The gradient of the loss with respect to each sign's
+  weights.
+statistics: `[n, s]` or `[0, 0]`. The first column is how often each sign occurs
+  in the batch, which is counted for admission. What is added to the fields
+  `show` and `click` of each sign's row. Finite and at least 0; s is the number
+  of these fields that the table's config has, or 1 if it has only admission.
+  `[0, 0]`: each sign occurred once, with a click of 0. Ignored by tables with
+  neither.
 hyperparameters: `[h]`. Those of the update rule, in its order.
 step: Scalar, at least 0. The number of this update, counted from 1.
-updated: Scalar. The number of updates made, n.
+time: Scalar. The time in seconds since 1970, for a table whose `last_seen` is
+  in seconds; ignored otherwise.
+updated: Scalar. The number of updates made: n less the signs that were not
+  admitted.
 dtype: The type of the gradients.
 )doc");
 
@@ -248,13 +256,14 @@ REGISTER_OP("TfExt>SparseTableStats")
     .SetIsStateful()
     .SetShapeFn(StatsShape)
     .Doc(R"doc(
-Measures a table.
+Returns statistics of a table.
 
 handle: Scalar. The table.
-stats: `[k]`, k = 9. In this order: rows; erased rows kept for reuse; stripes;
-  bytes of a row; bytes taken for rows; bytes taken for indexes; rows of the
-  fullest stripe; rows of the emptiest stripe; index buckets looked at to find
-  the sign that takes longest.
+stats: `[k]`, k = 13. In this order: rows; erased rows kept for reuse; stripes;
+  bytes of a row; bytes allocated for rows; bytes allocated for indexes; rows in
+  the fullest stripe; rows in the emptiest stripe; the longest probe sequence of
+  a sign, in index buckets; signs that are counted for admission; bytes
+  allocated for their counters; rows that were admitted; rows that were evicted.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableConfig")
@@ -263,11 +272,11 @@ REGISTER_OP("TfExt>SparseTableConfig")
     .SetIsStateful()
     .SetShapeFn(ScalarOfHandle)
     .Doc(R"doc(
-Tells what a table is.
+Returns the configuration of a table.
 
 handle: Scalar. The table.
-config: Scalar. The table's config in canonical form: one `key=value` a line,
-  keys sorted.
+config: Scalar. The table's config in canonical form: one `key=value` per line,
+  sorted by key.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableExport")
@@ -284,16 +293,17 @@ REGISTER_OP("TfExt>SparseTableExport")
     .Doc(R"doc(
 Copies rows out of a table.
 
-A walk starts with cursor 0, goes on with each next_cursor and ends when that is
--1. Rows that are there from its start to its end are seen exactly once,
-whatever is inserted and erased meanwhile. The fields of a row are copied at one
-moment.
+An iteration starts with cursor 0, continues with each next_cursor and ends when
+that is -1. A row that exists during the whole iteration is returned exactly
+once, even if other rows are inserted and erased meanwhile. The fields of a row
+are copied atomically.
 
 handle: Scalar. The table.
-cursor: Scalar. 0, or the next_cursor of the call before.
-limit: Scalar. The largest number of rows to copy; negative: all.
+cursor: Scalar. 0, or the next_cursor of the previous call.
+limit: Scalar. The maximum number of rows to copy; negative: all. Fewer may be
+  copied before the end, too.
 signs: `[n]`. The signs of the rows.
-next_cursor: Scalar. Where to go on, or -1 if there is nothing more.
+next_cursor: Scalar. The cursor of the next call, or -1 at the end.
 fields: For each field name `[n, count]`, its count values in each row.
 field_names: The fields to copy.
 Tfields: The type of each of the fields.
@@ -312,11 +322,11 @@ REGISTER_OP("TfExt>SparseTableImport")
     .Doc(R"doc(
 Sets rows of a table.
 
-All inputs are checked before the table is touched. An absent sign is inserted;
-those of its fields that are not given start as a new row's.
+All inputs are checked before the table is changed. Absent signs are inserted;
+their fields that are not passed get the values of a new row.
 
 handle: Scalar. The table.
-signs: `[n]`. The signs to set. If one is there twice, the last wins.
+signs: `[n]`. The signs to set. The last occurrence of a repeated sign wins.
 clear: Scalar. Whether all rows are removed first.
 fields: For each field name `[n, count]`, its count values in each row.
 imported: Scalar. n.
@@ -334,8 +344,8 @@ REGISTER_OP("TfExt>SparseTableErase")
 Removes rows from a table.
 
 handle: Scalar. The table.
-signs: `[n]`. The signs whose rows are removed; absent ones are passed over.
-erased: Scalar. The number of rows that were there.
+signs: `[n]`. The signs whose rows are removed; absent ones are ignored.
+erased: Scalar. The number of rows removed.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableClear")
@@ -344,10 +354,24 @@ REGISTER_OP("TfExt>SparseTableClear")
     .SetIsStateful()
     .SetShapeFn(ScalarOfHandle)
     .Doc(R"doc(
-Removes all rows of a table and gives their memory back.
+Removes all rows of a table and frees their memory.
 
 handle: Scalar. The table.
-cleared: Scalar. The number of rows that were there.
+cleared: Scalar. The number of rows removed.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableCompact")
+    .Input("handle: resource")
+    .Output("bytes: int64")
+    .SetIsStateful()
+    .SetShapeFn(ScalarOfHandle)
+    .Doc(R"doc(
+Returns the memory of erased rows to the system.
+
+No row changes, and other ops can use the table meanwhile.
+
+handle: Scalar. The table.
+bytes: Scalar. The number of bytes that were returned.
 )doc");
 
 }  // namespace

@@ -23,7 +23,7 @@ using tensorflow::TypeIndex;
 using tensorflow::core::RefCountPtr;
 
 constexpr char kWanted[] =
-    "handle must be one that SparseTableHandle made (a tf_ext::TableResource)";
+    "handle must be that of a sparse table (a tf_ext::TableResource)";
 
 absl::Status CheckType(const ResourceHandle& handle) {
   const TypeIndex wanted = TypeIndex::Make<TableResource>();
@@ -72,9 +72,10 @@ absl::Status TableResource::Get(std::shared_ptr<Table>* table) const {
   *table = GetOrNull();
   if (*table != nullptr) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "handle is of a table that was released: another run at the address of "
-      "the chief that made it has begun since, and a run frees what those "
-      "before it left behind. Make the table again, in the run that goes on.");
+      "handle is of a table that was released: a newer run was started at the "
+      "address of the chief that created it, and a run releases the tables "
+      "that earlier runs left behind. Create the table again in the newer "
+      "run.");
 }
 
 std::shared_ptr<Table> TableResource::Release() {
@@ -96,8 +97,8 @@ absl::Status LookupTableResource(OpKernelContext* ctx, int input,
   if (absl::IsNotFound(status)) {
     return absl::NotFoundError(absl::StrCat(
         "handle is of the table '", handle.name(), "' in the container '",
-        handle.container(), "', which is not on ", ctx->device()->name(),
-        " (any more). Make it again with SparseTableHandle. (",
+        handle.container(), "', which is not (or no longer) on ",
+        ctx->device()->name(), ". Create it again with SparseTableHandle. (",
         status.message(), ")"));
   }
   return status;

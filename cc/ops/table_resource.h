@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "cc/core/config.h"
-#include "cc/core/table.h"
+#include "cc/core/table/config.h"
+#include "cc/core/table/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/platform/refcount.h"
@@ -23,11 +23,11 @@ class TableResource : public tensorflow::ResourceBase {
       const TableConfig& config,
       tensorflow::core::RefCountPtr<TableResource>* resource);
 
-  // Fails if the table was released. An op holds it as long as it works on it.
+  // Fails if the table was released. An op holds it while it uses it.
   absl::Status Get(std::shared_ptr<Table>* table) const;
 
-  // Takes the table away: it is freed when the ops end that hold it, whoever
-  // has a handle. Null if that was done before.
+  // Releases the table, which is freed when the last op that holds it returns,
+  // even while handles exist. Null if it was released before.
   std::shared_ptr<Table> Release();
 
   std::string DebugString() const override;
@@ -43,14 +43,14 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<Table> table_;  // null once it was released
 };
 
-// The resource behind the handle that is input `input` of a kernel. The errors
-// say what the handle is instead: not a scalar, uninitialised, of another type
-// of resource, or of a table that is gone.
+// Looks up the resource of the handle in input `input` of a kernel. The errors
+// name the defect of the handle: not a scalar, uninitialised, of another type
+// of resource, or of a table that no longer exists.
 absl::Status LookupTableResource(
     tensorflow::OpKernelContext* ctx, int input,
     tensorflow::core::RefCountPtr<TableResource>* resource);
 
-// The table of that resource; an error also if it was released.
+// Looks up the table of that resource; fails also if it was released.
 absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
                          std::shared_ptr<Table>* table);
 

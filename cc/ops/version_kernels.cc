@@ -1,12 +1,12 @@
-// The kernel that says which versions a process runs.
+// The kernel that returns the versions of a process.
 
-#include "cc/core/version.h"
+#include "cc/core/support/version.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
 
-// Of TensorFlow's C interface. It is not in the library that op libraries are
-// linked with, but in one that is there when they are loaded into Python.
+// From TensorFlow's C API. It is not in the library that op libraries are
+// linked with, but in one that Python has loaded before.
 extern "C" const char* TF_Version() __attribute__((weak));
 
 namespace tf_ext {

@@ -21,7 +21,8 @@ REGISTER_OP("TfExt>Versions")
     .Doc(R"doc(
 The versions of tf_ext and of TensorFlow in the process of the op's device.
 
-versions: `[2]`. tf_ext's, as "0.1.0", and TensorFlow's, as "2.21.0".
+versions: `[2]`. The versions of tf_ext and TensorFlow, such as "0.1.0" and
+  "2.21.0".
 )doc");
 
 }  // namespace

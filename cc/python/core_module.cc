@@ -1,4 +1,5 @@
-// tf_ext._core: hashing and snapshots for NumPy users. Needs no TensorFlow.
+// tf_ext._core: hashing, initial rows and snapshots for NumPy users, and the
+// descriptions of update rules. Needs no TensorFlow.
 
 #include <cmath>
 #include <cstdint>
@@ -8,9 +9,13 @@
 #include <string_view>
 #include <vector>
 
-#include "cc/core/crc32c.h"
-#include "cc/core/fingerprint.h"
-#include "cc/core/hash_columns.h"
+#include "cc/core/hashing/fingerprint.h"
+#include "cc/core/hashing/hash_columns.h"
+#include "cc/core/initializers/initializer.h"
+#include "cc/core/snapshot/crc32c.h"
+#include "cc/core/support/status.h"
+#include "cc/core/table/config.h"
+#include "cc/python/rules_module.h"
 #include "cc/python/snapshot_module.h"
 #include "pybind11/numpy.h"
 #include "pybind11/pybind11.h"
@@ -21,7 +26,7 @@ namespace {
 
 namespace py = pybind11;
 
-// The definition of signs. Another number is another definition.
+// The version of the definition of signs.
 constexpr int kHashVersion = 1;
 
 std::string TypeOf(py::handle object) {
@@ -59,7 +64,7 @@ py::array Contiguous(const py::array& array) {
       array);
 }
 
-// The values of one array in a form that the core reads, and without the GIL.
+// The values of an array in a form that the core can read without the GIL.
 class Values {
  public:
   Values(const py::array& array, const std::string& name)
@@ -81,7 +86,7 @@ class Values {
 
   bool is_text() const { return input_.type == ValueType::kString; }
 
-  // One value a bag.
+  // One value per bag.
   HashInput input() const {
     HashInput input = input_;
     input.n = size_;
@@ -129,7 +134,8 @@ class Values {
   }
 
   void KeepObjects(const py::array& array) {
-    // A copy, whose objects nobody else can remove while the GIL is released.
+    // A copy, whose objects no other thread can remove while the GIL is
+    // released.
     kept_ = py::array(array.attr("astype")("O")).attr("ravel")();
     const auto* const objects = static_cast<PyObject* const*>(kept_.data());
     texts_.resize(size_);
@@ -147,7 +153,7 @@ class Values {
     size_t item_size;
   };
 
-  // NumPy's texts of a fixed size end where only zero bytes follow.
+  // NumPy pads its fixed-size strings with zero bytes.
   static void ViewBytes(const void* values, int64_t begin, int64_t n,
                         std::string_view* views) {
     const Bytes& bytes = *static_cast<const Bytes*>(values);
@@ -183,7 +189,7 @@ void Check(const Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
-// Everything that needs no Python: `signs` has the inputs' size.
+// The part that runs without the GIL; `signs` has the inputs' size.
 Status HashOneColumn(const HashColumn& column,
                      const std::vector<HashInput>& inputs, int64_t* signs) {
   std::vector<ValueType> types;
@@ -294,9 +300,42 @@ py::array_t<uint64_t> FingerprintArray(const py::array& texts) {
   return fingerprints.attr("view")("uint64");
 }
 
+// The initial weights of signs that have no row: `[..., dim]`.
+py::array_t<float> InitialRows(const std::string& config_text,
+                               const py::array& signs) {
+  TableConfig config;
+  if (const Status status = ParseTableConfig(config_text, &config);
+      !status.ok()) {
+    throw py::value_error(status.message());
+  }
+  if (!py::isinstance<py::array_t<int64_t>>(signs)) {
+    throw py::value_error("signs must be int64, but their dtype is " +
+                          DtypeOf(signs) + ".");
+  }
+  const auto flat =
+      py::array_t<int64_t, py::array::c_style | py::array::forcecast>::ensure(
+          signs);
+  std::vector<py::ssize_t> shape(signs.shape(), signs.shape() + signs.ndim());
+  shape.push_back(config.dim);
+  py::array_t<float> rows(shape);
+  const int64_t* const in = flat.data();
+  float* const out = rows.mutable_data();
+  const int64_t n = flat.size();
+  {
+    py::gil_scoped_release release;
+    const Initializer initializer(config.initializer, config.name, config.seed,
+                                  config.dim);
+    for (int64_t i = 0; i < n; ++i) {
+      initializer.Fill(in[i], out + i * config.dim);
+    }
+  }
+  return rows;
+}
+
 PYBIND11_MODULE(_core, m) {
   m.doc() =
-      "Hashing and snapshots for NumPy; see tf_ext.hashing, tf_ext.snapshot.";
+      "Hashing and snapshots for NumPy, and what update rules are; see "
+      "tf_ext.hashing, tf_ext.snapshot, tf_ext.optimizers.";
   m.attr("HASH_VERSION") = kHashVersion;
   m.def("fingerprint64", [](const py::bytes& text) {
     return Fingerprint64(ViewText(text, "text"));
@@ -315,6 +354,8 @@ PYBIND11_MODULE(_core, m) {
     return ExtendCrc32c(0, PyBytes_AS_STRING(data.ptr()),
                         PyBytes_GET_SIZE(data.ptr()));
   });
+  m.def("initial_rows", &InitialRows, py::arg("config"), py::arg("signs"));
+  DefineRules(&m);
   DefineSnapshots(&m);
 }
 

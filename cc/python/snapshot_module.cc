@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "cc/core/crc32c.h"
-#include "cc/core/mix.h"
-#include "cc/core/sign_set.h"
-#include "cc/core/snapshot_chunk.h"
+#include "cc/core/hashing/mix.h"
+#include "cc/core/snapshot/crc32c.h"
+#include "cc/core/snapshot/sign_set.h"
+#include "cc/core/snapshot/snapshot_chunk.h"
 #include "pybind11/numpy.h"
 #include "pybind11/pybind11.h"
 
@@ -27,7 +27,7 @@ void Check(const Status& status) {
   if (!status.ok()) throw py::value_error(status.message());
 }
 
-// ChunkBytesFor, of any number.
+// ChunkBytesFor, for any number.
 int64_t CheckedChunkBytesFor(int64_t row_bytes) {
   const int64_t bytes =
       ChunkBytesFor(std::clamp(row_bytes, kSignBytes, kMaxStoredRowBytes));
@@ -41,8 +41,8 @@ Signs CopySigns(const uint8_t* data, int64_t n) {
   return signs;
 }
 
-// (erased before, rows [n, row_bytes], erased after, CRC32C) of a chunk; the
-// rows are a view of `data`. ValueError for damage, with its byte.
+// Returns (erased before, rows [n, row_bytes], erased after, CRC32C) of a
+// chunk; the rows are a view of `data`. Damage is a ValueError with its byte.
 py::tuple DecodeToArrays(const py::bytes& data, int64_t chunk_bytes,
                          int64_t row_bytes, uint64_t tag, int64_t index) {
   const ChunkFormat format = {chunk_bytes, row_bytes, tag};
@@ -80,7 +80,7 @@ void AddSigns(SignSet* set, const Signs& signs) {
   for (int64_t i = 0; i < signs.size(); ++i) set->Add(signs.data()[i]);
 }
 
-// Adds signs, the last one first; whether each was new then.
+// Adds signs from the last to the first; returns whether each was new.
 py::array_t<bool> AddFromTheEnd(SignSet* set, const Signs& signs) {
   py::array_t<bool> added(signs.size());
   bool* const out = added.mutable_data();
@@ -99,14 +99,14 @@ py::array_t<bool> ContainsEach(const SignSet& set, const Signs& signs) {
   return contains;
 }
 
-// The bytes of a file of rows, chunk by chunk.
+// Encodes a file of rows chunk by chunk.
 class RowFileEncoder {
  public:
   RowFileEncoder(int64_t row_bytes, uint64_t tag)
       : row_bytes_(row_bytes),
         encoder_({CheckedChunkBytesFor(row_bytes), row_bytes, tag}) {}
 
-  // Rows [n, row_bytes]; the chunks that have become full.
+  // Adds rows [n, row_bytes]; returns the chunks that have become full.
   py::bytes AddRows(const Rows& rows) {
     if (rows.ndim() != 2 || rows.shape(1) != row_bytes_) {
       throw py::value_error("rows must be of shape [n, " +
@@ -126,7 +126,7 @@ class RowFileEncoder {
     return py::bytes(full);
   }
 
-  // The last chunk.
+  // Returns the last chunk.
   py::bytes FinishFile() {
     std::string last;
     Finish(true, &last);

@@ -1,7 +1,8 @@
-"""Early stopping that restores rows too."""
+"""Early stopping that restores rows as well."""
 
 import os
 import tempfile
+import typing
 
 import tensorflow as tf
 
@@ -11,7 +12,7 @@ from tf_ext.tables.shadow import table_of
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """As `keras.callbacks.EarlyStopping`, tables' rows included.
+    """`keras.callbacks.EarlyStopping` that includes the rows of tables.
 
     With `restore_best_weights=True` the rows and slots of the best epoch so
     far are kept in a checkpoint in a temporary directory, which needs as much
@@ -30,11 +31,11 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     1
     """
 
-    def set_model(self, model):
+    def set_model(self, model: keras.Model) -> None:
         """Called by Keras, before training."""
         super().set_model(_WithRows(model))
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         """Restores the best weights and rows, if asked to."""
         super().on_train_end(logs)
         self.best_weights = None
@@ -43,31 +44,31 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 class _WithRows:
     """A model whose `get_weights` and `set_weights` include rows."""
 
-    def __init__(self, model):
+    def __init__(self, model: keras.Model) -> None:
         self.__dict__["_model"] = model
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> typing.Any:
         return getattr(self._model, name)
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: typing.Any) -> None:
         setattr(self._model, name, value)
 
-    def _variables(self):
+    def _variables(self) -> list[typing.Any]:
         return [v for v in self._model.weights if table_of(v) is None]
 
-    def _checkpoint(self):
+    def _checkpoint(self) -> typing.Any:
         rows = {
             f"table{index}": table.rows
             for index, table in enumerate(tables_of(self._model))
         }
         return tf.train.Checkpoint(**rows)
 
-    def get_weights(self):
+    def get_weights(self) -> typing.Any:
         directory = tempfile.TemporaryDirectory(prefix="tf_ext_early_stopping_")
         path = self._checkpoint().write(os.path.join(directory.name, "rows"))
         return [v.numpy() for v in self._variables()], path, directory
 
-    def set_weights(self, weights):
+    def set_weights(self, weights: typing.Any) -> None:
         values, path, _ = weights
         for variable, value in zip(self._variables(), values, strict=True):
             variable.assign(value)

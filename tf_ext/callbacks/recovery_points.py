@@ -1,4 +1,4 @@
-"""Recovery points: all that training needs to go on, in one directory.
+"""Recovery points: all state needed to continue training, in a directory.
 
 point-0000001200/           # the step
   table-000/                # a snapshot of each table
@@ -8,44 +8,49 @@ point-0000001200/           # the step
 
 import contextlib
 import dataclasses
-import math
 import posixpath
-import re
+import typing
 import uuid
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from tf_ext import _core, ops
-from tf_ext import _snapshot_manifest as manifests
-from tf_ext._sealed_json import (
-    FORMAT,
-    INT64_MAX,
-    DamagedSnapshotError,
-    seal,
-    unseal,
-)
-from tf_ext._snapshot_manifest import SnapshotConflictError
+from tf_ext import _core
+from tf_ext._keras import keras
+from tf_ext._sealed_json import FORMAT, DamagedSnapshotError, seal
+from tf_ext._snapshot_manifest import Manifest, SnapshotConflictError
 from tf_ext._version import __version__
+from tf_ext.callbacks.point_files import (
+    NAME,
+    Described,
+    directories,
+    read_arrays,
+    read_point,
+    table_path,
+)
+from tf_ext.ops import _snapshot_ops
+from tf_ext.optimizers.accumulator import TableAccumulators
+from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import read_chain, read_manifest
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import shadow
 
-_NAME = "point.json"
-_DIRECTORY = re.compile(r"point-[0-9]{10,}")
-_VARIABLES_FILE = r"variables-[0-9a-f]{16}\.bin"
-_READ_BYTES = 64 << 20
-# Before the names of arrays of gradients that wait for a step to be whole.
+# Prefix of the names of the model's variables.
+OF_MODEL = "model/"
+# Prefix of the names of arrays of accumulated gradients.
 _ACCUMULATED = "accumulated/"
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """Where training was.
+    """The position of training.
 
-    step: steps made in all; epoch, step_in_epoch: where in the data, epochs
-    from 0, steps of the epoch that are done; path: the directory.
+    step: number of steps in total; epoch, step_in_epoch: the position in the
+    data, with epochs from 0 and the steps completed in the epoch; path: the
+    directory.
     """
 
     step: int
@@ -54,48 +59,17 @@ class Point:
     path: str
 
 
-def path_of(root, step):
-    """The directory of the point of a step."""
-    return posixpath.join(root, f"point-{step:010d}")
-
-
-def table_path(path, index):
-    """The directory of a table's snapshot in a point."""
-    return posixpath.join(path, f"table-{index:03d}")
-
-
-def list_points(root):
-    """The directories of whole points, the oldest first."""
-    return [path for path, whole in _directories(root) if whole]
-
-
-def _directories(root):
-    """`(path, whether it has a point)` of all, the oldest first."""
-    if not tf.io.gfile.isdir(root):
-        return []
-    names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
-    paths = [
-        posixpath.join(root, name)
-        for name in sorted(names, key=lambda n: (len(n), n))
-        if _DIRECTORY.fullmatch(name)
-    ]
-    return [
-        (path, tf.io.gfile.exists(posixpath.join(path, _NAME)))
-        for path in paths
-    ]
-
-
-def claim(root, model):
-    """Makes this process the one that writes points in a directory.
+def claim(root: str, model: keras.Model) -> Claim | None:
+    """Makes this process the writer of points in a directory.
 
     Args:
       root: string; it is made if it does not exist.
       model: a model with tables.
 
     Returns:
-      The Claim; of several workers the first has it, and others have None.
+      The Claim on the first worker, None on others.
     """
-    with _one_of_all_workers(model, f"Claiming {root}") as writes:
+    with _together(model, f"Claiming {root}") as writes:
         if not writes:
             return None
         storage_of(root).make_directory(root)
@@ -104,11 +78,16 @@ def claim(root, model):
             return taken
 
 
-def write(point, model, save_table, claim):
+def write(
+    point: Point,
+    model: keras.Model,
+    save_table: Callable[[int, typing.Any, str], Manifest],
+    claim: typing.Any,
+) -> None:
     """Writes a point.
 
     Args:
-      point: Point; one that is in its directory, and was passed over, is
+      point: Point; an unreadable point in its directory, which was skipped, is
         replaced.
       model: a compiled model with tables.
       save_table: function of (index, table, path) that saves a snapshot.
@@ -118,43 +97,42 @@ def write(point, model, save_table, claim):
       SnapshotConflictError: another process has claimed the directory since.
     """
     what = f"Saving the recovery point {point.path}"
-    with _one_of_all_workers(model, what) as writes:
+    with _together(model, what) as writes:
         if writes:
             with claim.held():
                 storage_of(point.path).make_directory(point.path)
                 with contextlib.suppress(tf.errors.NotFoundError):
-                    tf.io.gfile.remove(posixpath.join(point.path, _NAME))
+                    tf.io.gfile.remove(posixpath.join(point.path, NAME))
     tables = []
     for index, table in enumerate(model.tables):
-        with _one_of_all_workers(model, what) as writes:
-            # The table's directory may be that of the other process, too.
+        with _together(model, what) as writes:
+            # The table's directory may belong to the other process as well.
             if writes:
                 claim.check()
         manifest = save_table(index, table, table_path(point.path, index))
         tables.append({"label": table.name, "id": manifest.id})
-    with _one_of_all_workers(model, what) as writes:
+    with _together(model, what) as writes:
         if writes:
             with claim.held():
                 _write_state(point, model, tables)
 
 
 @contextlib.contextmanager
-def _one_of_all_workers(model, what):
-    """Yields whether this process writes; all raise if that one fails."""
-    collectives = collectives_of_tables(model)
-    if collectives is None:
-        yield True
-        return
-    with collectives.together(what):
-        yield collectives.rank == 0
+def _together(model: keras.Model, what: str) -> Iterator[bool]:
+    """Yields whether this process writes; all raise if the writer fails."""
+    regime = regime_of_tables(model.tables)
+    with regime.together(what):
+        yield regime.rank == 0
 
 
-def _write_state(point, model, tables):
-    """Writes all but the tables, whose labels and ids are given."""
+def _write_state(
+    point: Point, model: keras.Model, tables: list[dict[str, str]]
+) -> None:
+    """Writes everything but the tables, whose labels and ids are given."""
     arrays = _state(model)
     data = b"".join(array.tobytes() for array in arrays.values())
     name = f"variables-{uuid.uuid4().hex[:16]}.bin"
-    ops.write_file_atomically(posixpath.join(point.path, name), data)
+    _snapshot_ops.write_file_atomically(posixpath.join(point.path, name), data)
     members = {
         "format": FORMAT,
         "tf_ext_version": __version__,
@@ -169,20 +147,21 @@ def _write_state(point, model, tables):
             for key, a in arrays.items()
         ],
     }
-    ops.write_file_atomically(posixpath.join(point.path, _NAME), seal(members))
+    _snapshot_ops.write_file_atomically(
+        posixpath.join(point.path, NAME), seal(members)
+    )
 
 
-def collectives_of_tables(model):
-    """The collectives of workers over which tables are spread, or None."""
-    return next((t.rows.collectives for t in model.tables), None)
-
-
-def read(path, model, load_table):
+def read(
+    path: str,
+    model: keras.Model,
+    load_table: Callable[[typing.Any, str], Manifest],
+) -> Point:
     """Restores a model from a point.
 
     Args:
       path: string, the directory.
-      model: the model, built and compiled as the one that was saved.
+      model: the model, built and compiled as it was when saved.
       load_table: function of (table, path) that loads a snapshot and returns
         its manifest.
 
@@ -190,21 +169,27 @@ def read(path, model, load_table):
       The Point.
 
     Raises:
-      DamagedSnapshotError: it cannot be read; the tables are empty then.
-      ValueError: of another model.
+      DamagedSnapshotError: the point cannot be read; the tables are then empty.
+      ValueError: the point is of another model.
     """
-    file = posixpath.join(path, _NAME)
-    saved_point = _read_point(file)
+    file = posixpath.join(path, NAME)
+    saved_point = read_point(path)
     tables = model.tables
     names = [table.name for table in tables]
     saved = [label for label, _ in saved_point.tables]
     if len(names) != len(saved):
         raise ValueError(
-            f"The model has {len(names)} tables, {names}; {path} was saved "
-            f"with {len(saved)}, {saved}. Make the model as it was saved."
+            f"The model cannot be restored from {path}: it has {len(names)} "
+            f"tables, {names}, but was saved with {len(saved)}, {saved}. Make "
+            "the model as it was saved."
         )
-    _check_variables(model, saved_point.variables, path)
-    arrays = _read_arrays(saved_point, path)
+    described = {
+        name: value
+        for name, value in saved_point.variables.items()
+        if not name.startswith(_ACCUMULATED)
+    }
+    check_variables(_variables(model), described, path)
+    arrays = read_arrays(saved_point, path)
     places = [table_path(path, index) for index in range(len(tables))]
     for where, (_, wanted) in zip(places, saved_point.tables, strict=True):
         _check_id(read_manifest(where), wanted, where, file)
@@ -223,23 +208,24 @@ def read(path, model, load_table):
     )
 
 
-def _check_id(manifest, wanted, path, file):
+def _check_id(manifest: Manifest, wanted: str, path: str, file: str) -> None:
     if manifest.id != wanted:
         raise DamagedSnapshotError(
-            f"{path} is not the snapshot that {file} names."
+            f"{path} must be the snapshot {wanted}, which {file} names, but "
+            f"is {manifest.id}."
         )
 
 
-def prune(root, keep, claim):
-    """Removes points, the newest `keep` aside and what they continue.
+def prune(root: str, keep: int, claim: Claim | None) -> None:
+    """Removes points except the newest `keep` and those that they continue.
 
-    What a save that was killed has left is removed, too. Nothing is removed if
+    The remains of interrupted saves are removed as well. Nothing is removed if
     another process has claimed the directory.
 
     Args:
       root: string.
       keep: int.
-      claim: what `claim` returned; of several workers the first removes.
+      claim: what `claim` returned; only the first worker removes.
     """
     if claim is None:
         return
@@ -248,15 +234,15 @@ def prune(root, keep, claim):
             _prune(root, keep)
 
 
-def _prune(root, keep):
-    every = _directories(root)
+def _prune(root: str, keep: int) -> None:
+    every = directories(root)
     kept = [path for path, whole in every if whole][-keep:]
     needed = set(kept)
     for path in kept:
         for name in tf.io.gfile.listdir(path):
             if not name.startswith("table-"):
                 continue
-            # A snapshot that cannot be read keeps no base alive.
+            # An unreadable snapshot does not keep its base.
             with contextlib.suppress(OSError, ValueError):
                 table = posixpath.join(path, name.rstrip("/"))
                 chain = read_chain(table)
@@ -264,161 +250,77 @@ def _prune(root, keep):
     for path, whole in every:
         if path in needed:
             continue
-        # A point without its first file is none: it must not look like one
-        # if this is interrupted.
+        # Remove point.json first, so that an interrupted removal does not leave
+        # what looks like a point.
         if whole:
-            tf.io.gfile.remove(posixpath.join(path, _NAME))
+            tf.io.gfile.remove(posixpath.join(path, NAME))
         tf.io.gfile.rmtree(path)
 
 
-@dataclasses.dataclass(frozen=True)
-class _SavedPoint:
-    """What `point.json` says.
+def model_variables(model: keras.Model) -> dict[str, typing.Any]:
+    """What training changes of a model itself: `{name in points: variable}`.
 
-    tables: list of `(label, id)`; variables: `{name: (dtype, shape)}`.
-    """
-
-    step: int
-    epoch: int
-    step_in_epoch: int
-    tables: list
-    variables_file: str
-    variables_crc32c: int
-    variables: dict
-
-
-def _read_point(file):
-    """The _SavedPoint in a file."""
-    members = unseal(_read(file, manifests.MAX_BYTES), file)
-    variables = {}
-    for entry in members.objects("variables"):
-        name = entry.text("name")
-        if name in variables:
-            entry.refuse("name", "that of no other variable")
-        shape = entry.list("shape")
-        if not all(type(n) is int and 0 <= n <= INT64_MAX for n in shape):
-            entry.refuse("shape", "a list of sizes")
-        variables[name] = (_dtype_of(entry), shape)
-    return _SavedPoint(
-        step=members.integer("step", 0, INT64_MAX),
-        epoch=members.integer("epoch", 0, INT64_MAX),
-        step_in_epoch=members.integer("step_in_epoch", 0, INT64_MAX),
-        tables=[
-            (table.text("label"), table.hexadecimal("id", 32))
-            for table in members.objects("tables")
-        ],
-        variables_file=members.text(
-            "variables_file", _VARIABLES_FILE, "a name variables-....bin"
-        ),
-        variables_crc32c=members.number("variables_crc32c", 8),
-        variables=variables,
-    )
-
-
-def _dtype_of(entry):
-    """The NumPy dtype that a variable's entry names."""
-    try:
-        dtype = tf.as_dtype(entry.text("dtype"))
-    except TypeError:
-        dtype = tf.resource
-    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
-        if not dtype.is_bool:
-            entry.refuse("dtype", "a type of numbers")
-    return np.dtype(dtype.as_numpy_dtype)
-
-
-def _read(file, most):
-    """The bytes of a file, of which there may be `most`."""
-    try:
-        with storage_of(file).reader(file) as (size, read):
-            if size > most:
-                raise DamagedSnapshotError(
-                    f"{file} is damaged: it has {size} bytes, and may have "
-                    f"{most} at most."
-                )
-            return b"".join(
-                read(begin, min(_READ_BYTES, size - begin))
-                for begin in range(0, size, _READ_BYTES)
-            )
-    except FileNotFoundError:
-        raise DamagedSnapshotError(f"{file} is missing.") from None
-
-
-def _read_arrays(point, path):
-    """The saved arrays of a _SavedPoint: `{name: array}`."""
-    file = posixpath.join(path, point.variables_file)
-    size = sum(
-        dtype.itemsize * math.prod(shape)
-        for dtype, shape in point.variables.values()
-    )
-    data = _read(file, size)
-    crc = _core.crc32c(data)
-    if len(data) != size or crc != point.variables_crc32c:
-        raise DamagedSnapshotError(
-            f"{file} is damaged: the CRC32C of its {size} bytes should be "
-            f"{point.variables_crc32c:08x}, and that of the {len(data)} that "
-            f"it has is {crc:08x}."
-        )
-    arrays, offset = {}, 0
-    for name, (dtype, shape) in point.variables.items():
-        array = np.frombuffer(data, dtype, math.prod(shape), offset)
-        arrays[name] = array.reshape(shape)
-        offset += array.nbytes
-    return arrays
-
-
-def _variables(model):
-    """What training changes besides rows: `{name: variable}`.
-
-    Not metrics, which begin anew in each epoch.
+    Without metrics, which are reset in each epoch.
     """
     metrics = {id(v) for metric in model.metrics for v in metric.variables}
-    variables = {
-        f"model/{index}": variable
+    return {
+        f"{OF_MODEL}{index}": variable
         for index, variable in enumerate(
             v
             for v in model.variables
             if shadow.table_of(v) is None and id(v) not in metrics
         )
     }
+
+
+def _variables(model: keras.Model) -> dict[str, typing.Any]:
+    """The state of training besides rows: `{name: variable}`."""
+    variables = model_variables(model)
     of_optimizer = list(model.optimizer.variables)
     rate = model.optimizer.learning_rate
     if hasattr(rate, "assign") and all(v is not rate for v in of_optimizer):
-        of_optimizer.append(rate)  # tf_keras does not count it.
+        of_optimizer.append(rate)  # Not among the variables in tf_keras.
     for index, variable in enumerate(of_optimizer):
         variables[f"optimizer/{index}"] = variable
     return variables
 
 
-def _accumulators(model):
-    """The table gradients that wait for a step to be whole, or None."""
+def _accumulators(model: keras.Model) -> TableAccumulators | None:
+    """The accumulated gradients of tables, or None."""
     optimizer = model.optimizer
     return getattr(optimizer, "_table_accumulators", None)
 
 
-def _state(model):
+def _state(model: keras.Model) -> dict[str, npt.NDArray[typing.Any]]:
     state = {
         name: np.asarray(tf.convert_to_tensor(variable))
         for name, variable in _variables(model).items()
     }
     accumulators = _accumulators(model)
     if accumulators is not None:
-        store = {}
+        store: dict[str, typing.Any] = {}
         accumulators.save(store)
         state |= {_ACCUMULATED + k: np.asarray(v) for k, v in store.items()}
     return state
 
 
-def _check_variables(model, saved, path):
-    """Raises unless the saved `{name: (dtype, shape)}` are the model's."""
+def check_variables(
+    variables: dict[str, typing.Any], saved: Described, path: str
+) -> None:
+    """Raises ValueError unless `{name: variable}` are as they were saved.
+
+    Args:
+      variables: those of the model.
+      saved: `{name: (dtype, shape)}`.
+      path: string, the point's directory.
+    """
     wanted = {
         name: (
             np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype),
             list(variable.shape),
         )
-        for name, variable in _variables(model).items()
+        for name, variable in variables.items()
     }
-    saved = {k: v for k, v in saved.items() if not k.startswith(_ACCUMULATED)}
     for name in sorted(wanted.keys() | saved.keys()):
         for index, what in ((1, "shape"), (0, "dtype")):
             mine, theirs = (
@@ -428,13 +330,15 @@ def _check_variables(model, saved, path):
             if mine != theirs:
                 raise ValueError(
                     f"The model cannot be restored from {path}: variable "
-                    f"{name} has the {what} {mine} in the model and {theirs} "
+                    f"{name} has the {what} {mine} in the model, but {theirs} "
                     "there. Make and compile the model as it was saved."
                 )
 
 
-def _restore_state(model, arrays, path):
-    """Restores what `_state` has given."""
+def _restore_state(
+    model: keras.Model, arrays: dict[str, npt.NDArray[typing.Any]], path: str
+) -> None:
+    """Restores the state that `_state` returned."""
     accumulators = _accumulators(model)
     if accumulators is not None:
         sums = {
@@ -451,12 +355,3 @@ def _restore_state(model, arrays, path):
             ) from None
     for name, variable in _variables(model).items():
         variable.assign(arrays[name])
-
-
-@contextlib.contextmanager
-def naming(path):
-    """Adds the point's directory to errors that lack it."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DamagedSnapshotError(f"{path} is not whole: {error}") from None

@@ -1,60 +1,64 @@
-"""Recovery points while training, and training that goes on from them."""
+"""Writes recovery points during training, and continues from them."""
 
 import logging
 import posixpath
 import time
+import typing
 
-import tensorflow as tf
-
-from tf_ext._checks import check_max_bytes_per_second, is_finite, is_int
+from tf_ext._checks import (
+    check_max_bytes_per_second,
+    is_finite,
+    is_int,
+    refuse,
+)
 from tf_ext._keras import keras
-from tf_ext._snapshot_manifest import DamagedSnapshotError
-from tf_ext.callbacks import recovery_points
+from tf_ext._snapshot_manifest import DamagedSnapshotError, Manifest
+from tf_ext.callbacks import point_files, recovery_points
 from tf_ext.callbacks.recovery_points import Point
+from tf_ext.regimes import regime_of_tables
+from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.storage import normalised
 
 _LOG = logging.getLogger("tf_ext")
 
-# Deltas after which a full snapshot is written again.
+# Number of deltas between full snapshots.
 _MAX_DELTAS = 10
 
 
 class TableSnapshot(keras.callbacks.Callback):
-    """Saves all that training needs to go on after a kill, and goes on.
+    """Saves the state of training, and continues from it after a kill.
 
     A recovery point holds the rows and slots of all tables, the dense
-    weights, the optimizer's state, and where in the data training was: the
-    epoch and the steps into it. When `tf_ext.Model.fit` begins in a new
-    process with the same callback, the model is restored from the newest
-    point, the batches that it has seen are skipped, and training goes on.
-    With data that come in the same order each time, the result is that of
-    training without a break. A point that is damaged is passed over for the
-    one before, with a warning.
+    weights, the optimizer's state, and the position in the data: the epoch and
+    the step in it. When `tf_ext.Model.fit` begins in a new process with the
+    same callback, the model is restored from the newest point, the batches that
+    it has seen are skipped, and training continues. If the data come in the
+    same order each time, the result is that of uninterrupted training. A
+    damaged point is skipped with a warning, and the previous one is used.
 
-    The first `fit` of a callback object looks for a point; later ones go on
+    The first `fit` of a callback object looks for a point; later ones continue
     with the model as it is. Metrics of the epoch that was interrupted, and the
-    states of other callbacks, begin anew. The position in generators and
-    `keras.utils.Sequence` cannot be restored: their epoch begins anew.
-    Under ParameterServerStrategy steps that were under way may count twice.
-    Under MultiWorkerMirroredStrategy each worker writes its own rows, and the
-    first worker all else.
+    state of other callbacks, start again. The position in generators and
+    `keras.utils.Sequence` cannot be restored: their epoch starts again. Under
+    ParameterServerStrategy steps in flight may be applied twice. Under
+    MultiWorkerMirroredStrategy each worker writes its own rows, and the first
+    worker everything else.
 
-    The process that began to write points into a directory last is the one
-    that may. Another one, which was thought dead perhaps, raises
+    Only the process that last began to write points into a directory may write
+    there. An earlier one, perhaps believed dead, raises
     `tf_ext.snapshot.SnapshotConflictError` at its next point.
 
     Args:
-      directory: string or path-like, for the points alone; on any file system
-        of TensorFlow, one that all
-        parameter servers, or workers, share.
-      steps: int or None, a point each so many steps.
-      seconds: float or None, a point as soon as so much time has passed.
+      directory: string or path-like, for points only; on any file system of
+        TensorFlow that all parameter servers, or workers, share.
+      steps: int or None, the number of steps between points.
+      seconds: float or None, the time between points.
       epoch_end: bool, a point at the end of each epoch. None: if neither
         `steps` nor `seconds` is given.
-      keep: int, how many of the newest points stay.
-      incremental: bool, whether only rows that changed are written, most of
-        the time; each 11th point holds all rows. Points that others continue
-        stay, too.
+      keep: int, how many of the newest points are kept.
+      incremental: bool, whether most points hold only the rows that changed;
+        each 11th point holds all rows. Points that others continue are kept as
+        well.
       max_bytes_per_second: int or None, a limit for writing rows.
 
     Example:
@@ -67,15 +71,16 @@ class TableSnapshot(keras.callbacks.Callback):
 
     def __init__(
         self,
-        directory,
-        steps=None,
-        seconds=None,
-        epoch_end=None,
-        keep=3,
-        incremental=False,
-        max_bytes_per_second=None,
-    ):
+        directory: str,
+        steps: int | None = None,
+        seconds: float | None = None,
+        epoch_end: bool | None = None,
+        keep: int = 3,
+        incremental: bool = False,
+        max_bytes_per_second: int | None = None,
+    ) -> None:
         super().__init__()
+        value: typing.Any
         for name, value, kind in (
             ("steps", steps, "integer"),
             ("seconds", seconds, "finite number"),
@@ -86,12 +91,9 @@ class TableSnapshot(keras.callbacks.Callback):
                 continue
             is_kind = is_int if kind == "integer" else is_finite
             if not is_kind(value) or value <= 0:
-                raise ValueError(
-                    f"Argument `{name}` of TableSnapshot must be a positive "
-                    f"{kind}{' or None' if optional else ''}. Received: "
-                    f"{name}={value!r}"
-                )
-        check_max_bytes_per_second(max_bytes_per_second)
+                allowed = f"a positive {kind}{' or None' if optional else ''}"
+                refuse("TableSnapshot", name, allowed, value)
+        check_max_bytes_per_second("TableSnapshot", max_bytes_per_second)
         if epoch_end is None:
             epoch_end = steps is None and seconds is None
         self.directory = normalised(directory)
@@ -103,19 +105,19 @@ class TableSnapshot(keras.callbacks.Callback):
         self.max_bytes_per_second = max_bytes_per_second
         self._resumed = False
         self._claimed = False
-        self._claim = None  # of the first worker
+        self._claim: Claim | None = None  # of the first worker
         self._point = Point(0, 0, 0, "")
         self._saved_step = 0
         self._saved_time = time.monotonic()
         self._at_epoch_end = False
 
-    def can_resume(self):
+    def can_resume(self) -> bool:
         """Whether `fit` should begin with `resume`: asked once, by `fit`."""
         first, self._resumed = not self._resumed, True
-        return first and bool(recovery_points.list_points(self.directory))
+        return first and bool(point_files.list_points(self.directory))
 
-    def resume(self, model):
-        """Restores a model from the newest point that is whole.
+    def resume(self, model: keras.Model) -> Point:
+        """Restores a model from the newest complete point.
 
         Args:
           model: a built `tf_ext.Model`.
@@ -126,12 +128,13 @@ class TableSnapshot(keras.callbacks.Callback):
         Raises:
           DamagedSnapshotError: no point can be read.
         """
-        # Before a process that was thought dead removes what is read here.
+        # Claim first, so that a process believed dead cannot remove what is
+        # read.
         self._claim_directory(model)
-        failure = None
-        for path in reversed(recovery_points.list_points(self.directory)):
+        failure: typing.Any = None
+        for path in reversed(point_files.list_points(self.directory)):
             try:
-                with recovery_points.naming(path):
+                with point_files.naming(path):
                     point = recovery_points.read(path, model, self._load_table)
             except DamagedSnapshotError as error:
                 _LOG.warning("A recovery point cannot be used: %s", error)
@@ -148,24 +151,28 @@ class TableSnapshot(keras.callbacks.Callback):
             return point
         raise failure
 
-    def _load_table(self, table, path):
+    def _load_table(self, table: typing.Any, path: str) -> Manifest:
         return table.load(path, incremental=self.incremental)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
         if not self._resumed:
             raise ValueError(
-                "TableSnapshot needs the `fit` of a tf_ext.Model: another one "
-                "would not go on from a recovery point. Received: "
-                f"{self.model!r}"
+                "The model of TableSnapshot must be a tf_ext.Model: the `fit` "
+                "of others would not continue from a recovery point. "
+                f"Received: {self.model!r}"
             )
         self._saved_time = time.monotonic()
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
         self._at_epoch_end = False
         if epoch != self._point.epoch:
             self._move(epoch=epoch, step_in_epoch=0)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
         done = batch + 1
         self._move(
             step=self._point.step + done - self._point.step_in_epoch,
@@ -179,41 +186,42 @@ class TableSnapshot(keras.callbacks.Callback):
         else:
             self._save()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
         self._move(epoch=epoch + 1, step_in_epoch=0)
         if self.epoch_end or self._at_epoch_end:
             self._save()
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         if self._claim is not None:
             self._claim.release()
         self._claimed, self._claim = False, None
 
-    def _claim_directory(self, model):
+    def _claim_directory(self, model: keras.Model) -> None:
         if not self._claimed:
             self._claim = recovery_points.claim(self.directory, model)
             self._claimed = True
 
-    def _move(self, **changes):
+    def _move(self, **changes: typing.Any) -> None:
         self._point = Point(**(vars(self._point) | changes))
 
-    def _is_due(self):
+    def _is_due(self) -> bool:
         steps = self._point.step - self._saved_step
-        seconds = time.monotonic() - self._saved_time
-        collectives = recovery_points.collectives_of_tables(self.model)
-        if self.seconds is not None and collectives is not None:
-            # The clock of the first worker counts for all.
-            mine = tf.constant([int(seconds * 1000)], tf.int64)
-            seconds = int(collectives.gather(mine)[0, 0]) / 1000
-        return (self.steps is not None and steps >= self.steps) or (
-            self.seconds is not None and seconds >= self.seconds
+        due = self.steps is not None and steps >= self.steps
+        if self.seconds is None:
+            return due
+        # The clock of the first worker decides for all.
+        milliseconds = regime_of_tables(self.model.tables).int_of_first(
+            int(1000 * (time.monotonic() - self._saved_time))
         )
+        return due or milliseconds >= 1000 * self.seconds
 
-    def _save(self):
+    def _save(self) -> None:
         step = self._point.step
-        path = recovery_points.path_of(self.directory, step)
+        path = point_files.path_of(self.directory, step)
         if self._point.path == path:
-            return  # Nothing was trained since.
+            return  # Nothing was trained since then.
         self._move(path=path)
         self._claim_directory(self.model)
         recovery_points.write(
@@ -223,7 +231,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_step = step
         self._saved_time = time.monotonic()
 
-    def _save_table(self, index, table, path):
+    def _save_table(self, index: int, table: typing.Any, path: str) -> Manifest:
         options = {
             "step": self._point.step,
             "max_bytes_per_second": self.max_bytes_per_second,

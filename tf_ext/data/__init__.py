@@ -1,5 +1,5 @@
 """Datasets whose batches several workers share."""
 
-from tf_ext.data.shares import in_step, worker_share
+from tf_ext.data.worker_batches import variable_batch_size, worker_share
 
-__all__ = ["in_step", "worker_share"]
+__all__ = ["variable_batch_size", "worker_share"]

@@ -1,18 +1,16 @@
 """Training on several machines.
 
 With parameter servers, workers and servers are processes that run `python -m
-tf_ext.distribute.server`, and the program that trains is the chief. Without,
-every worker runs the program that trains, in step with the others.
+tf_ext.distribute.server`, and the program that trains is the chief. Without
+them, every worker runs the program that trains, and training is synchronous.
 """
 
 from tf_ext.distribute.cluster import cluster_resolver
 from tf_ext.distribute.errors import (
     ServerLostError,
     WorkerLostError,
-    name_lost_task,
-    name_lost_workers,
-    naming_lost_server,
-    naming_lost_worker,
+    name_lost_tasks,
+    naming_lost_tasks,
 )
 from tf_ext.distribute.local import LocalCluster, local_cluster
 from tf_ext.distribute.local_workers import (
@@ -36,10 +34,8 @@ __all__ = [
     "cluster_resolver",
     "local_cluster",
     "multi_worker_strategy",
-    "name_lost_task",
-    "name_lost_workers",
-    "naming_lost_server",
-    "naming_lost_worker",
+    "name_lost_tasks",
+    "naming_lost_tasks",
     "parameter_server_strategy",
     "run_local_workers",
     "run_with_recovery",

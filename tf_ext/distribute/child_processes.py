@@ -22,9 +22,9 @@ class ChildProcesses:
     They are killed when this process ends, however it ends.
 
     Args:
-      count: int, how many there will be. The processors are shared out among
-        them, unless the environment variable `TF_NUM_INTRAOP_THREADS` says how
-        many threads each has.
+      count: int, how many there will be. The processors are divided among them,
+        unless the environment variable `TF_NUM_INTRAOP_THREADS` says how many
+        threads each has.
     """
 
     def __init__(self, count):
@@ -36,15 +36,15 @@ class ChildProcesses:
             [sys.executable, "-I", "-S", watchdog.__file__],
             stdin=subprocess.PIPE,
             text=True,
-            # An interrupt of the terminal is this process's to handle.
+            # This process alone handles an interrupt from the terminal.
             start_new_session=True,
         )
 
     def start(self, key, command, output, log, **environment):
-        """Starts a process, in the place of one of its key that has ended.
+        """Starts a process, and replaces one of the same key that has ended.
 
         Args:
-          key: what it is known by here.
+          key: what identifies it here.
           command: list of strings.
           output: file for standard output.
           log: file for standard error.
@@ -67,7 +67,7 @@ class ChildProcesses:
         return self._processes[key]
 
     def keys(self):
-        """The keys of processes that were started, also of ended ones."""
+        """The keys of all processes that were started, ended or not."""
         return list(self._processes)
 
     def status(self, key):
@@ -79,7 +79,7 @@ class ChildProcesses:
         return process.returncode
 
     def send(self, key, number):
-        """Sends a signal to a process and those that it has started."""
+        """Sends a signal to a process and to those that it has started."""
         if self.status(key) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._processes[key].pid, number)
@@ -91,9 +91,9 @@ class ChildProcesses:
         self.status(key)  # Tells the watchdog.
 
     def end_all(self):
-        """Ends all: by SIGTERM, and by SIGKILL those that do not."""
+        """Ends all by SIGTERM, and by SIGKILL those that do not end."""
         for key in self.keys():
-            # One that is stopped would not see the other signal.
+            # A stopped process does not handle SIGTERM.
             self.send(key, signal.SIGTERM)
             self.send(key, signal.SIGCONT)
         deadline = time.monotonic() + _STOP_SECONDS

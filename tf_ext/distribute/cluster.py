@@ -4,19 +4,21 @@ import json
 import os
 import types
 import typing
+from collections.abc import Mapping
 
 import tensorflow as tf
 
+from tf_ext._compat.clusters import resolver_of
 from tf_ext.distribute.addresses import split_address
 
 COORDINATOR = "chief"
-# What a server tells whoever started it: by its log, and by its exit status.
+# How a server reports to the process that started it: log and exit status.
 LISTENS = "listens at"
 PORT_IN_USE_STATUS = 98
 
 
 class Form(typing.NamedTuple):
-    """What a cluster of some strategy has to look like.
+    """The form that the cluster of a strategy must have.
 
     Attributes:
       text: string, the form in words.
@@ -28,10 +30,10 @@ class Form(typing.NamedTuple):
     """
 
     text: str
-    required: tuple
-    optional: tuple = ()
-    ignored: dict = types.MappingProxyType({})
-    refused: dict = types.MappingProxyType({})
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    ignored: Mapping[str, str] = types.MappingProxyType({})
+    refused: Mapping[str, str] = types.MappingProxyType({})
 
 
 PARAMETER_SERVERS = Form(
@@ -51,7 +53,7 @@ MULTI_WORKER = Form(
     required=("worker",),
     optional=(COORDINATOR,),
     refused={
-        "ps": "Workers that train in step share the tables among themselves, "
+        "ps": "Synchronous workers divide the tables among themselves, "
         "and their collectives do not start where there are also parameter "
         "servers.",
         "evaluator": "Run it as a program of its own, without TF_CONFIG.",
@@ -65,15 +67,17 @@ class Task(typing.NamedTuple):
     Attributes:
       cluster: dict of job -> list of "host:port".
       job: string, "chief", "worker" or "ps".
-      index: int, which of the job's tasks.
+      index: int, the task's number in its job.
     """
 
-    cluster: dict
+    cluster: dict[str, list[str]]
     job: str
-    index: int
+    index: int  # type: ignore[assignment]
 
 
-def cluster_resolver(cluster=None):
+def cluster_resolver(
+    cluster: dict[str, list[str]] | None = None,
+) -> tf.distribute.cluster_resolver.ClusterResolver:
     """The cluster as `tf.distribute.ParameterServerStrategy` takes it.
 
     Args:
@@ -100,14 +104,16 @@ def cluster_resolver(cluster=None):
         task = task_from_environment()
         if task.job != COORDINATOR:
             raise ValueError(
-                f"TF_CONFIG says that this is task {task.index} of job "
-                f"'{task.job}', but the program that trains is the task 0 of "
-                "job 'chief'. Run `python -m tf_ext.distribute.server` as "
+                "TF_CONFIG's task must be task 0 of job 'chief', the program "
+                f"that trains. Received: task {task.index} of job "
+                f"{task.job!r}. Run `python -m tf_ext.distribute.server` as "
                 "worker and ps."
             )
         cluster = task.cluster
     else:
-        cluster = check_cluster_dict(cluster, "cluster")
+        cluster = check_cluster_dict(
+            cluster, "Argument `cluster` of cluster_resolver"
+        )
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster),
         task_type=COORDINATOR,
@@ -116,20 +122,20 @@ def cluster_resolver(cluster=None):
     )
 
 
-def strategy_name(strategy):
+def strategy_name(strategy: tf.distribute.Strategy) -> str:
     """The public name of a strategy's class."""
-    # TensorFlow's own name of it is another one.
+    # Its class has another name inside TensorFlow.
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return "MultiWorkerMirroredStrategy"
     return type(strategy).__name__.removesuffix("V2")
 
 
-def is_parameter_server(strategy):
+def is_parameter_server(strategy: tf.distribute.Strategy) -> bool:
     """Whether it is a `tf.distribute.ParameterServerStrategy`."""
     return isinstance(strategy, tf.distribute.ParameterServerStrategy)
 
 
-def cluster_of(strategy):
+def cluster_of(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
     """The cluster that a strategy is connected to.
 
     Args:
@@ -141,19 +147,19 @@ def cluster_of(strategy):
     Raises:
       ValueError: the strategy has none.
     """
-    # TensorFlow 2.21's public property is None for this very strategy.
-    resolver = getattr(strategy, "cluster_resolver", None) or getattr(
-        strategy, "_cluster_resolver", None
-    )
+    resolver = resolver_of(strategy)
     if resolver is None:
         raise ValueError(
-            "strategy must be a tf.distribute.ParameterServerStrategy, but is "
-            f"{strategy!r}."
+            "Argument `strategy` must be a "
+            "tf.distribute.ParameterServerStrategy. Received: "
+            f"strategy={strategy!r}"
         )
     return resolver.cluster_spec().as_dict()
 
 
-def worker_tasks(strategy):
+def worker_tasks(
+    strategy: tf.distribute.Strategy,
+) -> tuple[list[tuple[str, int]], int]:
     """The workers of a `tf.distribute.MultiWorkerMirroredStrategy`.
 
     Args:
@@ -161,7 +167,7 @@ def worker_tasks(strategy):
 
     Returns:
       `([(job, index), ...], rank)`: all workers in the order of their ranks,
-      and which of them this is. Without a cluster the list is empty.
+      and this worker's rank. Without a cluster the list is empty.
     """
     resolver = strategy.cluster_resolver
     cluster = resolver.cluster_spec().as_dict() if resolver else {}
@@ -175,7 +181,7 @@ def worker_tasks(strategy):
     return tasks, tasks.index((resolver.task_type, resolver.task_id))
 
 
-def task_from_environment(form=PARAMETER_SERVERS):
+def task_from_environment(form: Form = PARAMETER_SERVERS) -> Task:
     """The task that the environment variable `TF_CONFIG` describes.
 
     Args:
@@ -198,7 +204,7 @@ def task_from_environment(form=PARAMETER_SERVERS):
     if not isinstance(config, dict) or not isinstance(config.get("task"), dict):
         raise ValueError(
             'TF_CONFIG must have the form {"cluster": {...}, "task": '
-            f'{{"type": "chief", "index": 0}}}}, but it is {text}.'
+            f'{{"type": "chief", "index": 0}}}}. Received: {text}'
         )
     cluster = check_cluster_dict(
         config.get("cluster"), "TF_CONFIG's cluster", form
@@ -206,38 +212,43 @@ def task_from_environment(form=PARAMETER_SERVERS):
     job, index = config["task"].get("type"), config["task"].get("index", 0)
     if job in form.ignored:
         raise ValueError(
-            f"TF_CONFIG says that this is an {job!r}. {form.ignored[job]}"
+            "TF_CONFIG's task must be a member of the cluster. Received: an "
+            f"{job!r}. {form.ignored[job]}"
         )
     return Task(cluster, *check_task(cluster, job, index, "TF_CONFIG's task"))
 
 
-def parse_json(text, name):
-    """The value of a JSON text; errors call the text by `name`."""
+def parse_json(text: str, name: str) -> typing.Any:
+    """Parses JSON; errors call the text `name`."""
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{name} is not JSON ({error}): {text}") from error
+        raise ValueError(
+            f"{name} must be JSON. Received: {text} ({error})"
+        ) from error
 
 
-def check_cluster_dict(cluster, name, form=PARAMETER_SERVERS):
+def check_cluster_dict(
+    cluster: typing.Any, name: str, form: Form = PARAMETER_SERVERS
+) -> dict[str, list[str]]:
     """A cluster as lists of strings.
 
     Args:
-      cluster: what should be a dict of job -> list of "host:port".
-      name: string, what errors call it.
+      cluster: the value to check, a dict of job -> list of "host:port".
+      name: string, what errors call it: where it comes from.
       form: the `Form` that it must have.
 
     Returns:
       dict of job -> list of "host:port", without the jobs that are ignored.
 
     Raises:
-      ValueError: it is another thing, has another job, misses one that is
-        required, or has several chiefs or an address twice.
+      ValueError: it is something else, has an unknown job, lacks a required
+        one, or has several chiefs or an address twice.
     """
     if isinstance(cluster, tf.train.ClusterSpec):
         cluster = cluster.as_dict()
     if not isinstance(cluster, dict):
-        raise ValueError(f"{name} must be {form.text}, but is {cluster!r}.")
+        raise ValueError(f"{name} must be {form.text}. Received: {cluster!r}")
     cluster = {
         job: addresses
         for job, addresses in cluster.items()
@@ -247,47 +258,54 @@ def check_cluster_dict(cluster, name, form=PARAMETER_SERVERS):
     for job, addresses in cluster.items():
         if not isinstance(addresses, (list, tuple)):
             raise ValueError(
-                f"{name} must have a list of addresses for {job!r}, but has "
-                f"{addresses!r}."
+                f"{name} must have a list of addresses for job {job!r}. "
+                f"Received: {addresses!r}"
             )
         for address in addresses:
-            _check_address(address, f"{name}, job {job!r},")
+            _check_address(address, job, name)
     for job in form.required:
         if not cluster.get(job):
             raise ValueError(
-                f"{name} must have at least one {job!r} task, but is {cluster}."
+                f"{name} must have at least one task of job {job!r}. "
+                f"Received: {cluster}"
             )
     every = [address for addresses in cluster.values() for address in addresses]
     for address in every:
         if every.count(address) > 1:
-            raise ValueError(f"{name} has the address {address!r} twice.")
+            raise ValueError(
+                f"{name} must have each address once. Received: {address!r} "
+                f"{every.count(address)} times"
+            )
     if len(cluster.get(COORDINATOR, ())) > 1:
         raise ValueError(
-            f"{name} must have one 'chief', but has {cluster[COORDINATOR]}."
+            f"{name} must have one 'chief'. Received: {cluster[COORDINATOR]}"
         )
     return {
         job: list(addresses) for job, addresses in cluster.items() if addresses
     }
 
 
-def _check_jobs(cluster, name, form):
+def _check_jobs(cluster: dict[str, typing.Any], name: str, form: Form) -> None:
     allowed = form.required + form.optional
     unknown = sorted(set(cluster) - set(allowed), key=str)
     if unknown:
         reason = form.refused.get(unknown[0], "")
         raise ValueError(
-            f"{name} has the job {unknown[0]!r}; jobs are "
-            f"{', '.join(map(repr, allowed))}.{reason and ' '}{reason}"
+            f"{name} must have no jobs other than "
+            f"{', '.join(map(repr, allowed))}. Received: {unknown[0]!r}"
+            f"{reason and '. '}{reason}"
         )
 
 
-def check_task(cluster, job, index, name):
+def check_task(
+    cluster: dict[str, list[str]], job: typing.Any, index: typing.Any, name: str
+) -> tuple[str, int]:
     """(job, index) of a task that the cluster has.
 
     Args:
       cluster: dict of job -> list of "host:port".
-      job: what should be one of its jobs.
-      index: what should be the number of one of the job's tasks.
+      job: the value to check, one of its jobs.
+      index: the value to check, the number of one of the job's tasks.
       name: string, what errors call the task.
 
     Raises:
@@ -296,8 +314,8 @@ def check_task(cluster, job, index, name):
     tasks = {job: len(addresses) for job, addresses in cluster.items()}
     if not isinstance(job, str) or job not in tasks:
         raise ValueError(
-            f"{name} has the type {job!r}; the cluster has "
-            f"{', '.join(map(repr, tasks))}."
+            f"{name} must be of a job of the cluster: "
+            f"{', '.join(map(repr, tasks))}. Received: {job!r}"
         )
     try:
         number = int(index)
@@ -305,18 +323,19 @@ def check_task(cluster, job, index, name):
         number = -1
     if not 0 <= number < tasks[job]:
         raise ValueError(
-            f"{name} has the index {index!r}; the {job!r} tasks of the cluster "
-            f"have 0 to {tasks[job] - 1}."
+            f"{name} must be one of the tasks 0 to {tasks[job] - 1} of job "
+            f"{job!r}. Received: {index!r}"
         )
     return job, number
 
 
-def _check_address(address, name):
+def _check_address(address: typing.Any, job: str, name: str) -> None:
     try:
         host, port = split_address(address)
     except (AttributeError, ValueError):
         host, port = "", 0
     if not host or not 0 < port < 65536:
         raise ValueError(
-            f"{name} must have addresses 'host:port', but has {address!r}."
+            f"{name} must have addresses of the form 'host:port'. Received: "
+            f"{address!r} for job {job!r}"
         )

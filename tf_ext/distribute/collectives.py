@@ -1,8 +1,8 @@
 """The collectives of a step between the workers of a synchronous strategy.
 
-TensorFlow keeps what it knows of a collective for ever under the key of its
-instance, and refuses the key for another shape. So a key here stands for a
-kind and a shape, sizes that vary are rounded up to a few, and nothing grows
+TensorFlow keeps the state of a collective for ever under its instance key, and
+refuses the same key for another shape. So a key here stands for a kind and a
+shape, and sizes that vary are rounded up to a few values: memory does not grow
 with the number of steps. Every worker has to make the same calls in the same
 order; calls of one process are ordered by a token that all of them take.
 """
@@ -14,13 +14,13 @@ import threading
 import numpy as np
 import tensorflow as tf
 
-from tf_ext import ops
 from tf_ext.distribute.cluster import worker_tasks
+from tf_ext.ops import _wire
 
 # TensorFlow counts its own groups up from 1.
 _GROUP_KEY = 0x7F5E0001
 _MAX_SIZE = 1 << 40
-# In the upper half of an instance key.
+# The upper half of an instance key.
 _KINDS = {
     "all_to_all int64": 1,
     "all_to_all float32": 2,
@@ -40,7 +40,7 @@ _of_device = {}
 
 
 def _make_ladder(steps):
-    """Sizes of which each is at most `1 + 1 / steps` times the one before."""
+    """Rising sizes, each at most `1 + 1 / steps` times the one before."""
     ladder = list(range(1, 2 * steps))
     unit = 2
     while ladder[-1] < _MAX_SIZE:
@@ -49,7 +49,7 @@ def _make_ladder(steps):
     return ladder
 
 
-# The sizes of variables do not change: the waste matters more than the number.
+# Sizes of variables do not change: padding costs more than further keys.
 _FINE_LADDER = _make_ladder(64)
 
 
@@ -57,7 +57,7 @@ class Remembered:
     """A number that one use leaves to the next.
 
     Attributes:
-      value: int64 scalar, what the use before left.
+      value: int64 scalar, what the previous use left.
     """
 
     def __init__(self, resource):
@@ -76,8 +76,8 @@ class Collectives:
 
     Attributes:
       size: int, the number of workers.
-      rank: int, which of them this is.
-      device: string, where they run.
+      rank: int, the rank of this worker.
+      device: string, the device where they run.
     """
 
     def __init__(self, size, rank, device):
@@ -95,7 +95,7 @@ class Collectives:
             )
 
     def all_to_all(self, pack, dtype, wanted):
-        """Sends a row to each worker, and gets one from each.
+        """Sends a row to each worker, and receives a row from each.
 
         Args:
           pack: function of a width, int64 scalar, to a `[size, width]` tensor
@@ -106,7 +106,7 @@ class Collectives:
         Returns:
           `[size, width]`, row p from worker p.
         """
-        width, index = ops.exchange_width(wanted)
+        width, index = _wire.exchange_width(wanted)
         with tf.device(self.device):
             received = tf.raw_ops.CollectiveAllToAllV2(
                 input=pack(width),
@@ -126,7 +126,7 @@ class Collectives:
 
         Args:
           key: hashable, which number.
-          first: int, what the first use finds.
+          first: int, the value that the first use finds.
 
         Returns:
           `Remembered`.
@@ -206,7 +206,7 @@ class Collectives:
         ]
 
     def gather_bytes(self, data):
-        """Bytes of all workers, outside of graphs.
+        """Gathers bytes of all workers, outside of graphs.
 
         Args:
           data: bytes.
@@ -215,8 +215,8 @@ class Collectives:
           List of bytes, one a worker.
         """
         lengths = self.gather(tf.constant([len(data)], tf.int64)).numpy()[:, 0]
-        # A new length each time would be a new instance each time.
-        words = int(ops.exchange_width(-(-lengths.max() // 8)).width)
+        # Each new length would be another instance.
+        words = int(_wire.exchange_width(-(-lengths.max() // 8)).width)
         parts = [b""] * self.size
         for begin in range(0, words, _GATHERED_WORDS):
             part = data[8 * begin : 8 * (begin + _GATHERED_WORDS)]
@@ -228,7 +228,7 @@ class Collectives:
 
     @contextlib.contextmanager
     def together(self, what):
-        """Makes all workers raise after the block if one did.
+        """Makes all workers raise after the block if one of them did.
 
         It is for blocks outside of graphs.
 

@@ -1,12 +1,14 @@
-"""Coordinators whose cluster has lost a task.
+"""Coordinators of clusters that have lost a task.
 
-When a ClusterCoordinator is freed it waits for its thread that brings lost
-workers back, and that one waits for all tasks of the cluster: for ever, if one
-of them does not come back. A program would hang when it ends.
+A ClusterCoordinator that is freed joins the thread in which it recovers lost
+workers. That thread waits for all tasks of the cluster: for ever, if one of
+them does not come back, so that a program would hang at its end.
 """
 
 import threading
 import weakref
+
+from tf_ext._compat.clusters import coordinator_of, end_coordinator
 
 _ends = weakref.WeakKeyDictionary()
 
@@ -17,7 +19,7 @@ def keep(strategy):
     Args:
       strategy: a `tf.distribute.ParameterServerStrategy`.
     """
-    coordinator = getattr(strategy, "_cluster_coordinator", None)
+    coordinator = coordinator_of(strategy)
     if coordinator is None or strategy in _ends:
         return
     end = _ends[strategy] = threading.Event()
@@ -28,7 +30,7 @@ def keep(strategy):
 
 
 def release(strategy):
-    """Frees a coordinator that is kept, once that does not wait any more.
+    """Frees a coordinator that was kept, when that no longer waits.
 
     Args:
       strategy: a `tf.distribute.ParameterServerStrategy`, which is not used
@@ -41,4 +43,4 @@ def release(strategy):
 
 def _hold(coordinator, end):
     end.wait()
-    coordinator.__del__()  # Waits here, and not again when it is freed.
+    end_coordinator(coordinator)  # Here, and not when it is freed.

@@ -1,14 +1,18 @@
-"""Calls that may wait without end, given a time to end in."""
+"""Time limits for calls that may wait without end."""
 
 import queue
 import threading
+import typing
+from collections.abc import Callable
+
+_T = typing.TypeVar("_T")
 
 
-def call_within(seconds, function):
-    """What a function returns, if it does in time.
+def call_within(seconds: float, function: Callable[[], _T]) -> _T:
+    """Calls a function, and returns its result if it returns in time.
 
-    The call goes on in a thread of its own if it takes longer: nothing in
-    Python can end it. The thread does not keep the process from ending.
+    A call that takes longer continues in its thread, as Python cannot end it.
+    The thread does not keep the process from ending.
 
     Args:
       seconds: float.
@@ -23,12 +27,12 @@ def call_within(seconds, function):
       >>> deadlines.call_within(10.0, lambda: 3)
       3
     """
-    outcome = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[typing.Any] = queue.SimpleQueue()
 
-    def call():
+    def call() -> None:
         try:
             outcome.put((function(), None))
-        except BaseException as error:  # To be raised where it is waited for.
+        except BaseException as error:  # Raised again in the calling thread.
             outcome.put((None, error))
 
     threading.Thread(target=call, name="tf_ext_call", daemon=True).start()

@@ -1,10 +1,17 @@
-"""Errors of a cluster, in words."""
+"""Errors of clusters that name the tasks lost."""
 
 import contextlib
-import re
+from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
+from tf_ext._compat.cluster_errors import (
+    is_of_leader,
+    is_of_restarted_server,
+    server_in,
+    workers_in,
+)
+from tf_ext._compat.clusters import error_of_step
 from tf_ext.distribute import coordination, coordinators
 from tf_ext.distribute.addresses import (
     is_listening,
@@ -14,13 +21,8 @@ from tf_ext.distribute.addresses import (
 )
 from tf_ext.distribute.cluster import cluster_of
 
-_PS_TARGET = re.compile(r"remote target /job:ps/replica:\d+/task:(\d+)")
-# What a server says, with InvalidArgumentError, that was restarted so fast
-# that its connections never broke.
-_RESTARTED = re.compile("unknown device|relevant tensor remote_handle", re.I)
-
-# What the collectives of TensorFlow fail with when a peer is gone; a step that
-# fails for another reason has other classes on all workers.
+# The classes of errors with which TensorFlow's collectives fail when a peer is
+# gone; a step that fails for another reason raises others on all workers.
 _LOST_WORKER_ERRORS = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -30,52 +32,52 @@ _LOST_WORKER_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.UnknownError,
 )
-_WORKER = re.compile(r"/job:(chief|worker)(?:/replica:\d+)?/task:(\d+)")
-_LEADER_LOST = re.compile("/tensorflow.CoordinationService/|Leader incarnation")
 
 
 class ServerLostError(RuntimeError):
     """A parameter server died or was restarted, and its state with it.
 
     Attributes:
-      task: string, which one, as "/job:ps/task:1".
+      tasks: dict of task -> "host:port", as {"/job:ps/task:1":
+        "10.0.0.2:2222"}; None for an address that is not known.
 
     Example:
-      >>> error = tf_ext.distribute.ServerLostError("/job:ps/task:1")
-      >>> error.task
-      '/job:ps/task:1'
+      >>> error = tf_ext.distribute.ServerLostError(
+      ...     {"/job:ps/task:1": "10.0.0.2:2222"})
+      >>> list(error.tasks)
+      ['/job:ps/task:1']
     """
 
-    def __init__(self, task, address=None):
-        self.task = task
-        where = f" at {address}" if address else ""
+    def __init__(self, tasks: Mapping[str, str | None]) -> None:
+        self.tasks = dict(tasks)
         super().__init__(
-            f"Parameter server {task}{where} was lost: it does not answer, or "
-            "was restarted since this program connected to it. What it held "
-            "(dense variables, rows of tables) is gone. Restart it, make a new "
-            "strategy and model, restore the last checkpoint and go on; "
-            "tf_ext.distribute.run_with_recovery does so."
+            f"Lost parameter servers: {named(tasks)}. They do not answer, or "
+            "were restarted since this program connected to them. What they "
+            "held (dense variables, rows of tables) is gone. Restart them, "
+            "make a new strategy and model, restore the last checkpoint and go "
+            "on; tf_ext.distribute.run_with_recovery does so."
         )
 
 
 class WorkerLostError(RuntimeError):
-    """A worker of those that train in step died, hangs, or has ended.
+    """A synchronous worker died, hangs, or has ended.
 
-    Nothing can be computed with the others any more in this process, nor can
-    it connect to the workers again.
+    This process can no longer compute with the other workers, nor connect to
+    them again.
 
     Attributes:
-      tasks: list of strings, which ones, as ["/job:worker/task:1"].
+      tasks: dict of task -> "host:port", as {"/job:worker/task:1":
+        "10.0.0.2:2222"}.
 
     Example:
       >>> error = tf_ext.distribute.WorkerLostError(
       ...     {"/job:worker/task:1": "10.0.0.2:2222"})
-      >>> error.tasks
+      >>> list(error.tasks)
       ['/job:worker/task:1']
     """
 
-    def __init__(self, tasks):
-        self.tasks = list(tasks)
+    def __init__(self, tasks: Mapping[str, str | None]) -> None:
+        self.tasks = dict(tasks)
         super().__init__(
             f"Lost workers: {named(tasks)}. They were killed, failed, hang, "
             "have ended before this one, or cannot be reached; their logs may "
@@ -84,147 +86,125 @@ class WorkerLostError(RuntimeError):
         )
 
 
-def name_lost_task(error, strategy=None):
-    """The parameter server whose loss an error of TensorFlow tells of.
+def name_lost_tasks(
+    error: BaseException, strategy: tf.distribute.Strategy
+) -> dict[str, str | None]:
+    """The tasks whose loss caused an error of TensorFlow.
 
-    The name is taken from the error's message; where it has none, the server
-    that does not accept a connection is looked for.
+    These are the tasks that the error's message names, and those that do not
+    accept a connection now. Under `ParameterServerStrategy` they are parameter
+    servers, of which one is named: a lost worker's steps are given to others.
+    Under `MultiWorkerMirroredStrategy` they are the other workers, which end
+    one after the other once one is lost.
 
     Args:
       error: an exception, as raised by a step, a `ClusterCoordinator` or an
         op on a server.
-      strategy: the `tf.distribute.ParameterServerStrategy`, whose servers are
-        looked at when the message has no name. None: they are not.
+      strategy: the `tf.distribute.Strategy` that it was raised under.
 
     Returns:
-      The task, as "/job:ps/task:1", or None if the error is another one.
-
-    Example:
-      >>> error = tf.errors.UnavailableError(None, None, "Connection reset "
-      ...     "from remote target /job:ps/replica:0/task:1/device:CPU:0")
-      >>> tf_ext.distribute.name_lost_task(error)
-      '/job:ps/task:1'
-      >>> tf_ext.distribute.name_lost_task(ValueError("rank"))
-    """
-    if isinstance(error, ServerLostError):
-        return error.task
-    # What a ClusterCoordinator wraps when a step's input was lost.
-    error = getattr(error, "original_exception", error)
-    message = str(error)
-    lost = isinstance(
-        error, (tf.errors.UnavailableError, tf.errors.AbortedError)
-    )
-    restarted = isinstance(
-        error, tf.errors.InvalidArgumentError
-    ) and _RESTARTED.search(message)
-    if not lost and not restarted:
-        return None
-    found = _PS_TARGET.search(message)
-    if found:
-        return task_name("ps", found.group(1))
-    for task, address in _servers(strategy).items():
-        if not is_listening(address):
-            return task
-    return None
-
-
-@contextlib.contextmanager
-def naming_lost_server(strategy):
-    """Turns the error of a lost parameter server into `ServerLostError`.
-
-    Errors that do not come from one pass through.
-
-    Args:
-      strategy: the `tf.distribute.ParameterServerStrategy` that is used
-        inside.
-
-    Raises:
-      ServerLostError: a parameter server died or was restarted.
-
-    Example:
-    ```python
-    with tf_ext.distribute.naming_lost_server(strategy):
-        coordinator.join()
-    ```
-    """
-    try:
-        yield
-    except ServerLostError:
-        raise
-    except Exception as error:
-        task = name_lost_task(error, strategy)
-        if task is None:
-            raise
-        coordinators.keep(strategy)
-        raise ServerLostError(task, _servers(strategy).get(task)) from error
-
-
-def name_lost_workers(error, strategy):
-    """The workers whose loss an error of TensorFlow tells of.
-
-    They are those that the error's message names, and those that do not accept
-    a connection now: workers end one after the other once one is lost.
-
-    Args:
-      error: an exception, as raised by a step.
-      strategy: the `tf.distribute.MultiWorkerMirroredStrategy`.
-
-    Returns:
-      dict of task -> "host:port", as {"/job:worker/task:1": "10.0.0.2:2222"};
-      empty if the error is another one.
+      dict of task -> "host:port", as {"/job:ps/task:1": "10.0.0.2:2222"};
+      empty if the error has another cause, or the strategy has no cluster.
 
     Example:
       >>> strategy = tf_ext.distribute.multi_worker_strategy()
-      >>> tf_ext.distribute.name_lost_workers(ValueError("rank"), strategy)
+      >>> tf_ext.distribute.name_lost_tasks(ValueError("rank"), strategy)
       {}
     """
-    if not isinstance(error, _LOST_WORKER_ERRORS):
-        return {}
-    resolver = strategy.cluster_resolver
-    peers = task_addresses(cluster_of(strategy), ["chief", "worker"])
-    if len(peers) < 2:
-        return {}
-    del peers[task_name(resolver.task_type, resolver.task_id)]
-    said = {task_name(*found) for found in _WORKER.findall(error.message)}
-    if not said & set(peers) and _LEADER_LOST.search(error.message):
-        said = {task_name(*coordination.leader(cluster_of(strategy)))}
-    return {
-        task: address
-        for task, address in peers.items()
-        if task in said or not is_listening(address)
-    }
+    if isinstance(error, (ServerLostError, WorkerLostError)):
+        return dict(error.tasks)
+    servers = _servers(strategy)
+    if servers:
+        return _lost_server(error, servers)
+    return _lost_workers(error, strategy)
 
 
 @contextlib.contextmanager
-def naming_lost_worker(strategy):
-    """Turns the error of a lost worker into `WorkerLostError`.
+def naming_lost_tasks(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Turns the error of a lost task into one that names it.
 
-    Errors that do not come from one pass through.
+    Other errors pass through unchanged.
 
     Args:
-      strategy: the `tf.distribute.MultiWorkerMirroredStrategy` that is used
-        inside.
+      strategy: the `tf.distribute.Strategy` that is used inside.
 
     Raises:
-      WorkerLostError: another worker died, hangs, or has ended.
+      ServerLostError: under `ParameterServerStrategy`, a parameter server died
+        or was restarted.
+      WorkerLostError: under `MultiWorkerMirroredStrategy`, another worker died,
+        hangs, or has ended.
 
     Example:
     ```python
-    with tf_ext.distribute.naming_lost_worker(strategy):
+    with tf_ext.distribute.naming_lost_tasks(strategy):
         for batch in dataset:
             strategy.run(step, (batch,))
     ```
     """
     try:
         yield
-    except tf.errors.OpError as error:
-        lost = name_lost_workers(error, strategy)
+    except (ServerLostError, WorkerLostError):
+        raise
+    except Exception as error:
+        lost = name_lost_tasks(error, strategy)
         if not lost:
             raise
-        raise WorkerLostError(lost) from error
+        if not _servers(strategy):
+            raise WorkerLostError(lost) from error
+        coordinators.keep(strategy)
+        raise ServerLostError(lost) from error
 
 
-def _servers(strategy):
-    if strategy is None:
+def _servers(strategy: tf.distribute.Strategy) -> dict[str, str]:
+    return task_addresses(_cluster(strategy), ["ps"])
+
+
+def _cluster(strategy: tf.distribute.Strategy) -> dict[str, list[str]]:
+    """The strategy's cluster, as from `cluster_of`; empty if it has none."""
+    with contextlib.suppress(ValueError):
+        return cluster_of(strategy)
+    return {}
+
+
+def _lost_server(
+    error: BaseException, servers: dict[str, str]
+) -> dict[str, str | None]:
+    error = error_of_step(error)
+    message = str(error)
+    lost = isinstance(
+        error, (tf.errors.UnavailableError, tf.errors.AbortedError)
+    )
+    restarted = isinstance(
+        error, tf.errors.InvalidArgumentError
+    ) and is_of_restarted_server(message)
+    if not lost and not restarted:
         return {}
-    return task_addresses(cluster_of(strategy), ["ps"])
+    server = server_in(message)
+    if server is not None:
+        task = task_name("ps", server)
+        return {task: servers.get(task)}
+    for task, address in servers.items():
+        if not is_listening(address):
+            return {task: address}
+    return {}
+
+
+def _lost_workers(
+    error: BaseException, strategy: tf.distribute.Strategy
+) -> dict[str, str | None]:
+    if not isinstance(error, _LOST_WORKER_ERRORS):
+        return {}
+    cluster = _cluster(strategy)
+    peers = task_addresses(cluster, ["chief", "worker"])
+    if len(peers) < 2:
+        return {}
+    resolver = strategy.cluster_resolver
+    del peers[task_name(resolver.task_type, resolver.task_id)]
+    said = {task_name(*found) for found in workers_in(error.message)}
+    if not said & set(peers) and is_of_leader(error.message):
+        said = {task_name(*coordination.leader(cluster))}
+    return {
+        task: address
+        for task, address in peers.items()
+        if task in said or not is_listening(address)
+    }

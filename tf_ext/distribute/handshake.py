@@ -1,9 +1,9 @@
-"""What answers at the address of a task.
+"""Checks of what answers at the address of a task.
 
-A server of TensorFlow speaks HTTP/2, and begins with its settings as soon as it
-is connected to. Something else that listens there would be waited for without
-end by TensorFlow, and so would a server that is stopped: the system accepts
-connections in its name.
+A server of TensorFlow speaks HTTP/2, and sends its settings as soon as a client
+connects. TensorFlow would wait without end for anything else that listens
+there, and for a server process that is stopped, as the system still accepts
+connections for it.
 """
 
 import concurrent.futures
@@ -24,20 +24,20 @@ _HEAD_BYTES = 9
 _SETTINGS = 4
 _TLS_ALERT = b"\x15\x03"
 
-# Of the connections that `problem` asks by.
+# The file descriptors of the connections that `problem` has open.
 _asking_descriptors = set()
 
 
 def problem(address, timeout_seconds):
-    """Why nothing can be computed at "host:port", in words.
+    """Why the task at "host:port" cannot be used, as a text.
 
     Args:
       address: string, "host:port".
       timeout_seconds: float, how long an answer may take.
 
     Returns:
-      A string that goes on after the address; None if a server of TensorFlow,
-      or another one that speaks HTTP/2, answers.
+      A string that continues a sentence after the address; None if a server of
+      TensorFlow, or another one that speaks HTTP/2, answers.
 
     Example:
       >>> from tf_ext.distribute import handshake, ports
@@ -87,12 +87,12 @@ def _asking(connection):
 
 
 def is_asking(descriptor):
-    """Whether a socket of this process is one that `problem` asks by."""
+    """Whether a socket of this process belongs to a call of `problem`."""
     return descriptor in _asking_descriptors
 
 
 def _speaks_tls(address, timeout_seconds):
-    """Whether TLS is spoken where plain text is answered by closing."""
+    """Whether a listener that closes on plain text speaks TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -109,11 +109,11 @@ def _speaks_tls(address, timeout_seconds):
 
 
 def _answer(connection, deadline):
-    """The first bytes of what is said to an HTTP/2 client."""
+    """The first bytes that an HTTP/2 client receives."""
     connection.sendall(_PREFACE)
     answer = b""
     while len(answer) < _HEAD_BYTES:
-        # 0 would mean not to wait at all.
+        # A time-out of 0 would mean not to wait at all.
         connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         try:
             received = connection.recv(_SHOWN_BYTES - len(answer))
@@ -144,7 +144,7 @@ def _what_answered(answer):
 
 
 def problems_of(tasks):
-    """What keeps some tasks from answering now, in words; "" if nothing does.
+    """Why tasks do not answer now, as a text; "" if all do.
 
     Args:
       tasks: dict of task name -> "host:port".
@@ -160,7 +160,7 @@ def wait_until_answering(tasks, timeout_seconds):
       timeout_seconds: float, how long to wait at most.
 
     Returns:
-      The tasks that do not, in words that say why; "" when all do.
+      A text that lists the tasks that do not, and why; "" if all do.
     """
     end = time.monotonic() + timeout_seconds
 

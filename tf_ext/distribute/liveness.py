@@ -1,51 +1,55 @@
-"""Which tasks of a cluster have fallen silent, and how to be rid of them.
+"""Detects tasks that do not answer, and disconnects from them.
 
-TensorFlow waits for a worker that is stopped, or cut off without a word, until
-gRPC's keep-alive says that it is gone, and others wait with it: each function
-that is new to the cluster, and each tensor that is freed, is told to all
-workers. A worker whose connection has broken is lost at once: its step is given
-to another, and when it answers again it is used again.
+TensorFlow waits for a worker that is stopped, or whose network is cut, until
+gRPC's keep-alive reports it lost. Other workers wait with it, because each new
+function and each freed tensor is announced to all of them. A worker whose
+connection has broken is lost at once: another one gets its step, and it is used
+again when it answers again.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import logging
-import os
 import socket
-import stat
 import threading
 import time
 import weakref
 
+from tf_ext._compat.clusters import plain_address, shut_connections_down
 from tf_ext.distribute import handshake
 from tf_ext.distribute.addresses import split_address
 
-# A task that has not answered for this long, in several attempts, is silent.
+# A task that has not answered for this long, in several attempts, counts as
+# silent.
 SILENT_SECONDS = 10.0
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 2.0
-# What was found longer ago says nothing of now.
+# Results older than this are out of date.
 _STALE_SECONDS = 10.0
 _THREADS = 64
+# How often a worker's connections are broken off. TensorFlow connects again at
+# once, for what it still has to send, and the steps of others may wait until
+# that fails, too. It waits longer before each new attempt.
+_BREAKS = 3
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
 class _Problem:
-    """Since when a task does not answer, and what was found last."""
+    """Since when a task has not answered, and the last result."""
 
     since: float
     seen: float
     why: str
-    broken_off: bool = False
+    broken_off: int = 0
 
 
 class Watch:
-    """Looks at tasks now and then, and breaks off with silent workers.
+    """Checks tasks periodically, and disconnects from silent workers.
 
-    It ends with its last reference.
+    It ends when its last reference is gone.
 
     Args:
       workers: dict of task name -> "host:port".
@@ -64,7 +68,7 @@ class Watch:
         ).start()
 
     def look(self):
-        """Asks all tasks, and breaks off with workers that stay silent."""
+        """Checks all tasks, and disconnects from workers that stay silent."""
         begin = time.monotonic()
 
         def ask(address):
@@ -76,15 +80,14 @@ class Watch:
         for task, why in zip(self._tasks, found, strict=True):
             self._note(task, why, begin)
         for task, found in self._lasting(SILENT_SECONDS):
-            if task in self._workers and not found.broken_off:
-                found.broken_off = True
-                self._break_off(task, found.why)
+            if task in self._workers and found.broken_off < _BREAKS:
+                self._break_off(task, found)
 
     def lost(self):
         """Tasks that have been silent for long, or refuse connections.
 
         Returns:
-          dict of task name -> what was found, in words.
+          dict of task name -> the last result, as a text.
         """
         return {
             task: f"{self._tasks[task]} {found.why}"
@@ -110,21 +113,24 @@ class Watch:
         else:
             known.seen, known.why = now, why
 
-    def _break_off(self, task, why):
+    def _break_off(self, task, found):
         address = self._workers[task]
-        if break_off(address):
+        if not break_off(address):
+            return
+        found.broken_off += 1
+        if found.broken_off == 1:
             _logger.warning(
                 "%s at %s %s. It is taken as lost: its step is given to "
                 "another worker, and may count twice if this one goes on.",
                 task,
                 address,
-                why,
+                found.why,
             )
 
 
 def _keep_looking(reference):
     while (watch := reference()) is not None:
-        # When the program ends no thread can be started any more.
+        # At the end of the program no thread can be started.
         with contextlib.suppress(RuntimeError):
             watch.look()
         del watch
@@ -142,36 +148,12 @@ def break_off(address):
     """
     with contextlib.suppress(OSError):
         peers = {
-            _plain(info[4])
+            plain_address(info[4])
             for info in socket.getaddrinfo(
                 *split_address(address), type=socket.SOCK_STREAM
             )
         }
-        return sum(
-            _shut_down_if(int(name), peers)
-            for name in os.listdir("/proc/self/fd")
-        )
+        # Otherwise another Watch would find a closed connection instead of no
+        # answer.
+        return shut_connections_down(peers, handshake.is_asking)
     return 0
-
-
-def _shut_down_if(descriptor, peers):
-    with contextlib.suppress(OSError):
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return False
-        # Another Watch would find a connection that is closed, not a silence.
-        if handshake.is_asking(descriptor):
-            return False
-        # The descriptor is gRPC's, which closes it when it sees the end.
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            if _plain(connection.getpeername()) not in peers:
-                return False
-            connection.shutdown(socket.SHUT_RDWR)
-            return True
-    return False
-
-
-def _plain(name):
-    """(host, port); IPv4 in IPv6 as IPv4."""
-    return name[0].removeprefix("::ffff:"), name[1]

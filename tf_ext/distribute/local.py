@@ -2,12 +2,17 @@
 
 import json
 import pathlib
+import subprocess
 import sys
 import tempfile
 import threading
 import time
+import typing
 import weakref
 
+import tensorflow as tf
+
+from tf_ext._checks import check_count
 from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.child_processes import ChildProcesses, log_end
@@ -21,24 +26,27 @@ _POLL_SECONDS = 0.05
 
 
 def local_cluster(
-    workers=2, ps=2, start_timeout_seconds=120.0, restart_lost=False
-):
+    workers: int = 2,
+    ps: int = 2,
+    start_timeout_seconds: float = 120.0,
+    restart_lost: bool = False,
+) -> "LocalCluster":
     """Starts workers and parameter servers as processes on this machine.
 
-    They speak with each other over loopback, but TensorFlow's servers listen
-    on all interfaces, without encryption or authentication: a firewall has to
-    keep others from their ports (SECURITY.md).
+    They communicate over loopback, but TensorFlow's servers listen on all
+    interfaces, without encryption or authentication: a firewall has to protect
+    their ports (SECURITY.md).
 
     The processes end when the block ends, and when this process does, however
-    it ends. The processors are shared out among them, unless the environment
+    it ends. The processors are divided among them, unless the environment
     variable `TF_NUM_INTRAOP_THREADS` says how many threads each has.
 
     Args:
       workers: int, the number of workers.
       ps: int, the number of parameter servers.
       start_timeout_seconds: float, how long they may take to listen.
-      restart_lost: bool, whether a process that ends is started again, as
-        what runs a cluster of machines would.
+      restart_lost: bool, whether a process that ends is started again, as a
+        cluster manager would.
 
     Returns:
       A `LocalCluster`, to be used in a `with` statement.
@@ -58,30 +66,35 @@ def local_cluster(
 
 
 class LocalCluster:
-    """What `local_cluster` makes.
+    """A cluster of local processes, made by `local_cluster`.
 
     Attributes:
       cluster: dict of "chief", "worker" and "ps" to lists of "host:port",
         inside the block. The chief is this process.
     """
 
-    def __init__(self, workers, ps, start_timeout_seconds, restart_lost):
+    def __init__(
+        self,
+        workers: int,
+        ps: int,
+        start_timeout_seconds: float,
+        restart_lost: bool,
+    ) -> None:
         for name, count in (("workers", workers), ("ps", ps)):
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, but is {count}.")
+            check_count("local_cluster", name, count, least=1)
         self._counts = {"worker": workers, "ps": ps}
         self._start_timeout_seconds = start_timeout_seconds
         self._restart_lost = restart_lost
-        self._processes = None
-        self._strategies = weakref.WeakSet()
+        self._processes: typing.Any = None
+        self._strategies: weakref.WeakSet[typing.Any] = weakref.WeakSet()
         # Held where processes are started and ended.
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
-        self._folder = None
-        self.cluster = None
+        self._folder: typing.Any = None
+        self.cluster: dict[str, list[str]] | None = None
 
-    def __enter__(self):
+    def __enter__(self) -> typing.Self:
         self._folder = tempfile.TemporaryDirectory(prefix="tf_ext_cluster_")
         self._processes = ChildProcesses(sum(self._counts.values()))
         try:
@@ -93,10 +106,10 @@ class LocalCluster:
             self._watcher.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._close()
 
-    def strategy(self, **options):
+    def strategy(self, **options: typing.Any) -> tf.distribute.Strategy:
         """A `tf.distribute.ParameterServerStrategy` on the cluster.
 
         Args:
@@ -106,21 +119,21 @@ class LocalCluster:
         self._strategies.add(strategy)
         return strategy
 
-    def pid(self, job, task):
-        """The process of a task; of the last one if it was killed."""
+    def pid(self, job: str, task: int) -> int:
+        """The process id of a task; after a kill, that of its last process."""
         return self._process(job, task).pid
 
-    def log(self, job, task):
-        """All that the processes of a task have written."""
+    def log(self, job: str, task: int) -> str:
+        """The output of all processes of a task."""
         self._process(job, task)
         return self._log_path(job, task).read_text(errors="replace")
 
-    def kill(self, job, task):
+    def kill(self, job: str, task: int) -> None:
         """Ends a task at once, by SIGKILL, and waits until it has ended."""
         self._process(job, task)
         self._processes.kill((job, task))
 
-    def restart(self, job, task):
+    def restart(self, job: str, task: int) -> None:
         """Starts a task again at its address, and waits until it listens.
 
         Args:
@@ -135,7 +148,7 @@ class LocalCluster:
             deadline = time.monotonic() + self._start_timeout_seconds
             self._wait(job, task, self._start(job, task), deadline)
 
-    def _start_all(self):
+    def _start_all(self) -> None:
         for attempt in range(1, _ATTEMPTS + 1):
             ports = free_ports(1 + sum(self._counts.values()))
             self.cluster = {
@@ -154,19 +167,19 @@ class LocalCluster:
                     self._wait(job, task, begin, deadline)
                 return
             except _PortInUseError:
-                # Taken by another process since it was seen free.
+                # Another process has taken the port meanwhile.
                 self._processes.end_all()
                 if attempt == _ATTEMPTS:
                     raise
 
-    def _watch(self):
+    def _watch(self) -> None:
         while not self._closing.wait(_POLL_SECONDS):
             with self._lock:
                 for task in self._processes.keys():
                     if self._processes.status(task) is not None:
                         self._start(*task)
 
-    def _start(self, job, task):
+    def _start(self, job: str, task: int) -> int:
         """Starts a process; returns where its part of the log begins."""
         path = self._log_path(job, task)
         command = [
@@ -179,7 +192,7 @@ class LocalCluster:
             self._processes.start((job, task), command, log, log)
         return begin
 
-    def _wait(self, job, task, begin, deadline):
+    def _wait(self, job: str, task: int, begin: int, deadline: float) -> None:
         path = self._log_path(job, task)
         while True:
             # Read after the status: an ended process writes no more.
@@ -206,19 +219,20 @@ class LocalCluster:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _process(self, job, task):
+    def _process(self, job: str, task: int) -> subprocess.Popen[bytes]:
         known = self._processes.keys()
         if (job, task) not in known:
             known = ", ".join(task_name(*key) for key in known)
             raise ValueError(
-                f"The cluster has no {task_name(job, task)}; it has {known}."
+                f"Arguments `job` and `task` must name one of {known}. "
+                f"Received: {task_name(job, task)}"
             )
         return self._processes[job, task]
 
-    def _log_path(self, job, task):
+    def _log_path(self, job: str, task: int) -> pathlib.Path:
         return pathlib.Path(self._folder.name) / f"{job}-{task}.log"
 
-    def _close(self):
+    def _close(self) -> None:
         self._closing.set()
         if self._watcher.is_alive():
             self._watcher.join()

@@ -1,15 +1,18 @@
-"""Workers that train in step as processes of this machine."""
+"""Synchronous workers as processes of this machine."""
 
 import codecs
 import json
 import logging
+import os
 import pathlib
 import signal
 import sys
 import tempfile
 import time
 import typing
+from collections.abc import Iterable, Sequence
 
+from tf_ext._checks import check_count
 from tf_ext.distribute.child_processes import ChildProcesses, log_end
 from tf_ext.distribute.ports import free_ports
 
@@ -18,26 +21,25 @@ _logger = logging.getLogger(__name__)
 
 
 def run_local_workers(
-    command,
-    workers=2,
-    timeout_seconds=None,
-    restarts=0,
-    report_timeout_seconds=60.0,
-):
-    """Runs a program as several workers on loopback, to their ends.
+    command: Sequence[str | os.PathLike[str]],
+    workers: int = 2,
+    timeout_seconds: float | None = None,
+    restarts: int = 0,
+    report_timeout_seconds: float = 60.0,
+) -> list["WorkerResult"]:
+    """Runs a program as several workers on loopback until all have ended.
 
-    What worker 0 writes is written by this process, too. When a worker has
-    failed, the others have time to report that they lost it, and then all are
-    ended.
+    This process repeats what worker 0 writes. When a worker has failed, the
+    others have time to report its loss, and are then ended.
 
     Args:
       command: list of strings, the command line of the program, which calls
         `tf_ext.distribute.multi_worker_strategy()`. Each worker has its own
-        `TF_CONFIG`, which also tells a program that starts itself as workers
-        that it is one.
+        `TF_CONFIG`, by which a program that starts itself also knows that it is
+        a worker.
       workers: int, how many.
       timeout_seconds: float, how long they may take. None: as long as it takes.
-      restarts: int, how many times all are started again after one has failed.
+      restarts: int, how often all are started again after one has failed.
       report_timeout_seconds: float, how long the others may run on after one
         has failed. It should be longer than their heartbeat time-out.
 
@@ -48,7 +50,7 @@ def run_local_workers(
       ValueError: workers is less than 1, or restarts less than 0.
       LocalWorkersError: a worker failed, and no restarts are left; the message
         holds the ends of the logs of all but worker 0.
-      TimeoutError: they took too long, likewise.
+      TimeoutError: they took too long; the message holds the same.
 
     Example:
       >>> results = tf_ext.distribute.run_local_workers(["echo", "trained"], 2)
@@ -64,8 +66,7 @@ def run_local_workers(
         tf_ext.distribute.run_local_workers([sys.executable, *sys.argv])
     ```
     """
-    if restarts < 0:
-        raise ValueError(f"restarts must be at least 0, but is {restarts}.")
+    check_count("run_local_workers", "restarts", restarts, least=0)
     deadline = time.monotonic() + (timeout_seconds or float("inf"))
     while True:
         with LocalWorkers(command, workers) as running:
@@ -102,17 +103,19 @@ class LocalWorkersError(RuntimeError):
       results: list of `WorkerResult`, one a worker.
     """
 
-    def __init__(self, failed, results, logs):
+    def __init__(
+        self, failed: list[int], results: list["WorkerResult"], logs: str
+    ) -> None:
         self._arguments = failed, results, logs
         self.results = results
         super().__init__(f"The workers {failed} failed.\n{logs}")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[typing.Any, ...]:
         return type(self), self._arguments  # So it reaches other processes.
 
 
 class WorkerResult(typing.NamedTuple):
-    """What is left of a worker that has ended.
+    """The result of a worker that has ended.
 
     Attributes:
       status: int, its exit status; negative if a signal ended it.
@@ -126,18 +129,18 @@ class WorkerResult(typing.NamedTuple):
 
 
 class LocalWorkers:
-    """A program as several workers on loopback, for tests of losses.
+    """A program run as several workers on loopback, to test losses.
 
-    They run inside a `with` statement and end with it, and when this process
-    does, however it ends.
+    They run inside a `with` statement. They end with it, or with this process,
+    however it ends.
 
     Args:
       command: list of strings, the command line of the program, which calls
         `tf_ext.distribute.multi_worker_strategy()`.
       workers: int, how many. Each has its own `TF_CONFIG`.
       start: the workers that are started at once. None: all.
-      environment: dict of variables of the environment that they get, besides
-        those of this process.
+      environment: dict of environment variables that they get, besides those of
+        this process.
 
     Attributes:
       addresses: list of "host:port", one a worker.
@@ -149,18 +152,23 @@ class LocalWorkers:
       {0: None, 1: -9}
     """
 
-    def __init__(self, command, workers, start=None, environment=None):
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, but is {workers}.")
+    def __init__(
+        self,
+        command: Sequence[str | os.PathLike[str]],
+        workers: int,
+        start: Iterable[int] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        check_count("LocalWorkers", "workers", workers, least=1)
         self._command = list(map(str, command))
         self._workers = workers
         self._start = range(workers) if start is None else start
         self._environment = environment or {}
-        self._processes = None
-        self._folder = None
-        self.addresses = None
+        self._processes: typing.Any = None
+        self._folder: typing.Any = None
+        self.addresses: typing.Any = None
 
-    def __enter__(self):
+    def __enter__(self) -> typing.Self:
         self._folder = tempfile.TemporaryDirectory(prefix="tf_ext_workers_")
         self._processes = ChildProcesses(self._workers)
         try:
@@ -174,11 +182,11 @@ class LocalWorkers:
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._processes.close()
         self._folder.cleanup()
 
-    def start(self, worker):
+    def start(self, worker: int) -> None:
         """Starts a worker, or starts it again."""
         config = {
             "cluster": {"worker": self.addresses},
@@ -196,34 +204,36 @@ class LocalWorkers:
                 **self._environment,
             )
 
-    def send(self, worker, number):
+    def send(self, worker: int, number: int) -> None:
         """Sends a signal to a worker."""
         self._processes.send(worker, number)
 
-    def kill(self, worker):
+    def kill(self, worker: int) -> None:
         """Ends a worker at once, by SIGKILL."""
         self._processes.kill(worker)
 
-    def pids(self):
-        """The processes of the workers, also of those that have ended."""
+    def pids(self) -> list[int]:
+        """The process ids of the workers, including those that have ended."""
         return [self._processes[w].pid for w in self._processes.keys()]
 
-    def statuses(self):
+    def statuses(self) -> dict[int, int | None]:
         """Worker -> its exit status, None while it runs."""
         return {
             worker: self._processes.status(worker)
             for worker in self._processes.keys()
         }
 
-    def output(self, worker):
+    def output(self, worker: int) -> str:
         """What a worker has written to standard output."""
         return self.paths(worker)[0].read_text(errors="replace")
 
-    def log(self, worker):
+    def log(self, worker: int) -> str:
         """What a worker has written to standard error."""
         return self.paths(worker)[1].read_text(errors="replace")
 
-    def wait(self, timeout_seconds, workers=None):
+    def wait(
+        self, timeout_seconds: float, workers: Iterable[int] | None = None
+    ) -> list[WorkerResult]:
         """Waits until workers have ended.
 
         Args:
@@ -247,20 +257,22 @@ class LocalWorkers:
             time.sleep(_POLL_SECONDS)
         return self.results(workers)
 
-    def end(self):
+    def end(self) -> None:
         """Ends the workers that still run."""
         self._processes.end_all()
 
-    def results(self, workers=None):
-        """List of `WorkerResult`, of all workers that were started or some."""
-        statuses = self.statuses()
+    def results(
+        self, workers: Iterable[int] | None = None
+    ) -> list[WorkerResult]:
+        """The list of `WorkerResult` of some started workers, or of all."""
+        statuses: dict[int, typing.Any] = self.statuses()
         return [
             WorkerResult(statuses[w], self.output(w), self.log(w))
             for w in (statuses if workers is None else workers)
         ]
 
-    def describe(self, workers=None):
-        """Statuses and ends of logs in words, of all workers or of some."""
+    def describe(self, workers: Iterable[int] | None = None) -> str:
+        """A text with the status and the end of the log of each worker."""
         statuses = self.statuses()
         return "\n".join(
             f"-- worker {worker} at {self.addresses[worker]} "
@@ -269,7 +281,7 @@ class LocalWorkers:
             for worker in (statuses if workers is None else workers)
         )
 
-    def paths(self, worker):
+    def paths(self, worker: int) -> tuple[pathlib.Path, pathlib.Path]:
         """The files with standard output and standard error of a worker."""
         folder = pathlib.Path(self._folder.name)
         return folder / f"{worker}.out", folder / f"{worker}.err"
@@ -278,23 +290,25 @@ class LocalWorkers:
 class _Copy:
     """Copies what is appended to a file to a stream."""
 
-    def __init__(self, path, stream):
+    def __init__(self, path: pathlib.Path, stream: typing.TextIO) -> None:
         self._file = path.open("rb")
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stream = stream
 
-    def go_on(self):
+    def go_on(self) -> None:
         text = self._decoder.decode(self._file.read())
         if text:
             self._stream.write(text)
             self._stream.flush()
 
-    def close(self):
+    def close(self) -> None:
         self.go_on()
         self._file.close()
 
 
-def _watch(running, deadline, report_timeout_seconds):
+def _watch(
+    running: LocalWorkers, deadline: float, report_timeout_seconds: float
+) -> None:
     """Waits for the end of all workers, or until they have to be ended."""
     copies = [
         _Copy(path, stream)
@@ -309,7 +323,7 @@ def _watch(running, deadline, report_timeout_seconds):
         if None not in statuses:
             break
         if any(statuses):
-            # The others have until then.
+            # The deadline of the other workers.
             deadline = min(deadline, time.monotonic() + report_timeout_seconds)
             report_timeout_seconds = float("inf")
         time.sleep(_POLL_SECONDS)
@@ -317,7 +331,7 @@ def _watch(running, deadline, report_timeout_seconds):
         copy.close()
 
 
-def _status_in_words(status):
+def _status_in_words(status: int | None) -> str:
     if status is None:
         return "runs"
     if status < 0:

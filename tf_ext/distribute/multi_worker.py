@@ -1,4 +1,4 @@
-"""MultiWorkerMirroredStrategy on workers that are there and fit together."""
+"""MultiWorkerMirroredStrategy on workers that were checked."""
 
 import os
 import re
@@ -6,6 +6,8 @@ import re
 import tensorflow as tf
 
 import tf_ext
+from tf_ext._checks import is_finite, is_int, refuse
+from tf_ext._compat.clusters import configure_coordination, keeping_sigterm
 from tf_ext.distribute import coordination
 from tf_ext.distribute.addresses import (
     named,
@@ -20,21 +22,22 @@ from tf_ext.distribute.cluster import (
     task_from_environment,
 )
 from tf_ext.distribute.collectives import collectives_of
-from tf_ext.distribute.errors import naming_lost_worker
+from tf_ext.distribute.errors import naming_lost_tasks
 from tf_ext.distribute.ports import why_not_free
 
+_NAME = "multi_worker_strategy"  # As errors call it.
 _JOBS = ("chief", "worker")  # In the order of ranks.
 _MISSING = re.compile(r"timed out task names:\s*((?:/job:\S+\s+)+)")
 _TASK = re.compile(r"/job:(\w+)/replica:\d+/task:(\d+)")
 
 
 def multi_worker_strategy(
-    cluster=None,
-    task=None,
-    timeout_seconds=60.0,
-    heartbeat_timeout_seconds=30.0,
-):
-    """Connects to the workers of a cluster, which train in step.
+    cluster: dict[str, list[str]] | None = None,
+    task: int | None = None,
+    timeout_seconds: float = 60.0,
+    heartbeat_timeout_seconds: float = 30.0,
+) -> tf.distribute.MultiWorkerMirroredStrategy:
+    """Connects to the workers of a cluster, which train synchronously.
 
     Every worker runs this program and calls this, before anything else of
     TensorFlow that makes tensors or lists logical devices. The call returns
@@ -43,15 +46,16 @@ def multi_worker_strategy(
 
     Args:
       cluster: dict of "worker" to a list of "host:port", and possibly of
-        "chief" to a list of one, who is then the first worker. None: the
-        environment variable `TF_CONFIG`; where that is not set, there is no
+        "chief" to a list of one address, which is then the first worker. None:
+        the environment variable `TF_CONFIG`; where that is not set, there is no
         other worker.
       task: int, with `cluster`: which task this process is, counted from 0
         over the chief, if there is one, and the workers.
       timeout_seconds: float, how long workers wait for each other. Python
         does not see an interrupt (Ctrl-C) meanwhile.
-      heartbeat_timeout_seconds: float, after how long without a sign of life
-        a worker is lost. A worker that was killed is often noticed earlier.
+      heartbeat_timeout_seconds: float, after how long without a heartbeat a
+        worker counts as lost. A worker that was killed is often noticed
+        earlier.
 
     Returns:
       A `tf.distribute.MultiWorkerMirroredStrategy`.
@@ -76,35 +80,44 @@ def multi_worker_strategy(
         ("timeout_seconds", timeout_seconds),
         ("heartbeat_timeout_seconds", heartbeat_timeout_seconds),
     ):
-        if seconds <= 0:
-            raise ValueError(f"{name} must be positive, but is {seconds}.")
+        if not is_finite(seconds) or seconds <= 0:
+            refuse(_NAME, name, "a positive number of seconds", seconds)
     own = _own_task(cluster, task)
     _check_gpus()
     tasks = {} if own is None else task_addresses(own.cluster, _JOBS)
-    if len(tasks) < 2:
+    if own is None or len(tasks) < 2:
         return tf.distribute.MultiWorkerMirroredStrategy(_resolver(None))
     _check_begin(own)
-    coordination.configure(
-        own.cluster, timeout_seconds, heartbeat_timeout_seconds
+    configure_coordination(
+        own.cluster,
+        coordination.leader(own.cluster),
+        timeout_seconds,
+        heartbeat_timeout_seconds,
     )
     strategy = _connect(own, timeout_seconds)
-    with naming_lost_worker(strategy):
+    with naming_lost_tasks(strategy):
         _check_versions(strategy, tasks)
     return strategy
 
 
-def _own_task(cluster, index):
+def _own_task(
+    cluster: dict[str, list[str]] | None, index: int | None
+) -> Task | None:
     """The `Task` of this process, or None if it is alone."""
     if cluster is None:
         if index is not None:
-            raise ValueError(
-                f"task is {index}, but there is no cluster; without one, the "
-                "task is that of TF_CONFIG."
+            refuse(
+                _NAME,
+                "task",
+                "None without `cluster`, where the task is that of TF_CONFIG",
+                index,
             )
         if not os.environ.get("TF_CONFIG"):
             return None
         return task_from_environment(MULTI_WORKER)
-    cluster = check_cluster_dict(cluster, "cluster", MULTI_WORKER)
+    cluster = check_cluster_dict(
+        cluster, f"Argument `cluster` of {_NAME}", MULTI_WORKER
+    )
     tasks = [
         Task(cluster, job, number)
         for job in _JOBS
@@ -112,15 +125,18 @@ def _own_task(cluster, index):
     ]
     if index is None and len(tasks) == 1:
         return tasks[0]
-    if not isinstance(index, int) or not 0 <= index < len(tasks):
-        raise ValueError(
-            f"task must be 0 to {len(tasks) - 1}, the number of this process "
-            f"in the cluster, but is {index!r}."
+    if index is None or not is_int(index) or not 0 <= index < len(tasks):
+        refuse(
+            _NAME,
+            "task",
+            f"an integer from 0 to {len(tasks) - 1}, the number of this "
+            "process in the cluster",
+            index,
         )
     return tasks[index]
 
 
-def _check_gpus():
+def _check_gpus() -> None:
     gpus = tf.config.get_visible_devices("GPU")
     count = sum(
         len(tf.config.get_logical_device_configuration(gpu) or [gpu])
@@ -128,13 +144,14 @@ def _check_gpus():
     )
     if count > 1:
         raise ValueError(
-            f"This process has {count} GPUs, but a worker must have one "
-            "replica: start one worker a GPU, each with its own by "
-            "CUDA_VISIBLE_DEVICES or tf.config.set_visible_devices."
+            "A worker of multi_worker_strategy must have one replica, so at "
+            f"most one GPU. Received: {count} GPUs. Start one worker per GPU, "
+            "and give each its own by CUDA_VISIBLE_DEVICES or "
+            "tf.config.set_visible_devices."
         )
 
 
-def _check_begin(own):
+def _check_begin(own: Task) -> None:
     if _has_begun():
         raise RuntimeError(
             "multi_worker_strategy must be called before TensorFlow makes its "
@@ -150,7 +167,7 @@ def _check_begin(own):
         )
 
 
-def _has_begun():
+def _has_begun() -> bool:
     """Whether TensorFlow's devices are fixed."""
     threading = tf.config.threading
     threads = threading.get_inter_op_parallelism_threads()
@@ -162,7 +179,9 @@ def _has_begun():
     return False
 
 
-def _resolver(own):
+def _resolver(
+    own: Task | None,
+) -> tf.distribute.cluster_resolver.ClusterResolver:
     accelerators = {"GPU": len(tf.config.get_visible_devices("GPU"))}
     if own is None:
         return tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -177,20 +196,22 @@ def _resolver(own):
     )
 
 
-def _connect(own, timeout_seconds):
+def _connect(
+    own: Task, timeout_seconds: float
+) -> tf.distribute.MultiWorkerMirroredStrategy:
     try:
-        with coordination.keeping_sigterm():
+        with keeping_sigterm():
             return tf.distribute.MultiWorkerMirroredStrategy(_resolver(own))
     except tf.errors.DeadlineExceededError as error:
         tasks = task_addresses(own.cluster, _JOBS)
         told = _MISSING.search(error.message)
-        # The leader, which counts the others, is the one that nobody reports.
-        missing = (
+        # No error names the leader, which counts the others.
+        found = (
             _TASK.findall(told.group(1))
             if told
             else [coordination.leader(own.cluster)]
         )
-        missing = {(name := task_name(*one)): tasks[name] for one in missing}
+        missing = {(name := task_name(*one)): tasks[name] for one in found}
         raise TimeoutError(
             f"{len(missing)} of the {len(tasks)} workers did not start within "
             f"{timeout_seconds:g} s: {named(missing)}. Start this program "
@@ -199,7 +220,9 @@ def _connect(own, timeout_seconds):
         ) from error
 
 
-def _check_versions(strategy, tasks):
+def _check_versions(
+    strategy: tf.distribute.Strategy, tasks: dict[str, str]
+) -> None:
     own = f"{tf_ext.__version__} {tf.__version__}"
     gathered = collectives_of(strategy).gather_bytes(own.encode())
     for (task, address), has in zip(tasks.items(), gathered, strict=True):

@@ -5,14 +5,14 @@ import random
 import socket
 
 _FIRST_PORT = 10240
-# Where the system takes the ports of outgoing connections from: one could
-# take the port of a killed server before that is back.
+# The range of outgoing connections' ports: such a connection could take the
+# port of a killed server before it is restarted.
 _OUTGOING_PORTS = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _DEFAULT_FIRST_OUTGOING_PORT = 32768
 
 
-def free_ports(count):
-    """Ports that nothing listens at, each other time others.
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens at, different ones in each call.
 
     Args:
       count: int, how many.
@@ -30,10 +30,9 @@ def free_ports(count):
     except (OSError, ValueError):
         first_outgoing = _DEFAULT_FIRST_OUTGOING_PORT
     last = first_outgoing if first_outgoing > _FIRST_PORT + 1000 else 65536
-    # Not the seeded generator: programs that run side by side would pick the
-    # same.
+    # Not the seeded generator: concurrent programs would pick the same ports.
     generator = random.SystemRandom()
-    ports = set()
+    ports: set[int] = set()
     while len(ports) < count:
         port = generator.randrange(_FIRST_PORT, last)
         if why_not_free(port) is None:
@@ -41,8 +40,8 @@ def free_ports(count):
     return list(ports)
 
 
-def why_not_free(port):
-    """Why a port cannot be listened at, in words; None if it can.
+def why_not_free(port: int) -> str | None:
+    """Why a port cannot be listened at, as a text; None if it can.
 
     Args:
       port: int.

@@ -1,12 +1,17 @@
-"""Going on after a parameter server was lost."""
+"""Recovery after the loss of a parameter server."""
 
 import gc
 import logging
+import typing
+from collections.abc import Callable, Mapping
 
+import tensorflow as tf
+
+from tf_ext._checks import check_count
 from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
-from tf_ext.distribute.errors import ServerLostError, naming_lost_server
+from tf_ext.distribute.errors import ServerLostError, naming_lost_tasks
 from tf_ext.distribute.handshake import wait_until_answering
 from tf_ext.distribute.strategy import parameter_server_strategy
 
@@ -14,16 +19,20 @@ _logger = logging.getLogger(__name__)
 
 
 def run_with_recovery(
-    train, make_strategy=None, max_restarts=3, timeout_seconds=600.0
-):
-    """Trains, and begins again from the last checkpoint if a server is lost.
+    train: Callable[[tf.distribute.Strategy], typing.Any],
+    make_strategy: Callable[[], tf.distribute.Strategy] | None = None,
+    max_restarts: int = 3,
+    timeout_seconds: float = 600.0,
+) -> typing.Any:
+    """Trains, and restarts from the last checkpoint if a server is lost.
 
-    What a lost parameter server held is gone, and the other servers are ahead
-    of the last checkpoint. So all is made anew: a strategy, which connects to
-    the cluster as it is then, and what `train` makes under it.
+    The state of a lost parameter server is gone, and the other servers are
+    ahead of the last checkpoint. So everything is made again: the strategy,
+    which connects to the cluster as it then is, and what `train` makes under
+    it.
 
-    The lost server has to be restarted by whatever runs the cluster; here it
-    is waited for.
+    The cluster manager has to restart the lost server; this function waits for
+    it.
 
     Args:
       train: function of the strategy, which builds the model and the dataset
@@ -57,33 +66,35 @@ def run_with_recovery(
     tf_ext.distribute.run_with_recovery(train)
     ```
     """
+    check_count("run_with_recovery", "max_restarts", max_restarts, least=0)
     make_strategy = make_strategy or parameter_server_strategy
-    for restarts_left in range(max_restarts, -1, -1):
+    restarts_left = max_restarts
+    while True:
         strategy = make_strategy()
         try:
-            with naming_lost_server(strategy):
+            with naming_lost_tasks(strategy):
                 return train(strategy)
         except ServerLostError as error:
             if restarts_left == 0:
                 raise
             _logger.warning(
-                "%s Waiting for it to be back, to begin again from the last "
+                "%s Waiting for them to be back, to begin again from the last "
                 "checkpoint (%d more times at most).",
-                str(error),  # Records of logs would keep its frames.
+                str(error),  # Log records would keep the error's frames alive.
                 restarts_left,
             )
         tasks = task_addresses(cluster_of(strategy))
         coordinators.release(strategy)
-        # Its coordinator's threads end with it, and the old model's memory
-        # should not be there beside the new one's.
+        # This ends its coordinator's threads, and frees the old model's memory
+        # before the new one is made.
         del strategy
         gc.collect()
         _wait_for(tasks, timeout_seconds)
         _logger.warning("All tasks are back.")
-    raise ValueError(f"max_restarts must be at least 0, but is {max_restarts}.")
+        restarts_left -= 1
 
 
-def _wait_for(tasks, timeout_seconds):
+def _wait_for(tasks: Mapping[str, str | None], timeout_seconds: float) -> None:
     silent = wait_until_answering(tasks, timeout_seconds)
     if silent:
         raise TimeoutError(

@@ -8,9 +8,9 @@ The task is taken from `TF_CONFIG`, or from the command line:
 
 It logs one line when it listens, and ends with status 0 on SIGTERM or SIGINT.
 TensorFlow's server listens at its port on all interfaces, whatever the host of
-its address: whoever reaches the port can run what they like (SECURITY.md).
-The number of threads is TensorFlow's: one a processor, or what
-`TF_NUM_INTRAOP_THREADS` says.
+its address: whoever reaches the port can run any code (SECURITY.md). The number
+of threads is TensorFlow's: one a processor, or what `TF_NUM_INTRAOP_THREADS`
+says.
 """
 
 import argparse
@@ -18,10 +18,13 @@ import logging
 import os
 import signal
 import sys
+import typing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext._compat.grpc_options import set_grpc_options
 from tf_ext.distribute.addresses import split_address, task_name
 from tf_ext.distribute.cluster import (
     COORDINATOR,
@@ -33,16 +36,16 @@ from tf_ext.distribute.cluster import (
     parse_json,
     task_from_environment,
 )
-from tf_ext.distribute.grpc_options import set_grpc_options
 from tf_ext.distribute.ports import why_not_free
+from tf_ext.ops import _version_ops
 
 _logger = logging.getLogger("tf_ext.distribute.server")
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> typing.NoReturn:
     """Runs the task until a signal ends the process.
 
-    The process ends with status 98 if the port cannot be had.
+    The process ends with status 98 if the port is in use.
 
     Args:
       arguments: list of strings, the command line. None: this process's.
@@ -64,7 +67,7 @@ def main(arguments=None):
         signal.signal(number, lambda number, _: _stop(name, number))
     server = _start(task)  # noqa: F841 (it ends with its object)
     tf_ext_version, tensorflow_version = (
-        version.decode() for version in ops.versions().numpy()
+        version.decode() for version in _version_ops.versions().numpy()
     )
     _logger.info(
         "%s %s %s, and at that port of all other addresses of this machine, "
@@ -81,7 +84,7 @@ def main(arguments=None):
         signal.pause()
 
 
-def _parser():
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tf_ext.distribute.server",
         description="Runs one worker or parameter server of a cluster.",
@@ -96,10 +99,13 @@ def _parser():
     return parser
 
 
-def _task(options):
+def _task(options: argparse.Namespace) -> Task:
     if options.cluster is not None:
         if options.job is None or options.task is None:
-            raise ValueError("--cluster needs --job and --task.")
+            raise ValueError(
+                "--cluster must be given together with --job and --task. "
+                f"Received: --job={options.job}, --task={options.task}"
+            )
         cluster = check_cluster_dict(
             parse_json(options.cluster, "--cluster"), "--cluster"
         )
@@ -112,18 +118,18 @@ def _task(options):
     job, index = check_task(cluster, job, index, "The task to run")
     if job == COORDINATOR:
         raise ValueError(
-            "The task to run is the 'chief', which is your own program that "
-            "trains; a server is a 'worker' or a 'ps'."
+            "The task to run must be of job 'worker' or 'ps': the 'chief' is "
+            f"your own program that trains. Received: {job!r}"
         )
     return Task(cluster, job, index)
 
 
-def _start(task):
+def _start(task: Task) -> tf.distribute.Server:
     set_grpc_options()
-    ops.library()  # A server runs the ops that its process has registered.
+    ops.library()  # A server can run the ops registered in its process.
     _check_port(task)
     config = tf.compat.v1.ConfigProto()
-    # Steps of several workers wait for each other where processors are few.
+    # With few processors, steps of several workers wait for each other.
     config.inter_op_parallelism_threads = max(
         os.cpu_count() or 1, len(task.cluster["worker"]) + 1
     )
@@ -139,14 +145,14 @@ def _start(task):
         _fail(task, error.message)
 
 
-def _check_port(task):
+def _check_port(task: Task) -> None:
     _, port = split_address(task.cluster[task.job][task.index])
     reason = why_not_free(port)
     if reason is not None:
         _fail(task, reason)
 
 
-def _fail(task, reason):
+def _fail(task: Task, reason: str) -> typing.NoReturn:
     address = task.cluster[task.job][task.index]
     _logger.error(
         "%s cannot listen at %s: %s. Is another process using the port?",
@@ -157,14 +163,14 @@ def _fail(task, reason):
     _end(PORT_IN_USE_STATUS)
 
 
-def _stop(name, number):
+def _stop(name: str, number: int) -> typing.NoReturn:
     _logger.info("%s ends on %s", name, signal.Signals(number).name)
     _end()
 
 
-def _end(status=0):
+def _end(status: int = 0) -> typing.NoReturn:
     # A tf.distribute.Server cannot be stopped, and TensorFlow's threads can
-    # keep a process that ends: there is nothing in them to save.
+    # keep a process that ends: they hold nothing to save.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,16 +1,18 @@
-"""ParameterServerStrategy on tasks that are there and fit together."""
+"""ParameterServerStrategy on tasks that were checked."""
 
 import functools
 import logging
 import os
 import time
+import typing
 import uuid
 import weakref
+from collections.abc import Callable
 
 import tensorflow as tf
 
 import tf_ext
-from tf_ext import ops
+from tf_ext._compat.grpc_options import set_grpc_options
 from tf_ext.distribute.addresses import named, task_addresses
 from tf_ext.distribute.cluster import (
     COORDINATOR,
@@ -18,32 +20,35 @@ from tf_ext.distribute.cluster import (
     cluster_resolver,
 )
 from tf_ext.distribute.deadlines import call_within
-from tf_ext.distribute.grpc_options import set_grpc_options
 from tf_ext.distribute.handshake import problems_of, wait_until_answering
+from tf_ext.ops import _owner_ops, _version_ops
 
 _RETRY_SECONDS = 0.2
-# For a task that accepts connections to answer, on a machine that is busy.
+# For a task that accepts connections to answer, on a busy machine.
 _ANSWER_SECONDS = 10.0
 # For a server to free the tables of an earlier run, however many.
 _RELEASE_SECONDS = 60.0
-_checked = weakref.WeakSet()
+_T = typing.TypeVar("_T")
+_checked: weakref.WeakSet[typing.Any] = weakref.WeakSet()
 _logger = logging.getLogger(__name__)
 
 
 def parameter_server_strategy(
-    cluster=None, timeout_seconds=60.0, variable_partitioner=None
-):
+    cluster: dict[str, list[str]] | None = None,
+    timeout_seconds: float = 60.0,
+    variable_partitioner: Callable[..., typing.Any] | None = None,
+) -> tf.distribute.Strategy:
     """Connects to a cluster of workers and parameter servers.
 
-    Settings of gRPC that the environment does not have are made first, see
-    `tf_ext.distribute.grpc_options`; all tasks are checked afterwards, see
+    Settings of gRPC that the environment lacks are set first, see
+    `tf_ext._compat.grpc_options`; all tasks are checked afterwards, see
     `check_cluster`.
 
     Args:
       cluster: dict of "chief", "worker" and "ps" to lists of "host:port". The
         chief is this program. None: the environment variable `TF_CONFIG`.
       timeout_seconds: float, how long to wait for tasks that do not answer
-        yet. Those that do at the last moment get 10 s for the checks.
+        yet. Tasks that answer at the last moment get 10 s for the checks.
       variable_partitioner: as `tf.distribute.ParameterServerStrategy` takes
         it. Tables need none.
 
@@ -77,10 +82,10 @@ def parameter_server_strategy(
             "tf_ext.distribute.server`, and see that this machine reaches its "
             "address and that no other program listens there."
         )
-    # Those that answered at the last moment are still to be asked.
+    # Tasks that answered at the last moment are still to be checked.
     deadline = max(deadline, time.monotonic() + _ANSWER_SECONDS)
 
-    def connect():
+    def connect() -> tf.distribute.Strategy:
         return tf.distribute.ParameterServerStrategy(
             resolver, variable_partitioner=variable_partitioner
         )
@@ -107,7 +112,9 @@ def parameter_server_strategy(
     return strategy
 
 
-def check_cluster(strategy, timeout_seconds=10.0):
+def check_cluster(
+    strategy: tf.distribute.Strategy, timeout_seconds: float = 10.0
+) -> None:
     """Refuses a cluster whose tasks cannot work together.
 
     Every worker and parameter server has to run this program's versions of
@@ -152,16 +159,16 @@ def check_cluster(strategy, timeout_seconds=10.0):
     _checked.add(strategy)
 
 
-def table_owner(strategy):
-    """Whose the tables are that are made on a strategy's parameter servers.
+def table_owner(strategy: tf.distribute.Strategy) -> tuple[str, str] | None:
+    """The owner of the tables made on a strategy's parameter servers.
 
     Args:
       strategy: a `tf.distribute.ParameterServerStrategy`.
 
     Returns:
-      `(owner, run)` as `ops.sparse_table_set_owner` takes them: the chief's
-      address and this process. None if the cluster does not say where the
-      chief is: no other process can know then that it has ended.
+      `(owner, run)` as `sparse_table_set_owner` takes them: the chief's address
+      and this process. None if the cluster does not name the chief's address:
+      then no other process can know that it has ended.
     """
     chief = task_addresses(cluster_of(strategy), [COORDINATOR])
     if not chief:
@@ -171,22 +178,22 @@ def table_owner(strategy):
 
 
 @functools.cache
-def _run_of_process(pid):
-    """A name of this process; `pid` tells it from those that it forks."""
+def _run_of_process(pid: int) -> str:
+    """A name of this process; `pid` makes that of a forked one differ."""
     del pid
     return uuid.uuid4().hex
 
 
-def _release_tables(task, address, owner):
+def _release_tables(task: str, address: str, owner: tuple[str, str]) -> None:
     """Frees the tables of dead processes that had the chief's address.
 
-    Only after the servers have reached this process at that address: so no
-    other one that is alive has it.
+    Call it only after the servers have reached this process at that address, so
+    that no other live process has it.
     """
 
-    def release():
+    def release() -> typing.Any:
         with tf.device(f"{task}/device:CPU:0"):
-            return ops.release_sparse_tables(*owner).numpy()
+            return _owner_ops.release_sparse_tables(*owner).numpy()
 
     try:
         tables, size = _until(release, time.monotonic() + _RELEASE_SECONDS)
@@ -203,7 +210,7 @@ def _release_tables(task, address, owner):
         )
 
 
-def _check_versions(task, found):
+def _check_versions(task: str, found: list[str] | None) -> None:
     if found is None:
         raise RuntimeError(
             f"{task} has not loaded the op library of tf_ext "
@@ -223,12 +230,14 @@ def _check_versions(task, found):
             )
 
 
-def _versions(task, address, deadline):
+def _versions(task: str, address: str, deadline: float) -> list[str] | None:
     """The versions of a task, or None if it does not have the op."""
 
-    def ask():
+    def ask() -> list[str]:
         with tf.device(f"{task}/device:CPU:0"):
-            return [version.decode() for version in ops.versions().numpy()]
+            return [
+                version.decode() for version in _version_ops.versions().numpy()
+            ]
 
     try:
         return _until(ask, deadline)
@@ -244,7 +253,9 @@ def _versions(task, address, deadline):
         raise _no_answer({task: address}) from error
 
 
-def _check_reach(task, others, deadline):
+def _check_reach(
+    task: dict[str, str], others: dict[str, str], deadline: float
+) -> None:
     """Refuses a task that does not reach others, or is not reached by them.
 
     Args:
@@ -254,7 +265,7 @@ def _check_reach(task, others, deadline):
     """
 
     @tf.function
-    def there_and_back(number):
+    def there_and_back(number: typing.Any) -> typing.Any:
         answers = []
         for other in others:
             with tf.device(f"{other}/device:CPU:0"):
@@ -263,7 +274,7 @@ def _check_reach(task, others, deadline):
 
     [name] = task
 
-    def ask():
+    def ask() -> None:
         with tf.device(f"{name}/device:CPU:0"):
             there_and_back(tf.constant(0.0)).numpy()
 
@@ -279,11 +290,11 @@ def _check_reach(task, others, deadline):
         raise _no_answer({**task, **others}) from error
 
 
-def _until(ask, deadline):
-    """Asks until there is an answer.
+def _until(ask: Callable[[], _T], deadline: float) -> _T:
+    """Retries until there is an answer.
 
-    After a task was started again, the others take up to a second or two to
-    open their connections anew.
+    After a restart of a task, the others take a second or two to reopen their
+    connections.
     """
     while True:
         try:
@@ -294,8 +305,8 @@ def _until(ask, deadline):
         time.sleep(_RETRY_SECONDS)
 
 
-def _no_answer(tasks):
-    """The TimeoutError of one of some tasks that did not answer in time."""
+def _no_answer(tasks: dict[str, str]) -> TimeoutError:
+    """The TimeoutError that names the tasks that did not answer in time."""
     found = problems_of(tasks)
     if found:
         return TimeoutError(

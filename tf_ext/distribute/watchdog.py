@@ -1,9 +1,9 @@
-"""Kills processes when the one that started them has ended, however it ended.
+"""Kills processes when their parent has ended, however it ended.
 
-It is run by its path and uses the standard library alone, for importing tf_ext
-takes seconds. Its standard input is a pipe from the process that starts it,
-which says what to kill when the pipe breaks: a line `+12` adds the process
-group 12, a line `-12` takes it out.
+It is run by its path and uses only the standard library, as importing tf_ext
+takes seconds. Its standard input is a pipe from the parent, which names the
+process groups to kill when the pipe breaks: a line `+12` adds group 12, a line
+`-12` removes it.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import sys
 
 
 def main():
-    """Waits for the end of standard input, and kills what is left."""
+    """Waits for the end of standard input, and kills the groups left."""
     groups = set()
     for line in sys.stdin:
         group = int(line[1:])

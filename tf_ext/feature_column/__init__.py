@@ -8,11 +8,13 @@ from tf_ext.feature_column.category_column import (
     CategoryColumn,
     category_column,
 )
+from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.crossed_column import CrossedColumn, crossed_column
 
 __all__ = [
     "Bags",
     "CategoryColumn",
+    "Column",
     "CrossedColumn",
     "category_column",
     "columns_to_bags",

@@ -1,29 +1,34 @@
-"""Features of a batch to the signs of all columns at once."""
+"""Converts the features of a batch to the signs of all columns."""
 
-import collections
 import typing
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext._op_errors import in_own_words
+from tf_ext._checks import refuse
+from tf_ext._compat.op_errors import in_own_words
+from tf_ext.feature_column import features
 from tf_ext.feature_column.batch_checks import BatchChecks
+from tf_ext.feature_column.category_column import CategoryColumn
+from tf_ext.feature_column.column import Column
 
-_AS_INT64 = (tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
-_AS_IS = (tf.string, tf.int32, tf.int64)
+_Inputs = Mapping[str, typing.Any]
+_Feature: typing.TypeAlias = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
 
 
 class Bags(typing.NamedTuple):
-    """The signs of a batch, column after column, in bags.
+    """The signs of a batch in bags, ordered by column and then by example.
 
-    Bag b of column c is the signs from `row_splits[c * batch_size + b]` to
-    before `row_splits[c * batch_size + b + 1]`.
+    Bag b of column c holds the signs from `row_splits[c * batch_size + b]` up
+    to, but not including, `row_splits[c * batch_size + b + 1]`.
 
     Attributes:
       signs: int64 `[m]`.
       row_splits: int64 `[number of columns * batch_size + 1]`.
-      weights: float32 `[m]`, 1 for columns without; or `[0]` if none has any.
+      weights: float32 `[m]`, 1 for columns without weights; or `[0]` if no
+        column has weights.
     """
 
     signs: tf.Tensor
@@ -44,18 +49,21 @@ class _Input(typing.NamedTuple):
     row_splits: tf.Tensor | None
     weights: tf.Tensor | None
 
-    def batch_size(self):
+    def batch_size(self) -> tf.Tensor:
         if self.row_splits is None:
-            # 0 for a scalar, which the op refuses in its own words.
+            # 0 for a scalar, for which the op raises an error.
             return tf.reduce_sum(tf.shape(self.values, tf.int64)[:1])
         return tf.size(self.row_splits, tf.int64) - 1
 
 
-def columns_to_bags(columns, inputs, name=None):
+def columns_to_bags(
+    columns: Sequence[Column], inputs: _Inputs, name: str | None = None
+) -> Bags:
     """Hashes the features of a batch, for all columns in one op.
 
     Args:
-      columns: list of columns of `category_column` and `crossed_column`.
+      columns: list of `Column`, such as those of `category_column` and
+        `crossed_column`.
       inputs: dict of features by key: dense `[batch_size, ...]`, where the
         other dimensions are the bag, `tf.SparseTensor` `[batch_size, n]` with
         indices in row-major order, or `tf.RaggedTensor` `[batch_size, None]`;
@@ -70,8 +78,8 @@ def columns_to_bags(columns, inputs, name=None):
       ValueError: a feature is missing, or of a type that the column does not
         take.
       tf.errors.InvalidArgumentError: batch sizes differ, the indices of a
-        SparseTensor are not in order, or weights have another structure than
-        their values.
+        SparseTensor are not in order, or weights have a different structure
+        from their values.
 
     Example:
       >>> tags = tf_ext.feature_column.category_column("tags")
@@ -85,17 +93,19 @@ def columns_to_bags(columns, inputs, name=None):
     with tf.name_scope(name or "columns_to_bags"):
         checks = BatchChecks(return_error=False)
         arguments = _op_arguments(columns, inputs, checks)
-        # Eagerly there are no ops to wait for.
+        # In eager mode there are no ops to wait for.
         with tf.control_dependencies(checks.assertions()), in_own_words():
             found = ops.hash_category(**arguments)
         return Bags(found.signs, found.sign_splits, found.sign_weights)
 
 
-def columns_to_bags_or_error(columns, inputs, name=None):
-    """The same as `columns_to_bags`, with a batch's errors as a value.
+def columns_to_bags_or_error(
+    columns: Sequence[Column], inputs: _Inputs, name: str | None = None
+) -> tuple[Bags, tf.Tensor]:
+    """As `columns_to_bags`, but returns the errors of a batch.
 
-    For workers that train in step: one that raised alone would leave the others
-    waiting for it, so it has to tell them first.
+    For synchronous workers: if one of them raised alone, the others would wait
+    for it, so it has to send them the error first.
 
     Args:
       columns: as for `columns_to_bags`.
@@ -103,15 +113,15 @@ def columns_to_bags_or_error(columns, inputs, name=None):
       name: optional name of the operation.
 
     Returns:
-      `(bags, error)`: `Bags`, and a string scalar, "" if all is well, or else
-      the sentence that `columns_to_bags` raises. With an error the bags are
-      empty: signs and weights `[0]`, row_splits zeros `[number of columns *
-      batch_size + 1]`, where batch_size is that of the first input that shows
-      one, or 0 if none does or there would be more than 2^31 - 1 bags.
+      `(bags, error)`: `Bags`, and a string scalar, "" without an error, or the
+      message that `columns_to_bags` raises. With an error the bags are empty:
+      signs and weights `[0]`, row_splits zeros `[number of columns * batch_size
+      + 1]`, where batch_size is that of the first input with a valid one, or 0
+      if no input has one or there would be more than 2^31 - 1 bags.
 
     Raises:
       ValueError: a feature is missing, or of a type or rank that the column
-        does not take: what every worker finds.
+        does not take: these errors are the same on every worker.
 
     Example:
       >>> from tf_ext.feature_column.bags import columns_to_bags_or_error
@@ -134,36 +144,8 @@ def columns_to_bags_or_error(columns, inputs, name=None):
         return _empty_unless(tf.equal(error, ""), bags), error
 
 
-def check_inputs(columns, inputs):
-    """Checks what is known of features before there are any.
-
-    Args:
-      columns: list of columns.
-      inputs: dict of what has a dtype, such as `keras.Input`, by key.
-
-    Raises:
-      ValueError: a feature is missing, or of a type that a column does not
-        take.
-    """
-    _check_mapping(inputs)
-    for column in columns:
-        for part in column.parts:
-            _check_present(part, inputs)
-            if part.key in inputs:
-                dtype = tf.as_dtype(inputs[part.key].dtype)
-                _check_type(part, _op_type(part.key, dtype))
-
-
-def _check_mapping(inputs):
-    if not isinstance(inputs, collections.abc.Mapping):
-        raise ValueError(
-            "Argument `inputs` must be a dict of features by key. Received: "
-            f"{type(inputs).__name__}"
-        )
-
-
-def _empty_unless(fine, bags):
-    """The bags, or with an error as many empty ones."""
+def _empty_unless(fine: tf.Tensor, bags: Bags) -> Bags:
+    """The bags, or the same number of empty bags if there is an error."""
     signs = bags.signs[: tf.where(fine, tf.size(bags.signs), 0)]
     row_splits = bags.row_splits * tf.cast(fine, tf.int64)
     weights = bags.weights
@@ -172,12 +154,17 @@ def _empty_unless(fine, bags):
     return Bags(signs, row_splits, weights)
 
 
-def _op_arguments(columns, inputs, checks):
-    """The arguments of `ops.hash_category`; adds to checks what must hold."""
+def _op_arguments(
+    columns: Sequence[Column], inputs: _Inputs, checks: BatchChecks
+) -> dict[str, typing.Any]:
+    """The arguments of `ops.hash_category`; adds the checks to `checks`."""
     columns = list(columns)
     if not columns:
-        raise ValueError("Argument `columns` must not be empty.")
-    _check_mapping(inputs)
+        refuse("columns_to_bags", "columns", "a non-empty sequence", columns)
+    features.check_mapping("columns_to_bags", inputs)
+    inputs = {**inputs, **_tensors(columns, inputs)}
+    for column in columns:
+        column.check(inputs)
     places, op_inputs = _read_inputs(columns, inputs, checks)
     return {
         "values": [one.values for one in op_inputs],
@@ -187,32 +174,40 @@ def _op_arguments(columns, inputs, checks):
     }
 
 
-def _read_inputs(columns, inputs, checks):
-    """The op's inputs, and for each part of all columns the place of its own.
+def _tensors(columns: Sequence[Column], inputs: _Inputs) -> dict[str, _Feature]:
+    """The features and weights that the columns read, if present."""
+    parts = [part for column in columns for part in column.parts]
+    keys: dict[typing.Any, None]
+    keys = dict.fromkeys(key for p in parts for key in (p.key, p.weights))
+    return {key: _to_tensor(key, inputs[key]) for key in keys if key in inputs}
+
+
+def _read_inputs(
+    columns: Sequence[Column], inputs: _Inputs, checks: BatchChecks
+) -> tuple[list[int], list[_Input]]:
+    """The op's inputs, and the index of its input for each column's part.
 
     A feature is converted once, however many columns read it.
     """
     parts = [part for column in columns for part in column.parts]
-    found = {}
+    found: dict[object, _Input] = {}
     for part in parts:
-        _check_present(part, inputs)
         source = _source(part, inputs)
         if source is not None and source not in found:
             found[source] = _read(part, inputs, checks)
-        if source is not None:
-            _check_type(part, found[source].values.dtype)
     if not found:
         raise ValueError(
             "The batch size cannot be told, because the features of all "
             f"columns are missing: {', '.join(sorted({p.key for p in parts}))}."
-            f" Present are: {_names(inputs)}. At least one has to be there."
+            f" Present are: {features.names(inputs)}. At least one has to be "
+            "there."
         )
     batch_size = None
     for part in parts:
         if _source(part, inputs) is None:
             if batch_size is None:
                 batch_size = next(iter(found.values())).batch_size()
-            dtype = _type_of_absent(part)
+            dtype = features.type_of_absent(part)
             found[dtype] = _Input(
                 tf.zeros([0], dtype),
                 tf.zeros([batch_size + 1], tf.int64),
@@ -220,54 +215,30 @@ def _read_inputs(columns, inputs, checks):
             )
     place = {source: i for i, source in enumerate(found)}
     places = [
-        place[_source(part, inputs) or _type_of_absent(part)] for part in parts
+        place[_source(part, inputs) or features.type_of_absent(part)]
+        for part in parts
     ]
     return places, list(found.values())
 
 
-def _source(part, inputs):
-    """What tells inputs apart; None if the feature is missing."""
+def _source(
+    part: CategoryColumn, inputs: _Inputs
+) -> tuple[str, str | None] | None:
+    """A key that identifies an input; None if the feature is missing."""
     return (part.key, part.weights) if part.key in inputs else None
 
 
-def _type_of_absent(part):
-    """A type that the part takes, whatever its `missing` is."""
-    if part.boundaries is not None:
-        return tf.float32
-    return tf.int64 if part.hashing == "identity" else tf.string
-
-
-def _names(inputs):
-    return ", ".join(sorted(map(repr, inputs))) or "none"
-
-
-def _check_present(part, inputs):
-    if part.key not in inputs:
-        if not part.optional:
-            raise ValueError(
-                f"The feature {part.key!r} of column {part.name!r} is missing "
-                f"from the inputs. Present are: {_names(inputs)}. Pass it, or "
-                "make the column with optional=True for an empty bag."
-            )
-    elif part.weights is not None and part.weights not in inputs:
-        raise ValueError(
-            f"The weights {part.weights!r} of column {part.name!r} are missing "
-            f"from the inputs. Present are: {_names(inputs)}."
-        )
-
-
-def _read(part, inputs, checks):
-    feature = _to_tensor(part.key, inputs[part.key])
+def _read(part: CategoryColumn, inputs: _Inputs, checks: BatchChecks) -> _Input:
+    feature = inputs[part.key]
     values, row_splits = _split(part.key, feature, checks)
-    values = tf.cast(values, _op_type(part.key, values.dtype))
+    values = tf.cast(values, features.op_type(part.key, values.dtype))
     if part.weights is None:
         return _Input(values, row_splits, None)
-    weights = _to_tensor(part.weights, inputs[part.weights])
-    weights = _align(part, feature, weights, checks)
+    weights = _align(part, feature, inputs[part.weights], checks)
     return _Input(values, row_splits, weights)
 
 
-def _to_tensor(key, feature):
+def _to_tensor(key: str, feature: typing.Any) -> _Feature:
     if isinstance(feature, tf.SparseTensor | tf.RaggedTensor | tf.Tensor):
         return feature
     try:
@@ -280,15 +251,12 @@ def _to_tensor(key, feature):
         ) from error
 
 
-def _split(key, feature, checks):
+def _split(
+    key: str, feature: _Feature, checks: BatchChecks
+) -> tuple[tf.Tensor, tf.Tensor | None]:
     """A feature's values, and its row_splits or None."""
     rank = feature.shape.rank
     if isinstance(feature, tf.Tensor):
-        if rank == 0:
-            raise ValueError(
-                f"The feature {key!r} must have a batch dimension, but is a "
-                "scalar."
-            )
         return feature, None
     if isinstance(feature, tf.RaggedTensor):
         if rank != 2 or feature.ragged_rank != 1:
@@ -306,7 +274,9 @@ def _split(key, feature, checks):
     return feature.values, _sparse_row_splits(key, feature, checks)
 
 
-def _sparse_row_splits(key, feature, checks):
+def _sparse_row_splits(
+    key: str, feature: tf.SparseTensor, checks: BatchChecks
+) -> tf.Tensor:
     rows = feature.indices[:, 0]
     checks.add(
         tf.reduce_all(rows[:-1] <= rows[1:]),
@@ -317,50 +287,17 @@ def _sparse_row_splits(key, feature, checks):
     return tf.searchsorted(rows, bags, out_type=tf.int64)
 
 
-def _op_type(key, dtype):
-    """What the op takes values of a type as."""
-    if dtype in _AS_IS:
-        return dtype
-    if dtype in _AS_INT64:
-        return tf.int64
-    if dtype.is_floating:
-        return tf.float32
-    raise ValueError(
-        f"The feature {key!r} must be of strings, of integers that fit in "
-        f"int64, or of floats, but is of {dtype.name}: cast it to one of them."
-    )
-
-
-def _check_type(part, dtype):
-    if dtype == tf.float32 and part.boundaries is None:
-        raise ValueError(
-            f"The feature {part.key!r} is of floats, which are no ids, and "
-            f"column {part.name!r} has no boundaries: give it some, or cast "
-            "the feature to integers or strings."
-        )
-    if dtype == tf.string and part.boundaries is not None:
-        raise ValueError(
-            f"The feature {part.key!r} is of strings, but column {part.name!r} "
-            "has boundaries, which need numbers: use tf.strings.to_number."
-        )
-    if dtype == tf.string and part.hashing == "identity":
-        raise ValueError(
-            f"The feature {part.key!r} is of strings, but column {part.name!r} "
-            'has hashing="identity", which needs integers.'
-        )
-
-
-def _align(part, feature, weights, checks):
+def _align(
+    part: CategoryColumn,
+    feature: _Feature,
+    weights: _Feature,
+    checks: BatchChecks,
+) -> tf.Tensor:
     """The weights of a feature's values, in the same order."""
     wrong = (
         f"The weights {part.weights!r} must have the structure of the feature "
         f"{part.key!r}"
     )
-    if not weights.dtype.is_floating:
-        raise ValueError(
-            f"The weights {part.weights!r} of column {part.name!r} must be "
-            f"floats, but are of {weights.dtype.name}."
-        )
     for kind in (tf.SparseTensor, tf.RaggedTensor):
         if isinstance(feature, kind) != isinstance(weights, kind):
             raise ValueError(
@@ -382,7 +319,12 @@ def _align(part, feature, weights, checks):
     return tf.cast(weights, tf.float32)
 
 
-def _check_shapes(wrong, wanted, found, checks):
+def _check_shapes(
+    wrong: str,
+    wanted: tf.TensorShape,
+    found: tf.TensorShape,
+    checks: BatchChecks,
+) -> None:
     if found.is_compatible_with(wanted):
         return
     message = f"{wrong}, whose shape is {wanted}, but their shape is {found}."
@@ -391,13 +333,13 @@ def _check_shapes(wrong, wanted, found, checks):
     checks.fail(message)
 
 
-def _are_equal(found, wanted):
-    """Whether two tensors are, whose lengths may differ."""
+def _are_equal(found: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
+    """Whether two tensors are equal; their lengths may differ."""
     if found.shape.is_fully_defined() and wanted.shape.is_fully_defined():
         if found.shape != wanted.shape:
             return tf.constant(False)
         return tf.reduce_all(tf.equal(found, wanted))
-    # Equal refuses other lengths, but for 1, which it would stretch.
+    # Equal refuses different lengths, except for 1, which it broadcasts.
     lengths = [tf.shape(tensor)[0] for tensor in (found, wanted)]
     common = tf.minimum(*lengths)
     return tf.logical_and(
@@ -406,7 +348,9 @@ def _are_equal(found, wanted):
     )
 
 
-def _describe(columns, places):
+def _describe(
+    columns: Sequence[Column], places: Sequence[int]
+) -> dict[str, typing.Any]:
     """The op's attributes for columns whose parts read inputs at `places`."""
     parts = [part for column in columns for part in column.parts]
     crossed = [
@@ -416,10 +360,7 @@ def _describe(columns, places):
     return {
         "namespaces": [column.namespace for column in columns],
         "bucket_sizes": [column.bucket_size or 0 for column in columns],
-        "identity": [
-            len(column.parts) == 1 and column.parts[0].hashing == "identity"
-            for column in columns
-        ],
+        "identity": [column.takes_signs for column in columns],
         "part_counts": [len(column.parts) for column in columns],
         "part_inputs": places,
         "part_bucket_sizes": [
@@ -433,7 +374,7 @@ def _describe(columns, places):
     }
 
 
-def _missing_text(missing):
+def _missing_text(missing: str | int | float | None) -> str:
     """The text that the op reads back as the same number, float or integer."""
     if missing is None:
         return ""

@@ -1,4 +1,4 @@
-"""What is checked of a batch's features beside what their op checks."""
+"""Checks of a batch's features in addition to those of the hash op."""
 
 import typing
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 class _Check(typing.NamedTuple):
-    """A bool scalar that must be true, and what to say where it is not."""
+    """A bool scalar that must be true, and the error message otherwise."""
 
     holds: tf.Tensor
     message: str
@@ -15,32 +15,32 @@ class _Check(typing.NamedTuple):
 class BatchChecks:
     """The checks of one batch, in the order in which they are reported.
 
-    Either `assertions` makes them exceptions, or `first_error` a value.
+    `assertions` raises their errors, `first_error` returns them.
 
     Args:
-      return_error: whether the errors of this batch are to be a value. Then
-        `fail` is a check that fails, else it raises.
+      return_error: whether the errors of this batch are returned. If so, `fail`
+        adds a check that fails, otherwise it raises.
     """
 
-    def __init__(self, return_error):
+    def __init__(self, return_error: bool) -> None:
         self._return_error = return_error
-        self._checks = []
+        self._checks: list[_Check] = []
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._checks)
 
-    def add(self, holds, message):
-        """Checks that the bool scalar `holds`, or else says `message`."""
+    def add(self, holds: tf.Tensor, message: str) -> None:
+        """Adds a check that fails with `message` unless the scalar holds."""
         self._checks.append(_Check(holds, message))
 
-    def fail(self, message):
-        """Says `message` of sizes that are known before the values are."""
+    def fail(self, message: str) -> None:
+        """Fails with `message`, about static sizes."""
         if not self._return_error:
             raise ValueError(message)
         self.add(tf.constant(False), message)
 
-    def assertions(self):
-        """Raises if a check fails; in a graph, the ops that will."""
+    def assertions(self) -> list[tf.Operation]:
+        """Raises if a check fails; in a graph, returns the ops that raise."""
         if not tf.executing_eagerly():
             return [
                 tf.debugging.Assert(check.holds, [check.message])
@@ -51,8 +51,8 @@ class BatchChecks:
                 raise tf.errors.InvalidArgumentError(None, None, check.message)
         return []
 
-    def first_error(self, error):
-        """The message of the first check that fails, or else `error`.
+    def first_error(self, error: tf.Tensor) -> tf.Tensor:
+        """The message of the first check that fails, otherwise `error`.
 
         Args:
           error: string scalar.

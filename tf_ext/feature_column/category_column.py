@@ -3,11 +3,15 @@
 import dataclasses
 import math
 import numbers
+import typing
+from collections.abc import Iterable
 
 import numpy as np
 
+from tf_ext._checks import refuse
 from tf_ext._keras import keras
 from tf_ext.feature_column import checks
+from tf_ext.feature_column.column import Column
 
 _NAME = "category_column"
 _HASHINGS = ("fingerprint", "identity")
@@ -15,7 +19,7 @@ _HASHINGS = ("fingerprint", "identity")
 
 @keras.utils.register_keras_serializable(package="tf_ext")
 @dataclasses.dataclass(frozen=True)
-class CategoryColumn:
+class CategoryColumn(Column):
     """One feature of a model; made by `category_column`.
 
     Equal columns are equal and hash alike. The fields are the arguments of
@@ -25,14 +29,15 @@ class CategoryColumn:
     key: str
     bucket_size: int | None = None
     hashing: str = "fingerprint"
-    boundaries: tuple[float, ...] | None = None
+    # Any, as __post_init__ converts what it is given.
+    boundaries: tuple[float, ...] | typing.Any | None = None
     missing: str | int | float | None = None
-    namespace: str | None = None
+    namespace: str | typing.Any = None
     optional: bool = False
     combiner: str = "sum"
     weights: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         checks.check_text(_NAME, "key", self.key)
         if self.namespace is None:
             object.__setattr__(self, "namespace", self.key)
@@ -47,11 +52,11 @@ class CategoryColumn:
         self._check_missing()
         self._check_weights()
         if not isinstance(self.optional, bool):
-            checks.refuse(_NAME, "optional", "True or False", self.optional)
+            refuse(_NAME, "optional", "True or False", self.optional)
 
-    def _check_hashing(self):
+    def _check_hashing(self) -> None:
         if self.hashing not in _HASHINGS:
-            checks.refuse(
+            refuse(
                 _NAME, "hashing", f"one of {', '.join(_HASHINGS)}", self.hashing
             )
         if self.hashing != "identity":
@@ -59,7 +64,7 @@ class CategoryColumn:
         for argument in ("bucket_size", "boundaries"):
             value = getattr(self, argument)
             if value is not None:
-                checks.refuse(
+                refuse(
                     _NAME,
                     argument,
                     'None with hashing="identity", which takes integers as '
@@ -67,7 +72,8 @@ class CategoryColumn:
                     value,
                 )
 
-    def _check_missing(self):
+    def _check_missing(self) -> None:
+        types: typing.Any
         allowed, types = "a string, an int or None", str | int
         if self.boundaries is not None:
             allowed = "a number or None, as values with boundaries are numbers"
@@ -80,21 +86,21 @@ class CategoryColumn:
         if isinstance(self.missing, bool) or not isinstance(
             self.missing, types
         ):
-            checks.refuse(_NAME, "missing", allowed, self.missing)
+            refuse(_NAME, "missing", allowed, self.missing)
         if isinstance(self.missing, float) and not math.isfinite(self.missing):
-            checks.refuse(
+            refuse(
                 _NAME,
                 "missing",
                 "finite; NaN is always missing without being named",
                 self.missing,
             )
 
-    def _check_weights(self):
+    def _check_weights(self) -> None:
         if self.weights is None:
             return
         checks.check_text(_NAME, "weights", self.weights)
         if self.combiner == "max":
-            checks.refuse(
+            refuse(
                 _NAME,
                 "weights",
                 'None with combiner="max", which has no use for them',
@@ -102,18 +108,18 @@ class CategoryColumn:
             )
 
     @property
-    def name(self):
-        """What the column is called in outputs: its key."""
+    def name(self) -> str:
+        """The name of its output: the key."""
         return self.key
 
     @property
-    def parts(self):
+    def parts(self) -> "tuple[CategoryColumn, ...]":
         """The columns that are hashed together: this one alone."""
         return (self,)
 
     @property
-    def hashing_identity(self):
-        """What decides which sign a value gets: a JSON text."""
+    def hashing_identity(self) -> str:
+        """A JSON text of everything that determines a value's sign."""
         if self.hashing == "identity":
             return checks.identity_text(hashing=self.hashing)
         return checks.identity_text(
@@ -122,7 +128,7 @@ class CategoryColumn:
             boundaries=self.boundaries,
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, typing.Any]:
         """The arguments of `category_column`, for Keras's savers."""
         config = dataclasses.asdict(self)
         if self.boundaries is not None:
@@ -130,25 +136,27 @@ class CategoryColumn:
         return config
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
         """The column that `get_config` describes."""
         return cls(**config)
 
 
-def _to_boundaries(boundaries):
-    """A tuple of floats that rise, as the op's float32, too."""
+def _to_boundaries(
+    boundaries: Iterable[float] | None,
+) -> tuple[float, ...] | None:
+    """A strictly rising tuple of floats, also after rounding to float32."""
     if boundaries is None:
         return None
     allowed = "a list of at least one finite number, rising as float32, or None"
     if isinstance(boundaries, str | bytes):
-        checks.refuse(_NAME, "boundaries", allowed, boundaries)
+        refuse(_NAME, "boundaries", allowed, boundaries)
     try:
         values = list(boundaries)
     except TypeError:
-        checks.refuse(_NAME, "boundaries", allowed, boundaries)
+        refuse(_NAME, "boundaries", allowed, boundaries)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            checks.refuse(_NAME, "boundaries", allowed, boundaries)
+            refuse(_NAME, "boundaries", allowed, boundaries)
     with np.errstate(over="ignore"):
         rounded = np.asarray(values, np.float64).astype(np.float32)
     if (
@@ -156,22 +164,22 @@ def _to_boundaries(boundaries):
         or not np.all(np.isfinite(rounded))
         or not np.all(rounded[:-1] < rounded[1:])
     ):
-        checks.refuse(_NAME, "boundaries", allowed, boundaries)
+        refuse(_NAME, "boundaries", allowed, boundaries)
     return tuple(float(value) for value in values)
 
 
 def category_column(
-    key,
+    key: str,
     *,
-    bucket_size=None,
-    hashing="fingerprint",
-    boundaries=None,
-    missing=None,
-    namespace=None,
-    optional=False,
-    combiner="sum",
-    weights=None,
-):
+    bucket_size: int | None = None,
+    hashing: str = "fingerprint",
+    boundaries: Iterable[float] | None = None,
+    missing: str | int | float | None = None,
+    namespace: str | None = None,
+    optional: bool = False,
+    combiner: str = "sum",
+    weights: str | None = None,
+) -> CategoryColumn:
     """A feature whose values are ids: strings, integers, or numbers in buckets.
 
     The feature is dense `[batch_size, ...]`, where the other dimensions are the
@@ -186,19 +194,20 @@ def category_column(
       hashing: "fingerprint", see `tf_ext.hashing`; or "identity", which takes
         integers as signs, without the namespace: different columns on one
         table then share rows.
-      boundaries: rising list of finite numbers. The id is how many of them are
-        not above the value, as in `keras.layers.Discretization`.
-      missing: string, int or, with boundaries, number: the value that stands
-        for none and is left out of the bag. NaN always is. None: all others
-        count, "" and -1 as well.
-      namespace: string. Columns of one namespace mean the same ids by the same
-        values. None: the key.
-      optional: bool, whether a batch without the key has empty bags instead of
-        being an error.
+      boundaries: rising list of finite numbers. The id is the number of
+        boundaries that are not above the value, as in
+        `keras.layers.Discretization`.
+      missing: string, int or, with boundaries, number: the value that marks a
+        missing one and is left out of the bag. NaN is always left out. None:
+        all other values count, including "" and -1.
+      namespace: string. In columns of one namespace, equal values are the same
+        id. None: the key.
+      optional: bool, whether a batch without the key gives empty bags instead
+        of an error.
       combiner: how a bag's rows become one: "sum", "mean", "sqrtn" (the sum
         divided by the root of the number of values) or "max".
       weights: string, the key of a feature of floats with a weight for each
-        value, of the same structure. None: all count alike.
+        value, of the same structure. None: all have weight 1.
 
     Returns:
       A `CategoryColumn`.

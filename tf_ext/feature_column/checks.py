@@ -1,33 +1,28 @@
-"""Checks of the arguments that columns have in common."""
+"""Checks of arguments that several kinds of columns have."""
 
 import json
 import numbers
+import typing
+
+from tf_ext._checks import refuse
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 
-# The core's names for the same: cc/core/hash_columns.
+# Defined in the core, too: cc/core/hashing/hash_columns.
 NAMESPACE_END = "\x1f"
 MAX_CROSS_PARTS = 64
 
 _MAX_BUCKET_SIZE = 2**63 - 1
 
 
-def refuse(function, argument, allowed, value):
-    """Raises the sentence that says what is allowed and what was found."""
-    raise ValueError(
-        f"Argument `{argument}` of {function} must be {allowed}. "
-        f"Received: {argument}={value!r}"
-    )
-
-
-def check_text(function, argument, value):
-    """A string with something in it."""
+def check_text(function: str, argument: str, value: object) -> None:
+    """Raises unless the argument is a non-empty string."""
     if not isinstance(value, str) or not value:
         refuse(function, argument, "a string that is not empty", value)
 
 
-def check_namespace(function, value):
-    """A string, without what ends the namespace in the text to be hashed."""
+def check_namespace(function: str, value: typing.Any) -> None:
+    """Raises unless it is a string without the separator of namespaces."""
     check_text(function, "namespace", value)
     if NAMESPACE_END in value:
         refuse(
@@ -39,8 +34,8 @@ def check_namespace(function, value):
         )
 
 
-def to_bucket_size(function, value):
-    """None, or an int that the op takes."""
+def to_bucket_size(function: str, value: int | None) -> int | None:
+    """The bucket size as an int that the op takes, or None."""
     if value is None:
         return None
     if (
@@ -57,12 +52,12 @@ def to_bucket_size(function, value):
     return int(value)
 
 
-def identity_text(**entries):
+def identity_text(**entries: typing.Any) -> str:
     """Entries that are not None, as a JSON text."""
     return json.dumps({k: v for k, v in entries.items() if v is not None})
 
 
-def check_combiner(function, value):
-    """One of COMBINERS."""
+def check_combiner(function: str, value: object) -> None:
+    """Raises unless the combiner is one of COMBINERS."""
     if value not in COMBINERS:
         refuse(function, "combiner", f"one of {', '.join(COMBINERS)}", value)

@@ -1,13 +1,17 @@
-"""The column of several features together."""
+"""The column of a cross of features."""
 
 import dataclasses
+import typing
+from collections.abc import Sequence
 
+from tf_ext._checks import refuse
 from tf_ext._keras import keras
 from tf_ext.feature_column import checks
 from tf_ext.feature_column.category_column import (
     CategoryColumn,
     category_column,
 )
+from tf_ext.feature_column.column import Column
 
 _NAME = "crossed_column"
 _JOINT = "_X_"
@@ -15,20 +19,21 @@ _JOINT = "_X_"
 
 @keras.utils.register_keras_serializable(package="tf_ext")
 @dataclasses.dataclass(frozen=True)
-class CrossedColumn:
+class CrossedColumn(Column):
     """A cross of features; made by `crossed_column`.
 
     Equal columns are equal and hash alike. The fields are the arguments of
-    `crossed_column`, with keys made columns and names filled in.
+    `crossed_column`, with keys replaced by columns and names filled in.
     """
 
-    columns: tuple[CategoryColumn, ...]
+    # Any, as __post_init__ converts what it is given.
+    columns: tuple[CategoryColumn, ...] | typing.Any
     bucket_size: int | None = None
-    name: str | None = None
-    namespace: str | None = None
+    name: str | typing.Any = None
+    namespace: str | typing.Any = None
     combiner: str = "sum"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "columns", _to_columns(self.columns))
         for field, of_part in (("name", "name"), ("namespace", "namespace")):
             if getattr(self, field) is None:
@@ -40,7 +45,7 @@ class CrossedColumn:
         object.__setattr__(self, "bucket_size", bucket_size)
         checks.check_combiner(_NAME, self.combiner)
         if self.combiner == "max" and self.weights:
-            checks.refuse(
+            refuse(
                 _NAME,
                 "combiner",
                 "sum, mean or sqrtn, as a part has weights",
@@ -48,18 +53,18 @@ class CrossedColumn:
             )
 
     @property
-    def parts(self):
+    def parts(self) -> tuple[CategoryColumn, ...]:
         """The columns that are hashed together."""
         return self.columns
 
     @property
-    def weights(self):
+    def weights(self) -> tuple[str, ...]:
         """The keys of the parts' weights, in a tuple."""
         return tuple(p.weights for p in self.columns if p.weights is not None)
 
     @property
-    def hashing_identity(self):
-        """What decides which sign a combination gets: a JSON text."""
+    def hashing_identity(self) -> str:
+        """A JSON text of everything that determines a combination's sign."""
         parts = [
             {"bucket_size": p.bucket_size, "boundaries": p.boundaries}
             for p in self.columns
@@ -68,7 +73,7 @@ class CrossedColumn:
             namespace=self.namespace, bucket_size=self.bucket_size, parts=parts
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, typing.Any]:
         """The arguments of `crossed_column`, for Keras's savers."""
         return {
             "columns": [column.get_config() for column in self.columns],
@@ -79,20 +84,22 @@ class CrossedColumn:
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
         """The column that `get_config` describes."""
         columns = [CategoryColumn.from_config(c) for c in config["columns"]]
         return cls(**{**config, "columns": tuple(columns)})
 
 
-def _to_columns(columns):
+def _to_columns(
+    columns: Sequence[CategoryColumn | str],
+) -> tuple[CategoryColumn, ...]:
     """A tuple of columns, from columns and keys."""
     allowed = (
         f"a list of 2 to {checks.MAX_CROSS_PARTS} columns of category_column, "
         "or keys"
     )
     if not isinstance(columns, list | tuple):
-        checks.refuse(_NAME, "columns", allowed, columns)
+        refuse(_NAME, "columns", allowed, columns)
     made = tuple(
         category_column(column) if isinstance(column, str) else column
         for column in columns
@@ -100,25 +107,31 @@ def _to_columns(columns):
     if not 2 <= len(made) <= checks.MAX_CROSS_PARTS or not all(
         isinstance(column, CategoryColumn) for column in made
     ):
-        checks.refuse(_NAME, "columns", allowed, columns)
+        refuse(_NAME, "columns", allowed, columns)
     return made
 
 
 def crossed_column(
-    columns, *, bucket_size=None, name=None, namespace=None, combiner="sum"
-):
-    """A feature that is several others together, such as user and hour.
+    columns: Sequence[CategoryColumn | str],
+    *,
+    bucket_size: int | None = None,
+    name: str | None = None,
+    namespace: str | None = None,
+    combiner: str = "sum",
+) -> CrossedColumn:
+    """A feature that combines several others, such as user and hour.
 
-    Its values are the Cartesian product of the bags of its parts, so that it is
-    empty where one of them is. A part takes its `bucket_size`, `boundaries`,
-    `missing`, `optional` and `weights` along; weights are multiplied. Its
-    `hashing` does not matter: the decimal text of an integer is crossed.
+    Its values are the Cartesian product of the bags of its parts, so that its
+    bag is empty where a part's bag is. A part's `bucket_size`, `boundaries`,
+    `missing`, `optional` and `weights` apply in the cross; weights are
+    multiplied. Its `hashing` is not used: the decimal text of an integer is
+    crossed.
 
     Args:
       columns: list of 2 to 64 columns of `category_column`, or keys. Their
         order matters.
       bucket_size: int, the number of different signs, or None for unbounded.
-      name: string, what the column is called in outputs. None: the parts' names
+      name: string, the name of the column's output. None: the parts' names
         joined by "_X_".
       namespace: string, as in `category_column`. None: the parts' namespaces
         joined by "_X_".

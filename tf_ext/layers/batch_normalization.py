@@ -1,12 +1,14 @@
 """Batch normalisation by the statistics of the global batch."""
 
-import numpy as np
+import typing
+
 import tensorflow as tf
 
+from tf_ext._checks import refuse
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.distribute.cluster import is_parameter_server
+from tf_ext.regimes import regime_in_scope
 
-# What Keras's layer takes and this one does not.
+# Arguments of Keras's layer that this layer does not take.
 _REFUSED = {
     "synchronized": "statistics always are those of the global batch",
     "renorm": "there is no batch renormalization",
@@ -35,30 +37,30 @@ class BatchNormalization(keras.layers.BatchNormalization):
     In inference, or with `trainable=False`, they are `moving_mean` and
     `moving_variance`. What the batch is depends on the strategy:
 
-    - None, or one replica: the batch. All is as in Keras.
-    - MirroredStrategy, MultiWorkerMirroredStrategy: the global batch, in two
-      sums over the replicas: counts and sums, then squared deviations from the
-      mean. Shares of the replicas may differ in size and be empty; results are
-      those of one process with the whole batch. All replicas must call the
-      layer in each step.
+    - None, or one replica: the batch. Results are those of Keras.
+    - MirroredStrategy, MultiWorkerMirroredStrategy: the global batch, by two
+      reductions over the replicas: counts and sums, then squared deviations
+      from the mean. Shares of the replicas may differ in size and be empty;
+      results are those of one process with the whole batch. All replicas must
+      call the layer in each step.
     - ParameterServerStrategy: the batch of the worker's own step, as workers
-      do not wait for each other. The moving averages on the servers take in
-      the batches of all workers: a step sends its batch's statistics, and the
+      do not wait for each other. The moving averages on the servers follow the
+      batches of all workers: a step sends its batch's statistics, and the
       server decays the average and adds them in one operation, under the
-      variable's lock. So the order in which steps arrive is the order of the
-      formulas above, and no step's part is lost.
+      variable's lock. So the formulas above apply in the order in which steps
+      arrive, and no step's statistics are lost.
 
-    As in Keras, every batch counts alike, however many samples it has, and
-    `moving_variance` averages the variances inside of the batches. A batch that
-    is empty, or masked, on all replicas leaves the moving averages as they are.
+    As in Keras, every batch has the same weight, whatever its size, and
+    `moving_variance` averages the variances within batches. A batch that is
+    empty, or masked, on all replicas leaves the moving averages as they are.
 
     The weights are Keras's in every case: `gamma`, `beta`, `moving_mean` and
-    `moving_variance`. What was saved under one strategy, or from Keras's
-    layer, can be loaded under another.
+    `moving_variance`. Weights saved under one strategy, or by Keras's layer,
+    can be loaded under another.
 
     Args:
-      axis: int, the axis of features. It is kept; all others are averaged.
-      momentum: float from 0 to 1, the share of the moving averages that stays.
+      axis: int, the axis of features. Statistics are taken over all others.
+      momentum: float from 0 to 1, the weight of the old moving average.
       epsilon: float, added to the variance.
       center: bool, whether there is a `beta`.
       scale: bool, whether there is a `gamma`.
@@ -81,9 +83,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
         the batch's size.
 
     Raises:
-      ValueError: an argument of Keras's layer that this one does not have, or
-        a momentum that is none; when called, a mask of another shape, or with
-        another axis.
+      ValueError: an argument of Keras's layer that this layer does not take, or
+        a momentum outside of [0, 1]; when called, a mask of a wrong shape, or
+        with another `axis` than the last.
 
     References:
       [Ioffe and Szegedy, 2015](https://arxiv.org/abs/1502.03167)
@@ -99,33 +101,31 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def __init__(
         self,
-        axis=-1,
-        momentum=0.99,
-        epsilon=1e-3,
-        center=True,
-        scale=True,
-        beta_initializer="zeros",
-        gamma_initializer="ones",
-        moving_mean_initializer="zeros",
-        moving_variance_initializer="ones",
-        beta_regularizer=None,
-        gamma_regularizer=None,
-        beta_constraint=None,
-        gamma_constraint=None,
-        **kwargs,
-    ):
+        axis: int = -1,
+        momentum: float = 0.99,
+        epsilon: float = 1e-3,
+        center: bool = True,
+        scale: bool = True,
+        beta_initializer: typing.Any = "zeros",
+        gamma_initializer: typing.Any = "ones",
+        moving_mean_initializer: typing.Any = "zeros",
+        moving_variance_initializer: typing.Any = "ones",
+        beta_regularizer: typing.Any = None,
+        gamma_regularizer: typing.Any = None,
+        beta_constraint: typing.Any = None,
+        gamma_constraint: typing.Any = None,
+        **kwargs: typing.Any,
+    ) -> None:
         for name in kwargs:
             if name in _REFUSED:
                 raise ValueError(
-                    "BatchNormalization of tf_ext has no argument "
-                    f"`{name}`: {_REFUSED[name]}. Leave it out, or use "
+                    f"Argument `{name}` of BatchNormalization must not be "
+                    f"given: {_REFUSED[name]}. Received: "
+                    f"{name}={kwargs[name]!r}. Leave it out, or use "
                     "keras.layers.BatchNormalization."
                 )
         if not 0 <= momentum <= 1:
-            raise ValueError(
-                "Argument `momentum` of BatchNormalization must be from 0 to "
-                f"1. Received: {momentum!r}"
-            )
+            refuse("BatchNormalization", "momentum", "from 0 to 1", momentum)
         if not IS_KERAS_3:
             kwargs["fused"] = False
         super().__init__(
@@ -145,22 +145,27 @@ class BatchNormalization(keras.layers.BatchNormalization):
             **kwargs,
         )
 
-    def build(self, input_shape):
+    def build(self, input_shape: typing.Any) -> None:
         """Makes the weights."""
-        self._on_servers = is_parameter_server(tf.distribute.get_strategy())
+        self._regime = regime_in_scope()
         super().build(input_shape)
 
-    def add_weight(self, *args, **kwargs):
-        """As Keras's; the moving averages are written alike on all replicas.
+    def add_weight(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """As in Keras; all replicas write the same moving averages.
 
-        tf_keras would keep one a replica and average them when they are read,
-        which takes all workers: a checkpoint of the chief alone would wait.
+        tf_keras would keep one per replica and average them on reading, which
+        takes all workers: a checkpoint written by the chief alone would wait.
         """
         if not IS_KERAS_3 and kwargs.pop("synchronization", None) is not None:
             kwargs["aggregation"] = tf.VariableAggregation.NONE
         return super().add_weight(*args, **kwargs)
 
-    def call(self, inputs, training=None, mask=None):
+    def call(
+        self,
+        inputs: tf.Tensor,
+        training: bool | None = None,
+        mask: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """Normalises a batch; see the class."""
         wide = tf.float64 if inputs.dtype == tf.float64 else tf.float32
         values = tf.cast(inputs, wide)
@@ -177,8 +182,8 @@ class BatchNormalization(keras.layers.BatchNormalization):
             _along(vector, axis, values)
             for vector in (center, shift, variance, self.beta, self.gamma)
         )
-        # Keras's inputs * scale + (beta - mean * scale) is rounded to the
-        # inputs' last places, however small their deviations are.
+        # Keras's inputs * scale + (beta - mean * scale) has the rounding error
+        # of the inputs, however small their deviations are.
         outputs = values - center
         outputs = outputs if shift is None else outputs - shift
         scale = tf.math.rsqrt(variance + self.epsilon)
@@ -186,43 +191,42 @@ class BatchNormalization(keras.layers.BatchNormalization):
         outputs = outputs if beta is None else outputs + beta
         return tf.cast(outputs, self.compute_dtype)
 
-    def _feature_axis(self):
-        # tf_keras makes it a list when the layer is built.
+    def _feature_axis(self) -> int:
+        # In tf_keras it is a list after the layer is built.
         return self.axis if isinstance(self.axis, int) else self.axis[0]
 
-    def _follow(self, average, value, count):
-        """Lets a moving average follow a batch's value, if it has a count."""
+    def _follow(
+        self, average: typing.Any, value: tf.Tensor, count: tf.Tensor
+    ) -> None:
+        """Updates a moving average with a batch's value, unless count is 0."""
         value = tf.cast(value, average.dtype)
-        if self._on_servers and self.momentum > 0:
-            _follow_on_servers(average, value, self.momentum, count)
-            return
-        kept = tf.convert_to_tensor(average)
-        moved = kept * self.momentum + value * (1.0 - self.momentum)
-        average.assign(tf.where(count > 0, moved, kept))
+        self._regime.move_average(average, value, self.momentum, count)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments, for Keras's savers."""
         config = super().get_config()
         config["axis"] = self._feature_axis()
         return {k: v for k, v in config.items() if k not in _REFUSED}
 
 
-def _global_moments(values, axis, mask):
+def _global_moments(
+    values: tf.Tensor, axis: int, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """The statistics of the batch, over all replicas.
 
-    Keras's own, with `synchronized=True`, subtract the squared mean from the
-    mean square, which leaves nothing of a variance that is small beside the
-    mean; and in Keras 3 replicas with masks have statistics of their own.
+    Keras, with `synchronized=True`, subtracts the squared mean from the mean
+    square, which cancels a variance that is small relative to the mean; and in
+    Keras 3 replicas with masks use their local statistics.
 
     Args:
       values: float `[..., features, ...]`, this replica's share.
-      axis: int, that of features.
+      axis: int, the axis of features.
       mask: bool, broadcastable to `values`, or None.
 
     Returns:
-      (center, shift, variance, count): `[features]` and for the count `[]`,
-      of the dtype of `values`. The mean is `center + shift`, of which `center`
-      is rounded and without a gradient. With a count of 0 all are 0.
+      (center, shift, variance, count): of shape `[features]`, the count of
+      shape `[]`, of the dtype of `values`. The mean is `center + shift`, where
+      `center` is rounded and has no gradient. With a count of 0 all are 0.
     """
     axes = [i for i in range(values.shape.rank) if i != axis]
     if mask is None:
@@ -247,70 +251,35 @@ def _global_moments(values, axis, mask):
     return center, shift, variance, count
 
 
-def _along(vector, axis, values):
-    """`[features]` with an axis of 1 for each other one of `values`."""
+def _along(
+    vector: tf.Tensor | None, axis: int, values: tf.Tensor
+) -> tf.Tensor | None:
+    """Reshapes `[features]` for broadcasting along `axis` of `values`."""
     if vector is None:
         return None
     shape = [-1 if i == axis else 1 for i in range(values.shape.rank)]
     return tf.reshape(tf.cast(vector, values.dtype), shape)
 
 
-def _sum_over_replicas(value):
+def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return value
     return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def _follow_on_servers(average, value, momentum, count):
-    """Moves an average where it is stored, in one operation under its lock.
-
-    Reading and assigning it, as Keras does, would lose what other workers add
-    in between; adding a difference from what was read would count stale decay,
-    and sway or diverge with many workers. TensorFlow's proximal step of the
-    quadratic penalty is
-
-        average = (average + rate * value) / (1 + rate)
-
-    which with `1 + rate = 1 / momentum` is the moving average.
-
-    Args:
-      average: variable on servers, `[features]`.
-      value: tensor of its dtype, `[features]`.
-      momentum: float above 0.
-      count: `[]`; with 0 the average stays.
-    """
-    dtype = value.dtype
-    # Exact in 1 + rate: the average of equal values is that value.
-    one = dtype.as_numpy_dtype(1)
-    rate = np.divide(one, momentum, dtype=dtype.as_numpy_dtype) - one
-    average = average.value if IS_KERAS_3 else average
-    # A variable_partitioner makes several of one.
-    parts = getattr(average, "variables", [average])
-    values = tf.split(value, [part.shape[0] for part in parts])
-    for part, value in zip(parts, values, strict=True):
-        # Constants are made there, and not sent.
-        with tf.device(part.handle.device):
-            tf.raw_ops.ResourceApplyProximalGradientDescent(
-                var=part.handle,
-                alpha=tf.cast(count > 0, dtype),
-                l1=tf.zeros([], dtype),
-                l2=tf.constant(rate, dtype),
-                delta=-rate * value,
-                use_locking=True,
-            )
-
-
-def _checked_mask(mask, inputs, axis):
-    """The mask with an axis of 1 for the features, or None."""
+def _checked_mask(
+    mask: tf.Tensor | None, inputs: tf.Tensor, axis: int
+) -> tf.Tensor | None:
+    """The mask with a last axis of size 1 for the features, or None."""
     if mask is None:
         return None
     rank = inputs.shape.rank
     if axis != rank - 1:
         raise ValueError(
-            "Argument `mask` of BatchNormalization needs the features on the "
-            f"last axis. Received: axis={axis} of inputs of shape "
-            f"{inputs.shape}"
+            "Argument `mask` of BatchNormalization must be None unless `axis` "
+            f"is the last one. Received: a mask with axis={axis} of inputs of "
+            f"shape {inputs.shape}"
         )
     if mask.shape.rank != rank - 1:
         raise ValueError(

@@ -1,15 +1,31 @@
 """The layer between raw features and tables."""
 
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
 import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.feature_column import columns_to_bags
-from tf_ext.feature_column.bags import check_inputs, columns_to_bags_or_error
-from tf_ext.layers.column_sets import ColumnSets
+from tf_ext.feature_column import Bags, columns_to_bags, features
+from tf_ext.feature_column.bags import columns_to_bags_or_error
+from tf_ext.feature_column.column import Column
+from tf_ext.layers import clicks
+from tf_ext.layers.column_sets import ColumnSets, Part
+from tf_ext.layers.combining import combine
+from tf_ext.layers.given import Give, given_embeddings
+from tf_ext.regimes import (
+    PullPlan,
+    PullRequest,
+    Regime,
+    plan_pull,
+    regime_of_tables,
+)
 from tf_ext.tables import cloning
 from tf_ext.tables.sparse_table import SparseTable
-from tf_ext.tables.transport import PullRequest, get_transport
+
+_Inputs = Mapping[str, typing.Any]
+_Flag: typing.TypeAlias = bool | tf.Tensor
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
@@ -17,8 +33,8 @@ class EmbeddingFeatures(keras.layers.Layer):
     """Embeds sparse features: hashes them, reads rows, combines bags.
 
     All columns are hashed in one op; the distinct signs of the batch are read
-    from the tables, and each column's bag of rows becomes one vector. In
-    training, absent rows are created and the gradient goes back to the tables
+    from the tables, and each bag of rows is combined into one vector. In
+    training, absent rows are created and the gradient reaches the tables
     through `tf_ext.optimizers.Optimizer`.
 
     The argument `training` only decides whether a call creates absent rows. The
@@ -30,11 +46,11 @@ class EmbeddingFeatures(keras.layers.Layer):
     Inputs are a dict of features, by column key: dense `[batch_size]` or
     `[batch_size, n]`, `tf.SparseTensor` `[batch_size, n]` or
     `tf.RaggedTensor` `[batch_size, None]`, of strings, integers or, for
-    columns with boundaries, floats. Keys that no column names are ignored.
+    columns with boundaries, floats. Other keys are ignored.
 
     Args:
-      columns: list of columns of `tf_ext.feature_column` and then `table`; or a
-        dict `{table: list of columns}`, alone. A column may be in several
+      columns: list of columns of `tf_ext.feature_column`, with `table`; or a
+        dict `{table: list of columns}` without it. A column may be in several
         lists; it is hashed once.
       table: `tf_ext.SparseTable`, if `columns` is a list.
       concatenate: bool. If False, the outputs of a table's columns are not
@@ -42,6 +58,12 @@ class EmbeddingFeatures(keras.layers.Layer):
       trainable: bool; if False, rows are neither created nor updated by this
         layer.
       name: string, the layer's name.
+      click: string, the key of an input that holds a number or boolean, 0 or
+        more, for each example, such as the label: `[batch_size]` or
+        `[batch_size, 1]`. Tables with `statistics=["show", "click"]` add it to
+        the "click" of an id whenever the id occurs in the example in training.
+        It must be among the inputs if `training` is True; without it, no click
+        is counted. None: no clicks.
 
     Returns:
       When called: `[batch_size, len(columns) * table.dim]`, the columns side by
@@ -50,9 +72,9 @@ class EmbeddingFeatures(keras.layers.Layer):
       dtype.
 
     Raises:
-      ValueError: columns or tables that are none, names that occur twice; when
-        called, a missing feature (unless the column is optional) or features
-        of different batch sizes.
+      ValueError: objects that are not columns or tables, or names that occur
+        twice; when called, a missing feature (unless the column is optional) or
+        features of different batch sizes.
 
     Example:
     >>> import tensorflow as tf
@@ -70,23 +92,29 @@ class EmbeddingFeatures(keras.layers.Layer):
 
     def __init__(
         self,
-        columns,
-        table=None,
-        concatenate=True,
-        trainable=True,
-        name=None,
-        **kwargs,
-    ):
+        columns: Sequence[Column] | dict[SparseTable, Sequence[Column]],
+        table: SparseTable | None = None,
+        concatenate: bool = True,
+        trainable: bool = True,
+        name: str | None = None,
+        click: str | None = None,
+        **kwargs: typing.Any,
+    ) -> None:
         # Raw features: casting an id or a bucketised number to the compute
         # dtype would change it.
         kwargs["autocast"] = False
         super().__init__(name=name, trainable=trainable, **kwargs)
         by_table = _by_table(columns, table)
+        clicks.check_key(click, by_table)
+        self.click = click
         self._several = table is None
         self.concatenate = bool(concatenate)
+        if self.concatenate:
+            _check_shapes(by_table)
         self._table_count = len(by_table)
         for index, one in enumerate(by_table):
-            # One by one: Keras 3 hides lists of layers from checkpoints.
+            # One attribute each: Keras 3 hides lists of layers from
+            # checkpoints.
             setattr(self, f"_table_{index}", one)
             one.column_record.add(by_table[one])
         self._columns = tuple(tuple(c) for c in by_table.values())
@@ -98,110 +126,191 @@ class EmbeddingFeatures(keras.layers.Layer):
         self.built = True
 
     @property
-    def trainable(self):
+    def trainable(self) -> bool:
         """Whether this layer creates and updates rows.
 
-        Other layers on the same tables are not concerned: set the table's own
+        It does not affect other layers on the same tables: set the table's
         `trainable` for all of them.
         """
         return super().trainable
 
     @trainable.setter
-    def trainable(self, value):
+    def trainable(self, value: bool) -> None:
         self._trainable = bool(value)
 
     @property
-    def tables(self):
+    def tables(self) -> list[SparseTable]:
         """The tables, in a list."""
         return [getattr(self, f"_table_{i}") for i in range(self._table_count)]
 
     @property
-    def columns(self):
-        """The columns, in a tuple for each of `tables`."""
+    def columns(self) -> tuple[tuple[Column, ...], ...]:
+        """The columns: a tuple for each of `tables`."""
         return self._columns
 
-    def build(self, input_shape=None):
-        """Nothing to do: tables have their rows when they need them."""
+    def build(self, input_shape: _Inputs | None = None) -> None:
+        """Checks that the inputs have all keys; tables need no building.
 
-    def call(self, inputs, training=None):
+        Args:
+          input_shape: dict of shapes by key, or None.
+
+        Raises:
+          ValueError: it is not a dict, or the feature of a column is missing.
+        """
+        if input_shape is None:
+            return
+        features.check_mapping(
+            "EmbeddingFeatures.build", input_shape, "input_shape", "shapes"
+        )
+        for column in self._sets.columns:
+            for part in column.parts:
+                features.check_present(part, input_shape)
+
+    def call(
+        self, inputs: _Inputs, training: _Flag | None = None
+    ) -> typing.Any:
         """Embeds a batch; see the class."""
+        give = given_embeddings()
+        if give is not None:
+            return self._take(give, inputs)
         insert = _as_flag(training, self.trainable)
-        transport = get_transport(self.tables)
+        regime = regime_of_tables(self.tables)
         error = None
-        if transport.shares_errors:
+        if regime.raises_together:
             bags, error = columns_to_bags_or_error(self._sets.columns, inputs)
         else:
             bags = columns_to_bags(self._sets.columns, inputs)
-        parts = self._sets.split(bags)
-        pulled = self._pull(transport, parts, insert, error)
-        outputs = {
-            table.name: self._combine(rows, columns, unique, part)
-            for table, columns, (rows, unique, part) in zip(
-                self.tables, self._columns, pulled
+        its_clicks = None
+        if self.click is not None and regime.trains and self.trainable:
+            its_clicks, error = clicks.of_batch(
+                self.click,
+                inputs,
+                (tf.size(bags.row_splits, tf.int64) - 1)
+                // len(self._sets.columns),
+                insert is not False,
+                error,
             )
-        }
-        return outputs if self._several else outputs[self.tables[0].name]
+        parts = self._sets.split(bags)
+        pulled = self._pull(regime, parts, insert, error, its_clicks)
+        return self._structured(
+            self._combine(rows, columns, plan, part)
+            for columns, (rows, plan, part) in zip(self._columns, pulled)
+        )
 
-    def _pull(self, transport, parts, insert, error):
-        """Rows for each table: a list of (rows, unique, bags)."""
-        # One unique for tables that read the same columns.
-        uniques = {}
+    def _take(self, give: Give, inputs: _Inputs) -> typing.Any:
+        """The outputs, of embeddings that are given."""
+        return self._structured(
+            self._arrange(
+                ([column], give(table, column, inputs)) for column in columns
+            )
+            for table, columns in zip(self.tables, self._columns)
+        )
+
+    def _structured(self, outputs: Iterable[typing.Any]) -> typing.Any:
+        """The layer's output, of those of its tables."""
+        by_name = {t.name: one for t, one in zip(self.tables, outputs)}
+        return by_name if self._several else by_name[self.tables[0].name]
+
+    def _pull(
+        self,
+        regime: Regime,
+        parts: Sequence[Part],
+        insert: _Flag,
+        error: tf.Tensor | None,
+        its_clicks: tf.Tensor | None,
+    ) -> list[tuple[tf.Tensor, PullPlan, Bags]]:
+        """Rows for each table: a list of (rows, plan, bags)."""
+        # One plan for tables that read the same columns.
+        plans: dict[typing.Any, PullPlan] = {}
         for table, part in zip(self.tables, parts):
             key = part.key, table.rows.num_shards
-            if key not in uniques:
-                uniques[key] = ops.unique_by_shard(part.bags.signs, key[1])
+            if key not in plans:
+                plans[key] = plan_pull(part.bags.signs, key[1])
+            plan = plans[key]
+            counts_clicks = (
+                its_clicks is not None and "click" in table.statistics
+            )
+            if counts_clicks and plan.counted is None:
+                plan.count(clicks.of_signs(its_clicks, part.bags.row_splits))
         requests = [
             PullRequest(
                 table,
-                uniques[part.key, table.rows.num_shards],
+                plans[part.key, table.rows.num_shards],
                 insert if table.trainable else False,
             )
             for table, part in zip(self.tables, parts)
         ]
-        rows = pull_differentiable(transport, requests, self.trainable, error)
+        rows = pull_differentiable(regime, requests, self.trainable, error)
         return [
-            (r, request.unique, part.bags)
+            (r, request.plan, part.bags)
             for r, request, part in zip(rows, requests, parts)
         ]
 
-    def _combine(self, rows, columns, unique, bags):
-        combined = combine(rows, unique.inverse, bags, columns)
-        combined = tf.cast(combined, self.compute_dtype)
+    def _combine(
+        self,
+        rows: tf.Tensor,
+        columns: Sequence[Column],
+        plan: PullPlan,
+        bags: Bags,
+    ) -> tf.Tensor | dict[str, tf.Tensor]:
+        return self._arrange(combine(rows, plan.inverse, bags, columns))
+
+    def _arrange(
+        self, combined: Iterable[tuple[Sequence[Column], tf.Tensor]]
+    ) -> tf.Tensor | dict[str, tf.Tensor]:
+        """A table's output, of those of columns that stand side by side."""
+        outputs = [
+            (run, tf.cast(output, self.compute_dtype))
+            for run, output in combined
+        ]
         if self.concatenate:
-            return combined
-        pieces = tf.split(combined, len(columns), axis=1)
-        return {column.name: p for column, p in zip(columns, pieces)}
+            tensors = [output for _, output in outputs]
+            return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 1)
+        return {
+            column.name: piece
+            for run, output in outputs
+            for column, piece in zip(run, _split(output, len(run)))
+        }
 
-    def _outputs(self, make):
-        """The structure of the outputs, with `make(width)` for tensors."""
-        outputs = {}
+    def _outputs(
+        self, make: Callable[[tuple[int | None, ...]], typing.Any]
+    ) -> typing.Any:
+        """The structure of outputs, of `make(shape)` without the batch size."""
+        outputs: list[typing.Any] = []
         for table, columns in zip(self.tables, self._columns):
+            shapes: dict[str, typing.Any]
+            shapes = {c.name: c.output_shape(table.dim) for c in columns}
             if self.concatenate:
-                outputs[table.name] = make(len(columns) * table.dim)
+                width = sum(width for [width] in shapes.values())
+                outputs.append(make((width,)))
             else:
-                outputs[table.name] = {c.name: make(table.dim) for c in columns}
-        return outputs if self._several else outputs[self.tables[0].name]
+                outputs.append({n: make(s) for n, s in shapes.items()})
+        return self._structured(outputs)
 
-    def compute_output_spec(self, inputs, training=None):
+    def compute_output_spec(
+        self, inputs: _Inputs, training: _Flag | None = None
+    ) -> typing.Any:
         """The outputs' shapes for Keras 3's functional models.
 
         Raises:
           ValueError: an input is missing, or of a type that its column does
             not take.
         """
-        check_inputs(self._sets.columns, inputs)
+        features.check_mapping("EmbeddingFeatures", inputs)
+        for column in self._sets.columns:
+            column.check(inputs)
         batch = next(iter(inputs.values())).shape[0] if inputs else None
         return self._outputs(
-            lambda width: keras.KerasTensor((batch, width), self.compute_dtype)
+            lambda shape: keras.KerasTensor((batch, *shape), self.compute_dtype)
         )
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: _Inputs) -> typing.Any:
         """The outputs' shapes, from a dict of the inputs'."""
         shapes = list(input_shape.values())
         batch = shapes[0][0] if shapes else None
-        return self._outputs(lambda width: (batch, width))
+        return self._outputs(lambda shape: (batch, *shape))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments, for Keras's savers."""
         serialize = keras.utils.serialize_keras_object
         return super().get_config() | {
@@ -212,14 +321,15 @@ class EmbeddingFeatures(keras.layers.Layer):
             "tables": [serialize(table) for table in self.tables],
             "several": self._several,
             "concatenate": self.concatenate,
+            "click": self.click,
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
         """The layer that `get_config` describes, on new, empty tables.
 
-        Layers that shared a table share a new one if Keras makes them in one
-        go, in `load_model` or `clone_model`.
+        Layers that shared a table share a new one if the same call of Keras
+        makes them: `load_model` or `clone_model`.
         """
         config = dict(config)
         config.pop("autocast", None)
@@ -240,138 +350,132 @@ class EmbeddingFeatures(keras.layers.Layer):
         return cls(columns[0], tables[0], **config)
 
 
-def pull_differentiable(transport, requests, trainable=True, error=None):
+def pull_differentiable(
+    regime: Regime,
+    requests: Sequence[PullRequest],
+    trainable: bool = True,
+    error: tf.Tensor | None = None,
+) -> list[tf.Tensor]:
     """Reads rows so that their gradient goes to the tables' shadows.
 
     Args:
-      transport: that of the tables.
+      regime: Regime of the tables.
       requests: list of PullRequest of distinct signs.
       trainable: bool; if False no gradient flows.
-      error: string scalar, what is wrong with the batch, or ""; None where
-        that has been raised already.
+      error: string scalar, the error of the batch, or ""; None where it has
+        been raised already.
 
     Returns:
       List of float32 `[n, dim]`.
     """
-    rows = transport.pull(requests, error)
+    rows = regime.pull(requests, error)
     return [
         _attach_gradient(request, pulled)
-        if trainable and request.table.trainable
+        if trainable and request.table.trainable and regime.trains
         else pulled
         for request, pulled in zip(requests, rows)
     ]
 
 
-def _attach_gradient(request, pulled):
-    shadow = request.table.shadow
+def _attach_gradient(request: PullRequest, pulled: tf.Tensor) -> tf.Tensor:
+    shadow, plan = request.table.shadow, request.plan
+    counts = request.table.statistics_width > 0
+    if counts and plan.counted is None:
+        plan.count()
     return ops.route_gradient(
         pulled,
         shadow.value if IS_KERAS_3 else shadow,
-        request.unique.unique,
+        plan.counted if counts else plan.signs,
     )
 
 
-def combine(rows, inverse, bags, columns):
-    """Bags of rows to one vector each.
-
-    Args:
-      rows: float32 `[u, dim]`.
-      inverse: int32 `[n]`.
-      bags: Bags of the columns.
-      columns: list of columns.
-
-    Returns:
-      float32 `[batch_size, len(columns) * dim]`.
-    """
-    combiners = [column.combiner for column in columns]
-    weighted = any(part.weights for c in columns for part in c.parts)
-    if not (weighted and "max" in combiners):
-        return ops.combine_bags(
-            rows, inverse, bags.row_splits, bags.weights, combiners=combiners
-        )
-    # max knows no weights: those columns go alone.
-    batch = (tf.size(bags.row_splits, tf.int64) - 1) // len(columns)
-    pieces = []
-    for index, combiner in enumerate(combiners):
-        splits = bags.row_splits[index * batch : (index + 1) * batch + 1]
-        values = slice(splits[0], splits[-1])
-        pieces.append(
-            ops.combine_bags(
-                rows,
-                inverse[values],
-                splits - splits[0],
-                None if combiner == "max" else bags.weights[values],
-                combiners=[combiner],
-            )
-        )
-    return tf.concat(pieces, 1)
-
-
-def _by_table(columns, table):
+def _by_table(
+    columns: typing.Any, table: SparseTable | None
+) -> dict[SparseTable, Sequence[Column]]:
     """`{table: columns}` from the constructor's arguments, checked."""
     if isinstance(columns, SparseTable):
         raise ValueError(
-            "EmbeddingFeatures takes the columns first: EmbeddingFeatures("
-            "columns, table). Received: columns=<SparseTable "
+            "Argument `columns` of EmbeddingFeatures must be a list of "
+            "columns, and comes before `table`. Received: columns=<SparseTable "
             f"{columns.name!r}>, table={table!r}"
         )
     if table is None and not isinstance(columns, dict):
         raise ValueError(
-            "EmbeddingFeatures takes a list of columns and a `table`, or one "
-            f"dict {{table: columns}}. Received: columns={columns!r}, "
-            "table=None"
+            "Argument `columns` of EmbeddingFeatures must be a dict {table: "
+            "columns}, or a list of columns with a `table`. Received: "
+            f"columns={columns!r}, table=None"
         )
     if table is not None and not isinstance(table, SparseTable):
         raise _no_table(table)
     by_table = columns if table is None else {table: columns}
-    names = set()
+    names: set[str] = set()
     if not by_table:
         raise ValueError(
-            "Argument `columns` of EmbeddingFeatures must not be empty."
+            "Argument `columns` of EmbeddingFeatures must not be empty. "
+            f"Received: columns={columns!r}"
         )
     for one, its_columns in by_table.items():
         if not isinstance(one, SparseTable):
             raise _no_table(one)
         if one.name in names:
             raise ValueError(
-                "The tables of one EmbeddingFeatures must have different "
-                f"names. Received {one.name!r} twice."
+                "Argument `columns` of EmbeddingFeatures must have tables of "
+                f"different names. Received: two tables {one.name!r}"
             )
         names.add(one.name)
         _check_columns(one, its_columns)
     return by_table
 
 
-def _no_table(found):
+def _no_table(found: object) -> ValueError:
     return ValueError(
         "Argument `table` of EmbeddingFeatures must be a tf_ext.SparseTable. "
-        f"Received: {found!r}"
+        f"Received: table={found!r}"
     )
 
 
-def _check_columns(table, columns):
+def _check_columns(table: SparseTable, columns: object) -> None:
     if not isinstance(columns, (list, tuple)) or not columns:
         raise ValueError(
             "Argument `columns` of EmbeddingFeatures must be a non-empty list "
-            f"for each table. Received for table {table.name!r}: {columns!r}"
+            f"for each table. Received: {columns!r} for table {table.name!r}"
         )
-    seen = set()
+    seen: set[str] = set()
     for column in columns:
-        if not hasattr(column, "combiner"):
+        if not isinstance(column, Column):
             raise ValueError(
-                "Columns of EmbeddingFeatures are made by "
-                "tf_ext.feature_column.category_column or crossed_column. "
-                f"Received for table {table.name!r}: {column!r}"
+                "Argument `columns` of EmbeddingFeatures must hold columns, "
+                "such as those of tf_ext.feature_column.category_column and "
+                f"crossed_column. Received: {column!r} for table "
+                f"{table.name!r}"
             )
         if column.name in seen:
             raise ValueError(
-                "The columns of one table must have different names. Received "
-                f"{column.name!r} twice for table {table.name!r}."
+                "Argument `columns` of EmbeddingFeatures must have columns of "
+                "different names for each table. Received: two columns "
+                f"{column.name!r} for table {table.name!r}"
             )
         seen.add(column.name)
 
 
-def _as_flag(training, trainable):
+def _check_shapes(by_table: dict[SparseTable, Sequence[Column]]) -> None:
+    for table, columns in by_table.items():
+        for column in columns:
+            shape = column.output_shape(table.dim)
+            if len(shape) != 1 or shape[0] is None:
+                raise ValueError(
+                    "Argument `concatenate` of EmbeddingFeatures must be False "
+                    "for outputs of other shapes than [batch_size, width]. "
+                    f"Received: concatenate=True, and column {column.name!r} "
+                    f"of shape {[None, *shape]}"
+                )
+
+
+def _split(output: tf.Tensor, count: int) -> list[tf.Tensor]:
+    return [output] if count == 1 else tf.split(output, count, axis=1)
+
+
+def _as_flag(training: _Flag | None, trainable: bool) -> _Flag:
     if not trainable or training is None:
         return False
     return training if tf.is_tensor(training) else bool(training)

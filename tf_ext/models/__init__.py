@@ -1,5 +1,3 @@
-"""Models that hold tables."""
+"""Models that hold tables: `tf_ext.Model`."""
 
-from tf_ext.models.model import Model
-
-__all__ = ["Model"]
+__all__: list[str] = []

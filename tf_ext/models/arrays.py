@@ -1,20 +1,23 @@
-"""Arrays and lists that Keras refuses, as tensors that it takes."""
+"""Converts arrays and lists that Keras refuses to tensors."""
+
+import typing
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-# Of NumPy's arrays: texts, bytes and objects.
+# NumPy's kinds of text, bytes and objects.
 _KINDS = "USO"
 
 
-def to_arrays(data):
-    """What `fit` and its like are given, with strings and lists converted.
+def to_arrays(data: typing.Any) -> typing.Any:
+    """The data given to `fit` and similar methods, converted.
 
     Args:
       data: structure of dicts, tuples and lists. Arrays of NumPy's texts, bytes
         and objects, and lists of Python's numbers, strings, or lists of those,
         are converted: to `tf.Tensor`, or to `tf.RaggedTensor` if they are lists
-        of different lengths. Anything else is handed on.
+        of different lengths. Anything else is returned unchanged.
     """
     if isinstance(data, dict):
         return {key: to_arrays(value) for key, value in data.items()}
@@ -29,7 +32,7 @@ def to_arrays(data):
     return type(data)(map(to_arrays, data))
 
 
-def _of_array(array):
+def _of_array(array: npt.NDArray[typing.Any]) -> typing.Any:
     if array.dtype.kind not in _KINDS:
         return array
     if array.dtype.kind == "O":
@@ -37,8 +40,10 @@ def _of_array(array):
     return tf.constant(array)
 
 
-def _of_list(values, otherwise=None):
-    """A tensor of nested lists; they themselves if there is none."""
+def _of_list(
+    values: list[typing.Any], otherwise: typing.Any = None
+) -> typing.Any:
+    """A tensor of nested lists; the lists if they cannot be a tensor."""
     try:
         array = np.asarray(values)
     except ValueError:  # Lists of different lengths.
@@ -53,11 +58,11 @@ def _of_list(values, otherwise=None):
         return values if otherwise is None else otherwise
 
 
-def _holds_python_values(values):
+def _holds_python_values(values: list[typing.Any]) -> bool:
     """Whether nested lists hold Python's numbers and strings, and no arrays."""
     first = values
     while isinstance(first, list):
-        # Of ragged lists the first ones may be empty.
+        # The first lists of ragged ones may be empty.
         full = [v for v in first if not isinstance(v, list) or v]
         if not full:
             return bool(first)

@@ -1,15 +1,21 @@
-"""What a model is compiled with, and its variables before the first step."""
+"""Finds a model's optimizers, and builds it before the first step."""
+
+import typing
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
 
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.optimizers import Optimizer
 
 
-def wrapped_optimizers(optimizer):
-    """The `tf_ext.optimizers.Optimizer` in what a model is compiled with.
+def wrapped_optimizers(optimizer: typing.Any) -> list[Optimizer]:
+    """The `tf_ext.optimizers.Optimizer`s in a model's optimizer.
 
     Args:
-      optimizer: one, something around one, or one that is composed of several,
-        its `optimizers`.
+      optimizer: such an optimizer, a wrapper of one, or one composed of
+        several, its `optimizers`.
 
     Returns:
       list of Optimizer.
@@ -19,28 +25,73 @@ def wrapped_optimizers(optimizer):
     return [one for one in found if isinstance(one, Optimizer)]
 
 
-def build_model(model, batch):
-    """Makes the variables of a model, if that was not done before.
+def build_model(model: keras.Model, batch: typing.Any) -> None:
+    """Makes the variables of a model that has not been built.
 
     Args:
       model: keras.Model.
-      batch: what a step takes.
+      batch: the argument of a step.
     """
     if model.built:
         return
     if IS_KERAS_3 or type(model).call is not keras.Model.call:
         model(keras.utils.unpack_x_y_sample_weight(batch)[0])
         return
-    # As models of TensorFlow Recommenders may be: their loss calls the parts.
+    # Models of TensorFlow Recommenders may need it: their loss calls the parts.
     model.compute_loss(batch, training=False)
     model.reset_metrics()
     model.built = True
 
 
-def build_optimizer(model):
+def build_optimizer(model: keras.Model) -> None:
     """Makes the slots of a compiled model's optimizer."""
-    optimizer = getattr(model, "optimizer", None)
-    # tf_keras's legacy optimizers, as one that is composed of several, make
-    # theirs in the first step.
+    optimizer: typing.Any = getattr(model, "optimizer", None)
+    # tf_keras's legacy optimizers, such as a composed one, make theirs in the
+    # first step.
     if hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)
+
+
+def specs_of(batch: typing.Any) -> Callable[[], typing.Any] | None:
+    """A function to the structure of `tf.TypeSpec` of a batch.
+
+    None if it does not consist of tensors and arrays, as with keras.Input.
+    """
+    kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, np.ndarray)
+    leaves = tf.nest.flatten(batch)
+    if not leaves or not all(isinstance(leaf, kinds) for leaf in leaves):
+        return None
+    specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
+    return lambda: specs
+
+
+def example_of(element_spec: typing.Any) -> typing.Any:
+    """A batch of one sample, to build a model with.
+
+    It holds zeros, empty strings and empty ragged rows.
+
+    Args:
+      element_spec: nested structure of `tf.TypeSpec` of batches.
+    """
+    return tf.nest.map_structure(_example, element_spec)
+
+
+def _example(spec: tf.TypeSpec) -> typing.Any:
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = _example(
+            tf.TensorSpec([0, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype)
+        )
+        splits = [tf.constant([0, 0], spec.row_splits_dtype)]
+        splits += [tf.zeros([1], spec.row_splits_dtype)] * (
+            spec.ragged_rank - 1
+        )
+        return tf.RaggedTensor.from_nested_row_splits(values, splits)
+    sizes = [1 if size is None else size for size in spec.shape]
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(
+            tf.zeros([0, len(sizes)], tf.int64),
+            tf.zeros([0], spec.dtype),
+            sizes,
+        )
+    value = "" if spec.dtype == tf.string else 0
+    return tf.fill(sizes, tf.cast(value, spec.dtype))

@@ -1,4 +1,4 @@
-"""Steps that are under way on workers, and their results in order."""
+"""Steps in flight on workers, and their results in order."""
 
 import collections
 import contextlib
@@ -8,20 +8,22 @@ import threading
 import time
 import typing
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 
+from tf_ext._compat.clusters import separate_workers
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import ServerLostError
 from tf_ext.distribute.liveness import Watch
 
-# How long nothing may move while no worker answers, or a server does not.
+# The longest time without progress while no worker, or a server, answers.
 _GIVE_UP_SECONDS = 600.0
 _POLL_SECONDS = 1.0
-# How long the coordinator may take to know why a step has no result.
+# The longest time until the coordinator knows why a step has no result.
 _CAUSE_SECONDS = 1.0
-# Results that wait for that of an earlier step, and what each takes at least.
+# Limit of results that wait for an earlier step's, and the least bytes of each.
 _UNREAD_BYTES = 64 << 20
 _RESULT_BYTES = 1 << 10
 
@@ -30,7 +32,7 @@ _END = object()
 
 @dataclasses.dataclass(eq=False)
 class _Step:
-    """A step of a `_Run`, until its result is handed out.
+    """A step of a `_Run`, until its result is yielded.
 
     Attributes:
       batch: the function's argument, while it may be needed again.
@@ -42,31 +44,40 @@ class _Step:
 
 
 class InFlight:
-    """Schedules steps, a limited number at a time, and hands out results.
+    """Schedules steps, a limited number at a time, and yields results.
 
-    Workers finish steps in any order; results are handed out in the order of
-    the batches. Workers that fall silent are taken as lost, so that the
-    ClusterCoordinator gives their steps to others.
+    Workers finish steps in any order; results are yielded in the order of the
+    batches. Workers that stop answering count as lost, so that the
+    ClusterCoordinator reschedules their steps.
 
     Args:
       coordinator: tf.distribute.coordinator.ClusterCoordinator.
     """
 
-    def __init__(self, coordinator):
+    def __init__(
+        self, coordinator: tf.distribute.coordinator.ClusterCoordinator
+    ) -> None:
+        separate_workers(coordinator)
         cluster = cluster_of(coordinator.strategy)
         self._coordinator = coordinator
         self._workers = task_addresses(cluster, ["worker"])
         self._servers = task_addresses(cluster, ["ps"])
         self._watch = Watch(self._workers, self._servers)
-        self._scheduled = queue.SimpleQueue()
-        self._outcomes = queue.SimpleQueue()
+        self._scheduled: queue.SimpleQueue[typing.Any] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[typing.Any] = queue.SimpleQueue()
         self._under_way = 0
-        self._waiters = []
+        self._waiters: list[threading.Thread] = []
         weakref.finalize(self, _end_waiters, self._waiters, self._scheduled)
         self._moved = 0.0
         self._has_given_up = False
 
-    def run(self, function, batches, limit, repeatable=False):
+    def run(
+        self,
+        function: Callable[..., typing.Any],
+        batches: Iterable[typing.Any],
+        limit: int,
+        repeatable: bool = False,
+    ) -> Iterator[list[tf.Tensor] | None]:
         """Yields the results of a function of each batch, in order.
 
         Args:
@@ -77,7 +88,7 @@ class InFlight:
             be run again. If not, None stands for its result.
 
         Raises:
-          Exception: the first that a step raised. No step is under way then.
+          Exception: the first that a step raised. No step is then in flight.
           ServerLostError: a parameter server has been silent for too long.
           TimeoutError: all workers have been silent for too long.
         """
@@ -85,8 +96,8 @@ class InFlight:
         self._has_given_up = False
         return _Run(self, function, limit, repeatable).results(iter(batches))
 
-    def schedule(self, step):
-        """Has a worker run a step."""
+    def schedule(self, step: _Step) -> None:
+        """Schedules a step on a worker."""
         remote = self._coordinator.schedule(
             step.run.function, args=(step.batch,)
         )
@@ -102,8 +113,8 @@ class InFlight:
             waiter.start()
         self._scheduled.put((step, remote))
 
-    def settle(self):
-        """Takes in what has ended, of any run, and waits if nothing has."""
+    def settle(self) -> None:
+        """Collects the steps of any run that have ended; waits if none has."""
         try:
             outcome = self._outcomes.get(timeout=_POLL_SECONDS)
         except queue.Empty:
@@ -116,7 +127,12 @@ class InFlight:
                 del outcome
                 outcome = self._outcomes.get_nowait()
 
-    def _settle(self, step, result, error):
+    def _settle(
+        self,
+        step: _Step,
+        result: list[tf.Tensor] | None,
+        error: Exception | None,
+    ) -> None:
         self._moved = time.monotonic()
         self._under_way -= 1
         if error is not None:
@@ -127,20 +143,20 @@ class InFlight:
                 return
         step.run.finish(step, result)
 
-    def _raise_cause(self):
-        """Raises what a step failed with: one's error may be its effect."""
+    def _raise_cause(self) -> None:
+        """Raises the cause of a failure: a step's error may be an effect."""
         deadline = time.monotonic() + _CAUSE_SECONDS
-        # The coordinator hears of it a little later. Its `join` would wait for
-        # all steps, also where there is no worker left to run them.
+        # The coordinator notices the error a little later. Its `join` would
+        # wait for all steps, also where there is no worker left to run them.
         while not self._coordinator.done() and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def _give_up(self):
+    def _give_up(self) -> None:
         lost = self._watch.lost()
         for server, address in self._servers.items():
             if server in lost:
                 self._has_given_up = True
-                raise ServerLostError(server, address)
+                raise ServerLostError({server: address})
         if lost.keys() >= self._workers.keys():
             self._has_given_up = True
             found = "; ".join(f"{task} at {why}" for task, why in lost.items())
@@ -150,12 +166,12 @@ class InFlight:
                 "run this program again: it goes on from its last checkpoint."
             )
 
-    def end(self, run):
-        """Lets the steps of a run end whose results nobody wants."""
+    def end(self, run: "_Run") -> None:
+        """Waits for the steps of a run whose results are not needed."""
         while run.waiting and not self._has_given_up:
             try:
                 self.settle()
-                # Which cancels those that wait for a worker once one failed.
+                # This cancels the steps that wait for a worker after a failure.
                 if self._coordinator.done():
                     return
             except Exception as error:  # The first is raised.
@@ -177,16 +193,24 @@ class _Run:
       waiting: int, steps that are scheduled and not finished.
     """
 
-    def __init__(self, inflight, function, limit, repeatable):
+    def __init__(
+        self,
+        inflight: InFlight,
+        function: Callable[..., typing.Any],
+        limit: int,
+        repeatable: bool,
+    ) -> None:
         self.function = function
         self.repeatable = repeatable
         self.waiting = 0
         self._inflight = inflight
         self._limit = limit
-        self._steps = collections.deque()
+        self._steps: collections.deque[_Step] = collections.deque()
         self._unread_bytes = 0
 
-    def results(self, batches):
+    def results(
+        self, batches: Iterator[typing.Any]
+    ) -> Iterator[list[tf.Tensor] | None]:
         """Yields the results of all batches, in order."""
         try:
             while True:
@@ -202,13 +226,13 @@ class _Run:
             self.repeatable = False
             self._inflight.end(self)
 
-    def finish(self, step, result):
-        """Takes the result of a step."""
+    def finish(self, step: _Step, result: list[tf.Tensor] | None) -> None:
+        """Stores the result of a step."""
         self.waiting -= 1
         step.batch, step.result = _END, result
         self._unread_bytes += _bytes_of(result)
 
-    def _fill(self, batches):
+    def _fill(self, batches: Iterator[typing.Any]) -> None:
         while self.waiting < self._limit and self._unread_bytes < _UNREAD_BYTES:
             batch = next(batches, _END)
             if batch is _END:
@@ -219,27 +243,33 @@ class _Run:
             self._steps.append(step)
 
 
-def _wait(scheduled, outcomes):
-    """Waits for steps, one after the other, until there is None.
+def _wait(
+    scheduled: "queue.SimpleQueue[typing.Any]",
+    outcomes: "queue.SimpleQueue[typing.Any]",
+) -> None:
+    """Waits for steps, one after another, until it gets None.
 
-    It knows nothing of the coordinator, which could not be freed otherwise.
+    It holds no reference to the coordinator, which could not be freed
+    otherwise.
     """
     while (item := scheduled.get()) is not None:
         step, remote = item
         try:
-            outcome = step, remote.get(), None
-        except Exception as error:  # Raised where it is waited for.
+            outcome: typing.Any = step, remote.get(), None
+        except Exception as error:  # Raised in the waiting thread.
             outcome = step, None, error
         outcomes.put(outcome)
         del item, step, remote, outcome
 
 
-def _end_waiters(waiters, scheduled):
+def _end_waiters(
+    waiters: list[threading.Thread], scheduled: "queue.SimpleQueue[typing.Any]"
+) -> None:
     for _ in waiters:
         scheduled.put(None)
 
 
-def _bytes_of(result):
+def _bytes_of(result: list[tf.Tensor] | None) -> int:
     if result is None:
         return _RESULT_BYTES
     return _RESULT_BYTES + sum(

@@ -1,100 +1,118 @@
-"""The Keras model that knows of tables."""
+"""The Keras model of tables."""
 
 import contextlib
-import functools
 import inspect
+import os
+import typing
+from collections.abc import Callable
 
 import tensorflow as tf
 
+from tf_ext._checks import refuse
+from tf_ext._compat.checkpoints import OwnChildren
+from tf_ext._compat.models import BuiltForOneReplica, Functional
+from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext._op_errors import in_own_words
 from tf_ext.callbacks.early_stopping import EarlyStopping
-from tf_ext.data import shares
-from tf_ext.distribute.collectives import collectives_of
-from tf_ext.distribute.errors import naming_lost_worker
-from tf_ext.models import loops, multi_worker, resume
 from tf_ext.models.arrays import to_arrays
-from tf_ext.models.building import build_optimizer, wrapped_optimizers
-from tf_ext.models.saving import file_of_all_workers, replaced_when_whole
-from tf_ext.optimizers.share import current_share, sample_share
-from tf_ext.optimizers.updates import after
+from tf_ext.models.building import (
+    build_optimizer,
+    specs_of,
+    wrapped_optimizers,
+)
+from tf_ext.models.saving import replaced_when_whole
+from tf_ext.models.training import check_max_inflight_steps, training_of
+from tf_ext.optimizers.waiting import after
+from tf_ext.regimes import regime_of_model
 from tf_ext.tables import keras_store
 from tf_ext.tables.find import tables_of
-from tf_ext.tables.rule import SparseOptimizer
 from tf_ext.tables.shadow import refusal, set_weights_refusal
+from tf_ext.tables.sparse_optimizers import SparseOptimizer
+from tf_ext.tables.sparse_table import SparseTable
 
-# Keras's own functional model, by its public API. (tf_keras cannot make one
-# without fixing TensorFlow's devices and threads.)
-if IS_KERAS_3:
-    _Functional = type(keras.Model(*([keras.Input((1,), name="tf_ext")] * 2)))
-else:
-    _Functional = keras.Sequential.__base__
-
-# The name of a table among what a checkpoint holds of a model, with its index.
+# The name of a table among a model's checkpoint children, with its index.
 _TABLE_CHILD = "tf_ext_table_"
 
-# What names of files of Keras's formats end in.
+# Suffixes of the file names of Keras's formats.
 _MODEL = ".keras"
 _WEIGHTS = ".weights.h5"
 
+_KerasModelType: typing.Any = type(keras.Model)
 
-class _ModelWithTables:
-    """What `Model` adds to a Keras model: it refuses what would go wrong."""
+
+class _ModelWithTables(OwnChildren, BuiltForOneReplica):
+    """What `Model` adds to a Keras model, with checks of unsupported uses."""
 
     tf_ext_tables = True
 
-    def compile(self, optimizer="rmsprop", *args, **kwargs):
-        """As `keras.Model.compile`; `optimizer` must be tf_ext's.
+    # Returns the `tf.TypeSpec`s of the inputs of the first call. (Keras 3 keeps
+    # no types. It would track a dict, and wrap it.)
+    tf_ext_inputs: Callable[[], typing.Any] | None = None
+
+    def __call__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        """As `keras.Model.__call__`."""
+        outputs = super().__call__(*args, **kwargs)
+        if self.tf_ext_inputs is None and args:
+            self.tf_ext_inputs = specs_of(args[0])
+        return outputs
+
+    def compile(
+        self,
+        optimizer: typing.Any = "rmsprop",
+        *args: typing.Any,
+        **kwargs: typing.Any,
+    ) -> None:
+        """As `keras.Model.compile`; `optimizer` must be one of tf_ext.
 
         Args:
-          optimizer: a `tf_ext.optimizers.Optimizer`, one that is composed of
-            several of which such a one updates the tables (as TensorFlow
-            Recommenders' CompositeOptimizer), or None for a model that is only
+          optimizer: a `tf_ext.optimizers.Optimizer`, a composed optimizer (such
+            as TensorFlow Recommenders' CompositeOptimizer) in which such an
+            optimizer updates the tables, or None for a model that is only
             evaluated.
           *args: the same as in Keras.
           **kwargs: the same as in Keras; `jit_compile=True` is refused.
 
         Raises:
-          ValueError: another optimizer, or an option that tables cannot
-            follow; the message says what to do.
+          ValueError: another optimizer, or an option that tables do not
+            support; the message says what to do.
         """
         given = inspect.signature(super().compile).bind(
             optimizer, *args, **kwargs
         )
         options = given.arguments
         if options.get("jit_compile") is True:
-            raise ValueError(
-                "jit_compile=True: XLA cannot compile the ops of tables. Use "
-                "jit_compile='auto' or False."
-            )
+            allowed = "'auto' or False, as XLA cannot compile the ops of tables"
+            refuse("compile", "jit_compile", allowed, True)
         steps = options.get("steps_per_execution") or 1
-        if IS_KERAS_3 and steps > 1 and _replicas(self) > 1:
+        if IS_KERAS_3 and steps > 1 and regime_of_model(self).num_replicas > 1:
             raise ValueError(
-                f"steps_per_execution={steps} fails in Keras 3 under a "
-                "strategy of several replicas, with any model. Use 1, or "
-                "tf_keras (TF_USE_LEGACY_KERAS=1)."
+                "Argument `steps_per_execution` of compile must be 1 under a "
+                "strategy of several replicas, where Keras 3 fails with any "
+                f"model otherwise. Received: steps_per_execution={steps}. Use "
+                "1, or tf_keras (TF_USE_LEGACY_KERAS=1)."
             )
         if optimizer is not None:
             optimizer = self._check_optimizer(optimizer, options)
-        loops.check_compiled(self, optimizer, options, steps)
+        training = training_of(self)
+        training.check_compile(optimizer, options, steps)
         super().compile(optimizer, *args, **kwargs)
         self._tf_ext_loop = None
-        if not IS_KERAS_3 and collectives_of(self.distribute_strategy):
-            # tf_keras would add up what already is of all workers.
-            self.distribute_reduction_method = "first"
+        training.after_compile()
 
-    def _check_optimizer(self, optimizer, options):
+    def _check_optimizer(
+        self, optimizer: typing.Any, options: dict[str, typing.Any]
+    ) -> typing.Any:
         if isinstance(optimizer, dict):  # Of a saved model.
             optimizer = keras.optimizers.deserialize(optimizer)
         ours = wrapped_optimizers(optimizer)
         if isinstance(optimizer, SparseOptimizer):
             rule = type(optimizer).__name__
             raise ValueError(
-                f"tf_ext.optimizers.{rule} is an optimizer of tables: give it "
-                f"to a table, SparseTable(..., optimizer={rule}(...)). A model "
-                "is compiled with the optimizer of everything else, such as "
+                "Argument `optimizer` of compile must be the optimizer of the "
+                "variables outside of tables, such as "
                 'tf_ext.optimizers.Optimizer("adam"). Received: '
-                f"optimizer={optimizer!r}"
+                f"optimizer={optimizer!r}, an optimizer of tables. Pass it to "
+                f"the table: SparseTable(..., optimizer={rule}(...))"
             )
         if not ours:
             names = [table.name for table in tables_of(self)]
@@ -107,78 +125,88 @@ class _ModelWithTables:
             ours[0].enable_dynamic_loss_scale()
         return optimizer
 
-    def compile_from_config(self, config):
+    def compile_from_config(self, config: dict[str, typing.Any]) -> None:
         """Compiles a loaded model as the saved one was; called by Keras."""
         self.compile(**keras.utils.deserialize_keras_object(config))
         self._build_optimizer()
 
-    def _build_optimizer(self):
+    def _build_optimizer(self) -> None:
         if self.built:
             build_optimizer(self)
 
-    def fit(self, *args, max_inflight_steps=None, **kwargs):
-        """As `keras.Model.fit`, under several workers' strategies too.
+    def fit(
+        self,
+        *args: typing.Any,
+        max_inflight_steps: int | None = None,
+        **kwargs: typing.Any,
+    ) -> keras.callbacks.History:
+        """As `keras.Model.fit`, also under strategies of several workers.
 
         Under MultiWorkerMirroredStrategy every worker calls it and trains on
-        its share of each batch; one whose share is used up goes on with empty
-        batches. Under ParameterServerStrategy, the logs hold `staleness` too:
-        how many steps of others were applied between the reads of a step and
-        its update, on average.
+        its share of each batch; a worker whose share has ended continues with
+        empty batches. Under ParameterServerStrategy, the logs also have
+        `staleness`: the mean number of other steps applied between the reads of
+        a step and its update.
 
         Args:
           *args: the same as in Keras.
-          max_inflight_steps: int, how many steps may be under way at a time
-            under ParameterServerStrategy, which bounds the staleness; by
-            default two a worker. Otherwise there is never more than one.
+          max_inflight_steps: int, the most steps in flight under
+            ParameterServerStrategy, which bounds the staleness; by default two
+            per worker. Under other strategies it has no effect.
           **kwargs: the same as in Keras. Under ParameterServerStrategy, and
             in Keras 3 under MultiWorkerMirroredStrategy, `x` may be a function
             from `tf.distribute.InputContext` to a dataset.
 
         Raises:
-          ValueError: a callback that would restore or average the variables
-            but not the rows, or an argument that a strategy cannot follow.
+          ValueError: a callback that would restore or average the variables but
+            not the rows, or an argument that the strategy does not support.
         """
         given = _bind(super().fit, args, kwargs)
         _check_callbacks(given.arguments.get("callbacks"))
-        loops.check_max_inflight_steps(max_inflight_steps)
-        keras_fit = functools.partial(self._call_keras, super().fit)
+        check_max_inflight_steps(max_inflight_steps)
+        keras_fit = super().fit
         with self._explaining_errors():
-            if not loops.needed(self):
-                return resume.fit(self, keras_fit, given)
-            given.apply_defaults()
-            return self._loop().run("fit", given.arguments, max_inflight_steps)
+            return training_of(self).fit(keras_fit, given, max_inflight_steps)
 
-    def evaluate(self, *args, **kwargs):
+    def evaluate(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.evaluate`, under all strategies of `fit`."""
         return self._run("evaluate", super().evaluate, args, kwargs)
 
-    def predict(self, *args, **kwargs):
+    def predict(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.predict`, under all strategies of `fit`."""
         return self._run("predict", super().predict, args, kwargs)
 
-    def _run(self, name, method, args, kwargs):
+    def _run(
+        self,
+        name: str,
+        method: Callable[..., typing.Any],
+        args: tuple[typing.Any, ...],
+        kwargs: dict[str, typing.Any],
+    ) -> typing.Any:
         """Calls `evaluate` or `predict`."""
         given = _bind(method, args, kwargs)
         with self._explaining_errors():
-            if not loops.needed(self):
-                return self._call_keras(method, *given.args, **given.kwargs)
-            given.apply_defaults()
-            return self._loop().run(name, given.arguments)
+            return training_of(self).run(name, method, given)
 
-    def _run_batch(self, method, args, kwargs):
-        """Calls `train_on_batch` or its like."""
-        loops.refuse_batches(self, method.__name__)
+    def _run_batch(
+        self,
+        method: Callable[..., typing.Any],
+        args: tuple[typing.Any, ...],
+        kwargs: dict[str, typing.Any],
+    ) -> typing.Any:
+        """Calls `train_on_batch` or a similar method."""
+        training_of(self).check_one_batch(method.__name__)
         given = _bind(method, args, kwargs)
         with self._explaining_errors():
             return method(*given.args, **given.kwargs)
 
-    def _explaining_errors(self):
+    def _explaining_errors(self) -> contextlib.AbstractContextManager[None]:
         return in_own_words(self._naming_columns)
 
-    def _naming_columns(self, text):
-        """Adds whose rows they are to what is wrong with a table's gradients.
+    def _naming_columns(self, text: str) -> str:
+        """Adds the columns to an error of a table's gradients.
 
-        Their values say nothing to a user, whose features they belong to do.
+        Signs tell a user nothing, the names of features do.
         """
         for table in self.tables:
             if (
@@ -189,135 +217,110 @@ class _ModelWithTables:
                 return f"{text} Columns of table {table.name!r}: {names}."
         return text
 
-    def _call_keras(self, method, *args, **kwargs):
-        """Calls Keras's own `fit`, `evaluate` or `predict`."""
-        if collectives_of(self.distribute_strategy) is None:
-            return method(*args, **kwargs)
-        given = inspect.signature(method).bind(*args, **kwargs)
-        multi_worker.check_layers(self)
-        for name in ("x", "validation_data"):
-            data = given.arguments.get(name)
-            if isinstance(data, tf.data.Dataset):
-                data = shares.shared_by_data(shares.in_step(data))
-                given.arguments[name] = data
-        with naming_lost_worker(self.distribute_strategy):
-            return method(*given.args, **given.kwargs)
-
-    def train_on_batch(self, *args, **kwargs):
+    def train_on_batch(
+        self, *args: typing.Any, **kwargs: typing.Any
+    ) -> typing.Any:
         """As `keras.Model.train_on_batch`, where `fit` is Keras's own."""
         return self._run_batch(super().train_on_batch, args, kwargs)
 
-    def test_on_batch(self, *args, **kwargs):
+    def test_on_batch(
+        self, *args: typing.Any, **kwargs: typing.Any
+    ) -> typing.Any:
         """As `keras.Model.test_on_batch`, where `fit` is Keras's own."""
         return self._run_batch(super().test_on_batch, args, kwargs)
 
-    def predict_on_batch(self, *args, **kwargs):
+    def predict_on_batch(
+        self, *args: typing.Any, **kwargs: typing.Any
+    ) -> typing.Any:
         """As `keras.Model.predict_on_batch`, where `fit` is Keras's own."""
         return self._run_batch(super().predict_on_batch, args, kwargs)
 
-    def train_step(self, data):
+    def train_step(self, data: typing.Any) -> dict[str, typing.Any]:
         """As in Keras, with the loss of the global batch.
 
-        Workers of a MultiWorkerMirroredStrategy whose shares of a batch
-        differ in size count by their samples, and not alike.
+        Workers of a MultiWorkerMirroredStrategy are weighted by the number of
+        samples in their shares of a batch.
         """
-        with after(data), self._sample_share(data):
+        with after(data), training_of(self).weighing(data):
             return super().train_step(data)
 
-    def test_step(self, data):
+    def test_step(self, data: typing.Any) -> dict[str, typing.Any]:
         """As in Keras."""
         with after(data):
             return super().test_step(data)
 
-    def _sample_share(self, data):
-        """A context in which a worker's batch counts by its samples."""
-        collectives = collectives_of(self.distribute_strategy)
-        if collectives is None or current_share() is not None:
-            return contextlib.nullcontext()
-        size = shares.batch_size_of(data)
-        sizes = collectives.gather(size[tf.newaxis])
-        share = tf.math.divide_no_nan(
-            tf.cast(collectives.size * size, tf.float32),
-            tf.cast(tf.reduce_sum(sizes), tf.float32),
-        )
-        return sample_share(share)
-
-    def _loop(self):
-        if getattr(self, "_tf_ext_loop", None) is None:
-            self._tf_ext_loop = loops.make(self)
-        return self._tf_ext_loop
-
-    def save(self, filepath, *args, **kwargs):
+    def save(
+        self,
+        filepath: str | os.PathLike[str],
+        *args: typing.Any,
+        **kwargs: typing.Any,
+    ) -> None:
         """As `keras.Model.save`, into a `.keras` file (or a SavedModel).
 
-        A `.keras` file takes the place of one that is there only once it is
-        whole and durable.
+        A `.keras` file replaces an existing one only when it is complete and
+        durable.
 
         Raises:
-          ValueError: an HDF5 file, which holds variables alone.
+          ValueError: an HDF5 file, which holds variables only.
         """
         _refuse_hdf5(filepath, _MODEL)
         save = super().save
         given = inspect.signature(save).bind(filepath, *args, **kwargs)
-        # A SavedModel and an archive that is not zipped are directories.
+        # A SavedModel and an unzipped archive are directories.
         is_file = given.arguments.get("zipped") is not False and (
             given.arguments.get("save_format") in (None, "keras")
         )
-        with file_of_all_workers(self, str(filepath)) as path:
+        with regime_of_model(self).file_of_all(str(filepath)) as path:
             if not is_file:
                 return save(path, *args, **kwargs)
             return _save_whole(save, path, _MODEL, given)
 
-    def save_weights(self, filepath, *args, **kwargs):
-        """As `keras.Model.save_weights`, rows included.
+    def save_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        *args: typing.Any,
+        **kwargs: typing.Any,
+    ) -> None:
+        """As `keras.Model.save_weights`, including rows.
 
-        A `.weights.h5` file takes the place of one that is there only once it
-        is whole and durable: a backup outlives a kill, and a parameter server
-        lost in between. Under
-        MultiWorkerMirroredStrategy all workers have to call it, and the first
-        writes the file.
+        A `.weights.h5` file replaces an existing one only when it is complete
+        and durable: a backup survives a kill, and the loss of a parameter
+        server, during the save. Under MultiWorkerMirroredStrategy all workers
+        have to call it, and the first one writes the file.
 
         Raises:
           ValueError: an HDF5 file of the old format, which holds variables
-            alone.
+            only.
         """
         _refuse_hdf5(filepath, _WEIGHTS)
         save = super().save_weights
         given = inspect.signature(save).bind(filepath, *args, **kwargs)
-        with file_of_all_workers(self, str(filepath)) as path:
+        with regime_of_model(self).file_of_all(str(filepath)) as path:
             return _save_whole(save, path, _WEIGHTS, given)
 
-    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
-        # Under a strategy Keras 3 builds a model for the mean of the replicas'
-        # batches: a mean of ids is not an id, and strings have no mean.
-        if iterator is not None and _replicas(self) > 1:
-            local = self.distribute_strategy.experimental_local_results
-            _, _, batches = next(iter(iterator))
-            data_batch = tf.nest.map_structure(
-                lambda value: local(value)[0], next(batches)
-            )
-            iterator = None
-        super()._maybe_symbolic_build(iterator, data_batch)
-
-    def set_weights(self, weights):
-        """As `keras.Model.set_weights`, of a model without tables.
+    def set_weights(self, weights: typing.Any) -> None:
+        """As `keras.Model.set_weights`, for models without tables.
 
         Raises:
-          RuntimeError: the model has tables, whose rows are in no weights; no
+          RuntimeError: the model has tables, whose rows are not weights; no
             weight is changed.
         """
         if self.tables:
             raise RuntimeError(set_weights_refusal(self.tables[0].name))
         super().set_weights(weights)
 
-    def load_weights(self, filepath, *args, **kwargs):
-        """As `keras.Model.load_weights`, rows included.
+    def load_weights(
+        self,
+        filepath: str | os.PathLike[str],
+        *args: typing.Any,
+        **kwargs: typing.Any,
+    ) -> typing.Any:
+        """As `keras.Model.load_weights`, including rows.
 
-        A compiled model's optimizer gets its slots first: Keras would leave
-        out the saved state of one that has not yet made a step. All rows of a
-        file are checked before one table is changed: after an error, all
-        tables are as they were. With `skip_mismatch` each table is checked by
-        itself.
+        The optimizer of a compiled model is built first: Keras would skip its
+        saved state before the first step. All rows of a file are checked before
+        any table is changed: after an error, all tables are unchanged. With
+        `skip_mismatch` each table is checked separately.
         """
         self._build_optimizer()
         load = super().load_weights
@@ -331,51 +334,58 @@ class _ModelWithTables:
         with keras_store.only("import"):
             return load(filepath, *args, **kwargs)
 
-    def export(self, filepath, *args, **kwargs):
+    def export(
+        self,
+        filepath: str | os.PathLike[str],
+        *args: typing.Any,
+        **kwargs: typing.Any,
+    ) -> None:
         """As `keras.Model.export`: a SavedModel that serves, rows included."""
         if IS_KERAS_3:
             super().export(filepath, *args, **kwargs)
             return
-        # tf_keras exports no resources but TensorFlow's own lookup tables.
+        # tf_keras exports no resources except TensorFlow's lookup tables.
         archive = keras.export.ExportArchive()
         archive.track(self)
         archive.tf_ext_rows = [table.rows.served for table in self.tables]
         archive.add_endpoint("serve", self.__call__, self.save_spec()[0])
         archive.write_out(filepath, *args, **kwargs)
 
-    # Keras 3 hides lists and dicts of layers from tf.train.Checkpoint and
-    # SavedModel, which would leave out their tables without a word.
+    def _strategy_of_replicas(self) -> tf.distribute.Strategy | None:
+        regime = regime_of_model(self)
+        return regime.strategy if regime.num_replicas > 1 else None
 
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
-        children = super()._trackable_children(save_type, **kwargs)
+    def _saved_children(
+        self, children: dict[str, typing.Any], kind: str
+    ) -> dict[str, typing.Any]:
         return {**children, **self._table_children()}
 
-    def _lookup_dependency(self, name, cached_dependencies=None):
+    def _own_child(self, name: str) -> typing.Any:
         if name.startswith(_TABLE_CHILD):
             return self._table_children().get(name)
-        return super()._lookup_dependency(name, cached_dependencies)
+        return None
 
-    def _table_children(self):
+    def _table_children(self) -> dict[str, SparseTable]:
         if not IS_KERAS_3:
             return {}
         tables = enumerate(tables_of(self))
         return {f"{_TABLE_CHILD}{index}": table for index, table in tables}
 
     @property
-    def tables(self):
+    def tables(self) -> list[SparseTable]:
         """The distinct tables of the model, a list of `tf_ext.SparseTable`."""
         return tables_of(self)
 
 
 @keras.utils.register_keras_serializable(package="tf_ext", name="Model")
-class FunctionalModel(_ModelWithTables, _Functional):
+class FunctionalModel(_ModelWithTables, Functional):
     """What `Model(inputs, outputs)` makes."""
 
 
-class _ModelType(type(keras.Model)):
+class _ModelType(_KerasModelType):
     """Makes functional models instances of `Model`, as Keras does."""
 
-    def __instancecheck__(cls, instance):
+    def __instancecheck__(cls, instance: object) -> bool:
         return super().__instancecheck__(instance) or (
             cls is Model and isinstance(instance, FunctionalModel)
         )
@@ -409,7 +419,7 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
     ['user']
     """
 
-    def __new__(cls, *args, **kwargs):
+    def __new__(cls, *args: typing.Any, **kwargs: typing.Any) -> typing.Self:
         # Keras would turn this very class into a functional model's, after
         # which it could not be subclassed; so functional models have their
         # own.
@@ -418,7 +428,11 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
         return super().__new__(cls, *args, **kwargs)
 
 
-def _bind(method, args, kwargs):
+def _bind(
+    method: Callable[..., typing.Any],
+    args: tuple[typing.Any, ...],
+    kwargs: dict[str, typing.Any],
+) -> inspect.BoundArguments:
     """The arguments of one of Keras's methods, with data that it takes."""
     given = inspect.signature(method).bind(*args, **kwargs)
     for name in ("x", "y", "sample_weight", "validation_data"):
@@ -427,13 +441,7 @@ def _bind(method, args, kwargs):
     return given
 
 
-def _replicas(model):
-    strategy = getattr(model, "distribute_strategy", None)
-    strategy = strategy or tf.distribute.get_strategy()
-    return strategy.num_replicas_in_sync
-
-
-def _check_callbacks(callbacks):
+def _check_callbacks(callbacks: typing.Any) -> None:
     if callbacks is None:
         return
     if not isinstance(callbacks, (list, tuple)):
@@ -445,19 +453,23 @@ def _check_callbacks(callbacks):
             and callback.restore_best_weights
             and not isinstance(callback, EarlyStopping)
         ):
-            raise ValueError(
-                "keras.callbacks.EarlyStopping(restore_best_weights=True) "
-                "restores variables but no rows. Use "
-                "tf_ext.callbacks.EarlyStopping, with the same arguments."
+            allowed = (
+                "without keras.callbacks.EarlyStopping(restore_best_weights="
+                "True), which restores variables but no rows: use "
+                "tf_ext.callbacks.EarlyStopping with the same arguments"
             )
+            refuse("fit", "callbacks", allowed, callbacks)
         if isinstance(callback, averaging):
-            raise ValueError(
-                "SwapEMAWeights swaps variables but no rows: averages of rows "
-                "are not kept. Leave it out."
-            )
+            allowed = "without SwapEMAWeights, which swaps no rows"
+            refuse("fit", "callbacks", allowed, callbacks)
 
 
-def _save_whole(save, path, suffix, given):
+def _save_whole(
+    save: Callable[..., typing.Any],
+    path: str,
+    suffix: str,
+    given: inspect.BoundArguments,
+) -> None:
     """Calls Keras's `save`, whose file is then there whole or not at all.
 
     Args:
@@ -466,7 +478,7 @@ def _save_whole(save, path, suffix, given):
       suffix: string, what names of this format end in.
       given: inspect.BoundArguments of the user's call.
     """
-    # Keras asks before it overwrites, if it is told to.
+    # Keras asks before it overwrites if `overwrite` is False.
     if not path.endswith(suffix) or not given.arguments.get("overwrite", True):
         given.arguments["filepath"] = path
         return save(*given.args, **given.kwargs)
@@ -475,11 +487,11 @@ def _save_whole(save, path, suffix, given):
         return save(*given.args, **given.kwargs)
 
 
-def _refuse_hdf5(filepath, instead):
+def _refuse_hdf5(filepath: str | os.PathLike[str], instead: str) -> None:
     path = str(filepath)
     if path.endswith((".h5", ".hdf5")) and not path.endswith(".weights.h5"):
         raise ValueError(
-            "Argument `filepath` names an HDF5 file of Keras's old format, "
-            f"which holds variables but no rows. Received: {path!r}. Use a "
-            f"name that ends in {instead!r}."
+            f"Argument `filepath` must end in {instead!r}: HDF5 files of "
+            "Keras's old format hold variables but no rows. Received: "
+            f"filepath={path!r}"
         )

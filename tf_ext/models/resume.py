@@ -1,23 +1,28 @@
-"""`fit` that goes on from a recovery point of `TableSnapshot`.
+"""`fit` that continues from a recovery point of `TableSnapshot`.
 
-Keras can begin with a later epoch but not inside one. So the rest of the
-interrupted epoch is a call of Keras's `fit` on the data that are left, and the
-other epochs are a second one; callbacks see one training.
+Keras can begin with a later epoch but not within one. So the rest of the
+interrupted epoch is one call of Keras's `fit` on the remaining data, and the
+other epochs are a second call; callbacks see one training.
 """
 
+import inspect
 import logging
+import typing
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tf_ext._keras import keras
+from tf_ext.callbacks.recovery_points import Point
 from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.models.building import build_model, build_optimizer
-from tf_ext.models.feed import make_dataset, split_arrays
+from tf_ext.models.fit_arguments import make_dataset, split_arrays
+from tf_ext.regimes import regime_of_model
 
 _LOG = logging.getLogger("tf_ext")
 
 
-def find_snapshot(callbacks):
+def find_snapshot(callbacks: typing.Any) -> TableSnapshot | None:
     """The TableSnapshot among the callbacks of `fit`, or None.
 
     Raises:
@@ -31,18 +36,18 @@ def find_snapshot(callbacks):
     ]
     if len(found) > 1:
         raise ValueError(
-            "Argument `callbacks` holds several TableSnapshot; training can go "
-            f"on from one. Received: callbacks={callbacks!r}"
+            "Argument `callbacks` of fit must have at most one TableSnapshot, "
+            f"to continue from. Received: callbacks={callbacks!r}"
         )
     return found[0] if found else None
 
 
-def restored_point(model, callbacks):
+def restored_point(model: keras.Model, callbacks: typing.Any) -> Point | None:
     """Restores a built model from the newest point of its TableSnapshot.
 
     Returns:
-      The Point, or None: there is no callback, or no point, or it has been
-      asked before.
+      The Point, or None without a callback, without a point, or after the first
+      call.
     """
     snapshot = find_snapshot(callbacks)
     if snapshot is None or not snapshot.can_resume():
@@ -50,7 +55,11 @@ def restored_point(model, callbacks):
     return snapshot.resume(model)
 
 
-def fit(model, keras_fit, given):
+def fit(
+    model: keras.Model,
+    keras_fit: Callable[..., typing.Any],
+    given: inspect.BoundArguments,
+) -> keras.callbacks.History:
     """Calls Keras's `fit`, from a recovery point if there is one.
 
     Args:
@@ -67,7 +76,7 @@ def fit(model, keras_fit, given):
     point = snapshot.resume(model)
     arguments = {**arguments, "initial_epoch": point.epoch}
     steps = arguments["steps_per_epoch"]
-    # Where the data go on from epoch to epoch, they do so here, too.
+    # If the data continue from epoch to epoch, they do so here as well.
     passed = point.step_in_epoch + (steps or 0) * point.epoch
     dataset = _dataset(arguments) if passed else None
     if passed and dataset is None:
@@ -84,7 +93,14 @@ def fit(model, keras_fit, given):
     return _fit_in_two(model, keras_fit, arguments, point, dataset, passed)
 
 
-def _fit_in_two(model, keras_fit, arguments, point, dataset, passed):
+def _fit_in_two(
+    model: keras.Model,
+    keras_fit: Callable[..., typing.Any],
+    arguments: dict[str, typing.Any],
+    point: Point,
+    dataset: tf.data.Dataset,
+    passed: int,
+) -> keras.callbacks.History:
     steps = arguments["steps_per_epoch"]
     callbacks = _OneTraining(model, arguments, point.step_in_epoch, dataset)
     rest = dataset.skip(passed)
@@ -116,9 +132,15 @@ def _fit_in_two(model, keras_fit, arguments, point, dataset, passed):
 
 
 class _OneTraining(keras.callbacks.CallbackList):
-    """Callbacks for which two calls of `fit` are one training."""
+    """Callbacks that see two calls of `fit` as one training."""
 
-    def __init__(self, model, arguments, first_step, dataset):
+    def __init__(
+        self,
+        model: keras.Model,
+        arguments: dict[str, typing.Any],
+        first_step: int,
+        dataset: tf.data.Dataset,
+    ) -> None:
         verbose = arguments["verbose"]
         verbose = 1 if verbose == "auto" else verbose
         length = int(dataset.cardinality())
@@ -134,36 +156,40 @@ class _OneTraining(keras.callbacks.CallbackList):
         )
         self._first_step = first_step
         self._begun = False
-        self._logs = None
+        self._logs: dict[str, typing.Any] | None = None
         self.stopped = False
 
-    def begin_whole_epochs(self):
-        """The first call of `fit` is over, or not needed."""
+    def begin_whole_epochs(self) -> None:
+        """Call it when the first `fit` has ended, or is not needed."""
         self._first_step = 0
         self.stopped = self._begun and self.model.stop_training
 
-    def end(self):
-        """The second one is over, too."""
+    def end(self) -> None:
+        """Call it when the second `fit` has ended."""
         if self._begun:
             super().on_train_end(self._logs)
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
         if not self._begun:
             super().on_train_begin(logs)
         self._begun = True
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         self._logs = logs
 
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
         super().on_train_batch_begin(batch + self._first_step, logs)
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
         super().on_train_batch_end(batch + self._first_step, logs)
 
 
-def _dataset(arguments):
-    """The batches of an epoch as a dataset, or None if they cannot be one."""
+def _dataset(arguments: dict[str, typing.Any]) -> tf.data.Dataset | None:
+    """The batches of an epoch as a dataset, or None if that is impossible."""
     x = arguments["x"]
     if isinstance(x, tf.data.Dataset):
         return x
@@ -180,21 +206,21 @@ def _dataset(arguments):
     )
 
 
-def _build(model, arguments):
+def _build(model: keras.Model, arguments: dict[str, typing.Any]) -> None:
     """Makes the variables that a point is restored into."""
-    with model.distribute_strategy.scope():
+    with regime_of_model(model).strategy.scope():
         _build_model(model, arguments)
         build_optimizer(model)
 
 
-def _build_model(model, arguments):
+def _build_model(model: keras.Model, arguments: dict[str, typing.Any]) -> None:
     if model.built:
         return
     dataset = _dataset(arguments)
     if dataset is None:
         raise ValueError(
-            "A model that goes on from a recovery point must be built before "
-            "`fit` where its data are no dataset and no arrays. Call it on a "
-            "batch first."
+            "A model that continues from a recovery point must be built before "
+            "`fit` unless `x` is a dataset or arrays. Received: a model that "
+            f"is not built, x={arguments['x']!r}. Call it on a batch first."
         )
     build_model(model, next(iter(dataset)))

@@ -1,9 +1,13 @@
 """The steps that workers run."""
 
+import typing
+from collections.abc import Sequence
+
 import tensorflow as tf
 
-from tf_ext import _counters
-from tf_ext._keras import IS_KERAS_3
+from tf_ext._compat.counters import make_metric_exact
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.regimes import regime_of_model
 
 STALENESS = "staleness"
 
@@ -15,11 +19,11 @@ class StepFunctions:
       model: keras.Model that was made under a ParameterServerStrategy.
     """
 
-    def __init__(self, model):
+    def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._made = {}
+        self._made: dict[tuple[str, str, str], Step] = {}
 
-    def get(self, kind, feed):
+    def get(self, kind: str, feed: typing.Any) -> "Step":
         """The step for the batches of a Feed.
 
         Args:
@@ -36,7 +40,7 @@ class StepFunctions:
 
 
 class Step:
-    """One step as a tf.function, and how its result is read.
+    """A step as a tf.function, and the decoder of its result.
 
     Args:
       model: keras.Model.
@@ -47,7 +51,7 @@ class Step:
       function: tf.function of what the feed yields.
     """
 
-    def __init__(self, model, kind, feed):
+    def __init__(self, model: keras.Model, kind: str, feed: typing.Any) -> None:
         self._call = getattr(model, f"{kind}_step")
         self._read = {
             "train": self._train,
@@ -55,26 +59,26 @@ class Step:
             "predict": self._outputs,
         }[kind]
         self._optimizer = getattr(model, "optimizer", None)
-        self._structure = None
+        self._structure: typing.Any = None
         if IS_KERAS_3 and kind != "predict":
             for metric in model.metrics:
-                _counters.make_metric_exact(metric)
-        strategy = model.distribute_strategy
+                make_metric_exact(metric)
+        strategy = regime_of_model(model).strategy
         unpack = tf.autograph.experimental.do_not_convert(feed.unpack)
-        # As each Keras does it.
+        # As in the respective Keras.
         self.function = tf.function(
             lambda sent: strategy.run(self._read, args=(unpack(sent),)),
             input_signature=feed.signature and [tuple(feed.signature)],
             autograph=not IS_KERAS_3,
         )
 
-    def result(self, tensors):
-        """What the step returned, from the tensors that its function gives."""
+    def result(self, tensors: Sequence[tf.Tensor]) -> typing.Any:
+        """What the step returned, from the tensors of its function."""
         return tf.nest.pack_sequence_as(
             self._structure, tensors, expand_composites=True
         )
 
-    def logs(self, tensors):
+    def logs(self, tensors: Sequence[tf.Tensor]) -> dict[str, typing.Any]:
         """The dict that a train or test step returned, of floats."""
         scalars, *others = tensors
         names, other_names = self._structure
@@ -82,12 +86,12 @@ class Step:
         logs.update(zip(other_names, others, strict=True))
         return logs
 
-    def _train(self, batch):
+    def _train(self, batch: typing.Any) -> list[tf.Tensor]:
         iterations = getattr(self._optimizer, "iterations", None)
         if iterations is None:
             return self._logs(batch)
         before = tf.identity(iterations)
-        # Or it might be read after others, with which the step began.
+        # Otherwise it might be read after the updates of other steps.
         with tf.control_dependencies([before]):
             batch = tf.nest.map_structure(
                 tf.identity, batch, expand_composites=True
@@ -96,11 +100,11 @@ class Step:
         others = tf.identity(iterations) - before - 1
         return self._packed({**logs, STALENESS: tf.maximum(others, 0)})
 
-    def _logs(self, batch):
+    def _logs(self, batch: typing.Any) -> list[tf.Tensor]:
         return self._packed(self._call(batch))
 
-    def _packed(self, logs):
-        # One tensor comes back at the price of one message.
+    def _packed(self, logs: dict[str, typing.Any]) -> list[tf.Tensor]:
+        # One tensor takes one message.
         logs = {k: tf.convert_to_tensor(v) for k, v in logs.items()}
         scalars = [k for k in logs if logs[k].shape.rank == 0]
         others = [k for k in logs if k not in scalars]
@@ -109,7 +113,7 @@ class Step:
         packed = tf.stack(packed) if packed else tf.zeros([0], tf.float64)
         return [packed, *(logs[k] for k in others)]
 
-    def _outputs(self, batch):
+    def _outputs(self, batch: typing.Any) -> list[tf.Tensor]:
         outputs = self._call(batch)
         flat = tf.nest.flatten(outputs, expand_composites=True)
         self._structure = tf.nest.map_structure(

@@ -1,7 +1,8 @@
-"""Loads the op library: once, when it is first needed."""
+"""Loads the op library once, on first use."""
 
 import os
 import threading
+import typing
 
 import tensorflow as tf
 
@@ -15,44 +16,45 @@ _lock = threading.Lock()
 _module = None
 
 
-def library():
-    """The module of the raw ops; registers ops and kernels with TensorFlow.
+def library() -> typing.Any:
+    """Returns the raw ops; registers ops and kernels with TensorFlow.
 
-    `import tf_ext` calls it if TensorFlow is imported already, and so do the
-    functions of `tf_ext.ops`. A program that imports tf_ext first and
-    TensorFlow later calls it before something else needs the ops by name, as
-    `tf.saved_model.load` does, or a `tf.distribute.Server` that is to run them.
+    The functions of `tf_ext.ops` call it, and so does `import tf_ext` if
+    TensorFlow has already been imported. A program that imports tf_ext before
+    TensorFlow must call it before ops are looked up by name, as
+    `tf.saved_model.load` does, or run by a `tf.distribute.Server`.
 
     Returns:
-      The module that `tf.load_op_library` made.
+      The module created by `tf.load_op_library`.
 
     Raises:
-      ImportError: tf_ext is not built, or built for another TensorFlow.
+      ImportError: if tf_ext is not built, or built for another version of
+        TensorFlow.
 
     Example:
       >>> hasattr(tf_ext.ops.library(), "tf_ext_sparse_table_pull")
       True
     """
     global _module
-    # A second copy would register everything twice, after which no op works.
+    # Loading a second copy would register every op twice, which breaks them.
     with _lock:
         if _module is None:
             _module = _load()
         return _module
 
 
-def check_tensorflow_version(built, running):
-    """Refuses a TensorFlow of another minor version than the library's.
+def check_tensorflow_version(built: str, running: str) -> None:
+    """Raises unless both versions of TensorFlow have the same minor version.
 
-    TensorFlow's C++ interface changes with each of them, and a library made
-    for another one can load and then misbehave.
+    TensorFlow's C++ ABI changes with each minor version: a library built for
+    another one may load and then misbehave.
 
     Args:
       built: string, the version of TensorFlow that tf_ext was built against.
-      running: string, the version that is there now.
+      running: string, the version that is running.
 
     Raises:
-      ImportError: major or minor version differ.
+      ImportError: if the major or minor versions differ.
     """
     if built.split(".")[:2] == running.split(".")[:2]:
         return
@@ -65,7 +67,7 @@ def check_tensorflow_version(built, running):
     )
 
 
-def _load():
+def _load() -> typing.Any:
     try:
         from tf_ext._build_info import TENSORFLOW_VERSION
     except ImportError as error:

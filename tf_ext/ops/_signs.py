@@ -1,31 +1,30 @@
-"""The conversion of what callers give as signs (ids)."""
+"""Converts arguments to signs (ids)."""
 
 import numpy as np
 import tensorflow as tf
 
 
 def to_signs(signs, function):
-    """Signs as an int64 tensor, refused if a conversion would change them.
+    """Converts signs to an int64 tensor; refuses lossy conversions.
 
     Args:
       signs: tensor, array, or (nested) list of integers. Unsigned 64-bit
-        integers become the signed ones of the same bits, as the signs of
-        `tf_ext.hashing` are.
-      function: string, whose argument they are, for messages.
+        integers are reinterpreted as int64, as `tf_ext.hashing` does.
+      function: string, the name of the function called, for messages.
 
     Returns:
       int64 tensor of the same shape.
 
     Raises:
-      ValueError: they are no integers: floats, booleans, strings, ...
+      ValueError: if they are no integers: floats, booleans, strings, ...
     """
     if isinstance(signs, tf.Tensor) and signs.dtype == tf.int64:
-        return tf.convert_to_tensor(signs)  # In a graph it captures constants.
+        return tf.convert_to_tensor(signs)  # captures eager tensors in graphs
     try:
         tensor = _to_tensor(signs)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{_wanted(function)} Received: {_shortened(signs)} ({error})"
+            f"{_wanted(function)} Received: signs={_shortened(signs)} ({error})"
         ) from error
     dtype = tensor.dtype
     if dtype == tf.uint64:
@@ -33,8 +32,8 @@ def to_signs(signs, function):
     if dtype.is_integer and not dtype.is_quantized:
         return tf.cast(tensor, tf.int64)
     raise ValueError(
-        f"{_wanted(function)} Received {_NAMES.get(dtype, dtype.name)}: "
-        f"{_shortened(signs)}. {_advice(dtype)}"
+        f"{_wanted(function)} Received: signs={_shortened(signs)} "
+        f"({_NAMES.get(dtype, dtype.name)}). {_advice(dtype)}"
     )
 
 
@@ -49,12 +48,13 @@ def _advice(dtype):
     if dtype == tf.string:
         return (
             "Hash them first, with tf_ext.hashing.hash_category(values, "
-            "namespace), where the namespace is that of the column (its key)."
+            "namespace), where the namespace is the column's (by default its "
+            "key)."
         )
     if dtype.is_floating:
         return (
-            "Floats are no ids: above 2^53 they cannot tell them apart. Keep "
-            "ids as integers from where they are read."
+            "Floats cannot represent all ids above 2^53. Read ids as integers "
+            "and keep them so."
         )
     return "Cast them to int64 if they are meant as ids."
 
@@ -68,7 +68,7 @@ def _to_tensor(signs):
     if isinstance(signs, (list, tuple, int)) and not isinstance(signs, bool):
         return _of_python(signs)
     if isinstance(signs, np.ndarray):
-        if signs.size == 0:  # Whatever type NumPy took it for.
+        if signs.size == 0:  # NumPy's type for empty lists is float64.
             return tf.zeros(signs.shape, tf.int64)
         if signs.dtype == object:
             return _of_python(signs.tolist())
@@ -76,7 +76,7 @@ def _to_tensor(signs):
 
 
 def _of_python(signs):
-    """A tensor from an int or nested lists of them, or of something else."""
+    """Converts an int, or nested lists of ints or other values, to a tensor."""
     flat = tf.nest.flatten(signs)
     if not {type(value) for value in flat} <= {int}:
         return tf.convert_to_tensor(signs)

@@ -4,27 +4,31 @@ They raise `tf.errors.InvalidArgumentError` for an argument of the wrong shape
 or a position out of range.
 """
 
+import typing
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_ext.ops._library import library
 from tf_ext.ops._signs import to_signs
+from tf_ext.ops._stock import bags as stock_bags
+from tf_ext.ops._stock.scope import stock_lookup
 
 # CombineBagsGrad is not listed: a second derivative is an error, not zero.
 tf.no_gradient("TfExt>UniqueByShard")
 
-UNIQUE_BY_SHARD = "TfExt>UniqueByShard"
-"""The type of the op that puts signs in the order of their shards."""
-
 UNIQUE_SIGNS = "tf_ext_unique_signs"
-"""What the op is called that gives the signs of a `route_gradient`.
+"""The name of the op that returns the signs of a `route_gradient`.
 
-A gradient that still carries the name comes from one pull alone: its signs are
-distinct.
+If the indices of a gradient come from an op of this name, the gradient is that
+of a single pull, and its signs are distinct.
 """
 
 
-def unique_by_shard(signs, num_shards=1, name=None):
-    """Finds the distinct signs of a batch, by the shards that own them.
+def unique_by_shard(
+    signs: tf.Tensor, num_shards: int = 1, name: str | None = None
+) -> typing.Any:
+    """Finds the distinct signs of a batch, ordered by owning shard.
 
     Args:
       signs: int64 `[n]`, n less than 2^31.
@@ -32,11 +36,12 @@ def unique_by_shard(signs, num_shards=1, name=None):
       name: optional name of the operation.
 
     Returns:
-      A named tuple: `unique` int64 `[u]`, the distinct signs, by shard, of one
-      shard by first appearance, of several in an order that suits their
-      tables; `counts` int64 `[u]`, how often each is in
-      `signs`; `inverse` int32 `[n]`, where each of `signs` is in `unique`;
-      `split_sizes` int64 `[num_shards]`, how many of `unique` each shard owns.
+      A named tuple: `unique` int64 `[u]`, the distinct signs, ordered by shard
+      (with one shard by first occurrence, with several also in an order that
+      suits their tables); `counts` int64 `[u]`, the number of occurrences of
+      each in `signs`; `inverse` int32 `[n]`, the index in `unique` of each of
+      `signs`; `split_sizes` int64 `[num_shards]`, how many of `unique` each
+      shard owns.
 
     Example:
       >>> unique, counts, inverse, split_sizes = tf_ext.ops.unique_by_shard(
@@ -47,22 +52,31 @@ def unique_by_shard(signs, num_shards=1, name=None):
       array([2])
     """
     signs = to_signs(signs, "unique_by_shard")
+    if stock_lookup() is not None:
+        return stock_bags.unique_by_shard(signs, num_shards)
     return library().tf_ext_unique_by_shard(
         signs, num_shards=num_shards, name=name
     )
 
 
-def route_gradient(rows, shadow, signs, name=None):
-    """Passes rows on, and sends their gradient to a table's shadow variable.
+def route_gradient(
+    rows: tf.Tensor,
+    shadow: tf.Tensor,
+    signs: tf.Tensor,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Returns rows unchanged; routes their gradient to a shadow variable.
 
-    The gradient of `shadow` is a `tf.IndexedSlices` at `signs`; `rows` and
-    `signs` get none. (It is an op because TensorFlow keeps the graphs of
-    `tf.custom_gradient`, and with them the tables, until the process ends.)
+    The gradient of `shadow` is a `tf.IndexedSlices` with `signs` as indices;
+    `rows` and `signs` have no gradient. (This is an op because TensorFlow keeps
+    the graphs of `tf.custom_gradient`, and with them the tables, alive until
+    the process ends.)
 
     Args:
       rows: float32 `[u, dim]`, the rows of `signs`.
-      shadow: float32 `[1, dim]`, the shadow's value, which is not read.
-      signs: int64 `[u]`, distinct.
+      shadow: float32 `[1, dim]`, the shadow's value, which is not used.
+      signs: int64 `[u]`, distinct. For a table with statistics complex128
+        `[u]`, the bits of each sign and of two float32 statistics.
       name: optional name of the operation.
 
     Returns:
@@ -76,50 +90,61 @@ def route_gradient(rows, shadow, signs, name=None):
       >>> tape.gradient(rows, shadow).indices.numpy()
       array([-7])
     """
-    signs = to_signs(signs, "route_gradient")
+    if stock_lookup() is not None:
+        return tf.convert_to_tensor(rows)
+    if getattr(signs, "dtype", None) != tf.complex128:
+        signs = to_signs(signs, "route_gradient")
     return library().tf_ext_route_gradient(rows, shadow, signs, name=name)
 
 
 @tf.RegisterGradient("TfExt>RouteGradient")
-def _route_gradient_gradient(op, gradient):
+def _route_gradient_gradient(
+    op: tf.Operation, gradient: tf.Tensor
+) -> list[typing.Any]:
     _, shadow, signs = op.inputs
     slices = tf.IndexedSlices(
         gradient,
-        # Without an op of its own nested functions lose the signs.
+        # A separate op, as nested functions would lose the signs otherwise.
         tf.identity(signs, name=UNIQUE_SIGNS),
         tf.shape(shadow, tf.int64),
     )
-    return None, slices, None
+    return [None, slices, None]
 
 
 def combine_bags(
-    rows, inverse, row_splits, weights=None, *, combiners, name=None
-):
-    """Combines bags of rows into one vector each, for several columns at once.
+    rows: Sequence[tf.Tensor],
+    inverse: Sequence[tf.Tensor],
+    row_splits: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor] | None = None,
+    *,
+    combiners: Sequence[str],
+    name: str | None = None,
+) -> tf.Tensor:
+    """Combines each bag of rows into a vector, for several columns at once.
 
-    Bag b of column c holds the values from `row_splits[c * batch_size + b]` to
-    before `row_splits[c * batch_size + b + 1]`. With values x and weights w (1
-    if there are none) it becomes
+    Bag b of column c holds the values from `row_splits[c * batch_size + b]` up
+    to, but not including, `row_splits[c * batch_size + b + 1]`. With values x
+    and weights w (1 without weights) the result is
 
     - "sum": sum(w x)
     - "mean": sum(w x) / sum(w)
     - "sqrtn": sum(w x) / sqrt(sum(w^2)), as `tf.nn.embedding_lookup_sparse`
-    - "max": the largest x in each dimension
+    - "max": the maximum x in each dimension
 
-    and zeros if it is empty or the divisor is zero. The gradient of "max" goes
-    in equal parts to all values of the bag that reach it.
+    or zeros if the bag is empty or the divisor is zero. The gradient of "max"
+    is divided equally between all values of the bag that equal the maximum.
 
     Args:
       rows: float32 `[u, dim]`, the distinct rows.
       inverse: int32 `[n]`, the row of each value: 0 to u - 1.
       row_splits: int64 `[len(combiners) * batch_size + 1]`: starts with 0,
-        never falls, ends with n.
+        never decreases, ends with n.
       weights: float32 `[n]`, or `[0]` for none. None is `[0]`. Not for "max".
       combiners: list of strings, how the bags of each column are combined.
       name: optional name of the operation.
 
     Returns:
-      float32 `[batch_size, len(combiners) * dim]`, the columns side by side.
+      float32 `[batch_size, len(combiners) * dim]`, the columns concatenated.
 
     Example:
       >>> tf_ext.ops.combine_bags(
@@ -129,6 +154,10 @@ def combine_bags(
              [3., 6.],
              [0., 0.]], dtype=float32)
     """
+    if stock_lookup() is not None:
+        return stock_bags.combine_bags(
+            rows, inverse, row_splits, weights, combiners
+        )
     if weights is None:
         weights = tf.zeros([0], tf.float32)
     return library().tf_ext_combine_bags(
@@ -137,16 +166,16 @@ def combine_bags(
 
 
 def combine_bags_grad(
-    gradient,
-    rows,
-    inverse,
-    row_splits,
-    weights=None,
+    gradient: tf.Tensor,
+    rows: Sequence[tf.Tensor],
+    inverse: Sequence[tf.Tensor],
+    row_splits: Sequence[tf.Tensor],
+    weights: Sequence[tf.Tensor] | None = None,
     *,
-    combiners,
-    name=None,
-):
-    """The gradient of `combine_bags`, which TensorFlow finds by itself.
+    combiners: Sequence[str],
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """The gradient of `combine_bags`, which is registered with TensorFlow.
 
     Args:
       gradient: float32 `[batch_size, len(combiners) * dim]`, the gradient of
@@ -163,7 +192,8 @@ def combine_bags_grad(
       float32 `[n]`, or `[0]` without weights.
 
     Example:
-      >>> tf_ext.ops.combine_bags_grad(
+      >>> from tf_ext.ops import bag_ops
+      >>> bag_ops.combine_bags_grad(
       ...     [[1.0], [4.0]], rows=[[1.0], [2.0]], inverse=[0, 1, 1],
       ...     row_splits=[0, 2, 3], combiners=["mean"]).rows_gradient.numpy()
       array([[0.5],
@@ -183,7 +213,9 @@ def combine_bags_grad(
 
 
 @tf.RegisterGradient("TfExt>CombineBags")
-def _combine_bags_gradient(op, gradient):
+def _combine_bags_gradient(
+    op: tf.Operation, gradient: tf.Tensor
+) -> list[typing.Any]:
     rows, inverse, row_splits, weights = op.inputs
     rows_gradient, weights_gradient = combine_bags_grad(
         gradient,
@@ -193,4 +225,4 @@ def _combine_bags_gradient(op, gradient):
         weights,
         combiners=op.get_attr("combiners"),
     )
-    return rows_gradient, None, None, weights_gradient
+    return [rows_gradient, None, None, weights_gradient]

@@ -1,7 +1,7 @@
-"""The op that adds gradients up by row.
+"""The op that sums gradients by row.
 
 It raises `tf.errors.InvalidArgumentError` for an argument of the wrong shape
-or numbers that do not fit together.
+and for inconsistent numbers.
 """
 
 import tensorflow as tf
@@ -11,10 +11,15 @@ from tf_ext.ops._library import library
 tf.no_gradient("TfExt>SumSegments")
 
 
-def sum_segments(values, segments, count, name=None):
-    """Sums rows by segment, in their order.
+def sum_segments(
+    values: tf.Tensor,
+    segments: tf.Tensor,
+    count: int | tf.Tensor,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Sums rows by segment, in order.
 
-    The result has the same bits whatever the number of threads.
+    The result is bit-identical for any number of threads.
 
     Args:
       values: float32 `[n, dim]`.

@@ -1,12 +1,14 @@
-"""Ops on a table: make, pull, push, and what maintains it.
+"""Ops on a table: creation, pull, push and maintenance.
 
-All take the handle that `sparse_table_handle` returns and run on the CPU of the
-device where the table is. They raise `tf.errors.InvalidArgumentError` for a
-handle of something else, an argument of the wrong shape or a value out of
+All take the handle that `sparse_table_handle` returns and run on the CPU where
+the table is placed. They raise `tf.errors.InvalidArgumentError` for a handle of
+another kind of resource, an argument of the wrong shape or a value out of
 range, and `tf.errors.NotFoundError` for a table that has been destroyed; the
-table then stays as it was. Signs are integers of up to 64 bits, uint64 by their
-bits; floats, booleans and strings are a ValueError.
+table is unchanged in these cases. Signs are integers of up to 64 bits, of which
+uint64 is reinterpreted as int64; floats, booleans and strings raise ValueError.
 """
+
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -23,8 +25,12 @@ TABLE_STATS = (
     "max_stripe_rows",
     "min_stripe_rows",
     "max_probe_length",
+    "waiting",
+    "counter_bytes",
+    "admitted",
+    "evicted",
 )
-"""What the values of `sparse_table_stats` are, in order."""
+"""The names of the values of `sparse_table_stats`, in order."""
 
 for _op in (
     "Handle",
@@ -37,32 +43,39 @@ for _op in (
     "Export",
     "Import",
     "Erase",
+    "Evict",
     "Clear",
+    "Compact",
 ):
     tf.no_gradient(f"TfExt>SparseTable{_op}")
 
 
-def sparse_table_handle(config, container="", shared_name="", name=None):
-    r"""Makes a table, or finds one by name.
+def sparse_table_handle(
+    config: str,
+    container: str = "",
+    shared_name: str = "",
+    name: str | None = None,
+) -> tf.Tensor:
+    r"""Creates a table, or finds one by name.
 
     Args:
-      config: string, what the table is: one `key=value` a line. `dim`,
-        `initializer`, `name` and `optimizer` have to be there.
+      config: string, the table's configuration: one `key=value` per line.
+        `dim`, `initializer`, `name` and `optimizer` are required.
       container: string, the resource container of a named table; "" is the
         default one.
-      shared_name: string. If "", every execution makes a new table, which is
+      shared_name: string. If "", every execution creates a new table, which is
         freed with the last reference to its handle. Otherwise the table of
-        this name on the device: the one that is there, or a new one, which
-        lives until `tf.raw_ops.DestroyResourceOp` removes it.
+        this name on the device is returned; if there is none, it is created
+        and lives until `tf.raw_ops.DestroyResourceOp` removes it.
       name: optional name of the operation.
 
     Returns:
       resource `[]`, the table's handle.
 
     Raises:
-      tf.errors.InvalidArgumentError: `config` is wrong.
-      tf.errors.OpError: a table of the name is there, with another dim, dtype,
-        seed, initializer, hash version, or other fields.
+      tf.errors.InvalidArgumentError: if `config` is invalid.
+      tf.errors.OpError: if a table of this name exists, but its dim, dtype,
+        seed, initializer, hash version or fields differ.
 
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
@@ -75,21 +88,24 @@ def sparse_table_handle(config, container="", shared_name="", name=None):
     )
 
 
-def sparse_table_serving_handle(config, shared_name, name=None):
-    r"""Makes the table of a saved model, or finds it.
+def sparse_table_serving_handle(
+    config: str, shared_name: str, name: str | None = None
+) -> tf.Tensor:
+    r"""Creates the table of a SavedModel, or finds it.
 
     Args:
-      config: string, as of `sparse_table_handle`.
-      shared_name: string, not empty. All ops of this name on a device have the
-        same table. It is freed with the last of its handles and of the
-        functions and sessions that ran such an op.
+      config: string, as for `sparse_table_handle`.
+      shared_name: string, not empty. All ops of this name on a device share a
+        table. It is freed with the last of its handles and of the functions
+        and sessions that ran such an op.
       name: optional name of the operation.
 
     Returns:
       resource `[]`, the table's handle.
 
     Raises:
-      tf.errors.InvalidArgumentError: `config` is wrong, or no name.
+      tf.errors.InvalidArgumentError: if `config` is invalid or `shared_name`
+        is empty.
 
     Example:
       >>> handle = tf_ext.ops.sparse_table_serving_handle(
@@ -103,21 +119,24 @@ def sparse_table_serving_handle(config, shared_name, name=None):
 
 
 def sparse_table_pull(
-    handle, signs, counts=None, training=False, *, dim, name=None
-):
+    handle: tf.Tensor,
+    signs: tf.Tensor,
+    training: bool | tf.Tensor = False,
+    *,
+    dim: int,
+    name: str | None = None,
+) -> tf.Tensor:
     r"""Reads the weights of signs.
 
-    It has no gradient: the layer that pulls arranges for one.
+    The op has no gradient: `EmbeddingFeatures` defines that of its lookup.
 
     Args:
       handle: resource `[]`.
-      signs: int64 `[n]`, any values, repeated ones too.
-      counts: int64 `[n]` or `[0]`, how often each sign is in the batch, for
-        policies that admit a sign after some number of occurrences. None is
-        `[0]`.
-      training: bool `[]`, whether absent signs are inserted. If not, they read
-        the weights that they would start with, and the table does not change.
-      dim: int, the table's number of weights in a row.
+      signs: int64 `[n]`, any values, possibly repeated.
+      training: bool `[]`, whether absent signs are inserted, unless the table
+        has admission. If not, their initial weights are returned, or zeros with
+        `unknown=zeros` in the config, and the table does not change.
+      dim: int, the number of weights in a row of the table.
       name: optional name of the operation.
 
     Returns:
@@ -132,37 +151,42 @@ def sparse_table_pull(
              [0.5, 0.5],
              [0.5, 0.5]], dtype=float32)
     """
-    if counts is None:
-        counts = tf.zeros([0], tf.int64)
     signs = to_signs(signs, "sparse_table_pull")
     return library().tf_ext_sparse_table_pull(
-        handle, signs, counts, training, dim=dim, name=name
+        handle, signs, training, dim=dim, name=name
     )
 
 
 def sparse_table_push(
-    handle,
-    signs,
-    gradients,
-    statistics=None,
+    handle: tf.Tensor,
+    signs: tf.Tensor,
+    gradients: tf.Tensor,
+    statistics: tf.Tensor | None = None,
     *,
-    hyperparameters,
-    step=1,
-    name=None,
-):
-    r"""Updates the rows of signs by the table's update rule.
+    hyperparameters: tf.Tensor,
+    step: int | tf.Tensor = 1,
+    time: int | tf.Tensor = 0,
+    name: str | None = None,
+) -> tf.Tensor:
+    r"""Updates the rows of signs with the table's update rule.
 
-    A push is refused whole if one gradient is not finite.
+    If any gradient is not finite, the push fails and no row is updated.
 
     Args:
       handle: resource `[]`.
-      signs: int64 `[n]`. Absent ones are inserted first. A sign that is there
-        twice is updated twice, in order: sum its gradients first.
+      signs: int64 `[n]`. Absent ones are inserted first, if the table admits
+        them. A repeated sign is updated once per occurrence, in order, so sum
+        its gradients first.
       gradients: float32 `[n, dim]`.
-      statistics: float32 `[n, s]` or `[0, 0]`, what else is known of each sign,
-        for rules that ask for it. None is `[0, 0]`.
+      statistics: float32 `[n, s]` or `[0, 0]`, what is added to the fields
+        `show` and `click` of each sign's row, finite and at least 0; s is how
+        many of these the table has, or 1 if it has only admission, which counts
+        the first, rounded. `[0, 0]`, as None: each sign occurred once, with a
+        click of 0. Ignored by tables with neither.
       hyperparameters: float64 `[h]`, those of the update rule, in its order.
       step: int64 `[]`, the number of this update, counted from 1.
+      time: int64 `[]`, in seconds since 1970, for a table whose `last_seen` is
+        in seconds; ignored otherwise.
       name: optional name of the operation.
 
     Returns:
@@ -181,11 +205,18 @@ def sparse_table_push(
         statistics = tf.zeros([0, 0], tf.float32)
     signs = to_signs(signs, "sparse_table_push")
     return library().tf_ext_sparse_table_push(
-        handle, signs, gradients, statistics, hyperparameters, step, name=name
+        handle,
+        signs,
+        gradients,
+        statistics,
+        hyperparameters,
+        step,
+        time,
+        name=name,
     )
 
 
-def sparse_table_size(handle, name=None):
+def sparse_table_size(handle: tf.Tensor, name: str | None = None) -> tf.Tensor:
     r"""Counts the rows of a table.
 
     Args:
@@ -204,15 +235,15 @@ def sparse_table_size(handle, name=None):
     return library().tf_ext_sparse_table_size(handle, name=name)
 
 
-def sparse_table_stats(handle, name=None):
-    r"""Measures a table.
+def sparse_table_stats(handle: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    r"""Returns statistics of a table.
 
     Args:
       handle: resource `[]`.
       name: optional name of the operation.
 
     Returns:
-      int64 `[len(TABLE_STATS)]`; what they are is in `TABLE_STATS`.
+      int64 `[len(TABLE_STATS)]`, in the order of `TABLE_STATS`.
 
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
@@ -224,16 +255,18 @@ def sparse_table_stats(handle, name=None):
     return library().tf_ext_sparse_table_stats(handle, name=name)
 
 
-def sparse_table_config(handle, name=None):
-    r"""Tells what a table is.
+def sparse_table_config(
+    handle: tf.Tensor, name: str | None = None
+) -> tf.Tensor:
+    r"""Returns the configuration of a table.
 
     Args:
       handle: resource `[]`.
       name: optional name of the operation.
 
     Returns:
-      string `[]`, the config in canonical form: one `key=value` a line, sorted
-      by key.
+      string `[]`, the config in canonical form: one `key=value` per line,
+      sorted by key.
 
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
@@ -245,27 +278,34 @@ def sparse_table_config(handle, name=None):
 
 
 def sparse_table_export(
-    handle, cursor=0, limit=-1, *, field_names, field_dtypes, name=None
-):
+    handle: tf.Tensor,
+    cursor: int | tf.Tensor = 0,
+    limit: int | tf.Tensor = -1,
+    *,
+    field_names: Sequence[str],
+    field_dtypes: Sequence[tf.DType],
+    name: str | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
     r"""Copies rows out of a table.
 
-    A walk starts with cursor 0, goes on with each `next_cursor` and ends when
-    that is -1. Rows that are there from its start to its end are seen exactly
-    once, whatever is inserted and erased meanwhile. The fields of a row are
-    copied at one moment.
+    An iteration starts with cursor 0, continues with each `next_cursor` and
+    ends when that is -1. A row that exists during the whole iteration is
+    returned exactly once, even if other rows are inserted and erased meanwhile.
+    The fields of a row are copied atomically.
 
     Args:
       handle: resource `[]`.
       cursor: int64 `[]`, 0 or the last call's `next_cursor`.
-      limit: int64 `[]`, the largest number of rows to copy; negative: all.
-      field_names: list of strings, the fields to copy: "weights", and what the
-        update rule keeps.
+      limit: int64 `[]`, the maximum number of rows to copy; negative: all.
+        Fewer may be copied before the end, too.
+      field_names: list of strings, the fields to copy: "weights" and the slots
+        of the update rule.
       field_dtypes: list of `tf.float32` and `tf.int32`, the fields' types.
       name: optional name of the operation.
 
     Returns:
       A named tuple: `signs` int64 `[n]`; `next_cursor` int64 `[]`; `fields`, a
-      list with `[n, count]` for each of the names.
+      list of `[n, count]`, one for each field name.
 
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
@@ -288,18 +328,24 @@ def sparse_table_export(
 
 
 def sparse_table_import(
-    handle, signs, fields, *, field_names, clear=False, name=None
-):
+    handle: tf.Tensor,
+    signs: tf.Tensor,
+    fields: Sequence[tf.Tensor],
+    *,
+    field_names: Sequence[str],
+    clear: bool = False,
+    name: str | None = None,
+) -> tf.Tensor:
     r"""Sets rows of a table.
 
-    All arguments are checked before the table is touched.
+    All arguments are checked before the table is changed.
 
     Args:
       handle: resource `[]`.
-      signs: int64 `[n]`. Absent ones are inserted; those of their fields that
-        are not given start as a new row's. If a sign is there twice, the last
-        wins.
-      fields: list with float32 or int32 `[n, count]` for each of the names.
+      signs: int64 `[n]`. Absent ones are inserted; their fields that are not
+        passed get the values of a new row. The last occurrence of a repeated
+        sign wins.
+      fields: list of float32 or int32 `[n, count]`, one for each field name.
       field_names: list of strings, the fields to set.
       clear: bool `[]`, whether all rows are removed first.
       name: optional name of the operation.
@@ -322,16 +368,18 @@ def sparse_table_import(
     )
 
 
-def sparse_table_erase(handle, signs, name=None):
+def sparse_table_erase(
+    handle: tf.Tensor, signs: tf.Tensor, name: str | None = None
+) -> tf.Tensor:
     r"""Removes rows from a table.
 
     Args:
       handle: resource `[]`.
-      signs: int64 `[n]`; absent ones are passed over.
+      signs: int64 `[n]`; absent ones are ignored.
       name: optional name of the operation.
 
     Returns:
-      int64 `[]`, the number of rows that were there.
+      int64 `[]`, the number of rows removed.
 
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
@@ -345,15 +393,15 @@ def sparse_table_erase(handle, signs, name=None):
     return library().tf_ext_sparse_table_erase(handle, signs, name=name)
 
 
-def sparse_table_clear(handle, name=None):
-    r"""Removes all rows of a table and gives their memory back.
+def sparse_table_clear(handle: tf.Tensor, name: str | None = None) -> tf.Tensor:
+    r"""Removes all rows of a table and frees their memory.
 
     Args:
       handle: resource `[]`.
       name: optional name of the operation.
 
     Returns:
-      int64 `[]`, the number of rows that were there.
+      int64 `[]`, the number of rows removed.
 
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(

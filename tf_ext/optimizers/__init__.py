@@ -1,10 +1,11 @@
 """Optimizers: the model's, and the update rules of tables."""
 
 from tf_ext.optimizers.optimizer import Optimizer
-from tf_ext.tables.rules import (
+from tf_ext.tables.sparse_optimizers import (
     SparseAdagrad,
     SparseAdam,
     SparseFtrl,
+    SparseLion,
     SparseOptimizer,
     SparseRMSprop,
     SparseRowWiseAdagrad,
@@ -16,6 +17,7 @@ __all__ = [
     "SparseAdagrad",
     "SparseAdam",
     "SparseFtrl",
+    "SparseLion",
     "SparseOptimizer",
     "SparseRMSprop",
     "SparseRowWiseAdagrad",

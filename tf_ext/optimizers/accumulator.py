@@ -1,12 +1,18 @@
-"""Gradients of tables that wait for the end of an accumulated step."""
+"""Accumulated gradients of tables."""
+
+import typing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_ext.regimes import TableGradient
 from tf_ext.tables import keras_store
-from tf_ext.tables.gradients import TableGradient
 from tf_ext.tables.rows import TableRows
-from tf_ext.tables.rules import SparseSGD
 from tf_ext.tables.shard import config_text
+from tf_ext.tables.sparse_optimizers import SparseSGD
+
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.sparse_table import SparseTable
 
 _RULE = SparseSGD(1.0)
 
@@ -15,65 +21,77 @@ class TableAccumulators(tf.Module):
     """Sums of gradients by sign, one table of sums for each table.
 
     The sums live in tables themselves: all weights start at 0 and are updated
-    by SGD at rate 1, so that a row holds minus the sum of its gradients.
+    by SGD at rate 1, so that a row holds minus the sum of its gradients, and
+    after them, of its statistics.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(name="table_accumulators")
-        self._tables = ()
-        self._sums = []
+        self._tables: tuple[SparseTable, ...] = ()
+        self._sums: list[TableRows] = []
 
-    def build(self, tables):
+    def build(self, tables: Sequence["SparseTable"]) -> None:
         """Makes the tables of sums for `tables`, a list of SparseTable."""
         self._tables = tuple(tables)
         for table in tables:
+            dim = table.dim + table.statistics_width
             entries = {
                 "name": table.name,
-                "dim": str(table.dim),
+                "dim": str(dim),
                 "dtype": "float32",
                 "hash_version": "1",
                 "seed": "0",
                 "initializer": "zeros",
                 **_RULE.table_config(),
             }
-            fields = [("weights", tf.float32, table.dim)]
+            fields = [("weights", tf.float32, dim)]
             self._sums.append(TableRows(config_text(entries), fields))
 
-    def add(self, gradients):
+    def add(self, gradients: Sequence[TableGradient]) -> None:
         """Adds gradients to the sums.
 
         Args:
           gradients: list of TableGradient.
         """
         rate = tf.constant(1.0, tf.float64)
-        for table, signs, values, _ in gradients:
-            self._sums[self._tables.index(table)].push(
-                signs,
-                None,  # All are in the one shard.
-                tf.cast(values, tf.float32),
+        for gradient in gradients:
+            values = tf.cast(gradient.values, tf.float32)
+            if gradient.statistics is not None:
+                values = tf.concat([values, gradient.statistics], 1)
+            self._sums[self._tables.index(gradient.table)].push(
+                gradient.signs,
+                None,  # All are in the same shard.
+                values,
                 _RULE.hyperparameters(rate),
                 tf.constant(1, tf.int64),
             )
 
-    def take(self):
+    def take(self) -> list[TableGradient]:
         """Empties the sums: a list of TableGradient."""
         taken = []
         for table, sums in zip(self._tables, self._sums):
             signs, values = sums.export()
             with tf.control_dependencies([signs]):
                 sums.clear()
-            taken.append(TableGradient(table, signs, -values["weights"]))
+            sums = -values["weights"]
+            statistics = None
+            if table.statistics_width:
+                statistics = sums[:, table.dim :]
+                sums = sums[:, : table.dim]
+            taken.append(
+                TableGradient(table, signs, sums, statistics=statistics)
+            )
         return taken
 
-    def save(self, store):
+    def save(self, store: typing.Any) -> None:
         """Writes the sums into a Keras store."""
         for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
             keras_store.save(
                 sums, table.name, {}, _Prefixed(store, f"sums{index}_")
             )
 
-    def load(self, store):
-        """Reads the sums; returns what else the store holds."""
+    def load(self, store: typing.Any) -> dict[str, typing.Any]:
+        """Reads the sums; returns the other entries of the store."""
         for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
             keras_store.load(
                 sums, table.name, _Prefixed(store, f"sums{index}_")
@@ -82,21 +100,21 @@ class TableAccumulators(tf.Module):
 
 
 class _Prefixed:
-    """A part of a store: the keys that begin with a prefix, without it."""
+    """A view of a store: the keys with a prefix, without the prefix."""
 
-    def __init__(self, store, prefix):
+    def __init__(self, store: typing.Any, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 
-    def keys(self):
+    def keys(self) -> list[str]:
         return [
             key.removeprefix(self._prefix)
             for key in self._store.keys()
             if key.startswith(self._prefix)
         ]
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: str) -> typing.Any:
         return self._store[self._prefix + key]
 
-    def __setitem__(self, key, value):
+    def __setitem__(self, key: str, value: typing.Any) -> None:
         self._store[self._prefix + key] = value

@@ -1,13 +1,18 @@
-"""The optimizer of everything but tables, taken over by `Optimizer`."""
+"""The Keras optimizer that `Optimizer` wraps, for all but tables."""
+
+import typing
+from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
 from tf_ext._checks import is_finite
+from tf_ext._compat.optimizers import key_of, rate_variable
 from tf_ext._keras import keras
-from tf_ext.optimizers.updates import Clipping
+from tf_ext.optimizers.adapter import Clipping
+from tf_ext.tables import shadow
 
 
-def get(identifier):
+def get(identifier: typing.Any) -> keras.optimizers.Optimizer:
     """A Keras optimizer from a name, a configuration or an instance.
 
     Raises:
@@ -15,11 +20,11 @@ def get(identifier):
     """
     if hasattr(identifier, "optimizers"):
         raise ValueError(
-            "Argument `dense` of tf_ext.optimizers.Optimizer is composed of "
-            "several optimizers, which it cannot follow. Wrap each of them, "
-            "or the one that updates the tables: "
+            "Argument `dense` of tf_ext.optimizers.Optimizer must be a single "
+            f"optimizer. Received: dense={identifier!r}, composed of several. "
+            "Wrap each of them, or the one that updates the tables: "
             f"{type(identifier).__name__}([(tf_ext.optimizers.Optimizer("
-            f"'adam'), ...), ...]). Received: dense={identifier!r}"
+            "'adam'), ...), ...])"
         )
     try:
         dense = keras.optimizers.get(identifier)
@@ -29,13 +34,13 @@ def get(identifier):
         raise ValueError(_wrong(identifier))
     if hasattr(dense, "tf_ext_tables"):
         raise ValueError(
-            "Argument `dense` of tf_ext.optimizers.Optimizer is one already. "
-            "Wrap the Keras optimizer once."
+            "Argument `dense` of tf_ext.optimizers.Optimizer must be a Keras "
+            f"optimizer that is not wrapped yet. Received: dense={dense!r}"
         )
     return dense
 
 
-def _wrong(identifier):
+def _wrong(identifier: object) -> str:
     return (
         "Argument `dense` of tf_ext.optimizers.Optimizer must be a "
         "keras.optimizers.Optimizer (not a legacy one) or the name of one. "
@@ -43,20 +48,21 @@ def _wrong(identifier):
     )
 
 
-def refuse_ema(dense):
+def refuse_ema(dense: keras.optimizers.Optimizer) -> None:
     """Raises if the optimizer keeps moving averages of the weights."""
     if dense.use_ema:
         raise ValueError(
-            "Argument `dense` of tf_ext.optimizers.Optimizer has use_ema=True: "
-            "averages of a table's rows are not kept, so evaluation would mix "
-            "averaged variables with current rows. Use use_ema=False."
+            "Argument `dense` of tf_ext.optimizers.Optimizer must have "
+            "use_ema=False: averages of a table's rows are not kept, so "
+            "evaluation would mix averaged variables with current rows. "
+            "Received: an optimizer with use_ema=True"
         )
 
 
-def take_clipping(dense):
+def take_clipping(dense: keras.optimizers.Optimizer) -> Clipping:
     """Moves the clipping of `dense` to its wrapper.
 
-    It has to act on variables and tables together, and only once.
+    It must be applied to variables and tables together, and only once.
     """
     clipping = Clipping(dense.clipnorm, dense.global_clipnorm, dense.clipvalue)
     for name in clipping._fields:
@@ -64,24 +70,35 @@ def take_clipping(dense):
     return clipping
 
 
-def keys_of(dense, variables):
-    """What tells variables apart in `dense`, a set."""
-    return {dense._var_key(variable) for variable in variables}
+def keys_of(
+    dense: keras.optimizers.Optimizer, variables: Sequence[typing.Any]
+) -> set[typing.Any]:
+    """The set of keys that identify variables in `dense`."""
+    return {key_of(dense, variable) for variable in variables}
 
 
-def check_known(dense, name, known, variables):
-    """Raises ValueError for variables that an optimizer was not built for.
+def check_known(
+    dense: keras.optimizers.Optimizer,
+    name: str,
+    known: Set[typing.Any],
+    grads: Sequence[typing.Any],
+    variables: Sequence[typing.Any],
+) -> None:
+    """Raises ValueError for variables that an optimizer was not built on.
 
     Args:
       dense: the wrapped Keras optimizer.
       name: string, that of the wrapper.
       known: set, `keys_of` the variables that it was built for.
-      variables: list of variables, without shadows of tables.
+      grads: list of gradients, or None where a variable has none.
+      variables: list of variables, shadows of tables among them.
     """
     unknown = [
         getattr(v, "path", v.name)
-        for v in variables
-        if dense._var_key(v) not in known
+        for g, v in zip(grads, variables)
+        if g is not None
+        and shadow.table_of(v) is None
+        and key_of(dense, v) not in known
     ]
     if unknown:
         raise ValueError(
@@ -93,51 +110,68 @@ def check_known(dense, name, known, variables):
         )
 
 
-def initial_learning_rate(dense):
+def initial_learning_rate(dense: keras.optimizers.Optimizer) -> float | None:
     """The rate that `dense` begins with: a float, or None of a schedule."""
-    variable = _rate_variable(dense)
+    variable = rate_variable(dense)
     if variable is None:
         return None
     with tf.init_scope():
         return float(tf.convert_to_tensor(variable))
 
 
-def learning_rate_factor(dense, initial):
-    """What tables' own rates are multiplied by: a float64 scalar tensor.
+def learning_rate_factor(
+    dense: keras.optimizers.Optimizer, initial: float | None
+) -> tf.Tensor:
+    """The factor of tables' own rates: a float64 scalar tensor.
 
     Args:
       dense: a Keras optimizer.
       initial: float, the rate that it began with; None for a schedule.
 
     Returns:
-      Its rate now by `initial`; 1 if it has a schedule, or began with 0.
+      Its current rate divided by `initial`; 1 if it has a schedule, or began
+      with 0.
     """
-    variable = _rate_variable(dense)
+    variable = rate_variable(dense)
     if variable is None or not initial:
         return tf.constant(1.0, tf.float64)
     rate = tf.cast(tf.convert_to_tensor(variable), tf.float64)
     return rate / tf.constant(initial, tf.float64)
 
 
-def check_initial_learning_rate(value):
+def check_initial_learning_rate(value: typing.Any) -> None:
     """Raises ValueError unless it is a finite number or None."""
     if value is not None and not is_finite(value):
         raise ValueError(
-            "`initial_learning_rate` in the configuration of a "
+            "The member `initial_learning_rate` of the configuration of a "
             "tf_ext.optimizers.Optimizer must be a finite number or None. "
             f"Received: initial_learning_rate={value!r}"
         )
 
 
-def _rate_variable(dense):
-    """The variable of the rate, or None of a schedule or a function."""
-    # The property `learning_rate` is a variable for schedules, too.
-    rate = dense._learning_rate
-    return rate if hasattr(rate, "assign") else None
+def check_on_nonfinite(value: object) -> None:
+    """Raises ValueError unless it is "raise" or "skip"."""
+    if value not in ("raise", "skip"):
+        raise ValueError(
+            "Argument `on_nonfinite` of tf_ext.optimizers.Optimizer must be "
+            f"'raise' or 'skip'. Received: on_nonfinite={value!r}"
+        )
 
 
-def serialize(dense, **taken):
-    """The configuration of `dense` with what was taken over put back."""
+def refuse_skip(on_nonfinite: str) -> None:
+    """Raises ValueError if steps are to be skipped."""
+    if on_nonfinite == "skip":
+        raise ValueError(
+            "Argument `on_nonfinite` of tf_ext.optimizers.Optimizer must be "
+            "'raise' under ParameterServerStrategy, where a step cannot be "
+            "skipped as a whole. Received: on_nonfinite='skip'"
+        )
+
+
+def serialize(
+    dense: keras.optimizers.Optimizer, **taken: typing.Any
+) -> dict[str, typing.Any]:
+    """The configuration of `dense`, including the options taken over."""
     config = keras.optimizers.serialize(dense)
     config["config"].update(taken)
     return config

@@ -1,8 +1,8 @@
-"""Snapshots of tables, read and rewritten without TensorFlow.
+"""Reads and rewrites snapshots of tables without TensorFlow.
 
-`SparseTable.save` writes them; docs/snapshots.md describes the format. What
-is here needs NumPy alone, reads one chunk at a time, and works at a terminal
-too: `python -m tf_ext.snapshot --help`.
+`SparseTable.save` writes snapshots; docs/snapshots.md describes the format.
+This package needs only NumPy and reads one chunk at a time. It also has a
+command line: `python -m tf_ext.snapshot --help`.
 
 Example:
   >>> import tempfile

@@ -1,9 +1,9 @@
-"""Who may write in a directory: the process that began to last.
+"""Restricts a directory to one writer: the one that started last.
 
-A writer puts an empty file into the directory, its claim, and removes those of
-all others. One whose claim is gone has lost the directory. So a process that
-was thought dead cannot destroy what its successor writes, and a claim that a
-killed process left behind blocks nobody.
+A writer creates an empty file in the directory, its claim, and removes those of
+all others. A writer whose claim is gone must not write any more. So a process
+that was presumed dead cannot destroy the files of its successor, and a claim
+left behind by a killed process blocks nobody.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Iterator
 
 from tf_ext._snapshot_manifest import SnapshotConflictError
 from tf_ext.snapshot.storage import join, storage_of
@@ -19,14 +20,14 @@ _NAME = re.compile(r"writer-(.+)-(\d+)-[0-9a-f]{16}\.claim")
 
 
 class Claim:
-    """A process's claim to write in a directory."""
+    """A process's claim to write to a directory."""
 
-    def __init__(self, directory, what):
-        """Claims nothing yet.
+    def __init__(self, directory: str, what: str) -> None:
+        """Does not take the claim yet.
 
         Args:
-          directory: string, one that exists when the claim is taken.
-          what: string, what is written, for messages.
+          directory: string, must exist when the claim is taken.
+          what: string, the operation, for messages.
         """
         self._directory = directory
         self._what = what
@@ -35,34 +36,34 @@ class Claim:
         self._name = f"writer-{host}-{os.getpid()}-{secrets.token_hex(8)}.claim"
 
     @contextlib.contextmanager
-    def taken(self):
+    def taken(self) -> Iterator[None]:
         """Takes the directory from all other writers, then runs the block.
 
-        No other writer is in `taken` or `held` meanwhile, if the file system
-        has locks.
+        If the file system supports locks, no other writer is in `taken` or
+        `held` meanwhile.
         """
         with self._storage.lock(self._directory):
             self._storage.touch(join(self._directory, self._name))
             for name in self._others():
-                # Another one may be removing it, too.
+                # Another writer may be removing it, too.
                 with contextlib.suppress(FileNotFoundError):
                     self._storage.remove(join(self._directory, name))
             yield
 
     @contextlib.contextmanager
-    def held(self):
-        """Runs the block if nobody else has taken the directory.
+    def held(self) -> Iterator[None]:
+        """Runs the block unless another writer has taken the directory.
 
         Raises:
-          SnapshotConflictError: another writer has. If it did while the block
-            ran, for want of locks, the block has been run.
+          SnapshotConflictError: if another writer has. Without locks, that may
+            have happened while the block ran.
         """
         with self._lock():
             self.check()
             yield
             self.check()
 
-    def check(self):
+    def check(self) -> None:
         """Raises SnapshotConflictError if another writer took the directory."""
         try:
             with self._storage.reader(join(self._directory, self._name)):
@@ -70,13 +71,13 @@ class Claim:
         except FileNotFoundError:
             raise self._conflict() from None
 
-    def release(self):
-        """Gives the directory back, whether it still is this process's."""
+    def release(self) -> None:
+        """Removes the claim, if this process still has it."""
         with contextlib.suppress(OSError):
             self._storage.remove(join(self._directory, self._name))
 
     @contextlib.contextmanager
-    def _lock(self):
+    def _lock(self) -> Iterator[None]:
         try:
             lock = self._storage.lock(self._directory)
             lock.__enter__()
@@ -87,22 +88,23 @@ class Claim:
         finally:
             lock.__exit__(None, None, None)
 
-    def _others(self):
+    def _others(self) -> list[str]:
         return [
             name
             for name in self._storage.names(self._directory)
             if _NAME.fullmatch(name) and name != self._name
         ]
 
-    def _conflict(self):
+    def _conflict(self) -> SnapshotConflictError:
         processes = [
-            "process {1} of {0}".format(*_NAME.fullmatch(name).groups())
-            for name in self._others()
+            "process {1} of {0}".format(*match.groups())
+            for match in map(_NAME.fullmatch, self._others())
+            if match
         ]
         return SnapshotConflictError(
-            f"{self._what} was given up: another writer"
-            f"{f' ({processes[0]})' if processes else ''} has begun to write "
-            "there since. What it writes counts. A directory must have one "
-            "writer at a time: end the job that should not run any more, or "
-            "give each job a directory of its own."
+            f"{self._what} was aborted: another writer"
+            f"{f' ({processes[0]})' if processes else ''} has started to write "
+            "there since, and takes precedence. A directory must have one "
+            "writer at a time: stop the job that should no longer run, or use "
+            "a directory of its own for each job."
         )

@@ -1,7 +1,9 @@
-"""Files of snapshots: how they are found, and read chunk by chunk."""
+"""Reads manifests, chains and, chunk by chunk, files of snapshots."""
 
 import collections
 import errno
+import typing
+from collections.abc import Callable, Iterator, Sequence
 
 from tf_ext import _core
 from tf_ext import _snapshot_manifest as manifests
@@ -11,27 +13,31 @@ from tf_ext._snapshot_manifest import (
 )
 from tf_ext.snapshot.storage import join, storage_of
 
-# How often a snapshot is read that is replaced each time.
+Chain = Sequence[tuple[str, manifests.Manifest]]
+Progress = Callable[[int], object]
+_T = typing.TypeVar("_T")
+
+# The number of attempts to read a snapshot that is being replaced.
 ATTEMPTS = 3
-# What the system says of a path that is none.
+# Errors of the operating system for an invalid path.
 _NO_PATH = (errno.ELOOP, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT)
 
 Chunk = collections.namedtuple(
     "Chunk", ["erased_before", "rows", "erased_after"]
 )
-Chunk.__doc__ = """What a chunk holds, in the order in which it is applied.
+Chunk.__doc__ = """The contents of a chunk, in the order of their application.
 
 erased_before: int64 `[e]`; rows: uint8 `[n, row_bytes]`; erased_after: int64
 `[l]`.
 """
 
 
-def read_manifest(path):
-    """The manifest of the snapshot in a directory.
+def read_manifest(path: str) -> manifests.Manifest:
+    """Reads the manifest of the snapshot in a directory.
 
     Raises:
-      FileNotFoundError: there is no snapshot.
-      DamagedSnapshotError: its manifest is damaged.
+      FileNotFoundError: if there is no snapshot.
+      DamagedSnapshotError: if its manifest is damaged.
     """
     name = join(path, manifests.NAME)
     try:
@@ -49,28 +55,31 @@ def read_manifest(path):
     return manifests.decode(data, name)
 
 
-def read_chain(path):
-    """A snapshot and those that it continues.
+def read_chain(path: str) -> list[tuple[str, manifests.Manifest]]:
+    """Reads the manifests of a snapshot and those that it continues.
 
     Args:
-      path: string, as `storage.normalised` gives it.
+      path: string, as returned by `storage.normalised`.
 
     Returns:
-      List of `(path, Manifest)`, from the full snapshot on.
+      List of `(path, Manifest)`, starting with the full snapshot.
 
     Raises:
-      FileNotFoundError: there is no snapshot, or one of its bases is gone.
-      DamagedSnapshotError: a manifest is damaged, the base of a delta has
-        been replaced, or the two do not fit together.
+      FileNotFoundError: if there is no snapshot, or one of its bases is
+        missing.
+      DamagedSnapshotError: if a manifest is damaged, or the base of a delta
+        has been replaced or does not match it.
     """
     chain = [(path, read_manifest(path))]
     while chain[0][1].base is not None:
-        chain.insert(0, _read_base(*chain[0]))
+        chain.insert(0, read_base(*chain[0]))
     return chain
 
 
-def read_again_if_replaced(path, read, use):
-    """Reads a snapshot, and anew if it is replaced while it is read.
+def read_again_if_replaced(
+    path: str, read: Callable[[], Chain], use: Callable[[Chain], _T]
+) -> _T:
+    """Reads a snapshot, and retries if it is replaced while it is read.
 
     A save removes the files of the snapshot that it replaces, which a reader
     may be about to open.
@@ -81,11 +90,12 @@ def read_again_if_replaced(path, read, use):
       use: function of the chain that reads its files.
 
     Returns:
-      What `use` returned.
+      The result of `use`.
 
     Raises:
-      SnapshotConflictError: it was replaced again and again.
-      DamagedSnapshotError: `use` raised it, and nothing was replaced.
+      SnapshotConflictError: if the snapshot was replaced in each attempt.
+      DamagedSnapshotError: if `use` raised it although the snapshot was not
+        replaced.
     """
     chain = read()
     for _ in range(ATTEMPTS):
@@ -98,28 +108,31 @@ def read_again_if_replaced(path, read, use):
     raise replaced(path)
 
 
-def ids(chain):
-    """The ids of a chain's snapshots: those of another one are others."""
+def ids(chain: Chain) -> list[str]:
+    """The ids of a chain's snapshots, which identify the chain."""
     return [manifest.id for _, manifest in chain]
 
 
-def replaced(path):
+def replaced(path: str) -> SnapshotConflictError:
     """The error for a snapshot that was replaced while it was read."""
     return SnapshotConflictError(
         f"The snapshot in {path} was replaced by another save while it was "
-        "read. Read it again, when no save is running or less often than it "
-        "takes to read it."
+        "read. Read it again while no save is running, or save less often than "
+        "reading takes."
     )
 
 
-def _read_base(path, delta):
-    """The `(path, Manifest)` that a delta continues."""
+def read_base(
+    path: str, delta: manifests.Manifest
+) -> tuple[str, manifests.Manifest]:
+    """Reads the base of a delta; returns its `(path, Manifest)`."""
+    assert delta.base is not None
     base = join(path, delta.base[0])
     try:
         manifest = read_manifest(base)
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{path} continues a snapshot that is gone. {error}"
+            f"{path} continues a snapshot that is missing. {error}"
         ) from None
     except OSError as error:
         if error.errno not in _NO_PATH:
@@ -133,37 +146,43 @@ def _read_base(path, delta):
             f"{path} continues the snapshot {delta.base[1]} in {base}, but "
             f"that has been replaced by {manifest.id}."
         )
-    # Numbers that fall end where a chain leads back to itself.
+    # Sequence numbers must decrease, so that a circular chain is found.
     if manifest.sequence != delta.sequence - 1:
         raise DamagedSnapshotError(
-            f"{path} is number {delta.sequence} of a chain, so what it "
-            f"continues must be number {delta.sequence - 1}, but {base} is "
-            f"number {manifest.sequence}."
+            f"{path} is number {delta.sequence} of a chain, so its base must "
+            f"be number {delta.sequence - 1}, but {base} is number "
+            f"{manifest.sequence}."
         )
     if manifest.fields != delta.fields:
         raise DamagedSnapshotError(
-            f"{path} and {base}, which it continues, have rows of different "
-            f"fields: {delta.described_fields} and {manifest.described_fields}."
+            f"{path} and its base {base} have rows with different fields: "
+            f"{delta.described_fields} and {manifest.described_fields}."
         )
     return base, manifest
 
 
-def read_chunks(path, manifest, file, progress, backwards=False):
-    """Reads a file of rows and checks all of it.
+def read_chunks(
+    path: str,
+    manifest: manifests.Manifest,
+    file: manifests.RowFile,
+    progress: Progress,
+    backwards: bool = False,
+) -> Iterator[Chunk]:
+    """Reads and checks a whole file of rows.
 
     Args:
       path: string, the directory.
       manifest: Manifest.
       file: RowFile, one of the manifest's.
       progress: function that is called with the bytes of each chunk.
-      backwards: bool, whether the last chunk comes first.
+      backwards: bool, whether chunks are read from the last to the first.
 
     Yields:
-      Chunks, each found whole. That the file is the one the manifest names is
-      known once all of them have come.
+      Chunks, each of which has been checked. Whether the file is the one that
+      the manifest names is checked after the last.
 
     Raises:
-      DamagedSnapshotError: damage; the file and the byte are named.
+      DamagedSnapshotError: if the file is damaged; names file and byte.
     """
     name = join(path, file.name)
     try:
@@ -188,8 +207,14 @@ def read_chunks(path, manifest, file, progress, backwards=False):
     totals.check(name, file)
 
 
-def _decode(name, manifest, file, index, data):
-    """A Chunk, and the CRC32C of its bytes."""
+def _decode(
+    name: str,
+    manifest: manifests.Manifest,
+    file: manifests.RowFile,
+    index: int,
+    data: bytes,
+) -> tuple[Chunk, int]:
+    """Decodes a chunk; returns the Chunk and the CRC32C of its bytes."""
     try:
         *parts, crc = _core.decode_chunk(
             data, manifest.chunk_bytes, manifest.row_bytes, file.tag, index
@@ -200,13 +225,13 @@ def _decode(name, manifest, file, index, data):
 
 
 class _Totals:
-    """What the chunks of a file make together."""
+    """Totals over the chunks of a file."""
 
-    def __init__(self, backwards):
+    def __init__(self, backwards: bool) -> None:
         self._backwards = backwards
         self._rows = self._erased = self._bytes = self._crc = 0
 
-    def add(self, chunk, size, crc):
+    def add(self, chunk: Chunk, size: int, crc: int) -> None:
         self._rows += len(chunk.rows)
         self._erased += len(chunk.erased_before) + len(chunk.erased_after)
         if self._backwards:
@@ -215,7 +240,7 @@ class _Totals:
             self._crc = _core.combine_crc32c(self._crc, crc, size)
         self._bytes += size
 
-    def check(self, name, file):
+    def check(self, name: str, file: manifests.RowFile) -> None:
         found = (self._rows, self._erased, self._crc)
         if found == (file.rows, file.erased, file.crc32c):
             return

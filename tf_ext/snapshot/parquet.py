@@ -1,43 +1,55 @@
-"""Writes snapshots as Parquet, for other programs to read."""
+"""Converts snapshots to Parquet, for other programs to read."""
 
 import contextlib
 import os
+import typing
+from collections.abc import Iterable, Sequence
 
-from tf_ext.snapshot.files import read_again_if_replaced, read_chain
+import numpy.typing as npt
+
+from tf_ext.snapshot.files import Progress, read_again_if_replaced, read_chain
 from tf_ext.snapshot.reader import Snapshot
 from tf_ext.snapshot.storage import normalised
 
-# Readers take a row group at a time; small ones would make them slow.
+# Readers process one row group at a time and are slow on small ones.
 _ROW_GROUP_BYTES = 64 << 20
 
 
-def to_parquet(path, out, progress=None):
+def to_parquet(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    progress: Progress | None = None,
+) -> int:
     """Writes the rows of a snapshot to a Parquet file.
 
-    The columns are `sign` and the row's fields: int64, then float32 or int32,
-    or lists of a fixed size of them for fields of several values. Label, step
-    and configuration are in the file's metadata, under names that begin with
-    `tf_ext.`. A delta is merged with those that it continues.
+    The columns are `sign`, an int64, and the row's fields: float32 or int32, or
+    fixed-size lists of these for fields with several values. Label, step and
+    configuration are in the file's metadata, with keys that start with
+    `tf_ext.`. A delta is merged with its bases.
 
     Args:
       path: path-like, the snapshot.
-      out: path-like, the file, on this machine; it is replaced once all rows
-        are written.
-      progress: function that is called with the bytes of each chunk that was
-        read. None: nothing is.
+      out: path-like, a local file; it is replaced after all rows have been
+        written.
+      progress: optional function that is called with the bytes of each chunk
+        that has been read.
 
     Returns:
-      int, the rows written.
+      int, the number of rows written.
 
     Raises:
-      ModuleNotFoundError: pyarrow is not installed.
-      DamagedSnapshotError: damage; file and byte are named. `out` is as it was.
-      SnapshotConflictError: saves replaced the snapshot again and again.
+      ModuleNotFoundError: if pyarrow is not installed.
+      DamagedSnapshotError: if the snapshot is damaged; names file and byte.
+        `out` is unchanged.
+      SnapshotConflictError: if saves repeatedly replaced the snapshot.
     """
-    modules = _import_pyarrow()
+    modules = import_pyarrow()
     path, out = normalised(path), normalised(out)
     if "://" in out:
-        raise ValueError(f"{out} is not a path of this machine.")
+        raise ValueError(
+            "Argument `out` of to_parquet must be a local path. "
+            f"Received: out={out!r}"
+        )
     return read_again_if_replaced(
         path,
         lambda: read_chain(path),
@@ -45,19 +57,22 @@ def to_parquet(path, out, progress=None):
     )
 
 
-def _convert(pyarrow, parquet, snapshot, out, progress):
+def _convert(
+    pyarrow: typing.Any,
+    parquet: typing.Any,
+    snapshot: Snapshot,
+    out: str,
+    progress: Progress | None,
+) -> int:
     schema = _schema(pyarrow, snapshot)
     part = f"{out}.part"
-    written, group = 0, []
+    batches = (
+        record_batch(pyarrow, schema, [signs, *fields.values()])
+        for signs, fields in snapshot.chunks(progress=progress)
+    )
     try:
         with parquet.ParquetWriter(part, schema) as writer:
-            for signs, fields in snapshot.chunks(progress=progress):
-                group.append(_batch(pyarrow, schema, signs, fields))
-                written += len(signs)
-                if sum(batch.nbytes for batch in group) >= _ROW_GROUP_BYTES:
-                    _write(pyarrow, writer, schema, group)
-                    group = []
-            _write(pyarrow, writer, schema, group)
+            written = write_batches(pyarrow, writer, batches)
         os.replace(part, out)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -66,12 +81,13 @@ def _convert(pyarrow, parquet, snapshot, out, progress):
     return written
 
 
-def _import_pyarrow():
+def import_pyarrow() -> tuple[typing.Any, typing.Any]:
+    """Imports `pyarrow` and `pyarrow.parquet`, with a helpful error."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        if error.name.split(".")[0] != "pyarrow":
+        if (error.name or "").split(".")[0] != "pyarrow":
             raise
         raise ModuleNotFoundError(
             "Parquet files are written by pyarrow, which is not installed: "
@@ -81,7 +97,7 @@ def _import_pyarrow():
     return pyarrow, pyarrow.parquet
 
 
-def _schema(pyarrow, snapshot):
+def _schema(pyarrow: typing.Any, snapshot: Snapshot) -> typing.Any:
     columns = [("sign", pyarrow.int64())]
     for name, (dtype, count) in snapshot.fields.items():
         scalar = pyarrow.type_for_alias(dtype)
@@ -99,18 +115,56 @@ def _schema(pyarrow, snapshot):
     )
 
 
-def _batch(pyarrow, schema, signs, fields):
-    arrays = [pyarrow.array(signs)]
-    for name, values in fields.items():
-        flat = pyarrow.array(values.reshape(-1))
-        kind = schema.field(name).type
-        if values.shape[1] != 1:
-            flat = pyarrow.FixedSizeListArray.from_arrays(flat, type=kind)
-        arrays.append(flat)
+def record_batch(
+    pyarrow: typing.Any,
+    schema: typing.Any,
+    columns: Sequence[npt.NDArray[typing.Any]],
+) -> typing.Any:
+    """Converts rows to an Arrow record batch.
+
+    Args:
+      pyarrow: the module.
+      schema: pyarrow.Schema of numbers and of fixed-size lists.
+      columns: list of arrays, `[n]` or `[n, count]`, in the schema's order.
+
+    Returns:
+      pyarrow.RecordBatch.
+    """
+    arrays = []
+    for kind, values in zip(schema.types, columns, strict=True):
+        array = pyarrow.array(values.reshape(-1))
+        if pyarrow.types.is_fixed_size_list(kind):
+            array = pyarrow.FixedSizeListArray.from_arrays(array, type=kind)
+        arrays.append(array)
     return pyarrow.record_batch(arrays, schema=schema)
 
 
-def _write(pyarrow, writer, schema, group):
-    if group:
-        table = pyarrow.Table.from_batches(group, schema)
-        writer.write_table(table, row_group_size=len(table))
+def write_batches(
+    pyarrow: typing.Any, writer: typing.Any, batches: Iterable[typing.Any]
+) -> int:
+    """Writes record batches as row groups that are large enough for readers.
+
+    Args:
+      pyarrow: the module.
+      writer: pyarrow.parquet.ParquetWriter.
+      batches: pyarrow.RecordBatches, which may be small.
+
+    Returns:
+      int, the number of rows written.
+    """
+    written = 0
+    group: list[typing.Any] = []
+
+    def write() -> None:
+        table = pyarrow.Table.from_batches(group, writer.schema)
+        if len(table):
+            writer.write_table(table, row_group_size=len(table))
+        group.clear()
+
+    for batch in batches:
+        group.append(batch)
+        written += len(batch)
+        if sum(one.nbytes for one in group) >= _ROW_GROUP_BYTES:
+            write()
+    write()
+    return written

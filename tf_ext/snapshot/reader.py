@@ -1,11 +1,18 @@
 """Reads snapshots as NumPy arrays."""
 
+import os
+import typing
+from collections.abc import Iterable, Iterator
+
 import numpy as np
+import numpy.typing as npt
 
 from tf_ext import _core
-from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext._snapshot_manifest import DamagedSnapshotError, Manifest, RowFile
 from tf_ext.snapshot.files import (
     ATTEMPTS,
+    Chain,
+    Progress,
     ids,
     read_chain,
     read_chunks,
@@ -13,9 +20,12 @@ from tf_ext.snapshot.files import (
 )
 from tf_ext.snapshot.storage import normalised
 
+# Signs, and the values of the fields by name.
+Rows = tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[typing.Any]]]
 
-def open_snapshot(path):
-    """Opens a snapshot; of its rows none is read yet.
+
+def open_snapshot(path: str | os.PathLike[str]) -> "Snapshot":
+    """Opens a snapshot, without reading rows yet.
 
     Args:
       path: path-like, the directory that `SparseTable.save` wrote.
@@ -24,34 +34,34 @@ def open_snapshot(path):
       A Snapshot.
 
     Raises:
-      FileNotFoundError: there is no snapshot, or one of those that it
-        continues is gone.
-      DamagedSnapshotError: a manifest is damaged; file and byte are named.
-      ModuleNotFoundError: the path is not of this machine (`gs://...`), and
-        TensorFlow, which is needed then, is not installed.
+      FileNotFoundError: if there is no snapshot, or one of its bases is
+        missing.
+      DamagedSnapshotError: if a manifest is damaged; names file and byte.
+      ModuleNotFoundError: if the path is not local (`gs://...`) and TensorFlow,
+        which is needed to access it, is not installed.
     """
     return Snapshot(read_chain(normalised(path)))
 
 
 class Snapshot:
-    """A snapshot, with those that it continues if it is a delta.
+    """A snapshot, with its bases if it is a delta.
 
-    If a save replaces it before anything of it has been read, the new one is
-    read, and the attributes are those of the new one.
+    If a save replaces the snapshot before any row has been read, the new one is
+    read instead, and the attributes change to those of the new one.
 
     Attributes:
       path: string, its directory.
       manifest: its Manifest: `label`, `config`, `step`, `shards`, ...
       chain: tuple of `(path, Manifest)`, from the full snapshot to this one.
       fields: dict from the name of a field of a row to `(dtype, count)`.
-      bytes: int, of all files of rows, those that it continues too.
+      bytes: int, the size of all files of rows, including those of its bases.
     """
 
-    def __init__(self, chain):
+    def __init__(self, chain: Chain) -> None:
         """See `open_snapshot`."""
         self._set_chain(chain)
 
-    def _set_chain(self, chain):
+    def _set_chain(self, chain: Chain) -> None:
         self.chain = tuple(chain)
         self.path, self.manifest = chain[-1]
         self.fields = {
@@ -60,42 +70,49 @@ class Snapshot:
         }
 
     @property
-    def bytes(self):
-        """Bytes of all files of rows, those of the bases too."""
+    def bytes(self) -> int:
+        """The size of all files of rows, including those of the bases."""
         return sum(manifest.bytes for _, manifest in self.chain)
 
-    def chunks(self, fields=None, progress=None):
-        """Reads the rows: each sign once, as the last snapshot has it.
+    def chunks(
+        self,
+        fields: Iterable[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Iterator[Rows]:
+        """Reads the rows: each sign once, with its latest values.
 
-        Besides a chunk it holds in memory a set of the signs in the deltas and
-        of those of one file of the full snapshot, 11 to 22 bytes a sign.
+        In memory are a chunk and a set of the signs in the deltas and of those
+        in one file of the full snapshot, 11 to 22 bytes per sign.
 
         Args:
-          fields: list of strings, the fields that are wanted. None: all.
-          progress: function that is called with the bytes of each chunk when
-            it was read. None: nothing is.
+          fields: list of strings, the fields to read. None: all.
+          progress: optional function that is called with the bytes of each
+            chunk that has been read.
 
         Yields:
           `(signs, {name: values})`, int64 `[n]` and `[n, count]` of the
-          field's dtype. The signs are in no order.
+          field's dtype. The signs are in no particular order.
 
         Raises:
-          DamagedSnapshotError: damage; file and byte are named. What came
-            before is whole; `verify` tells beforehand.
-          SnapshotConflictError: another save replaced it after the first chunk
-            was read.
-          ValueError: a field that does not exist.
+          DamagedSnapshotError: if the snapshot is damaged; names file and byte.
+            Rows yielded before are valid; `verify` checks all beforehand.
+          SnapshotConflictError: if another save replaced the snapshot after the
+            first rows were yielded.
+          ValueError: if a field does not exist.
         """
         wanted = list(self.fields) if fields is None else list(fields)
         for name in wanted:
             if name not in self.fields:
                 raise ValueError(
-                    f"Argument `fields` must name fields of {self.path}, which "
-                    f"has {', '.join(self.fields)}. Received: {name!r}"
+                    "Argument `fields` of Snapshot.chunks must name fields of "
+                    f"{self.path}, which are {', '.join(self.fields)}. "
+                    f"Received: {name!r}"
                 )
         return self._chunks(wanted, progress)
 
-    def _chunks(self, wanted, progress):
+    def _chunks(
+        self, wanted: list[str], progress: Progress | None
+    ) -> Iterator[Rows]:
         for rows in self._latest_rows(progress or _ignore):
             table = rows.view(row_dtype(self.manifest))[:, 0]
             yield (
@@ -103,7 +120,9 @@ class Snapshot:
                 {name: np.ascontiguousarray(table[name]) for name in wanted},
             )
 
-    def _latest_rows(self, progress):
+    def _latest_rows(
+        self, progress: Progress
+    ) -> Iterator[npt.NDArray[np.uint8]]:
         begun = False
         for _ in range(ATTEMPTS):
             try:
@@ -118,35 +137,37 @@ class Snapshot:
                 break
         raise replaced(self.path)
 
-    def _was_replaced(self):
-        """Whether there is another snapshot now; it is this one then."""
+    def _was_replaced(self) -> bool:
+        """Returns whether a save has replaced the snapshot; switches to it."""
         chain = read_chain(self.path)
         if ids(chain) == ids(self.chain):
             return False
         self._set_chain(chain)
         return True
 
-    def verify(self, progress=None):
+    def verify(self, progress: Progress | None = None) -> None:
         """Reads all files and checks every byte.
 
         Args:
           progress: see `chunks`.
 
         Raises:
-          DamagedSnapshotError: damage; file and byte are named.
-          SnapshotConflictError: other saves replaced it again and again.
+          DamagedSnapshotError: if a file is damaged; names file and byte.
+          SnapshotConflictError: if saves repeatedly replaced the snapshot.
         """
         for damage in self.damage(progress):
             raise damage
 
-    def damage(self, progress=None):
-        """What `verify` would raise, of each file that is damaged.
+    def damage(
+        self, progress: Progress | None = None
+    ) -> Iterator[DamagedSnapshotError]:
+        """Finds all damaged files, where `verify` raises at the first.
 
         Args:
           progress: see `chunks`.
 
         Yields:
-          DamagedSnapshotErrors.
+          A DamagedSnapshotError for each damaged file.
         """
         for _ in range(ATTEMPTS):
             for error in self._damage(progress or _ignore):
@@ -157,7 +178,7 @@ class Snapshot:
                 return
         raise replaced(self.path)
 
-    def _damage(self, progress):
+    def _damage(self, progress: Progress) -> Iterator[DamagedSnapshotError]:
         for path, manifest in self.chain:
             for file in manifest.files:
                 try:
@@ -166,8 +187,8 @@ class Snapshot:
                     yield error
 
 
-def row_dtype(manifest):
-    """The dtype of a row: a structure of its fields, the sign too."""
+def row_dtype(manifest: Manifest) -> np.dtype[typing.Any]:
+    """The structured dtype of a row, including the sign."""
     return np.dtype(
         {
             "names": [field.name for field in manifest.fields],
@@ -183,22 +204,24 @@ def row_dtype(manifest):
     )
 
 
-def signs_of(rows):
+def signs_of(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """The signs, int64 `[n]`, of rows, uint8 `[n, row_bytes]`."""
     return np.ascontiguousarray(rows[:, :8]).view("<i8")[:, 0]
 
 
-def latest_rows(chain, progress, repeated=False):
-    """The rows of a full snapshot and its deltas, as the last one has them.
+def latest_rows(
+    chain: Chain, progress: Progress, repeated: bool = False
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """The latest rows of a full snapshot and its deltas.
 
-    What was written last is read first, so that a set of the signs that are
-    settled is all that has to be kept.
+    The latest entries are read first, so that only a set of the signs that are
+    already settled must be kept.
 
     Args:
-      chain: list of `(path, Manifest)`, from the full snapshot on.
+      chain: list of `(path, Manifest)`, starting with the full snapshot.
       progress: function that is called with the bytes of each chunk.
-      repeated: bool, whether a row that the full snapshot has twice comes
-        twice, the later one later. No set of its signs is needed then.
+      repeated: bool, whether a row that occurs twice in the full snapshot is
+        yielded twice, in order. This needs no set of the signs in it.
 
     Yields:
       uint8 `[n, row_bytes]`.
@@ -209,6 +232,7 @@ def latest_rows(chain, progress, repeated=False):
             yield from _last_rows(path, manifest, file, progress, settled)
     path, manifest = chain[0]
     for file in manifest.files:
+        rows: Iterator[npt.NDArray[np.uint8]]
         if repeated:
             chunks = read_chunks(path, manifest, file, progress)
             rows = (chunk.rows for chunk in chunks)
@@ -221,8 +245,14 @@ def latest_rows(chain, progress, repeated=False):
                 yield some
 
 
-def _last_rows(path, manifest, file, progress, settled):
-    """The rows of signs that are not settled; afterwards all signs are."""
+def _last_rows(
+    path: str,
+    manifest: Manifest,
+    file: RowFile,
+    progress: Progress,
+    settled: _core.SignSet,
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yields the rows of unsettled signs of a file, and settles its signs."""
     for chunk in read_chunks(path, manifest, file, progress, backwards=True):
         settled.add(chunk.erased_after)
         new = settled.add_from_the_end(signs_of(chunk.rows))
@@ -233,7 +263,9 @@ def _last_rows(path, manifest, file, progress, settled):
             yield chunk.rows[new]
 
 
-def _verify(path, manifest, file, progress):
+def _verify(
+    path: str, manifest: Manifest, file: RowFile, progress: Progress
+) -> None:
     row = 0
     for chunk in read_chunks(path, manifest, file, progress):
         for signs in (
@@ -252,5 +284,5 @@ def _verify(path, manifest, file, progress):
         row += len(chunk.rows)
 
 
-def _ignore(_):
+def _ignore(_: int) -> None:
     pass

@@ -1,7 +1,7 @@
-"""The file systems that snapshots are on.
+"""The file systems of snapshots.
 
-This machine's needs nothing; all others are TensorFlow's, which is imported
-when a path with a scheme (`gs://...`) is met.
+Local files are accessed directly. All other file systems are TensorFlow's,
+which is imported for the first path with a scheme (`gs://...`).
 """
 
 import contextlib
@@ -11,33 +11,38 @@ import os
 import posixpath
 import stat
 import time
+import types
+import typing
+from collections.abc import Callable, Iterator
 
 from tf_ext._sealed_json import DamagedSnapshotError
 
-# Who holds a lock needs it for as long as it takes to write one small file and
-# to remove others.
+Storage: typing.TypeAlias = "type[_Local] | _TensorFlow"
+
+# A lock is only held while one small file is written and others are removed.
 _LOCK_TIMEOUT_SECONDS = 60
 
 
-def normalised(path):
-    """A path-like as a string: absolute, or with its scheme."""
+def normalised(path: str | os.PathLike[str]) -> str:
+    """Converts a path-like to an absolute path or one with a scheme."""
     path = os.fspath(path).removeprefix("file://")
     return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
 
-def join(path, name):
-    """A path that begins at another one, unless it is absolute or elsewhere."""
+def join(path: str, name: str) -> str:
+    """Resolves `name` relative to `path`, unless it is absolute or a URL."""
     if "://" in name:
         return normalised(name)
     joined = posixpath.join(path, name)
     return joined if "://" in joined else normalised(joined)
 
 
-def storage_of(path):
-    """The file system of a path: its methods take paths that are on it.
+def storage_of(path: str) -> Storage:
+    """The file system of a path.
 
     Raises:
-      ModuleNotFoundError: it is TensorFlow's, and that is not installed.
+      ModuleNotFoundError: if the path is not local and TensorFlow is not
+        installed.
     """
     if "://" not in path:
         return _Local
@@ -45,22 +50,22 @@ def storage_of(path):
         import tensorflow
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{path} is not on this machine; other file systems are reached "
-            f"through TensorFlow, which cannot be imported: {error}"
+            f"{path} is not local; other file systems are accessed through "
+            f"TensorFlow, which cannot be imported: {error}"
         ) from None
     return _TensorFlow(tensorflow)
 
 
 class _Local:
-    """Files of this machine."""
+    """Local files."""
 
     @staticmethod
     @contextlib.contextmanager
-    def reader(name):
-        """Gives `(size, read)`; `read(offset, size)` are bytes.
+    def reader(name: str) -> Iterator[tuple[int, Callable[[int, int], bytes]]]:
+        """Yields `(size, read)`; `read(offset, size)` returns bytes.
 
         Raises:
-          DamagedSnapshotError: it is no regular file, of this directory.
+          DamagedSnapshotError: if it is no regular file, or is a symbolic link.
         """
         with open(name, "rb", buffering=0, opener=_open_regular) as file:
             yield (
@@ -70,42 +75,42 @@ class _Local:
 
     @staticmethod
     @contextlib.contextmanager
-    def writer(name):
-        """Gives `write`; the file is durable afterwards."""
+    def writer(name: str) -> Iterator[Callable[[bytes], object]]:
+        """Yields `write`; the file is durable when the block has ended."""
         with _naming(name), open(name, "xb") as file:
             yield file.write
             file.flush()
             os.fsync(file.fileno())
 
     @staticmethod
-    def touch(name):
-        """Makes an empty file; it need not outlive a power cut."""
+    def touch(name: str) -> None:
+        """Creates an empty file, which need not survive a power failure."""
         with open(name, "xb"):
             pass
 
     @staticmethod
     @contextlib.contextmanager
-    def lock(directory):
-        """Lets one process at a time run the block, where that is possible.
+    def lock(directory: str) -> Iterator[None]:
+        """Runs the block under a lock, if the file system supports locks.
 
-        The system frees the lock of a process that ends, however it ends.
+        The operating system releases the lock if the process ends.
 
         Raises:
-          TimeoutError: another process does not free it.
+          TimeoutError: if another process does not release the lock.
         """
         opened = os.open(directory, os.O_RDONLY)
         try:
             _lock(opened, directory)
             yield
         finally:
-            # Closing would not free it if the process was forked meanwhile.
+            # Closing would not release it if the process was forked meanwhile.
             with contextlib.suppress(OSError):
                 fcntl.flock(opened, fcntl.LOCK_UN)
             os.close(opened)
 
     @staticmethod
-    def commit(name, data):
-        """Writes a file that is there whole or not at all, durably."""
+    def commit(name: str, data: bytes) -> None:
+        """Writes a file atomically and durably."""
         directory = os.path.dirname(name)
         with _Local.writer(name + ".part") as write:
             write(data)
@@ -114,23 +119,24 @@ class _Local:
         _sync_directory(directory)
 
     @staticmethod
-    def replace(part, name):
-        """Gives a whole file the name of one that may be there, durably."""
+    def replace(part: str, name: str) -> None:
+        """Renames a complete file, replacing an existing one, durably."""
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(part, name)
         _sync_directory(os.path.dirname(name))
 
     @staticmethod
-    def names(directory):
+    def names(directory: str) -> list[str]:
         """The names in a directory; none if it does not exist."""
         return os.listdir(directory) if os.path.exists(directory) else []
 
     @staticmethod
-    def make_directory(path):
-        """Whether a directory had to be made, and should go after an error.
+    def make_directory(path: str) -> bool:
+        """Creates a directory durably, unless it exists.
 
-        It is durable afterwards.
+        Returns:
+          Whether it was created, so that it should be removed after an error.
         """
         parents, missing = [], path
         while not os.path.isdir(missing):
@@ -142,66 +148,68 @@ class _Local:
         return bool(parents)
 
     @staticmethod
-    def remove(name):
+    def remove(name: str) -> None:
         """Removes a file, or a directory that is empty."""
         (os.rmdir if os.path.isdir(name) else os.remove)(name)
 
 
 class _TensorFlow:
-    """Files of TensorFlow's file systems; errors are the same as above."""
+    """Files of TensorFlow's file systems, with the errors of `_Local`."""
 
-    def __init__(self, tensorflow):
+    def __init__(self, tensorflow: types.ModuleType) -> None:
         self._tf = tensorflow
 
     @contextlib.contextmanager
-    def reader(self, name):
+    def reader(
+        self, name: str
+    ) -> Iterator[tuple[int, Callable[[int, int], bytes]]]:
         with self._errors(), self._tf.io.gfile.GFile(name, "rb") as file:
 
-            def read(offset, size):
+            def read(offset: int, size: int) -> bytes:
                 file.seek(offset)
                 return file.read(size)
 
             yield file.size(), read
 
     @contextlib.contextmanager
-    def writer(self, name):
+    def writer(self, name: str) -> Iterator[Callable[[bytes], object]]:
         with self._errors(), self._tf.io.gfile.GFile(name, "wb") as file:
             yield file.write
 
-    def touch(self, name):
+    def touch(self, name: str) -> None:
         with self._errors(), self._tf.io.gfile.GFile(name, "wb") as file:
             file.write(b"")
 
-    def lock(self, directory):
-        del directory  # There are no locks.
+    def lock(self, directory: str) -> contextlib.AbstractContextManager[None]:
+        del directory  # These file systems have no locks.
         return contextlib.nullcontext()
 
-    def commit(self, name, data):
-        from tf_ext import ops
+    def commit(self, name: str, data: bytes) -> None:
+        from tf_ext.ops import _snapshot_ops
 
         with self._errors():
-            ops.write_file_atomically(name, data)
+            _snapshot_ops.write_file_atomically(name, data)
 
-    def replace(self, part, name):
+    def replace(self, part: str, name: str) -> None:
         with self._errors():
             self._tf.io.gfile.rename(part, name, overwrite=True)
 
-    def names(self, directory):
+    def names(self, directory: str) -> list[str]:
         with self._errors():
             gfile = self._tf.io.gfile
             return gfile.listdir(directory) if gfile.exists(directory) else []
 
-    def make_directory(self, path):
+    def make_directory(self, path: str) -> bool:
         with self._errors():
             self._tf.io.gfile.makedirs(path)
-        return False  # Mostly, directories there are not of their own.
+        return False  # Most of these file systems have no real directories.
 
-    def remove(self, name):
+    def remove(self, name: str) -> None:
         with self._errors():
             self._tf.io.gfile.remove(name)
 
     @contextlib.contextmanager
-    def _errors(self):
+    def _errors(self) -> Iterator[None]:
         errors = self._tf.errors
         try:
             yield
@@ -213,8 +221,8 @@ class _TensorFlow:
             raise OSError(error.message) from None
 
 
-def _lock(opened, directory):
-    """Locks an open directory, if its file system can."""
+def _lock(opened: int, directory: str) -> None:
+    """Locks an open directory, if its file system supports it."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
     while True:
         try:
@@ -223,18 +231,18 @@ def _lock(opened, directory):
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"{directory} is locked by another process, for more than "
-                    f"{_LOCK_TIMEOUT_SECONDS} s. If that one is stopped, end "
-                    f"it: `fuser -v {directory}` names it."
+                    f"{directory} has been locked by another process for more "
+                    f"than {_LOCK_TIMEOUT_SECONDS} s. If that process hangs, "
+                    f"kill it: `fuser -v {directory}` names it."
                 ) from None
             time.sleep(0.01)
         except OSError:  # Network file systems do not lock directories.
             return
 
 
-def _open_regular(name, flags):
-    # Opening a pipe would wait for its other end, and a link leads out of the
-    # directory.
+def _open_regular(name: str, flags: int) -> int:
+    # Opening a pipe would wait for its other end, and a symbolic link may point
+    # out of the directory.
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(name, flags)
@@ -250,7 +258,7 @@ def _open_regular(name, flags):
     )
 
 
-def _sync_directory(path):
+def _sync_directory(path: str) -> None:
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -263,8 +271,8 @@ def _sync_directory(path):
 
 
 @contextlib.contextmanager
-def _naming(name):
-    """Adds the file's name to errors of writing, which have none."""
+def _naming(name: str) -> Iterator[None]:
+    """Adds the file's name to errors of writing, which do not have it."""
     try:
         yield
     except OSError as error:

@@ -1,61 +1,77 @@
-"""Writes snapshots anew: merged, or in another number of shards."""
+"""Rewrites snapshots: merged, or with another number of shards."""
 
 import contextlib
 import dataclasses
+import os
 import secrets
+import typing
 import uuid
 
 import numpy as np
+import numpy.typing as npt
 
 from tf_ext import _core
 from tf_ext import _snapshot_manifest as manifests
-from tf_ext._checks import is_int
+from tf_ext._checks import is_int, refuse
 from tf_ext._version import __version__
 from tf_ext.snapshot.claims import Claim
-from tf_ext.snapshot.files import read_again_if_replaced, read_chain
+from tf_ext.snapshot.files import (
+    Chain,
+    Progress,
+    read_again_if_replaced,
+    read_chain,
+)
 from tf_ext.snapshot.reader import Snapshot, latest_rows, signs_of
-from tf_ext.snapshot.storage import join, normalised, storage_of
+from tf_ext.snapshot.storage import Storage, join, normalised, storage_of
 
-# Each has a chunk in memory and an open file. More take another pass.
+# Each shard takes a chunk of memory and an open file. More shards take further
+# passes.
 _SHARDS_AT_ONCE = 128
 _MAX_SHARDS = 100_000
 
 
-def reshard(path, out, shards, progress=None):
-    """Writes a snapshot anew in another number of shards.
+def reshard(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    shards: int,
+    progress: Progress | None = None,
+) -> manifests.Manifest:
+    """Rewrites a snapshot with another number of shards.
 
-    A snapshot loads into any number of shards as it is; written in as many,
-    each shard reads its own files alone. A delta is merged with those that it
-    continues. A chunk of each of up to 128 shards is in memory, and of deltas
-    the signs.
+    Any snapshot can be loaded into any number of shards; if the numbers are the
+    same, each shard reads only its own files. A delta is merged with its bases.
+    In memory are a chunk for each of up to 128 shards, and the signs of the
+    deltas.
 
     Args:
       path: path-like, the snapshot.
       out: path-like, a directory that is empty or does not exist.
       shards: int, from 1 to 100,000.
-      progress: function that is called with the bytes of each chunk that was
-        read. None: nothing is.
+      progress: optional function that is called with the bytes of each chunk
+        that has been read.
 
     Returns:
-      The Manifest of the new snapshot, a full one.
+      The Manifest of the new snapshot, which is full.
 
     Raises:
-      DamagedSnapshotError: damage; file and byte are named.
-      SnapshotConflictError: another process wrote to `out` at the same time,
-        or replaced the snapshot again and again.
-      OSError: the disk is full, ... Nothing is left in `out`.
-      ValueError: an argument is not as above.
+      DamagedSnapshotError: if the snapshot is damaged; names file and byte.
+      SnapshotConflictError: if another process wrote to `out` at the same time,
+        or repeatedly replaced the snapshot.
+      OSError: if the file system fails, for example because the disk is full.
+        No files are left in `out`.
+      ValueError: if an argument is not as above.
     """
     if not is_int(shards) or not 1 <= shards <= _MAX_SHARDS:
-        raise ValueError(
-            f"Argument `shards` must be an int from 1 to {_MAX_SHARDS}. "
-            f"Received: shards={shards!r}"
-        )
+        refuse("reshard", "shards", f"an int from 1 to {_MAX_SHARDS}", shards)
     return _rewrite(path, out, shards, progress)
 
 
-def compact(path, out, progress=None):
-    """Merges a snapshot and those that it continues into a full one.
+def compact(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    progress: Progress | None = None,
+) -> manifests.Manifest:
+    """Merges a delta and its bases into a full snapshot.
 
     Args:
       path: path-like, the last delta.
@@ -63,24 +79,29 @@ def compact(path, out, progress=None):
       progress: see `reshard`.
 
     Returns:
-      The Manifest of the new snapshot, in as many shards as the last delta.
+      The Manifest of the new snapshot, which has the shards of the last delta.
 
     Raises:
-      As `reshard`.
+      The errors of `reshard`.
     """
     return _rewrite(path, out, None, progress)
 
 
-def passes(shards):
-    """How often a snapshot is read to be written in so many shards."""
+def passes(shards: int) -> int:
+    """How many times a snapshot is read to rewrite it with `shards` shards."""
     return -(-shards // _SHARDS_AT_ONCE)
 
 
-def _rewrite(path, out, shards, progress):
-    """Writes a snapshot anew, in as many shards as it has if that is None."""
+def _rewrite(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    shards: int | None,
+    progress: Progress | None,
+) -> manifests.Manifest:
+    """Rewrites a snapshot; `shards` of None keeps its number of shards."""
     path, out = normalised(path), normalised(out)
 
-    def write(chain):
+    def write(chain: Chain) -> manifests.Manifest:
         snapshot = Snapshot(chain)
         return _write(
             snapshot, out, shards or snapshot.manifest.shards, progress
@@ -89,11 +110,14 @@ def _rewrite(path, out, shards, progress):
     return read_again_if_replaced(path, lambda: read_chain(path), write)
 
 
-def _write(snapshot, out, shards, progress):
+def _write(
+    snapshot: Snapshot, out: str, shards: int, progress: Progress | None
+) -> manifests.Manifest:
     storage = storage_of(out)
     if storage.names(out):
         raise ValueError(
-            f"{out} is not empty. Name a directory that does not exist yet."
+            "Argument `out` must be a directory that is empty or does not "
+            f"exist yet. Received: out={out!r}, which holds files"
         )
     made = storage.make_directory(out)
     claim = Claim(out, f"Writing {snapshot.path} to {out}")
@@ -124,7 +148,7 @@ def _write(snapshot, out, shards, progress):
     return manifest
 
 
-def _commit(storage, name, manifest):
+def _commit(storage: Storage, name: str, manifest: manifests.Manifest) -> None:
     try:
         storage.commit(name, manifests.encode(manifest))
     except BaseException:
@@ -134,14 +158,19 @@ def _commit(storage, name, manifest):
         raise
 
 
-def _write_rows(snapshot, files, shards, progress):
+def _write_rows(
+    snapshot: Snapshot,
+    files: list["_RowFile"],
+    shards: int,
+    progress: Progress | None,
+) -> None:
     """Writes the rows of some of the shards."""
     numbers = [file.shard for file in files]
     for rows in latest_rows(
         snapshot.chain, progress or (lambda _: None), repeated=True
     ):
         owners = _core.shard_of(signs_of(rows), shards)
-        # Stable: of a sign that is there twice, the later row stays the later.
+        # Stable, so that repeated rows of a sign stay in order.
         order = np.argsort(owners, kind="stable")
         begins = np.searchsorted(owners[order], [*numbers, numbers[-1] + 1])
         for file, begin, end in zip(
@@ -156,23 +185,27 @@ def _write_rows(snapshot, files, shards, progress):
 class _RowFile:
     """A file of rows that is being written."""
 
-    def __init__(self, directory, snapshot, snapshot_id, shard):
+    def __init__(
+        self, directory: str, snapshot: Snapshot, snapshot_id: str, shard: int
+    ) -> None:
         self._name = f"rows-{snapshot_id[:16]}-{shard:05d}-000.chunks"
         self._row_bytes = snapshot.manifest.row_bytes
-        self._encoder = self._write = self.described = None
+        self._encoder: typing.Any = None
+        self._write: typing.Any = None
+        self.described: typing.Any = None
         self.shard = shard
         self.path = join(directory, self._name)
 
-    def open(self, storage, stack):
-        """Begins the file, which is durable when the stack is left."""
+    def open(self, storage: Storage, stack: contextlib.ExitStack) -> None:
+        """Opens the file, which is durable when the stack is closed."""
         self._write = stack.enter_context(storage.writer(self.path))
         self._tag = secrets.randbits(64)
         self._encoder = _core.RowFileEncoder(self._row_bytes, self._tag)
 
-    def write(self, rows):
+    def write(self, rows: npt.NDArray[np.uint8]) -> None:
         self._write(self._encoder.add_rows(rows))
 
-    def finish(self):
+    def finish(self) -> None:
         self._write(self._encoder.finish())
         self.described = manifests.RowFile(
             self._name,
@@ -183,10 +216,12 @@ class _RowFile:
             self._encoder.bytes,
             self._encoder.crc32c,
         )
-        self._encoder = self._write = None  # A chunk in memory less.
+        self._encoder = self._write = None  # frees a chunk of memory
 
 
-def _manifest(snapshot, snapshot_id, files):
+def _manifest(
+    snapshot: Snapshot, snapshot_id: str, files: list[_RowFile]
+) -> manifests.Manifest:
     return dataclasses.replace(
         snapshot.manifest,
         id=snapshot_id,

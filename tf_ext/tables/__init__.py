@@ -1,5 +1,3 @@
-"""Tables: the rows of sparse features."""
+"""Tables, the rows of sparse features: `tf_ext.SparseTable`."""
 
-from tf_ext.tables.sparse_table import SparseTable
-
-__all__ = ["SparseTable"]
+__all__ = []

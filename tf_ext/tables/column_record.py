@@ -1,4 +1,4 @@
-"""Which columns read a table, here and where its rows were saved."""
+"""Records which columns read a table, in this program and when it was saved."""
 
 import json
 import logging
@@ -7,10 +7,10 @@ _LOG = logging.getLogger("tf_ext")
 
 
 class ColumnRecord:
-    """Warns of columns that cannot find the rows they had.
+    """Warns about columns that will not find their saved rows.
 
-    A column of another namespace, for instance, makes other signs of the same
-    values: it would begin with untrained rows, and nothing would tell.
+    A column with another namespace, for instance, maps the same values to
+    different signs: it would silently start with untrained rows.
 
     Args:
       label: string, the table's name, for the log.
@@ -18,7 +18,7 @@ class ColumnRecord:
 
     def __init__(self, label):
         self._label = label
-        # {(name, how it makes signs)}, of columns of layers, and as saved.
+        # {(name, hashing identity)}: of the layers' columns, and as saved.
         self._here = frozenset()
         self._saved = frozenset()
 
@@ -30,15 +30,15 @@ class ColumnRecord:
 
     @property
     def names(self):
-        """The names of the columns, in a sorted list."""
+        """The names of the columns, a sorted list."""
         return sorted({name for name, _ in self._here})
 
     def state(self):
-        """What is saved with the rows: a JSON text."""
+        """The record to save with the rows, as JSON text."""
         return json.dumps(sorted(self._here or self._saved))
 
     def restore(self, text):
-        """Compares with what was saved, a text of `state`."""
+        """Compares the columns with a saved record, a result of `state`."""
         try:
             pairs = json.loads(text)
             self._saved = frozenset(
@@ -46,8 +46,8 @@ class ColumnRecord:
             )
         except (TypeError, ValueError):
             _LOG.warning(
-                "Which columns read table %r when it was saved cannot be told: "
-                "%.80r",
+                "The record of the columns that read table %r when it was "
+                "saved is invalid: %.80r",
                 self._label,
                 text,
             )
@@ -64,11 +64,11 @@ class ColumnRecord:
         for name, how in sorted(columns):
             if how not in known:
                 _LOG.warning(
-                    "Column %r of table %r makes other signs than any column "
-                    "that the rows were saved with, and begins with untrained "
-                    "rows. It has %s; saved were: %s. For the saved rows its "
-                    "namespace, bucket_size, hashing and boundaries must be "
-                    "those of then.",
+                    "Column %r of table %r hashes values to other signs than "
+                    "any column of the saved table and starts with untrained "
+                    "rows. It has %s; the saved columns were: %s. To use the "
+                    "saved rows, its namespace, bucket_size, hashing and "
+                    "boundaries must be the saved ones.",
                     name,
                     self._label,
                     _short(how),

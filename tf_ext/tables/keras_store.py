@@ -1,9 +1,10 @@
-"""Rows inside Keras's own files (`.keras`, `.weights.h5`).
+"""Rows in Keras's own files (`.keras`, `.weights.h5`).
 
 A table is a group of datasets: `header` (JSON: configuration, number of rows
-and chunks, state, a CRC32C for each other dataset) with its own CRC32C in
-`header_crc32c`, then for each chunk its signs and fields. Only one chunk is in
-memory at a time. Files of tf_ext before November 2026 have no checksums.
+and chunks, state, the CRC32C of each other dataset) with its own CRC32C in
+`header_crc32c`, then the signs and fields of each chunk. Only one chunk is in
+memory at a time. Files written by tf_ext before November 2026 have no
+checksums.
 """
 
 import contextlib
@@ -19,10 +20,10 @@ from tf_ext._keras import IS_KERAS_3
 
 _FORMAT = 1
 
-# {store: {id of a table: message}}, of loads that failed.
+# {store: {id of a TableRows: message}}, of failed loads.
 _failures = weakref.WeakKeyDictionary()
 
-# What `load` does: check rows, import them, or first one and then the other.
+# The steps of `load`: check rows, import them, or one after the other.
 _steps = contextvars.ContextVar("steps", default=("check", "import"))
 
 # Keras keeps a `.keras` file in memory until it is complete.
@@ -35,18 +36,19 @@ def save(table_rows, label, state, store):
     Args:
       table_rows: TableRows.
       label: string, the table's name, for messages.
-      state: dict of strings that travel with the rows.
-      store: what Keras gives to `save_own_variables`: `store[key] = array`.
+      state: dict of strings that are saved with the rows.
+      store: the store that Keras passes to `save_own_variables`:
+        `store[key] = array`.
 
     Raises:
-      ValueError: more rows than such a file should hold.
+      ValueError: if there are more rows than such a file should hold.
     """
     rows = int(table_rows.size())
     if rows * table_rows.bytes_per_row > MAX_BYTES:
         raise ValueError(
             f"Table {label!r} holds {rows:,} rows, "
             f"{rows * table_rows.bytes_per_row / 2**30:.1f} GiB; .keras and "
-            f".weights.h5 files take at most {MAX_BYTES >> 30} GiB a table. "
+            f".weights.h5 files hold at most {MAX_BYTES >> 30} GiB per table. "
             "Save it with SparseTable.save, tf.train.Checkpoint or the "
             "callback tf_ext.callbacks.TableSnapshot."
         )
@@ -79,10 +81,10 @@ def save(table_rows, label, state, store):
 
 @contextlib.contextmanager
 def only(step):
-    """Lets `load` do one of its steps in a block: "check" or "import".
+    """Restricts `load` to one of its steps in a block: "check" or "import".
 
-    A file whose tables are all to be checked before one is touched is read
-    twice. Rows that are imported must have been checked.
+    To check all tables of a file before any is changed, the file is loaded
+    twice: once with "check", then with "import".
     """
     token = _steps.set((step,))
     try:
@@ -92,22 +94,23 @@ def only(step):
 
 
 def load(table_rows, label, store):
-    """Replaces the rows of a table by saved ones.
+    """Replaces the rows of a table with saved ones.
 
-    Keras 3 comes back to an object that it could not load, under its other
-    names in the model, and reports the last error: the first one is repeated.
+    If an object fails to load, Keras 3 retries it under its other paths in the
+    model and reports the last error. So later calls raise the first error
+    again.
 
     Args:
       table_rows: TableRows.
       label: string, the table's name, for messages.
-      store: what Keras gives to `load_own_variables`: `store[key]`.
+      store: the store that Keras passes to `load_own_variables`: `store[key]`.
 
     Returns:
       The state that was saved with the rows, a dict of strings.
 
     Raises:
-      ValueError: a file without this table, of another identity, or damaged;
-        the table is unchanged.
+      ValueError: if the file does not hold this table, was saved from a table
+        of another configuration, or is damaged; the table is unchanged.
     """
     failures = _failures.setdefault(store, {}) if IS_KERAS_3 else {}
     if id(table_rows) in failures:
@@ -216,14 +219,17 @@ def _check(table_rows, label, store, header):
                 _compare(label, name, array, header["crc32c"].get(name))
         rows += len(signs)
     if rows != header["rows"]:
-        raise _damaged(label, f"{rows} found, {header['rows']} announced.")
+        raise _damaged(
+            label, f"{rows} found, but the header says {header['rows']}."
+        )
 
 
 def _compare(label, name, array, saved):
     found = _checksum(array)
     if saved != found:
         raise _damaged(
-            label, f"{name!r} has the CRC32C {found}, saved was {saved}."
+            label,
+            f"{name!r} has the CRC32C {found}, but was saved with {saved}.",
         )
 
 
@@ -236,7 +242,7 @@ def _damaged(label, what):
 
 
 def _array_of(text):
-    """A string as the uint8 array that HDF5 stores can hold."""
+    """A string as a uint8 array, which HDF5 stores can hold."""
     return np.frombuffer(text.encode(), np.uint8)
 
 

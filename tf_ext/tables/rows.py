@@ -1,52 +1,64 @@
-"""All rows of a table, over its shards, and how checkpoints hold them."""
+"""The rows of a table over all its shards, and their form in checkpoints."""
 
-import contextlib
 import copy
 import functools
-import sys
 import uuid
 
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext.tables.gathering import gathered_chunks
+from tf_ext._compat.checkpoints import SavedResource, tensors_being_restored
+from tf_ext.ops import _owner_ops
+from tf_ext.regimes import LocalRegime
 from tf_ext.tables.shard import (
     Field,
     TableShard,
-    config_text,
     parse_config,
 )
+from tf_ext.tables.weights_only import (
+    NOT_SERVED,
+    holds_weights_only,
+    without_rule,
+)
 
-# Rows copied out of a table at a time where they are streamed, in bytes.
+# The size of the chunks in which rows are streamed out of a table, in bytes.
 _CHUNK_BYTES = 32 << 20
 
-# Lines of a table's configuration that rows can only move under if they are
-# equal. Name and slot start values are not among them.
+# Keys of a table's configuration that may differ between the saved rows and
+# the table they are restored into. All others must be equal.
 _NOT_IDENTITY = ("name", "optimizer.initial_accumulator_value")
 
-# What decides how a row begins and what it holds beside its weights. Lines
-# that begin so do not matter to rows of which the weights alone are taken.
-_NOT_OF_WEIGHTS = ("seed", "initializer", "optimizer")
+# Prefixes of keys that concern signs without a row, and so may differ, too.
+_NOT_OF_ROWS = ("admission", "unknown")
+
+# Prefixes of the keys that determine a row's initial values and its slots.
+# They may differ where only the weights of the saved rows are restored.
+_NOT_OF_WEIGHTS = (
+    "seed",
+    "initializer",
+    "optimizer",
+    "last_seen",
+    "statistics",
+)
 
 
-class TableRows(tf.saved_model.experimental.TrackableResource):
-    """The rows of a table: one shard a device, as TensorFlow's savers see them.
+class TableRows(SavedResource):
+    """The rows of a table, one shard per device, as a trackable object.
 
-    A checkpoint holds a part for each shard and is restored into any number
-    of shards. As a resource of a SavedModel it is its first shard, under a
-    name of that export.
+    A checkpoint holds a part for each shard and can be restored into any
+    number of shards. In a SavedModel the object is the resource of its first
+    shard, under a name that is unique to the export.
 
     Args:
       config: string, the table's configuration (`key=value` lines).
-      fields: list of `Field`, what a row holds, `weights` first.
-      state: optional callables `(save, restore)`: `save()` gives a dict of
-        strings that travel with the rows, `restore(strings)` takes it.
-      devices: list of strings, where the shards are; "" is the device in
+      fields: list of `Field`, the fields of a row, `weights` first.
+      state: optional callables `(save, restore)`: `save()` returns a dict of
+        strings that is saved with the rows, `restore(strings)` receives it.
+      devices: list of strings, the devices of the shards; "" is the device in
         scope.
-      collectives: `tf_ext.distribute.collectives.Collectives` if each of
-        several workers has one shard, that of its rank; else None.
-      owner: `(owner, run)` as `ops.sparse_table_set_owner` takes them, of
-        shards that do not end with this process; else None.
+      regime: the Regime that the table is created under. None: one process.
+      owner: `(owner, run)`, the arguments of `ops.sparse_table_set_owner`, for
+        shards that outlive this process; else None.
     """
 
     def __init__(
@@ -55,19 +67,19 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         fields,
         state=None,
         devices=("",),
-        collectives=None,
+        regime=None,
         owner=None,
     ):
         super().__init__(device=devices[0])
-        self.collectives = collectives
+        self.regime = regime or LocalRegime()
         self._fields = tuple(Field(*field) for field in fields)
         self._state = state
         self._config = config
         # `(path, id)` of the incremental snapshots, see `snapshots`.
         self.snapshot_chain = ()
         with tf.init_scope():
-            # Created now, so that no traced function makes a private one; the
-            # canonical text is the core's.
+            # Created here, so that no traced function creates one of its own.
+            # The core returns the configuration in canonical form.
             handle = self.resource_handle
             with tf.device(handle.device):
                 self.config = ops.sparse_table_config(handle).numpy().decode()
@@ -75,54 +87,29 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
             if owner is not None:
                 for shard in (handle, *self._more_handles):
                     with tf.device(shard.device):
-                        ops.sparse_table_set_owner(shard, *owner)
+                        _owner_ops.sparse_table_set_owner(shard, *owner)
 
     def _create_resource(self):
         if tf.executing_eagerly():
             return ops.sparse_table_handle(self._config)
-        # Of a SavedModel that is being written. Sessions, TensorFlow Serving's
-        # among them, run the op in each call, which has to find the restored
-        # rows; Python's loader adds a suffix to the name for each load.
+        # In a graph: a SavedModel is being written. Sessions, including
+        # TensorFlow Serving's, run the op in each call and must find the
+        # restored rows; Python's loader adds a suffix to the name per load.
         return ops.sparse_table_serving_handle(
             self._config, shared_name=uuid.uuid4().hex
         )
 
     @functools.cached_property
     def served(self):
-        """The same rows, as an exported model holds them: weights alone."""
+        """The same rows as an exported model holds them: weights only."""
         served = copy.copy(self)
         served._fields = self._fields[:1]
         served._state = None
-        entries = parse_config(self.config)
-        served.config = served._config = config_text(
-            {
-                **{
-                    key: value
-                    for key, value in entries.items()
-                    if key.partition(".")[0] != "optimizer"
-                },
-                "optimizer": "none",
-            }
-        )
+        served.config = served._config = without_rule(self.config)
         return served
 
-    def _export_to_saved_model_graph(self, *args, **kwargs):
-        spread = (
-            "on parameter servers"
-            if "/job:ps/" in self.resource_handle.device
-            else None
-            if self.collectives is None
-            else "spread over workers"
-        )
-        if spread is not None:
-            label = parse_config(self.config)["name"]
-            raise ValueError(
-                f"Table {label!r} is {spread}, which a SavedModel "
-                "does not have. Save the model's weights (save_weights, or "
-                "tf.train.Checkpoint), load them into the same model made "
-                "without a strategy, and export that."
-            )
-        return super()._export_to_saved_model_graph(*args, **kwargs)
+    def _check_exportable(self):
+        self.regime.check_exportable(parse_config(self.config)["name"])
 
     def _create_on(self, device):
         with tf.device(device):
@@ -132,12 +119,12 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         pass
 
     def _destroy_resource(self):
-        # A handle counts references and frees the table with the last one.
+        # The handle is reference-counted and frees the table with the last one.
         pass
 
     @property
     def shards(self):
-        """The shards in reach of this process, a list of `TableShard`."""
+        """The shards that this process accesses, a list of `TableShard`."""
         return [
             TableShard(handle, self._fields)
             for handle in (self.resource_handle, *self._more_handles)
@@ -145,34 +132,37 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
 
     @property
     def fields(self):
-        """What a row holds: a tuple of `Field`, `weights` first."""
+        """The fields of a row: a tuple of `Field`, `weights` first."""
         return self._fields
 
     @property
+    def weights_only(self):
+        """Whether rows hold only weights and so cannot be trained."""
+        return holds_weights_only(self.config)
+
+    @property
     def bytes_per_row(self):
-        """Bytes of a row that a checkpoint holds: the sign and all fields."""
+        """Bytes of a row in a checkpoint: its sign and all fields."""
         return 8 + sum(4 * field.count for field in self._fields)
 
     @property
     def num_shards(self):
         """The number of shards, an int."""
-        if self.collectives is not None:
-            return self.collectives.size
-        return 1 + len(self._more_handles)
+        return self.regime.num_processes * (1 + len(self._more_handles))
 
     @property
     def first_shard(self):
-        """Which of all shards the first in reach is, an int."""
-        return 0 if self.collectives is None else self.collectives.rank
+        """The index, among all shards, of the first in `shards`, an int."""
+        return self.regime.rank
 
     def pull(self, signs, split_sizes, insert, dim):
-        """Weights of signs, all shards asked side by side.
+        """Reads the weights of signs from all shards in parallel.
 
         Args:
           signs: int64 `[n]`, ordered by shard.
-          split_sizes: int64 `[num_shards]`, how many each shard owns.
-          insert: bool or bool scalar tensor, whether absent signs are created.
-          dim: int, the table's.
+          split_sizes: int64 `[num_shards]`, the number of signs of each shard.
+          insert: bool or bool scalar tensor, whether absent signs are inserted.
+          dim: int, the table's dim.
 
         Returns:
           float32 `[n, dim]`.
@@ -185,25 +175,42 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
             ]
         )
 
-    def push(self, signs, split_sizes, gradients, hyperparameters, step):
-        """Updates rows, in all shards side by side.
+    def push(
+        self,
+        signs,
+        split_sizes,
+        gradients,
+        hyperparameters,
+        step,
+        time=0,
+        statistics=None,
+    ):
+        """Updates rows in all shards in parallel.
 
         Args:
           signs: int64 `[n]`, distinct, ordered by shard.
-          split_sizes: int64 `[num_shards]`, how many each shard owns.
+          split_sizes: int64 `[num_shards]`, the number of signs of each shard.
           gradients: float32 `[n, dim]`.
-          hyperparameters: float64, of the table's rule.
+          hyperparameters: float64 `[h]`, those of the table's rule.
           step: int64 scalar, counting from 1.
+          time: int64 scalar, in seconds since 1970; 0 if rows do not record it.
+          statistics: float32 `[n, s]`, as of `TableGradient`, or None.
 
         Returns:
           int64 scalar, the number of rows updated.
         """
+        statistics = (
+            [None] * len(self.shards)
+            if statistics is None
+            else self._split(statistics, split_sizes)
+        )
         updated = [
-            shard.push(s, g, hyperparameters, step)
-            for shard, s, g in zip(
+            shard.push(s, g, hyperparameters, step, time, c)
+            for shard, s, g, c in zip(
                 self.shards,
                 self._split(signs, split_sizes),
                 self._split(gradients, split_sizes),
+                statistics,
             )
         ]
         return _add(updated)
@@ -214,16 +221,18 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         return tf.split(value, split_sizes, num=self.num_shards)
 
     def import_rows(self, signs, values, clear=False):
-        """Sets fields of rows; creates absent rows.
+        """Sets fields of rows; inserts absent rows.
+
+        Where each of several workers has a shard, only the rows of the shards
+        that this process accesses are set.
 
         Args:
-          signs: int64 `[n]`; of a repeated sign the last counts.
+          signs: int64 `[n]`; the last occurrence of a repeated sign wins.
           values: `{field: [n, count]}`.
-          clear: whether all other rows are removed first.
+          clear: whether all rows are removed first.
 
         Returns:
-          int64 scalar, the number of rows set. A shard in each of several
-          workers takes its own and leaves the others.
+          int64 scalar, the number of rows set.
         """
         if self.num_shards == 1:
             return self.shards[0].import_rows(signs, values, clear)
@@ -249,33 +258,22 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         )
 
     def _mine(self, parts):
-        """(i, (shard, part)) of the parts of shards in reach."""
+        """(i, (shard, part)) of the parts of this process's shards."""
         first = self.first_shard
         return enumerate(zip(self.shards, parts[first:]), first)
 
     def chunks(self):
-        """Yields all rows in chunks of bounded size, as NumPy arrays.
+        """All rows in chunks of bounded size; see `Regime.chunks`."""
+        return self.regime.chunks(
+            self.shards, self._fields, self._rows_of_chunk
+        )
 
-        The first of several workers gets all, the others none; all of them
-        have to call this, and to close it if they stop before the end.
-        """
-        limit = max(1, _CHUNK_BYTES // self.bytes_per_row)
-        if self.collectives is not None:
-            # Those of all workers come at a time.
-            limit = max(1, limit // self.num_shards)
-            yield from gathered_chunks(
-                self.collectives, self.shards[0], self._fields, limit
-            )
-            return
-        for shard in self.shards:
-            cursor = 0
-            while cursor >= 0:
-                signs, cursor, values = shard.export(cursor, limit)
-                cursor = int(cursor)
-                yield signs.numpy(), {k: v.numpy() for k, v in values.items()}
+    @property
+    def _rows_of_chunk(self):
+        return max(1, _CHUNK_BYTES // self.bytes_per_row)
 
     def export(self):
-        """All rows in reach: `(signs [n], {field: [n, count]})`, by shard."""
+        """All rows of `shards`: `(signs [n], {field: [n, count]})`."""
         parts = [shard.export() for shard in self.shards]
         return _concat([signs for signs, _, _ in parts]), {
             field.name: _concat([values[field.name] for _, _, values in parts])
@@ -283,34 +281,65 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         }
 
     def size(self):
-        """The number of rows of all shards, int64 scalar."""
+        """The number of rows in all shards, int64 scalar."""
         size = _add([shard.size() for shard in self.shards])
-        if self.collectives is None:
-            return size
-        return tf.reduce_sum(self.collectives.gather(size[tf.newaxis]))
+        return tf.reduce_sum(self.regime.gather(size[tf.newaxis]))
 
     def stats(self):
-        """Counts and bytes: int64 `[len(ops.TABLE_STATS)]` for each shard."""
-        stats = [shard.stats() for shard in self.shards]
-        if self.collectives is None:
-            return stats
-        return tf.unstack(self.collectives.gather(stats[0]))
+        """Statistics: int64 `[len(ops.TABLE_STATS)]` for each shard."""
+        return [
+            stats
+            for shard in self.shards
+            for stats in tf.unstack(self.regime.gather(shard.stats()))
+        ]
 
     def erase(self, signs):
-        """Removes rows of signs `[n]`; int64 scalar, how many were in reach."""
+        """Removes the rows of signs `[n]`; returns how many it removed."""
         return _add([shard.erase(signs) for shard in self.shards])
 
+    def evict(self, policy, now):
+        """Evicts rows from all shards.
+
+        Args:
+          policy: `tf_ext.eviction.Policy`.
+          now: int, the current step, or the time in seconds since 1970.
+
+        Returns:
+          int64 `[2]`, the numbers of rows examined and evicted.
+        """
+        counts = [
+            tf.stack(shard.evict(now, **policy.limits(i, self.num_shards)))
+            for i, shard in enumerate(self.shards, self.first_shard)
+        ]
+        return tf.reduce_sum(self.regime.gather(_add(counts)), 0)
+
+    def decay(self, factor):
+        """Multiplies the statistics of all rows of all shards by a factor.
+
+        Args:
+          factor: float, above 0 and at most 1.
+
+        Returns:
+          int64 scalar, the number of rows.
+        """
+        rows = _add([shard.decay(factor) for shard in self.shards])
+        return tf.reduce_sum(self.regime.gather(rows[tf.newaxis]))
+
     def clear(self):
-        """Removes all rows in reach; int64 scalar, how many there were."""
+        """Removes all rows of `shards`; returns how many there were."""
         return _add([shard.clear() for shard in self.shards])
 
+    def compact(self):
+        """Compacts `shards`; returns the bytes freed, an int64 scalar."""
+        return _add([shard.compact() for shard in self.shards])
+
     def check_rows(self, label, config, values):
-        """Raises unless rows of another table can be put into this one.
+        """Raises unless the saved rows can be restored into this table.
 
         Args:
           label: string, this table's name, for the message.
-          config: string, the configuration the rows were written under.
-          values: `{field: [n, count]}` of them.
+          config: string, the configuration of the table that was saved.
+          values: `{field: [n, count]}`, the saved rows.
         """
         self.check_config(label, config)
         for field in self._fields:
@@ -324,18 +353,23 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
                 )
 
     def check_config(self, label, config, weights_only=False):
-        """Raises unless rows written under another configuration fit.
+        """Raises unless rows of a table of `config` fit this table.
 
         Args:
           label: string, this table's name, for the message.
-          config: string, the configuration the rows were written under.
-          weights_only: bool, whether seed, initializer and optimizer may be
-            other ones.
+          config: string, the configuration of the table that was saved.
+          weights_only: bool, whether seed, initializer and optimizer may
+            differ.
         """
         mine, theirs = parse_config(self.config), parse_config(config)
         for key in sorted(mine.keys() | theirs.keys()):
-            may_differ = key.partition(".")[0] in _NOT_OF_WEIGHTS
+            kind = key.partition(".")[0]
+            if kind in _NOT_OF_ROWS:
+                continue
+            may_differ = kind in _NOT_OF_WEIGHTS
             if weights_only and may_differ:
+                continue
+            if self.weights_only and kind in NOT_SERVED:
                 continue
             if key not in _NOT_IDENTITY and mine.get(key) != theirs.get(key):
                 other_way = (
@@ -349,11 +383,11 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
                     f"{other_way if may_differ else '.'}"
                 )
 
-    def _serialize_to_tensors(self):
-        # A restore asks for the tensors too, but only to learn their names
-        # and devices. What is small is read now: the rest of a restore may be
-        # in a graph, where nothing can be compared.
-        saved = _saved_tensors()
+    def _saved_tensors(self):
+        # Also called during a restore, where only names and devices of the
+        # tensors matter. The small values are read now: the rest of a restore
+        # may be in a graph, where nothing can be compared.
+        saved = tensors_being_restored()
         if saved is not None:
             label = parse_config(self.config)["name"]
             self.check_config(label, saved["config"]().decode())
@@ -365,42 +399,34 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         for part in range(count):
             shard = self.shards[part % len(self.shards)]
             signs, values = self._part(shard, saved is None)
-            # No "/" in keys: TensorFlow writes and reads it differently.
+            # No "/" in keys: TensorFlow maps it differently on save and on
+            # restore.
             tensors[_part_name("signs", part)] = signs
             for name, value in values.items():
                 tensors[f"{_part_name('field', part)}_{name}"] = value
         tensors["config"] = tf.constant(self.config)
         if self._state is not None:
             for name, text in self._state[0]().items():
-                # Older checkpoints do not have all.
+                # Older checkpoints do not have all of them.
                 if saved is None or name in saved:
                     tensors[name] = tf.constant(text)
         return tensors
 
     def _part(self, shard, whole):
-        """What a checkpoint holds of a shard; none of its rows if not whole.
-
-        The first of several workers, whose checkpoint is kept, writes the rows
-        of all; the others write their own.
-        """
-        chunks = []
-        if whole and self.collectives is not None:
-            with contextlib.closing(self.chunks()) as gathered:
-                chunks = list(gathered)
-        if not chunks:
-            signs, _, values = shard.export(limit=-1 if whole else 0)
-            return signs, values
-        return tf.concat([signs for signs, _ in chunks], 0), {
-            field.name: tf.concat([v[field.name] for _, v in chunks], 0)
-            for field in self._fields
-        }
+        """Signs and fields of a shard; empty tensors unless `whole`."""
+        if whole:
+            return self.regime.checkpoint_part(
+                shard, self._fields, self._rows_of_chunk
+            )
+        signs, _, values = shard.export(limit=0)
+        return signs, values
 
     def _restore_state(self, saved):
         if self._state is not None:
             names = saved.keys() & self._state[0]().keys()
             self._state[1]({name: saved[name]().decode() for name in names})
 
-    def _restore_from_tensors(self, restored_tensors):
+    def _restore_tensors(self, restored_tensors):
         parts = []
         while _part_name("signs", len(parts)) in restored_tensors:
             prefix = _part_name("field", len(parts))
@@ -416,7 +442,7 @@ class TableRows(tf.saved_model.experimental.TrackableResource):
         return self._import_parts(parts)
 
     def _import_parts(self, parts):
-        if len(parts) == self.num_shards and self.collectives is None:
+        if len(parts) == len(self.shards) == self.num_shards:
             imported = [
                 shard.import_rows(signs, values, clear=True)
                 for shard, (signs, values) in zip(self.shards, parts)
@@ -439,33 +465,3 @@ def _concat(values):
 
 def _add(values):
     return values[0] if len(values) == 1 else tf.add_n(values)
-
-
-def _saved_tensors():
-    """What the checkpoint that is being restored holds of this object.
-
-    Returns:
-      `{name: function that reads it}`; None outside of TensorFlow's restore.
-    """
-    position = _restored_position()
-    if position is None:
-        return None
-    reader = tf.train.load_checkpoint(position.checkpoint.save_path_string)
-    return {
-        attribute.name: functools.partial(
-            reader.get_tensor, attribute.checkpoint_key
-        )
-        for attribute in position.object_proto.attributes
-    }
-
-
-def _restored_position():
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        position = frame.f_locals.get("self")
-        if name == "tensorflow.python.checkpoint.restore":
-            if hasattr(position, "object_proto"):
-                return position
-        frame = frame.f_back
-    return None

@@ -1,10 +1,11 @@
-"""One shard of a table: the resource in one process."""
+"""One shard of a table: a resource on one device."""
 
 import collections
 
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext.ops import _snapshot_ops, _update_ops
 
 Field = collections.namedtuple("Field", ["name", "dtype", "count"])
 
@@ -20,11 +21,11 @@ def config_text(entries):
 
 
 class TableShard:
-    """The rows of a table in one process.
+    """The rows of a table on one device.
 
     Args:
-      handle: resource `[]`, that of the op `sparse_table_handle`.
-      fields: tuple of `Field`, what a row holds, `weights` first.
+      handle: resource `[]`, from the op `sparse_table_handle`.
+      fields: tuple of `Field`, the fields of a row, `weights` first.
     """
 
     def __init__(self, handle, fields):
@@ -37,12 +38,12 @@ class TableShard:
         return self.resource_handle.device
 
     def pull(self, signs, insert, dim):
-        """Weights of signs.
+        """Reads the weights of signs.
 
         Args:
           signs: int64 `[n]`.
-          insert: bool or bool scalar tensor, whether absent signs are created.
-          dim: int, the table's.
+          insert: bool or bool scalar tensor, whether absent signs are inserted.
+          dim: int, the table's dim.
 
         Returns:
           float32 `[n, dim]`, on the shard's device.
@@ -52,14 +53,24 @@ class TableShard:
                 self.resource_handle, signs, training=insert, dim=dim
             )
 
-    def push(self, signs, gradients, hyperparameters, step):
+    def push(
+        self,
+        signs,
+        gradients,
+        hyperparameters,
+        step,
+        time=0,
+        statistics=None,
+    ):
         """Updates rows.
 
         Args:
           signs: int64 `[n]`, distinct.
           gradients: float32 `[n, dim]`.
-          hyperparameters: float64, of the table's rule.
+          hyperparameters: float64 `[h]`, those of the table's rule.
           step: int64 scalar, counting from 1.
+          time: int64 scalar, in seconds since 1970; 0 if rows do not record it.
+          statistics: float32 `[n, s]`, as of `TableGradient`, or None.
 
         Returns:
           int64 scalar, the number of rows updated.
@@ -71,15 +82,17 @@ class TableShard:
                 gradients,
                 hyperparameters=hyperparameters,
                 step=step,
+                time=time,
+                statistics=statistics,
             )
 
     def export(self, cursor=0, limit=-1, names=None):
-        """Rows from `cursor` on.
+        """Copies out rows, starting at `cursor`.
 
         Args:
           cursor: int64 scalar, 0 or the last call's `next_cursor`.
-          limit: int64 scalar, rows at most; -1 for all.
-          names: fields wanted; all by default.
+          limit: int64 scalar, the maximum number of rows; -1 for all.
+          names: the fields to copy; None for all.
 
         Returns:
           `(signs [n], next_cursor [] (-1: no more), {field: [n, count]})`.
@@ -96,12 +109,12 @@ class TableShard:
         return signs, next_cursor, dict(zip([f.name for f in fields], values))
 
     def import_rows(self, signs, values, clear=False):
-        """Sets fields of rows; creates absent rows.
+        """Sets fields of rows; inserts absent rows.
 
         Args:
-          signs: int64 `[n]`; of a repeated sign the last counts.
+          signs: int64 `[n]`; the last occurrence of a repeated sign wins.
           values: `{field: [n, count]}`.
-          clear: whether all other rows are removed first.
+          clear: whether all rows are removed first.
 
         Returns:
           int64 scalar, the number of rows set.
@@ -121,19 +134,34 @@ class TableShard:
             return ops.sparse_table_size(self.resource_handle)
 
     def stats(self):
-        """Counts and bytes, int64 `[len(ops.TABLE_STATS)]`."""
+        """Statistics, int64 `[len(ops.TABLE_STATS)]`."""
         with tf.device(self.device):
             return ops.sparse_table_stats(self.resource_handle)
 
     def erase(self, signs):
-        """Removes rows of signs `[n]`; int64 scalar, how many were there."""
+        """Removes the rows of signs `[n]`; returns how many it removed."""
         with tf.device(self.device):
             return ops.sparse_table_erase(self.resource_handle, signs)
 
+    def evict(self, now, **limits):
+        """Evicts rows; `(examined, evicted)`, see `ops.sparse_table_evict`."""
+        with tf.device(self.device):
+            return ops.sparse_table_evict(self.resource_handle, now, **limits)
+
+    def decay(self, factor):
+        """Multiplies statistics by a factor; returns the number of rows."""
+        with tf.device(self.device):
+            return ops.sparse_table_decay(self.resource_handle, factor)
+
     def clear(self):
-        """Removes all rows; int64 scalar, how many there were."""
+        """Removes all rows; returns how many there were, an int64 scalar."""
         with tf.device(self.device):
             return ops.sparse_table_clear(self.resource_handle)
+
+    def compact(self):
+        """Frees the memory of erased rows; int64 scalar, the bytes freed."""
+        with tf.device(self.device):
+            return ops.sparse_table_compact(self.resource_handle)
 
     def save(
         self, directory, snapshot_id, base, tracked, index, max_bytes_per_second
@@ -145,14 +173,14 @@ class TableShard:
           snapshot_id: string.
           base: string, the id of the snapshot that is continued; "": none.
           tracked: bool, whether `end_save` will follow.
-          index: int, which shard of the table this is.
-          max_bytes_per_second: int; 0 for as fast as it goes.
+          index: int, the index of the shard in the table.
+          max_bytes_per_second: int; 0 for no limit.
 
         Returns:
-          What `ops.sparse_table_save` does.
+          The outputs of `sparse_table_save`.
         """
         with tf.device(self.device):
-            return ops.sparse_table_save(
+            return _snapshot_ops.sparse_table_save(
                 self.resource_handle,
                 directory,
                 snapshot_id,
@@ -163,16 +191,38 @@ class TableShard:
             )
 
     def end_save(self, snapshot_id, committed):
-        """Ends a tracked save; `committed`: whether its manifest is there."""
+        """Ends a tracked save; `committed`: whether its manifest exists."""
         with tf.device(self.device):
-            ops.sparse_table_end_save(
+            _snapshot_ops.sparse_table_end_save(
                 self.resource_handle, snapshot_id, committed
             )
 
     def set_chain(self, snapshot_id):
-        """Marks changes since a snapshot; "" marks none."""
+        """Starts marking changes since a snapshot; "" stops marking."""
         with tf.device(self.device):
-            ops.sparse_table_set_chain(self.resource_handle, snapshot_id)
+            _snapshot_ops.sparse_table_set_chain(
+                self.resource_handle, snapshot_id
+            )
+
+    def held(self):
+        """The id of the snapshot whose rows it holds, a string; "" for none."""
+        with tf.device(self.device):
+            held = _update_ops.sparse_table_held(self.resource_handle)
+        return held.numpy().decode()
+
+    def begin_update(self, base, whole):
+        """Begins an update; see `sparse_table_begin_update`."""
+        with tf.device(self.device):
+            return _update_ops.sparse_table_begin_update(
+                self.resource_handle, base, whole
+            )
+
+    def end_update(self, number, snapshot_id):
+        """Ends an update; see `sparse_table_end_update`."""
+        with tf.device(self.device):
+            return _update_ops.sparse_table_end_update(
+                self.resource_handle, number, snapshot_id
+            )
 
     def restore(
         self,
@@ -183,25 +233,25 @@ class TableShard:
         fields,
         index,
         shards,
-        verify_only,
+        action,
     ):
-        """Applies files of a snapshot, or only checks them.
+        """Applies files of a snapshot, as part of an update or on their own.
 
         Args:
           paths: list of strings.
-          files: int64 `[f, 5]`, as of `ops.sparse_table_save`.
-          file_shards: list of ints, the snapshot's shard that each is of.
+          files: int64 `[f, 5]`, as returned by `sparse_table_save`.
+          file_shards: list of ints, the snapshot's shard of each file.
           manifest: Manifest of the snapshot.
-          fields: list of RowField, those to set.
-          index: int, which shard of the table this is.
-          shards: int, how many there are.
-          verify_only: bool.
+          fields: list of RowField, the fields to set.
+          index: int, the index of the shard in the table.
+          shards: int, the number of shards of the table.
+          action: string, as for `sparse_table_restore`.
 
         Returns:
           int64 scalar, the number of rows set.
         """
         with tf.device(self.device):
-            return ops.sparse_table_restore(
+            return _snapshot_ops.sparse_table_restore(
                 self.resource_handle,
                 tf.constant(paths, tf.string, [len(paths)]),
                 files,
@@ -209,7 +259,7 @@ class TableShard:
                 manifest.row_bytes,
                 index,
                 shards,
-                verify_only,
+                action,
                 tf.constant(file_shards, tf.int64, [len(paths)]),
                 manifest.shards,
                 field_names=[f.name for f in fields],

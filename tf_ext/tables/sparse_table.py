@@ -1,71 +1,107 @@
-"""The table that a user makes and layers share."""
+"""The embedding table that users create and layers share."""
 
 import itertools
 import re
+import typing
 import uuid
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from tf_ext import admission as admissions
+from tf_ext import eviction as policies
 from tf_ext import initializers, ops
-from tf_ext._checks import is_int
-from tf_ext._keras import IS_KERAS_3, keras, running_calls
+from tf_ext._checks import is_int, refuse
+from tf_ext._compat.calls import is_saving_to_train_on
+from tf_ext._compat.checkpoints import OwnChildren
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops._signs import to_signs
-from tf_ext.tables import keras_store, rules, shadow, snapshots
-from tf_ext.tables.column_record import ColumnRecord
-from tf_ext.tables.gradients import check_finite
-from tf_ext.tables.rows import TableRows
-from tf_ext.tables.shard import config_text, parse_config
-from tf_ext.tables.transport import (
+from tf_ext.regimes import (
     PullRequest,
     PushRequest,
-    get_transport,
-    placement,
+    check_finite,
+    counted_signs,
+    plan_pull,
+    regime_in_scope,
+    regime_of_tables,
 )
+from tf_ext.tables import (
+    keras_store,
+    shadow,
+    sparse_optimizers,
+    weights_only,
+)
+from tf_ext.tables.column_record import ColumnRecord
+from tf_ext.tables.lifetime_methods import LifetimeMethods
+from tf_ext.tables.rows import TableRows
+from tf_ext.tables.shard import config_text, parse_config
+from tf_ext.tables.snapshot_methods import SnapshotMethods
+from tf_ext.tables.sparse_optimizers import SparseOptimizer
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _MAX_DIM = 65536
-# What a statistic of several shards is, if not their sum.
+# How a statistic is combined over several shards, if not by summing it.
 _COMBINED = {
     "row_bytes": max,
     "max_stripe_rows": max,
     "min_stripe_rows": min,
     "max_probe_length": max,
 }
-# Functions of tf_keras that write a SavedModel to go on training with.
-_KERAS_SAVERS = ("save", "save_model")
+# The statistics that are summed in `bytes`.
+_MEMORY = ("slab_bytes", "index_bytes", "counter_bytes")
 _RUN_ID = uuid.uuid4().hex[:12]
 _COUNTER = itertools.count()
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
-class SparseTable(keras.layers.Layer):
-    """Rows of `dim` weights for an open set of 64-bit ids (signs).
+class SparseTable(
+    SnapshotMethods, LifetimeMethods, OwnChildren, keras.layers.Layer
+):
+    """An embedding table for an open-ended set of 64-bit ids (signs).
 
-    A row appears when its sign is first trained, is initialised from (seed,
-    name, sign) alone, and is updated inside the table by the table's own
-    optimizer. All 2^64 signs are legal: any integers of up to 64 bits, a uint64
-    by its bits. Floats, booleans and strings are refused; `tf_ext.hashing`
-    makes signs of strings. Give the table to one or several
-    `tf_ext.layers.EmbeddingFeatures`; columns and layers of one table share
-    its rows.
+    A row of `dim` weights is created when its sign is first trained. Its
+    initial weights depend only on (seed, name, sign), and the table's own
+    optimizer updates it in place. All 2^64 signs are valid: any integers of up
+    to 64 bits, of which uint64 is reinterpreted as int64. Floats, booleans and
+    strings are rejected; `tf_ext.hashing` turns strings into signs. Pass the
+    table to one or more `tf_ext.layers.EmbeddingFeatures`; the columns and
+    layers of a table share its rows.
 
     Args:
-      name: string of letters, digits, `_`, `.` and `-`; a label. It takes part
-        in the initial weights, so that two tables of one seed differ.
-      dim: int, weights in a row, 1 to 65,536.
+      name: string of letters, digits, `_`, `.` and `-`. The initial weights
+        depend on it, so that two tables with the same seed differ.
+      dim: int, the number of weights in a row, 1 to 65,536.
       optimizer: a `tf_ext.optimizers.SparseOptimizer`, or the name of one:
-        "sgd", "adagrad", "row_wise_adagrad", "adam", "ftrl", "rmsprop". A name
-        has a learning rate of its own, whatever the model's is, and is meant
-        to learn as it is at any batch size: see docs/learning_rates.md and
-        `tf_ext.tables.rules.get`. The default costs 4 bytes a row.
+        "sgd", "adagrad", "row_wise_adagrad", "adam", "ftrl", "rmsprop",
+        "lion". A name selects a learning rate of its own, independent of the
+        model's, which is chosen to work at any batch size without tuning: see
+        docs/learning_rates.md and `tf_ext.tables.sparse_optimizers.get`. The
+        default takes 4 bytes per row. A `keras.optimizers` object with the
+        same formula as a rule is converted to that rule, including its
+        learning rate; Keras's default learning rates are low for a table.
       initializer: a `tf_ext.initializers.Initializer` or the name of one:
         "zeros", "constant", "uniform", "normal", "truncated_normal".
-      seed: int in [0, 2^64). None is 0: initial weights are always the same
-        from run to run.
-      trainable: bool; if False, rows are read but neither made nor updated.
+      seed: int in [0, 2^64). None means 0: initial weights are reproducible
+        from run to run in any case.
+      trainable: bool; if False, rows are read but neither created nor updated.
+      eviction: a `tf_ext.eviction.Unseen`, `Capacity` or `Score`, the policy by
+        which `evict` and `tf_ext.callbacks.Evict` remove rows; if it depends on
+        when rows were last pushed, each row records this in 4 bytes. None: rows
+        are kept until they are erased.
+      statistics: list of strings, the statistics in each row, which take 4
+        bytes each: `["show"]`, how often its sign occurred in training, or
+        `["show", "click"]`, with the sum of a value of these occurrences, such
+        as the label. None: no statistics.
+      admission: a `tf_ext.admission.Count` or `Probability`, the policy by
+        which pushes decide whether an id gets a row; see docs/rows.md. None:
+        each id that is trained gets one.
+      unknown: "initial" or "zeros", what is read for ids without a row: their
+        initial weights or zeros.
 
     Raises:
-      ValueError: an argument that is none of these.
+      ValueError: if an argument is none of these.
 
     Example:
     >>> import tf_ext
@@ -79,13 +115,19 @@ class SparseTable(keras.layers.Layer):
 
     def __init__(
         self,
-        name,
-        dim,
-        optimizer="row_wise_adagrad",
-        initializer="uniform",
-        seed=None,
-        trainable=True,
-    ):
+        name: str,
+        dim: int,
+        optimizer: str
+        | SparseOptimizer
+        | keras.optimizers.Optimizer = "row_wise_adagrad",
+        initializer: str | initializers.Initializer = "uniform",
+        seed: int | None = None,
+        trainable: bool = True,
+        eviction: policies.Policy | None = None,
+        statistics: Sequence[str] | None = None,
+        admission: admissions.Policy | None = None,
+        unknown: str = "initial",
+    ) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
                 "Argument `name` of SparseTable must be 1 to 200 letters, "
@@ -102,23 +144,38 @@ class SparseTable(keras.layers.Layer):
                 "Argument `seed` of SparseTable must be an integer from 0 to "
                 f"2^64 - 1, or None. Received: seed={seed!r}"
             )
-        where = placement()
+        if unknown not in ("initial", "zeros"):
+            refuse("SparseTable", "unknown", "'initial' or 'zeros'", unknown)
+        regime = regime_in_scope()
+        where = regime.placement()
         super().__init__(name=name, trainable=trainable, dtype="float32")
         self.dim = int(dim)
         self.seed = int(seed)
-        self.optimizer = rules.get(optimizer, self.dim)
+        self.optimizer = sparse_optimizers.get(optimizer, self.dim)
         self.initializer = initializers.get(initializer)
+        self.eviction = policies.get(eviction)
+        self.statistics = _statistics(statistics)
+        self.admission = admissions.get(admission)
+        self.unknown = unknown
         self.column_record = ColumnRecord(name)
-        # Tells this table from all others, so that copies of layers that
-        # shared it can share again.
+        # Identifies this table, so that copies of layers that share it share
+        # one copy of it.
         self.uid = f"{name}/{_RUN_ID}/{next(_COUNTER)}"
+        config = self._config_text()
+        fields = [("weights", tf.float32, self.dim)]
+        if weights_only.in_scope():
+            config = weights_only.without_rule(config)
+        else:
+            fields += self.optimizer.slots(self.dim)
+            if self.eviction is not None and self.eviction.last_seen:
+                fields.append(("last_seen", tf.int32, 1))
+            fields += [(field, tf.float32, 1) for field in self.statistics]
         self.rows = TableRows(
-            self._config_text(),
-            [("weights", tf.float32, self.dim)]
-            + self.optimizer.slots(self.dim),
+            config,
+            fields,
             state=(self._state, self._restore_state),
             devices=where.devices,
-            collectives=where.collectives,
+            regime=regime,
             owner=where.owner,
         )
         variable_arguments = (
@@ -136,7 +193,7 @@ class SparseTable(keras.layers.Layer):
         shadow.mark(self.shadow, self)
         self.built = True
 
-    def _config_text(self):
+    def _config_text(self) -> str:
         entries = {
             "name": self.name,
             "dim": str(self.dim),
@@ -146,16 +203,24 @@ class SparseTable(keras.layers.Layer):
             **self.initializer.table_config(),
             **self.optimizer.table_config(),
         }
+        if self.eviction is not None and self.eviction.last_seen:
+            entries["last_seen"] = self.eviction.last_seen
+        if self.statistics:
+            entries["statistics"] = ",".join(self.statistics)
+        if self.admission is not None:
+            entries.update(self.admission.table_config())
+        if self.unknown != "initial":
+            entries["unknown"] = self.unknown
         return config_text(entries)
 
     # Keras
 
-    def call(self, signs):
-        """The same as `pull` without insertion."""
+    def call(self, signs: tf.Tensor | npt.ArrayLike) -> tf.Tensor:
+        """Equivalent to `pull(signs)`, which inserts nothing."""
         return self.pull(signs)
 
-    def get_config(self):
-        """The constructor's arguments, and what tells the table from others."""
+    def get_config(self) -> dict[str, typing.Any]:
+        """The constructor's arguments and the table's unique id."""
         return {
             "name": self.name,
             "dim": self.dim,
@@ -163,92 +228,103 @@ class SparseTable(keras.layers.Layer):
             "initializer": keras.utils.serialize_keras_object(self.initializer),
             "seed": self.seed,
             "trainable": self.trainable,
+            "eviction": self.eviction
+            and keras.utils.serialize_keras_object(self.eviction),
+            "statistics": self.statistics or None,
+            "admission": self.admission
+            and keras.utils.serialize_keras_object(self.admission),
+            "unknown": self.unknown,
             "uid": self.uid,
         }
 
     @classmethod
-    def from_config(cls, config):
-        """A new, empty table of the configuration."""
+    def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
+        """Creates an empty table from the result of `get_config`."""
         config = {k: v for k, v in config.items() if k != "uid"}
         return cls(**config)
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: typing.Any) -> None:
         """Writes rows and slots, chunk by chunk, for Keras's savers."""
         keras_store.save(self.rows, self.name, self._state(), store)
 
-    def load_own_variables(self, store):
-        """Replaces rows and slots by saved ones."""
+    def load_own_variables(self, store: typing.Any) -> None:
+        """Replaces rows and slots with the saved ones."""
         self._restore_state(keras_store.load(self.rows, self.name, store))
 
-    def _trackable_children(self, save_type="checkpoint", **kwargs):
-        children = super()._trackable_children(save_type, **kwargs)
-        if save_type == "checkpoint":
-            # It holds nothing, and its shape would be compared first.
+    def _saved_children(
+        self, children: dict[str, typing.Any], kind: str
+    ) -> dict[str, typing.Any]:
+        if kind == "checkpoint":
+            # It holds no data, but its shape would be checked first.
             children = {k: v for k, v in children.items() if k != "shadow"}
-        elif not running_calls(_KERAS_SAVERS):
-            # What tf_keras saves goes on training; other SavedModels serve.
+        elif not is_saving_to_train_on():
+            # tf_keras's SavedModels can be trained further; others only serve.
             children["rows"] = self.rows.served
         return children
 
-    def _state(self):
-        return {
-            "optimizer": self.optimizer.state(),
-            "columns": self.column_record.state(),
-        }
-
-    def _check_state(self, state):
-        if "optimizer" in state:
-            self.optimizer.read_state(state["optimizer"])
-
-    def _restore_state(self, state):
-        if "optimizer" in state:
-            self.optimizer.resume(state["optimizer"], self.name)
-        if "columns" in state:
-            self.column_record.restore(state["columns"])
-
     # Rows
 
-    def pull(self, signs, training=False):
+    def pull(
+        self,
+        signs: tf.Tensor | npt.ArrayLike,
+        training: bool | tf.Tensor = False,
+    ) -> tf.Tensor:
         """Reads rows.
 
         Args:
           signs: int64 `[...]`, any shape, repeated signs allowed.
-          training: bool, whether absent signs are created. If not, they read
-            the weights they would start with, and nothing changes.
+          training: bool, whether absent signs are inserted, unless the table
+            has `admission`. If not, their initial weights are returned, or
+            zeros with `unknown="zeros"`, and the table does not change.
 
         Returns:
-          float32 `[..., dim]`. No gradient flows through it: that is what
-          `tf_ext.layers.EmbeddingFeatures` is for.
+          float32 `[..., dim]`. No gradient flows through it; use
+          `tf_ext.layers.EmbeddingFeatures` for training.
         """
         signs = to_signs(signs, "SparseTable.pull")
-        unique = ops.unique_by_shard(
-            tf.reshape(signs, [-1]), self.rows.num_shards
-        )
-        request = PullRequest(self, unique, training)
-        [rows] = get_transport([self]).pull([request])
+        plan = plan_pull(tf.reshape(signs, [-1]), self.rows.num_shards)
+        request = PullRequest(self, plan, training)
+        [rows] = regime_of_tables([self]).pull([request])
         return tf.reshape(
-            tf.gather(rows, unique.inverse),
+            tf.gather(rows, plan.inverse),
             tf.concat([tf.shape(signs), [self.dim]], 0),
         )
 
-    def push(self, signs, gradients, step=1, learning_rate=None):
+    def push(
+        self,
+        signs: tf.Tensor | npt.ArrayLike,
+        gradients: tf.Tensor | npt.ArrayLike,
+        step: int | tf.Tensor = 1,
+        learning_rate: float | tf.Tensor | None = None,
+        time: int | tf.Tensor | None = None,
+        statistics: tf.Tensor | npt.ArrayLike | None = None,
+    ) -> int | tf.Tensor:
         """Applies gradients with the table's optimizer, outside of Keras.
 
         Args:
           signs: int64 `[n]`; gradients of a repeated sign are summed first.
           gradients: float32 `[n, dim]`, finite.
-          step: int, counting from 1; matters to SparseAdam with global bias
-            correction and to schedules.
-          learning_rate: float, of this push alone. None is the rate of the
-            table's optimizer, which must not be one that follows the model
-            optimizer's.
+          step: int, counting from 1; used by SparseAdam with global bias
+            correction, by learning rate schedules and by eviction by steps.
+          learning_rate: float, the learning rate of this push alone. None:
+            that of the table's optimizer, which must then have one of its own
+            instead of following the model optimizer's.
+          time: int, in seconds since 1970, for tables with eviction by seconds.
+            None: the current time.
+          statistics: float32 `[n, s]`, s of `statistics_width`, finite and not
+            negative: how often each sign occurs, and how many clicks that
+            are. Those of a repeated sign are summed. None: each of `signs` is
+            one occurrence, without a click.
 
         Returns:
-          int, the number of rows updated.
+          int, the number of rows updated; with `admission`, those of ids that
+          have a row or get one.
 
         Raises:
-          tf.errors.InvalidArgumentError: shapes that do not fit, a gradient
-            that is not finite; the table is unchanged.
+          ValueError: if no learning rate is known, `step` is no integer, or
+            `statistics` are given to a table without or of another shape.
+          tf.errors.InvalidArgumentError: if shapes do not match, or gradients
+            or statistics are not finite; the table is unchanged.
         """
         if learning_rate is None and self.optimizer.learning_rate is None:
             raise ValueError(
@@ -261,35 +337,49 @@ class SparseTable(keras.layers.Layer):
                 "Argument `step` of SparseTable.push must be an integer. "
                 f"Received: step={step!r}"
             )
+        if time is not None and not tf.is_tensor(time) and not is_int(time):
+            raise ValueError(
+                "Argument `time` of SparseTable.push must be an integer or "
+                f"None. Received: time={time!r}"
+            )
         step = tf.convert_to_tensor(step, tf.int64)
         signs = to_signs(signs, "SparseTable.push")
         gradients = tf.convert_to_tensor(gradients, tf.float32)
-        transport = get_transport([self])
-        [summed] = transport.merge([(self, [(signs, gradients)])])
+        regime = regime_of_tables([self])
+        indices = signs
+        if statistics is not None:
+            indices = counted_signs.join(
+                signs, self._checked_statistics(statistics, signs)
+            )
+        [summed] = regime.merge([(self, [(indices, gradients)])])
         if learning_rate is None:
             rate = self.optimizer.current_learning_rate(step - 1, None)
         else:
             rate = tf.cast(learning_rate, tf.float64)
         with tf.control_dependencies(check_finite([summed])):
             hyperparameters = tf.identity(self.optimizer.hyperparameters(rate))
-        request = PushRequest(
-            self, summed.signs, summed.values, hyperparameters, step
-        )
-        [updated] = transport.push([request])
+        if time is None:
+            time = self.push_time()
+        request = PushRequest(summed, hyperparameters, step, time)
+        [updated] = regime.push([request])
         return int(updated) if hasattr(updated, "numpy") else updated
 
-    def size(self):
+    def size(self) -> int:
         """The number of rows, an int."""
         return int(self.rows.size())
 
-    def stats(self):
-        """Counts and bytes, a dict of ints.
+    def stats(self) -> dict[str, int]:
+        """Statistics of the table, a dict of ints.
 
-        `rows`; `bytes` (memory of rows and index); and what the core tells:
-        `free_rows`, `stripes`, `row_bytes`, `slab_bytes`, `index_bytes`,
-        `max_stripe_rows`, `min_stripe_rows`, `max_probe_length`. Those of a
-        table with several shards are over all of them; `shard_stats` has them
-        shard by shard.
+        The keys are `rows`; `bytes` (memory of rows, index and counters); and
+        the core's internal statistics: `free_rows`, `stripes`, `row_bytes`,
+        `slab_bytes`, `index_bytes`, `max_stripe_rows`, `min_stripe_rows`,
+        `max_probe_length`. With `admission`, `waiting` is the number of ids
+        that are counted, `counter_bytes` the memory of their counters, and
+        `admitted` the number of rows that were admitted since this process
+        created the table. `evicted` is the number of rows that `evict` has
+        removed since then; `erase` and `clear` do not count. All shards are
+        combined; `shard_stats` returns the statistics of each shard.
         """
         shards = self.shard_stats()
         return {
@@ -297,31 +387,38 @@ class SparseTable(keras.layers.Layer):
             for name in shards[0]
         }
 
-    def shard_stats(self):
-        """What `stats` tells, a list with a dict for each shard."""
+    def shard_stats(self) -> list[dict[str, int]]:
+        """The statistics of `stats` per shard: a list of dicts."""
         stats = []
         for shard in self.rows.stats():
             values = shard.numpy().tolist()
             one = dict(zip(ops.TABLE_STATS, values, strict=True))
-            one["bytes"] = one["slab_bytes"] + one["index_bytes"]
+            one["bytes"] = sum(one[name] for name in _MEMORY)
             stats.append(one)
         return stats
 
-    def export_rows(self):
+    def export_rows(
+        self,
+    ) -> tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[typing.Any]]]:
         """All rows: `(signs [n] int64, {field: [n, count]})`, NumPy arrays.
 
-        Fields are "weights" and the optimizer's slots.
+        Fields are "weights", the optimizer's slots, "last_seen" if `eviction`
+        depends on it, and with `statistics` "show" and "click".
         """
         signs, values = self.rows.export()
         return signs.numpy(), {k: v.numpy() for k, v in values.items()}
 
-    def import_rows(self, signs, fields):
-        """Sets fields of rows, creating absent ones.
+    def import_rows(
+        self,
+        signs: tf.Tensor | npt.ArrayLike,
+        fields: Mapping[str, tf.Tensor | npt.ArrayLike],
+    ) -> int:
+        """Sets fields of rows, inserting absent rows.
 
         Args:
           signs: int64 `[n]`.
           fields: dict of `[n, count]`, keyed as in `export_rows`; fields left
-            out keep their values, or start as a new row's.
+            out keep their values, or get those of a new row.
 
         Returns:
           int, the number of rows set.
@@ -329,139 +426,25 @@ class SparseTable(keras.layers.Layer):
         signs = to_signs(signs, "SparseTable.import_rows")
         return int(self.rows.import_rows(signs, dict(fields)))
 
-    def erase(self, signs):
-        """Removes rows; returns how many of the signs `[n]` were there."""
+    def erase(self, signs: tf.Tensor | npt.ArrayLike) -> int:
+        """Removes rows; returns how many of the signs `[n]` had one."""
         return int(self.rows.erase(to_signs(signs, "SparseTable.erase")))
 
-    def clear(self):
-        """Removes all rows and gives back their memory; returns how many."""
-        return int(self.rows.clear())
-
-    def save(
-        self,
-        path,
-        incremental=False,
-        base=None,
-        step=None,
-        max_bytes_per_second=None,
-    ):
-        """Writes a snapshot: rows and slots, in a directory of their own.
-
-        Training may go on meanwhile: each row is written as it is at one
-        moment, and no row that is there from beginning to end is left out. A
-        snapshot that is in the directory already stays as it is until the new
-        one is complete and durable, and is removed then. A directory has one
-        writer at a time: if another save begins there before this one is
-        through, of this process or another, this one fails.
-
-        With `incremental=True` the snapshot begins a chain: the table marks
-        which rows change, and `save(another_path, base=path)` writes those,
-        and which were erased, alone. A table has one chain at a time.
-
-        Args:
-          path: string or path-like, on any file system of TensorFlow. With
-            shards on servers all of them write there.
-          incremental: bool, whether deltas will continue this snapshot.
-          base: string or path-like, the last snapshot of the chain, to write
-            what has changed since.
-          step: int of at least 0, kept in the manifest.
-          max_bytes_per_second: int, a limit, so that training is not slowed
-            down.
-
-        Returns:
-          The manifest: `id`, `kind`, `rows`, `erased`, `bytes`, `files`, ...
-
-        Raises:
-          ValueError: a second chain, or a `base` that is not the last.
-          tf_ext.snapshot.SnapshotConflictError: another save began in the
-            directory meanwhile.
-          OSError, tf.errors.OpError: the file system's; the disk is full, for
-            example. The snapshot that was there before is untouched.
-
-        Example:
-        >>> import tempfile
-        >>> import tf_ext
-        >>> table = tf_ext.SparseTable("user", dim=2)
-        >>> _ = table.pull([7, 9], training=True)
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     table.save(directory).rows
-        2
-        """
-        return snapshots.save(
-            self.rows,
-            path,
-            snapshots.Description(self.uid, self.name, self._state()),
-            incremental,
-            base,
-            step,
-            max_bytes_per_second,
-        )
-
-    def load(self, path, weights_only=False, incremental=False):
-        """Replaces all rows by those of a snapshot.
-
-        Rows go to the shards that own them, however many there were. A table
-        that holds rows is changed only after the whole snapshot was verified;
-        an empty one is empty again if it turns out to be damaged. The table
-        must be of the same dim, seed, initializer and optimizer, but may have
-        another name. Hyperparameters are this program's, and differences are
-        logged.
-
-        `weights_only=True` moves what was learned into a table of another seed,
-        initializer or optimizer: the rows of the snapshot have its weights,
-        slots start as a new row's, and ids that it does not hold start as this
-        table's own. Rows are streamed, so that no second copy of them is in
-        memory. The dim has to be the same.
-
-        Args:
-          path: string or path-like, the directory. Of a delta: what it
-            continues is loaded first.
-          weights_only: bool, whether only the weights are taken.
-          incremental: bool, whether deltas will continue this snapshot; not
-            with `weights_only`.
-
-        Returns:
-          The manifest, as `save` does.
-
-        Raises:
-          FileNotFoundError: there is no snapshot.
-          DamagedSnapshotError: a ValueError that names file and byte.
-          tf_ext.snapshot.SnapshotConflictError: saves replaced the snapshot
-            again and again while it was read.
-          ValueError: rows of a table of another kind; both are named.
-
-        Example:
-        >>> import tempfile
-        >>> import tf_ext
-        >>> table = tf_ext.SparseTable("user", dim=2, seed=1)
-        >>> _ = table.pull([7, 9], training=True)
-        >>> other = tf_ext.SparseTable("user", dim=2, seed=2, optimizer="adam")
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     _ = table.save(directory)
-        ...     other.load(directory, weights_only=True).rows
-        2
-        >>> bool(tf.reduce_all(other.pull([7, 9]) == table.pull([7, 9])))
-        True
-        """
-        manifest = snapshots.load(
-            self.rows,
-            path,
-            self.name,
-            weights_only,
-            incremental,
-            None if weights_only else self._check_state,
-        )
-        state = dict(manifest.state)
-        if weights_only:
-            state.pop("optimizer", None)
-        self._restore_state(state)
-        return manifest
-
-    def end_incremental(self):
-        """Ends the chain of incremental snapshots; its files stay."""
-        snapshots.end_chain(self.rows)
-
     @property
-    def config(self):
+    def config(self) -> dict[str, str]:
         """The core's configuration of the table, a dict of strings."""
         return parse_config(self.rows.config)
+
+
+def _statistics(names: Sequence[str] | None) -> list[str]:
+    """The argument `statistics`, as a list."""
+    fields = [] if names is None else names
+    for allowed in ([], ["show"], ["show", "click"]):
+        if isinstance(fields, list | tuple) and list(fields) == allowed:
+            return allowed
+    refuse(
+        "SparseTable",
+        "statistics",
+        '["show"], ["show", "click"] or None',
+        names,
+    )

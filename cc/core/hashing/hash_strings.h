@@ -1,0 +1,57 @@
+// Arrays of strings as inputs of ColumnHasher.
+#ifndef TF_EXT_CC_CORE_HASHING_HASH_STRINGS_H_
+#define TF_EXT_CC_CORE_HASHING_HASH_STRINGS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+
+#include "cc/core/hashing/hash_columns.h"
+#include "cc/core/hashing/text_words.h"
+
+namespace tf_ext {
+
+// ViewStrings of an array of String, which has data() and size().
+template <typename String>
+void ViewStringsOf(const void* values, int64_t begin, int64_t n,
+                   std::string_view* views) {
+  const String* const strings = static_cast<const String*>(values) + begin;
+  for (int64_t k = 0; k < n; ++k) {
+    views[k] = {strings[k].data(), strings[k].size()};
+  }
+}
+
+// ReadWords of the same.
+template <typename String>
+bool ReadWordsOf(const void* values, int64_t begin, int64_t n, size_t most,
+                 TextWords* words) {
+  constexpr size_t kWord = sizeof(uint64_t);
+  // Into the next page: there the processor stops to fetch by itself.
+  constexpr uintptr_t kBytesAhead = 6 << 10;
+  const String* const strings = static_cast<const String*>(values) + begin;
+  for (int64_t k = 0; k < n; ++k) {
+    __builtin_prefetch(reinterpret_cast<const void*>(
+        reinterpret_cast<uintptr_t>(strings + k) + kBytesAhead));
+    const char* const data = strings[k].data();
+    const size_t size = strings[k].size();
+    if (size < kWord || size > most) return false;
+    words->size[k] = size;
+    std::memcpy(&words->first[k], data, kWord);
+    std::memcpy(&words->last[k], data + size - kWord, kWord);
+  }
+  return true;
+}
+
+// Sets what an input of an array of String has besides its sizes.
+template <typename String>
+void SetStrings(const String* values, HashInput* input) {
+  input->type = ValueType::kString;
+  input->values = values;
+  input->view_strings = ViewStringsOf<String>;
+  input->read_words = ReadWordsOf<String>;
+}
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_HASHING_HASH_STRINGS_H_

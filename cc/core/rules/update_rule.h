@@ -1,0 +1,63 @@
+// The update rule of a table: what a push does to its rows.
+//
+// All formulas are those of the Keras optimizer of the same name, applied
+// lazily: a row that is not pushed does not change. `gradients` of a sign are
+// summed before they come here, so a row is updated once a push.
+//
+// Hyperparameters come with each push as doubles, in the order of the rule's
+// spec (rule_spec.h).
+#ifndef TF_EXT_CC_CORE_RULES_UPDATE_RULE_H_
+#define TF_EXT_CC_CORE_RULES_UPDATE_RULE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/rules/rule_spec.h"
+#include "cc/core/support/cpu.h"
+#include "cc/core/support/status.h"
+
+namespace tf_ext {
+
+class UpdateRule {
+ public:
+  // offsets: of all fields of a row, "weights" and the slots of `config`.
+  UpdateRule(const RuleConfig& config, int64_t dim,
+             std::vector<FieldOffset> offsets);
+
+  // Number and range of the hyperparameters, finite, step >= 0; an error names
+  // the hyperparameter, what was found and what is allowed.
+  Status Check(const double* hyperparameters, int64_t count,
+               int64_t step) const;
+
+  // A push with these hyperparameters. `step` counts from 1 (it is only used
+  // by adam with bias_correction "global"; 0 is taken as 1).
+  class Push {
+   public:
+    // Updates rows[i] with the gradient gradients + gradient_index[i] * dim,
+    // for i in [0, count). Rows are distinct and locked by the caller.
+    void Update(uint8_t* const* rows, const float* gradients,
+                const int64_t* gradient_index, int64_t count) const {
+      prepared_.update(prepared_.args.get(), rows, gradients, gradient_index,
+                       count);
+    }
+
+   private:
+    friend class UpdateRule;
+    PreparedPush prepared_;
+  };
+  // `hyperparameters` have passed Check.
+  Push Prepare(const double* hyperparameters, int64_t count,
+               int64_t step) const;
+
+ private:
+  PushInput Input(const double* hyperparameters, int64_t step) const;
+
+  const RuleConfig config_;
+  const int64_t dim_;
+  const std::vector<FieldOffset> offsets_;
+  const SimdLevel simd_;  // picked for this CPU once
+};
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_RULES_UPDATE_RULE_H_

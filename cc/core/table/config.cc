@@ -1,0 +1,431 @@
+#include "cc/core/table/config.h"
+
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "cc/core/table/config_lines.h"
+#include "cc/core/table/row_layout.h"
+
+namespace tf_ext {
+namespace {
+
+// The text keys of a and b; nullptr: the initializer has no such parameter.
+struct InitializerText {
+  InitializerKind kind;
+  const char* name;
+  const char* a;
+  const char* b;
+};
+
+constexpr InitializerText kInitializers[] = {
+    {InitializerKind::kZeros, "zeros", nullptr, nullptr},
+    {InitializerKind::kConstant, "constant", "initializer.value", nullptr},
+    {InitializerKind::kUniform, "uniform", "initializer.minval",
+     "initializer.maxval"},
+    {InitializerKind::kNormal, "normal", "initializer.mean",
+     "initializer.stddev"},
+    {InitializerKind::kTruncatedNormal, "truncated_normal", "initializer.mean",
+     "initializer.stddev"},
+};
+
+const InitializerText& TextOf(InitializerKind kind) {
+  for (const InitializerText& entry : kInitializers) {
+    if (entry.kind == kind) return entry;
+  }
+  return kInitializers[0];
+}
+
+constexpr char kLastSeenKey[] = "last_seen";
+constexpr char kStatisticsKey[] = "statistics";
+
+struct LastSeenText {
+  LastSeen unit;
+  const char* name;
+};
+
+constexpr LastSeenText kLastSeenUnits[] = {{LastSeen::kStep, "step"},
+                                           {LastSeen::kSecond, "second"}};
+
+constexpr char kFloatAllowed[] = "a finite float32 number";
+constexpr char kSeedAllowed[] = "an integer from 0 to 18446744073709551615";
+
+Status ParseInitializer(Lines* lines, InitializerConfig* initializer) {
+  std::string name;
+  Status status = lines->TakeRequired("initializer", &name);
+  if (!status.ok()) return status;
+  const InitializerText* found = nullptr;
+  for (const InitializerText& entry : kInitializers) {
+    if (name == entry.name) found = &entry;
+  }
+  if (found == nullptr) {
+    return BadValue("initializer", name,
+                    "one of " + AllowedNames(kInitializers));
+  }
+  initializer->kind = found->kind;
+  if (found->a != nullptr) {
+    status =
+        lines->TakeRequiredNumber(found->a, kFloatAllowed, &initializer->a);
+    if (!status.ok()) return status;
+  }
+  if (found->b != nullptr) {
+    status =
+        lines->TakeRequiredNumber(found->b, kFloatAllowed, &initializer->b);
+  }
+  return status;
+}
+
+std::string TextKey(const IdentityKey& key) {
+  return std::string("optimizer.") + key.name;
+}
+
+Status ParseRule(Lines* lines, RuleConfig* rule) {
+  std::string name;
+  Status status = lines->TakeRequired("optimizer", &name);
+  if (!status.ok()) return status;
+  const RuleSpec* const spec = FindRule(name);
+  if (spec == nullptr) {
+    return BadValue("optimizer", name, "one of " + RuleNames());
+  }
+  *rule = RuleConfig(*spec);
+  for (const IdentityKey& key : spec->identity) {
+    float value = static_cast<float>(key.start);
+    if (key.is_flag()) {
+      bool on = value != 0;
+      status = lines->TakeFlag(TextKey(key), key.off, key.on, &on);
+      value = on;
+    } else {
+      status = lines->TakeNumber(TextKey(key), kFloatAllowed, &value);
+    }
+    if (!status.ok()) return status;
+    rule->Set(key.name, value);
+  }
+  return Status::Ok();
+}
+
+Status ParseLastSeen(Lines* lines, LastSeen* last_seen) {
+  std::string value;
+  if (!lines->Take(kLastSeenKey, &value)) return Status::Ok();
+  for (const LastSeenText& entry : kLastSeenUnits) {
+    if (value != entry.name) continue;
+    *last_seen = entry.unit;
+    return Status::Ok();
+  }
+  return BadValue(kLastSeenKey, value,
+                  "one of " + AllowedNames(kLastSeenUnits) +
+                      "; leave it out if rows do not hold it");
+}
+
+Status ParseStatistics(Lines* lines, int* statistics) {
+  std::string value;
+  if (!lines->Take(kStatisticsKey, &value)) return Status::Ok();
+  for (int count = 1; count <= kMostStatistics; ++count) {
+    if (value != StatisticsToText(count)) continue;
+    *statistics = count;
+    return Status::Ok();
+  }
+  return BadValue(kStatisticsKey, value,
+                  "\"show\" or \"show,click\"; leave it out if rows do not "
+                  "hold them");
+}
+
+constexpr char kAdmissionAllowed[] = "\"count\" or \"probability\"";
+constexpr char kAdmissionNAllowed[] = "an integer from 1 to 255";
+constexpr char kForgetAllowed[] = "an integer from 1 to 9223372036854775807";
+constexpr char kAdmissionPAllowed[] = "a number above 0, at most 1";
+
+Status ParseAdmission(Lines* lines, AdmissionConfig* admission) {
+  std::string value;
+  if (!lines->Take("admission", &value)) return Status::Ok();
+  if (value == "probability") {
+    admission->kind = AdmissionKind::kProbability;
+    return lines->TakeRequiredNumber("admission.p", kAdmissionPAllowed,
+                                     &admission->p);
+  }
+  if (value != "count") return BadValue("admission", value, kAdmissionAllowed);
+  admission->kind = AdmissionKind::kCount;
+  const Status status = lines->TakeRequiredNumber(
+      "admission.n", kAdmissionNAllowed, &admission->n);
+  if (!status.ok()) return status;
+  std::string forget;
+  if (!lines->Take("admission.forget", &forget)) return Status::Ok();
+  if (forget == "0")
+    return BadValue("admission.forget", forget, kForgetAllowed);
+  return lines->ParseNumber("admission.forget", forget, kForgetAllowed,
+                            &admission->forget);
+}
+
+Status CheckAdmission(const AdmissionConfig& admission) {
+  switch (admission.kind) {
+    case AdmissionKind::kNone:
+      return Status::Ok();
+    case AdmissionKind::kCount:
+      if (admission.n < 1 || admission.n > 255) {
+        return BadValue("admission.n", NumberToText(admission.n),
+                        kAdmissionNAllowed);
+      }
+      if (admission.forget < 0) {
+        return BadValue("admission.forget", NumberToText(admission.forget),
+                        kForgetAllowed);
+      }
+      return Status::Ok();
+    case AdmissionKind::kProbability:
+      if (!(admission.p > 0 && admission.p <= 1)) {
+        return BadValue("admission.p", NumberToText(admission.p),
+                        kAdmissionPAllowed);
+      }
+      return Status::Ok();
+  }
+  return Status::Ok();
+}
+
+void AdmissionToLines(const AdmissionConfig& admission,
+                      std::map<std::string, std::string>* lines) {
+  switch (admission.kind) {
+    case AdmissionKind::kNone:
+      return;
+    case AdmissionKind::kCount:
+      (*lines)["admission"] = "count";
+      (*lines)["admission.n"] = NumberToText(admission.n);
+      if (admission.forget > 0) {
+        (*lines)["admission.forget"] = NumberToText(admission.forget);
+      }
+      return;
+    case AdmissionKind::kProbability:
+      (*lines)["admission"] = "probability";
+      (*lines)["admission.p"] = NumberToText(admission.p);
+      return;
+  }
+}
+
+Status CheckName(const std::string& name) {
+  if (name.empty() || name.size() > static_cast<size_t>(kMaxNameBytes)) {
+    return BadValue(
+        "name", name,
+        "of 1 to 200 bytes, found " + NumberToText(name.size()) + " bytes");
+  }
+  for (size_t i = 0; i < name.size(); ++i) {
+    const unsigned char byte = static_cast<unsigned char>(name[i]);
+    if (byte >= 0x20 && byte != 0x7f) continue;
+    return Status::InvalidArgument(
+        "table config: name has the control character " +
+        NumberToText(static_cast<int>(byte)) + " at byte " + NumberToText(i) +
+        "; it must be free of control characters.");
+  }
+  return Status::Ok();
+}
+
+Status CheckInitializer(const InitializerConfig& initializer) {
+  const InitializerText& text = TextOf(initializer.kind);
+  if (text.a != nullptr && !std::isfinite(initializer.a)) {
+    return BadValue(text.a, NumberToText(initializer.a), kFloatAllowed);
+  }
+  if (text.b != nullptr && !std::isfinite(initializer.b)) {
+    return BadValue(text.b, NumberToText(initializer.b), kFloatAllowed);
+  }
+  switch (initializer.kind) {
+    case InitializerKind::kUniform:
+      // The width has to be a float too: it scales the random numbers.
+      if (initializer.b < initializer.a ||
+          !std::isfinite(initializer.b - initializer.a)) {
+        return BadValue(
+            text.b, NumberToText(initializer.b),
+            "at least initializer.minval=" + NumberToText(initializer.a) +
+                ", and the width of the range a finite float32");
+      }
+      return Status::Ok();
+    case InitializerKind::kNormal:
+    case InitializerKind::kTruncatedNormal:
+      if (initializer.b < 0) {
+        return BadValue(text.b, NumberToText(initializer.b), "at least 0");
+      }
+      return Status::Ok();
+    case InitializerKind::kZeros:
+    case InitializerKind::kConstant:
+      return Status::Ok();
+  }
+  return Status::Ok();
+}
+
+Status CheckRule(const RuleConfig& rule) {
+  for (const IdentityKey& key : rule.spec().identity) {
+    const float value = rule.Get(key.name);
+    if (key.is_flag() || (std::isfinite(value) && value >= 0)) continue;
+    return BadValue(TextKey(key), NumberToText(value), "finite and at least 0");
+  }
+  return Status::Ok();
+}
+
+std::string FieldsToText(const TableConfig& config) {
+  const RowLayout layout(config);
+  std::string text;
+  for (const Field& field : layout.fields()) {
+    if (!text.empty()) text += ", ";
+    text += field.name + "[" + NumberToText(field.count) + "] ";
+    text += field.type == FieldType::kFloat32 ? "float32" : "int32";
+  }
+  return text;
+}
+
+std::string LastSeenToText(const TableConfig& config) {
+  for (const LastSeenText& entry : kLastSeenUnits) {
+    if (config.last_seen == entry.unit) return entry.name;
+  }
+  return "none";
+}
+
+std::string InitializerToText(const InitializerConfig& initializer) {
+  const InitializerText& text = TextOf(initializer.kind);
+  std::string result = text.name;
+  if (text.a != nullptr) {
+    result += std::string(" ") + text.a + "=" + NumberToText(initializer.a);
+  }
+  if (text.b != nullptr) {
+    result += std::string(" ") + text.b + "=" + NumberToText(initializer.b);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string StatisticsToText(int64_t count) {
+  std::string text;
+  for (int64_t i = 0; i < count; ++i) {
+    if (i > 0) text += ",";
+    text += kStatisticsFields[i];
+  }
+  return text;
+}
+
+Status CheckTableConfig(const TableConfig& config) {
+  Status status = CheckName(config.name);
+  if (!status.ok()) return status;
+  if (config.dim < 1 || config.dim > kMaxDim) {
+    return BadValue("dim", NumberToText(config.dim), "from 1 to 65536");
+  }
+  if (config.dtype != "float32") {
+    return BadValue("dtype", config.dtype, "float32");
+  }
+  if (config.hash_version != 1) {
+    return BadValue("hash_version", NumberToText(config.hash_version),
+                    "1, the only version this build knows");
+  }
+  if (config.statistics < 0 || config.statistics > kMostStatistics) {
+    return BadValue(kStatisticsKey, NumberToText(config.statistics),
+                    "from 0 to 2 fields");
+  }
+  status = CheckInitializer(config.initializer);
+  if (!status.ok()) return status;
+  status = CheckAdmission(config.admission);
+  if (!status.ok()) return status;
+  return CheckRule(config.rule);
+}
+
+Status ParseTableConfig(const std::string& text, TableConfig* config) {
+  TableConfig parsed;
+  Lines lines;
+  Status status = lines.Read(text);
+  if (!status.ok()) return status;
+  status = lines.TakeRequired("name", &parsed.name);
+  if (!status.ok()) return status;
+  status = lines.TakeRequiredNumber("dim", "from 1 to 65536", &parsed.dim);
+  if (!status.ok()) return status;
+  lines.Take("dtype", &parsed.dtype);
+  status = lines.TakeNumber("seed", kSeedAllowed, &parsed.seed);
+  if (!status.ok()) return status;
+  status =
+      lines.TakeNumber("hash_version", "1, the only version this build knows",
+                       &parsed.hash_version);
+  if (!status.ok()) return status;
+  status = ParseInitializer(&lines, &parsed.initializer);
+  if (!status.ok()) return status;
+  status = ParseRule(&lines, &parsed.rule);
+  if (!status.ok()) return status;
+  status = ParseLastSeen(&lines, &parsed.last_seen);
+  if (!status.ok()) return status;
+  status = ParseStatistics(&lines, &parsed.statistics);
+  if (!status.ok()) return status;
+  status = ParseAdmission(&lines, &parsed.admission);
+  if (!status.ok()) return status;
+  status = lines.TakeFlag("unknown", "initial", "zeros", &parsed.unknown_zeros);
+  if (!status.ok()) return status;
+  status = lines.CheckNothingLeft();
+  if (!status.ok()) return status;
+  status = CheckTableConfig(parsed);
+  if (status.ok()) *config = std::move(parsed);
+  return status;
+}
+
+Status ParseRuleConfig(const std::string& text, RuleConfig* rule) {
+  Lines lines;
+  RuleConfig parsed;
+  Status status = lines.Read(text);
+  if (status.ok()) status = ParseRule(&lines, &parsed);
+  if (status.ok()) status = lines.CheckNothingLeft();
+  if (status.ok()) status = CheckRule(parsed);
+  if (status.ok()) *rule = std::move(parsed);
+  return status;
+}
+
+std::string TableConfigToText(const TableConfig& config) {
+  std::map<std::string, std::string> lines;  // sorted by key
+  lines["dim"] = NumberToText(config.dim);
+  lines["dtype"] = config.dtype;
+  lines["hash_version"] = NumberToText(config.hash_version);
+  lines["name"] = config.name;
+  lines["seed"] = NumberToText(config.seed);
+  const InitializerText& text = TextOf(config.initializer.kind);
+  lines["initializer"] = text.name;
+  if (text.a != nullptr) lines[text.a] = NumberToText(config.initializer.a);
+  if (text.b != nullptr) lines[text.b] = NumberToText(config.initializer.b);
+  if (config.last_seen != LastSeen::kNone) {
+    lines[kLastSeenKey] = LastSeenToText(config);
+  }
+  if (config.statistics > 0) {
+    lines[kStatisticsKey] = StatisticsToText(config.statistics);
+  }
+  AdmissionToLines(config.admission, &lines);
+  if (config.unknown_zeros) lines["unknown"] = "zeros";
+  const RuleConfig& rule = config.rule;
+  lines["optimizer"] = rule.spec().name;
+  for (const IdentityKey& key : rule.spec().identity) {
+    const float value = rule.Get(key.name);
+    lines[TextKey(key)] = !key.is_flag() ? NumberToText(value)
+                          : value != 0   ? key.on
+                                         : key.off;
+  }
+  std::string result;
+  for (const auto& line : lines)
+    result += line.first + "=" + line.second + "\n";
+  return result;
+}
+
+Status CheckSameIdentity(const TableConfig& table, const TableConfig& other) {
+  struct Part {
+    const char* name;
+    std::string here;
+    std::string there;
+  };
+  const Part parts[] = {
+      {"dim", NumberToText(table.dim), NumberToText(other.dim)},
+      {"dtype", table.dtype, other.dtype},
+      {"fields", FieldsToText(table), FieldsToText(other)},
+      {kLastSeenKey, LastSeenToText(table), LastSeenToText(other)},
+      {"seed", NumberToText(table.seed), NumberToText(other.seed)},
+      {"initializer", InitializerToText(table.initializer),
+       InitializerToText(other.initializer)},
+      {"hash_version", NumberToText(table.hash_version),
+       NumberToText(other.hash_version)},
+  };
+  for (const Part& part : parts) {
+    if (part.here == part.there) continue;
+    return Status::InvalidArgument(
+        std::string("table \"") + table.name + "\" has " + part.name + " " +
+        part.here + ", but the rows were written by table \"" + other.name +
+        "\" with " + part.name + " " + part.there +
+        "; make the table with the same " + part.name + ".");
+  }
+  return Status::Ok();
+}
+
+}  // namespace tf_ext

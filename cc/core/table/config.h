@@ -1,0 +1,110 @@
+// The configuration of a table: its dim, initializer and update rule.
+//
+// The text form is what the SparseTableHandle op carries as an attribute and
+// what a checkpoint keeps: one "key=value" a line, keys sorted, values without
+// a newline; numbers in the shortest form that reads back exactly. Example:
+//
+//   admission=count                   // only if not all signs get a row
+//   admission.forget=1000000
+//   admission.n=3
+//   dim=16
+//   dtype=float32
+//   hash_version=1
+//   initializer=normal
+//   initializer.mean=0
+//   initializer.stddev=0.05
+//   last_seen=step                    // only if rows have the field
+//   name=deep
+//   optimizer=adam
+//   optimizer.bias_correction=row
+//   seed=17
+//   statistics=show,click             // only if rows have these fields
+//   unknown=zeros                     // only if not the initial weights
+#ifndef TF_EXT_CC_CORE_TABLE_CONFIG_H_
+#define TF_EXT_CC_CORE_TABLE_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+
+#include "cc/core/initializers/initializer.h"
+#include "cc/core/rules/rule_spec.h"
+#include "cc/core/support/status.h"
+
+namespace tf_ext {
+
+// Whether rows record the time of their last push, and in which unit.
+enum class LastSeen { kNone, kStep, kSecond };
+
+// Which signs get a row when they are pushed; see admission.h.
+enum class AdmissionKind { kNone, kCount, kProbability };
+
+struct AdmissionConfig {
+  AdmissionKind kind = AdmissionKind::kNone;
+  int n = 1;           // of kCount: 1 .. 255 pushes
+  int64_t forget = 0;  // of kCount: steps in a period; 0: nothing is forgotten
+  double p = 1;        // of kProbability: above 0, at most 1
+};
+
+struct TableConfig {
+  // A label; decides the table id, no lookup. 1 to 200 bytes, no control
+  // characters.
+  std::string name;
+  int64_t dim = 0;  // 1 .. 65,536
+  std::string dtype = "float32";
+  uint64_t seed = 0;
+  int hash_version = 1;
+  InitializerConfig initializer;
+  // What decides which fields a row has and how they start. All that may
+  // change during training (learning rate, betas, ...) is sent with each push.
+  RuleConfig rule;
+  LastSeen last_seen = LastSeen::kNone;
+  // The number of kStatisticsFields that rows have.
+  int statistics = 0;
+  AdmissionConfig admission;
+  // Whether reads of absent signs return zeros instead of initial weights.
+  bool unknown_zeros = false;
+
+  bool has_admission() const { return admission.kind != AdmissionKind::kNone; }
+  // The number of statistics that a push has for each sign; 0: none are used.
+  int64_t statistics_width() const {
+    return statistics > 0 ? statistics : has_admission() ? 1 : 0;
+  }
+};
+
+// How often a row's sign occurred in training, and a sum over the occurrences;
+// see row_statistics.h.
+inline constexpr const char* kStatisticsFields[] = {"show", "click"};
+inline constexpr int kMostStatistics = 2;
+
+// The names of the first `count` of the fields, separated by commas.
+std::string StatisticsToText(int64_t count);
+
+inline constexpr int64_t kMaxDim = 65536;
+inline constexpr int64_t kMaxNameBytes = 200;
+
+// Ranges of all values; an error names the key, its value and what is allowed.
+Status CheckTableConfig(const TableConfig& config);
+
+// Reads the text form, lines in any order: `optimizer`, and its identity keys
+// as optimizer.<key> (rule_spec.h). Unknown or repeated keys, missing
+// `name`, `dim`, `optimizer`, `initializer` or a parameter of the initializer,
+// and values out of range are errors that name key and value. Other missing
+// keys take the defaults above. `config` is only written on success.
+Status ParseTableConfig(const std::string& text, TableConfig* config);
+
+// The same for the lines that say the update rule, and no others.
+Status ParseRuleConfig(const std::string& text, RuleConfig* rule);
+
+// The canonical text form: Parse(ToText(c)) == c, for a `c` that passes
+// CheckTableConfig.
+std::string TableConfigToText(const TableConfig& config);
+
+// An error that names both values of the first difference in identity (dim,
+// dtype, fields, seed, initializer, hash_version) between a table and rows
+// written by another one; Ok if rows can move between them. Names, start values
+// of slots, admission and what is read for absent signs may differ.
+Status CheckSameIdentity(const TableConfig& table, const TableConfig& other);
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_CONFIG_H_

@@ -1,0 +1,107 @@
+// Batched lookup of signs, whose cache misses overlap.
+//
+// Signs go through three stages a block of kBlock at a time, each stage one
+// block ahead of the next:
+//
+//   1. hash the sign and prefetch its bucket,
+//   2. read the tags and prefetch the row that is likely the sign's,
+//   3. visit: compare the sign, then copy or update.
+#ifndef TF_EXT_CC_CORE_TABLE_LOOKUP_H_
+#define TF_EXT_CC_CORE_TABLE_LOOKUP_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cc/core/hashing/mix.h"
+#include "cc/core/table/bucket_index.h"
+#include "cc/core/table/row_layout.h"
+#include "cc/core/table/row_slabs.h"
+
+namespace tf_ext {
+
+// The lookup structures of a stripe: from the hash to the number of the row,
+// and from the number to the row.
+struct SignRows {
+  uint32_t Find(int64_t sign, uint64_t hash) const {
+    return index.Find(
+        hash, [this, sign](uint32_t row) { return slabs.SignAt(row) == sign; });
+  }
+  // Whether the candidate of a block is the sign's row, which saves Find.
+  bool IsRow(uint32_t candidate, int64_t sign) const {
+    return candidate != kNoRow && slabs.SignAt(candidate) == sign;
+  }
+
+  BucketIndex index;
+  RowSlabs slabs;
+};
+
+// Enough that what one stage prefetches has arrived when the next one comes to
+// it, few enough that no line is evicted before.
+inline constexpr int kBlock = 24;
+
+// The same number of prefetches for each row, though one that starts late in a
+// line has a line more: a branch on that would be mispredicted half the
+// time, and stall until the row's address has come.
+inline void PrefetchRow(const uint8_t* row, int64_t bytes) {
+  // Of a longer row the hardware fetches the rest, once the start is read.
+  constexpr int64_t kMaxBytes = 1024;
+  bytes = std::min(bytes, kMaxBytes);
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+  __builtin_prefetch(row + bytes - 1);
+}
+
+// Calls visit(start, count, hashes, candidates) for the blocks of a batch of n.
+// A candidate is the number of a row that may be the sign's, or kNoRow.
+// `sign_at(i)`: a sign of the batch. `rows_of(hash)`: the SignRows it is in.
+// `row_bytes`: how much of a row to prefetch. `also_prefetch(hashes,
+// candidates, count)`: whatever else the visit will touch.
+template <typename SignAt, typename RowsOf, typename AlsoPrefetch,
+          typename Visit>
+void LookUp(int64_t n, int64_t row_bytes, const SignAt& sign_at,
+            const RowsOf& rows_of, const AlsoPrefetch& also_prefetch,
+            const Visit& visit) {
+  uint64_t hashes[3][kBlock];
+  uint32_t candidates[2][kBlock];
+  const auto count_at = [n](int64_t start) {
+    return static_cast<int>(std::clamp<int64_t>(n - start, 0, kBlock));
+  };
+  const auto hash = [&](int64_t block) {
+    const int64_t start = block * kBlock;
+    const int count = count_at(start);
+    uint64_t* const to = hashes[block % 3];
+    for (int i = 0; i < count; ++i) {
+      to[i] = TableHash(sign_at(start + i));
+      rows_of(to[i]).index.Prefetch(to[i]);
+    }
+  };
+  const auto find = [&](int64_t block) {
+    const int count = count_at(block * kBlock);
+    const uint64_t* const of = hashes[block % 3];
+    uint32_t* const to = candidates[block % 2];
+    const uint8_t* found[kBlock];
+    int found_count = 0;
+    for (int i = 0; i < count; ++i) {
+      const SignRows& rows = rows_of(of[i]);
+      to[i] = rows.index.Candidate(of[i], [&](uint32_t other) {
+        PrefetchRow(rows.slabs.At(other), row_bytes);
+      });
+      if (to[i] != kNoRow) found[found_count++] = rows.slabs.At(to[i]);
+    }
+    // One right after the other, so that more of their misses overlap.
+    for (int i = 0; i < found_count; ++i) PrefetchRow(found[i], row_bytes);
+    also_prefetch(of, to, count);
+  };
+  hash(0);
+  hash(1);
+  find(0);
+  for (int64_t block = 0; block * kBlock < n; ++block) {
+    hash(block + 2);
+    find(block + 1);
+    visit(block * kBlock, count_at(block * kBlock), hashes[block % 3],
+          candidates[block % 2]);
+  }
+}
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_LOOKUP_H_

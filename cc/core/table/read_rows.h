@@ -1,0 +1,85 @@
+// Reading the weights of rows, under whatever locks the caller holds.
+#ifndef TF_EXT_CC_CORE_TABLE_READ_ROWS_H_
+#define TF_EXT_CC_CORE_TABLE_READ_ROWS_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "cc/core/table/batch_parts.h"
+#include "cc/core/table/lookup.h"
+#include "cc/core/table/row_format.h"
+#include "cc/core/table/row_layout.h"
+
+namespace tf_ext {
+
+template <int64_t kDim>
+void CopyWeightsOfDim(const uint8_t* const* rows, const int64_t* positions,
+                      int count, float* out) {
+  for (int i = 0; i < count; ++i) {
+    std::memcpy(out + positions[i], rows[i] + RowLayout::kWeightsOffset,
+                kDim * sizeof(float));
+  }
+}
+
+// The common dims without a call of memcpy a row.
+inline void CopyWeights(const uint8_t* const* rows, const int64_t* positions,
+                        int count, int64_t dim, float* out) {
+  switch (dim) {
+    case 1:
+      return CopyWeightsOfDim<1>(rows, positions, count, out);
+    case 8:
+      return CopyWeightsOfDim<8>(rows, positions, count, out);
+    case 16:
+      return CopyWeightsOfDim<16>(rows, positions, count, out);
+    case 32:
+      return CopyWeightsOfDim<32>(rows, positions, count, out);
+    case 64:
+      return CopyWeightsOfDim<64>(rows, positions, count, out);
+    default:
+      for (int i = 0; i < count; ++i) {
+        std::memcpy(out + positions[i], rows[i] + RowLayout::kWeightsOffset,
+                    dim * sizeof(float));
+      }
+  }
+}
+
+// Copies the weights of the part's signs to their positions in `out`. Absent
+// signs are written to `absent`, in order, which may be where the part has its
+// items; or, if that is nullptr, read as unknown. Returns how many were
+// written. `rows_of` as in LookUp.
+template <typename Part, typename RowsOf>
+int64_t ReadRows(const Part& part, const RowFormat& format,
+                 const RowsOf& rows_of, float* out, BatchItem* absent) {
+  const int64_t dim = format.dim;
+  int64_t absent_count = 0;
+  const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
+                         const uint32_t* candidates) {
+    const uint8_t* rows[kBlock];
+    int64_t positions[kBlock];
+    int present = 0;
+    for (int i = 0; i < count; ++i) {
+      const BatchItem item = part.item(start + i);
+      const SignRows& from = rows_of(hashes[i]);
+      uint32_t row = candidates[i];
+      if (!from.IsRow(row, item.sign)) row = from.Find(item.sign, hashes[i]);
+      if (row != kNoRow) {
+        rows[present] = from.slabs.At(row);
+        positions[present++] = item.position;
+      } else if (absent != nullptr) {
+        absent[absent_count++] = item;
+      } else {
+        format.FillUnknown(item.sign, out + item.position);
+      }
+    }
+    CopyWeights(rows, positions, present, dim, out);
+  };
+  LookUp(
+      part.n, RowLayout::kWeightsOffset + dim * sizeof(float),
+      [&part](int64_t i) { return part.sign(i); }, rows_of,
+      [](const uint64_t*, const uint32_t*, int) {}, visit);
+  return absent_count;
+}
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_READ_ROWS_H_

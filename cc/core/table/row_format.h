@@ -1,0 +1,40 @@
+// How the rows of a table begin.
+#ifndef TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_
+#define TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cc/core/initializers/initializer.h"
+#include "cc/core/table/row_layout.h"
+
+namespace tf_ext {
+
+// The layout and initial values of a table's rows.
+struct RowFormat {
+  RowFormat(const RowLayout& layout, const Initializer* row_initializer,
+            bool unknown_as_zeros);
+
+  // Initializes a new row of the sign; its weights only if `with_weights`.
+  void Start(uint8_t* row, int64_t sign, bool with_weights) const;
+  // The weights that are read for a sign without a row.
+  void FillUnknown(int64_t sign, float* weights) const {
+    if (unknown_zeros) {
+      std::fill_n(weights, dim, 0.0f);
+    } else {
+      initializer->Fill(sign, weights);
+    }
+  }
+
+  int64_t stride;
+  int64_t dim;
+  const Initializer* initializer;
+  bool unknown_zeros;
+  // The initial bytes after the weights.
+  std::vector<uint8_t> slots;
+};
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_

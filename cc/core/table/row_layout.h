@@ -1,0 +1,68 @@
+// A row is one contiguous block:
+//
+//   struct Row {               // stride() bytes, a multiple of 8
+//     int64_t sign;            // offset 0
+//     float weights[dim];      // offset kWeightsOffset, always the first field
+//     ...                      // the update rule's slots, last_seen,
+//                              // show, click
+//   };
+//
+// Fields are named; code that works on one finds its offset here once, never
+// by counting floats.
+#ifndef TF_EXT_CC_CORE_TABLE_ROW_LAYOUT_H_
+#define TF_EXT_CC_CORE_TABLE_ROW_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/rules/rule_spec.h"
+#include "cc/core/table/config.h"
+
+namespace tf_ext {
+
+// Row numbers have 32 bits; this value denotes no row.
+inline constexpr uint32_t kNoRow = 0xffffffff;
+
+inline constexpr int kFieldTypeBytes = 4;  // of both
+
+// The int32 field for the time of a row's last push; see row_time.h.
+inline constexpr char kLastSeenField[] = "last_seen";
+
+struct Field {
+  std::string name;  // "weights", "accumulator", "m", "v", "step", ...
+  FieldType type;
+  int64_t count;   // values in a row
+  int64_t offset;  // bytes from the start of the row
+  double start;    // value of a new row (weights: by the initializer)
+  int64_t bytes() const { return count * kFieldTypeBytes; }
+};
+
+class RowLayout {
+ public:
+  static constexpr int64_t kSignOffset = 0;
+  static constexpr int64_t kWeightsOffset = 8;
+
+  // weights[dim], then the slots of the rule, which have Keras's names, and
+  // last_seen and the statistics if the configuration has them.
+  explicit RowLayout(const TableConfig& config);
+
+  const std::vector<Field>& fields() const { return fields_; }
+  // nullptr if there is none of that name.
+  const Field* Find(const std::string& name) const;
+  // Of all fields.
+  std::vector<FieldOffset> offsets() const;
+  int64_t stride() const { return stride_; }
+  // Bytes that carry information: the sign and all fields.
+  int64_t raw_bytes() const { return raw_bytes_; }
+
+ private:
+  std::vector<Field> fields_;
+  int64_t stride_ = 0;
+  int64_t raw_bytes_ = 0;
+};
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_ROW_LAYOUT_H_

@@ -1,0 +1,282 @@
+// A stripe: one of the 64 parts of a table, each with its own lock, index and
+// rows. Stripes grow independently.
+//
+//   Table
+//     stripes[64]            // by the high bits of TableHash(sign)
+//       StripeMutex
+//       BucketIndex          // hash -> row number; bucket_index.h
+//       RowSlabs             // row number -> row; row_slabs.h
+//       ChangeMarks          // row number -> changed?; change_marks.h
+//       AdmissionCounters    // of signs without a row; admission_counters.h
+//
+// All operations are batched. Present rows are read in the order of the batch,
+// with all stripes locked for reading (table_pull.cc). For everything else, a
+// batch is first partitioned by stripe; each stripe then processes its part
+// under a single lock hold. lookup.h describes how signs are looked up.
+//
+// There are 64 stripes: enough that threads rarely contend, few enough that a
+// batch of a few thousand signs has a block of work for every stripe.
+//
+// Growth: when 2/3 of the slots are used, the index is rebuilt with twice the
+// number of buckets; the rows do not move. All stripes of a table have nearly
+// the same number of rows, so with powers of two all would double within one
+// batch. Instead, stripe s has 4 * 2^(level + s / 64) buckets. This spreads the
+// rebuilds over a whole doubling of the table, so a batch pays for about one of
+// them, and the memory of all indexes together grows smoothly.
+//
+// Rows are numbered in the order in which they first occur in a batch, so the
+// contents and order of a stripe do not depend on the number of threads.
+//
+// Compaction (stripe_compact.cc) returns the memory of free rows to the system.
+// It moves the highest live rows to the lowest free numbers, releases the last
+// chunks, and builds a smaller index next to the current one. Each of these
+// steps takes many short lock holds, and the stripe is consistent after each,
+// so other threads can look up, insert and erase in between. As a result, a row
+// number is only valid while the lock is held. Walks over all rows, which take
+// several lock holds, work in one of two ways:
+//
+// - Export copies a whole stripe by row number, which is fast, and discards the
+//   copy if a row was erased or moved meanwhile. In that case, and if a stripe
+//   takes several calls, it walks in the order of hashes, which never changes.
+//   This needs no state between calls, however many rows are moved in between,
+//   and sees each row once.
+// - Walks by row number (snapshots, evictions and the end of an update) hold a
+//   RowWalk, during which no rows are moved. Change marks move with their rows.
+#ifndef TF_EXT_CC_CORE_TABLE_STRIPE_H_
+#define TF_EXT_CC_CORE_TABLE_STRIPE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "cc/core/rules/update_rule.h"
+#include "cc/core/table/admission.h"
+#include "cc/core/table/admission_counters.h"
+#include "cc/core/table/batch_parts.h"
+#include "cc/core/table/change_marks.h"
+#include "cc/core/table/lookup.h"
+#include "cc/core/table/row_format.h"
+#include "cc/core/table/row_layout.h"
+#include "cc/core/table/row_statistics.h"
+#include "cc/core/table/row_time.h"
+#include "cc/core/table/slab_memory.h"
+#include "cc/core/table/stripe_mutex.h"
+
+namespace tf_ext {
+
+// A range of bytes in a row, and the values for the rows of a batch, `stride`
+// bytes apart.
+struct BoundField {
+  int64_t offset;
+  int64_t bytes;
+  const uint8_t* data;
+  int64_t stride;
+};
+
+// Receives exported rows: [rows, field->count] values for each field, as bytes.
+struct ExportSink {
+  void Append(const uint8_t* const* rows, size_t n) const;
+  // Removes all rows but the first n.
+  void Truncate(size_t n) const;
+
+  const std::vector<const Field*>& fields;
+  std::vector<int64_t>* signs;
+  std::vector<std::vector<uint8_t>>* values;
+};
+
+// What a push writes into a row besides the update, if rows have the fields.
+struct PushRecord {
+  RowTime last_seen;
+  int32_t now;  // the value for last_seen
+  RowStatistics statistics;
+  const float* values;  // of the statistics, [batch, width]; may be nullptr
+
+  // `positions`: those of the rows' signs in the batch.
+  void Write(uint8_t* const* to, const int64_t* positions, int n) const {
+    if (last_seen.there()) {
+      for (int i = 0; i < n; ++i) last_seen.See(to[i], now);
+    }
+    if (statistics.width() > 0) statistics.Add(to, positions, n, values);
+  }
+};
+
+// Thrown when a stripe has no free row number.
+class StripeFullError : public std::length_error {
+ public:
+  using std::length_error::length_error;
+};
+
+// Aligned to cache lines, because other threads lock adjacent stripes. All
+// methods except rows() acquire the lock. Methods that add rows may throw
+// std::bad_alloc or StripeFullError; every row is complete then.
+class alignas(64) Stripe {
+ public:
+  // `number`: the index of the stripe in its table. `format` and `memory`,
+  // which all stripes of a table share, must outlive the stripe.
+  Stripe(int number, const RowFormat* format, SlabMemory* memory);
+
+  // out: the base of the items' positions. Absent signs are inserted if
+  // `insert`; otherwise, they are read as unknown. `items` are used as scratch
+  // space.
+  void Pull(BatchItem* items, int64_t n, bool insert, float* out);
+  // The same with `insert`, for signs most of which are absent.
+  void PullInserting(const BatchItem* items, int64_t n, float* out);
+  // gradients: [batch, dim]. admission: which absent signs are inserted;
+  // nullptr: all. The gradients of others are dropped. Returns the number of
+  // updates.
+  int64_t Push(const BatchItem* items, int64_t n, const UpdateRule::Push& push,
+               const float* gradients, const PushRecord& record,
+               const PushAdmission* admission);
+  void Import(const BatchItem* items, int64_t n,
+              const std::vector<BoundField>& fields);
+  // Returns the number of rows that were present.
+  int64_t Erase(const BatchItem* items, int64_t n);
+  // Removes all rows and counters and frees their memory; returns how many rows
+  // there were.
+  int64_t Clear();
+
+  // Rows that an export copies per lock hold.
+  static constexpr int64_t kExportedAtOnce = 4096;
+  // Appends all rows, in the order of their numbers, over several lock holds.
+  // Appends none, and returns false, if there are more than `limit`, or if a
+  // row is erased or moved meanwhile.
+  bool ExportAll(int64_t limit, const ExportSink& sink) const;
+
+  // Appends up to `limit` rows, in the order of a key that is computed from the
+  // hash, starting at `key` (0: the beginning). Returns the key to continue
+  // with, or kNoKey at the end. There are 2^57 keys, so two signs can have the
+  // same key; the second one is then appended with the first, even if this
+  // exceeds the limit.
+  static constexpr uint64_t kNoKey = ~uint64_t{0};
+  static constexpr int kKeyBits = 63 - kStripeBits;
+  uint64_t Export(uint64_t key, int64_t limit, const ExportSink& sink) const;
+
+  // Copies `row_bytes` of each of up to `limit` live rows to `out`, starting at
+  // number `row`; if `changed`, only those whose change was taken. Returns the
+  // number to continue with, or kNoRow at the end. Requires a RowWalk.
+  uint32_t CopyRows(uint32_t row, int64_t limit, bool changed,
+                    int64_t row_bytes, uint8_t* out, int64_t* copied) const;
+
+  // Change marks; see change_marks.h. Changes are recorded after TrackChanges.
+  void TrackChanges();
+  void StopTracking();
+  // Erases those of the rows `row` ... `row` + `limit` - 1 that were not
+  // touched since TrackChanges; both arguments are multiples of 64. Returns the
+  // number to continue with, or kNoRow at the end or if changes are not
+  // tracked. Requires a RowWalk.
+  uint32_t EraseUntouched(uint32_t row, uint32_t limit);
+
+  // Calls visit(row, sign) for the live rows among `row` ... `row` + `limit` -
+  // 1, under a single lock hold; both arguments are multiples of 64. Returns
+  // the number to continue with, or kNoRow at the end. Requires a RowWalk.
+  // Defined in stripe_sweep.h.
+  template <typename Visit>
+  uint32_t Walk(uint32_t row, uint32_t limit, const Visit& visit) const;
+  // The same under an exclusive lock: visit may change the row, and returns
+  // whether it has done so or whether the row is to be erased.
+  enum class Swept { kKeep, kChanged, kErase };
+  template <typename Visit>
+  uint32_t Sweep(uint32_t row, uint32_t limit, const Visit& visit);
+
+  void TakeChanges();
+  void CommitChanges();
+  void PutChangesBack();
+  // The signs that were erased: in the changes that were taken if `taken`,
+  // otherwise in the changes since.
+  std::vector<int64_t> ErasedSigns(bool taken) const;
+
+  // Returns the memory of free rows to the system, and returns the number of
+  // bytes. Only one thread at a time may compact a stripe. Sets `*walked` if
+  // rows could not be moved because of a RowWalk.
+  int64_t Compact(bool* walked);
+  // Moves chunks to earlier pieces of the memory.
+  void Pack();
+  // Whether the last erasure left so many rows free that compaction is
+  // worthwhile.
+  bool sparse() const { return sparse_.load(std::memory_order_relaxed); }
+
+  struct Stats {
+    int64_t rows = 0;
+    int64_t free_rows = 0;
+    int64_t slab_bytes = 0;
+    int64_t index_bytes = 0;
+    int64_t max_probe_length = 0;
+    int64_t waiting = 0;
+    int64_t counter_bytes = 0;
+    int64_t admitted = 0;
+  };
+  // `period`: of the last push, for counters.
+  Stats GetStats(int64_t period) const;
+  int64_t Size() const;
+
+  StripeMutex& mutex() const { return mutex_; }
+  // The caller must hold the mutex.
+  const SignRows& rows() const { return rows_; }
+
+ private:
+  friend class RowWalk;
+
+  // LookUp of items, which also prefetches their change marks if `touch`.
+  template <typename Visit>
+  void ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
+                    bool touch, const Visit& visit) const;
+
+  void EraseRow(uint32_t row);
+  uint32_t FindOrInsert(int64_t sign, uint64_t hash, uint32_t candidate,
+                        bool with_weights);
+  // kNoRow if the sign is absent and not admitted.
+  uint32_t FindOrAdmit(const BatchItem& item, uint64_t hash, uint32_t candidate,
+                       const PushAdmission& admission);
+  uint32_t Insert(int64_t sign, uint64_t hash, bool with_weights);
+  // Removes the row from the index, and from the smaller one.
+  void EraseFromIndex(uint64_t hash, uint32_t row);
+  void Grow();
+  size_t BucketsAt(int level) const;
+  // Inserts up to `limit` live rows into the index, starting at number `row`,
+  // in whole blocks. Returns the number to continue with, or kNoRow at the end.
+  uint32_t InsertRows(uint32_t row, int64_t limit, BucketIndex* index) const;
+  bool MoveSomeRows(bool* walked);
+  void GiveChunksBack();
+  void ShrinkIndex();
+  int64_t Bytes() const;
+  void NoteFreeRows();
+
+  const int number_;
+  const RowFormat* const format_;
+  SlabMemory* const memory_;
+  mutable StripeMutex mutex_;
+  SignRows rows_;
+  std::unique_ptr<ChangeMarks> marks_;  // nullptr: not tracked
+  AdmissionCounters counters_;
+  int64_t admitted_ = 0;  // rows
+  int level_ = -1;        // of growth; -1: no index
+
+  // The smaller index that compaction builds next to the current one. It has
+  // the rows below `next`; insertions and erasures of these update both.
+  struct SmallerIndex {
+    BucketIndex index;
+    int level;
+    uint32_t next = 0;
+  };
+  std::unique_ptr<SmallerIndex> smaller_;  // nullptr: none is being built
+  mutable std::atomic<int> walks_{0};      // the number of RowWalks
+  std::atomic<bool> sparse_{false};
+};
+
+// While a RowWalk exists, live rows of the stripe keep their numbers.
+class RowWalk {
+ public:
+  explicit RowWalk(const Stripe& stripe);
+  ~RowWalk() { --stripe_.walks_; }
+  RowWalk(const RowWalk&) = delete;
+  RowWalk& operator=(const RowWalk&) = delete;
+
+ private:
+  const Stripe& stripe_;
+};
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_STRIPE_H_

@@ -1,0 +1,349 @@
+#include "cc/core/table/table.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <new>
+
+#include "cc/core/table/stripe.h"
+#include "cc/core/table/table_stripes.h"
+
+namespace tf_ext {
+namespace {
+
+// Values of a block of the check for non-finite gradients.
+constexpr int64_t kValuesPerBlock = 1 << 18;
+
+bool AllFinite(const float* values, int64_t n) {
+  // An exponent of all ones carries into the sign bit. Integers, because the
+  // compiler turns this into vector instructions.
+  uint32_t carry = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof(bits));
+    carry |= (bits & 0x7f800000u) + 0x00800000u;
+  }
+  return (carry & 0x80000000u) == 0;
+}
+
+// n if all are finite.
+int64_t FirstNonFinite(const float* values, int64_t n,
+                       const ParallelFor& parallel_for) {
+  const int64_t blocks = std::max<int64_t>(1, n / kValuesPerBlock);
+  std::atomic<int64_t> first{n};
+  const auto check = [&](int64_t b) {
+    const int64_t end = n * (b + 1) / blocks;
+    int64_t i = n * b / blocks;
+    if (AllFinite(values + i, end - i)) return;
+    while (AllFinite(values + i, 1)) ++i;
+    int64_t found = first.load();
+    while (i < found && !first.compare_exchange_weak(found, i)) {
+    }
+  };
+  RunBlocks(blocks, parallel_for, check);
+  return first.load();
+}
+
+}  // namespace
+
+Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* table) {
+  const Status status = CheckTableConfig(config);
+  if (!status.ok()) return status;
+  try {
+    table->reset(new Table(config));
+  } catch (const std::bad_alloc&) {
+    return Status::ResourceExhausted("out of memory while making table \"" +
+                                     config.name + "\".");
+  }
+  return Status::Ok();
+}
+
+Table::Table(const TableConfig& config)
+    : config_(config),
+      layout_(config),
+      initializer_(config.initializer, config.name, config.seed, config.dim),
+      rule_(config.rule, config.dim, layout_.offsets()),
+      last_seen_(config.last_seen == LastSeen::kNone
+                     ? RowTime()
+                     : RowTime(layout_.Find(kLastSeenField)->offset)),
+      statistics_(layout_),
+      format_(std::make_unique<RowFormat>(layout_, &initializer_,
+                                          config.unknown_zeros)),
+      memory_(RowSlabs::ChunkBytes(layout_.stride())) {
+  stripes_.reserve(kStripes);
+  for (int i = 0; i < kStripes; ++i) {
+    stripes_.push_back(std::make_unique<Stripe>(i, format_.get(), &memory_));
+  }
+}
+
+Table::~Table() = default;
+
+Status Table::OutOfMemory() const {
+  return Status::ResourceExhausted(
+      "out of memory in table \"" + config_.name + "\", which has " +
+      std::to_string(Size()) + " rows of " + std::to_string(layout_.stride()) +
+      " bytes; use more shards, or erase rows. Part of the batch may have "
+      "been applied.");
+}
+
+Status Table::FindField(const std::string& name, const Field** field) const {
+  *field = layout_.Find(name);
+  if (*field != nullptr) return Status::Ok();
+  std::string allowed;
+  for (const Field& each : layout_.fields()) {
+    if (!allowed.empty()) allowed += ", ";
+    allowed += each.name;
+  }
+  return Status::InvalidArgument("table \"" + config_.name +
+                                 "\" has no field \"" + name +
+                                 "\"; its fields are " + allowed + ".");
+}
+
+Status Table::CheckStatistics(const int64_t* signs, int64_t n,
+                              const float* statistics, int64_t width) const {
+  const int64_t expected = config_.statistics_width();
+  if (expected == 0 || statistics == nullptr) return Status::Ok();
+  if (width != expected) {
+    return Status::InvalidArgument("statistics has " + std::to_string(width) +
+                                   " columns; for table \"" + config_.name +
+                                   "\" it must have " +
+                                   std::to_string(expected) + ", or be empty.");
+  }
+  const auto is_good = [](float value) {
+    return value >= 0 && value <= std::numeric_limits<float>::max();
+  };
+  bool good = true;  // no early exit, so that the compiler can vectorize
+  for (int64_t i = 0; i < n * width; ++i) good &= is_good(statistics[i]);
+  for (int64_t i = 0; !good; ++i) {
+    if (is_good(statistics[i])) continue;
+    return Status::InvalidArgument(
+        "statistics[" + std::to_string(i / width) + ", " +
+        std::to_string(i % width) + "] of sign " +
+        std::to_string(signs[i / width]) + " is " +
+        std::to_string(statistics[i]) +
+        "; statistics must be finite and at least 0. Table \"" + config_.name +
+        "\" was not changed.");
+  }
+  return Status::Ok();
+}
+
+Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
+                   const double* hyperparameters, int64_t hyperparameter_count,
+                   int64_t step, const ParallelFor& parallel_for,
+                   int64_t* updated, int64_t time, const float* statistics,
+                   int64_t statistics_width) {
+  *updated = 0;
+  Status status = CheckCount(n);
+  if (!status.ok()) return status;
+  status = CheckStatistics(signs, n, statistics, statistics_width);
+  if (!status.ok()) return status;
+  status = rule_.Check(hyperparameters, hyperparameter_count, step);
+  if (!status.ok()) return status;
+  const int64_t values = n * config_.dim;
+  const int64_t bad = FirstNonFinite(gradients, values, parallel_for);
+  if (bad < values) {
+    const int64_t i = bad / config_.dim;
+    return Status::InvalidArgument(
+        "gradients[" + std::to_string(i) + ", " +
+        std::to_string(bad % config_.dim) + "] of sign " +
+        std::to_string(signs[i]) + " is " + std::to_string(gradients[bad]) +
+        "; gradients must be finite. Table \"" + config_.name +
+        "\" was not changed. Look for NaN and "
+        "infinity in labels, sample weights and "
+        "features, lower the learning rate, clip "
+        "gradients, or leave such steps out with "
+        "on_nonfinite=\"skip\" of "
+        "tf_ext.optimizers.Optimizer.");
+  }
+  const LastSeen unit = config_.last_seen;
+  const int32_t now = ToRowTime(unit, unit == LastSeen::kSecond ? time : step);
+  // Before any row gets this time, so that an eviction that encounters the row
+  // does not take its time for a wrong one.
+  last_push_ = now;
+  const PushRecord record = {last_seen_, now, statistics_, statistics};
+  const PushAdmission admission(config_.admission, config_.seed, step,
+                                AdvancePeriod(step), statistics,
+                                statistics_width);
+  const PushAdmission* const admits =
+      config_.has_admission() ? &admission : nullptr;
+  std::atomic<int64_t> total{0};
+  try {
+    const UpdateRule::Push push =
+        rule_.Prepare(hyperparameters, hyperparameter_count, step);
+    status = ForEachStripe(
+        signs, n, parallel_for, [&](int s, BatchItem* items, int64_t count) {
+          total +=
+              stripes_[s]->Push(items, count, push, gradients, record, admits);
+        });
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  }
+  ++changes_;
+  if (status.ok()) *updated = total;
+  return status;
+}
+
+int64_t Table::AdvancePeriod(int64_t step) {
+  const int64_t period = AdmissionPeriod(config_.admission, step);
+  int64_t latest = admission_period_.load();
+  while (latest < period &&
+         !admission_period_.compare_exchange_weak(latest, period)) {
+  }
+  return std::max(latest, period);
+}
+
+Status Table::Export(int64_t cursor, int64_t limit,
+                     const std::vector<std::string>& fields,
+                     ExportedRows* rows) const {
+  if (cursor < 0) {
+    return Status::InvalidArgument(
+        "cursor is " + std::to_string(cursor) +
+        "; it must be 0 or the next_cursor of the export before, at least 0.");
+  }
+  if (limit < -1) {
+    return Status::InvalidArgument("limit is " + std::to_string(limit) +
+                                   "; it must be -1 (all rows) or at least "
+                                   "0.");
+  }
+  std::vector<const Field*> found(fields.size());
+  for (size_t f = 0; f < fields.size(); ++f) {
+    const Status status = FindField(fields[f], &found[f]);
+    if (!status.ok()) return status;
+  }
+  rows->signs.clear();
+  rows->fields.assign(fields.size(), {});
+  rows->next_cursor = -1;
+  const ExportSink sink = {found, &rows->signs, &rows->fields};
+  const int64_t most = limit == -1 ? INT64_MAX : limit;
+  uint64_t key = cursor & ((int64_t{1} << Stripe::kKeyBits) - 1);
+  try {
+    for (int64_t s = cursor >> Stripe::kKeyBits; s < kStripes;) {
+      const int64_t copied = static_cast<int64_t>(rows->signs.size());
+      const int64_t left = std::max<int64_t>(0, most - copied);
+      if (key == 0) {
+        if (stripes_[s]->ExportAll(left, sink)) {
+          ++s;
+          continue;
+        }
+        // Rather leave a stripe to the next call than read it by hashes.
+        const int64_t size = stripes_[s]->Size();
+        if (copied > 0 && size > left && size <= most) {
+          rows->next_cursor = s << Stripe::kKeyBits;
+          break;
+        }
+      }
+      key = stripes_[s]->Export(key, std::min(left, Stripe::kExportedAtOnce),
+                                sink);
+      if (key == Stripe::kNoKey) {
+        key = 0;
+        ++s;
+      } else if (static_cast<int64_t>(rows->signs.size()) >= most) {
+        rows->next_cursor = s << Stripe::kKeyBits | static_cast<int64_t>(key);
+        break;
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    *rows = ExportedRows();
+    return Status::ResourceExhausted(
+        "out of memory while exporting rows of table \"" + config_.name +
+        "\"; use a smaller limit.");
+  }
+  return Status::Ok();
+}
+
+Status Table::Import(const int64_t* signs, int64_t n,
+                     const std::vector<ConstFieldData>& fields,
+                     const ParallelFor& parallel_for) {
+  Status status = CheckCount(n);
+  if (!status.ok()) return status;
+  std::vector<BoundField> bound;
+  for (const ConstFieldData& each : fields) {
+    const Field* field = nullptr;
+    status = FindField(each.name, &field);
+    if (!status.ok()) return status;
+    for (const BoundField& before : bound) {
+      if (before.offset != field->offset) continue;
+      return Status::InvalidArgument("field \"" + each.name +
+                                     "\" is there twice; each field of table "
+                                     "\"" +
+                                     config_.name + "\" can be given once.");
+    }
+    const int64_t bytes = field->bytes();
+    bound.push_back(
+        {field->offset, bytes, static_cast<const uint8_t*>(each.data), bytes});
+  }
+  status = ForEachStripe(signs, n, parallel_for,
+                         [&](int s, BatchItem* items, int64_t count) {
+                           stripes_[s]->Import(items, count, bound);
+                         });
+  ++changes_;
+  return status;
+}
+
+Status Table::Erase(const int64_t* signs, int64_t n,
+                    const ParallelFor& parallel_for, int64_t* erased) {
+  const Status status = EraseSigns(signs, n, parallel_for, erased);
+  ++changes_;
+  CompactIfSparse(parallel_for);
+  return status;
+}
+
+Status Table::EraseSigns(const int64_t* signs, int64_t n,
+                         const ParallelFor& parallel_for, int64_t* erased) {
+  *erased = 0;
+  Status status = CheckCount(n);
+  if (!status.ok()) return status;
+  std::atomic<int64_t> total{0};
+  status = ForEachStripe(signs, n, parallel_for,
+                         [&](int s, BatchItem* items, int64_t count) {
+                           total += stripes_[s]->Erase(items, count);
+                         });
+  *erased = total;
+  return status;
+}
+
+int64_t Table::Clear() {
+  int64_t cleared = 0;
+  admission_period_ = 0;
+  for (const auto& stripe : stripes_) cleared += stripe->Clear();
+  ++changes_;
+  return cleared;
+}
+
+int64_t Table::Size() const {
+  int64_t size = 0;
+  for (const auto& stripe : stripes_) size += stripe->Size();
+  return size;
+}
+
+TableStats Table::Stats() const {
+  TableStats total;
+  total.stripes = kStripes;
+  total.row_bytes = layout_.stride();
+  total.evicted = evicted_;
+  total.min_stripe_rows = INT64_MAX;
+  for (const auto& stripe : stripes_) {
+    const Stripe::Stats stats = stripe->GetStats(admission_period_);
+    total.rows += stats.rows;
+    total.free_rows += stats.free_rows;
+    total.slab_bytes += stats.slab_bytes;
+    total.index_bytes += stats.index_bytes;
+    total.max_stripe_rows = std::max(total.max_stripe_rows, stats.rows);
+    total.min_stripe_rows = std::min(total.min_stripe_rows, stats.rows);
+    total.max_probe_length =
+        std::max(total.max_probe_length, stats.max_probe_length);
+    total.waiting += stats.waiting;
+    total.counter_bytes += stats.counter_bytes;
+    total.admitted += stats.admitted;
+  }
+  return total;
+}
+
+std::vector<int64_t> Table::StripeSizes() const {
+  std::vector<int64_t> sizes;
+  for (const auto& stripe : stripes_) sizes.push_back(stripe->Size());
+  return sizes;
+}
+
+}  // namespace tf_ext

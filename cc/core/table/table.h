@@ -1,0 +1,388 @@
+// A concurrent hash table from signs (any int64) to rows.
+//
+// This file defines the contract; stripe.h, bucket_index.h and row_slabs.h
+// describe the design.
+#ifndef TF_EXT_CC_CORE_TABLE_TABLE_H_
+#define TF_EXT_CC_CORE_TABLE_TABLE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cc/core/initializers/initializer.h"
+#include "cc/core/rules/update_rule.h"
+#include "cc/core/snapshot/snapshot_chunk.h"
+#include "cc/core/support/parallel.h"
+#include "cc/core/support/status.h"
+#include "cc/core/table/config.h"
+#include "cc/core/table/row_layout.h"
+#include "cc/core/table/row_statistics.h"
+#include "cc/core/table/row_time.h"
+#include "cc/core/table/slab_memory.h"
+
+namespace tf_ext {
+
+class SignSet;
+class Stripe;
+struct RowFormat;
+struct SignPart;
+
+struct TableStats {
+  int64_t rows = 0;
+  int64_t free_rows = 0;  // erased rows, to be reused
+  int64_t stripes = 0;
+  int64_t row_bytes = 0;    // stride of a row
+  int64_t slab_bytes = 0;   // memory of rows, including free ones
+  int64_t index_bytes = 0;  // memory of the indexes
+  int64_t max_stripe_rows = 0;
+  int64_t min_stripe_rows = 0;
+  int64_t max_probe_length = 0;  // most buckets read to find a present sign
+  int64_t waiting = 0;           // signs that are counted for admission
+  int64_t counter_bytes = 0;     // memory of their counters
+  int64_t admitted = 0;          // rows admitted since the table was created
+  int64_t evicted = 0;           // rows evicted since the table was created
+};
+
+// A field to export or import: `name` is in layout(), `data` points at
+// [n, count] values of the field's type.
+struct ConstFieldData {
+  std::string name;
+  const void* data;
+};
+
+struct ExportedRows {
+  std::vector<int64_t> signs;
+  // For each requested field, [signs.size(), count] values, as raw bytes.
+  std::vector<std::vector<uint8_t>> fields;
+  int64_t next_cursor = 0;  // -1: there are no more rows
+};
+
+// A field in the rows of a snapshot, `offset` bytes from the start of the row.
+struct StoredField {
+  std::string name;
+  FieldType type;
+  int64_t count;
+  int64_t offset;
+};
+
+// The format of a snapshot's rows, and which of them to load: those of shard
+// `shard` of `shards`. Fields of the table that are not among `fields` get the
+// values of a new row.
+struct StoredRows {
+  std::vector<StoredField> fields;
+  int64_t row_bytes;
+  int64_t shard = 0;
+  int64_t shards = 1;
+};
+
+// Receives the chunks of a file, in order.
+using ChunkSink = std::function<Status(const ChunkEncoder::Chunk& chunk)>;
+
+// Which rows an eviction removes: those above a capacity, or those that are
+// old, have a low score, or both.
+struct EvictPolicy {
+  // Evicts rows that were not pushed for this number of steps or seconds, at
+  // least 1; 0: not set.
+  int64_t unseen = 0;
+  // Evicts all but this number of most recently pushed rows, or, if `by_show`,
+  // of the rows with the highest `show`, with ties broken by a hash of the
+  // sign; -1: not set.
+  int64_t capacity = -1;
+  bool by_show = false;
+  // Evicts rows with show_weight * show + click_weight * click < threshold.
+  struct Score {
+    double threshold;
+    double show_weight;
+    double click_weight;
+  };
+  std::optional<Score> score;
+  // Whether both `unseen` and `score` are required, rather than one of them.
+  bool require_all = false;
+};
+
+struct EvictedRows {
+  int64_t examined = 0;
+  int64_t evicted = 0;
+};
+
+struct WrittenRows {
+  int64_t rows = 0;
+  int64_t erased = 0;
+};
+
+class Table {
+ public:
+  static Status Create(const TableConfig& config,
+                       std::unique_ptr<Table>* table);
+  ~Table();
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  const TableConfig& config() const { return config_; }
+  const RowLayout& layout() const { return layout_; }
+
+  // All methods are thread-safe, and none throws; running out of memory is
+  // kResourceExhausted. Signs may be repeated in a batch.
+
+  // out: [n, dim]. Absent signs are inserted if `insert` and the table has no
+  // admission; otherwise, their initial weights or zeros are read, depending on
+  // the config, and nothing changes.
+  Status Pull(const int64_t* signs, int64_t n, bool insert, float* out,
+              const ParallelFor& parallel_for) {
+    return Pull({{signs, n, out}}, insert, parallel_for);
+  }
+  // The same for parts that are written to different places in one buffer.
+  struct PullPart {
+    const int64_t* signs;
+    int64_t n;
+    float* out;
+  };
+  Status Pull(const std::vector<PullPart>& parts, bool insert,
+              const ParallelFor& parallel_for);
+
+  // gradients: [n, dim]. Absent signs are inserted first if they are admitted;
+  // the gradients of others are dropped. `*updated`: the number of updates. If
+  // a gradient is not finite or a hyperparameter is out of range, the whole
+  // batch is refused and the table is unchanged. A sign that occurs twice is
+  // updated twice, in order. `time`: in seconds since 1970, for tables whose
+  // last_seen is in seconds. `statistics`: [n, statistics_width], what is
+  // counted for admission and added to show and click of the signs, finite and
+  // at least 0; nullptr: each counts as one occurrence, with a click of 0.
+  // Ignored if the config's statistics_width() is 0.
+  Status Push(const int64_t* signs, const float* gradients, int64_t n,
+              const double* hyperparameters, int64_t hyperparameter_count,
+              int64_t step, const ParallelFor& parallel_for, int64_t* updated,
+              int64_t time = 0, const float* statistics = nullptr,
+              int64_t statistics_width = 0);
+
+  // Copies up to `limit` rows (-1: all), starting at `cursor` (0, or the
+  // next_cursor of the previous call). Rows that are present throughout a walk
+  // are seen exactly once, whatever is inserted, erased or compacted meanwhile.
+  // All fields of a row are copied under one lock hold. Stripes with at most
+  // `limit` rows are copied as a whole, which is faster: fewer rows than
+  // `limit` are copied if the next stripe does not fit. If the hashes of two
+  // signs differ only in one specific bit, cursors cannot distinguish them, and
+  // `limit` is exceeded by one rather than losing a row.
+  Status Export(int64_t cursor, int64_t limit,
+                const std::vector<std::string>& fields,
+                ExportedRows* rows) const;
+
+  // Sets the given fields of the signs' rows. Absent rows are inserted, with
+  // the initial values of a new row in all other fields. If a sign occurs
+  // twice, the last one wins.
+  Status Import(const int64_t* signs, int64_t n,
+                const std::vector<ConstFieldData>& fields,
+                const ParallelFor& parallel_for);
+
+  // Removes rows, or the counters of signs without one. `*erased`: the number
+  // of rows that were present.
+  Status Erase(const int64_t* signs, int64_t n, const ParallelFor& parallel_for,
+               int64_t* erased);
+  // Removes all rows and frees their memory; returns how many there were. The
+  // counters of signs are removed, too, and periods begin anew.
+  int64_t Clear();
+  // Removes rows as Erase does, based on the time of their last push or on
+  // their statistics; in table_evict.cc. `now`: a step, or seconds since 1970;
+  // without effect if rows have no last_seen. Rows of unknown age
+  // (row_time.h) get the later of `now` and the last push as their time, which
+  // counts as a change of the row. At most kSweptAtOnce rows are examined per
+  // lock hold; rows that other threads insert meanwhile may be left out.
+  // `*evicted` is valid after an error, too.
+  Status Evict(const EvictPolicy& policy, int64_t now,
+               const ParallelFor& parallel_for, EvictedRows* evicted);
+
+  // Multiplies the statistics of all rows by `factor`, above 0 and at most 1;
+  // in table_statistics.cc. This changes every row, also for the next delta. At
+  // most kSweptAtOnce rows are changed per lock hold. `*decayed`: the number of
+  // rows, which is valid after an error, too.
+  Status DecayStatistics(double factor, const ParallelFor& parallel_for,
+                         int64_t* decayed);
+
+  // Compaction, in table_compact.cc: returns the memory of erased rows to the
+  // system, while other threads read and write. `*bytes`: the number of bytes
+  // returned, as counted by Stats. No row changes. Erase, Evict, ApplyChunk and
+  // EndUpdate end by compacting stripes that are at least half empty. Unlike
+  // that, Compact has no threshold, and it waits for stripes that are being
+  // walked by row number (snapshots, evictions, updates) instead of skipping
+  // them.
+  Status Compact(const ParallelFor& parallel_for, int64_t* bytes);
+
+  // Snapshots, in table_snapshot.cc; docs/snapshots.md describes the format.
+  //
+  // A chain is a full snapshot and the deltas that continue it, each identified
+  // by its id. A table has at most one chain, and marks the changes since the
+  // last committed snapshot of it.
+
+  // Begins to save `id` as the first snapshot of a chain, or as the delta that
+  // follows `base` if that is not empty. The caller then calls WriteRows for
+  // all stripes, and finally EndChainSave, which restores the previous state of
+  // the chain unless `committed`.
+  Status BeginChainSave(const std::string& id, const std::string& base);
+  Status EndChainSave(const std::string& id, bool committed);
+  // Declares that the table holds the rows of the snapshot `id` of a chain, and
+  // starts to mark changes; "" ends the chain.
+  Status SetChain(const std::string& id);
+  // The id of the last snapshot of the chain; "" if there is no chain.
+  std::string Chain() const;
+
+  // Writes the rows of stripes [first_stripe, end_stripe) as one file: those
+  // that are present at the beginning and are not erased meanwhile. If
+  // `changed`, only the rows and erased signs of the delta that BeginChainSave
+  // began. A stripe is locked only while the rows of one chunk are copied.
+  Status WriteRows(int first_stripe, int end_stripe, bool changed,
+                   const ChunkFormat& format, const ChunkSink& sink,
+                   WrittenRows* written) const;
+
+  // Returns an error if the fields of the rows differ from those of the table.
+  Status CheckStoredRows(const StoredRows& stored) const;
+  // Erases and sets the rows of a chunk that belong to the shard.
+  Status ApplyChunk(const StoredRows& stored, const ChunkView& chunk,
+                    int64_t* rows);
+
+  // In-place updates, in table_update.cc: from the rows of one snapshot to
+  // those of another one, while other threads read. Readers see either the old
+  // or the new row, and never find a row absent that exists before and after.
+  //
+  // The order of calls is BeginUpdate, GatherErased for the chunks of all
+  // deltas, UpdateRows for those of all snapshots (each in the order of the
+  // chain), and EndUpdate. An update is abandoned when the next one, or a
+  // chain, begins.
+
+  // The id of the snapshot whose rows the table holds, as passed to EndUpdate;
+  // "" if there is none, or if rows have since been changed in any other way.
+  std::string Held() const;
+  // `base`: the required value of Held(); "": any. `whole`: whether rows that
+  // the update does not set are erased at its end, which is not allowed for a
+  // table with a chain.
+  Status BeginUpdate(const std::string& base, bool whole, int64_t* number);
+  Status GatherErased(const StoredRows& stored, const ChunkView& chunk);
+  // Sets the rows of a chunk, except those that a later chunk erases.
+  Status UpdateRows(const StoredRows& stored, const ChunkView& chunk,
+                    int64_t* rows);
+  // Erases the rows that are not in the new snapshot. `number`: from
+  // BeginUpdate. `id`: the snapshot whose rows the table now holds; "": the
+  // update is abandoned, and nothing is erased. `*held`: whether Held() returns
+  // `id`, which it does not if rows were changed in any other way meanwhile.
+  Status EndUpdate(int64_t number, const std::string& id, bool* held);
+
+  int64_t Size() const;
+  TableStats Stats() const;
+  // The number of rows in each stripe.
+  std::vector<int64_t> StripeSizes() const;
+
+ private:
+  explicit Table(const TableConfig& config);
+
+  // Partitions the signs by stripe and runs share(stripe number, items, count)
+  // for each stripe that has any, in parallel.
+  template <typename Part, typename Share>
+  Status ForEachStripe(const std::vector<Part>& parts,
+                       const ParallelFor& parallel_for, const Share& share);
+  // The same for a single part whose positions start at 0.
+  template <typename Share>
+  Status ForEachStripe(const int64_t* signs, int64_t n,
+                       const ParallelFor& parallel_for, const Share& share);
+  // May throw std::bad_alloc.
+  Status PullParts(const std::vector<SignPart>& parts, bool insert, float* out,
+                   const ParallelFor& parallel_for);
+  Status OutOfMemory() const;
+  // Runs sweep(first stripe, end stripe) for ranges that together cover all
+  // stripes, in parallel; in table_sweep.h.
+  template <typename Sweep>
+  Status SweepStripes(const ParallelFor& parallel_for,
+                      const Sweep& sweep) const;
+  // Returns an error if they are of a wrong shape or not all valid.
+  Status CheckStatistics(const int64_t* signs, int64_t n,
+                         const float* statistics, int64_t width) const;
+  // The period of a push, or that of an earlier one if that is later.
+  int64_t AdvancePeriod(int64_t step);
+  Status CheckEviction(const EvictPolicy& policy, int64_t now) const;
+  // Whether an eviction removes a row that is `age` old.
+  bool IsEvicted(const EvictPolicy& policy, const uint8_t* row,
+                 int64_t age) const;
+  // What a capacity compares first: the time of the row's last push, or `show`.
+  uint32_t CapacityKey(const EvictPolicy& policy, const uint8_t* row,
+                       int32_t now) const;
+  // The order in which rows are evicted for a capacity.
+  using Rank = unsigned __int128;
+  using DigitCounts = std::vector<int64_t>;
+  // Finds the rank that all but `policy.capacity` rows are below. May throw
+  // std::bad_alloc.
+  Status FindCutoff(const EvictPolicy& policy, int32_t now,
+                    const ParallelFor& parallel_for, Rank* cutoff) const;
+  // Counts the digits at bit `shift` of the ranks that begin with `prefix`.
+  Status CountRanks(const EvictPolicy& policy, Rank prefix, int shift,
+                    int32_t now, const ParallelFor& parallel_for,
+                    DigitCounts* counts) const;
+  // A range of bytes in stored rows, and its offset in the table's rows.
+  struct CopiedBytes {
+    int64_t to;
+    int64_t from;
+    int64_t bytes;
+  };
+  Status ResolveStoredRows(const StoredRows& stored,
+                           std::vector<CopiedBytes>* copied) const;
+  // Sets the rows of a chunk that belong to the shard, except those of signs in
+  // `skipped`. May throw std::bad_alloc.
+  Status ImportStored(const StoredRows& stored, const ChunkView& chunk,
+                      const SignSet* skipped, int64_t* rows);
+  Status EraseStored(const StoredRows& stored, const uint8_t* signs, int64_t n);
+  // Like Erase, but does not count as a change, and does not compact.
+  Status EraseSigns(const int64_t* signs, int64_t n,
+                    const ParallelFor& parallel_for, int64_t* erased);
+  struct Update;
+  // Finds the update in progress; nullptr and an error if there is none.
+  Status FindUpdate(std::shared_ptr<Update>* update) const;
+  Status EraseGone(const Update& update);
+  void StopTracking();
+  // Compacts stripes of which many rows are free, at the end of an erasure. The
+  // caller must not hold a lock of the table.
+  void CompactIfSparse(const ParallelFor& parallel_for);
+  // Returns the number of bytes that were returned. `walked`: receives the
+  // stripes that have rows which could not be moved. May throw std::bad_alloc.
+  int64_t CompactStripes(const std::vector<Stripe*>& stripes,
+                         const ParallelFor& parallel_for,
+                         std::vector<Stripe*>* walked);
+  // If there is no field of that name, nullptr and an error that lists the
+  // fields.
+  Status FindField(const std::string& name, const Field** field) const;
+
+  const TableConfig config_;
+  const RowLayout layout_;
+  const Initializer initializer_;
+  const UpdateRule rule_;
+  const RowTime last_seen_;
+  const RowStatistics statistics_;
+  // The time of the last push, which is not always the latest time.
+  std::atomic<int32_t> last_push_{0};
+  // The latest period of a push, for admission.
+  std::atomic<int64_t> admission_period_{0};
+  const std::unique_ptr<const RowFormat> format_;
+  SlabMemory memory_;
+  std::vector<std::unique_ptr<Stripe>> stripes_;
+  std::mutex compact_mutex_;  // held by a compaction
+  // Held by evictions and decays: if statistics decayed after an eviction has
+  // determined its cutoff, too many rows would be below it.
+  std::mutex sweep_mutex_;
+
+  mutable std::mutex chain_mutex_;
+  std::string chain_;   // id of its last snapshot; "": no chain
+  std::string saving_;  // id of the snapshot that is being written
+  std::shared_ptr<Update> update_;
+  std::string held_;
+  int64_t held_changes_ = 0;  // changes_ when held_ became valid
+
+  // The number of batches that may have changed rows, other than those of
+  // snapshots. Incremented at the end of a batch.
+  std::atomic<int64_t> changes_{0};
+  std::atomic<int64_t> evicted_{0};  // rows
+};
+
+}  // namespace tf_ext
+
+#endif  // TF_EXT_CC_CORE_TABLE_TABLE_H_

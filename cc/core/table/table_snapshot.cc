@@ -1,0 +1,326 @@
+// Snapshots of a table: its chain, and the conversion of rows to and from
+// chunks.
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "cc/core/hashing/mix.h"
+#include "cc/core/snapshot/sign_set.h"
+#include "cc/core/table/table.h"
+#include "cc/core/table/table_stripes.h"
+
+namespace tf_ext {
+namespace {
+
+// Bytes that are copied per lock hold: tens of microseconds, so that pushes are
+// hardly delayed.
+constexpr int64_t kMaxCopiedBytes = 64 << 10;
+
+// Writes the chunks of one file.
+class FileWriter {
+ public:
+  FileWriter(const ChunkFormat& format, const ChunkSink& sink,
+             WrittenRows* written)
+      : encoder_(format), sink_(sink), written_(written) {}
+
+  Status WriteErased(const std::vector<int64_t>& signs, bool after) {
+    const int64_t n = static_cast<int64_t>(signs.size());
+    for (int64_t begin = 0; begin < n;) {
+      const int64_t part = std::min(encoder_.RoomForSigns(), n - begin);
+      encoder_.AddErased(signs.data() + begin, part, after);
+      begin += part;
+      if (begin == n) break;
+      const Status status = sink_(encoder_.Finish(false));
+      if (!status.ok()) return status;
+    }
+    written_->erased += n;
+    return Status::Ok();
+  }
+
+  Status WriteRows(const Stripe& stripe, bool changed, int64_t row_bytes) {
+    const RowWalk walk(stripe);
+    uint32_t row = 0;
+    while (row != kNoRow) {
+      const int64_t room = encoder_.RoomForRows();
+      if (room == 0) {
+        const Status status = sink_(encoder_.Finish(false));
+        if (!status.ok()) return status;
+        continue;
+      }
+      const int64_t most = std::max<int64_t>(1, kMaxCopiedBytes / row_bytes);
+      int64_t copied;
+      row = stripe.CopyRows(row, std::min(room, most), changed, row_bytes,
+                            encoder_.rows_end(), &copied);
+      encoder_.AddRows(copied);
+      written_->rows += copied;
+    }
+    return Status::Ok();
+  }
+
+  Status Finish() { return sink_(encoder_.Finish(true)); }
+
+ private:
+  ChunkEncoder encoder_;
+  const ChunkSink& sink_;
+  WrittenRows* const written_;
+};
+
+// Selects the rows that belong to the shard and are not skipped from `n` rows,
+// each of which begins with its sign.
+class OwnRows {
+ public:
+  OwnRows(const StoredRows& stored, const uint8_t* rows, int64_t n,
+          int64_t row_bytes, const SignSet* skipped = nullptr)
+      : data_(rows) {
+    const auto is_own = [&](int64_t sign) {
+      return ShardOf(sign, stored.shards) == stored.shard &&
+             (skipped == nullptr || !skipped->Contains(sign));
+    };
+    signs_.reserve(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t sign = RowSlabs::LoadSign(rows + i * row_bytes);
+      if (is_own(sign)) signs_.push_back(sign);
+    }
+    if (static_cast<int64_t>(signs_.size()) == n) return;
+    copies_.reserve(signs_.size() * row_bytes);
+    for (int64_t i = 0; i < n; ++i) {
+      const uint8_t* const row = rows + i * row_bytes;
+      if (!is_own(RowSlabs::LoadSign(row))) continue;
+      copies_.insert(copies_.end(), row, row + row_bytes);
+    }
+    data_ = copies_.data();
+  }
+
+  const std::vector<int64_t>& signs() const { return signs_; }
+  const uint8_t* data() const { return data_; }
+
+ private:
+  std::vector<int64_t> signs_;
+  std::vector<uint8_t> copies_;
+  const uint8_t* data_;
+};
+
+std::string Describe(const char* type, int64_t count) {
+  return std::string(type) + "[" + std::to_string(count) + "]";
+}
+
+std::string Describe(FieldType type, int64_t count) {
+  return Describe(type == FieldType::kFloat32 ? "float32" : "int32", count);
+}
+
+}  // namespace
+
+Status Table::BeginChainSave(const std::string& id, const std::string& base) {
+  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  if (!saving_.empty()) {
+    return Status::FailedPrecondition(
+        "table \"" + config_.name + "\" is being saved as snapshot " + saving_ +
+        " of its chain; " + id + " has to wait.");
+  }
+  if (chain_ != base) {
+    return Status::FailedPrecondition(
+        "table \"" + config_.name + "\" has " +
+        (chain_.empty() ? "no chain of incremental snapshots"
+                        : "a chain whose last snapshot is " + chain_) +
+        ", so " + id +
+        (base.empty() ? " cannot begin another." : " cannot continue " + base) +
+        (base.empty() ? "" : "."));
+  }
+  if (base.empty()) update_ = nullptr;
+  try {
+    for (const auto& stripe : stripes_) {
+      if (base.empty()) stripe->TrackChanges();
+    }
+  } catch (const std::bad_alloc&) {
+    StopTracking();
+    return OutOfMemory();
+  }
+  if (!base.empty()) {
+    for (const auto& stripe : stripes_) stripe->TakeChanges();
+  }
+  saving_ = id;
+  return Status::Ok();
+}
+
+Status Table::EndChainSave(const std::string& id, bool committed) {
+  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  if (saving_ != id || id.empty()) {
+    return Status::FailedPrecondition(
+        "table \"" + config_.name + "\" is " +
+        (saving_.empty() ? "not being saved" : "being saved as " + saving_) +
+        ", so the save of " + id + " cannot end.");
+  }
+  saving_.clear();
+  const bool first = chain_.empty();
+  if (committed) chain_ = id;
+  try {
+    for (const auto& stripe : stripes_) {
+      if (committed) {
+        if (!first) stripe->CommitChanges();
+      } else if (first) {
+        stripe->StopTracking();
+      } else {
+        stripe->PutChangesBack();
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    // It is no longer known what has changed.
+    StopTracking();
+    chain_.clear();
+    return OutOfMemory();
+  }
+  return Status::Ok();
+}
+
+Status Table::SetChain(const std::string& id) {
+  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  if (!saving_.empty()) {
+    return Status::FailedPrecondition("table \"" + config_.name +
+                                      "\" is being saved as snapshot " +
+                                      saving_ + " of its chain.");
+  }
+  chain_.clear();
+  update_ = nullptr;
+  try {
+    for (const auto& stripe : stripes_) {
+      if (id.empty()) {
+        stripe->StopTracking();
+      } else {
+        stripe->TrackChanges();
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    StopTracking();
+    return OutOfMemory();
+  }
+  chain_ = id;
+  return Status::Ok();
+}
+
+std::string Table::Chain() const {
+  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  return chain_;
+}
+
+Status Table::WriteRows(int first_stripe, int end_stripe, bool changed,
+                        const ChunkFormat& format, const ChunkSink& sink,
+                        WrittenRows* written) const {
+  *written = WrittenRows();
+  try {
+    FileWriter writer(format, sink, written);
+    Status status;
+    const auto write_erased = [&](bool taken) {
+      for (int s = first_stripe; s < end_stripe && changed && status.ok();
+           ++s) {
+        status = writer.WriteErased(stripes_[s]->ErasedSigns(taken), !taken);
+      }
+    };
+    write_erased(true);
+    for (int s = first_stripe; s < end_stripe && status.ok(); ++s) {
+      status = writer.WriteRows(*stripes_[s], changed, format.row_bytes);
+    }
+    // Signs that were erased after the changes were taken. Their rows may be
+    // missing above, and must not be read from the base instead.
+    write_erased(false);
+    return status.ok() ? writer.Finish() : status;
+  } catch (const std::bad_alloc&) {
+    return Status::ResourceExhausted("out of memory while saving table \"" +
+                                     config_.name + "\".");
+  }
+}
+
+Status Table::ResolveStoredRows(const StoredRows& stored,
+                                std::vector<CopiedBytes>* copied) const {
+  bool with_weights = false;
+  for (const StoredField& each : stored.fields) {
+    const Field* field = nullptr;
+    const Status status = FindField(each.name, &field);
+    if (!status.ok()) return status;
+    if (field->type != each.type || field->count != each.count) {
+      return Status::InvalidArgument(
+          "field \"" + each.name + "\" of table \"" + config_.name + "\" is " +
+          Describe(field->type, field->count) + ", that of the snapshot is " +
+          Describe(each.type, each.count) + ".");
+    }
+    if (each.offset < RowLayout::kWeightsOffset ||
+        stored.row_bytes < field->bytes() ||
+        each.offset > stored.row_bytes - field->bytes()) {
+      return Status::InvalidArgument(
+          "field \"" + each.name + "\" should be at byte " +
+          std::to_string(each.offset) + " of the snapshot's rows, which have " +
+          std::to_string(stored.row_bytes) + " bytes.");
+    }
+    with_weights |= field->offset == RowLayout::kWeightsOffset;
+    // Adjacent fields are copied at once. All are adjacent if the layouts are
+    // the same.
+    if (!copied->empty()) {
+      CopiedBytes& last = copied->back();
+      if (last.to + last.bytes == field->offset &&
+          last.from + last.bytes == each.offset) {
+        last.bytes += field->bytes();
+        continue;
+      }
+    }
+    copied->push_back({field->offset, each.offset, field->bytes()});
+  }
+  if (with_weights) return Status::Ok();
+  return Status::InvalidArgument("the snapshot's rows have no field \"" +
+                                 layout_.fields()[0].name + "\".");
+}
+
+Status Table::CheckStoredRows(const StoredRows& stored) const {
+  std::vector<CopiedBytes> unused;
+  return ResolveStoredRows(stored, &unused);
+}
+
+Status Table::ApplyChunk(const StoredRows& stored, const ChunkView& chunk,
+                         int64_t* rows) {
+  *rows = 0;
+  Status status = CheckStoredRows(stored);
+  if (!status.ok()) return status;
+  try {
+    status = EraseStored(stored, chunk.signs_before, chunk.erased_before);
+    if (!status.ok()) return status;
+    status = ImportStored(stored, chunk, nullptr, rows);
+    if (!status.ok()) return status;
+    status = EraseStored(stored, chunk.signs_after, chunk.erased_after);
+    CompactIfSparse(SerialFor);
+    return status;
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory();
+  }
+}
+
+Status Table::ImportStored(const StoredRows& stored, const ChunkView& chunk,
+                           const SignSet* skipped, int64_t* rows) {
+  *rows = 0;
+  std::vector<CopiedBytes> copied;
+  Status status = ResolveStoredRows(stored, &copied);
+  if (!status.ok()) return status;
+  const OwnRows own(stored, chunk.row_data, chunk.rows, stored.row_bytes,
+                    skipped);
+  std::vector<BoundField> fields;
+  for (const CopiedBytes& each : copied) {
+    fields.push_back(
+        {each.to, each.bytes, own.data() + each.from, stored.row_bytes});
+  }
+  const int64_t n = static_cast<int64_t>(own.signs().size());
+  status = ForEachStripe(own.signs().data(), n, SerialFor,
+                         [&](int s, BatchItem* items, int64_t count) {
+                           stripes_[s]->Import(items, count, fields);
+                         });
+  if (status.ok()) *rows = n;
+  return status;
+}
+
+Status Table::EraseStored(const StoredRows& stored, const uint8_t* signs,
+                          int64_t n) {
+  if (n == 0) return Status::Ok();
+  const OwnRows own(stored, signs, n, sizeof(int64_t));
+  int64_t erased;
+  return EraseSigns(own.signs().data(), own.signs().size(), SerialFor, &erased);
+}
+
+}  // namespace tf_ext

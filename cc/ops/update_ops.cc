@@ -1,0 +1,84 @@
+// The interface of the ops that begin and end updates of a table in place.
+
+#include <initializer_list>
+
+#include "absl/status/status.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// Of scalars to a scalar.
+absl::Status ScalarShape(InferenceContext* c,
+                         std::initializer_list<const char*> inputs) {
+  ShapeHandle unused;
+  for (const char* name : inputs) {
+    TF_RETURN_IF_ERROR(InputOfRank(c, name, 0, &unused));
+  }
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+REGISTER_OP("TfExt>SparseTableHeld")
+    .Input("handle: resource")
+    .Output("id: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return ScalarShape(c, {"handle"}); })
+    .Doc(R"doc(
+Returns the id of the snapshot whose rows a table holds.
+
+handle: Scalar. The table, or its shard on this device.
+id: Scalar. The id that was last passed to SparseTableEndUpdate; '' if there is
+  none, or if anything else has changed rows since.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableBeginUpdate")
+    .Input("handle: resource")
+    .Input("base: string")
+    .Input("whole: bool")
+    .Output("number: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      return ScalarShape(c, {"handle", "base", "whole"});
+    })
+    .Doc(R"doc(
+Begins an update of a table from files of snapshots, in place.
+
+SparseTableRestore with the actions 'gather' and 'update' follows, then
+SparseTableEndUpdate.
+
+handle: Scalar. The table, or its shard on this device.
+base: Scalar. The id of the snapshot whose rows the table must hold; '' allows
+  any.
+whole: Scalar. Whether rows that the update does not set are erased at its end.
+number: Scalar. The number of the update, for SparseTableEndUpdate.
+)doc");
+
+REGISTER_OP("TfExt>SparseTableEndUpdate")
+    .Input("handle: resource")
+    .Input("number: int64")
+    .Input("id: string")
+    .Output("held: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      return ScalarShape(c, {"handle", "number", "id"});
+    })
+    .Doc(R"doc(
+Ends an update: erases the rows that the snapshot does not have.
+
+handle: Scalar. The table, or its shard on this device.
+number: Scalar. The result of SparseTableBeginUpdate. Nothing happens if another
+  update has begun since.
+id: Scalar. The id of the snapshot whose rows the table holds now; '' if the
+  update has failed, in which case nothing is erased.
+held: Scalar. Whether the table holds the rows of the snapshot; false if
+  anything else has changed rows meanwhile.
+)doc");
+
+}  // namespace
+}  // namespace tf_ext

@@ -1,0 +1,99 @@
+#include "cc/python/rules_module.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cc/core/rules/rule_spec.h"
+#include "cc/core/support/status.h"
+#include "cc/core/table/config.h"
+
+namespace tf_ext {
+namespace {
+
+namespace py = pybind11;
+
+py::dict RangeDict(const Range& range) {
+  py::dict dict;
+  dict["low"] = range.low;
+  dict["low_allowed"] = range.low_allowed;
+  dict["high"] = range.high;
+  dict["high_allowed"] = range.high_allowed;
+  dict["flag"] = range.flag;
+  return dict;
+}
+
+py::dict HyperparameterDict(const Hyperparameter& hyperparameter) {
+  py::dict dict;
+  dict["name"] = hyperparameter.name;
+  dict["range"] = RangeDict(hyperparameter.range);
+  dict["default"] = std::isnan(hyperparameter.start)
+                        ? py::object(py::none())
+                        : py::float_(hyperparameter.start);
+  return dict;
+}
+
+py::dict IdentityDict(const IdentityKey& key) {
+  py::dict dict;
+  dict["name"] = key.name;
+  if (key.is_flag()) {
+    dict["texts"] = py::make_tuple(key.off, key.on);
+    dict["default"] = key.start != 0 ? key.on : key.off;
+  } else {
+    dict["texts"] = py::none();
+    dict["default"] = key.start;
+    dict["range"] = RangeDict(kNotNegative);
+  }
+  return dict;
+}
+
+py::dict RuleDict(const std::string& name) {
+  const RuleSpec* const spec = FindRule(name);
+  if (spec == nullptr) {
+    throw py::value_error("There is no update rule \"" + name +
+                          "\"; there are " + RuleNames() + ".");
+  }
+  py::list hyperparameters;
+  for (const Hyperparameter& each : spec->hyperparameters) {
+    hyperparameters.append(HyperparameterDict(each));
+  }
+  py::list identity;
+  for (const IdentityKey& each : spec->identity) {
+    identity.append(IdentityDict(each));
+  }
+  py::dict dict;
+  dict["name"] = spec->name;
+  dict["hyperparameters"] = hyperparameters;
+  dict["identity"] = identity;
+  return dict;
+}
+
+py::list RuleSlots(const std::string& config, int64_t dim) {
+  RuleConfig rule;
+  const Status status = ParseRuleConfig(config, &rule);
+  if (!status.ok()) throw py::value_error(status.message());
+  py::list slots;
+  for (const Slot& slot : rule.Slots(dim)) {
+    const char* const type =
+        slot.type == FieldType::kFloat32 ? "float32" : "int32";
+    slots.append(py::make_tuple(slot.name, type, slot.count));
+  }
+  return slots;
+}
+
+py::list AllRuleNames() {
+  py::list names;
+  for (const RuleSpec* spec : AllRules()) names.append(spec->name);
+  return names;
+}
+
+}  // namespace
+
+void DefineRules(py::module_* m) {
+  m->def("update_rules", &AllRuleNames);
+  m->def("update_rule", &RuleDict, py::arg("name"));
+  m->def("update_rule_slots", &RuleSlots, py::arg("config"), py::arg("dim"));
+}
+
+}  // namespace tf_ext

@@ -1,0 +1,482 @@
+"""The benchmarks run, at tiny sizes: their figures are not looked at."""
+
+import contextlib
+import io
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+from paths import ROOT
+
+_BENCHMARKS = ROOT / "benchmarks"
+_TIMEOUT_SECONDS = 300
+
+# As for a program, whose folder comes first on the path.
+sys.path.insert(0, str(_BENCHMARKS))
+
+import batches  # noqa: E402
+import core_benchmarks  # noqa: E402
+import harness  # noqa: E402
+import publishing  # noqa: E402
+import run  # noqa: E402
+import tfra  # noqa: E402
+
+import tf_ext  # noqa: E402
+
+
+def _results(test):
+    """A file of results in a new folder."""
+    return pathlib.Path(tempfile.mkdtemp(dir=test.get_temp_dir()), "results")
+
+
+class RunnerTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.json = _results(self)
+
+    def _run(self, *arguments):
+        """Runs in this process; returns what was printed and the results."""
+        args = run.parse_arguments(
+            [
+                *arguments,
+                "--rows=1000",
+                "--dim=4",
+                "--batch=100",
+                "--repeats=2",
+                f"--json={self.json}",
+            ]
+        )
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            for name in args.what:
+                run.run(name, args, threads=2)
+        return printed.getvalue(), harness.read_json(self.json)
+
+    @parameterized.named_parameters(
+        ("pull", "pull", 7),
+        ("push", "push", 2),
+        ("fit", "fit", 1),
+        ("insert", "insert", 3),
+        ("unique", "unique", 2),
+        ("hash", "hash", 3),
+    )
+    def test_ops(self, name, cases):
+        printed, lines = self._run(name)
+        self.assertLen(lines, cases)
+        for line in lines:
+            self.assertEqual(line["benchmark"], name)
+            self.assertIn(line["case"], printed)
+            self.assertGreater(line["wall_ms"], 0.0)
+            self.assertGreater(line["million_items_per_cpu_s"], 0.0)
+            self.assertEqual(line["threads"], 2)
+            self.assertEqual(line["machine"], harness.machine())
+        self.assertIn(f", machine={harness.machine()}\n", printed)
+        self.assertEqual(lines[0]["cpu_ratio"], 1.0)
+        self.assertEqual(lines[0]["wall_ratio"], 1.0)
+
+    def test_options_are_as_before_for_what_comes_next(self):
+        get_options = tf.config.optimizer.get_experimental_options
+        name = "disable_meta_optimizer"
+        before = get_options().get(name, False)
+        self._run("pull", "hash")
+        self.assertEqual(get_options().get(name, False), before)
+
+    def test_train_step(self):
+        _, lines = self._run("train_step", "--rules", "adagrad", "adam", "ftrl")
+        rules = [line["rule"] for line in lines]
+        self.assertEqual(
+            list(dict.fromkeys(rules)), ["adagrad", "adam", "ftrl"]
+        )
+        for _, group in itertools.groupby(lines, lambda line: line["rule"]):
+            names = [line["case"] for line in group]
+            self.assertStartsWith(names[0], "tf_ext, ")
+            self.assertStartsWith(names[-1], "dense Embedding, ")
+
+    def test_memory(self):
+        printed, (ours, theirs, touched) = self._run("memory")
+        self.assertEqual(ours["raw_bytes_a_row"], 8 + 2 * 4 * 4)
+        self.assertEqual(theirs["case"], "DenseHashTable")
+        self.assertEqual(touched["case"], "first touch of the raw bytes")
+        self.assertBetween(ours["load"], 0.01, 1.0)
+        self.assertIn("worst batch, ms", printed)
+        self.assertIn(f", machine={harness.machine()}\n", printed)
+
+    def test_updates(self):
+        printed, lines = self._run("updates", f"--output={self.get_temp_dir()}")
+        self.assertIn("absent", printed)
+        self.assertEqual(
+            [line["case"] for line in lines], ["idle", "deltas", "whole"] * 2
+        )
+        for line in lines:
+            self.assertEqual((line["absent"], line["torn"]), (0, 0))
+
+    def test_snapshot(self):
+        _, lines = self._run("snapshot", f"--output={self.get_temp_dir()}")
+        self.assertEqual(
+            [line["case"] for line in lines],
+            [
+                *("save, with fsync", "dd conv=fsync"),
+                "Checkpoint.write of a variable",
+                *("load", "cold read", "insertion"),
+                "Checkpoint.read of a variable",
+                *("push", "push while saving"),
+                *("changes marked", "not marked"),
+            ],
+        )
+        self.assertGreater(lines[8]["wall_ratio"], 0.0)
+
+    def test_scale_then_plot_and_publish(self):
+        folder = self.get_temp_dir()
+        _, lines = self._run("scale", "--sizes", "100", "1000")
+        self.assertEqual([line["rows"] for line in lines], [100, 1000] * 2)
+        self.assertGreater(lines[0]["peak_gb"], 0.0)
+        if not _has("matplotlib"):
+            self.skipTest("matplotlib is not installed")
+        self._run("plot", f"--output={folder}")
+        self.assertGreater(
+            (pathlib.Path(folder, "scale.png")).stat().st_size, 0
+        )
+        self._run("publish", f"--output={folder}")
+        text = pathlib.Path(folder, "README.md").read_text()
+        self.assertIn("### scale\n\nThreads 2; dim 8; batch 100;", text)
+        self.assertIn("| tf_ext pull, 1,000 rows |", text)
+
+
+class CoreTest(tf.test.TestCase, parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.program = str(core_benchmarks.build())
+
+    def _run(self, *arguments):
+        return subprocess.run(
+            [self.program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
+
+    def test_all_parts_run(self):
+        done = self._run("--rows=1000", "--batch=100", "--dim=4", "--repeats=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        titles = [part.split()[0] for part in done.stdout.split("\n\n")]
+        self.assertEqual(
+            [title.strip(",") for title in titles],
+            [
+                *("memory", "pull", "push", "insert"),
+                *("stalls", "unique", "hash", "probe"),
+            ],
+        )
+
+    def test_named_parts_run(self):
+        done = self._run("--rows=1000", "--batch=100", "--repeats=1", "unique")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertStartsWith(done.stdout.strip(), "unique")
+        self.assertNotIn("\n\n", done.stdout)
+
+    @parameterized.named_parameters(
+        ("name", "pul", "pul: allowed are .*insert"),
+        ("option", "--row=5", "--row=5: allowed are --rows=,"),
+        ("number", "--rows=1e6", "--rows=1e6: allowed are whole numbers from"),
+        ("zero", "--dim=0", "--dim=0: allowed are whole numbers from 1"),
+    )
+    def test_refuses(self, argument, message):
+        done = self._run(argument)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, message)
+
+    def test_run_py_hands_its_arguments_over(self):
+        args = run.parse_arguments(
+            ["core", "--rows=1", "--batch=2", "--dim=3", "--repeats=4"]
+        )
+        with mock.patch.object(core_benchmarks, "build", lambda: "false"):
+            with self.assertRaises(subprocess.CalledProcessError) as raised:
+                run.run("core", args, threads=None)
+        self.assertEqual(
+            raised.exception.cmd,
+            ["false", "--rows=1", "--batch=2", "--dim=3", "--repeats=4"],
+        )
+
+
+def _has(module):
+    try:
+        __import__(module)
+    except ImportError:
+        return False
+    return True
+
+
+class ProgramTest(tf.test.TestCase):
+    def test_each_number_of_threads_has_its_own_process(self):
+        path = _results(self)
+        arguments = ["hash", "--threads", "1", "2", "--repeats=1"]
+        done = _program(*arguments, f"--json={path}")
+        self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+        lines = harness.read_json(path)
+        self.assertEqual([line["threads"] for line in lines], [1] * 3 + [2] * 3)
+
+    def test_parameter_server(self):
+        lines = self._on_a_cluster("parameter_server")
+        places = {(line["servers"], line["dim"]) for line in lines}
+        self.assertCountEqual(places, [(1, 1), (1, 4), (2, 1), (2, 4)])
+        kinds = {line["benchmark"] for line in lines}
+        self.assertCountEqual(
+            kinds, ["parameter_server_pull", "parameter_server_push"]
+        )
+        cases = {line["case"] for line in lines}
+        self.assertIn("plain tensors", cases)
+
+    @pytest.mark.slow
+    def test_parameter_server_steps(self):
+        lines = self._on_a_cluster("parameter_server_steps")
+        cases = [line["case"] for line in lines]
+        self.assertEqual(cases, ["one process", "1 worker", "2 workers"])
+
+    @pytest.mark.slow
+    def test_multi_worker(self):
+        lines = self._on_a_cluster("multi_worker", "--workers", "1", "2")
+        places = [(line["workers"], line["dim"]) for line in lines[::2]]
+        self.assertEqual(places, [(2, 1), (2, 4)])
+        for ours, bare in zip(lines[::2], lines[1::2], strict=True):
+            self.assertEqual(ours["case"], "tf_ext pull and push")
+            self.assertEqual(bare["case"], "bare all-to-all")
+            self.assertEqual(ours["batch"], 1000)
+            self.assertEqual(ours["useful_bytes"], 1000 * (8 + 8 * ours["dim"]))
+            # Padding to the largest part, to the ladder, and the sizes.
+            self.assertBetween(ours["padding"], 0.001, 0.35)
+
+    @pytest.mark.slow
+    def test_multi_worker_steps(self):
+        lines = self._on_a_cluster("multi_worker_steps")
+        cases = [line["case"] for line in lines]
+        self.assertEqual(cases, ["1 worker", "2 workers", "3 workers"])
+
+    def _on_a_cluster(self, *arguments):
+        path = _results(self)
+        sizes = ["--rows=1000", "--dim=4", "--repeats=1"]
+        done = _program(*arguments, *sizes, f"--json={path}")
+        self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+        lines = harness.read_json(path)
+        for line in lines:
+            self.assertGreater(line["cpu_ms"], 0.0)
+        return lines
+
+    def test_errors_end_it(self):
+        done = _program("plot", "--json=missing.jsonl")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(
+            "There are no results in --json=missing.jsonl", done.stderr
+        )
+
+
+def _program(*arguments):
+    environment = dict(
+        os.environ, PYTHONPATH=str(pathlib.Path(tf_ext.__file__).parents[1])
+    )
+    environment.pop("PYTHONSAFEPATH", None)
+    return subprocess.run(
+        [sys.executable, str(_BENCHMARKS / "run.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_SECONDS,
+        env=environment,
+        check=False,
+    )
+
+
+class ArgumentsTest(tf.test.TestCase):
+    def test_all_is_what_measures_in_minutes(self):
+        args = run.parse_arguments(["plot", "all"])
+        names = ["pull", "push", "insert", "unique", "hash", "train_step"]
+        self.assertEqual(args.what, [*names, "fit", "memory", "plot"])
+
+
+class MeasureTest(tf.test.TestCase):
+    def test_cases_take_turns_and_slow_ones_are_run_less(self):
+        runs = []
+        cases = [
+            harness.Case("a", lambda: runs.append("a"), 10),
+            harness.Case("b", lambda: runs.append("b"), 10, every=2),
+        ]
+        results = harness.measure(cases, repeats=3, warmup=2)
+        self.assertEqual("".join(runs), "aab" + "aabb" + "aa" + "aabb")
+        self.assertEqual([r["repeats"] for r in results], [3, 2])
+
+        runs.clear()
+        harness.measure(cases, repeats=2, warmup=0, settle=False)
+        self.assertEqual("".join(runs), "aba")
+
+    def test_what_comes_before_does_not_count(self):
+        clock = [0.0]
+
+        def passes(seconds):
+            clock[0] += seconds
+
+        case = harness.Case(
+            "a", lambda: passes(2.0), 10, before=lambda: passes(5.0)
+        )
+        with mock.patch.object(harness.time, "perf_counter", lambda: clock[0]):
+            wall_ms, _ = case.time()
+        self.assertEqual(wall_ms, 2000.0)
+        self.assertEqual(clock, [7.0])
+
+    def test_summary(self):
+        results = harness.measure(
+            [_Timed("a", [1, 2, 3, 4, 5]), _Timed("b", [4, 4, 4, 4, 40])], 5
+        )
+        self.assertEqual([r["wall_ms"] for r in results], [3.0, 4.0])
+        self.assertEqual([r["cpu_ms"] for r in results], [6.0, 8.0])
+        self.assertEqual([r["wall_spread_ms"] for r in results], [1.0, 0.0])
+        self.assertEqual([r["cpu_ratio"] for r in results], [1.0, 8 / 6])
+        self.assertEqual(results[0]["million_items_per_cpu_s"], 1.0)
+        self.assertEqual(results[1]["million_items_per_wall_s"], 1.5)
+
+
+class _Timed(harness.Case):
+    """Takes given wall times, in ms, and twice that of CPU time."""
+
+    def __init__(self, name, times):
+        super().__init__(name, lambda: None, items=6000)
+        self._times = iter(times)
+
+    def time(self):
+        wall = next(self._times)
+        return wall, 2 * wall
+
+
+class BatchesTest(tf.test.TestCase):
+    def test_ids_are_the_same_each_time_and_in_range(self):
+        for distribution in ("uniform", "zipf"):
+            keys = batches.pull_keys(distribution, 50, 1000)
+            self.assertEqual(keys.shape, (batches.BATCHES, 1000))
+            self.assertAllEqual(keys, batches.pull_keys(distribution, 50, 1000))
+            self.assertAllInRange(keys, 0, 49)
+
+    def test_inputs_take_turns(self):
+        seen = []
+        run = batches.in_turn(seen.append, "abc")
+        for _ in range(5):
+            run()
+        self.assertEqual("".join(seen), "abcab")
+
+    def test_zipf(self):
+        keys = batches.zipf(np.random.default_rng(1), 1.05, 10**6, 10**5)
+        counts = np.bincount(keys)
+        # The density (id + 1) ** -1.05 over one id, of that over all.
+        whole = 1 - (10.0**6 + 1) ** -0.05
+        expected = 1e5 * (1 - 2.0**-0.05) / whole
+        self.assertNear(counts[0], expected, 5 * expected**0.5)
+
+
+# Stands in for the program that needs TFRA.
+_WORKER = """
+import json, os, sys
+replies = os.fdopen(int(sys.argv[1]), "w")
+print("noise on standard output")
+for line in sys.stdin:
+    method, arguments = json.loads(line)
+    if method == "die":
+        sys.exit("out of memory")
+    results = {"time": [3.0, 4.0], "start": arguments.get("threads")}
+    reply = {"result": results.get(method)}
+    if method == "fail":
+        reply = {"error": "Traceback: no such table"}
+    print(json.dumps(reply), file=replies, flush=True)
+"""
+
+
+class TfraTest(tf.test.TestCase):
+    def _args(self, python):
+        return run.parse_arguments(["pull", f"--tfra-python={python}"])
+
+    @contextlib.contextmanager
+    def _worker(self):
+        script = pathlib.Path(self.get_temp_dir(), "worker.py")
+        script.write_text(_WORKER)
+        with mock.patch.object(tfra, "_SCRIPT", script):
+            args = self._args(sys.executable)
+            with tfra.start(args) as worker:
+                yield worker
+
+    def test_is_none_unless_asked_for(self):
+        with tfra.start(run.parse_arguments(["pull"])) as worker:
+            self.assertIsNone(worker)
+
+    def test_times_are_those_of_the_other_process(self):
+        with self._worker() as worker:
+            case = worker.case("pull", items=7, rows=1)
+            (result,) = harness.measure([case], repeats=2)
+        self.assertEqual(result["case"], "TFRA")
+        self.assertEqual((result["wall_ms"], result["cpu_ms"]), (3.0, 4.0))
+
+    def test_a_failure_there_is_an_error_here(self):
+        with self._worker() as worker:
+            with self.assertRaisesRegex(RuntimeError, "at fail:\n.*such table"):
+                worker.call("fail")
+
+    def test_its_end_is_an_error_that_holds_what_it_wrote(self):
+        with self._worker() as worker:
+            with self.assertRaisesRegex(
+                RuntimeError, r"status 1 at die.*(\n.*)*out of memory"
+            ):
+                worker.call("die")
+
+    def test_a_python_without_it(self):
+        with self.assertRaisesRegex(
+            SystemExit,
+            "cannot run TFRA. Install what benchmarks/README.md names there. "
+            r".*status 1 at start. (.*\n)*"
+            "ModuleNotFoundError: No module named 'tensorflow_recommenders_add",
+        ):
+            with tfra.start(self._args(sys.executable)):
+                pass
+
+    def test_a_python_that_is_not_there(self):
+        with self.assertRaisesRegex(
+            SystemExit, "--tfra-python=/no/python cannot run TFRA. .*No such fi"
+        ):
+            with tfra.start(self._args("/no/python")):
+                pass
+
+
+class PublishingTest(tf.test.TestCase):
+    def test_the_last_of_the_same_kind_counts(self):
+        path = _results(self)
+        line = {
+            "benchmark": "memory",
+            "threads": 2,
+            "rows": 1000,
+            "case": "tf_ext",
+            "machine": "m",
+        }
+        for case, value in (("a", 1.0), ("b", 2.0), ("a", 3.0)):
+            harness.write_json(
+                [{**line, "case": case, "bytes_a_row": value}], path
+            )
+        folder = self.get_temp_dir()
+        arguments = ["publish", f"--json={path}", f"--output={folder}"]
+        with contextlib.redirect_stdout(io.StringIO()):
+            publishing.publish(run.parse_arguments(arguments))
+        text = pathlib.Path(folder, "README.md").read_text()
+        self.assertIn(
+            "Threads 2; rows 1,000; machine ",
+            text,
+        )
+        self.assertIn(
+            "| case | bytes a row |\n| --- | --- |\n| a | 3.0 |\n| b | 2.0 |\n",
+            text,
+        )
+        self.assertStartsWith(text, "# Benchmarks")
+
+
+if __name__ == "__main__":
+    tf.test.main()

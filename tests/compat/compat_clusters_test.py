@@ -1,0 +1,131 @@
+"""What TensorFlow's runtime does with signals, time-outs and gRPC."""
+
+import subprocess
+import sys
+import textwrap
+
+from absl.testing import absltest
+
+_STRATEGY = """
+    import json, os, signal, socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        address = "127.0.0.1:%d" % one.getsockname()[1]
+    cluster = {"worker": [address]}
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+    )
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+    from tf_ext._compat import clusters
+"""
+
+
+_CONNECTION = """
+    import os
+
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+    os.environ["TF_CPP_VMODULE"] = "grpc_channel=5"
+    from tf_ext._compat import grpc_options
+
+    {before}
+    import tensorflow as tf
+
+    server = tf.distribute.Server.create_local_server()
+    tf.config.experimental_connect_to_host(server.target)
+    with tf.device("/job:worker/task:0"):
+        tf.constant(1.0) + 1.0
+    os._exit(0)
+"""
+
+
+def _run(*programs):
+    return _done(*programs).stdout.split()
+
+
+def _done(*programs, status=0):
+    done = subprocess.run(
+        [sys.executable, "-c", "".join(map(textwrap.dedent, programs))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if status is not None and done.returncode != status:
+        raise AssertionError(f"{done.stdout}\n{done.stderr}")
+    return done
+
+
+class CoordinationTest(absltest.TestCase):
+    def test_time_outs_outlive_the_strategys_own(self):
+        found = _run(
+            _STRATEGY,
+            """
+            clusters.configure_coordination(cluster, ("worker", 0), 12.0, 7.0)
+            tf.distribute.MultiWorkerMirroredStrategy()
+            service = context.context().coordination_service
+            print(service.heartbeat_timeout_in_ms)
+            print(service.cluster_register_timeout_in_ms)
+            print(service.cluster_register_with_barrier)
+            """,
+        )
+        self.assertEqual(found, ["7000", "12000", "True"])
+
+    def test_the_strategys_own_are_others(self):
+        found = _run(
+            _STRATEGY,
+            """
+            tf.distribute.MultiWorkerMirroredStrategy()
+            service = context.context().coordination_service
+            print(service.heartbeat_timeout_in_ms if service else 0)
+            """,
+        )
+        self.assertNotEqual(found, ["7000"])
+
+    def _outlives_sigterm(self, block):
+        found = _run(
+            _STRATEGY,
+            f"""
+            import contextlib, threading, time
+            clusters.configure_coordination(cluster, ("worker", 0), 12.0, 7.0)
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+            with {block}:
+                tf.distribute.MultiWorkerMirroredStrategy()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.0)
+            print("alive", flush=True)
+            os._exit(0)
+            """,
+        )
+        return found == ["alive"]
+
+    def test_sigterm_does_what_it_did(self):
+        self.assertFalse(self._outlives_sigterm("clusters.keeping_sigterm()"))
+
+    def test_tensorflow_takes_sigterm(self):
+        self.assertTrue(self._outlives_sigterm("contextlib.nullcontext()"))
+
+
+class GrpcOptionsTest(absltest.TestCase):
+    def _log(self, before, status=0):
+        return _done(_CONNECTION.format(before=before), status=status).stderr
+
+    def test_connections_are_kept_alive(self):
+        log = self._log("grpc_options.set_grpc_options()")
+        self.assertRegex(log, "Setting GRPC default.*keepalive_time_ms.*330000")
+        self.assertNotIn("Invalid GRPC", log)
+
+    def test_tensorflow_keeps_none_alive_itself(self):
+        self.assertNotIn("keepalive_time_ms", self._log(""))
+
+    def test_who_calls_decides_whether_to_wait(self):
+        # It ends badly; that TensorFlow reads the variable is what counts.
+        log = self._log(
+            'os.environ["GRPC_FAIL_FAST"] = "something"', status=None
+        )
+        self.assertIn("Invalid GRPC_FAIL_FAST config: something", log)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,120 @@
+"""What Keras's models keep to themselves is still there."""
+
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import absltest
+
+from tf_ext._compat import models
+from tf_ext._keras import IS_KERAS_3, keras
+
+
+def _dense(inputs=None):
+    inputs = keras.Input([1]) if inputs is None else inputs
+    return keras.Model(inputs, keras.layers.Dense(1)(inputs))
+
+
+def _mirrored():
+    # Collectives of one process keep the shapes of their first strategy.
+    return tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], tf.distribute.HierarchicalCopyAllReduce()
+    )
+
+
+class ModelsTest(absltest.TestCase):
+    def test_layers_inside_of_others_are_found(self):
+        inner = _dense()
+        inputs = keras.Input([1])
+        outer = keras.Model(inputs, inner(inputs))
+        self.assertIn(inner.layers[-1], models.layers_of(outer))
+        self.assertNotIn(inner.layers[-1], outer.layers)
+
+    def test_says_whether_it_is_compiled(self):
+        model = _dense()
+        self.assertFalse(models.is_compiled(model))
+        model.compile("sgd", "mse")
+        self.assertTrue(models.is_compiled(model))
+
+    def test_functional_models_have_a_class(self):
+        self.assertIsInstance(_dense(), models.Functional)
+        self.assertTrue(issubclass(models.Functional, keras.Model))
+        self.assertNotIsInstance(keras.Model(), models.Functional)
+
+    def test_backup_says_where_training_goes_on(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 2:
+                    raise InterruptedError
+
+        data = tf.data.Dataset.from_tensors((tf.ones([4, 1]), tf.ones([4, 1])))
+        model = _dense()
+        model.compile("sgd", "mse")
+        backup = keras.callbacks.BackupAndRestore
+        with self.assertRaises(InterruptedError):
+            model.fit(
+                data, epochs=4, verbose=0, callbacks=[backup(folder), Stop()]
+            )
+        again = _dense()
+        again.compile("sgd", "mse")
+        again.optimizer.build(again.trainable_variables)
+        self.assertEqual(models.start_of_training(again, 0, 1), (0, 0))
+        callbacks = keras.callbacks.CallbackList([backup(folder)], model=again)
+        callbacks.on_train_begin()
+        self.assertEqual(models.start_of_training(again, 0, 1), (2, 0))
+        self.assertEqual(models.start_of_training(_dense(), 3, 1), (3, 0))
+
+
+@absltest.skipUnless(IS_KERAS_3, "tf_keras builds in the first step")
+class BuildTest(absltest.TestCase):
+    def _compiled(self):
+        with _mirrored().scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    def test_metrics_are_built_too(self):
+        model = self._compiled()
+        models.build_for(model, (tf.ones([2, 1]), tf.ones([2, 1])))
+        self.assertTrue(model.built)
+        self.assertIn("mae", [m.name for m in model.metrics[1].metrics])
+
+    def test_calling_it_builds_layers_alone(self):
+        model = self._compiled()
+        model(tf.ones([2, 1]))
+        self.assertTrue(model.built)
+        self.assertFalse(model.metrics[1].built)
+
+    def _fit(self, *mixins):
+        class Model(*mixins, keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = keras.layers.Dense(1)
+
+            def _strategy_of_replicas(self):
+                return self.distribute_strategy
+
+            def call(self, texts):
+                return self.dense(
+                    tf.cast(tf.strings.length(texts), tf.float32)[:, None]
+                )
+
+        with _mirrored().scope():
+            model = Model()
+            model.compile("sgd", "mse")
+        data = tf.data.Dataset.from_tensors((["a", "bc"], np.ones([2, 1])))
+        model.fit(data, verbose=0)
+        return model
+
+    def test_builds_for_one_replicas_strings(self):
+        self.assertTrue(self._fit(models.BuiltForOneReplica).built)
+
+    def test_keras_builds_for_a_mean_that_strings_do_not_have(self):
+        with self.assertRaises((TypeError, ValueError, tf.errors.OpError)):
+            self._fit()
+
+
+if __name__ == "__main__":
+    absltest.main()

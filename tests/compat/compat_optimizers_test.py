@@ -1,0 +1,126 @@
+"""What Keras's optimizers keep to themselves is still there."""
+
+import gc
+import weakref
+
+import tensorflow as tf
+from absl.testing import absltest
+from model_building import mirrored_strategy
+
+from tf_ext._compat import optimizers
+from tf_ext._keras import IS_KERAS_3, keras
+
+
+def _variable():
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    layer.build([None, 1])
+    return layer.kernel
+
+
+def _schedule():
+    return keras.optimizers.schedules.PiecewiseConstantDecay([5], [0.5, 0.25])
+
+
+class KeysTest(absltest.TestCase):
+    def test_tell_variables_apart(self):
+        one, two = _variable(), _variable()
+        optimizer = keras.optimizers.SGD()
+        key = optimizers.key_of(optimizer, one)
+        self.assertEqual(key, optimizers.key_of(optimizer, one))
+        self.assertNotEqual(key, optimizers.key_of(optimizer, two))
+
+    def test_are_the_same_in_all_replicas(self):
+        keys = []
+        strategy = mirrored_strategy()
+        with strategy.scope():
+            optimizer, variable = keras.optimizers.SGD(), _variable()
+
+        def step():
+            keys.append(optimizers.key_of(optimizer, variable))
+
+        strategy.run(step)
+        self.assertLen(keys, 2)
+        self.assertLen(set(keys), 1)
+        self.assertEqual(keys[0], optimizers.key_of(optimizer, variable))
+
+
+class RateTest(absltest.TestCase):
+    def test_is_the_variable_that_callbacks_assign(self):
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.learning_rate = 0.25
+        variable = optimizers.rate_variable(optimizer)
+        self.assertEqual(float(tf.convert_to_tensor(variable)), 0.25)
+        variable.assign(0.125)
+        self.assertEqual(
+            float(tf.convert_to_tensor(optimizer.learning_rate)), 0.125
+        )
+
+    def test_is_none_of_a_schedule(self):
+        optimizer = keras.optimizers.SGD(_schedule())
+        self.assertIsNone(optimizers.rate_variable(optimizer))
+        # The public one is a value like any other.
+        self.assertEqual(
+            float(tf.convert_to_tensor(optimizer.learning_rate)), 0.5
+        )
+
+    def test_is_given_back(self):
+        schedule = _schedule()
+        optimizer = keras.optimizers.SGD(schedule)
+        self.assertIs(optimizers.given_rate(optimizer), schedule)
+        # The public one is a value like any other.
+        self.assertIsNot(optimizer.learning_rate, schedule)
+
+    @absltest.skipIf(IS_KERAS_3, "Keras 3 computes it where it is read")
+    def test_of_a_schedule_is_old_until_it_is_refreshed(self):
+        optimizer = keras.optimizers.SGD(_schedule())
+        optimizer.build([_variable()])
+        optimizer.iterations.assign(9)
+        self.assertEqual(float(optimizer.learning_rate), 0.5)
+        optimizers.refresh_rate(optimizer)
+        self.assertEqual(float(optimizer.learning_rate), 0.25)
+
+
+@absltest.skipUnless(IS_KERAS_3, "tf_keras has an argument for it")
+class SumOverReplicasTest(absltest.TestCase):
+    def _keeps_graph(self, summed):
+        """Whether a step's graph outlives all that used it."""
+        optimizer, variable = keras.optimizers.SGD(), _variable()
+        if not summed:
+            optimizers.without_replica_sum(optimizer)
+
+        @tf.function
+        def step():
+            optimizer.apply([tf.ones([1, 1])], [variable])
+
+        step()
+        graph = weakref.ref(step.get_concrete_function().graph)
+        del step
+        gc.collect()
+        return graph() is not None
+
+    def test_graphs_are_freed_without_it(self):
+        self.assertFalse(self._keeps_graph(summed=False))
+
+    def test_keras_keeps_graphs_for_it(self):
+        self.assertTrue(self._keeps_graph(summed=True))
+
+    def test_keras_calls_no_other(self):
+        summed = []
+
+        class Recording(keras.optimizers.SGD):
+            def _all_reduce_sum_gradients(self, grads_and_vars):
+                summed.append(len(grads_and_vars))
+                return super()._all_reduce_sum_gradients(grads_and_vars)
+
+        for without, calls in ((False, [1]), (True, [])):
+            summed.clear()
+            optimizer, variable = Recording(1.0), _variable()
+            if without:
+                optimizers.without_replica_sum(optimizer)
+            optimizer.apply([tf.ones([1, 1])], [variable])
+            self.assertEqual(summed, calls)
+            self.assertEqual(float(variable.numpy()[0, 0]), -1.0)
+
+
+if __name__ == "__main__":
+    absltest.main()

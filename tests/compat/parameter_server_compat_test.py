@@ -1,0 +1,119 @@
+"""What TensorFlow's strategy and errors keep to themselves is still there."""
+
+import os
+import signal
+import threading
+import time
+import unittest
+
+import tensorflow as tf
+from absl.testing import absltest
+
+import tf_ext
+from tf_ext._compat import cluster_errors, clusters
+from tf_ext.distribute.addresses import split_address
+from tf_ext.distribute.cluster import cluster_of
+
+
+def setUpModule():
+    global _processes, _strategy
+    stack = tf_ext.distribute.local_cluster(1, 1)
+    _processes = stack.__enter__()
+    unittest.addModuleCleanup(stack.__exit__, None, None, None)
+    _strategy = _processes.strategy()
+
+
+def _peers(job):
+    host, port = split_address(cluster_of(_strategy)[job][0])
+    return {(host, int(port))}
+
+
+class ClusterTest(absltest.TestCase):
+    def test_1_the_resolver_is_not_public(self):
+        self.assertIsNone(_strategy.cluster_resolver)
+        spec = clusters.resolver_of(_strategy).cluster_spec().as_dict()
+        self.assertSetEqual({"worker", "ps"}, spec.keys() - {"chief"})
+
+    def test_2_the_coordinator_is_the_strategys(self):
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
+        self.assertIs(clusters.coordinator_of(_strategy), coordinator)
+
+    def test_2_nothing_waits_for_a_tensor_freed_on_a_stopped_task(self):
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
+        clusters.separate_workers(coordinator)
+        clusters.separate_workers(coordinator)  # Nothing more.
+        step = tf.function(lambda: tf.constant(3))
+        # The thread of the worker waits for a step, and is separate after it.
+        coordinator.schedule(step).get()
+        with tf.device("/job:ps/task:0"):
+            tensors = [tf.constant(1.0) + 1.0]
+        woken = threading.Event()
+
+        def wake():
+            woken.set()
+            os.kill(server, signal.SIGCONT)
+
+        server = _processes.pid("ps", 0)
+        numbers = iter(tf.data.Dataset.range(2, 5))
+        next(numbers)  # The first one waits for all tasks.
+        with clusters.own_executor():
+            os.kill(server, signal.SIGSTOP)
+            timer = threading.Timer(30.0, wake)
+            timer.start()
+            try:
+                tensors.clear()
+                time.sleep(0.1)  # Another thread sends that.
+                found = [coordinator.schedule(step).get() for _ in range(3)]
+                found.append(next(numbers))
+            finally:
+                timer.cancel()
+                os.kill(server, signal.SIGCONT)
+        self.assertFalse(woken.is_set())
+        self.assertEqual([int(each) for each in found], [3] * 4)
+
+    def test_3_connections_are_found_and_break(self):
+        with tf.device("/job:worker/task:0"):
+            tf.constant(1.0) + 1.0
+        peers = _peers("worker")
+        self.assertEqual(
+            clusters.shut_connections_down(peers, lambda _: True), 0
+        )
+        self.assertEqual(
+            clusters.shut_connections_down({("10.9.8.7", 6)}, lambda _: False),
+            0,
+        )
+        self.assertGreaterEqual(
+            clusters.shut_connections_down(peers, lambda _: False), 1
+        )
+
+    def test_4_errors_name_a_server_that_is_lost(self):
+        with tf.device("/job:ps/task:0"):
+            variable = tf.Variable(1.0)
+        _processes.kill("ps", 0)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                variable.assign_add(1.0)
+            except tf.errors.OpError as error:
+                self.assertEqual(
+                    cluster_errors.server_in(error.message), 0, error.message
+                )
+                return
+        self.fail("the server goes on")
+
+    def test_5_ending_the_coordinator_ends_its_threads(self):
+        coordinator = clusters.coordinator_of(_strategy)
+        self.assertNotEmpty(_threads_of_coordinator())
+        clusters.end_coordinator(coordinator)
+        deadline = time.monotonic() + 30
+        while _threads_of_coordinator() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.assertEmpty(_threads_of_coordinator())
+
+
+def _threads_of_coordinator():
+    return [t.name for t in threading.enumerate() if "Worker" in t.name]
+
+
+if __name__ == "__main__":
+    absltest.main()

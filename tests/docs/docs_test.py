@@ -1,0 +1,189 @@
+"""The code of README.md and of some pages of docs/ runs, in their order."""
+
+import dataclasses
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import numpy as np
+from absl.testing import absltest, parameterized
+from docs_util import Block, blocks, program
+from paths import ROOT
+from processes import run_program
+
+_SNAPSHOTS = "docs/snapshots.md"
+_SERVING = "docs/serving.md"
+_STOCK = "A SavedModel of TensorFlow's own ops"
+_STORE = "Rows in a key-value store"
+_FOLLOW = "Rows that follow training"
+_SHOW_ERROR = """
+try:
+{}
+except Exception as error:
+    print(f"{{type(error).__name__}}: {{error}}"[:500])
+"""
+# A training that the page speaks of, and what is to be true afterwards.
+_POINTS = Block(
+    "here",
+    "python",
+    'points = tf_ext.callbacks.TableSnapshot("/data/points")\n'
+    "model.fit(dataset, callbacks=[points])\n",
+)
+_SAME_ANSWERS = Block(
+    "here",
+    "python",
+    "assert (served.predict(features) == model.predict(features)).all()\n"
+    "follower.close()\n",
+)
+_PAGES = [
+    "README.md",
+    *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+]
+
+
+class PagesTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        *((re.sub(r"\W", "_", page), page) for page in _PAGES)
+    )
+    def test_python_is_python(self, page):
+        if "```python" not in (ROOT / page).read_text():
+            self.skipTest("no Python")
+        for block in blocks(page, "python"):
+            compile(block.text, block.place, "exec")
+
+    def test_links_lead_somewhere(self):
+        for page in [*_PAGES, "CONTRIBUTING.md", "benchmarks/README.md"]:
+            path = ROOT / page
+            for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+                if link.startswith("http"):
+                    continue
+                file, _, heading = link.partition("#")
+                target = path.parent / file if file else path
+                self.assertTrue(target.exists(), f"{page}: {link}")
+                if heading:
+                    self.assertIn(heading, _anchors(target), f"{page}: {link}")
+
+
+def _anchors(page):
+    """What headings of a page are linked by."""
+    lines = page.read_text().splitlines()
+    headings = [one.lstrip("# ").lower() for one in lines if one[:1] == "#"]
+    return {re.sub(r"[^\w\- ]", "", h).replace(" ", "-") for h in headings}
+
+
+def _documented_errors():
+    """The parts of each error that README.md has of loading without tf_ext."""
+    text = (ROOT / "README.md").read_text()
+    _, _, table = text.partition("Without `import tf_ext`, loading fails")
+    rows = re.findall(r"^\| `+(.*?)`+ +\|", table, re.MULTILINE)
+    return [one.strip().split("...") for one in rows[:3]]
+
+
+class CodeTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = self.enterContext(tempfile.TemporaryDirectory())
+
+    def _run(self, page_blocks):
+        return run_program(program(page_blocks, self.folder), self.folder)
+
+    def test_quick_start_loading_and_snapshots(self):
+        start = blocks("README.md", "python", section="Quick start")
+        rows = blocks("docs/rows.md", "python")
+        self._run([*start, *blocks(_SNAPSHOTS, "python"), *rows])
+        for block in blocks(
+            "README.md", "python", section="Loading and serving"
+        ):
+            # In a process of its own, which has not loaded anything before.
+            self.assertRegex(
+                self._run([block]), r"\[\[0\.\d+.*\]\s+\[0\.\d+.*\]\]"
+            )
+            text = block.text.replace("import tf_ext\n", "")
+            text = _SHOW_ERROR.format(textwrap.indent(text, "    "))
+            found = self._run([dataclasses.replace(block, text=text)])
+            self.assertTrue(
+                any(
+                    all(part in found for part in error)
+                    for error in _documented_errors()
+                ),
+                found,
+            )
+
+        self._run_commands(_SNAPSHOTS, 5)
+        self.assertTrue(pathlib.Path(self.folder, "deep.parquet").exists())
+
+    def test_serving(self):
+        start = blocks("README.md", "python", section="Quick start")
+        export, *served = blocks(_SERVING, "python", section=_STOCK)
+        split, look_up, dense = blocks(_SERVING, "python", section=_STORE)
+        # One process trains; all others are new, as servers are.
+        short = blocks("README.md", "python", section="Serving without tf_ext")
+        (follow,) = blocks(_SERVING, "python", section=_FOLLOW)
+        self._run(
+            [*start, *short, export, split, _POINTS, follow, _SAME_ANSWERS]
+        )
+        answers = [_numbers(self._run([block])) for block in served]
+        self._run([look_up])
+        answers.append(_numbers(self._run([dense])))
+        self.assertEqual([len(one) for one in answers], [4, 2])
+        for found in (answers[0][:2], answers[0][2:], answers[1]):
+            np.testing.assert_allclose(found, answers[0][:2], atol=2e-6)
+        self._run_commands(_SERVING, 3)
+
+    def _run_commands(self, page, count):
+        commands = self._commands(page)
+        self.assertLen(commands, count)
+        for command in commands:
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            self.assertEqual(done.returncode, 0, f"{command}\n{done.stderr}")
+            self._check_output(page, command, done.stdout)
+
+    def _commands(self, page):
+        (console,) = blocks(page, "console")
+        return [
+            [
+                sys.executable,
+                *shlex.split(line, comments=True)[2:],
+            ]
+            for line in self._shown(console.text)
+            if line.startswith("$ python ")
+        ]
+
+    def _shown(self, text):
+        return text.replace("/data/", f"{self.folder}/data/").splitlines()
+
+    def _check_output(self, page, command, printed):
+        """Each line that the page shows below a command is printed by it."""
+        (console,) = blocks(page, "console")
+        lines = iter(self._shown(console.text))
+        for line in lines:
+            if line.startswith("$") and shlex.split(line)[2:5] == command[1:4]:
+                break
+        for line in lines:
+            if line.startswith(("$", "...")):
+                break
+            # Columns are as wide as this folder's name makes them.
+            self.assertIn(
+                " ".join(line.split()),
+                [" ".join(one.split()) for one in printed.splitlines()],
+            )
+
+
+def _numbers(printed):
+    """The numbers of the arrays that were printed."""
+    return [float(one) for one in re.findall(r"0\.\d+", printed)]
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,168 @@
+"""Models under MirroredStrategy, on two logical devices of one machine."""
+
+from unittest import mock
+
+import numpy as np
+import small_models
+import tensorflow as tf
+from absl.testing import parameterized
+from model_building import generator, mirrored_strategy, number, rows_of
+from small_models import Subclassed, compiled, functional, table
+
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.feature_column import category_column
+
+_BATCH = 16
+
+
+class MirroredTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.strategy = mirrored_strategy()
+
+    def data(self, size):
+        features, labels = small_models.batch(generator(self), size)
+        dataset = tf.data.Dataset.from_tensor_slices((features, labels))
+        return dataset.batch(_BATCH)
+
+    def assert_same(self, alone, mirrored, data, rtol=1e-5, atol=1e-6):
+        rows, others = rows_of(alone.tables[0]), rows_of(mirrored.tables[0])
+        self.assertCountEqual(rows, others)
+        for sign, row in rows.items():
+            self.assertAllClose(row, others[sign], rtol=rtol, atol=atol)
+        for one, two in zip(
+            alone.get_weights(), mirrored.get_weights(), strict=True
+        ):
+            self.assertAllClose(one, two, rtol=rtol, atol=atol)
+        for method in ("evaluate", "predict"):
+            self.assertAllClose(
+                getattr(alone, method)(data, verbose=0),
+                getattr(mirrored, method)(data, verbose=0),
+                rtol=rtol,
+                atol=atol,
+            )
+
+    @parameterized.named_parameters(
+        ("functional", functional, "adagrad"),
+        ("subclassed", Subclassed, "adam"),
+    )
+    def test_two_replicas_are_as_one(self, make, rule):
+        data = self.data(64)
+        alone = compiled(make(table(rule)))
+        with self.strategy.scope():
+            mirrored = compiled(make(table(rule)))
+        for model in (alone, mirrored):
+            model.fit(data, epochs=3, verbose=0)
+            self.assertEqual(number(model.optimizer.iterations), 12)
+        self.assert_same(alone, mirrored, data)
+
+    def test_a_last_batch_that_gives_one_replica_less(self):
+        data = self.data(2 * _BATCH + 3)
+        alone = compiled(functional(table()))
+        with self.strategy.scope():
+            mirrored = compiled(functional(table()))
+        for model in (alone, mirrored):
+            model.fit(data.take(2), verbose=0)
+        self.assert_same(alone, mirrored, data)
+        mirrored.fit(data, verbose=0)
+        rows = np.concatenate(list(rows_of(mirrored.tables[0]).values()))
+        self.assertAllInRange(rows, -10.0, 10.0)
+        self.assertEqual(number(mirrored.optimizer.iterations), 5)
+
+    @parameterized.named_parameters(
+        ("functional", functional), ("subclassed", Subclassed)
+    )
+    def test_features_of_strings(self, make):
+        text = tf.strings.as_string
+        strings = [category_column("user"), category_column("items")]
+
+        def to_strings(features, labels):
+            return tf.nest.map_structure(text, features), labels
+
+        data = self.data(32).map(to_strings)
+        with (
+            self.strategy.scope(),
+            mock.patch.object(small_models, "columns", lambda: strings),
+            mock.patch.object(small_models, "DTYPE", "string"),
+        ):
+            model = compiled(make(table()))
+        model.fit(data, verbose=0)
+        model.evaluate(data, verbose=0)
+        self.assertGreater(model.tables[0].size(), 0)
+
+    def test_mixed_precision(self):
+        keras.mixed_precision.set_global_policy("mixed_float16")
+        self.addCleanup(keras.mixed_precision.set_global_policy, "float32")
+        data = self.data(64)
+        alone = compiled(functional(table()))
+        with self.strategy.scope():
+            mirrored = compiled(functional(table()))
+        for model in (alone, mirrored):
+            model.fit(data, epochs=2, verbose=0)
+        self.assert_same(alone, mirrored, data, rtol=0, atol=2e-3)
+        users = np.arange(20)
+        self.assertGreater(
+            np.abs(mirrored.tables[0].pull(users) - table().pull(users)).max(),
+            1e-2,
+        )
+
+    def test_several_steps_an_execution(self):
+        alone = compiled(functional(table()))
+        with self.strategy.scope():
+            mirrored = functional(table())
+            if IS_KERAS_3:
+                with self.assertRaisesRegex(
+                    ValueError,
+                    "`steps_per_execution` of compile must be 1 under a "
+                    "strategy of several replicas.*=2. Use 1, or tf_keras",
+                ):
+                    compiled(mirrored, steps_per_execution=2)
+                return
+            compiled(mirrored, steps_per_execution=2)
+        data = self.data(64)
+        for model in (alone, mirrored):
+            model.fit(data, verbose=0)
+        self.assert_same(alone, mirrored, data)
+
+    def test_accumulating_gradients_is_refused(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras does not accumulate gradients")
+        with self.strategy.scope():
+            model = compiled(
+                functional(table()),
+                keras.optimizers.SGD(0.5, gradient_accumulation_steps=4),
+            )
+        with self.assertRaisesRegex(
+            ValueError,
+            "`gradient_accumulation_steps` of the optimizer must be None with "
+            "several replicas.*Received: gradient_accumulation_steps=4",
+        ):
+            model.fit(self.data(64), verbose=0)
+
+    def test_a_loop_of_ones_own(self):
+        def train(strategy):
+            with strategy.scope():
+                model = functional(table("adagrad"))
+                compiled(model)  # Makes the optimizer under the strategy.
+            optimizer = model.optimizer
+
+            def step(features, labels):
+                with tf.GradientTape() as tape:
+                    predicted = model(features, training=True)
+                    loss = tf.reduce_sum((predicted - labels) ** 2) / _BATCH
+                variables = model.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables))
+
+            run = tf.function(lambda batch: strategy.run(step, args=batch))
+            for batch in strategy.experimental_distribute_dataset(data):
+                run(batch)
+            return model
+
+        data = self.data(64)
+        alone = train(tf.distribute.get_strategy())
+        self.assert_same(alone, train(self.strategy), data)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,71 @@
+"""Clipping acts on the merged gradient of a table, not on what is merged."""
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from model_building import mirrored_strategy, number, rows_of
+from ops_util import named_cases
+
+import tf_ext
+from tf_ext._keras import keras
+
+# Sign 7 has two gradients, as of two layers. Their sum is [2, 0], so that the
+# norm of the table's gradient is 3, and with that of the variable 5. Before
+# the sum the norms are 7.5 and 8.5, and half of each on each of two replicas.
+_SIGNS = [7, 8, 7]
+_VALUES = np.array([[4, 4], [2, 1], [-2, -4]], np.float32)
+_DENSE = np.array([4], np.float32)
+
+
+def _step(clipping, strategy):
+    """(rows, variable) after a step at rate 1 from zeros."""
+    with strategy.scope():
+        table = tf_ext.SparseTable(
+            "deep", 2, tf_ext.optimizers.SparseSGD(1.0), "zeros"
+        )
+        variable = tf.Variable([0.0])
+        optimizer = tf_ext.optimizers.Optimizer(
+            keras.optimizers.SGD(1.0, **clipping)
+        )
+        optimizer.build([table.shadow, variable])
+
+    def step():
+        replicas = strategy.num_replicas_in_sync
+        slices = tf.IndexedSlices(
+            tf.constant(_VALUES / replicas),
+            tf.constant(_SIGNS, tf.int64),
+            tf.constant([1, 2]),
+        )
+        dense = tf.constant(_DENSE / replicas)
+        optimizer.apply_gradients([(slices, table.shadow), (dense, variable)])
+
+    tf.function(lambda: strategy.run(step))()
+    return rows_of(table), number(variable)
+
+
+class ClippingTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.named_parameters(
+        *named_cases(
+            clipping=[
+                ("none", ({}, [2, 0], [2, 1], 4)),
+                ("norm", ({"clipnorm": 1.5}, [1, 0], [1, 0.5], 1.5)),
+                ("global", ({"global_clipnorm": 2.5}, [1, 0], [1, 0.5], 2)),
+                ("value", ({"clipvalue": 1.5}, [1.5, 0], [1.5, 1], 1.5)),
+            ],
+            strategy=[
+                ("alone", tf.distribute.get_strategy),
+                ("mirrored", mirrored_strategy),
+            ],
+        )
+    )
+    def test_comes_after_the_sum(self, clipping, strategy):
+        options, first, second, dense = clipping
+        rows, variable = _step(options, strategy())
+        self.assertAllClose(
+            rows, {7: np.negative(first), 8: np.negative(second)}
+        )
+        self.assertAllClose(variable, [-dense])
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,129 @@
+"""Runs the tests that use Keras once more, with tf_keras as tf.keras."""
+
+import pathlib
+
+import pytest
+from absl.testing import absltest, parameterized
+from paths import TESTS
+from processes import CLUSTER_TESTS, run_test_files
+
+# Files that Keras cannot make a difference to. A new file runs with both
+# unless it is put here.
+_WITHOUT_KERAS = {
+    "benchmarks/benchmarks_comparing_test.py",
+    "benchmarks/benchmarks_serving_test.py",
+    "benchmarks/benchmarks_test.py",
+    "compat/compat_clusters_test.py",
+    "compat/parameter_server_compat_test.py",
+    "core/core_test.py",
+    "data/worker_batches_test.py",
+    "distribute/distribute_errors_test.py",
+    "distribute/distribute_local_test.py",
+    "distribute/local_workers_test.py",
+    "distribute/multi_worker_launch_test.py",
+    "distribute/multi_worker_strategy_test.py",
+    "distribute/parameter_server_handshake_test.py",
+    "distribute/parameter_server_killed_chief_test.py",
+    "examples/wide_deep_data_test.py",
+    "ops/exchange_ops_test.py",
+    "ops/exchange_pull_ops_test.py",
+    "ops/exchange_size_ops_test.py",
+    "ops/exchange_sum_ops_test.py",
+    "ops/gradient_sum_ops_test.py",
+    "ops/malformed_sizes_test.py",
+    "ops/snapshot_ops_test.py",
+    "ops/stock_allowed_test.py",
+    "ops/stock_bags_test.py",
+    "ops/stock_hash_test.py",
+    "ops/table_owner_ops_test.py",
+    "ops/update_ops_test.py",
+    "package_test.py",
+    "project/build_backend_test.py",
+    "project/cluster_test.py",
+    "project/legacy_keras_test.py",
+    "project/style_test.py",
+    "regimes/exchange_test.py",
+    "regimes/parameter_server_network_test.py",
+    "saving/saving_kill_test.py",
+    "serving/export_kill_test.py",
+    "serving/serving_test.py",
+    "snapshot/snapshot_command_test.py",
+    "snapshot/snapshot_damage_test.py",
+    "snapshot/snapshot_durability_test.py",
+    "snapshot/snapshot_forging_test.py",
+    "snapshot/snapshot_kill_test.py",
+    "snapshot/snapshot_manifest_test.py",
+    "snapshot/snapshot_reader_test.py",
+    "snapshot/snapshot_writers_test.py",
+    "tables/apply_delta_test.py",
+    "tables/sharding_test.py",
+}
+
+# Files that take long: they run again only with `-m slow`.
+_SLOW = {
+    "callbacks/snapshot_restart_test.py",
+    "docs/docs_cluster_test.py",
+    "docs/docs_test.py",
+    "examples/serve_test.py",
+    "examples/wide_deep_cluster_test.py",
+    "examples/wide_deep_test.py",
+    "regimes/multi_worker_batch_normalization_test.py",
+    "regimes/multi_worker_long_test.py",
+    "regimes/multi_worker_recovery_test.py",
+    "regimes/multi_worker_saving_test.py",
+    "regimes/multi_worker_train_test.py",
+    "regimes/parameter_server_batch_normalization_test.py",
+    "regimes/parameter_server_callbacks_test.py",
+    "regimes/parameter_server_checkpoint_test.py",
+    "regimes/parameter_server_data_test.py",
+    "regimes/parameter_server_faults_test.py",
+    "regimes/parameter_server_frozen_test.py",
+    "regimes/parameter_server_loops_test.py",
+    "regimes/parameter_server_metrics_test.py",
+    "regimes/parameter_server_model_test.py",
+    "regimes/parameter_server_recovery_test.py",
+    "regimes/parameter_server_sizes_test.py",
+    "regimes/parameter_server_snapshot_test.py",
+    "regimes/parameter_server_tables_test.py",
+    "tables/memory_test.py",
+}
+
+
+# A process's start takes as long as many a file.
+_PROCESSES = 6
+
+_FILES = [
+    path
+    for path in sorted(TESTS.rglob("*_test.py"))
+    if str(path.relative_to(TESTS)) not in _WITHOUT_KERAS | _SLOW
+]
+_TOGETHER = [path for path in _FILES if path not in CLUSTER_TESTS]
+_ALONE = [path for path in _FILES if path in CLUSTER_TESTS]
+
+
+@pytest.mark.timeout(960)
+class LegacyKerasTest(parameterized.TestCase):
+    @parameterized.named_parameters(
+        *(
+            (f"{i}_of_{_PROCESSES}", _TOGETHER[i::_PROCESSES])
+            for i in range(_PROCESSES)
+        ),
+        *((path.stem, [path]) for path in _ALONE),
+    )
+    def test_passes(self, files):
+        run_test_files(files, TF_USE_LEGACY_KERAS="1")
+
+    @parameterized.named_parameters(
+        *((pathlib.Path(name).stem, name) for name in sorted(_SLOW))
+    )
+    @pytest.mark.slow
+    def test_passes_slow(self, name):
+        run_test_files([TESTS / name], TF_USE_LEGACY_KERAS="1")
+
+    def test_files_exist(self):
+        for name in _WITHOUT_KERAS | _SLOW:
+            self.assertTrue((TESTS / name).exists(), name)
+
+
+if __name__ == "__main__":
+    absltest.main()

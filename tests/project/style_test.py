@@ -1,0 +1,226 @@
+"""What the source tree has to keep to."""
+
+import ast
+import collections
+import importlib
+import inspect
+import pkgutil
+import re
+
+from absl.testing import absltest
+from paths import ROOT
+
+import tf_ext
+
+_MAX_LINES = 500
+_PRIVATE_IMPORTS = {
+    "tensorflow.python": "use the public tf.* name; if there is none, do "
+    "without it: private names change between minor versions",
+    "keras.src": "use keras.* of `from tf_ext._keras import keras`",
+    "keras": "write `from tf_ext._keras import keras`, which is tf_keras "
+    "under TF_USE_LEGACY_KERAS=1",
+    "tf_keras": "write `from tf_ext._keras import keras`, which is Keras 3 "
+    "without TF_USE_LEGACY_KERAS=1",
+}
+# Which others each folder of cc/core may include.
+_CORE_FOLDERS = {
+    "support": (),
+    "hashing": ("support",),
+    "bags": ("support", "hashing"),
+    "initializers": ("support", "hashing"),
+    "rules": ("support",),
+    "snapshot": ("support", "hashing"),
+    "table": ("support", "hashing", "initializers", "rules", "snapshot"),
+    "benchmarks": ("support", "hashing", "bags", "table"),
+}
+
+_ASKS_FOR_STRATEGY = re.compile(
+    "collectives_of|is_parameter_server|has_strategy|get_strategy"
+    "|distribute_strategy"
+)
+
+
+def _files(*patterns):
+    return [p for pattern in patterns for p in sorted(ROOT.glob(pattern))]
+
+
+def _imported_names(path):
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def _messages(path):
+    """(line, text) of what is raised; `{}` for what is filled in."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            for argument in node.exc.args[:1]:
+                if isinstance(argument, ast.Constant | ast.JoinedStr):
+                    yield node.lineno, _text(argument)
+
+
+def _text(node):
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    return "".join(
+        _text(part) if isinstance(part, ast.Constant) else "{}"
+        for part in node.values
+    )
+
+
+def _source_lists():
+    tree = ast.parse((ROOT / "cc" / "sources.bzl").read_text())
+    return {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+    }
+
+
+def _public_modules():
+    yield tf_ext
+    for info in pkgutil.walk_packages(tf_ext.__path__, "tf_ext."):
+        if not any(part.startswith("_") for part in info.name.split(".")):
+            yield importlib.import_module(info.name)
+
+
+class SourceListTest(absltest.TestCase):
+    def test_every_listed_file_exists_and_every_file_is_listed_once(self):
+        listed = collections.Counter(
+            path
+            for name, paths in _source_lists().items()
+            if name.endswith(("_SOURCES", "_TESTS"))
+            for path in paths
+        )
+        found = [str(p.relative_to(ROOT)) for p in _files("cc/**/*.cc")]
+        self.assertCountEqual(
+            listed.elements(), found, "cc/sources.bzl is the one list"
+        )
+
+    def test_tests_and_only_tests_are_listed_as_tests(self):
+        for name, paths in _source_lists().items():
+            if name.endswith(("_SOURCES", "_TESTS")):
+                for path in paths:
+                    self.assertEqual(
+                        path.endswith("_test.cc"), name.endswith("_TESTS"), path
+                    )
+
+    def test_lists_are_sorted(self):
+        for name, paths in _source_lists().items():
+            if name.endswith(("_SOURCES", "_TESTS")):
+                self.assertEqual(paths, sorted(paths), name)
+
+
+class FilesTest(absltest.TestCase):
+    def test_core_does_not_include_tensorflow_or_python(self):
+        for path in _files("cc/core/**/*.*"):
+            for line in path.read_text().splitlines():
+                if line.startswith("#include"):
+                    self.assertNotRegex(
+                        line,
+                        r"tensorflow/|absl/|tsl/|Eigen|pybind11|cc/(ops|python)",
+                        f"{path}: cc/core builds without TensorFlow",
+                    )
+
+    def test_folders_of_the_core_depend_one_way(self):
+        for path in _files("cc/core/**/*.*"):
+            folder = path.relative_to(ROOT / "cc" / "core").parts[0]
+            self.assertIn(folder, _CORE_FOLDERS, path)
+            if path.stem.endswith(("_test", "_test_util")):
+                continue
+            used = re.findall(
+                r'^#include "cc/core/(\w+)/', path.read_text(), re.MULTILINE
+            )
+            allowed = {folder, *_CORE_FOLDERS[folder]}
+            self.assertLessEqual(set(used), allowed, path)
+
+    def test_files_are_short(self):
+        long = {
+            str(path.relative_to(ROOT)): lines
+            for path in _files(
+                "cc/**/*.cc",
+                "cc/**/*.h",
+                "cc/**/*.inc",
+                "*/**/*.py",
+                ".ci/*",
+            )
+            if "build" not in path.relative_to(ROOT).parts
+            and (lines := len(path.read_text().splitlines())) > _MAX_LINES
+        }
+        self.assertEmpty(long, f"split files of more than {_MAX_LINES} lines")
+
+    def test_names_of_tests_and_of_what_they_share_are_unique(self):
+        names = [path.name for path in _files("tests/**/*.py")]
+        self.assertCountEqual(names, set(names))
+
+    def test_what_tests_share_is_apart_from_them(self):
+        misplaced = [
+            str(path)
+            for path in _files("tests/**/*.py")
+            if path.name != "conftest.py"
+            and path.name.endswith("_test.py")
+            == (path.parent.name == "support")
+        ]
+        self.assertEmpty(misplaced)
+
+    def test_no_private_imports(self):
+        for path in _files("tf_ext/**/*.py"):
+            for line, name in _imported_names(path):
+                for private, advice in _PRIVATE_IMPORTS.items():
+                    if f"{name}.".startswith(f"{private}."):
+                        self.fail(f"{path}:{line} imports {name}: {advice}")
+
+    def test_only_regimes_ask_for_the_strategy(self):
+        for path in _files("tf_ext/**/*.py"):
+            if path.relative_to(ROOT).parts[1] in ("distribute", "regimes"):
+                continue
+            found = _ASKS_FOR_STRATEGY.search(path.read_text())
+            self.assertIsNone(
+                found, f"{path}: ask the regime instead: {found and found[0]}"
+            )
+
+
+class ErrorsTest(absltest.TestCase):
+    def test_errors_of_arguments_have_one_form(self):
+        for path in _files("tf_ext/**/*.py"):
+            for line, text in _messages(path):
+                if text.startswith("Argument "):
+                    self.assertRegex(
+                        text,
+                        r"^Argument `[^`]+` (of .+ )?must .*Received: ",
+                        f"{path}:{line}: see CONTRIBUTING.md, Style",
+                    )
+
+
+class DocstringTest(absltest.TestCase):
+    def test_every_public_name_has_a_docstring(self):
+        missing = []
+        for module in _public_modules():
+            names = getattr(module, "__all__", ())
+            for name in names:
+                value = getattr(module, name)
+                documented = (
+                    inspect.isclass(value)
+                    or inspect.isroutine(value)
+                    or inspect.ismodule(value)
+                )
+                # A class would inherit its parent's from inspect.getdoc.
+                if documented and not value.__doc__:
+                    missing.append(f"{module.__name__}.{name}")
+        self.assertEmpty(missing)
+
+    def test_packages_say_what_is_public(self):
+        for module in _public_modules():
+            if hasattr(module, "__path__"):
+                self.assertTrue(
+                    hasattr(module, "__all__"),
+                    f"{module.__name__} has no __all__",
+                )
+
+
+if __name__ == "__main__":
+    absltest.main()

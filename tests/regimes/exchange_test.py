@@ -1,0 +1,60 @@
+"""What workers tell each other of gradients that cannot be summed."""
+
+import types
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tf_ext
+from tf_ext.ops import _wire
+from tf_ext.regimes.exchange import AllToAll
+
+_FLOAT_MAX = float(np.finfo(np.float32).max)
+
+
+class _EqualWorkers:
+    """Collectives of workers that all have the same batch as this one."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def all_to_all(self, pack, dtype, wanted):
+        width, _ = _wire.exchange_width(wanted)
+        packed = pack(width)
+        assert packed.dtype == dtype
+        return tf.tile(packed[:1], [self.size, 1])
+
+    def remembered(self, key, first):
+        del key
+        return types.SimpleNamespace(
+            value=tf.constant(first, tf.int64), keep=tf.identity
+        )
+
+
+class SumsThatOverflowTest(parameterized.TestCase, tf.test.TestCase):
+    """Owners sum the gradients of a sign over workers and pieces."""
+
+    @parameterized.product(workers=[2, 3], pieces=[1, 2])
+    def test_are_noticed_before_they_are_summed(self, workers, pieces):
+        table = tf_ext.SparseTable("sums", dim=1, optimizer="sgd")
+        # Of the signs, all but the owner's own go to others.
+        signs = tf.range(50, dtype=tf.int64)
+        limit = _FLOAT_MAX / (workers * pieces)
+        for factor, finite in ((0.99, True), (1.01, False)):
+            values = tf.fill([50, 1], tf.constant(factor * limit, tf.float32))
+            [merged] = AllToAll(_EqualWorkers(workers)).merge(
+                [(table, [(signs, values)] * pieces)]
+            )
+            self.assertGreater(tf.size(merged.signs), 0)
+            self.assertEqual(bool(merged.finite), finite)
+            if finite:
+                self.assertAllClose(
+                    merged.values,
+                    tf.fill(merged.values.shape, 0.99 * _FLOAT_MAX),
+                    rtol=1e-6,
+                )
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,240 @@
+"""Synchronous workers agree on errors, and on models and data of all kinds.
+
+Both in one start of workers, which takes longer than most cases.
+"""
+
+import multi_worker_error_cases as cases
+import multi_worker_model_cases as models
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from multi_worker_cases import Cases, alone, merge_rows
+
+from tf_ext._keras import IS_KERAS_3
+
+_WORKERS = 3
+_CASES = Cases([cases, models], _WORKERS)
+
+
+# tf_keras's LossScaleOptimizer counts steps that it leaves out, too.
+_COUNTS_SKIPPED = {cases.loss_scaling_skips} if not IS_KERAS_3 else set()
+
+_FIELDS = ("weights", "accumulator")
+
+
+def _rows(results, time):
+    return merge_rows([{key: r[time][key] for key in _FIELDS} for r in results])
+
+
+class NonfiniteTest(parameterized.TestCase, tf.test.TestCase):
+    """A gradient that is not finite, on the last worker alone."""
+
+    def _assert_nothing_changed(self, case):
+        for result in _CASES[case]:
+            before, after = result["before"], result["after"]
+            self.assertEqual(before["iterations"], 1)
+            self.assertEqual(after["iterations"], 1 + (case in _COUNTS_SKIPPED))
+            for one, other in zip(before["variables"], after["variables"]):
+                self.assertAllEqual(one, other)
+            for field in _FIELDS:
+                self.assertNotEmpty(before[field])
+                self.assertEqual(before[field].keys(), after[field].keys())
+                for sign, row in before[field].items():
+                    self.assertAllEqual(row, after[field][sign])
+
+    def _assert_goes_on(self, case):
+        results = _CASES[case]
+        before, later = _rows(results, "before"), _rows(results, "later")
+        for field in _FIELDS:
+            for sign, row in before[field].items():
+                self.assertTrue(np.all(np.isfinite(later[field][sign])))
+                self.assertFalse(np.array_equal(row, later[field][sign]))
+        for result in results:
+            self.assertIsNone(result["before"]["error"])
+            self.assertIsNone(result["later"]["error"])
+            self.assertEqual(
+                result["later"]["iterations"], 2 + (case in _COUNTS_SKIPPED)
+            )
+            for one, other in zip(
+                result["later"]["variables"], results[0]["later"]["variables"]
+            ):
+                self.assertAllEqual(one, other)
+
+    @parameterized.named_parameters(
+        ("", cases.nonfinite_raises),
+        ("with_clipping", cases.nonfinite_raises_with_clipping),
+    )
+    def test_raises_on_all(self, case):
+        for result in _CASES[case]:
+            self.assertRegex(
+                result["after"]["error"],
+                "InvalidArgumentError: .*\\s*Gradients of table 'sum', or of "
+                "one that is updated with it, are not finite on at least one "
+                "worker; no table was changed.",
+            )
+        self._assert_nothing_changed(case)
+        self._assert_goes_on(case)
+
+    @parameterized.named_parameters(
+        ("by_argument", cases.nonfinite_skips),
+        ("by_loss_scaling", cases.loss_scaling_skips),
+    )
+    def test_skips_on_all(self, case):
+        for result in _CASES[case]:
+            self.assertIsNone(result["after"]["error"])
+        self._assert_nothing_changed(case)
+        self._assert_goes_on(case)
+
+    def test_loss_scale_falls_on_all(self):
+        for result in _CASES[cases.loss_scaling_skips]:
+            scales = [
+                result[time]["other"] for time in ("before", "after", "later")
+            ]
+            self.assertEqual(scales, [[1024.0], [512.0], [512.0]])
+
+
+class InputErrorTest(tf.test.TestCase):
+    def test_all_raise_the_error_of_one(self):
+        results = _CASES[cases.input_errors]
+        order = (
+            "The indices of the SparseTensor of feature 'sparse' must be in "
+            "row-major order: use tf.sparse.reorder."
+        )
+        structure = (
+            "Worker 1: The weights 'w' must have the structure of the feature "
+            "'tags', but their indices or row_splits differ."
+        )
+        for result in results:
+            for error, expected in zip(
+                result["errors"],
+                (structure, f"Worker 0: {order}", f"Worker 1: {order}"),
+                strict=True,
+            ):
+                self.assertStartsWith(error, "InvalidArgumentError: ")
+                self.assertIn(expected, error)
+            self.assertEqual(result["rows_after_errors"], 0)
+
+    def test_training_goes_on(self):
+        results = _CASES[cases.input_errors]
+        rows = merge_rows([{"weights": r["rows"]} for r in results])["weights"]
+        # Weights are 1, 2 and 3 of signs 1, 2 and 3; each worker has the same
+        # two samples.
+        expected = {1: -0.5, 2: -1.0, 3: -1.5, 4: -0.5, 5: -0.5}
+        self.assertEqual({k: v[0] for k, v in rows.items()}, expected)
+
+    def test_data_that_cannot_be_read_end_the_training_of_all(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras reads data by itself.")
+        for result in _CASES[cases.pipeline_error]:
+            self.assertRegex(
+                result["error"],
+                "RuntimeError: The data of a worker cannot be read, which ends "
+                "the training of all. Worker 1: InvalidArgumentError: "
+                "[^$]*sample 40 cannot be read",
+            )
+            # Batches of 16: sample 40 is in the third. Then all 8.
+            self.assertEqual(result["steps"], 2)
+            self.assertEqual(result["all_steps"], 10)
+
+
+class ArgumentTest(tf.test.TestCase):
+    def _assert_refused(self, name, text):
+        for result in _CASES[cases.bad_arguments]:
+            self.assertIn(text, result[name])
+
+    def test_on_nonfinite(self):
+        self._assert_refused(
+            "on_nonfinite",
+            "ValueError: Argument `on_nonfinite` of "
+            "tf_ext.optimizers.Optimizer must be 'raise' or 'skip'. Received: "
+            "on_nonfinite='x'",
+        )
+
+    def test_loss_that_is_no_mean(self):
+        self._assert_refused(
+            "loss",
+            "ValueError: Loss 'mean_squared_error' has the reduction 'sum': "
+            "under MultiWorkerMirroredStrategy a loss must be the sum over "
+            "the global batch divided by its number of samples.",
+        )
+
+    def test_composed_optimizer_of_a_plain_one(self):
+        self._assert_refused(
+            "composed",
+            "ValueError: SGD of the composed optimizer gives the workers' "
+            "gradients the same weight, whatever the sizes of their shares.",
+        )
+
+    def test_fit_of_a_plain_model(self):
+        if IS_KERAS_3:
+            self.skipTest("Keras 3's fit fails there by itself.")
+        self._assert_refused(
+            "plain_model",
+            "a Keras model with tables that is no tf_ext.Model, under "
+            "MultiWorkerMirroredStrategy: Keras would add up metrics",
+        )
+
+    def test_table_made_outside_of_the_scope(self):
+        self._assert_refused(
+            "outside",
+            "Table 'outside' was made outside of the scope of the "
+            "MultiWorkerMirroredStrategy, as one of this process alone. Make "
+            "it, and the model, under `with strategy.scope():`.",
+        )
+
+    def test_steps_per_execution(self):
+        if not IS_KERAS_3:
+            self.skipTest("Works in tf_keras.")
+        self._assert_refused(
+            "steps_per_execution",
+            "ValueError: Argument `steps_per_execution` of compile must be 1 "
+            "under a strategy of several replicas",
+        )
+
+
+class AsOneProcessTest(parameterized.TestCase, tf.test.TestCase):
+    @parameterized.named_parameters(
+        (name, getattr(models, name)) for name in models.AS_ONE_PROCESS
+    )
+    def test_as_one_process(self, case):
+        results, expected = _CASES[case], case(alone())
+        for result in results:
+            self.assertEqual(result["iterations"], expected["iterations"])
+            for part in ("found", "variables"):
+                for one, other in zip(
+                    result[part], expected[part], strict=True
+                ):
+                    self.assertAllClose(one, other, rtol=1e-5, atol=1e-5)
+        for name, fields in expected["tables"].items():
+            merged = merge_rows([r["tables"][name] for r in results])
+            for field, rows in fields.items():
+                self.assertCountEqual(merged[field], rows)
+                for sign, row in rows.items():
+                    self.assertAllClose(
+                        merged[field][sign], row, rtol=1e-5, atol=1e-6
+                    )
+
+
+class PolicyTest(parameterized.TestCase, tf.test.TestCase):
+    """What each auto_shard_policy means for datasets of 20 samples."""
+
+    @parameterized.parameters(
+        ("shared_by_default", 20, [3]),
+        ("shared_by_data", 20, [3]),
+        ("shared_by_hint", 20, [3, 4]),
+        # Each worker has 20. Keras 3 makes parts of one batch of equal size.
+        ("not_shared", 20 * _WORKERS, [8, 9]),
+    )
+    def test_trains_all_samples(self, name, ids, steps):
+        results = _CASES[getattr(models, name)]
+        counts = merge_rows([{"step": r["counts"]} for r in results])["step"]
+        self.assertEqual(counts, dict.fromkeys(range(ids), 1))
+        for result in results:
+            self.assertAllClose(
+                result["loss"], [np.mean(range(ids))], rtol=1e-6
+            )
+            self.assertIn(result["steps"], steps)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,56 @@
+"""A synchronous worker dies; all start again and go on from the last backup."""
+
+import json
+import os
+import sys
+import tempfile
+from unittest import mock
+
+import multi_worker_util
+import pytest
+import tensorflow as tf
+from paths import SUPPORT
+
+from tf_ext import distribute
+
+_PROGRAM = SUPPORT / "multi_worker_recovery_program.py"
+_TIMEOUT_SECONDS = 200
+
+
+class RecoveryTest(tf.test.TestCase):
+    def train(self, *options, restarts=0):
+        folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+        with mock.patch.dict(os.environ, multi_worker_util.ENVIRONMENT):
+            results = distribute.run_local_workers(
+                [sys.executable, _PROGRAM, folder, *options],
+                workers=2,
+                timeout_seconds=_TIMEOUT_SECONDS,
+                restarts=restarts,
+                report_timeout_seconds=30.0,
+            )
+        found = [json.loads(r.output.splitlines()[-1]) for r in results]
+        self.assertEqual(found[0]["auc"], found[1]["auc"])
+        return found
+
+    def check(self, *options):
+        undisturbed = self.train()
+        recovered = self.train("--lose=1", *options, restarts=1)
+        for one, other in zip(undisturbed, recovered):
+            self.assertEqual(one["epochs"], [0, 1, 2, 3])
+            self.assertEqual(other["epochs"], [2, 3])
+            self.assertEqual(other["steps"], one["steps"])
+            self.assertEqual(other["rows"], one["rows"])
+            self.assertAllClose(other["sum"], one["sum"], 1e-5)
+            self.assertNear(other["auc"], one["auc"], 0.005)
+            self.assertGreater(one["auc"], 0.6)
+
+    def test_goes_on_from_a_point_inside_an_epoch(self):
+        self.check("--snapshots")
+
+    @pytest.mark.slow
+    def test_goes_on_from_a_backup_of_an_epoch(self):
+        self.check()
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,198 @@
+"""Training on synchronous workers: what one process would come to."""
+
+import counted_rows
+import multi_worker_step_cases as step
+import multi_worker_training_cases as training
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+from multi_worker_cases import Cases, alone, merge_rows
+
+_DIM = step.DIM
+
+# What one process returns, by case.
+_expected = {}
+
+_CASES = {
+    2: Cases([training, step], workers=2),
+    3: Cases([training], workers=3),
+}
+
+
+def _tables(results):
+    """The rows of all workers, by table."""
+    return {
+        name: merge_rows([result["tables"][name] for result in results])
+        for name in results[0]["tables"]
+    }
+
+
+def _arrays(rows, expected):
+    """Values of two dicts by sign, in the same order."""
+    assert rows.keys() == expected.keys()
+    return [np.array([d[sign] for sign in expected]) for d in (rows, expected)]
+
+
+class TrainingTest(parameterized.TestCase, tf.test.TestCase):
+    """200 steps on the same global batches, by a table of each rule."""
+
+    def _compare(self, case, workers):
+        if case not in _expected:
+            _expected[case] = case(alone())
+        results, expected = _CASES[workers][case], _expected[case]
+        self.assertLen(expected["losses"], training.STEPS)
+        # They learn, and so rows and accumulators move.
+        self.assertLess(expected["losses"][-1], 0.8 * expected["losses"][0])
+        for result in results:
+            self.assertAllClose(
+                result["losses"], expected["losses"], rtol=1e-5, atol=0.0
+            )
+            for one, other in zip(result["variables"], expected["variables"]):
+                self.assertAllClose(one, other, rtol=0.0, atol=1e-5)
+        tables = _tables(results)
+        for rule, fields in expected["tables"].items():
+            for field, rows in fields.items():
+                values, wanted = _arrays(tables[rule][field], rows)
+                with self.subTest(f"{rule} {field}"):
+                    self._compare_rows(rule, field, values, wanted)
+
+    def _compare_rows(self, rule, field, values, wanted):
+        largest = np.abs(wanted).max()
+        difference = np.abs(values - wanted).max(axis=1)
+        print(rule, field, "largest", largest, "off", difference.max())
+        if field == "accumulator":
+            moved = wanted > 10 * training.INITIAL_ACCUMULATOR
+            self.assertGreater(np.mean(moved), 0.9)
+        if rule in ("sgd", "adagrad") or field != "weights":
+            self.assertLess(difference.max(), 1e-5 * largest)
+        else:
+            self.assertGreaterEqual(np.mean(difference <= 1e-5), 0.9999)
+            self.assertLess(difference.max(), 2 * training.RATES[rule])
+
+    @parameterized.named_parameters(
+        (name, getattr(training, name)) for name in training.CASES
+    )
+    def test_two_workers(self, case):
+        self._compare(case, 2)
+
+    @parameterized.named_parameters(
+        (name, getattr(training, name)) for name in training.CASES
+    )
+    @pytest.mark.slow
+    def test_three_workers(self, case):
+        self._compare(case, 3)
+
+    def test_clipping_acts(self):
+        losses = [
+            _CASES[2][getattr(training, name)][0]["losses"][-1]
+            for name in training.CASES
+        ]
+        # With another rate the steps are others, too.
+        self.assertLen(set(losses), len(training.CASES))
+
+
+class OneBatchTest(parameterized.TestCase, tf.test.TestCase):
+    """One batch's gradients against sums in float64."""
+
+    @parameterized.named_parameters(
+        (name, getattr(step, name)) for name in step.PUSHES
+    )
+    def test_pushes_the_global_gradient(self, case):
+        results = _CASES[2][case]
+        rows = merge_rows([{"weights": r["weights"]} for r in results])
+        features, targets = step.dot_batch()
+        targets = targets.astype(np.float64) / len(targets)
+        sums, magnitudes = {}, {}
+        for sample, target in enumerate(targets):
+            parts = [(features["user"][sample], target[:_DIM])]
+            items = features["items"][sample]
+            parts += [(item, target[_DIM:] / len(items)) for item in items]
+            for sign, part in parts:
+                sums[sign] = sums.get(sign, 0.0) + part
+                magnitudes[sign] = magnitudes.get(sign, 0.0) + np.abs(part)
+        values, wanted = _arrays(rows["weights"], sums)
+        _, allowed = _arrays(sums, magnitudes)
+        self.assertTrue(np.all(np.abs(values + wanted) <= 1e-6 * allowed))
+        for result in results:
+            self.assertAllClose(result["loss"], [0.0])  # Rows were zeros.
+
+
+class EpochTest(parameterized.TestCase, tf.test.TestCase):
+    """Shares of different lengths: every sample is trained once."""
+
+    @parameterized.parameters(
+        ("epochs_of_thirds", range(300), 2),
+        (
+            "epoch_of_thirds_in_static_batches",
+            [*range(96), *range(100, 292)],
+            1,
+        ),
+        ("epoch_of_one_without_data", range(300), 1),
+        ("epoch_by_file", range(300), 1),
+        ("epoch_by_file_in_static_batches", range(300), 1),
+    )
+    def test_trains_every_sample_once(self, name, ids, epochs):
+        results = _CASES[2][getattr(step, name)]
+        counts = merge_rows([{"step": r["counts"]} for r in results])["step"]
+        self.assertEqual(counts, dict.fromkeys(ids, epochs))
+        for result in results:
+            self.assertAllClose(
+                result["loss"], [np.mean(ids)] * epochs, rtol=1e-6
+            )
+
+    def test_custom_loop_trains_every_sample_once(self):
+        results = _CASES[2][step.custom_loop]
+        # Files of 100 and 200 samples, each worker's share of a batch is 10.
+        self.assertEqual([r["steps"] for r in results], [20, 20])
+        rows = merge_rows([{"weights": r["weights"]} for r in results])
+        self.assertCountEqual(rows["weights"], range(300))
+        for sign, row in rows["weights"].items():
+            self.assertAllEqual(row, [-1.0] * _DIM, f"sample {sign}")
+
+
+class EntangledTest(parameterized.TestCase, tf.test.TestCase):
+    """Gradients of a table that come from several calls, or from none."""
+
+    @parameterized.named_parameters(
+        (name, getattr(step, name)) for name in step.ENTANGLED
+    )
+    def test_as_one_process(self, case):
+        results, expected = _CASES[2][case], case(alone())
+        for result in results:
+            for one, other in zip(result["variables"], expected["variables"]):
+                self.assertAllClose(one, other, rtol=0.0, atol=1e-5)
+        tables = _tables(results)
+        self.assertEqual(tables.keys(), expected["tables"].keys())
+        for name, fields in expected["tables"].items():
+            for field, rows in fields.items():
+                values, wanted = _arrays(tables[name][field], rows)
+                limit = 1e-5 * np.abs(wanted).max(initial=0.0)
+                self.assertTrue(np.all(np.abs(values - wanted) <= limit), name)
+        self.assertGreater(
+            np.abs(list(tables["shared"]["weights"].values())).max(), 0.1
+        )
+        self.assertEmpty(tables["frozen"]["weights"])
+        self.assertNotEmpty(tables["unreached"]["weights"])
+        for row in tables["unreached"]["weights"].values():
+            self.assertAllEqual(row, [0.0] * _DIM)
+
+
+class StatisticsTest(parameterized.TestCase, tf.test.TestCase):
+    @parameterized.named_parameters(
+        (name, getattr(step, name)) for name in step.STATISTICS
+    )
+    def test_count_the_global_batch(self, case):
+        counts = counted_rows.Counts()
+        for rank in (0, 1):
+            for index, features in enumerate(step.statistics_batches(rank)):
+                # The second step is left out.
+                if index != 1:
+                    counts.add_model(features)
+        rows = merge_rows([{"rows": result} for result in _CASES[2][case]])
+        self.assertEqual(rows["rows"], counts.rows)
+        self.assertGreater(max(show for show, _ in counts.rows.values()), 2)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,206 @@
+"""What `fit`, `evaluate` and `predict` read on a cluster."""
+
+import numpy as np
+import parameter_server_util as util
+import tensorflow as tf
+from absl.testing import parameterized
+from model_building import number
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.models.batch_packing import Packing
+
+_CLUSTER = util.Cluster()
+
+
+def setUpModule():
+    _CLUSTER.start()
+
+
+def tearDownModule():
+    _CLUSTER.stop()
+
+
+@keras.utils.register_keras_serializable(package="tf_ext_tests")
+class BagOfIds(tf_ext.Model):
+    """The mean of embeddings of each sample's ids, ragged or sparse."""
+
+    def __init__(self):
+        super().__init__()
+        uniform = keras.initializers.RandomUniform(-0.5, 0.5, seed=1)
+        self.embed = keras.layers.Embedding(50, 4, uniform)
+        uniform = keras.initializers.RandomUniform(-0.5, 0.5, seed=2)
+        self.dense = keras.layers.Dense(
+            1, "sigmoid", kernel_initializer=uniform
+        )
+
+    def call(self, inputs):
+        if isinstance(inputs, tf.SparseTensor):
+            inputs = tf.RaggedTensor.from_sparse(inputs)
+        rows = self.embed(inputs.values)
+        segments = inputs.value_rowids()
+        bags = tf.math.unsorted_segment_mean(rows, segments, inputs.nrows())
+        return self.dense(bags)
+
+
+@keras.utils.register_keras_serializable(package="tf_ext_tests")
+class Splitting(tf_ext.Model):
+    """Its outputs are the words of each sample, and their number."""
+
+    def call(self, inputs):
+        words = tf.strings.split(inputs)
+        return {"words": words, "sizes": words.row_lengths()}
+
+
+class DataTest(tf.test.TestCase, parameterized.TestCase):
+    def bags(self, kind):
+        rng = np.random.default_rng(0)
+        bags = [rng.integers(0, 50, rng.integers(0, 5)) for _ in range(100)]
+        ragged = tf.ragged.constant([list(bag) for bag in bags], tf.int64)
+        labels = np.array([[len(bag) % 2] for bag in bags], np.float32)
+        data = tf.data.Dataset.from_tensor_slices((ragged, labels)).batch(16)
+        if kind == "sparse":
+            data = data.map(lambda x, y: (x.to_sparse(), y))
+        return data
+
+    @parameterized.named_parameters(("ragged", "ragged"), ("sparse", "sparse"))
+    def test_bags(self, kind):
+        data = self.bags(kind)
+        alone = util.compiled(BagOfIds(), metrics=["accuracy"])
+        with _CLUSTER.strategy.scope():
+            spread = util.compiled(BagOfIds(), metrics=["accuracy"])
+        one = alone.fit(data, epochs=2, verbose=0)
+        other = spread.fit(data, epochs=2, verbose=0, max_inflight_steps=1)
+        for name in one.history:
+            self.assertAllClose(
+                other.history[name], one.history[name], 1e-6, 1e-6
+            )
+        for method in ("evaluate", "predict"):
+            self.assertAllClose(
+                getattr(spread, method)(data, verbose=0),
+                getattr(alone, method)(data, verbose=0),
+                1e-6,
+                1e-6,
+            )
+
+    def test_predictions_that_are_ragged_strings(self):
+        lines = ["a b", "", "c", "d e f", "g"]
+        with _CLUSTER.strategy.scope():
+            model = Splitting()
+        data = tf.data.Dataset.from_tensor_slices(lines).batch(2)
+        found = model.predict(data, verbose=0)
+        self.assertEqual(
+            found["words"].to_list(), [line.encode().split() for line in lines]
+        )
+        self.assertAllEqual(found["sizes"], [2, 0, 1, 3, 1])
+
+    @parameterized.named_parameters(
+        ("function", lambda function: function),
+        (
+            "creator",
+            lambda function: type(
+                "Creator", (), {"__call__": lambda self, c: function(c)}
+            )(),
+        ),
+    )
+    def test_functions_make_a_dataset_on_each_worker(self, wrap):
+        def make(context):
+            assert isinstance(context, tf.distribute.InputContext)
+            return util.data(64, 16).repeat()
+
+        with _CLUSTER.strategy.scope():
+            model = util.model()
+        history = model.fit(
+            wrap(make),
+            epochs=3,
+            steps_per_epoch=8,
+            class_weight={0: 1.0, 1: 2.0},
+            validation_data=lambda context: util.data(40, 16),
+            verbose=0,
+        )
+        self.assertEqual(number(model.optimizer.iterations), 24)
+        self.assertLess(history.history["loss"][-1], history.history["loss"][0])
+        self.assertLen(history.history["val_loss"], 3)
+        self.assertAllClose(
+            model.evaluate(lambda context: util.data(40, 16), verbose=0),
+            model.evaluate(util.data(40, 16), verbose=0),
+        )
+        self.assertAllClose(
+            model.predict(lambda context: util.data(40, 16), verbose=0),
+            model.predict(util.data(40, 16), verbose=0),
+        )
+
+    def test_functions_need_steps(self):
+        with _CLUSTER.strategy.scope():
+            model = util.model()
+        with self.assertRaisesRegex(
+            ValueError, "`steps_per_epoch` of fit must be an integer where"
+        ):
+            model.fit(lambda context: util.data(), verbose=0)
+
+    def test_functions_whose_data_ends(self):
+        with _CLUSTER.strategy.scope():
+            model = util.model()
+        with self.assertRaisesRegex(
+            ValueError, "dataset of the function `x` must not end.*repeat"
+        ):
+            model.fit(
+                lambda context: util.data(32, 16), steps_per_epoch=9, verbose=0
+            )
+        model.fit(util.data(), verbose=0)
+
+    def test_a_dataset_that_ends_too_early(self):
+        with _CLUSTER.strategy.scope():
+            model = util.model()
+        with self.assertLogs("tensorflow", "WARNING") as logs:
+            model.fit(util.data(96, 32), steps_per_epoch=5, verbose=0)
+        self.assertRegex("".join(logs.output), "ended after 3 of 5 steps")
+        self.assertEqual(number(model.optimizer.iterations), 3)
+
+    def test_generators_are_refused(self):
+        with _CLUSTER.strategy.scope():
+            model = util.model()
+        with self.assertRaisesRegex(ValueError, "Dataset.from_generator"):
+            model.fit(iter([(1, 2)]), steps_per_epoch=2, verbose=0)
+
+
+class PackingTest(tf.test.TestCase):
+    def test_there_and_back(self):
+        batch = {
+            "scalar": tf.constant(3),
+            "matrix": tf.constant([[1.0, 2.0], [3.0, 4.0]]),
+            "strings": tf.constant([["a"], [""]]),
+            "flags": (tf.constant([True, False]), tf.zeros([0, 3])),
+            "ragged": tf.ragged.constant([[[1], []], [[2, 3]]]),
+            "sparse": tf.sparse.from_dense([[0, 5], [6, 0]]),
+        }
+        specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
+        specs["matrix"] = tf.TensorSpec([None, None])
+        specs["strings"] = tf.TensorSpec([None, 1], tf.string)
+        packing = Packing(specs)
+        packed = packing.pack(batch)
+        self.assertLen(packed, len(packing.signature))
+        for tensor, spec in zip(packed, packing.signature, strict=True):
+            self.assertTrue(spec.is_compatible_with(tensor))
+        function = tf.function(
+            packing.unpack, input_signature=[tuple(packing.signature)]
+        )
+        found = function(packed)
+        tf.nest.assert_same_structure(found, batch, expand_composites=True)
+        for one, other in zip(
+            tf.nest.flatten(found, expand_composites=True),
+            tf.nest.flatten(batch, expand_composites=True),
+            strict=True,
+        ):
+            self.assertAllEqual(one, other)
+            self.assertEqual(one.dtype, other.dtype)
+
+    def test_an_unknown_rank_is_refused(self):
+        with self.assertRaisesRegex(
+            ValueError, "must have a known rank.*ensure"
+        ):
+            Packing(tf.TensorSpec(None))
+
+
+if __name__ == "__main__":
+    tf.test.main()

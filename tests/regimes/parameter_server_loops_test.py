@@ -1,0 +1,185 @@
+"""Loops that are not `tf_ext.Model.fit`, and policies, on a cluster."""
+
+import numpy as np
+import parameter_server_util as util
+import small_models
+import tensorflow as tf
+from model_building import generator, id_column, number, rows_of
+from saving_util import TestCase
+from small_models import compiled, functional, table
+
+import tf_ext
+from tf_ext._keras import IS_KERAS_3, keras
+
+_CLUSTER = util.Cluster()
+
+
+def setUpModule():
+    _CLUSTER.start()
+
+
+def tearDownModule():
+    _CLUSTER.stop()
+
+
+def _counting_model(cls):
+    """A model whose rows count their updates, and its table."""
+    counts = tf_ext.SparseTable(
+        "counts", 1, tf_ext.optimizers.SparseSGD(), "zeros"
+    )
+    inputs = {"id": keras.Input((), dtype="int64", name="id")}
+    layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
+    # A dense weight, too: of which the loss knows nothing.
+    outputs = keras.layers.Dense(1, kernel_initializer="ones")(layer(inputs))
+    model = cls(inputs, outputs)
+    model.layers[-1].trainable = False
+    # The gradient of a sample's row is -1.
+    model.compile(
+        tf_ext.optimizers.Optimizer(keras.optimizers.SGD(1.0)),
+        keras.losses.MeanAbsoluteError(reduction="sum"),
+        metrics=[keras.metrics.MeanAbsoluteError(name="mae")],
+    )
+    return model, counts
+
+
+class KerasFitTest(TestCase):
+    """tf_keras's own `fit`, which Keras 3 does not have here."""
+
+    def setUp(self):
+        super().setUp()
+        if IS_KERAS_3:
+            self.skipTest("Keras 3's fit refuses the strategy.")
+
+    def test_counts_every_sample(self):
+        with _CLUSTER.strategy.scope():
+            model, counts = _counting_model(keras.Model)
+
+        def dataset(_):
+            # Other ids on each worker.
+            ids = tf.data.Dataset.random().batch(4)
+            return ids.map(lambda n: ({"id": n % 50}, tf.fill([4, 1], 1e6)))
+
+        history = model.fit(
+            keras.utils.experimental.DatasetCreator(dataset),
+            epochs=3,
+            steps_per_epoch=100,
+            verbose=0,
+        )
+        self.assertLen(history.epoch, 3)
+        self.assertEqual(number(model.optimizer.iterations), 300)
+        updates = sum(float(row[0]) for row in rows_of(counts).values())
+        self.assertEqual(updates, 300 * 4)
+
+    def test_learns(self):
+        arrays = small_models.batch(generator(self), 1024)
+
+        def dataset(_):
+            whole = tf.data.Dataset.from_tensor_slices(arrays)
+            return whole.shuffle(1024).repeat().batch(32)
+
+        creator = keras.utils.experimental.DatasetCreator(dataset)
+        with _CLUSTER.strategy.scope():
+            model = compiled(
+                functional(table("adagrad"), keras.Model), metrics=["AUC"]
+            )
+        model.fit(creator, epochs=3, steps_per_epoch=32, verbose=0)
+        found = model.evaluate(creator, steps=32, verbose=0, return_dict=True)
+        self.assertGreater(found["auc"], 0.95)
+
+
+class CustomLoopTest(TestCase):
+    def test_counts_are_exact(self):
+        strategy = _CLUSTER.strategy
+        with strategy.scope():
+            model, counts = _counting_model(tf_ext.Model)
+            optimizer = model.optimizer
+            optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step(ids):
+            def replica():
+                with tf.GradientTape() as tape:
+                    loss = -tf.reduce_sum(model({"id": ids}, training=True))
+                variables = model.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables))
+                return loss
+
+            return strategy.run(replica)
+
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        ids = generator(self).integers(0, 20, [300, 4])
+        for batch in ids:
+            coordinator.schedule(step, args=(tf.constant(batch),))
+        coordinator.join()
+        self.assertEqual(number(optimizer.iterations), 300)
+        expected = dict(zip(*np.unique(ids, return_counts=True), strict=True))
+        found = {sign: float(row[0]) for sign, row in rows_of(counts).items()}
+        self.assertEqual(found, expected)
+
+
+class AccumulationTest(TestCase):
+    def test_is_refused_without_compile(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras has none.")
+        dense = keras.optimizers.SGD(gradient_accumulation_steps=2)
+        with _CLUSTER.strategy.scope():
+            model = functional(table())
+            optimizer = tf_ext.optimizers.Optimizer(dense)
+            with self.assertRaisesRegex(
+                ValueError, "must be None under .*gradient_accumulation_steps=2"
+            ):
+                optimizer.build(model.trainable_variables)
+
+
+class MixedPrecisionTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.policy = keras.mixed_precision.set_global_policy
+        self.addCleanup(self.policy, "float32")
+        features, labels = small_models.batch(generator(self), 256)
+        data = tf.data.Dataset.from_tensor_slices((features, labels))
+        self.data = data.batch(16)
+
+    def losses(self, strategy, **options):
+        with strategy.scope():
+            dense = keras.optimizers.SGD(0.5, **options)
+            model = compiled(functional(table("adagrad")), dense)
+        history = model.fit(
+            self.data, epochs=2, verbose=0, max_inflight_steps=1
+        )
+        return history.history["loss"]
+
+    def assert_as_in_one_process(self, **options):
+        alone = tf.distribute.get_strategy()
+        self.assertAllClose(
+            self.losses(_CLUSTER.strategy, **options),
+            self.losses(alone, **options),
+            1e-3,
+            1e-3,
+        )
+
+    def test_bfloat16(self):
+        self.policy("mixed_bfloat16")
+        self.assert_as_in_one_process()
+
+    def test_float16_with_a_fixed_scale(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras refuses the policy under the strategy.")
+        self.policy("mixed_float16")
+        self.assert_as_in_one_process(loss_scale_factor=128.0)
+
+    def test_float16_with_a_dynamic_scale_is_refused(self):
+        self.policy("mixed_float16")
+        message = (
+            r"Dynamic loss scaling \(of the policy mixed_float16.* Use "
+            "mixed_bfloat16, or a fixed loss_scale_factor"
+            if IS_KERAS_3
+            else "Mixed precision is not supported with"
+        )
+        with self.assertRaisesRegex(ValueError, message):
+            self.losses(_CLUSTER.strategy)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,151 @@
+"""Snapshots of tables on parameter servers, and training that goes on."""
+
+import os
+
+import numpy as np
+import parameter_server_util as util
+import small_models
+import tensorflow as tf
+from model_building import generator
+from saving_util import TestCase, contents
+
+import tf_ext
+from tf_ext.callbacks import point_files
+
+cluster = util.Cluster()
+
+
+def setUpModule():
+    cluster.start(workers=1, ps=2)
+
+
+def tearDownModule():
+    cluster.stop()
+
+
+class SnapshotTest(TestCase):
+    def _table(self):
+        with cluster.strategy.scope():
+            return small_models.table("adagrad")
+
+    def _push(self, table, signs, value):
+        gradients = np.full([len(signs), table.dim], value, np.float32)
+        table.push(signs, gradients, learning_rate=0.1)
+
+    def test_each_server_writes_its_shard(self):
+        table = self._table()
+        signs = np.arange(500)
+        self._push(table, signs, 1.0)
+        paths = [self.path("0"), self.path("1")]
+        manifest = table.save(paths[0], incremental=True)
+        self.assertEqual(manifest.shards, 2)
+        self.assertEqual({file.shard for file in manifest.files}, {0, 1})
+        self._push(table, signs[:20], 2.0)
+        table.erase([3, 4])
+        delta = table.save(paths[1], base=paths[0])
+        self.assertEqual((delta.rows, delta.erased), (18, 2))
+        # On servers, and in this process.
+        for other in (self._table(), small_models.table("adagrad")):
+            other.load(paths[1])
+            self.assertEqual(contents(other), contents(table))
+
+    def test_each_server_applies_its_part_of_a_delta(self):
+        table, served = self._table(), small_models.table("adagrad")
+        signs = np.arange(500)
+        self._push(table, signs, 1.0)
+        paths = [self.path(str(number)) for number in range(3)]
+        table.save(paths[0], incremental=True)
+        on_servers = self._table()
+        with tf_ext.serving.weights_only():
+            weights = self._table()
+        every = (served, on_servers, weights)
+        for other in every:
+            other.load(paths[0])
+        for number in (1, 2):
+            table.erase(signs[:100])
+            self._push(table, signs[50 * number :], 2.0)
+            table.save(paths[number], base=paths[number - 1])
+        for other in every:
+            other.apply_delta(paths[2])
+            self.assertEqual(
+                contents(other)["weights"], contents(table)["weights"]
+            )
+        self.assertEqual(contents(on_servers), contents(table))
+        on_servers.erase([400])
+        with self.assertRaisesRegex(ValueError, "does not hold the rows"):
+            on_servers.apply_delta(paths[2])
+        on_servers.load(paths[2], in_place=True)
+        self.assertEqual(contents(on_servers), contents(table))
+
+    def test_training_goes_on(self):
+        features, labels = small_models.batch(generator(self), 128)
+        data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+
+        def train(epochs, directory=None, kill=None):
+            with cluster.strategy.scope():
+                model = small_models.compiled(
+                    small_models.functional(small_models.table("adagrad"))
+                )
+            callbacks = []
+            if directory:
+                callbacks.append(
+                    tf_ext.callbacks.TableSnapshot(
+                        directory, steps=3, incremental=True
+                    )
+                )
+            if kill:
+                callbacks.append(kill)
+            model.fit(
+                data,
+                epochs=epochs,
+                verbose=0,
+                max_inflight_steps=1,
+                callbacks=callbacks,
+            )
+            return model
+
+        class Kill(tf.keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if int(self.model.optimizer.iterations.numpy()) == 13:
+                    raise KeyboardInterrupt
+
+        whole = contents(train(2).tables[0])
+        directory = self.directory()
+        with self.assertRaises(KeyboardInterrupt):
+            train(2, directory, Kill())
+        last = point_files.list_points(directory)[-1]
+        self.assertEqual(os.path.basename(last), "point-0000000012")
+        model = train(2, directory)
+        self.assertEqual(int(model.optimizer.iterations.numpy()), 16)
+        self.assertEqual(contents(model.tables[0]), whole)
+
+    def test_a_served_model_follows(self):
+        features, labels = small_models.batch(generator(self), 128)
+        data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+        with cluster.strategy.scope():
+            model = small_models.compiled(
+                small_models.functional(small_models.table("adagrad"))
+            )
+        with tf_ext.serving.weights_only():
+            served = small_models.functional(small_models.table("adagrad"))
+        directory = self.directory()
+        points = tf_ext.callbacks.TableSnapshot(
+            directory, steps=4, incremental=True
+        )
+        for epoch in range(1, 4):
+            model.fit(data, verbose=0, callbacks=[points])
+            if epoch == 1:
+                follower = tf_ext.serving.follow(served, directory, every=3600)
+                self.addCleanup(follower.close)
+            else:
+                follower.update()
+            self.assertEqual(follower.step, 8 * epoch)
+            self.assertAllClose(
+                served.predict(features, verbose=0),
+                model.predict(
+                    tf.data.Dataset.from_tensor_slices(features).batch(16),
+                    verbose=0,
+                ),
+                rtol=0,
+                atol=1e-6,
+            )

@@ -1,0 +1,157 @@
+"""Files that an earlier build wrote load, and are written the same today."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import earlier_files_program as program
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from paths import FIXTURES
+from saving_util import TestCase
+
+import tf_ext
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.snapshot import open_snapshot
+
+_DATA = FIXTURES / "earlier"
+_SNAPSHOTS = _DATA / "snapshots"
+_MODELS = _DATA / ("keras_3" if IS_KERAS_3 else "tf_keras")
+_CASES = [(name, {"rule": name}) for name in program.RULES] + [
+    (name, {"initializer": name}) for name in program.INITIALIZERS
+]
+# A chunk begins with its CRC and its file's tag, which no two files share.
+_TAG = slice(8, 16)
+
+
+def _files(path):
+    """The bytes of a snapshot's files of rows, without what differs."""
+    found = []
+    for name in sorted(pathlib.Path(path).glob("rows-*.chunks")):
+        data = bytearray(name.read_bytes())
+        data[:4] = bytes(4)
+        data[_TAG] = bytes(8)
+        found.append(bytes(data))
+    return found
+
+
+def _manifest(path):
+    """A manifest without what no two snapshots share."""
+    found = json.loads(pathlib.Path(path, "manifest.json").read_text())
+    for name in ("id", "base", "crc32c", "tf_ext_version"):
+        del found[name]
+    del found["tensorflow_version"], found["table"]["id"]
+    for file in found["files"]:
+        del file["name"], file["tag"], file["crc32c"]
+    return found
+
+
+def _rows(one):
+    """The bytes of all fields of all rows, by sign."""
+    signs, fields = one.export_rows()
+    fields = {name: np.asarray(field) for name, field in fields.items()}
+    return {
+        sign: {name: field[i].tobytes() for name, field in fields.items()}
+        for i, sign in enumerate(np.asarray(signs).tolist())
+    }
+
+
+def _chunks(path):
+    return list(open_snapshot(str(path)).chunks())
+
+
+class SnapshotTest(TestCase):
+    @parameterized.named_parameters(*_CASES)
+    def test_loads(self, arguments):
+        (name,) = arguments.values()
+        for kind in ("full", "delta"):
+            one = program.table(**arguments)
+            manifest = one.load(str(_SNAPSHOTS / name / kind))
+            self.assertEqual(manifest.step, 3 if kind == "full" else 6)
+            trained = program.table(**arguments)
+            program.train(trained, 1)
+            if kind == "delta":
+                program.train(trained, 2)
+                trained.erase(program.erased())
+            self.assertEqual(_rows(one), _rows(trained))
+
+    @parameterized.named_parameters(*_CASES)
+    def test_is_written_the_same(self, arguments):
+        (name,) = arguments.values()
+        directory = self.directory()
+        program.write_snapshots(program.table(**arguments), directory)
+        for kind in ("full", "delta"):
+            earlier = _SNAPSHOTS / name / kind
+            now = os.path.join(directory, kind)
+            self.assertEqual(_manifest(now), _manifest(earlier))
+            self.assertNotEmpty(_files(now))
+            self.assertEqual(_files(now), _files(earlier))
+            for found, expected in zip(
+                _chunks(now), _chunks(earlier), strict=True
+            ):
+                self.assertAllEqual(found[0], expected[0])
+
+
+class ModelTest(TestCase):
+    def assert_state(self, model, name="state.npz"):
+        expected = dict(np.load(_MODELS / name))
+        found = program.state(model)
+        self.assertSameElements(found, expected)
+        for key, value in expected.items():
+            if key == "predictions":
+                self.assertAllClose(found[key], value, 1e-6, 1e-6)
+            else:
+                self.assertEqual(found[key].tobytes(), value.tobytes(), key)
+
+    def assert_trains(self, model):
+        features, labels = program.batch()
+        before = program.state(model)
+        model.train_on_batch(features, labels)
+        after = program.state(model)
+        self.assertEqual(after["iterations"], before["iterations"] + 1)
+        for key in ("deep/weights", "small/weights", "wide/weights"):
+            self.assertNotAllClose(before[key], after[key])
+
+    def test_keras_file(self):
+        model = keras.models.load_model(_MODELS / "model.keras")
+        self.assert_state(model)
+        self.assert_trains(model)
+
+    def test_weights_file(self):
+        model = program.build_model()
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(_MODELS / "model.weights.h5")
+        self.assert_state(model)
+        self.assert_trains(model)
+
+    def test_checkpoint(self):
+        model = program.build_model()
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+        status = checkpoint.read(str(_MODELS / "checkpoint"))
+        model.optimizer.build(model.trainable_variables)
+        status.expect_partial()
+        self.assert_state(model)
+        self.assert_trains(model)
+
+    def test_recovery_point(self):
+        # Where training goes on, points are written and removed.
+        points = pathlib.Path(self.directory(), "points")
+        shutil.copytree(_MODELS / "points", points)
+        model = program.build_model()
+        dataset = tf.data.Dataset.from_tensors(program.batch()).repeat(5)
+        callback = tf_ext.callbacks.TableSnapshot(points, steps=5)
+        model.fit(dataset, callbacks=[callback], verbose=0)
+        self.assert_state(model, "points.npz")
+        model.fit(
+            dataset,
+            epochs=2,
+            callbacks=[tf_ext.callbacks.TableSnapshot(points, steps=5)],
+            verbose=0,
+        )
+        self.assertEqual(program.state(model)["iterations"], 10)
+
+
+if __name__ == "__main__":
+    tf.test.main()

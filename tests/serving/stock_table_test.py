@@ -1,0 +1,65 @@
+"""Rows of exported tables, which TensorFlow's own ops look up."""
+
+import pathlib
+import tempfile
+import unittest.mock
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from model_building import id_column
+
+import tf_ext
+from tf_ext import serving
+from tf_ext._keras import keras
+from tf_ext.serving import stock_table
+
+_DIM = 3
+
+
+def _model(initializer, rows):
+    """A model that returns the rows of its ids."""
+    table = tf_ext.SparseTable("deep", _DIM, "sgd", initializer)
+    inputs = {"id": keras.Input([1], dtype="int64", name="id")}
+    embedded = tf_ext.layers.EmbeddingFeatures([id_column("id")], table)
+    model = tf_ext.Model(inputs, embedded(inputs))
+    values = np.linspace(-1, 1, rows * _DIM, dtype=np.float32)
+    table.import_rows(np.arange(rows), {"weights": values.reshape(rows, _DIM)})
+    return model
+
+
+class StockTableTest(tf.test.TestCase, parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = tempfile.TemporaryDirectory(prefix="tf_ext_export_")
+        self.path = pathlib.Path(self.enterContext(folder), "models")
+
+    @parameterized.product(
+        dtype=["float32", "float16", "bfloat16", "int8"],
+        initializer=["normal", tf_ext.initializers.Constant(0.3)],
+    )
+    def test_rows_of_known_and_unknown_ids(self, dtype, initializer):
+        model = _model(initializer, rows=10)
+        folder = serving.export(model, self.path, dtype=dtype)
+        ids = {"id": tf.range(20, dtype=tf.int64)[:, tf.newaxis]}
+        served = tf.saved_model.load(folder)
+        rows = served.serve(ids)
+        expected = model(ids)
+        self.assertNotAllClose(expected[:10], expected[10:])
+        tolerance = {"float32": 0.0, "float16": 5e-4}.get(dtype, 4e-3)
+        self.assertAllClose(rows, expected, rtol=0, atol=tolerance)
+
+    def test_more_rows_than_int8_has_numbers_for(self):
+        with unittest.mock.patch.object(stock_table, "_MOST_SCALED_ROWS", 5):
+            with self.assertRaisesRegex(
+                ValueError,
+                'must not be "int8" for more than 5 rows. Received: table '
+                "'deep' of 6 rows",
+            ):
+                serving.export(_model("zeros", 6), self.path, dtype="int8")
+            self.assertEqual(list(self.path.iterdir()), [])
+            serving.export(_model("zeros", 5), self.path, dtype="int8")
+
+
+if __name__ == "__main__":
+    tf.test.main()

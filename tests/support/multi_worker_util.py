@@ -1,0 +1,72 @@
+"""Runs a program of the tests as several workers of a cluster on loopback."""
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+
+from paths import SUPPORT
+
+import tf_ext
+from tf_ext.distribute.local_workers import LocalWorkers
+
+# Where programs find the modules of the tests, and the same tf_ext as here.
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(SUPPORT), str(pathlib.Path(tf_ext.__file__).parents[1])]
+    )
+}
+
+
+@contextlib.contextmanager
+def started(program, *arguments, workers=2, start=None):
+    """`tests/support/<program>` as running workers.
+
+    Args:
+      program: string, the file's name.
+      *arguments: of its command line.
+      workers: int, the number of workers of the cluster.
+      start: the workers that are started. None: all.
+
+    Yields:
+      A `LocalWorkers`. What the workers wrote is printed in the end, which
+      pytest shows if the test fails.
+    """
+    command = [sys.executable, "-P", SUPPORT / program, *arguments]
+    with LocalWorkers(command, workers, start, ENVIRONMENT) as running:
+        try:
+            yield running
+        finally:
+            print(running.describe())
+
+
+def run(program, *arguments, workers=2, timeout_seconds=240):
+    """Runs `tests/support/<program>` as workers to their ends.
+
+    Args:
+      program: string, the file's name.
+      *arguments: of its command line.
+      workers: int, the number of workers.
+      timeout_seconds: float; workers that take longer are killed.
+
+    Returns:
+      What each worker wrote to standard output, a string a worker.
+
+    Raises:
+      AssertionError: if a worker failed; the message has all workers' output.
+      TimeoutError: if they took too long; likewise.
+    """
+    with started(program, *arguments, workers=workers) as running:
+        results = running.wait(timeout_seconds)
+        if any(result.status for result in results):
+            raise AssertionError(f"{program} failed.\n{running.describe()}")
+    return [result.output for result in results]
+
+
+def run_json(program, *arguments, **options):
+    """As `run`, but returns the JSON of each worker's last line of output."""
+    return [
+        json.loads(output.splitlines()[-1])
+        for output in run(program, *arguments, **options)
+    ]

@@ -1,0 +1,171 @@
+"""Runs programs of the tests in processes of their own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+from paths import ROOT, SUPPORT, TESTS
+
+import tf_ext
+
+_TEST_FILE_TIMEOUT_SECONDS = 900
+_STOP_TIMEOUT_SECONDS = 200
+_NO_TESTS_COLLECTED = 5
+
+# Files that connect to a cluster, which cannot be undone in a process, and
+# files whose tests share one run of workers, which each process would start.
+CLUSTER_TESTS = frozenset(
+    [
+        *TESTS.rglob("parameter_server_*_test.py"),
+        TESTS / "distribute" / "distribute_local_test.py",
+        TESTS / "regimes" / "multi_worker_errors_test.py",
+        TESTS / "regimes" / "multi_worker_long_test.py",
+        TESTS / "regimes" / "multi_worker_train_test.py",
+    ]
+)
+
+
+def run(program, *arguments, timeout_seconds=300, **environment):
+    """Runs `tests/support/<program>` to its end.
+
+    Args:
+      program: string, the file's name.
+      *arguments: of its command line.
+      timeout_seconds: int; a program that takes longer is killed.
+      **environment: variables of the environment that are set for it.
+
+    Returns:
+      What it wrote to standard output.
+
+    Raises:
+      AssertionError: the program failed or took too long; the message holds
+        the end of what it wrote.
+    """
+    command = [sys.executable, "-P", str(SUPPORT / program)]
+    return _run(
+        [*command, *map(str, arguments)],
+        f"{program} {arguments}",
+        timeout_seconds,
+        **environment,
+    )
+
+
+def run_program(text, folder, timeout_seconds=300):
+    """Runs a program in a folder, as its user would.
+
+    Args:
+      text: string, the program.
+      folder: string, its working folder; `program.py` is written there.
+      timeout_seconds: int; a program that takes longer is killed.
+
+    Returns:
+      What it wrote to standard output.
+
+    Raises:
+      AssertionError: as of `run`; the message holds the program too.
+    """
+    path = pathlib.Path(folder, "program.py")
+    path.write_text(text)
+    lines = "\n".join(
+        f"{number:4} {line}" for number, line in enumerate(text.splitlines(), 1)
+    )
+    return _run(
+        [sys.executable, "-P", str(path)],
+        f"The program\n{lines}\n",
+        timeout_seconds,
+        folder,
+    )
+
+
+def _run(command, name, timeout_seconds, folder=None, **environment):
+    inherited = dict(
+        os.environ,
+        TF_CPP_MIN_LOG_LEVEL="2",
+        # The same tf_ext, wherever this process has it from.
+        PYTHONPATH=os.pathsep.join(
+            [str(SUPPORT), str(pathlib.Path(tf_ext.__file__).parents[1])]
+        ),
+    )
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**inherited, **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(
+            f"{name} took more than {timeout_seconds} s:\n"
+            f"{_end(error.stdout)}\n{_end(error.stderr)}"
+        ) from error
+    if done.returncode != 0:
+        raise AssertionError(
+            f"{name} ended with {done.returncode}:\n"
+            f"{_end(done.stdout)}\n{_end(done.stderr)}"
+        )
+    return done.stdout
+
+
+def run_test_files(
+    paths, *options, timeout_seconds=_TEST_FILE_TIMEOUT_SECONDS, **environment
+):
+    """Runs files of tests in a process of their own.
+
+    Args:
+      paths: list of pathlib.Path.
+      *options: of pytest's command line.
+      timeout_seconds: int; a process that takes longer is killed.
+      **environment: variables of the environment that are set for it.
+
+    Raises:
+      AssertionError: a test failed; the message holds what pytest wrote.
+    """
+    done = subprocess.run(
+        [
+            *[sys.executable, "-m", "pytest", *map(str, paths)],
+            *["-q", "-n", "0", "-p", "no:cacheprovider", "--durations=5"],
+            *options,
+        ],
+        cwd=ROOT,
+        env=dict(os.environ, **environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
+    if done.returncode not in (0, _NO_TESTS_COLLECTED):
+        names = ", ".join(path.name for path in paths)
+        raise AssertionError(f"{names} failed:\n{done.stdout}")
+
+
+def is_running(pid):
+    """Whether there is a process, which may be a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until_ended(pids):
+    """Waits until there are no such processes.
+
+    Raises:
+      AssertionError: there still are.
+    """
+    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+    while running := [pid for pid in pids if is_running(pid)]:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"processes are left: {running}")
+        time.sleep(0.1)
+
+
+def _end(text):
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return (text or "")[-4000:]

@@ -1,0 +1,151 @@
+"""Kills processes that save snapshots, and checks the files that they leave.
+
+Prints one line per kill. Everything runs in forks of a process that has only
+imported TensorFlow, since the import takes longer than everything else.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import time
+
+import forks
+import numpy as np
+import snapshot_util as util
+
+import tf_ext
+from tf_ext.snapshot.files import read_manifest
+
+_ROWS = 3000
+_TOUCHED = 200
+
+
+def _signs(generation):
+    """What changes in a generation: signs set, signs erased."""
+    generator = np.random.default_rng(generation)
+    if generation == 0:
+        return np.arange(_ROWS), np.arange(0)
+    signs = generator.choice(2 * _ROWS, _TOUCHED + 20, replace=False)
+    return signs[:_TOUCHED], signs[_TOUCHED:]
+
+
+def _advance(table, generation):
+    signs, erased = _signs(generation)
+    values = np.full([len(signs), util.DIM], generation, np.float32)
+    table.import_rows(signs, {"weights": values, "accumulator": values})
+    if len(erased):
+        table.erase(erased)
+
+
+def _check(table, generation):
+    expected = {}
+    for each in range(generation + 1):
+        signs, erased = _signs(each)
+        expected.update(dict.fromkeys(signs.tolist(), each))
+        for sign in erased.tolist():
+            expected.pop(sign, None)
+    signs, fields = table.export_rows()
+    for values in fields.values():
+        found = dict(zip(signs.tolist(), values.max(1).tolist(), strict=True))
+        assert found == expected, f"other rows than in generation {generation}"
+        assert (values == values[:, :1]).all(), "a torn row"
+
+
+def _path(root, generation, incremental):
+    return os.path.join(root, f"{generation:06d}" if incremental else "only")
+
+
+def _latest(root, incremental):
+    """The newest snapshot: `(generation, path)`; (-1, None): there is none."""
+    paths = [_path(root, 0, False)]
+    if incremental:
+        paths = [os.path.join(root, name) for name in sorted(os.listdir(root))]
+    for path in reversed(paths):
+        if os.path.exists(os.path.join(path, "manifest.json")):
+            return read_manifest(path).step, path
+    return -1, None
+
+
+def _load_latest(root, incremental):
+    table = util.table(2)
+    generation, path = _latest(root, incremental)
+    if path is not None:
+        table.load(path, incremental=incremental)
+        _check(table, generation)
+    return table, generation, path
+
+
+def _save_for_ever(root, incremental, listener, report):
+    os.close(listener)  # So that a report that nobody reads is an error.
+    table, generation, base = _load_latest(root, incremental)
+    while True:
+        generation += 1
+        _advance(table, generation)
+        path = _path(root, generation, incremental)
+        if not incremental:
+            table.save(path, step=generation)
+        elif base is None:
+            table.save(path, incremental=True, step=generation)
+        else:
+            table.save(path, base=base, step=generation)
+        base = path
+        os.write(report, f"{generation}\n".encode())
+
+
+def _verify(root, incremental, acknowledged):
+    """Checks the newest snapshot, and that the next save removes leftovers."""
+    table, generation, base = _load_latest(root, incremental)
+    assert generation >= acknowledged, f"{acknowledged} is lost"
+    _advance(table, generation + 1)
+    path = _path(root, generation + 1, incremental)
+    arguments = {"base": base} if incremental and base else {}
+    arguments |= {"incremental": incremental and not base}
+    manifest = table.save(path, step=generation + 1, **arguments)
+    wanted = {"manifest.json", *(file.name for file in manifest.files)}
+    assert set(os.listdir(path)) == wanted, os.listdir(path)
+    _load_latest(root, incremental)
+    if incremental and generation > 20:  # Chains take longer and longer.
+        shutil.rmtree(root)
+        os.mkdir(root)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root")
+    parser.add_argument("--kills", type=int)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--incremental", action="store_true")
+    arguments = parser.parse_args()
+    generator = random.Random(arguments.seed)
+    tf_ext.ops.library()  # Once, for all forks.
+    for _ in range(arguments.kills):
+        readable, writable = os.pipe()
+        saver = forks.start(
+            _save_for_ever,
+            arguments.root,
+            arguments.incremental,
+            readable,
+            writable,
+        )
+        os.close(writable)
+        lines = os.read(readable, 100)  # It has begun.
+        time.sleep(generator.uniform(0, 0.05))
+        os.kill(saver, signal.SIGKILL)
+        _, status = os.waitpid(saver, 0)
+        assert os.WIFSIGNALED(status), "the saver failed"
+        while more := os.read(readable, 4096):
+            lines += more
+        os.close(readable)
+        acknowledged = int(lines.split()[-1])
+        verifier = forks.start(
+            _verify, arguments.root, arguments.incremental, acknowledged
+        )
+        _, status = os.waitpid(verifier, 0)
+        assert status == 0, "see above"
+        print(f"killed after {acknowledged}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Loads exports in a process that cannot import tf_ext.
+
+    stock_load_program.py CASES
+
+CASES is a pickled list of dicts: `path`; `batch`, `{key: array}` or, of
+composite tensors, `{key: {component: array}}`; `named`, the same by name in the
+signature; `expected`, `{name: array}`; `atol`.
+
+Prints the number of cases with the expected results.
+"""
+
+import pathlib
+import pickle
+import sys
+
+import numpy as np
+
+
+class _Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "tf_ext":
+            raise ImportError("tf_ext must not be imported here")
+        return None
+
+
+def tensor(value):
+    """A tensor of its components."""
+    import tensorflow as tf
+
+    if not isinstance(value, dict):
+        return tf.constant(value)
+    if "row_splits" in value:
+        return tf.RaggedTensor.from_row_splits(
+            value["values"], value["row_splits"]
+        )
+    return tf.SparseTensor(**value)
+
+
+def main(cases):
+    """See the module's docstring."""
+    sys.meta_path.insert(0, _Refuses())
+    import tensorflow as tf
+
+    loaded = []
+    cases = pickle.loads(pathlib.Path(cases).read_bytes())
+    for case in cases:
+        model = tf.saved_model.load(case["path"])
+        loaded.append(model)  # All of them side by side.
+    for case, model in zip(cases, loaded):
+        batch = tf.nest.map_structure(lambda t: t, case["batch"])
+        batch = (
+            {key: tensor(value) for key, value in batch.items()}
+            if isinstance(batch, dict)
+            else tensor(batch)
+        )
+        named = {key: tf.constant(v) for key, v in case["named"].items()}
+        default = model.signatures["serving_default"](**named)
+        assert sorted(default) == sorted(case["expected"]), default.keys()
+        served = [np.asarray(v) for v in tf.nest.flatten(model.serve(batch))]
+        for name, expected in case["expected"].items():
+            found = default[name].numpy()
+            np.testing.assert_allclose(
+                found, expected, rtol=0, atol=case["atol"], err_msg=str(case)
+            )
+            assert any(
+                v.shape == found.shape and np.array_equal(v, found)
+                for v in served
+            ), name
+    maps = pathlib.Path("/proc/self/maps").read_text()
+    assert "tf_ext" not in maps and "tf_ext" not in sys.modules
+    print(f"{len(cases)} cases are served")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,191 @@
+"""What strategies and the runtime of TensorFlow do not make public."""
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+
+
+def resolver_of(strategy):
+    """The `tf.distribute.cluster_resolver` of a strategy, or None.
+
+    The public property of ParameterServerStrategy is None.
+
+    Seen in: TensorFlow 2.21.
+    """
+    return getattr(strategy, "cluster_resolver", None) or getattr(
+        strategy, "_cluster_resolver", None
+    )
+
+
+def coordinator_of(strategy):
+    """The ClusterCoordinator of a ParameterServerStrategy, or None.
+
+    Seen in: TensorFlow 2.21, which makes one for each strategy.
+    """
+    return getattr(strategy, "_cluster_coordinator", None)
+
+
+def end_coordinator(coordinator):
+    """Joins a ClusterCoordinator's threads, which works once.
+
+    Otherwise it joins them when it is freed, wherever that happens.
+
+    Seen in: TensorFlow 2.21.
+    """
+    coordinator.__del__()
+
+
+def own_executor():
+    """Has eager ops of this thread wait for no other thread's, in a block.
+
+    TensorFlow frees tensors of other tasks in the default executor, for which
+    every thread waits that has none of its own: until a frozen task is lost.
+
+    Seen in: TensorFlow 2.21.
+
+    Returns:
+      A context manager.
+    """
+    context = sys.modules["tensorflow.python.eager.context"]
+    return context.executor_scope(_new_executor())
+
+
+def separate_workers(coordinator):
+    """Gives each thread of a ClusterCoordinator an executor, as above.
+
+    Each of these threads runs the steps of one worker. Without this, all of
+    them wait when tensors of a frozen worker are freed.
+
+    Seen in: TensorFlow 2.21.
+    """
+    queue = coordinator._cluster.closure_queue
+    if "get" in vars(queue):
+        return
+    take = queue.get
+    of_thread = threading.local()
+
+    def get(*args, **kwargs):
+        if not hasattr(of_thread, "executor"):
+            of_thread.executor = _new_executor()
+            context = sys.modules["tensorflow.python.eager.context"].context()
+            context.executor = of_thread.executor
+        return take(*args, **kwargs)
+
+    queue.get = get
+
+
+def _new_executor():
+    executor = sys.modules["tensorflow.python.eager.executor"]
+    return executor.new_executor(enable_async=False)
+
+
+def error_of_step(error):
+    """The error of a step that a ClusterCoordinator has wrapped.
+
+    Seen in: TensorFlow 2.21, of steps whose input was lost.
+    """
+    return getattr(error, "original_exception", error)
+
+
+def configure_coordination(
+    cluster, leader, register_timeout_seconds, heartbeat_timeout_seconds
+):
+    """Configures the service for the next MultiWorkerMirroredStrategy.
+
+    The strategy uses defaults unless the service is configured already. The
+    public ways set no time-outs (tf.experimental.dtensor), or are overwritten
+    by the strategy's defaults (a ConfigProto).
+
+    Seen in: TensorFlow 2.21.
+
+    Args:
+      cluster: dict of job -> list of "host:port".
+      leader: (job, index) of the task that runs the service.
+      register_timeout_seconds: float, how long tasks wait for each other when
+        they start.
+      heartbeat_timeout_seconds: float, after how long without heartbeats a
+        task is lost.
+    """
+    context = sys.modules["tensorflow.python.eager.context"].context()
+    job, index = leader
+    context.configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{job}/replica:0/task:{index}",
+        cluster_register_timeout_in_ms=round(1000 * register_timeout_seconds),
+        heartbeat_timeout_in_ms=round(1000 * heartbeat_timeout_seconds),
+    )
+    settings = context.coordination_service
+    # Without it the time-out has no effect: tasks wait for a missing one for
+    # ever.
+    settings.cluster_register_with_barrier = True
+    for job, addresses in cluster.items():
+        settings.coordinated_job_list.add(name=job, num_tasks=len(addresses))
+
+
+@contextlib.contextmanager
+def keeping_sigterm():
+    """Restores the handler of SIGTERM after the block.
+
+    The client of the coordination service handles the signal, so that it would
+    no longer end the process. Outside of the main thread Python cannot set
+    handlers, and nothing is done.
+
+    Seen in: TensorFlow 2.21.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def shut_connections_down(peers, spared):
+    """Shuts down this process's connections to some addresses.
+
+    TensorFlow cannot disconnect from a worker that does not answer. gRPC finds
+    the connection at its end, as if the worker had died, and closes it.
+
+    Seen in: TensorFlow 2.21, on Linux.
+
+    Args:
+      peers: set of (address, port), IPv4 addresses in IPv4 notation.
+      spared: function that tells whether a file descriptor is left alone.
+
+    Returns:
+      int, how many there were.
+    """
+    return sum(
+        _shut_down_if(int(name), peers, spared)
+        for name in os.listdir("/proc/self/fd")
+    )
+
+
+def plain_address(name):
+    """(address, port) of a socket's name; mapped IPv4 addresses as IPv4.
+
+    Seen in: TensorFlow 2.21, whose gRPC uses IPv6 sockets for IPv4 addresses.
+    """
+    return name[0].removeprefix("::ffff:"), name[1]
+
+
+def _shut_down_if(descriptor, peers, spared):
+    with contextlib.suppress(OSError):
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            return False
+        if spared(descriptor):
+            return False
+        # The descriptor is gRPC's, which closes it when it sees the end.
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                return False
+            if plain_address(connection.getpeername()) not in peers:
+                return False
+            connection.shutdown(socket.SHUT_RDWR)
+            return True
+    return False

@@ -1,0 +1,90 @@
+"""What Keras's models do not make public."""
+
+import typing
+
+import tensorflow as tf
+
+from tf_ext._keras import IS_KERAS_3, keras
+
+# Keras's functional model, by public names. (tf_keras cannot make one without
+# fixing TensorFlow's devices and threads.) Seen in: Keras 3.15, tf_keras 2.21.
+if IS_KERAS_3:
+    Functional = type(keras.Model(*([keras.Input((1,), name="tf_ext")] * 2)))
+else:
+    Functional = keras.Sequential.__base__
+
+
+def layers_of(model):
+    """All layers of a model, including nested ones.
+
+    A model's `layers` holds the outermost layers only.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+    """
+    return list(model._flatten_layers())
+
+
+def is_compiled(model):
+    """Whether `compile` was called; tf_keras has no public attribute.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+    """
+    return model.compiled if IS_KERAS_3 else model._is_compiled
+
+
+def start_of_training(model, initial_epoch, steps):
+    """The first epoch and step, after BackupAndRestore has restored them.
+
+    The callback only tells Keras's own `fit` where training continues.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+
+    Args:
+      model: keras.Model whose callbacks have been told that training begins.
+      initial_epoch: int, what `fit` was given.
+      steps: int or None, those of an epoch.
+
+    Returns:
+      (int, int).
+    """
+    if IS_KERAS_3:
+        return model._initial_epoch or initial_epoch, 0
+    return model._maybe_load_initial_counters_from_ckpt(steps, initial_epoch)
+
+
+def build_for(model, batch):
+    """Builds a Keras 3 model, its metrics and loss for a batch.
+
+    Calling it would build the layers only.
+
+    Seen in: Keras 3.15.
+    """
+    model._maybe_symbolic_build(data_batch=batch)
+
+
+# A subclass calls what the Keras class after it has.
+_Base: typing.Any = object
+
+
+class BuiltForOneReplica(_Base):
+    """A base before `keras.Model` that builds for one replica's batch.
+
+    Under a strategy Keras 3 builds a model for the mean of the replicas'
+    batches: a mean of ids is not an id, and strings have no mean.
+
+    A class that derives from this defines `_strategy_of_replicas()`, the
+    strategy of several replicas that its model has, or None.
+
+    Seen in: Keras 3.15.
+    """
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        strategy = self._strategy_of_replicas()
+        if iterator is not None and strategy is not None:
+            local = strategy.experimental_local_results
+            _, _, batches = next(iter(iterator))
+            data_batch = tf.nest.map_structure(
+                lambda value: local(value)[0], next(batches)
+            )
+            iterator = None
+        super()._maybe_symbolic_build(iterator, data_batch)

@@ -1,0 +1,65 @@
+"""What Keras's optimizers do not make public."""
+
+
+def key_of(optimizer, variable):
+    """A key that identifies a variable in an optimizer.
+
+    Keras 3's variables have no `ref()`, and a distributed variable is a
+    different object in each replica.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+    """
+    return optimizer._var_key(variable)
+
+
+def rate_variable(optimizer):
+    """The variable of the learning rate, or None of a schedule or function.
+
+    The property `learning_rate` is a variable for schedules in tf_keras, and a
+    tensor in Keras 3.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+    """
+    rate = given_rate(optimizer)
+    return rate if hasattr(rate, "assign") else None
+
+
+def given_rate(optimizer):
+    """The learning rate as it was given: a variable, schedule or function.
+
+    The configuration holds the schedule serialized, and a class that is not
+    registered cannot be deserialized.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+    """
+    return optimizer._learning_rate
+
+
+def refresh_rate(optimizer):
+    """Brings a tf_keras optimizer's rate by a schedule up to date.
+
+    The property `learning_rate` is that of the previous step until
+    `apply_gradients` is called.
+
+    Seen in: tf_keras 2.21.
+    """
+    optimizer._compute_current_learning_rate()
+
+
+def without_replica_sum(optimizer):
+    """Keeps a Keras 3 optimizer from summing gradients over replicas.
+
+    Keras sums by a `tf.custom_gradient`, and TensorFlow keeps the graph that
+    contains it, and so the tables that the graph uses, until the process ends.
+    In tf_keras an argument of `apply_gradients` does it.
+
+    Seen in: Keras 3.15, TensorFlow 2.21.
+
+    Args:
+      optimizer: the optimizer; one without the hook is left as it is. Its
+        gradients have to be summed already.
+    """
+    if hasattr(optimizer, "_all_reduce_sum_gradients"):
+        optimizer._all_reduce_sum_gradients = lambda grads_and_vars: (
+            grads_and_vars
+        )

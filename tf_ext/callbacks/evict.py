@@ -1,0 +1,113 @@
+"""Evicts rows, and lets their statistics decay, during training."""
+
+import logging
+import typing
+
+import tensorflow as tf
+
+from tf_ext._checks import check_count, is_fraction, refuse
+from tf_ext._keras import keras
+from tf_ext.eviction import Evicted
+from tf_ext.tables.find import tables_of
+
+_LOG = logging.getLogger("tf_ext")
+
+
+class Evict(keras.callbacks.Callback):
+    """Evicts rows of all tables that were created with `eviction`.
+
+    With `decay`, the statistics of all tables that have some decay first.
+
+    An eviction follows each step of the optimizer that reaches or passes a
+    multiple of `steps`. It is therefore at the same step in every process, also
+    after training was interrupted and resumed. Under ParameterServerStrategy,
+    workers may run steps during an eviction.
+
+    Args:
+      steps: int, at least 1, the number of steps between evictions.
+      decay: float, above 0 and at most 1, the factor by which statistics are
+        multiplied just before each eviction. None: they do not decay.
+
+    Attributes:
+      evicted: dict from the names of tables to the `tf_ext.eviction.Evicted` of
+        their last evictions.
+
+    Raises:
+      ValueError: if an argument is invalid; or, at the first eviction, if no
+        table of the model was created with `eviction`, or, with `decay`, none
+        with `statistics`.
+
+    Example:
+    >>> import tf_ext
+    >>> evict = tf_ext.callbacks.Evict(steps=50_000, decay=0.98)
+    >>> evict.steps, evict.decay
+    (50000, 0.98)
+    """
+
+    def __init__(self, steps: int, decay: float | None = None) -> None:
+        super().__init__()
+        check_count("Evict", "steps", steps, 1)
+        if decay is not None and not is_fraction(decay):
+            refuse("Evict", "decay", "above 0 and at most 1, or None", decay)
+        self.steps = int(steps)
+        self.decay = None if decay is None else float(decay)
+        self.evicted: dict[str, Evicted] = {}
+        self._step = 0  # The optimizer's step when it was last read.
+        self._until_look = 0  # Batches before the step must be read again.
+        self._batch = -1
+
+    def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
+        self._step = self._iterations()
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
+        # The first batch of an epoch is not 0 if training was resumed.
+        self._until_look, self._batch = 0, -1
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
+        # Reading the step may require a request to a server.
+        self._until_look -= batch - self._batch
+        self._batch = batch
+        if self._until_look > 0:
+            return
+        step = self._iterations()
+        if step // self.steps > self._step // self.steps:
+            self._evict(step)
+        self._step = step
+        self._until_look = self.steps - step % self.steps
+
+    def _iterations(self) -> int:
+        return int(tf.convert_to_tensor(self.model.optimizer.iterations))
+
+    def _evict(self, step: int) -> None:
+        # Found lazily, once the model is built.
+        tables = tables_of(self.model)
+        if self.decay is not None:
+            for table in self._those(tables, "statistics"):
+                table.decay_statistics(self.decay)
+        for table in self._those(tables, "eviction"):
+            by_steps = table.config.get("last_seen") == "step"
+            evicted = table.evict(now=step if by_steps else None)
+            self.evicted[table.name] = evicted
+            _LOG.info(
+                "Step %d: %d of %d rows of table %r were evicted.",
+                step,
+                evicted.evicted,
+                evicted.examined,
+                table.name,
+            )
+
+    def _those(
+        self, tables: list[typing.Any], made_with: str
+    ) -> list[typing.Any]:
+        """The tables that were made with an argument."""
+        found = [table for table in tables if getattr(table, made_with)]
+        if not found:
+            raise ValueError(
+                "The model of Evict must have a table that was made with "
+                f"`{made_with}`. Received: {self.model!r}"
+            )
+        return found

@@ -1,0 +1,177 @@
+"""Files of recovery points: where they are, and what they say.
+
+A right CRC tells that a file is as it was written, not by whom: what it says
+is checked before anything is allocated or changed.
+"""
+
+import contextlib
+import dataclasses
+import math
+import posixpath
+import re
+import typing
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_ext import _core
+from tf_ext import _snapshot_manifest as manifests
+from tf_ext._sealed_json import (
+    INT64_MAX,
+    DamagedSnapshotError,
+    Members,
+    unseal,
+)
+from tf_ext.snapshot.storage import storage_of
+
+NAME = "point.json"
+_DIRECTORY = re.compile(r"point-[0-9]{10,}")
+_VARIABLES_FILE = r"variables-[0-9a-f]{16}\.bin"
+_READ_BYTES = 64 << 20
+
+# Type and shape of variables, by name.
+Described: typing.TypeAlias = dict[str, tuple[np.dtype[typing.Any], list[int]]]
+
+
+def path_of(root: str, step: int) -> str:
+    """The directory of the point of a step."""
+    return posixpath.join(root, f"point-{step:010d}")
+
+
+def table_path(path: str, index: int) -> str:
+    """The directory of a table's snapshot in a point."""
+    return posixpath.join(path, f"table-{index:03d}")
+
+
+def list_points(root: str) -> list[str]:
+    """The directories of complete points, the oldest first."""
+    return [path for path, whole in directories(root) if whole]
+
+
+def directories(root: str) -> list[tuple[str, bool]]:
+    """`(path, whether it has a point)` of all directories, oldest first."""
+    if not tf.io.gfile.isdir(root):
+        return []
+    names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
+    paths = [
+        posixpath.join(root, name)
+        for name in sorted(names, key=lambda n: (len(n), n))
+        if _DIRECTORY.fullmatch(name)
+    ]
+    return [
+        (path, tf.io.gfile.exists(posixpath.join(path, NAME))) for path in paths
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedPoint:
+    """The contents of `point.json`.
+
+    tables: list of `(label, id)`; variables: `{name: (dtype, shape)}`.
+    """
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    tables: list[tuple[str, str]]
+    variables_file: str
+    variables_crc32c: int
+    variables: Described
+
+
+def read_point(path: str) -> SavedPoint:
+    """What the file of a point's directory says.
+
+    Raises:
+      DamagedSnapshotError: it is missing, or damaged.
+    """
+    file = posixpath.join(path, NAME)
+    members = unseal(_read(file, manifests.MAX_BYTES), file)
+    variables: Described = {}
+    for entry in members.objects("variables"):
+        name = entry.text("name")
+        if name in variables:
+            entry.refuse("name", "that of no other variable")
+        shape = entry.list("shape")
+        if not all(type(n) is int and 0 <= n <= INT64_MAX for n in shape):
+            entry.refuse("shape", "a list of sizes")
+        variables[name] = (_dtype_of(entry), shape)
+    return SavedPoint(
+        step=members.integer("step", 0, INT64_MAX),
+        epoch=members.integer("epoch", 0, INT64_MAX),
+        step_in_epoch=members.integer("step_in_epoch", 0, INT64_MAX),
+        tables=[
+            (table.text("label"), table.hexadecimal("id", 32))
+            for table in members.objects("tables")
+        ],
+        variables_file=members.text(
+            "variables_file", _VARIABLES_FILE, "a name variables-....bin"
+        ),
+        variables_crc32c=members.number("variables_crc32c", 8),
+        variables=variables,
+    )
+
+
+def _dtype_of(entry: Members) -> np.dtype[typing.Any]:
+    """The NumPy dtype that a variable's entry names."""
+    try:
+        dtype = tf.as_dtype(entry.text("dtype"))
+    except TypeError:
+        dtype = tf.resource
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
+        if not dtype.is_bool:
+            entry.refuse("dtype", "a type of numbers")
+    return np.dtype(dtype.as_numpy_dtype)
+
+
+def _read(file: str, most: int) -> bytes:
+    """The bytes of a file of at most `most` bytes."""
+    try:
+        with storage_of(file).reader(file) as (size, read):
+            if size > most:
+                raise DamagedSnapshotError(
+                    f"{file} is damaged: it has {size} bytes, and may have "
+                    f"{most} at most."
+                )
+            return b"".join(
+                read(begin, min(_READ_BYTES, size - begin))
+                for begin in range(0, size, _READ_BYTES)
+            )
+    except FileNotFoundError:
+        raise DamagedSnapshotError(f"{file} is missing.") from None
+
+
+def read_arrays(
+    point: SavedPoint, path: str
+) -> dict[str, npt.NDArray[typing.Any]]:
+    """The saved arrays of a SavedPoint: `{name: array}`."""
+    file = posixpath.join(path, point.variables_file)
+    size = sum(
+        dtype.itemsize * math.prod(shape)
+        for dtype, shape in point.variables.values()
+    )
+    data = _read(file, size)
+    crc = _core.crc32c(data)
+    if len(data) != size or crc != point.variables_crc32c:
+        raise DamagedSnapshotError(
+            f"{file} is damaged: the CRC32C of its {size} bytes should be "
+            f"{point.variables_crc32c:08x}, and that of the {len(data)} that "
+            f"it has is {crc:08x}."
+        )
+    arrays, offset = {}, 0
+    for name, (dtype, shape) in point.variables.items():
+        array = np.frombuffer(data, dtype, math.prod(shape), offset)
+        arrays[name] = array.reshape(shape)
+        offset += array.nbytes
+    return arrays
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Adds the point's directory to errors that lack it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedSnapshotError(f"{path} is not whole: {error}") from None

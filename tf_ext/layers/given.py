@@ -1,0 +1,40 @@
+"""Whether a layer looks its embeddings up, or is given them."""
+
+import contextlib
+import contextvars
+import typing
+from collections.abc import Callable, Iterator, Mapping
+
+import tensorflow as tf
+
+from tf_ext.feature_column.column import Column
+from tf_ext.tables.sparse_table import SparseTable
+
+Give: typing.TypeAlias = Callable[
+    [SparseTable, Column, Mapping[str, typing.Any]], tf.Tensor
+]
+"""`(table, column, features by key) -> [batch_size, *column.output_shape]`."""
+
+_GIVE: contextvars.ContextVar[Give | None] = contextvars.ContextVar(
+    "tf_ext_give_embeddings", default=None
+)
+
+
+@contextlib.contextmanager
+def embeddings_given_by(give: Give) -> Iterator[None]:
+    """Makes EmbeddingFeatures take embeddings instead of looking them up.
+
+    Args:
+      give: what makes the output of a column on a table. It is called in the
+        order of tables and columns, whenever a layer is.
+    """
+    token = _GIVE.set(give)
+    try:
+        yield
+    finally:
+        _GIVE.reset(token)
+
+
+def given_embeddings() -> Give | None:
+    """What gives embeddings inside of `embeddings_given_by`; None outside."""
+    return _GIVE.get()

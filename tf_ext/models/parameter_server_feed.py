@@ -1,0 +1,178 @@
+"""The data that steps on asynchronous workers read.
+
+A dataset is read by the coordinator and each batch is an argument of the step
+that a worker runs; a function that makes a dataset runs on each worker.
+"""
+
+import contextlib
+import itertools
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from tf_ext.models.batch_packing import Packing
+from tf_ext.models.fit_arguments import make_dataset
+
+
+class Feed:
+    """Batches for the steps of one call of `fit`, `evaluate` or `predict`.
+
+    Args:
+      dataset: tf.data.Dataset of batches.
+      steps: int, the steps of an epoch; None to read the dataset to its end.
+
+    Attributes:
+      element_spec: nested structure of `tf.TypeSpec`, a batch.
+      signature: list of `tf.TensorSpec`, a packed batch.
+      num_batches: int, of an epoch; None if unknown.
+    """
+
+    def __init__(
+        self, dataset: tf.data.Dataset, steps: int | None = None
+    ) -> None:
+        self.element_spec = dataset.element_spec
+        self._packing = Packing(self.element_spec)
+        self.signature = self._packing.signature
+        self._dataset = dataset.map(
+            lambda *batch: self._packing.pack(
+                batch if len(batch) > 1 else batch[0]
+            )
+        ).prefetch(tf.data.AUTOTUNE)
+        self._steps = steps
+        self._iterator: typing.Any = None
+        self._read = 0
+        # Data of an epoch that began in another process.
+        self._rest: tf.data.Dataset | None = None
+        self._cardinality = int(dataset.cardinality())
+        self.num_batches = steps
+        if steps is None and self._cardinality >= 0:
+            self.num_batches = self._cardinality
+
+    def unpack(self, packed: Sequence[tf.Tensor]) -> typing.Any:
+        """A batch from what `epoch` yields; to be called in the step."""
+        return self._packing.unpack(packed)
+
+    @staticmethod
+    def explaining_errors() -> contextlib.AbstractContextManager[None]:
+        """No errors to explain: the coordinator knows where the data end."""
+        return contextlib.nullcontext()
+
+    def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
+        """Yields the packed batches of the next epoch, each a tuple.
+
+        With `steps` an epoch continues where the last one ended, if data are
+        left, as in Keras; without, it starts at the beginning.
+
+        Args:
+          first_step: int, steps of this epoch that were made before.
+        """
+        if self._steps is None:
+            left = self.num_batches and self.num_batches - first_step
+            dataset, self._rest = self._rest or self._dataset, None
+            yield from itertools.islice(dataset, left)
+            return
+        if self._iterator is None or self._read == self._cardinality:
+            self._iterator = iter(self._dataset)
+            self._read = 0
+        for made in range(first_step, self._steps):
+            batch = next(self._iterator, None)
+            if batch is None:
+                self._iterator = None
+                _warn_of_end(made, self._steps)
+                return
+            self._read += 1
+            yield batch
+
+    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+        """Skips what was read before a restart.
+
+        Args:
+          epoch: int, the current epoch.
+          first_step: int, the completed steps of it.
+
+        Returns:
+          `(epoch, first_step)`; of the next epoch if no data is left in this.
+        """
+        if self._steps is not None:
+            self._read = epoch * self._steps + first_step
+            self._iterator = iter(self._dataset.skip(self._read))
+            return epoch, first_step
+        rest = self._dataset.skip(first_step)
+        if first_step and next(iter(rest.take(1)), None) is None:
+            return epoch + 1, 0
+        self._rest = rest
+        return epoch, first_step
+
+
+class WorkerFeed:
+    """Batches that each worker reads itself, from a function's dataset.
+
+    Args:
+      coordinator: tf.distribute.coordinator.ClusterCoordinator.
+      dataset_fn: function from `tf.distribute.InputContext` to a
+        tf.data.Dataset of batches that does not end.
+      steps: int, the steps of an epoch.
+      class_weight: dict from class (int) to weight, or None.
+
+    Attributes:
+      element_spec: nested structure of `tf.TypeSpec`, a batch.
+      signature: None: an iterator is what is sent.
+      num_batches: int, of an epoch.
+    """
+
+    signature = None
+
+    def __init__(
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        steps: int | None,
+        class_weight: dict[int, float] | None = None,
+    ) -> None:
+        if steps is None:
+            raise ValueError(
+                "Argument `steps_per_epoch` of fit must be an integer where "
+                "`x` is a function, whose dataset each worker makes for "
+                "itself. Received: steps_per_epoch=None"
+            )
+        dataset = coordinator.create_per_worker_dataset(
+            lambda: make_dataset(dataset_fn, class_weight=class_weight)
+        )
+        self.element_spec = dataset.element_spec
+        self.num_batches = steps
+        self._iterator = iter(dataset)
+
+    def unpack(self, iterator: typing.Any) -> typing.Any:
+        """A batch, on the worker."""
+        return next(iterator)
+
+    @contextlib.contextmanager
+    def explaining_errors(self) -> Iterator[None]:
+        """Explains the errors of steps that found no data."""
+        try:
+            yield
+        except tf.errors.OutOfRangeError as error:
+            raise ValueError(
+                "The dataset of the function `x` must not end, as each worker "
+                "reads its own, but it ended on a worker. Use "
+                "`dataset.repeat()` in the function."
+            ) from error
+
+    @staticmethod
+    def go_on(epoch: int, first_step: int) -> tuple[int, int]:
+        """Each worker's data start again; returns both arguments."""
+        return epoch, first_step
+
+    def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
+        """Yields the workers' iterator for each step of an epoch."""
+        return itertools.repeat(self._iterator, self.num_batches - first_step)
+
+
+def _warn_of_end(made: int, steps: int) -> None:
+    tf.get_logger().warning(
+        "The dataset ended after %d of %d steps of this epoch. It must have at "
+        "least steps_per_epoch * epochs batches: use `dataset.repeat()`.",
+        made,
+        steps,
+    )

@@ -1,0 +1,164 @@
+"""`fit`, `evaluate` and `predict` under ParameterServerStrategy.
+
+For both Kerases. The coordinator reads the data, schedules a step for each
+batch on whichever worker is free, and has a limited number of steps in flight.
+Results are taken in the order of the batches, so that callbacks, logs and
+predictions come in the order of one process.
+"""
+
+import typing
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext._compat.clusters import own_executor
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.distribute.cluster import cluster_of
+from tf_ext.models.building import (
+    build_model,
+    build_optimizer,
+    example_of,
+)
+from tf_ext.models.fit_arguments import dataset_of, makes_dataset
+from tf_ext.models.inflight import InFlight
+from tf_ext.models.parameter_server_feed import Feed, WorkerFeed
+from tf_ext.models.steps import STALENESS, Step, StepFunctions
+from tf_ext.models.training_loop import TrainingLoop
+
+_STEPS_PER_WORKER = 2
+
+
+class ParameterServerLoop(TrainingLoop):
+    """The loop of one compiled model; it keeps the traced steps.
+
+    Args:
+      model: keras.Model that was made under a ParameterServerStrategy.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(model)
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
+            self._regime.strategy
+        )
+        self._functions = StepFunctions(model)
+        self._inflight = InFlight(self._coordinator)
+
+    def run(self, method: str, *arguments: typing.Any) -> typing.Any:
+        """Calls `fit`, `evaluate` or `predict`, as the base class does."""
+        with own_executor():
+            return super().run(method, *arguments)
+
+    def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
+        _check_backups(callbacks.callbacks)
+        callbacks.on_train_begin()
+
+    def _train_steps(
+        self, feed: typing.Any, batches: Iterable[typing.Any], limit: int | None
+    ) -> Iterator[dict[str, typing.Any]]:
+        step = self._functions.get("train", feed)
+        staleness = []
+        logs = {}
+        with feed.explaining_errors():
+            for tensors in self._results(step, batches, limit):
+                if tensors is not None:
+                    logs = step.logs(tensors)
+                    staleness.append(logs.pop(STALENESS, 0.0))
+                mean = float(np.mean(staleness or [0.0]))
+                yield {**logs, STALENESS: mean}
+
+    def _test_steps(
+        self, feed: typing.Any, batches: Iterable[typing.Any]
+    ) -> Iterator[dict[str, typing.Any] | None]:
+        step = self._functions.get("test", feed)
+        logs = None
+        for tensors in self._results(step, batches):
+            if tensors is not None:
+                logs = step.logs(tensors)
+            yield logs
+
+    def _predict_steps(
+        self, feed: typing.Any, batches: Iterable[typing.Any]
+    ) -> Iterator[typing.Any]:
+        step = self._functions.get("predict", feed)
+        for tensors in self._results(step, batches, repeatable=True):
+            yield step.result(tensors)
+
+    def _training_feed(
+        self, arguments: dict[str, typing.Any]
+    ) -> Feed | WorkerFeed:
+        x, steps = arguments["x"], arguments["steps_per_epoch"]
+        if makes_dataset(x):
+            return WorkerFeed(
+                self._coordinator, x, steps, arguments["class_weight"]
+            )
+        return Feed(dataset_of({**arguments, "steps": steps}), steps)
+
+    def _feed(self, arguments: dict[str, typing.Any]) -> Feed:
+        return Feed(dataset_of(arguments), arguments["steps"])
+
+    def _results(
+        self,
+        step: Step,
+        batches: Iterable[typing.Any],
+        limit: int | None = None,
+        repeatable: bool = False,
+    ) -> Iterator[typing.Any]:
+        workers = len(cluster_of(self._regime.strategy)["worker"])
+        limit = limit or _STEPS_PER_WORKER * workers
+        return self._inflight.run(step.function, batches, limit, repeatable)
+
+    def _verbose(self, verbose: typing.Any) -> typing.Any:
+        if verbose == "auto" and not IS_KERAS_3:
+            return 2  # As in tf_keras under this strategy.
+        return verbose
+
+    def _build(self, feed: typing.Any) -> None:
+        """Makes variables where Keras would in the first step."""
+        model = self._model
+        with self._regime.strategy.scope():
+            example = example_of(feed.element_spec)
+            unbuilt = [m for m in _compiled_parts(model) if not m.built]
+            if unbuilt:
+                x, y, weights = keras.utils.unpack_x_y_sample_weight(example)
+                outputs = model(x)
+                if y is not None:
+                    model.compute_loss(x, y, outputs, weights)
+                    model.compute_metrics(x, y, outputs, weights)
+                    model.reset_metrics()
+            build_model(model, example)
+            build_optimizer(model)
+
+    def _epoch_logs(self, logs: dict[str, typing.Any]) -> dict[str, typing.Any]:
+        # The last step's metrics can lack updates of other steps.
+        metrics = self._model.get_metrics_result()
+        others = {STALENESS: logs[STALENESS]} if STALENESS in logs else {}
+        if {*metrics, *others} == set(logs):
+            logs = {**metrics, **others}
+        return super()._epoch_logs(logs)
+
+
+def _check_backups(callbacks: list[keras.callbacks.Callback]) -> None:
+    """Raises for backups within epochs, which tf_keras does not write here."""
+    if IS_KERAS_3:
+        return
+    for callback in callbacks:
+        frequency = getattr(callback, "save_freq", "epoch")
+        if (
+            isinstance(callback, keras.callbacks.BackupAndRestore)
+            and frequency != "epoch"
+        ):
+            raise ValueError(
+                "Argument `save_freq` of BackupAndRestore must be 'epoch' "
+                "under ParameterServerStrategy in tf_keras, which saves "
+                f"nothing otherwise. Received: save_freq={frequency!r}. For "
+                "more backups make epochs shorter by `steps_per_epoch`."
+            )
+
+
+def _compiled_parts(model: keras.Model) -> list[typing.Any]:
+    if not IS_KERAS_3:
+        return []
+    names = ("_compile_loss", "_compile_metrics")
+    parts = [getattr(model, name, None) for name in names]
+    return [part for part in parts if part is not None]

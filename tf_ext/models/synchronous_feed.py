@@ -1,0 +1,184 @@
+"""The data of synchronous workers: a share of every global batch.
+
+Before each step they agree whether any worker has data left, and on the total
+number of samples: a worker without data continues with empty batches.
+"""
+
+import itertools
+import typing
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tf_ext.data import worker_batches
+from tf_ext.models.fit_arguments import dataset_of, makes_dataset
+from tf_ext.regimes import SynchronousRegime
+
+# Results of reading a batch; the largest over the workers decides.
+_FAILED, _HAS_BATCH, _ENDED = 2, 1, 0
+_Policy = tf.data.experimental.AutoShardPolicy
+
+
+class SynchronousFeed:
+    """A worker's batches, until no worker has any left.
+
+    Args:
+      dataset: tf.data.Dataset, or another iterable with an `element_spec`, of
+        this worker's batches.
+      steps: int, the steps of an epoch; None to read the dataset to its end.
+      regime: SynchronousRegime.
+
+    Attributes:
+      element_spec: nested structure of `tf.TypeSpec`, a batch.
+      num_batches: int, of an epoch; None if that is not known beforehand.
+    """
+
+    def __init__(
+        self, dataset: typing.Any, steps: int | None, regime: SynchronousRegime
+    ) -> None:
+        self.element_spec = worker_batches.relaxed_spec(dataset.element_spec)
+        self._regime = regime
+        self._dataset = dataset
+        self._steps = steps
+        self._iterator: typing.Any = None
+        # Batches read ahead, of an epoch that continues.
+        self._next_step: tuple[typing.Any, tf.Tensor] | None = None
+        self.num_batches = steps or self._most_batches()
+
+    def _most_batches(self) -> int | None:
+        cardinality = getattr(self._dataset, "cardinality", None)
+        count = int(cardinality()) if callable(cardinality) else -1
+        counts = self._regime.gather(tf.constant([count], tf.int64))
+        counts = counts.numpy().ravel()
+        return int(counts.max()) if counts.min() >= 0 else None
+
+    def epoch(
+        self, first_step: int = 0
+    ) -> Iterator[tuple[typing.Any, tf.Tensor]]:
+        """Yields `(batch, weight)` for each step of the next epoch.
+
+        `weight`, float32, is the weight of this worker's batch: the number of
+        workers times its samples, divided by the samples of all. With `steps`,
+        an epoch continues where the last one ended, and restarts when the data
+        of all workers have ended.
+
+        Args:
+          first_step: int, steps of this epoch that were made before.
+        """
+        goes_on = self._steps is not None or self._next_step is not None
+        if self._iterator is None or not goes_on:
+            self._iterator = iter(self._dataset)
+        steps = (
+            itertools.count(first_step)
+            if self._steps is None
+            else range(first_step, self._steps)
+        )
+        for _ in steps:
+            step, self._next_step = self._next_step or self._next(), None
+            if step is None:
+                self._iterator = None
+                return
+            yield step
+
+    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+        """Skips what was read before a restart.
+
+        Args:
+          epoch: int, the current epoch.
+          first_step: int, the completed steps of it.
+
+        Returns:
+          `(epoch, first_step)`; of the next epoch if no data is left in this.
+        """
+        self._iterator = iter(self._dataset)
+        for _ in range((self._steps or 0) * epoch + first_step):
+            next(self._iterator, None)
+        if self._steps is None and first_step:
+            self._next_step = self._next()
+            if self._next_step is None:
+                return epoch + 1, 0
+        return epoch, first_step
+
+    def _next(self) -> tuple[typing.Any, tf.Tensor] | None:
+        batch, error = None, None
+        try:
+            batch = next(self._iterator, None)
+        except Exception as caught:  # Raised when the other workers know it.
+            error = caught
+        size = 0 if batch is None else int(worker_batches.batch_size_of(batch))
+        state = _ENDED if batch is None else _HAS_BATCH
+        mine = [_FAILED if error is not None else state, size]
+        rows = self._regime.gather(tf.constant(mine, tf.int64)).numpy()
+        if rows[:, 0].max() == _FAILED:
+            self._raise(error)
+        if rows[:, 0].max() == _ENDED:
+            return None
+        if batch is None:
+            batch = worker_batches.empty_batch(self.element_spec)
+        total = rows[:, 1].sum()
+        weight = len(rows) * size / total if total else 0.0
+        return batch, tf.constant(weight, tf.float32)
+
+    def _raise(self, error: Exception | None) -> typing.NoReturn:
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        first = self._regime.workers.first_error(tf.constant(text))
+        raise RuntimeError(
+            "The data of a worker cannot be read, which ends the training of "
+            f"all. {first.numpy().decode(errors='replace')}"
+        ) from error
+
+
+def worker_dataset(
+    arguments: dict[str, typing.Any], regime: SynchronousRegime
+) -> typing.Any:
+    """The dataset of this worker's batches.
+
+    Args:
+      arguments: dict of the arguments of `fit` or a similar method, with
+        `steps`.
+      regime: SynchronousRegime.
+    """
+    workers, rank = regime.num_processes, regime.rank
+    x = arguments["x"]
+    if isinstance(x, tf.distribute.DistributedDataset):
+        return x
+    if makes_dataset(x):
+        context = tf.distribute.InputContext(workers, rank, workers)
+        return worker_batches.variable_batch_size(
+            dataset_of(arguments, context=context)
+        )
+    dataset = dataset_of(arguments, seed=_common_seed(regime))
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy == _Policy.OFF:
+        own = worker_batches.cut_batches(dataset, workers)
+    elif policy in (_Policy.AUTO, _Policy.DATA):
+        own = worker_batches.worker_share(dataset, workers, rank)
+    else:
+        own = _batches_of_files(dataset, regime, policy)
+    return own.prefetch(tf.data.AUTOTUNE)
+
+
+def _batches_of_files(
+    dataset: tf.data.Dataset, regime: SynchronousRegime, policy: typing.Any
+) -> tf.data.Dataset:
+    """The batches of this worker's files, if there are enough for all."""
+    workers = regime.num_processes
+    own, error = None, ""
+    try:
+        own = worker_batches.shard_files(dataset, workers, regime.rank)
+    except tf.errors.OpError as caught:
+        error = caught.message
+    failed = tf.constant([own is None], tf.int64)
+    if tf.reduce_max(regime.gather(failed)) == 0:
+        return worker_batches.cut_batches(own, workers)
+    raise ValueError(
+        f"The dataset's auto_shard_policy is {policy.name}, but it cannot be "
+        f"shared by file over {workers} workers. {error} Use "
+        "AutoShardPolicy.DATA, or more files."
+    )
+
+
+def _common_seed(regime: SynchronousRegime) -> int:
+    """A random number that is the same on all workers."""
+    mine = tf.random.uniform([], maxval=tf.int32.max, dtype=tf.int64)
+    return regime.int_of_first(int(mine))

@@ -1,0 +1,170 @@
+"""`fit`, `evaluate` and `predict` in Keras 3 on synchronous workers.
+
+Every worker runs this loop on its part of the data. Metrics are those of all
+workers.
+"""
+
+import tempfile
+import typing
+from collections.abc import Callable, Iterable, Iterator
+
+import tensorflow as tf
+
+from tf_ext._compat.models import build_for, layers_of
+from tf_ext._keras import keras
+from tf_ext.models.building import build_optimizer, example_of
+from tf_ext.models.synchronous_checks import check_layers
+from tf_ext.models.synchronous_feed import SynchronousFeed, worker_dataset
+from tf_ext.models.training_loop import TrainingLoop
+from tf_ext.regimes import worker_weight
+
+
+class SynchronousLoop(TrainingLoop):
+    """The loop of one compiled model; it keeps the traced steps.
+
+    Args:
+      model: keras.Model of Keras 3 that was made under a
+        MultiWorkerMirroredStrategy of several workers.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(model)
+        self._functions: dict[tuple[str, str], Callable[..., typing.Any]] = {}
+
+    def _training_feed(
+        self, arguments: dict[str, typing.Any]
+    ) -> SynchronousFeed:
+        return self._feed({**arguments, "steps": arguments["steps_per_epoch"]})
+
+    def _feed(self, arguments: dict[str, typing.Any]) -> SynchronousFeed:
+        dataset = worker_dataset(arguments, self._regime)
+        return SynchronousFeed(dataset, arguments["steps"], self._regime)
+
+    def _build(self, feed: SynchronousFeed) -> None:
+        model = self._model
+        check_layers(model)
+        example = example_of(feed.element_spec)
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(example)
+        if y is not None:
+            build_for(model, example)
+        elif not all(layer.built for layer in layers_of(model)):
+            # Keras would also build metrics, which takes labels.
+            with self._regime.strategy.scope():
+                model(x)
+        with self._regime.strategy.scope():
+            build_optimizer(model)
+
+    def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
+        callbacks.on_train_begin()
+        if self._regime.rank != 0:
+            _detach_backups(callbacks)
+
+    def _verbose(self, verbose: typing.Any) -> typing.Any:
+        return verbose if self._regime.rank == 0 else 0
+
+    def _train_steps(
+        self,
+        feed: SynchronousFeed,
+        batches: Iterable[typing.Any],
+        limit: int | None,
+    ) -> Iterator[dict[str, typing.Any]]:
+        del limit
+        return self._steps("train", feed, batches)
+
+    def _test_steps(
+        self, feed: SynchronousFeed, batches: Iterable[typing.Any]
+    ) -> Iterator[dict[str, typing.Any] | None]:
+        return self._steps("test", feed, batches)
+
+    def _predict_steps(
+        self, feed: SynchronousFeed, batches: Iterable[typing.Any]
+    ) -> Iterator[typing.Any]:
+        return self._steps("predict", feed, batches)
+
+    def _steps(
+        self, kind: str, feed: SynchronousFeed, batches: Iterable[typing.Any]
+    ) -> Iterator[typing.Any]:
+        key = (kind, repr(feed.element_spec))
+        if key not in self._functions:
+            self._functions[key] = self._make_step(kind, feed.element_spec)
+        function = self._functions[key]
+        for batch, weight in batches:
+            yield function(batch, weight)
+
+    def _make_step(
+        self, kind: str, element_spec: typing.Any
+    ) -> Callable[..., typing.Any]:
+        call = getattr(self._model, f"{kind}_step")
+
+        def replica_step(batch: typing.Any, weight: tf.Tensor) -> typing.Any:
+            with worker_weight(weight):
+                result = call(batch)
+            if kind == "predict":
+                return _gather(result)
+            return self._global_logs(result, weight)
+
+        return tf.function(
+            lambda batch, weight: self._regime.strategy.run(
+                replica_step, args=(batch, weight)
+            ),
+            input_signature=[element_spec, tf.TensorSpec([], tf.float32)],
+            autograph=False,  # As in Keras.
+        )
+
+    def _global_logs(
+        self, logs: dict[str, typing.Any], weight: tf.Tensor
+    ) -> dict[str, typing.Any]:
+        """What a step returned, over all workers.
+
+        Metrics are computed from the sums of their variables; anything else
+        is the mean over all samples.
+        """
+        model = self._model
+        variables = [v for m in model.metrics for v in m.variables]
+        own = set(model.get_metrics_result())
+        others = {
+            name: tf.cast(value, tf.float32)
+            * weight
+            / self._regime.num_processes
+            for name, value in logs.items()
+            if name not in own
+        }
+        states = [tf.convert_to_tensor(v) for v in variables]
+        sums = self._regime.workers.sum([*states, *others.values()])
+        with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
+            metrics = model.get_metrics_result()
+        values = {**metrics, **dict(zip(others, sums[len(variables) :]))}
+        return {name: values[name] for name in logs}
+
+
+def _gather(outputs: typing.Any) -> typing.Any:
+    context = tf.distribute.get_replica_context()
+
+    def gather(value: typing.Any) -> tf.Tensor:
+        if not isinstance(value, tf.Tensor):
+            raise ValueError(
+                "The outputs of a model must be dense tensors for predict "
+                f"under MultiWorkerMirroredStrategy. Received: {value!r}"
+            )
+        return context.all_gather(value, axis=0)
+
+    return tf.nest.map_structure(gather, outputs)
+
+
+def _detach_backups(callbacks: keras.callbacks.CallbackList) -> None:
+    """Keeps all workers but the first from writing into one backup.
+
+    They have restored from it, and continue to take part in saving.
+    """
+    for callback in callbacks.callbacks:
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            model, params = callback.model, callback.params
+            keras.callbacks.BackupAndRestore.__init__(
+                callback,
+                tempfile.mkdtemp(prefix="tf_ext_backup_"),
+                save_freq=callback.save_freq,
+                double_checkpoint=callback.double_checkpoint,
+                delete_checkpoint=True,
+            )
+            callback.set_model(model)
+            callback.set_params(params)

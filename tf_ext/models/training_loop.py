@@ -1,0 +1,321 @@
+"""`fit`, `evaluate` and `predict` where Keras's own do not work.
+
+This is the part common to all regimes: arguments, epochs, callbacks, logs.
+Subclasses send batches to workers and collect the results.
+"""
+
+import abc
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext._compat.models import is_compiled, start_of_training
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.distribute import naming_lost_tasks
+from tf_ext.models.fit_arguments import split_arrays
+from tf_ext.models.resume import restored_point
+from tf_ext.regimes import regime_of_model
+
+# The attributes that callbacks set to end each kind of step.
+_STOP = {
+    "train": "stop_training",
+    "test": "stop_evaluating",
+    "predict": "stop_predicting",
+}
+
+
+class TrainingLoop(abc.ABC):
+    """The loop of one compiled model.
+
+    Args:
+      model: keras.Model that was made under the scope of a strategy.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._regime = regime_of_model(model)
+
+    def run(self, method: str, *arguments: typing.Any) -> typing.Any:
+        """Calls `fit`, `evaluate` or `predict`.
+
+        Raises:
+          tf_ext.distribute.ServerLostError: a parameter server was lost.
+          tf_ext.distribute.WorkerLostError: a synchronous worker was lost.
+        """
+        with naming_lost_tasks(self._regime.strategy):
+            self._check_is_compiled(method)
+            return getattr(self, method)(*arguments)
+
+    def fit(
+        self, arguments: dict[str, typing.Any], limit: int | None = None
+    ) -> keras.callbacks.History:
+        """Trains the model.
+
+        Args:
+          arguments: dict of all arguments of `keras.Model.fit`.
+          limit: int or None, the most steps in flight.
+
+        Returns:
+          keras.callbacks.History.
+        """
+        model = self._model
+        arguments = split_arrays(arguments)
+        feed = self._training_feed(arguments)
+        self._build(feed)
+        callbacks = self._callbacks(
+            arguments, feed, epochs=arguments["epochs"], history=True
+        )
+        point = restored_point(model, callbacks)
+        model.stop_training = False
+        self._begin_training(callbacks)
+        epoch, first_step = start_of_training(
+            model, arguments["initial_epoch"], feed.num_batches
+        )
+        if point is not None:
+            epoch, first_step = feed.go_on(point.epoch, point.step_in_epoch)
+        logs = None
+        while epoch < arguments["epochs"] and not model.stop_training:
+            model.reset_metrics()
+            callbacks.on_epoch_begin(epoch)
+            logs = self._train_epoch(feed, callbacks, first_step, limit)
+            logs.update(self._validate(arguments, callbacks, epoch))
+            callbacks.on_epoch_end(epoch, logs)
+            epoch, first_step = epoch + 1, 0
+        callbacks.on_train_end(logs)
+        return model.history
+
+    def _begun(
+        self,
+        kind: str,
+        feed: typing.Any,
+        callbacks: keras.callbacks.CallbackList,
+        first_step: int = 0,
+    ) -> Iterator[typing.Any]:
+        """Yields an epoch's batches until the model is told to stop."""
+        begin = getattr(callbacks, f"on_{kind}_batch_begin")
+        for index, batch in enumerate(feed.epoch(first_step), first_step):
+            if getattr(self._model, _STOP[kind]):
+                return
+            begin(index)
+            yield batch
+
+    def _train_epoch(
+        self,
+        feed: typing.Any,
+        callbacks: keras.callbacks.CallbackList,
+        first_step: int,
+        limit: int | None,
+    ) -> dict[str, typing.Any]:
+        logs = None
+        batches = self._begun("train", feed, callbacks, first_step)
+        steps = self._train_steps(feed, batches, limit)
+        for index, logs in enumerate(steps, first_step):
+            self._count("_train_counter")
+            callbacks.on_train_batch_end(index, logs)
+        if logs is None:
+            raise _no_data("fit")
+        return self._epoch_logs(logs)
+
+    def _validate(
+        self,
+        arguments: dict[str, typing.Any],
+        callbacks: keras.callbacks.CallbackList,
+        epoch: int,
+    ) -> dict[str, typing.Any]:
+        data = arguments["validation_data"]
+        if data is None or not _is_due(epoch, arguments["validation_freq"]):
+            return {}
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        batch_size = arguments["validation_batch_size"]
+        logs = self._model.evaluate(
+            x=x,
+            y=y,
+            sample_weight=sample_weight,
+            batch_size=None
+            if y is None
+            else batch_size or arguments["batch_size"],
+            steps=arguments["validation_steps"],
+            callbacks=callbacks,
+            return_dict=True,
+        )
+        return {f"val_{name}": value for name, value in logs.items()}
+
+    def evaluate(self, arguments: dict[str, typing.Any]) -> typing.Any:
+        """Computes the metrics: as `keras.Model.evaluate` returns them.
+
+        Args:
+          arguments: dict of all arguments of `keras.Model.evaluate`.
+        """
+        model = self._model
+        feed = self._feed(arguments)
+        self._build(feed)
+        callbacks = self._callbacks(arguments, feed)
+        model.stop_evaluating = False
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        logs = None
+        batches = self._begun("test", feed, callbacks)
+        for index, logs in enumerate(self._test_steps(feed, batches)):
+            self._count("_test_counter")
+            callbacks.on_test_batch_end(index, logs)
+        if logs is None:
+            raise _no_data("evaluate")
+        logs = self._epoch_logs(logs)
+        callbacks.on_test_end(logs)
+        return logs if arguments["return_dict"] else _in_order(model, logs)
+
+    def predict(self, arguments: dict[str, typing.Any]) -> typing.Any:
+        """Computes outputs: as `keras.Model.predict` returns them.
+
+        Args:
+          arguments: dict of all arguments of `keras.Model.predict`.
+        """
+        model = self._model
+        feed = self._feed(arguments)
+        self._build(feed)
+        callbacks = self._callbacks(arguments, feed)
+        model.stop_predicting = False
+        callbacks.on_predict_begin()
+        outputs = []
+        batches = self._begun("predict", feed, callbacks)
+        for index, output in enumerate(self._predict_steps(feed, batches)):
+            outputs.append(output)
+            self._count("_predict_counter")
+            callbacks.on_predict_batch_end(index, {"outputs": output})
+        if not outputs:
+            raise _no_data("predict")
+        callbacks.on_predict_end()
+        return tf.nest.map_structure(_concatenate, *outputs)
+
+    @abc.abstractmethod
+    def _training_feed(self, arguments: dict[str, typing.Any]) -> typing.Any:
+        """The feed of `fit`, from its arguments."""
+
+    @abc.abstractmethod
+    def _feed(self, arguments: dict[str, typing.Any]) -> typing.Any:
+        """The feed of `evaluate` and `predict`, from their arguments."""
+
+    @abc.abstractmethod
+    def _build(self, feed: typing.Any) -> None:
+        """Makes variables where Keras would in the first step."""
+
+    @abc.abstractmethod
+    def _train_steps(
+        self, feed: typing.Any, batches: Iterable[typing.Any], limit: int | None
+    ) -> Iterator[dict[str, typing.Any]]:
+        """Yields the logs of training on each of an epoch's batches."""
+
+    @abc.abstractmethod
+    def _test_steps(
+        self, feed: typing.Any, batches: Iterable[typing.Any]
+    ) -> Iterator[dict[str, typing.Any] | None]:
+        """Yields the logs after each batch."""
+
+    @abc.abstractmethod
+    def _predict_steps(
+        self, feed: typing.Any, batches: Iterable[typing.Any]
+    ) -> Iterator[typing.Any]:
+        """Yields the outputs for each batch."""
+
+    def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
+        callbacks.on_train_begin()
+
+    def _epoch_logs(self, logs: dict[str, typing.Any]) -> dict[str, typing.Any]:
+        """The logs of an epoch, from those of its last step."""
+        return {name: _number(value) for name, value in logs.items()}
+
+    def _verbose(self, verbose: typing.Any) -> typing.Any:
+        """The effective value of `verbose`."""
+        return verbose
+
+    def _callbacks(
+        self,
+        arguments: dict[str, typing.Any],
+        feed: typing.Any,
+        epochs: int = 1,
+        history: bool = not IS_KERAS_3,
+    ) -> keras.callbacks.CallbackList:
+        callbacks = arguments["callbacks"]
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        verbose = self._verbose(arguments["verbose"])
+        return keras.callbacks.CallbackList(
+            callbacks,
+            add_history=history,
+            add_progbar=verbose != 0,
+            model=self._model,
+            verbose=verbose,
+            epochs=epochs,
+            steps=feed.num_batches,
+        )
+
+    def _count(self, name: str) -> None:
+        # tf_keras's batch counters, which its TensorBoard callback reads.
+        counter = getattr(self._model, name, None)
+        if counter is not None:
+            counter.assign_add(1)
+
+    def _check_is_compiled(self, method: str) -> None:
+        """Raises if the model was not compiled, or to run eagerly."""
+        model = self._model
+        compiled = is_compiled(model)
+        if not compiled and method != "predict":
+            raise ValueError(
+                f"The model must be compiled before `{method}`. Call "
+                "`model.compile(tf_ext.optimizers.Optimizer(...), loss)` under "
+                "the strategy's scope."
+            )
+        if compiled and model.run_eagerly:
+            raise ValueError(
+                "Argument `run_eagerly` of compile must be False under "
+                f"{self._regime.strategy_name}, whose workers run graphs. "
+                "Received: run_eagerly=True"
+            )
+
+
+def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:
+    if isinstance(frequency, int):
+        return (epoch + 1) % frequency == 0
+    return epoch + 1 in frequency
+
+
+def _no_data(method: str) -> ValueError:
+    return ValueError(
+        f"Argument `x` of {method} must hold a batch at least, and steps must "
+        "not be 0. Received: an empty dataset, or steps of 0"
+    )
+
+
+def _number(value: typing.Any) -> typing.Any:
+    value = np.asarray(value)
+    return float(value) if value.ndim == 0 else value
+
+
+def _in_order(model: keras.Model, logs: dict[str, typing.Any]) -> typing.Any:
+    """The values of metrics as a list, or the single value."""
+    names = model.metrics_names
+    if IS_KERAS_3:  # They are nested there.
+        names = [
+            part.name
+            for metric in model.metrics
+            for part in getattr(metric, "metrics", [metric])
+        ]
+    names = [name for name in dict.fromkeys(names) if name in logs]
+    names += sorted(set(logs) - set(names))
+    values = [logs[name] for name in names]
+    return values[0] if len(values) == 1 else values
+
+
+def _concatenate(*batches: typing.Any) -> typing.Any:
+    first = batches[0]
+    if isinstance(first, tf.SparseTensor):
+        return tf.sparse.concat(0, batches)
+    if isinstance(first, tf.RaggedTensor):
+        return tf.concat(batches, 0)
+    if first.shape.rank == 0:
+        return np.stack(batches)
+    if len({tuple(batch.shape[1:]) for batch in batches}) == 1:
+        return np.concatenate(batches)
+    return tf.concat([tf.RaggedTensor.from_tensor(b) for b in batches], 0)

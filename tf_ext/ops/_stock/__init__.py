@@ -1,0 +1,1 @@
+"""The ops of tf_ext that exported models need, as stock TensorFlow ops."""

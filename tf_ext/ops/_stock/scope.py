@@ -1,0 +1,34 @@
+"""The scope in which traced functions use only TensorFlow's own ops."""
+
+import contextlib
+import contextvars
+import typing
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+Lookup: typing.TypeAlias = Callable[[typing.Any, tf.Tensor], tf.Tensor]
+"""`(table, signs int64 [n]) -> rows float32 [n, dim]`."""
+
+_LOOKUP: contextvars.ContextVar[Lookup | None] = contextvars.ContextVar(
+    "tf_ext_stock_lookup", default=None
+)
+
+
+@contextlib.contextmanager
+def stock_ops(lookup: Lookup) -> Iterator[None]:
+    """Makes tf_ext's layers and tables trace stock TensorFlow ops.
+
+    Args:
+      lookup: function that reads a table's rows.
+    """
+    token = _LOOKUP.set(lookup)
+    try:
+        yield
+    finally:
+        _LOOKUP.reset(token)
+
+
+def stock_lookup() -> Lookup | None:
+    """The function that reads rows inside `stock_ops`; None outside."""
+    return _LOOKUP.get()

@@ -1,0 +1,469 @@
+"""One training step's gradients, from the tape to tables and variables.
+
+Both Kerases use it, and this file has its stages in their order:
+
+    split       gradients of tables from those of variables
+    merge       over replicas and workers: a sum a variable, a sum a sign
+    finite      a step that is not finite everywhere is left out, or fails
+    unscale     gradients of a scaled loss are divided by the scale
+    accumulate  micro-steps are added up, and all but the last one end here
+    clip        variables and tables together
+    push        each table once; then the wrapped optimizer has its turn
+
+Before `merge` each replica acts alone; from there on all replicas of a process
+act together. What differs between the two Kerases is in an `Adapter`.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tf_ext.optimizers.adapter import Adapter, Clipping, Rates
+from tf_ext.optimizers.waiting import after
+from tf_ext.regimes import (
+    PushRequest,
+    Regime,
+    TableGradient,
+    check_finite,
+    regime_in_scope,
+    regime_of_tables,
+)
+from tf_ext.tables import shadow
+
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.sparse_table import SparseTable
+
+_TableSlices: typing.TypeAlias = "list[tuple[SparseTable, tf.IndexedSlices]]"
+_Parts: typing.TypeAlias = (
+    "list[tuple[SparseTable, list[tuple[tf.Tensor, tf.Tensor]]]]"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseGradients:
+    """Gradients of variables, after their sum over replicas and workers.
+
+    Attributes:
+      grads: list of tensors or `tf.IndexedSlices`, or of distributed values of
+        them where there is a strategy.
+      variables: list of Keras or TensorFlow variables.
+      strategy: the tf.distribute.Strategy in whose cross-replica context they
+        are; None where there is one replica.
+    """
+
+    grads: list[typing.Any]
+    variables: list[typing.Any]
+    strategy: tf.distribute.Strategy | None = None
+
+    def of_first_replica(self) -> list[typing.Any]:
+        """A list of tensors or slices; those of all replicas are the same."""
+        if self.strategy is None:
+            return self.grads
+        local = self.strategy.experimental_local_results
+        return [local(grad)[0] for grad in self.grads]
+
+    def map(
+        self, function: Callable[..., typing.Any], *args: typing.Any
+    ) -> "DenseGradients":
+        """The gradients after `function(list of gradients, *args)`."""
+        if not self.grads:
+            return self
+        if self.strategy is None:
+            grads = function(self.grads, *args)
+        else:
+            grads = self.strategy.extended.call_for_each_replica(
+                function, args=(self.grads, *args)
+            )
+        return dataclasses.replace(self, grads=grads)
+
+    def apply(self, adapter: Adapter) -> None:
+        """Updates the variables on all replicas."""
+        if self.strategy is None:
+            adapter.apply_dense(self.grads, self.variables)
+        else:
+            self.strategy.extended.call_for_each_replica(
+                lambda grads: adapter.apply_dense(grads, self.variables),
+                args=(self.grads,),
+            )
+
+
+def run(
+    adapter: Adapter,
+    grads: Sequence[typing.Any],
+    variables: Sequence[typing.Any],
+    summed: bool = False,
+) -> None:
+    """Runs all stages on a replica's gradients.
+
+    Args:
+      adapter: Adapter.
+      grads: list of tensors, `tf.IndexedSlices` or None.
+      variables: list of Keras or TensorFlow variables, one each.
+      summed: whether gradients are summed over replicas and workers already;
+        those of tables are then for the rows that this worker owns.
+
+    Raises:
+      ValueError: all gradients are None, or that of a table is dense.
+    """
+    with after(grads):
+        dense, variables, slices = split(grads, variables)
+        context = tf.distribute.get_replica_context()
+        if context.num_replicas_in_sync == 1:
+            tables = merge([(t, [(g.indices, g.values)]) for t, g in slices])
+            _update_or_skip(adapter, DenseGradients(dense, variables), tables)
+        else:
+            _merge_replicas(adapter, context, dense, variables, slices, summed)
+
+
+# Split.
+
+
+def split(
+    grads: Sequence[typing.Any], variables: Sequence[typing.Any]
+) -> tuple[list[typing.Any], list[typing.Any], _TableSlices]:
+    """Separates gradients of tables from those of variables.
+
+    Args:
+      grads: list of tensors, `tf.IndexedSlices` or None.
+      variables: list of Keras or TensorFlow variables, one each.
+
+    Returns:
+      `(dense gradients, dense variables, [(table, tf.IndexedSlices)])`,
+      without those that are None.
+
+    Raises:
+      ValueError: all gradients are None.
+    """
+    dense, dense_variables, slices = [], [], []
+    missing = []
+    for grad, variable in zip(grads, variables, strict=True):
+        table = shadow.table_of(variable)
+        if grad is None:
+            if table is None:
+                missing.append(variable.name)
+        elif table is None:
+            if isinstance(grad, tf.Tensor):
+                # Not every gradient function of TensorFlow sets the static
+                # shape.
+                grad.set_shape(variable.shape)
+            dense.append(grad)
+            dense_variables.append(variable)
+        else:
+            slices.append((table, _as_slices(table, grad)))
+    if not dense and not slices:
+        raise ValueError(
+            "No gradients provided for any variable: the loss depends on none "
+            f"of {[v.name for v in variables]}."
+        )
+    if missing:
+        tf.get_logger().warning(
+            "Gradients do not exist for variables %s when minimizing the loss.",
+            missing,
+        )
+    return dense, dense_variables, slices
+
+
+def _as_slices(
+    table: "SparseTable", grad: tf.Tensor | tf.IndexedSlices
+) -> tf.IndexedSlices:
+    if isinstance(grad, tf.IndexedSlices):
+        return grad
+    raise ValueError(
+        f"The gradient of table {table.name!r} arrived as a dense tensor of "
+        f"shape {grad.shape}: something between the tape and the optimizer "
+        "converted it (a loss-scaling or clipping wrapper?). Put "
+        "tf_ext.optimizers.Optimizer outermost."
+    )
+
+
+# Merge.
+
+
+def merge(parts: _Parts, summed: bool = False) -> list[TableGradient]:
+    """Sums gradients by sign for each table, over layers, calls, replicas.
+
+    Args:
+      parts: list of `(table, [(indices, values [n, dim]), ...])`, of slices.
+      summed: bool, whether they are what `Regime.sum_everywhere` returned.
+
+    Returns:
+      List of TableGradient.
+    """
+    regime = regime_of_tables([table for table, _ in parts])
+    return regime.merge_summed(parts) if summed else regime.merge(parts)
+
+
+def _merge_replicas(
+    adapter: Adapter,
+    context: tf.distribute.ReplicaContext,
+    dense: list[typing.Any],
+    variables: list[typing.Any],
+    slices: _TableSlices,
+    summed: bool,
+) -> None:
+    """Continues with the sums over replicas, of all workers."""
+    if not summed:
+        dense, slices = regime_in_scope().sum_gradients(dense, slices)
+
+    def together(
+        strategy: tf.distribute.Strategy,
+        dense: list[typing.Any],
+        indices: list[typing.Any],
+        values: list[typing.Any],
+    ) -> None:
+        local = strategy.experimental_local_results
+        # Sums are the same on every replica.
+        count = 1 if summed else None
+        parts = [
+            (table, list(zip(local(i)[:count], local(v)[:count])))
+            for (table, _), i, v in zip(slices, indices, values)
+        ]
+        tables = merge(parts, summed)
+        checks = [] if adapter.skips_nonfinite else check_finite(tables)
+        with tf.control_dependencies(checks):
+            _update_or_skip(
+                adapter, DenseGradients(dense, variables, strategy), tables
+            )
+
+    indices = [g.indices for _, g in slices]
+    values = [g.values for _, g in slices]
+    context.merge_call(together, args=(dense, indices, values))
+
+
+# Finite.
+
+
+def _update_or_skip(
+    adapter: Adapter, dense: DenseGradients, tables: Sequence[TableGradient]
+) -> None:
+    """Runs the rest of the step, unless it is skipped.
+
+    Args:
+      adapter: Adapter.
+      dense: DenseGradients.
+      tables: list of TableGradient.
+    """
+    if not adapter.skips_nonfinite:
+        _update(adapter, dense, tables)
+        return
+
+    def update() -> tf.Tensor:
+        _update(adapter, dense, tables)
+        adapter.after_update()
+        return tf.constant(0)
+
+    def skip() -> tf.Tensor:
+        adapter.after_skip()
+        return tf.constant(0)
+
+    tf.cond(all_finite(dense.of_first_replica(), tables), update, skip)
+
+
+def all_finite(
+    dense: Sequence[typing.Any], tables: Sequence[TableGradient]
+) -> tf.Tensor:
+    """Whether every gradient value is finite: bool scalar tensor."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in dense]
+    values += [t.values for t in tables if t.finite is None]
+    finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values]
+    finite += [t.finite for t in tables if t.finite is not None]
+    return tf.reduce_all(tf.stack(finite))
+
+
+def _update(
+    adapter: Adapter, dense: DenseGradients, tables: Sequence[TableGradient]
+) -> None:
+    steps = adapter.accumulation and adapter.accumulation.steps
+    dense, tables = _unscale(adapter.loss_scale(), steps, dense, tables)
+    if steps:
+        _accumulate(adapter, dense, tables)
+    else:
+        _apply(adapter, dense, tables)
+
+
+# Unscale.
+
+
+def _unscale(
+    loss_scale: float | tf.Tensor | None,
+    steps: int | None,
+    dense: DenseGradients,
+    tables: Sequence[TableGradient],
+) -> tuple[DenseGradients, Sequence[TableGradient]]:
+    """Gradients divided by the loss scale and the number of micro-steps.
+
+    Args:
+      loss_scale: float, scalar tensor or None.
+      steps: int, how many gradients are added up for a mean; or None.
+      dense: DenseGradients.
+      tables: list of TableGradient.
+
+    Returns:
+      `(dense, tables)`.
+    """
+    if loss_scale is None and not steps:
+        return dense, tables
+    factor = 1.0 if loss_scale is None else 1.0 / loss_scale
+    if steps:
+        factor = tf.cast(factor, tf.float32) / steps
+    return dense.map(scale, factor), _scale_tables(tables, factor)
+
+
+def scale(grads: Sequence[typing.Any], factor: tf.Tensor) -> list[typing.Any]:
+    """Gradients of variables times a scalar."""
+    return [
+        map_values(lambda v: v * tf.cast(factor, v.dtype), grad)
+        for grad in grads
+    ]
+
+
+def _scale_tables(
+    tables: Sequence[TableGradient], factor: tf.Tensor
+) -> list[TableGradient]:
+    return [
+        t._replace(values=t.values * tf.cast(factor, t.values.dtype))
+        for t in tables
+    ]
+
+
+def map_values(
+    function: Callable[[tf.Tensor], tf.Tensor],
+    grad: tf.Tensor | tf.IndexedSlices,
+) -> tf.Tensor | tf.IndexedSlices:
+    """Applies a function to a gradient's values, slices or not."""
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            function(grad.values), grad.indices, grad.dense_shape
+        )
+    return function(grad)
+
+
+# Accumulate.
+
+
+def _accumulate(
+    adapter: Adapter, dense: DenseGradients, tables: Sequence[TableGradient]
+) -> None:
+    """Adds a micro-step, and continues with the sums if it is the last one."""
+    accumulation = adapter.accumulation
+    accumulation.add(dense.grads, dense.variables, tables)
+
+    def whole_step() -> tf.Tensor:
+        grads, tables = accumulation.sums(dense.variables)
+        _apply(adapter, dataclasses.replace(dense, grads=grads), tables)
+        accumulation.clear(dense.variables)
+        return tf.constant(0)
+
+    def wait() -> tf.Tensor:
+        accumulation.wait()
+        return tf.constant(0)
+
+    tf.cond(accumulation.is_complete(), whole_step, wait)
+
+
+def _apply(
+    adapter: Adapter, dense: DenseGradients, tables: Sequence[TableGradient]
+) -> None:
+    dense, tables = _clip(adapter.clipping, dense, tables)
+    push(tables, adapter.rates())
+    dense.apply(adapter)
+
+
+# Clip.
+
+
+def _clip(
+    clipping: Clipping, dense: DenseGradients, tables: Sequence[TableGradient]
+) -> tuple[DenseGradients, Sequence[TableGradient]]:
+    """Clips gradients of variables and tables together.
+
+    Args:
+      clipping: Clipping; at most one is set, with Keras's meaning.
+      dense: DenseGradients.
+      tables: list of TableGradient.
+
+    Returns:
+      `(dense, tables)`.
+    """
+    if clipping.global_clipnorm:
+        limit = clipping.global_clipnorm
+        first = dense.of_first_replica()
+        norms = [tf.linalg.global_norm(first)] if first else []
+        if tables:
+            norms.append(tf.sqrt(tf.reduce_sum(_square_sums(tables))))
+        factor = limit / tf.maximum(tf.linalg.global_norm(norms), limit)
+        return dense.map(scale, factor), _scale_tables(tables, factor)
+    if clipping.clipnorm:
+        limit = clipping.clipnorm
+        if tables:
+            norms = tf.unstack(tf.sqrt(_square_sums(tables)), len(tables))
+            tables = [
+                t._replace(values=t.values * (limit / tf.maximum(norm, limit)))
+                for t, norm in zip(tables, norms)
+            ]
+        return dense.map(_clip_norms, limit), tables
+    if clipping.clipvalue:
+        limit = clipping.clipvalue
+        tables = [
+            t._replace(values=tf.clip_by_value(t.values, -limit, limit))
+            for t in tables
+        ]
+        return dense.map(_clip_values, limit), tables
+    return dense, tables
+
+
+def _clip_norms(grads: Sequence[typing.Any], limit: float) -> list[typing.Any]:
+    return [map_values(lambda v: tf.clip_by_norm(v, limit), g) for g in grads]
+
+
+def _clip_values(grads: Sequence[typing.Any], limit: float) -> list[typing.Any]:
+    return [
+        map_values(lambda v: tf.clip_by_value(v, -limit, limit), g)
+        for g in grads
+    ]
+
+
+def _square_sums(tables: Sequence[TableGradient]) -> tf.Tensor:
+    """The squared norm of each table's gradient: float32 `[len(tables)]`."""
+    sums = [tf.reduce_sum(tf.square(t.values)) for t in tables]
+    return _regime(tables).sum(tf.cast(tf.stack(sums), tf.float32))
+
+
+# Push.
+
+
+def push(tables: Sequence[TableGradient], rates: Rates) -> tf.Tensor:
+    """Pushes to each table once.
+
+    Args:
+      tables: list of TableGradient.
+      rates: Rates.
+
+    Returns:
+      int64 scalar tensor, rows updated. Use it: the graph optimizer may drop
+      operations whose results are not used.
+    """
+    iterations = tf.cast(rates.iterations, tf.int64)
+    requests = []
+    for gradient in tables:
+        rule = gradient.table.optimizer
+        rate = rule.current_learning_rate(
+            iterations, rates.learning_rate, rates.factor
+        )
+        requests.append(
+            PushRequest(
+                gradient._replace(values=tf.cast(gradient.values, tf.float32)),
+                rule.hyperparameters(rate),
+                iterations + 1,
+                gradient.table.push_time(),
+            )
+        )
+    if not requests:
+        return tf.constant(0, tf.int64)
+    return tf.add_n(_regime(tables).push(requests))
+
+
+def _regime(tables: Sequence[TableGradient]) -> Regime:
+    return regime_of_tables([gradient.table for gradient in tables])

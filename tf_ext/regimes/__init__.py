@@ -1,0 +1,39 @@
+"""Placement of tables and training steps, for each kind of strategy.
+
+`regime_in_scope`, `regime_of_model` and `regime_of_tables` are the only
+functions that ask which strategy is in force; everything else asks the regime
+that they return.
+"""
+
+from tf_ext.regimes.choice import (
+    regime_in_scope,
+    regime_of,
+    regime_of_model,
+    regime_of_tables,
+)
+from tf_ext.regimes.gradients import TableGradient, check_finite
+from tf_ext.regimes.local import LocalRegime
+from tf_ext.regimes.parameter_servers import ParameterServerRegime
+from tf_ext.regimes.plan import PullPlan, plan_pull
+from tf_ext.regimes.regime import Placement, PullRequest, PushRequest, Regime
+from tf_ext.regimes.synchronous import SynchronousRegime
+from tf_ext.regimes.worker_weight import worker_weight
+
+__all__ = [
+    "LocalRegime",
+    "ParameterServerRegime",
+    "Placement",
+    "PullPlan",
+    "PullRequest",
+    "PushRequest",
+    "Regime",
+    "SynchronousRegime",
+    "TableGradient",
+    "check_finite",
+    "plan_pull",
+    "regime_in_scope",
+    "regime_of",
+    "regime_of_model",
+    "regime_of_tables",
+    "worker_weight",
+]

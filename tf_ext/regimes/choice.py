@@ -1,0 +1,72 @@
+"""Chooses the regime of a strategy, a model or tables."""
+
+import tensorflow as tf
+
+from tf_ext.distribute.cluster import is_parameter_server
+from tf_ext.distribute.collectives import collectives_of
+from tf_ext.ops._stock.scope import stock_lookup
+from tf_ext.regimes.local import LocalRegime
+from tf_ext.regimes.parameter_servers import ParameterServerRegime
+from tf_ext.regimes.stock import StockRegime
+from tf_ext.regimes.synchronous import SynchronousRegime
+
+
+def regime_of(strategy):
+    """The regime of a strategy.
+
+    Args:
+      strategy: a tf.distribute strategy, or None.
+
+    Returns:
+      Regime.
+
+    Raises:
+      NotImplementedError: workers with several replicas.
+    """
+    if is_parameter_server(strategy):
+        return ParameterServerRegime(strategy)
+    workers = collectives_of(strategy)
+    if workers is not None:
+        return SynchronousRegime(strategy, workers)
+    return LocalRegime(strategy)
+
+
+def regime_in_scope():
+    """The regime of the strategy in whose scope, or step, the caller is."""
+    if not tf.distribute.has_strategy():
+        return LocalRegime()
+    return regime_of(tf.distribute.get_strategy())
+
+
+def regime_of_model(model):
+    """The regime of the strategy that a Keras model was made under."""
+    return regime_of(getattr(model, "distribute_strategy", None))
+
+
+def regime_of_tables(tables):
+    """The regime that some tables were made under.
+
+    Args:
+      tables: list of tables that are used together. An empty list gives the
+        regime of one process.
+
+    Raises:
+      ValueError: a table was made outside of the scope of the strategy that it
+        is used under, or under another strategy than the others.
+    """
+    lookup = stock_lookup()
+    if lookup is not None:
+        return StockRegime(lookup)
+    if not tables:
+        return LocalRegime()
+    here = regime_in_scope()
+    regime = tables[0].rows.regime
+    for table in tables:
+        here.check_table(table)
+        if table.rows.regime.workers is not regime.workers:
+            raise ValueError(
+                "The tables of a model must be made under one strategy. "
+                f"Received: {tables[0].name!r} and {table.name!r}, made under "
+                "different ones"
+            )
+    return regime

@@ -1,0 +1,306 @@
+"""Tables with a shard on each worker of a synchronous strategy.
+
+Every worker sends its distinct signs, with their numbers in front, and receives
+their rows by two all-to-all collectives; a third one sends the gradients to the
+owners of the signs. The owner of a row sums the gradients of
+all workers, in the order of their ranks.
+"""
+
+import collections
+
+import tensorflow as tf
+
+from tf_ext import ops
+from tf_ext.ops import _wire
+from tf_ext.regimes.gradients import TableGradient, from_slices
+
+Route = collections.namedtuple(
+    "Route", ["split_sizes", "counts", "signs", "width"]
+)
+Route.__doc__ = """The way of some distinct signs to their owners.
+
+split_sizes: int64 `[workers]`, how many went to each; counts: int64
+`[workers]`, how many came from each; signs: int64 `[n]`, those that came;
+width: int64 scalar, what was agreed on for the values of all that went along.
+"""
+
+
+_Sum = collections.namedtuple(
+    "_Sum", ["table", "dim", "unique", "values", "ways"]
+)
+_Sum.__doc__ = """What the owners of a table's signs sum.
+
+dim: int, of a row; unique: of `ops.unique_by_shard`, for the signs of all that
+comes; values: list of float32 `[n, dim]`, those that this worker sends; ways:
+list of Route, one each.
+"""
+
+
+class AllToAll:
+    """Signs, rows and gradients of all tables in one buffer for each worker.
+
+    Args:
+      workers: `tf_ext.distribute.collectives.Collectives`.
+    """
+
+    def __init__(self, workers):
+        self.workers = workers
+
+    def pull(self, requests, error=None):
+        """Rows of each request's distinct signs: a list of float32 `[u, dim]`.
+
+        Args:
+          requests: list of PullRequest.
+          error: string scalar, the error of this worker, or "".
+
+        Raises:
+          tf.errors.InvalidArgumentError: on all workers, the error of one.
+        """
+        # Tables that read the same columns have one plan.
+        plans = {request.plan: 0 for request in requests}
+        for request in requests:
+            plans[request.plan] += _floats_per_sign(request.table)
+        routes = self._send_signs(
+            [(plan.signs, plan.split_sizes) for plan in plans],
+            list(plans.values()),
+            error,
+        )
+        for plan, route in zip(plans, routes):
+            plan.route = route
+        ways = [request.plan.route for request in requests]
+        dims = [request.table.dim for request in requests]
+        shards = [request.table.rows.shards[0] for request in requests]
+        received = self.workers.all_to_all(
+            lambda width: _wire.exchange_pull(
+                [shard.resource_handle for shard in shards],
+                [way.signs for way in ways],
+                [way.counts for way in ways],
+                [request.insert for request in requests],
+                width,
+                dims,
+            ),
+            tf.float32,
+            ways[0].width,
+        )
+        return _wire.exchange_unpack(
+            received,
+            tf.stack([way.split_sizes for way in ways]),
+            dims,
+        )
+
+    def merge(self, parts):
+        """Sums gradients by sign over all workers, on the signs' owners.
+
+        Args:
+          parts: list of `(table, [(indices, values [n, dim]), ...])`, of the
+            slices as they come from the tape.
+
+        Returns:
+          List of TableGradient: the signs that this worker owns.
+        """
+        pieces = [
+            from_slices(table, indices, tf.cast(values, tf.float32))
+            for table, its_parts in parts
+            for indices, values in its_parts
+        ]
+        ways = [piece.plan and piece.plan.route for piece in pieces]
+        pieces, ways = self._find_ways(pieces, ways)
+        sums = _sums(pieces, ways)
+        sent = [(v, w) for one in sums for v, w in zip(one.values, one.ways)]
+        received = self._send_values(*zip(*sent))
+        finite = tf.equal(tf.reduce_max(received[:, 0]), 0.0)
+        summed = _wire.exchange_sum(
+            received,
+            tf.stack([way.counts for _, way in sent]),
+            [one.unique.inverse for one in sums],
+            [tf.size(one.unique.unique, tf.int64) for one in sums],
+            dims=[one.dim for one in sums for _ in one.values],
+            sum_of=[i for i, one in enumerate(sums) for _ in one.values],
+            offset=1,
+        )
+        gradients = {}
+        for one, total in zip(sums, summed):
+            if one.table in gradients:
+                of_table = gradients[one.table]._replace(statistics=total)
+            else:
+                of_table = TableGradient(
+                    one.table, one.unique.unique, total, finite
+                )
+            gradients[one.table] = of_table
+        return list(gradients.values())
+
+    def push(self, requests):
+        """Updates this worker's rows; returns their numbers, int64 `[]` each.
+
+        Args:
+          requests: list of PushRequest of signs that this worker owns.
+        """
+        return [
+            gradient.table.rows.shards[0].push(
+                gradient.signs,
+                gradient.values,
+                hyperparameters,
+                step,
+                time,
+                gradient.statistics,
+            )
+            for gradient, hyperparameters, step, time in requests
+        ]
+
+    def sum(self, tensor):
+        """The sum of a float tensor over all workers."""
+        return self.workers.sum([tensor])[0]
+
+    def _send_signs(self, signs, floats, error=None):
+        """Sends distinct signs to their owners.
+
+        Args:
+          signs: list of `(signs [n] by worker, split_sizes [workers])`.
+          floats: list of int, the number of values per sign.
+          error: string scalar or None.
+
+        Returns:
+          List of Route.
+        """
+        count = len(signs)
+        split_sizes = [sizes for _, sizes in signs]
+        header = _wire.exchange_header(
+            split_sizes,
+            floats,
+            0 if error is None else tf.cast(error != "", tf.int64),
+        )
+
+        def send(wanted):
+            return self.workers.all_to_all(
+                lambda width: _wire.exchange_pack(
+                    [values for values, _ in signs],
+                    split_sizes,
+                    header,
+                    width,
+                    all_or_none=True,
+                ),
+                tf.int64,
+                wanted,
+            )
+
+        # As wide as the last one needed, and some more. All workers know that
+        # width, though they may have traced this at different times.
+        expected = self.workers.remembered(
+            ("signs", *floats), count + _wire.HEADER_COLUMNS
+        )
+        received = send(expected.value)
+        agreed = _wire.exchange_agree(received, count)
+        width = agreed.signs_width
+        keep = expected.keep(
+            tf.maximum(
+                width + width // 8, expected.value - expected.value // 16
+            )
+        )
+        # Before anything can raise, so that it always runs.
+        with tf.control_dependencies([keep]):
+            width = tf.identity(width)
+        if error is not None:
+            raised = self._raise(error, agreed.flag > 0)
+            with tf.control_dependencies([raised]):
+                width = tf.identity(width)
+        received = tf.cond(
+            width <= tf.shape(received, tf.int64)[1],
+            lambda: received,
+            lambda: send(width),
+        )
+        arrived = _wire.exchange_unpack(
+            received,
+            agreed.counts,
+            [1] * count,
+            offset=count + _wire.HEADER_COLUMNS,
+        )
+        return [
+            Route(sizes, counts, part[:, 0], agreed.values_width)
+            for sizes, counts, part in zip(
+                split_sizes, tf.unstack(agreed.counts), arrived
+            )
+        ]
+
+    def _raise(self, error, somewhere):
+        """Raises the first worker's error, if there is one `somewhere`."""
+        return _wire.raise_error(
+            tf.cond(
+                somewhere,
+                lambda: self.workers.first_error(error),
+                lambda: "",
+            )
+        )
+
+    def _find_ways(self, pieces, ways):
+        """Finds the ways of pieces without one, by sign and worker."""
+        lost = [i for i, way in enumerate(ways) if way is None]
+        if not lost:
+            return pieces, ways
+        pieces, ways = list(pieces), list(ways)
+        for i in lost:
+            pieces[i] = pieces[i].summed_by_sign(self.workers.size)
+        plans = [pieces[i].plan for i in lost]
+        found = self._send_signs(
+            [(plan.signs, plan.split_sizes) for plan in plans],
+            [_floats_per_sign(pieces[i].table) for i in lost],
+        )
+        for i, way in zip(lost, found):
+            ways[i] = way
+        return pieces, ways
+
+    def _send_values(self, values, ways):
+        """Sends the values of signs to where the signs went.
+
+        Returns:
+          float32 `[workers, width]`: of each worker, 1 if a value of its is
+          not finite or 0, and its values.
+        """
+        size = self.workers.size
+        # The owner's sums stay finite as well.
+        limit = tf.float32.max / (size * len(values))
+        # Signs that were sent together share one width.
+        widths = {id(way.width): way.width for way in ways}
+        return self.workers.all_to_all(
+            lambda width: _wire.exchange_pack(
+                values,
+                [way.split_sizes for way in ways],
+                tf.zeros([size, 1]),
+                width,
+                limit,
+            ),
+            tf.float32,
+            tf.add_n(list(widths.values())),
+        )
+
+
+def _floats_per_sign(table):
+    """The length of what a sign's gradient sends; of a row, it is less."""
+    return table.dim + table.statistics_width
+
+
+def _sums(pieces, ways):
+    """The sums of gradients, each followed by that of its statistics.
+
+    Args:
+      pieces: list of TableGradient.
+      ways: list of Route, one each.
+
+    Returns:
+      List of _Sum.
+    """
+    of_table = {}
+    for piece, way in zip(pieces, ways):
+        of_table.setdefault(piece.table, []).append((piece, way))
+    sums = []
+    for table, its in of_table.items():
+        its_pieces, its_ways = zip(*its)
+        unique = ops.unique_by_shard(
+            tf.concat([way.signs for way in its_ways], 0), 1
+        )
+        values = [piece.values for piece in its_pieces]
+        sums.append(_Sum(table, table.dim, unique, values, its_ways))
+        width = table.statistics_width
+        if width:
+            values = [piece.statistics for piece in its_pieces]
+            sums.append(_Sum(table, width, unique, values, its_ways))
+    return sums

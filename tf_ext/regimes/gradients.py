@@ -1,0 +1,130 @@
+"""Gradients of tables: signs and values."""
+
+import typing
+
+import tensorflow as tf
+
+from tf_ext import ops
+from tf_ext.ops import _wire
+from tf_ext.regimes import counted_signs
+from tf_ext.regimes.plan import PullPlan, plan_of, plan_pull
+
+
+class TableGradient(typing.NamedTuple):
+    """The gradient of a table's rows in one step.
+
+    Attributes:
+      table: SparseTable.
+      signs: int64 `[n]`, distinct.
+      values: float `[n, dim]`.
+      finite: bool scalar, whether the gradients of all workers are finite;
+        None if they have not been checked.
+      plan: PullPlan of signs in this order, if there is one.
+      statistics: float32 `[n, s]`, s the table's `statistics_width`: how often
+        each sign occurs in the global batch, and the clicks of these
+        occurrences. None without statistics.
+    """
+
+    table: typing.Any
+    signs: tf.Tensor
+    values: tf.Tensor
+    finite: tf.Tensor | None = None
+    plan: PullPlan | None = None
+    statistics: tf.Tensor | None = None
+
+    def summed_by_sign(self, num_shards):
+        """The same with sums of equal signs, and a plan for the shards."""
+        plan, values, *statistics = sum_by_sign(
+            self.signs,
+            [self.values, *as_list(self.statistics)],
+            num_shards,
+        )
+        return self._replace(
+            signs=plan.signs,
+            values=values,
+            plan=plan,
+            statistics=statistics[0] if statistics else None,
+        )
+
+
+def as_list(statistics):
+    """Statistics beside other tensors: `[statistics]`, or [] if None."""
+    return [] if statistics is None else [statistics]
+
+
+def from_slices(table, indices, values):
+    """The gradient in slices of one or more pulls.
+
+    Args:
+      table: SparseTable.
+      indices: int64 `[n]`, signs; or as of `counted_signs`.
+      values: float `[n, dim]`.
+
+    Returns:
+      TableGradient; if it has no plan, signs may repeat.
+    """
+    plan = plan_of(indices)
+    width = table.statistics_width
+    if not width:
+        return TableGradient(table, indices, values, plan=plan)
+    if plan is not None and plan.statistics is not None:
+        signs, statistics = plan.signs, plan.statistics[:, :width]
+    else:
+        signs, statistics = counted_signs.split(indices, width)
+        plan = plan and PullPlan(signs)
+    return TableGradient(table, signs, values, plan=plan, statistics=statistics)
+
+
+def to_indices(gradient):
+    """The indices of slices from which `from_slices` makes a gradient."""
+    if gradient.statistics is None:
+        return gradient.signs
+    return counted_signs.join(gradient.signs, gradient.statistics)
+
+
+def sum_by_sign(signs, values, num_shards=1, name=None):
+    """Sums values of equal signs.
+
+    Args:
+      signs: int64 `[n]`.
+      values: list of float32 `[n, dim]`.
+      num_shards: int, of the table.
+      name: optional name of the operations.
+
+    Returns:
+      `(plan, *sums [u, dim])`, the PullPlan of the signs first.
+    """
+    with tf.name_scope(name or "sum_by_sign"):
+        plan = plan_pull(signs, num_shards)
+        count = tf.size(plan.signs, tf.int64)
+        return plan, *(ops.sum_segments(v, plan.inverse, count) for v in values)
+
+
+def check_finite(gradients):
+    """Raises if a gradient is not finite, on all workers alike.
+
+    Args:
+      gradients: list of TableGradient.
+
+    Returns:
+      List of operations to wait for; empty where nothing has been checked, and
+      the push checks.
+
+    Raises:
+      tf.errors.InvalidArgumentError: when it runs.
+    """
+    return [
+        _wire.raise_error(
+            tf.where(
+                gradient.finite,
+                "",
+                f"Gradients of table {gradient.table.name!r}, or of one that "
+                "is updated with it, are not finite on at least one worker; no "
+                "table was changed. Lower the learning rate, clip gradients, "
+                'or leave such steps out with on_nonfinite="skip" of '
+                "tf_ext.optimizers.Optimizer.",
+            )
+        )
+        for gradient in gradients
+        if gradient.finite is not None
+    ]

@@ -1,0 +1,29 @@
+"""One process: no strategy, or one with all replicas in this process."""
+
+import tensorflow as tf
+
+from tf_ext.regimes.regime import Placement, Regime
+
+_FOLLOWED = (
+    tf.distribute.MirroredStrategy,
+    # With a single worker.
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
+
+
+class LocalRegime(Regime):
+    """One shard of each table, in this process."""
+
+    def placement(self):
+        """One shard, on the device in scope."""
+        if self.strategy is not None and not isinstance(
+            self.strategy, _FOLLOWED
+        ):
+            raise NotImplementedError(
+                f"Tables do not work under {self.strategy_name}: each process "
+                "would train rows of its own. Use no strategy, "
+                "tf.distribute.OneDeviceStrategy, MirroredStrategy, "
+                "MultiWorkerMirroredStrategy or ParameterServerStrategy."
+            )
+        return Placement([""])

@@ -1,0 +1,82 @@
+"""Parameter servers: tables are on them, steps run on asynchronous workers."""
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext._compat.counters import make_exact
+from tf_ext._keras import IS_KERAS_3
+from tf_ext.distribute.addresses import task_addresses
+from tf_ext.distribute.cluster import cluster_of
+from tf_ext.distribute.strategy import check_cluster, table_owner
+from tf_ext.regimes.regime import Placement, Regime
+
+
+class ParameterServerRegime(Regime):
+    """A shard of each table on each server, accessed by ops on its device.
+
+    Only the inputs and outputs of those ops are sent: signs and rows, signs and
+    gradients. This process is the coordinator, and reaches all shards.
+    """
+
+    has_all = False
+
+    def placement(self):
+        """A shard on the CPU of each server."""
+        check_cluster(self.strategy)
+        servers = task_addresses(cluster_of(self.strategy), ["ps"])
+        return Placement(
+            [f"{server}/device:CPU:0" for server in servers],
+            table_owner(self.strategy),
+        )
+
+    def check_table(self, table):
+        """Raises ValueError if a table is not on servers."""
+        if "/job:ps/" not in table.rows.shards[0].device:
+            raise self._made_outside(table)
+
+    def check_exportable(self, label):
+        """Raises ValueError: the coordinator does not have the rows."""
+        raise self._unexportable(label, "on parameter servers")
+
+    def check_optimizer(self, optimizer):
+        """Raises ValueError for options that need the steps of all workers."""
+        optimizer.check_for_servers()
+
+    def make_counter_exact(self, variable):
+        """Makes the server add, in one operation."""
+        make_exact(variable)
+
+    def move_average(self, average, value, momentum, count):
+        """Updates a moving average on its server, in one operation.
+
+        Reading and assigning it, as Keras does, would lose concurrent updates
+        of other workers; adding a difference from the value read would apply a
+        stale decay, and oscillate or diverge with many workers. TensorFlow's
+        proximal step of the quadratic penalty, under the variable's lock, is
+
+            average = (average + rate * value) / (1 + rate)
+
+        which with `1 + rate = 1 / momentum` is the moving average.
+        """
+        if momentum <= 0:
+            super().move_average(average, value, momentum, count)
+            return
+        dtype = value.dtype
+        # Exact in 1 + rate: the average of equal values is that value.
+        one = dtype.as_numpy_dtype(1)
+        rate = np.divide(one, momentum, dtype=dtype.as_numpy_dtype) - one
+        average = average.value if IS_KERAS_3 else average
+        # A variable_partitioner splits a variable into several.
+        parts = getattr(average, "variables", [average])
+        values = tf.split(value, [part.shape[0] for part in parts])
+        for part, value in zip(parts, values, strict=True):
+            # Constants are made on the server, not sent.
+            with tf.device(part.handle.device):
+                tf.raw_ops.ResourceApplyProximalGradientDescent(
+                    var=part.handle,
+                    alpha=tf.cast(count > 0, dtype),
+                    l1=tf.zeros([], dtype),
+                    l2=tf.constant(rate, dtype),
+                    delta=-rate * value,
+                    use_locking=True,
+                )

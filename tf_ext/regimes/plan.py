@@ -1,0 +1,108 @@
+"""The plan of a pull, which its push uses again."""
+
+import dataclasses
+import typing
+
+import tensorflow as tf
+
+from tf_ext import ops
+from tf_ext._compat.graphs import attached_to_graph, is_identity, source_of
+from tf_ext.ops import bag_ops
+from tf_ext.regimes import counted_signs
+
+_PLANS = "pull_plans"
+
+
+@dataclasses.dataclass(eq=False)
+class PullPlan:
+    """The distinct signs of a batch, and their shards.
+
+    Attributes:
+      signs: int64 `[u]`, distinct; by shard, unless `split_sizes` is None.
+      inverse: int32 `[n]`, the index in `signs` of each sign of the batch.
+      split_sizes: int64 `[num_shards]`, how many of `signs` each shard owns.
+      num_shards: int, of the table.
+      route: of a pull over synchronous workers, its `exchange.Route`.
+      counts: int64 `[u]`, how often each of `signs` occurs in the batch.
+      statistics: float32 `[u, 2]`, show and click of each of `signs`; None
+        before `count`.
+      counted: complex128 `[u]`, `signs` with `statistics` as of
+        `counted_signs`; None before `count`.
+    """
+
+    signs: tf.Tensor
+    inverse: tf.Tensor | None = None
+    split_sizes: tf.Tensor | None = None
+    num_shards: int | None = None
+    route: typing.Any = None
+    counts: tf.Tensor | None = None
+    statistics: tf.Tensor | None = None
+    counted: tf.Tensor | None = None
+
+    def count(self, clicks=None):
+        """Makes the statistics, for the tables that have some.
+
+        Args:
+          clicks: float32 `[n]`, the clicks of each sign of the batch. None: no
+            click.
+        """
+        shows = tf.cast(self.counts, tf.float32)[:, tf.newaxis]
+        summed = tf.zeros_like(shows)
+        if clicks is not None:
+            summed = ops.sum_segments(
+                clicks[:, tf.newaxis],
+                self.inverse,
+                tf.size(self.signs, tf.int64),
+            )
+        self.statistics = tf.concat([shows, summed], 1)
+        self.counted = counted_signs.join(self.signs, self.statistics)
+        self._attach(self.counted)
+
+    def _attach(self, indices):
+        """Lets `plan_of` find the plan by the indices of a gradient."""
+        if not tf.executing_eagerly():
+            attached_to_graph(indices, _PLANS)[indices.op] = self
+
+
+def plan_pull(signs, num_shards):
+    """The plan of a pull.
+
+    Args:
+      signs: int64 `[n]`, of a batch.
+      num_shards: int, of the table.
+
+    Returns:
+      PullPlan. In a graph, `plan_of` returns it for the pull's gradient.
+    """
+    unique = ops.unique_by_shard(signs, num_shards)
+    plan = PullPlan(
+        unique.unique,
+        unique.inverse,
+        unique.split_sizes,
+        num_shards,
+        counts=unique.counts,
+    )
+    plan._attach(plan.signs)
+    return plan
+
+
+def plan_of(signs):
+    """The plan of the pull that a gradient belongs to, by its signs.
+
+    Only a `tf.IndexedSlices` gets from the tape to the optimizer, and it cannot
+    hold the plan, so the plan is kept with the graph, by the op that made the
+    signs.
+
+    Args:
+      signs: int64 `[n]`, the indices of a gradient; complex128 if statistics
+        are with them.
+
+    Returns:
+      PullPlan; of nothing but `signs` if they come from one pull in another
+      graph, and so are distinct. None if they may repeat, and in eager mode.
+    """
+    if not is_identity(signs, bag_ops.UNIQUE_SIGNS):
+        return None
+    operation = source_of(signs)
+    plans = attached_to_graph(signs, _PLANS)
+    return plans.get(operation) or PullPlan(signs)

@@ -1,0 +1,384 @@
+"""The interface of regimes: how tables train under a strategy.
+
+There is a regime for each kind of `tf.distribute` strategy. Everything that
+depends on the strategy is a method of the regime: the placement of shards, the
+exchange of rows and gradients, and how processes agree, fail and save together.
+The layers above call these methods; none of them checks which regime it has.
+"""
+
+import collections
+import contextlib
+
+import tensorflow as tf
+
+from tf_ext.distribute.cluster import strategy_name
+from tf_ext.regimes.gradients import TableGradient, from_slices
+
+Placement = collections.namedtuple(
+    "Placement", ["devices", "owner"], defaults=[None]
+)
+Placement.__doc__ = """Where the shards of a table are.
+
+devices: list of strings, of the shards that this process can ask; owner: as of
+`tf_ext.distribute.strategy.table_owner`, on parameter servers, or None.
+"""
+
+PullRequest = collections.namedtuple("PullRequest", ["table", "plan", "insert"])
+PullRequest.__doc__ = """Rows wanted.
+
+plan: PullPlan for `table.rows.num_shards`; insert: bool or bool scalar tensor,
+whether absent signs are created.
+"""
+
+PushRequest = collections.namedtuple(
+    "PushRequest", ["gradient", "hyperparameters", "step", "time"]
+)
+PushRequest.__doc__ = """A gradient to apply.
+
+gradient: TableGradient, of float32; hyperparameters: float64, of the table's
+rule; step: int64 scalar, counting from 1; time: int64 scalar, in seconds since
+1970, or 0 if the table's rows do not record it.
+"""
+
+
+class Regime:
+    """The regime of one process that reaches all shards; a base class.
+
+    Args:
+      strategy: a tf.distribute strategy, or None.
+
+    Attributes:
+      strategy: the strategy, or None.
+      num_processes: int, how many processes hold shards of a table.
+      rank: int, the index of this process. The first writes files for all.
+      raises_together: bool, whether an error in a batch has to be passed to
+        `pull`, which raises it in all processes. Otherwise it is raised where
+        it is found.
+    """
+
+    num_processes = 1
+    rank = 0
+    raises_together = False
+
+    # Whether gradients go to the tables.
+    trains = True
+
+    # Whether this process has all variables and rows of a model.
+    has_all = True
+
+    # Collectives of the workers that share out the rows, or None.
+    workers = None
+
+    def __init__(self, strategy=None):
+        self.strategy = strategy
+
+    @property
+    def strategy_name(self):
+        """The public name of the strategy."""
+        return strategy_name(self.strategy)
+
+    @property
+    def num_replicas(self):
+        """The number of replicas that compute a step together, an int."""
+        return (
+            1 if self.strategy is None else self.strategy.num_replicas_in_sync
+        )
+
+    # Tables
+
+    def placement(self):
+        """The placement of the shards of a new table: a Placement.
+
+        Raises:
+          NotImplementedError: tables do not support the strategy.
+          RuntimeError: the tasks of the cluster cannot work together.
+        """
+        raise NotImplementedError
+
+    def check_table(self, table):
+        """Raises ValueError if a table was not made for this regime."""
+        # AutoGraph cannot convert a body that is only a docstring.
+        del table
+
+    def check_exportable(self, label):
+        """Raises ValueError if a SavedModel cannot hold a table's rows.
+
+        Args:
+          label: string, the table's name.
+        """
+
+    @staticmethod
+    def _unexportable(label, where):
+        return ValueError(
+            f"Table {label!r} is {where}, which a SavedModel "
+            "does not have. Use tf_ext.serving.export(model, path); or save "
+            "the model's weights (save_weights, or tf.train.Checkpoint), load "
+            "them into the same model made without a strategy, and export "
+            "that."
+        )
+
+    def _made_outside(self, table):
+        return ValueError(
+            f"Table {table.name!r} was made outside of the scope of the "
+            f"{self.strategy_name}, as one of this process alone. Make it, "
+            "and the model, under `with strategy.scope():`."
+        )
+
+    # The stages of a step: pull, merge, push
+
+    def pull(self, requests, error=None):
+        """Rows of each request's distinct signs: a list of float32 `[u, dim]`.
+
+        Args:
+          requests: list of PullRequest.
+          error: string scalar, the error of this process, or "", where the
+            regime raises together; else None.
+        """
+        del error
+        return [
+            table.rows.pull(plan.signs, plan.split_sizes, insert, table.dim)
+            for table, plan, insert in requests
+        ]
+
+    def merge(self, parts):
+        """Sums gradients by sign over layers, calls, replicas and workers.
+
+        Args:
+          parts: list of `(table, [(indices, values [n, dim]), ...])`, of the
+            slices as they come from the tape.
+
+        Returns:
+          List of TableGradient, of the signs that this process pushes.
+        """
+        return [_merge(table, pairs) for table, pairs in parts]
+
+    def merge_summed(self, parts):
+        """As `merge`, for slices that `sum_everywhere` returned."""
+        return self.merge(parts)
+
+    def push(self, requests):
+        """Updates tables; returns the rows updated, a list of int64 `[]`.
+
+        Args:
+          requests: list of PushRequest, of gradients that `merge` returned.
+        """
+        updated = []
+        for gradient, hyperparameters, step, time in requests:
+            rows = gradient.table.rows
+            gradient, split_sizes = _by_shard(gradient, rows.num_shards)
+            updated.append(
+                rows.push(
+                    gradient.signs,
+                    split_sizes,
+                    gradient.values,
+                    hyperparameters,
+                    step,
+                    time,
+                    gradient.statistics,
+                )
+            )
+        return updated
+
+    def sum(self, tensor):
+        """The sum of a float tensor over the processes that push."""
+        return tensor
+
+    # Variables
+
+    def sum_gradients(self, dense, slices):
+        """Sums gradients over replicas; called in a replica's context.
+
+        Args:
+          dense: list of gradients of variables.
+          slices: list of `(table, tf.IndexedSlices)`.
+
+        Returns:
+          `(dense, slices)`: the sums for variables, and this replica's slices
+          for tables, which `merge` will sum.
+        """
+        if self.num_replicas > 1 and dense:
+            context = tf.distribute.get_replica_context()
+            dense = context.all_reduce(tf.distribute.ReduceOp.SUM, dense)
+        return dense, slices
+
+    def sum_everywhere(self, dense, slices):
+        """Sums gradients on every replica; called in a replica's context.
+
+        For a wrapper of the optimizer that checks the sums before it passes
+        them on.
+
+        Args:
+          dense: as of `sum_gradients`.
+          slices: as of `sum_gradients`.
+
+        Returns:
+          `(dense, slices)`: the sums, and slices of all replicas, not yet
+          summed by sign.
+        """
+        dense, slices = self.sum_gradients(dense, slices)
+
+        # TensorFlow's reduction of slices deadlocks or fails with several in
+        # flight beside dense reductions.
+        def concatenate(strategy, signs, values):
+            local = strategy.experimental_local_results
+            return [
+                tf.IndexedSlices(tf.concat(local(v), 0), tf.concat(local(s), 0))
+                for s, v in zip(signs, values)
+            ]
+
+        gathered = tf.distribute.get_replica_context().merge_call(
+            concatenate,
+            args=(
+                [grad.indices for _, grad in slices],
+                [grad.values for _, grad in slices],
+            ),
+        )
+        return dense, [(t, g) for (t, _), g in zip(slices, gathered)]
+
+    def check_fit(self, model_in_fit):
+        """Raises RuntimeError if Keras's `fit` would train a model wrongly.
+
+        It is called in a replica's context.
+
+        Args:
+          model_in_fit: function that returns the model whose `fit` is running
+            in the thread, or None.
+        """
+
+    def check_optimizer(self, optimizer):
+        """Raises ValueError for options that the regime does not support.
+
+        Args:
+          optimizer: a tf_ext.optimizers.Optimizer.
+        """
+
+    def make_counter_exact(self, variable):
+        """Makes concurrent additions to a Keras variable lose no update."""
+
+    def move_average(self, average, value, momentum, count):
+        """Updates a moving average with a batch's value.
+
+        Args:
+          average: Keras variable, `[features]`.
+          value: tensor of its dtype, `[features]`.
+          momentum: float.
+          count: `[]`, samples of the batch; with 0 the average is unchanged.
+        """
+        kept = tf.convert_to_tensor(average)
+        moved = kept * momentum + value * (1.0 - momentum)
+        average.assign(tf.where(count > 0, moved, kept))
+
+    # Processes
+
+    def gather(self, values):
+        """Gathers int64 `[n]` of all processes: `[num_processes, n]`."""
+        return values[tf.newaxis]
+
+    def gather_json(self, value):
+        """Gathers a value of all processes in a list; outside of graphs.
+
+        Args:
+          value: a value that JSON can hold.
+        """
+        return [value]
+
+    def from_first(self, value, encode=None, decode=None):
+        """Returns the first process's value on all; outside of graphs.
+
+        Args:
+          value: anything.
+          encode: function to a value that JSON can hold; None if it is one.
+          decode: the inverse function.
+        """
+        del encode, decode
+        return value
+
+    def int_of_first(self, number):
+        """Returns the first process's int on all; outside of graphs."""
+        return number
+
+    def together(self, what):
+        """A context after which all processes raise if one did.
+
+        Args:
+          what: string, what the block does, for the message.
+        """
+        del what
+        return contextlib.nullcontext()
+
+    # Saving
+
+    def file_of_all(self, filepath):
+        """A context with the path that this process saves a model to.
+
+        All processes enter it at the same time; the file of the first remains.
+
+        Args:
+          filepath: string, the path that the user gave.
+
+        Raises:
+          RuntimeError: another process failed; its own error says why.
+        """
+        return contextlib.nullcontext(filepath)
+
+    def chunks(self, shards, fields, limit):
+        """Yields all rows of a table in chunks, on the first process.
+
+        Other processes have to iterate as well, and to close it if they stop
+        early; they get no chunks.
+
+        Args:
+          shards: list of TableShard, those that this process reaches.
+          fields: tuple of Field.
+          limit: int, the most rows per chunk.
+
+        Yields:
+          `(signs [n], {field: [n, count]})`, NumPy arrays.
+        """
+        del fields
+        for shard in shards:
+            cursor = 0
+            while cursor >= 0:
+                signs, cursor, values = shard.export(cursor, limit)
+                cursor = int(cursor)
+                yield signs.numpy(), {k: v.numpy() for k, v in values.items()}
+
+    def checkpoint_part(self, shard, fields, limit):
+        """The part of a shard in this process's checkpoint.
+
+        Args:
+          shard: TableShard.
+          fields: tuple of Field.
+          limit: int, the most rows sent at a time.
+
+        Returns:
+          `(signs [n], {field: [n, count]})`.
+        """
+        del fields, limit
+        signs, _, values = shard.export()
+        return signs, values
+
+
+def _merge(table, pairs):
+    parts = [from_slices(table, *pair) for pair in pairs]
+    if len(parts) == 1 and parts[0].plan is not None:
+        return parts[0]
+    whole = TableGradient(
+        table,
+        tf.concat([part.signs for part in parts], 0),
+        tf.concat([part.values for part in parts], 0),
+    )
+    if table.statistics_width:
+        statistics = tf.concat([part.statistics for part in parts], 0)
+        whole = whole._replace(statistics=statistics)
+    return whole.summed_by_sign(table.rows.num_shards)
+
+
+def _by_shard(gradient, num_shards):
+    """`(gradient, split_sizes)` in the order of the shards."""
+    if num_shards == 1:
+        return gradient, None
+    plan = gradient.plan
+    if plan is None or plan.num_shards != num_shards:
+        gradient = gradient.summed_by_sign(num_shards)
+    return gradient, gradient.plan.split_sizes

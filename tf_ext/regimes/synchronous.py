@@ -1,0 +1,232 @@
+"""Synchronous workers, each with a shard of every table."""
+
+import contextlib
+import json
+import os
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext.regimes.exchange import AllToAll
+from tf_ext.regimes.gathering import gathered_chunks
+from tf_ext.regimes.gradients import from_slices, to_indices
+from tf_ext.regimes.regime import Placement, Regime
+from tf_ext.regimes.worker_weight import current_worker_weight
+
+_FILES = (".h5", ".keras")
+
+
+class SynchronousRegime(AllToAll, Regime):
+    """Workers of a MultiWorkerMirroredStrategy, with a replica each.
+
+    All of them make the same calls in the same order.
+
+    Args:
+      strategy: the strategy, of several workers.
+      workers: its Collectives.
+    """
+
+    raises_together = True
+    has_all = False
+
+    def __init__(self, strategy, workers):
+        Regime.__init__(self, strategy)
+        AllToAll.__init__(self, workers)
+        self.num_processes = workers.size
+        self.rank = workers.rank
+
+    def placement(self):
+        """The shard of this worker's rank."""
+        return Placement([self.workers.device])
+
+    def check_table(self, table):
+        """Raises ValueError if a table has no shard in the other workers."""
+        if table.rows.regime.workers is not self.workers:
+            raise self._made_outside(table)
+
+    def check_exportable(self, label):
+        """Raises ValueError: no worker has all rows."""
+        raise self._unexportable(label, "spread over workers")
+
+    def sum_gradients(self, dense, slices):
+        """Sums over workers, each weighted by its number of samples.
+
+        It uses tf_ext's collectives: TensorFlow's use a new key in each step,
+        and keep its state.
+        """
+        weight = current_worker_weight()
+        if weight is not None:
+            dense = [_weighted(grad, weight) for grad in dense]
+            slices = [(t, _weighted(grad, weight)) for t, grad in slices]
+        summed = list(dense)
+        places = [
+            i
+            for i, grad in enumerate(dense)
+            if not isinstance(grad, tf.IndexedSlices)
+        ]
+        if places:
+            sums = self.workers.sum([dense[i] for i in places])
+            for i, value in zip(places, sums):
+                summed[i] = value
+        context = tf.distribute.get_replica_context()
+        for i in set(range(len(dense))) - set(places):
+            summed[i] = context.all_reduce(tf.distribute.ReduceOp.SUM, dense[i])
+        return summed, slices
+
+    def sum_everywhere(self, dense, slices):
+        """Sums, and slices of the rows that this worker owns."""
+        dense, slices = self.sum_gradients(dense, slices)
+        tables = self.merge([(t, [(g.indices, g.values)]) for t, g in slices])
+        if dense and tables:
+            # A check whether all are finite then gives the same result
+            # everywhere.
+            finite = tf.reduce_all(tf.stack([t.finite for t in tables]))
+            bad = tf.where(finite, 0.0, np.nan)
+            dense[0] = _map(lambda v: v + tf.cast(bad, v.dtype), dense[0])
+        return dense, [
+            (
+                t.table,
+                tf.IndexedSlices(
+                    t.values,
+                    to_indices(t),
+                    tf.constant([1, t.table.dim], tf.int64),
+                ),
+            )
+            for t in tables
+        ]
+
+    def merge_summed(self, parts):
+        """The sums, and whether those of all workers are finite."""
+        if not parts:
+            return []
+        sums = [from_slices(table, *pairs[0]) for table, pairs in parts]
+        finite = [tf.reduce_all(tf.math.is_finite(t.values)) for t in sums]
+        bad = tf.logical_not(tf.reduce_all(tf.stack(finite)))
+        anywhere = self.gather(tf.cast(bad, tf.int64)[tf.newaxis])
+        finite = tf.equal(tf.reduce_max(anywhere), 0)
+        return [t._replace(finite=finite) for t in sums]
+
+    def check_fit(self, model_in_fit):
+        """Raises RuntimeError unless the model is a tf_ext.Model."""
+        # Code that acts for all replicas runs in the thread that called `fit`.
+        context = tf.distribute.get_replica_context()
+        context.merge_call(lambda _: _check_model(model_in_fit()))
+
+    def gather(self, values):
+        """Gathers values of all workers; also in a graph."""
+        return self.workers.gather(values)
+
+    def gather_json(self, value):
+        """Gathers a value of all workers in a list."""
+        gathered = self.workers.gather_bytes(json.dumps(value).encode())
+        return [json.loads(text) for text in gathered]
+
+    def from_first(self, value, encode=None, decode=None):
+        """The first worker's value, sent to all."""
+        mine = b""
+        if self.rank == 0:
+            mine = json.dumps(value if encode is None else encode(value))
+            mine = mine.encode()
+        sent = json.loads(self.workers.gather_bytes(mine)[0])
+        return sent if decode is None else decode(sent)
+
+    def int_of_first(self, number):
+        """The first worker's int, by one collective."""
+        mine = tf.constant([number], tf.int64)
+        return int(self.workers.gather(mine)[0, 0])
+
+    def together(self, what):
+        """A context after which all workers raise if one did."""
+        return self.workers.together(what)
+
+    @contextlib.contextmanager
+    def file_of_all(self, filepath):
+        """The first worker writes `filepath`, others into temporary folders.
+
+        All workers learn when all have finished, or one has failed.
+        """
+        first = self.rank == 0
+        with tempfile.TemporaryDirectory(prefix="tf_ext_save_") as folder:
+            path = filepath
+            if not first:
+                name = os.path.basename(filepath.rstrip("/"))
+                path = os.path.join(folder, name)
+            # No worker may wait for rows of a worker that cannot start.
+            with self._agreement(filepath):
+                if first and filepath.endswith(_FILES):
+                    _check_writable(filepath)
+            with self._agreement(filepath):
+                yield path
+
+    @contextlib.contextmanager
+    def _agreement(self, filepath):
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            mine = tf.constant([failed], tf.int64)
+            states = self.workers.gather(mine).numpy().ravel()
+        if states.any():
+            raise RuntimeError(
+                f"Worker {states.argmax()} could not save {filepath!r}; its "
+                "own error says why."
+            )
+
+    def chunks(self, shards, fields, limit):
+        """Rows of all workers, brought to the first a chunk at a time."""
+        # The chunks of all workers arrive together.
+        limit = max(1, limit // self.num_processes)
+        return gathered_chunks(self.workers, shards[0], fields, limit)
+
+    def checkpoint_part(self, shard, fields, limit):
+        """The rows of all workers on the first, whose checkpoint is kept.
+
+        The others write their own.
+        """
+        with contextlib.closing(self.chunks([shard], fields, limit)) as rows:
+            chunks = list(rows)
+        if not chunks:
+            return super().checkpoint_part(shard, fields, limit)
+        return tf.concat([signs for signs, _ in chunks], 0), {
+            field.name: tf.concat([v[field.name] for _, v in chunks], 0)
+            for field in fields
+        }
+
+
+def _check_model(model):
+    if model is not None and not hasattr(model, "tf_ext_tables"):
+        raise RuntimeError(
+            f"fit() of {type(model).__name__}, a Keras model with "
+            "tables that is no tf_ext.Model, under "
+            "MultiWorkerMirroredStrategy: Keras would add up metrics "
+            "that are of all workers already, and give shares of "
+            "batches the same weight whatever their sizes. Derive it "
+            "from tf_ext.Model first, as `class Ranking(tf_ext.Model, "
+            "tfrs.Model)`."
+        )
+
+
+def _map(function, grad):
+    """Applies a function to a gradient's values, slices or not."""
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            function(grad.values), grad.indices, grad.dense_shape
+        )
+    return function(grad)
+
+
+def _weighted(grad, weight):
+    # An empty batch's gradients may be NaN, and must not count.
+    return _map(
+        lambda v: tf.math.multiply_no_nan(v, tf.cast(weight, v.dtype)), grad
+    )
+
+
+def _check_writable(filepath):
+    there = tf.io.gfile.exists(filepath)
+    with tf.io.gfile.GFile(filepath, "ab") as file:
+        file.write(b"")
+    if not there:
+        tf.io.gfile.remove(filepath)

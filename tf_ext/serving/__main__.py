@@ -1,0 +1,8 @@
+"""`python -m tf_ext.serving`."""
+
+import sys
+
+from tf_ext.serving.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

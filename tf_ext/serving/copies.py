@@ -1,0 +1,81 @@
+"""Copies models of several processes into one process."""
+
+import concurrent.futures
+import tempfile
+import typing
+from collections.abc import Callable
+
+import numpy.typing as npt
+
+from tf_ext._compat.models import Functional, layers_of
+from tf_ext._keras import keras
+from tf_ext.models.building import example_of
+from tf_ext.serving.signature import Signature
+from tf_ext.tables import shadow
+from tf_ext.tables.find import tables_of
+
+_T = typing.TypeVar("_T")
+
+
+def outside_of_strategies(function: Callable[[], _T]) -> _T:
+    """Calls a function outside the scope of any tf.distribute strategy.
+
+    The function runs in another thread, because scopes are thread-local and
+    cannot be left temporarily.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def copy_of(
+    model: keras.Model,
+    signature: Signature,
+    weights: list[npt.NDArray[typing.Any]],
+) -> keras.Model:
+    """Returns a model with the same configuration, local to this process.
+
+    Args:
+      model: keras.Model.
+      signature: Signature of its inputs.
+      weights: the result of `model.get_weights()`.
+
+    Returns:
+      keras.Model, whose tables are empty.
+
+    Raises:
+      ValueError: if the model cannot be created from its configuration.
+    """
+    try:
+        copy = _from_config(model)
+        if not copy.built:
+            copy(example_of(signature.specs), training=False)
+    except (NotImplementedError, TypeError) as error:
+        raise ValueError(
+            f"Model {model.name!r} of several processes is exported as a copy, "
+            "which its `get_config` and `from_config` cannot create: implement "
+            "them, or export snapshots of its tables (export_snapshots) with "
+            f"the same model made without a strategy. They failed with: {error}"
+        ) from error
+    names = [table.name for table in tables_of(model)]
+    found = [table.name for table in tables_of(copy)]
+    if names != found or len(copy.weights) != len(weights):
+        raise ValueError(
+            f"Model {model.name!r} and its copy by `from_config` must have "
+            f"the same tables and weights. Received: {len(weights)} weights "
+            f"and the tables {names}, and {len(copy.weights)} and {found}"
+        )
+    for variable, value in zip(copy.weights, weights):
+        if shadow.table_of(variable) is None:
+            variable.assign(value)
+    for old, new in zip(layers_of(model), layers_of(copy)):
+        if hasattr(old, "save_assets"):  # Vocabularies.
+            with tempfile.TemporaryDirectory() as folder:
+                old.save_assets(folder)
+                new.load_assets(folder)
+    return copy
+
+
+def _from_config(model: keras.Model) -> keras.Model:
+    if isinstance(model, (Functional, keras.Sequential)):
+        return keras.models.clone_model(model)
+    return type(model).from_config(model.get_config())

@@ -1,0 +1,326 @@
+"""Folders of versions, which are created atomically."""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import socket
+import typing
+from collections.abc import Iterator
+
+from tf_ext._checks import is_int
+from tf_ext.snapshot.files import Progress
+from tf_ext.snapshot.storage import storage_of
+
+# TensorFlow's folder for files that are not part of the model.
+EXTRA = "assets.extra"
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+# Prefix of folders in which an export is being written. Servers ignore them,
+# because they only consider names that are numbers.
+_PART = "exporting-"
+_VERSION = re.compile(r"[1-9][0-9]*")
+_MAX_VERSION = 2**63 - 1
+
+
+def check_version(version: int | None, function: str) -> None:
+    """Raises ValueError unless `version` is None or a version number.
+
+    Args:
+      version: the user's argument.
+      function: string, the name of the public function, for the error.
+    """
+    if version is not None and not (
+        is_int(version) and 1 <= version <= _MAX_VERSION
+    ):
+        raise ValueError(
+            f"Argument `version` of {function} must be an integer from 1 to "
+            f"2^63 - 1, or None. Received: version={version!r}"
+        )
+
+
+def versions(path: str | os.PathLike[str]) -> list[int]:
+    """The versions in a folder, in ascending order.
+
+    Args:
+      path: path-like; it need not exist.
+
+    Returns:
+      List of int.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(
+            int(entry.name)
+            for entry in os.scandir(path)
+            if _VERSION.fullmatch(entry.name) and entry.is_dir()
+        )
+    return []
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> dict[str, typing.Any]:
+    """Reads the manifest of an export, `assets.extra/manifest.json`.
+
+    Args:
+      folder: path-like, the folder of a version.
+
+    Returns:
+      dict: see docs/serving.md.
+
+    Raises:
+      FileNotFoundError: if there is no manifest.
+      ValueError: if the manifest is damaged, or of a format that this version
+        of tf_ext does not read.
+    """
+    path = pathlib.Path(folder, EXTRA, MANIFEST)
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        known = manifest["format"] == FORMAT
+        if known:
+            _check_members(manifest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}.") from None
+    if not known:
+        raise ValueError(
+            f"{path} is of format {manifest['format']!r}; this version of "
+            f"tf_ext reads format {FORMAT}."
+        )
+    return manifest
+
+
+# Required members of a manifest, of its files and of its tables.
+_MEMBERS: dict[str, type] = {
+    "model": str,
+    "tf_ext_version": str,
+    "tensorflow_version": str,
+    "files": list,
+    "tables": list,
+}
+# Optional members of any of these.
+_OPTIONAL: dict[str, tuple[type, ...]] = {
+    "dense": (str,),
+    "dtype": (str,),
+    "kind": (str,),
+    "snapshot": (str, type(None)),
+    "step": (int, type(None)),
+    "unknown": (str,),
+}
+_OF_FILE: dict[str, type] = {"name": str, "bytes": int, "sha256": str}
+_OF_TABLE: dict[str, type] = {
+    "name": str,
+    "rows": int,
+    "dim": int,
+    "bytes": int,
+}
+
+
+def _check_members(manifest: dict[str, typing.Any]) -> None:
+    """Raises KeyError or TypeError for missing members and wrong types."""
+    objects: list[tuple[typing.Any, dict[str, type]]] = [
+        (manifest, _MEMBERS),
+        *((file, _OF_FILE) for file in manifest["files"]),
+        *((table, _OF_TABLE) for table in manifest["tables"]),
+    ]
+    for found, members in objects:
+        for name, kind in members.items():
+            if type(found[name]) is not kind:
+                raise TypeError(f"{name} is {found[name]!r}")
+        for name, kinds in _OPTIONAL.items():
+            if name in found and type(found[name]) not in kinds:
+                raise TypeError(f"{name} is {found[name]!r}")
+    if manifest.get("kind") == "split" and "dense" not in manifest:
+        raise KeyError("dense")
+
+
+def damaged_files(
+    folder: str | os.PathLike[str], progress: Progress | None = None
+) -> list[str]:
+    """Finds the files of an export that are missing or have changed.
+
+    Args:
+      folder: path-like, the folder of a version.
+      progress: function that is called with the size in bytes of each file
+        after it was read; or None.
+
+    Returns:
+      List of strings, one sentence for each damaged file.
+
+    Raises:
+      FileNotFoundError: if there is no manifest.
+    """
+    sentences = []
+    for file in read_manifest(folder)["files"]:
+        path = pathlib.Path(folder, file["name"])
+        if not path.is_file():
+            sentences.append(f"{path} is missing.")
+            continue
+        size, digest = path.stat().st_size, _digest(path)
+        if progress is not None:
+            progress(size)
+        if size != file["bytes"]:
+            sentences.append(
+                f"{path} has {size} bytes, but was written with "
+                f"{file['bytes']}."
+            )
+        elif digest != file["sha256"]:
+            sentences.append(f"{path} has other bytes than were written.")
+    return sentences
+
+
+class NewVersion:
+    """A version that is being written.
+
+    Attributes:
+      part: pathlib.Path, the temporary folder into which it is written.
+      folder: pathlib.Path, its final folder; None until it is complete.
+    """
+
+    def __init__(self, part: pathlib.Path) -> None:
+        self.part = part
+        self.folder: pathlib.Path | None = None
+
+    @property
+    def extra(self) -> pathlib.Path:
+        """The folder of files that are not part of the model."""
+        folder = self.part / EXTRA
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def write_manifest(self, members: dict[str, typing.Any]) -> None:
+        """Writes the manifest, with the checksums of all files."""
+        files = [
+            {
+                "name": path.relative_to(self.part).as_posix(),
+                "bytes": path.stat().st_size,
+                "sha256": _digest(path),
+            }
+            for path in _files(self.part)
+        ]
+        text = json.dumps(
+            {"format": FORMAT, **members, "files": files},
+            indent=2,
+            ensure_ascii=False,
+        )
+        (self.extra / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def new_version(
+    path: str | os.PathLike[str], version: int | None, function: str
+) -> Iterator[NewVersion]:
+    """Creates a version from the files that the block writes, atomically.
+
+    If the block fails, or the process or the machine stops, the version does
+    not exist, and the next export to `path` removes the temporary files.
+
+    Args:
+      path: path-like, the folder of all versions; created if necessary.
+      version: int, or None for one more than the highest.
+      function: string, the name of the public function, for errors.
+
+    Yields:
+      NewVersion.
+
+    Raises:
+      FileExistsError: if the version exists.
+      OSError: if the folder cannot be written.
+      ValueError: if `path` is a URL.
+    """
+    parent = str(path)
+    if "://" in parent:
+        raise ValueError(
+            f"Argument `path` of {function} must be a folder of this machine: "
+            "others have no atomic rename. Received: "
+            f"path={parent!r}"
+        )
+    parent = os.path.abspath(parent)
+    storage = storage_of(parent)
+    storage.make_directory(parent)
+    _refuse_existing(parent, version)
+    with storage.lock(parent):
+        _remove_leftovers(parent)
+        name = _PART + (
+            f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+        )
+        part = pathlib.Path(parent, name)
+        part.mkdir()
+        # Locked until the export ends, so that no other process removes it as
+        # a leftover.
+        opened = os.open(part, os.O_RDONLY)
+        _try_lock(opened)
+    new = NewVersion(part)
+    try:
+        yield new
+        _sync(part)
+        with storage.lock(parent):
+            _refuse_existing(parent, version)
+            number = version or max([0, *versions(parent)]) + 1
+            new.folder = pathlib.Path(parent, str(number))
+            part.rename(new.folder)
+            _sync_one(parent)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    finally:
+        os.close(opened)
+
+
+def _refuse_existing(parent: str, version: int | None) -> None:
+    folder = os.path.join(parent, str(version))
+    if version is not None and os.path.lexists(folder):
+        raise FileExistsError(
+            f"Argument `version` must be one that does not exist. Received: "
+            f"version={version}, and {folder} exists"
+        )
+
+
+def _remove_leftovers(parent: str) -> None:
+    """Removes the temporary folders of exports that were killed."""
+    for entry in os.scandir(parent):
+        if not entry.name.startswith(_PART) or not entry.is_dir():
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            opened = os.open(entry.path, os.O_RDONLY)
+            try:
+                if _try_lock(opened):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+            finally:
+                os.close(opened)
+
+
+def _try_lock(opened: int) -> bool:
+    """Tries to lock an open folder, until it is closed or the process ends."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # Locked, or on a file system without locks.
+        return False
+    return True
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _digest(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(folder: pathlib.Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        _sync_one(path)
+
+
+def _sync_one(path: str | os.PathLike[str]) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    finally:
+        os.close(opened)

@@ -1,0 +1,142 @@
+"""The sources of an export's rows: tables and snapshots."""
+
+import contextlib
+import dataclasses
+import typing
+from collections.abc import Callable, Generator, Iterable
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext._keras import keras
+from tf_ext._snapshot_manifest import SnapshotConflictError
+from tf_ext.ops._stock.scope import stock_ops
+from tf_ext.serving.row_dtypes import Array
+from tf_ext.serving.stock_table import StockTable
+from tf_ext.snapshot.files import Progress
+from tf_ext.snapshot.reader import Snapshot
+from tf_ext.tables.sparse_table import SparseTable
+
+Chunks: typing.TypeAlias = Generator[tuple[Array, Array], None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSource:
+    """The source of a table's rows.
+
+    Attributes:
+      at_most: int, an upper bound of the number of rows.
+      chunks: function that returns an iterator of `(signs [n], weights
+        [n, dim])`.
+      snapshot: string, the id of the snapshot that contains the rows, or None.
+    """
+
+    at_most: int
+    chunks: Callable[[], Chunks]
+    snapshot: str | None = None
+
+
+def of_table(table: SparseTable) -> RowSource:
+    """The rows of a table, without slots."""
+
+    def chunks() -> Chunks:
+        with contextlib.closing(table.rows.served.chunks()) as rows:
+            for signs, fields in rows:
+                yield signs, fields["weights"]
+
+    return RowSource(table.size(), chunks)
+
+
+def of_snapshot(snapshot: Snapshot) -> RowSource:
+    """The rows of a snapshot with its deltas merged, without slots.
+
+    They are read lazily. If another save has replaced the snapshot by then,
+    SnapshotConflictError is raised, because the checks that `open_snapshot`
+    made no longer apply.
+    """
+    opened = snapshot.manifest.id
+
+    def check() -> None:
+        if snapshot.manifest.id != opened:
+            raise SnapshotConflictError(
+                f"{snapshot.path} was replaced by another snapshot while it "
+                "was exported. Export it again."
+            )
+
+    def chunks() -> Chunks:
+        for signs, fields in snapshot.chunks(["weights"]):
+            check()
+            yield signs, fields["weights"]
+        check()
+
+    at_most = sum(manifest.rows for _, manifest in snapshot.chain)
+    return RowSource(at_most, chunks, opened)
+
+
+def counted(chunks: Chunks, progress: Progress | None) -> Chunks:
+    """Yields the chunks, and reports the size of each after it was used."""
+    for signs, weights in chunks:
+        yield signs, weights
+        if progress is not None:
+            progress(signs.nbytes + weights.nbytes)
+
+
+class WarmupRows:
+    """The rows that warm-up batches read, for a model whose tables are empty.
+
+    Args:
+      model: keras.Model.
+      batches: list of inputs of the model.
+      tables: dict from the model's tables to the StockTables of the export.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batches: list[typing.Any],
+        tables: dict[SparseTable, StockTable],
+    ) -> None:
+        self._model, self._batches = model, batches
+        self._tables = {id(table): stock for table, stock in tables.items()}
+        self._rows: dict[int, dict[int, Array]] = {i: {} for i in self._tables}
+        asked: dict[int, list[Array]] = {i: [] for i in self._tables}
+
+        def ask(table: SparseTable, signs: tf.Tensor) -> tf.Tensor:
+            asked[id(table)].append(signs.numpy())
+            return tf.zeros([len(signs), table.dim])
+
+        self._run(ask)
+        self._asked = {
+            i: np.unique(np.concatenate([np.zeros(0, np.int64), *signs]))
+            for i, signs in asked.items()
+        }
+
+    def watched(
+        self, table: SparseTable, chunks: Iterable[tuple[Array, Array]]
+    ) -> Chunks:
+        """Yields a table's rows, and keeps those that the batches read."""
+        kept, asked = self._rows[id(table)], self._asked[id(table)]
+        for signs, weights in chunks:
+            if len(asked):
+                for place in np.flatnonzero(np.isin(signs, asked)):
+                    kept[int(signs[place])] = weights[place].copy()
+            yield signs, weights
+
+    def answers(self) -> list[typing.Any]:
+        """The outputs of the model for the batches."""
+
+        def look_up(table: SparseTable, signs: tf.Tensor) -> tf.Tensor:
+            numbers, kept = signs.numpy(), self._rows[id(table)]
+            rows = self._tables[id(table)].unknown_rows(numbers)
+            for place, sign in enumerate(numbers.tolist()):
+                if sign in kept:
+                    rows[place] = kept[sign]
+            return tf.constant(rows)
+
+        return self._run(look_up)
+
+    def _run(self, lookup: Callable[..., tf.Tensor]) -> list[typing.Any]:
+        with stock_ops(lookup):
+            return [
+                self._model(batch, training=False) for batch in self._batches
+            ]

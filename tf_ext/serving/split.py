@@ -1,0 +1,194 @@
+"""Exports rows for key-value stores, and the dense part as a SavedModel."""
+
+import os
+import typing
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.feature_column.column import Column
+from tf_ext.serving import folder, row_files
+from tf_ext.serving import signature as signatures
+from tf_ext.serving.dense_part import DensePart, Embedding, cut
+from tf_ext.serving.served_model import check_built, step_of
+from tf_ext.snapshot import parquet as row_groups
+from tf_ext.snapshot.files import Progress
+from tf_ext.tables.sparse_table import SparseTable
+
+# The folder of the SavedModel, in the folder of a version.
+DENSE = "dense"
+
+_EXPORT_SPLIT = "tf_ext.serving.export_split"
+
+
+def export_split(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *,
+    version: int | None = None,
+    snapshots: Mapping[str, str | os.PathLike[str]] | None = None,
+    signature: typing.Any = None,
+    progress: Progress | None = None,
+) -> str:
+    """Writes a model's rows for a key-value store, and a model of the rest.
+
+    The folder of a version contains three kinds of files. `TABLE.parquet` has
+    the rows of a table: `sign`, int64, and `vector`, a list of `dim` float32
+    values; its metadata identifies the table. `dense` is a SavedModel of
+    TensorFlow's own ops. Its inputs are the combined embedding of each column,
+    `[batch_size, dim]`, and the other features that the model uses.
+    `assets.extra/manifest.json` names the table and the column of each input,
+    and the step that the model has reached. docs/serving.md shows how to look
+    rows up without TensorFlow.
+
+    Rows are written in chunks, so that memory never contains a second copy of
+    all of them.
+
+    Args:
+      model: keras.Model, functional or with its own `call`, whose tables are
+        read by EmbeddingFeatures.
+      path: path-like, the folder of all versions.
+      version: int, or None for one more than the highest in `path`.
+      snapshots: dict from names of tables to directories of snapshots from
+        which their rows are read; for example for tables on parameter servers
+        or with shards on several workers. None to read all rows from the model.
+      signature: structure of `tf.TensorSpec`, `tf.RaggedTensorSpec` and
+        `tf.SparseTensorSpec` of the model's inputs. None for the inputs of a
+        functional model, or else those with which the model was called.
+      progress: function that is called with the number of bytes of rows that
+        were written, after each chunk; or None.
+
+    Returns:
+      string, the folder of the version, `path/version`.
+
+    Raises:
+      ValueError: if the model cannot be cut in two, or `snapshots` has tables
+        that are not the model's or do not fit them.
+      FileExistsError: if the version exists.
+      ModuleNotFoundError: if pyarrow is not installed.
+      OSError: if the folder cannot be written.
+
+    Example:
+      >>> import os, tempfile
+      >>> table = tf_ext.SparseTable("deep", dim=2)
+      >>> layer = tf_ext.layers.EmbeddingFeatures(
+      ...     [tf_ext.feature_column.category_column("user")], table)
+      >>> inputs = {"user": keras.Input([1], dtype="string", name="user")}
+      >>> outputs = keras.layers.Dense(1)(layer(inputs))
+      >>> model = tf_ext.Model(inputs, outputs)
+      >>> with tempfile.TemporaryDirectory() as path:
+      ...     version = tf_ext.serving.export_split(model, path)
+      ...     sorted(os.listdir(version))
+      ['assets.extra', 'deep.parquet', 'dense']
+    """
+    folder.check_version(version, _EXPORT_SPLIT)
+    row_groups.import_pyarrow()
+    check_built(model, _EXPORT_SPLIT)
+    part = cut(model, signatures.infer(model, signature, None))
+    tables = _tables_of(part.embeddings)
+    sources = _sources(tables, snapshots or {})
+    with folder.new_version(path, version, _EXPORT_SPLIT) as new:
+        tf.saved_model.save(
+            part.module, str(new.part / DENSE), signatures=part.function
+        )
+        files = [
+            row_files.write(
+                new.part / one.file,
+                one.table,
+                one.columns,
+                sources.get(one.table.name),
+                progress,
+            )
+            for one in tables
+        ]
+        new.write_manifest(
+            {
+                "kind": "split",
+                "model": model.name,
+                "step": step_of(model),
+                "tf_ext_version": tf_ext.__version__,
+                "tensorflow_version": tf.__version__,
+                "dense": DENSE,
+                "embeddings": [_describe(e, tables) for e in part.embeddings],
+                "inputs": _other_inputs(part),
+                "outputs": sorted(part.function.structured_outputs),
+                "tables": files,
+            }
+        )
+    return str(new.folder)
+
+
+class _Table(typing.NamedTuple):
+    """A table, the file of its rows, and the columns that read it."""
+
+    table: SparseTable
+    file: str
+    columns: Sequence[Column]
+
+
+def _tables_of(embeddings: Sequence[Embedding]) -> list[_Table]:
+    """The distinct tables of some embeddings, with unique file names."""
+    columns: dict[SparseTable, list[Column]] = {}
+    for one in embeddings:
+        columns.setdefault(one.table, []).append(one.column)
+    tables: list[_Table] = []
+    taken: set[str] = set()
+    for table, its_columns in columns.items():
+        # Several tables may have the same name.
+        file, count = f"{table.name}.parquet", 1
+        while file.lower() in taken:
+            count += 1
+            file = f"{table.name}_{count}.parquet"
+        taken.add(file.lower())
+        tables.append(_Table(table, file, its_columns))
+    return tables
+
+
+def _sources(
+    tables: Sequence[_Table], snapshots: Mapping[str, str | os.PathLike[str]]
+) -> dict[str, str]:
+    """Checks the snapshots; returns their directories by table name."""
+    names = [one.table.name for one in tables]
+    for name in snapshots:
+        if names.count(name) != 1:
+            raise ValueError(
+                "Argument `snapshots` of tf_ext.serving.export_split must name "
+                "tables of the model, whose names are "
+                f"{', '.join(sorted(names))}; a name of several tables cannot "
+                f"be used. Received: {name!r}"
+            )
+    for one in tables:
+        if one.table.name not in snapshots:
+            one.table.rows.regime.check_exportable(one.table.name)
+    return {name: os.fspath(where) for name, where in snapshots.items()}
+
+
+def _describe(
+    one: Embedding, tables: Sequence[_Table]
+) -> dict[str, typing.Any]:
+    [file] = [each.file for each in tables if each.table is one.table]
+    serialized = keras.utils.serialize_keras_object(one.column)
+    return {
+        "input": one.name,
+        "file": file,
+        "shape": list(one.column.output_shape(one.table.dim)),
+        "column": one.column.name,
+        "kind": type(one.column).__name__,
+        "config": serialized["config"],
+        "features": one.features,
+    }
+
+
+def _other_inputs(part: DensePart) -> list[dict[str, typing.Any]]:
+    [_, arguments] = part.function.structured_input_signature
+    return [
+        {
+            "input": name,
+            "of_model": of_model,
+            "dtype": arguments[name].dtype.name,
+            "shape": arguments[name].shape.as_list(),
+        }
+        for name, of_model in part.others.items()
+    ]

@@ -1,0 +1,289 @@
+"""Tables of stock TensorFlow ops: a hash table and a variable of rows."""
+
+import typing
+import uuid
+from collections.abc import Iterable
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext.ops._stock.initial_rows import initial_rows
+from tf_ext.serving import row_dtypes
+from tf_ext.serving.row_dtypes import Array
+from tf_ext.tables.shard import parse_config
+
+# Rows may not fit into the memory of other devices.
+_CPU = "/CPU:0"
+
+# Initializers that give all signs the same weights.
+_SAME_FOR_ALL = ("zeros", "constant")
+
+# The number of a row is int32 where its scale is stored with it.
+_MOST_SCALED_ROWS = 2**31 - 1
+
+
+class _Index(tf.saved_model.experimental.TrackableResource):
+    """A hash table that maps signs to the numbers of their rows.
+
+    It is initialized from variables when the SavedModel is loaded: constants in
+    a graph would be limited to 2 GB. The process that exports never initializes
+    it.
+
+    TensorFlow's StaticHashTable is not used: it would either be anonymous,
+    which creates a new table in each call of a session, or stay in the process
+    after a SavedModel loaded in Python is deleted. The shared name is unique to
+    the export, and Python's loader makes it unique to each load.
+
+    Args:
+      signs: variable, int64 `[n]`.
+      scales: variable, float32 `[1 + n]`, the scales of the rows; or None.
+    """
+
+    def __init__(self, signs: tf.Variable, scales: tf.Variable | None) -> None:
+        super().__init__()
+        self._signs = signs
+        self._scales = scales
+        self._name = f"tf_ext_{uuid.uuid4().hex}"
+        with tf.init_scope():
+            # Created now; otherwise each traced function would create its own.
+            self._handle = self.resource_handle
+
+    def _create_resource(self) -> tf.Tensor:
+        return tf.raw_ops.HashTableV2(
+            key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._name
+        )
+
+    def _initialize(self) -> None:
+        # The op needs at least one key: sign 0, with the number of absent ones.
+        keys, values = tf.cond(
+            tf.size(self._signs) > 0,
+            lambda: (self._signs.read_value(), self._values()),
+            lambda: (tf.zeros([1], tf.int64), tf.zeros([1], tf.int64)),
+        )
+        tf.raw_ops.InitializeTableV2(
+            table_handle=self.resource_handle, keys=keys, values=values
+        )
+
+    def _destroy_resource(self) -> None:
+        tf.raw_ops.DestroyResourceOp(
+            resource=self.resource_handle, ignore_lookup_error=True
+        )
+
+    def _values(self) -> tf.Tensor:
+        """The values of the signs in the hash table, int64 `[n]`."""
+        size = tf.size(self._signs, tf.int64)
+        if self._scales is None:
+            return 1 + tf.range(size)
+        numbers = 1 + tf.range(tf.cast(size, tf.int32))
+        return _with_scales(numbers, self._scales.read_value()[1:])
+
+    def find(self, signs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Looks up the numbers and the scales of rows.
+
+        Args:
+          signs: int64 `[n]`.
+
+        Returns:
+          `(numbers, scales)`: integers `[n]`, 0 for absent signs; and float32
+          `[n]`, or None. The hash table stores a row's scale with its number,
+          because reading it elsewhere would be one more cache miss.
+        """
+        absent = tf.constant(0, tf.int64)
+        if self._scales is not None:
+            zero = tf.zeros([], tf.int32)
+            absent = _with_scales(zero, tf.gather(self._scales, 0))
+        found = tf.raw_ops.LookupTableFindV2(
+            table_handle=self.resource_handle,
+            keys=signs,
+            default_value=absent,
+        )
+        if self._scales is None:
+            return found, None
+        numbers, bits = tf.unstack(tf.bitcast(found, tf.int32), 2, -1)
+        return numbers, tf.bitcast(bits, tf.float32)
+
+
+def _with_scales(numbers: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
+    """Packs int32 numbers and float32 scales into int64 values."""
+    bits = tf.bitcast(scales, tf.int32)
+    return tf.bitcast(tf.stack([numbers, bits], -1), tf.int64)
+
+
+class StockTable(tf.Module):
+    """The rows of a table, looked up with stock TensorFlow ops.
+
+    Args:
+      config: string, the table's configuration.
+      dtype: one of `row_dtypes.NAMES`.
+      unknown: "zeros", or None for what the configuration says.
+
+    Attributes:
+      label: string, the table's name.
+      dim: int, the number of weights in a row.
+      dtype: string, the type in which the rows are stored.
+      signs: variable, int64 `[n]`.
+      rows: variable of `dtype`, `[1 + n, dim]`: the row of absent signs,
+        followed by the rows of `signs`.
+      scales: variable, float32 `[1 + n]`, if `dtype` is int8; else None.
+    """
+
+    def __init__(self, config: str, dtype: str, unknown: str | None) -> None:
+        super().__init__()
+        self._config = config
+        self._entries = dict(parse_config(config))
+        self._unknown = unknown or self._entries.get("unknown")
+        self.label = self._entries["name"]
+        self.dim = int(self._entries["dim"])
+        self.dtype = row_dtypes.for_dim(dtype, self.dim)
+        # If all absent signs have the same row, it is stored instead.
+        self._computes_unknown = (
+            self._unknown is None
+            and self._entries["initializer"] not in _SAME_FOR_ALL
+        )
+        with tf.device(_CPU):
+            self.signs = _variable([None], "int64", "signs")
+            self.rows = _variable([None, self.dim], self.dtype, "rows")
+            self.scales = None
+            if self.dtype == "int8":
+                self.scales = _variable([None], "float32", "scales")
+        self._index = _Index(self.signs, self.scales)
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return int(tf.size(self.signs))
+
+    @property
+    def description(self) -> dict[str, typing.Any]:
+        """The manifest's description of the table."""
+        count = self.count
+        size = 8 + row_dtypes.bytes_of_row(self.dtype, self.dim)
+        return {
+            "name": self.label,
+            "rows": count,
+            "dim": self.dim,
+            "dtype": self.dtype,
+            "bytes": count * size,
+            "unknown": self._unknown or "initial",
+            "hash_version": int(self._entries["hash_version"]),
+        }
+
+    def unknown_rows(self, signs: Array) -> Array:
+        """The rows of absent signs int64 `[n]`: float32 `[n, dim]`."""
+        if self._unknown == "zeros":
+            return np.zeros((len(signs), self.dim), np.float32)
+        with tf.device(_CPU):
+            rows = initial_rows(self._config, tf.constant(signs), self.dim)
+            return rows.numpy()
+
+    def fill(self, chunks: Iterable[tuple[Array, Array]], at_most: int) -> None:
+        """Sets the rows.
+
+        Args:
+          chunks: iterable of `(signs int64 [n], weights float32 [n, dim])`,
+            with each row once.
+          at_most: int, an upper bound of the number of rows.
+
+        Raises:
+          RuntimeError: if there are more rows; the table is being trained.
+          ValueError: if `dtype` cannot represent a weight, or an int8 table
+            has too many rows.
+        """
+        if self.scales is not None and at_most > _MOST_SCALED_ROWS:
+            raise ValueError(
+                'Argument `dtype` of serving.export must not be "int8" for '
+                f"more than {_MOST_SCALED_ROWS} rows. Received: table "
+                f"{self.label!r} of {at_most} rows"
+            )
+        with tf.device(_CPU):
+            self._allocate(at_most)
+            default = self.unknown_rows(np.zeros(1, np.int64))
+            if self._computes_unknown:
+                default[:] = 0  # Never read.
+            self._put(0, default)
+            count = 0
+            for signs, weights in chunks:
+                if count + len(signs) > at_most:
+                    raise RuntimeError(
+                        f"Table {self.label!r} had {at_most} rows, and has "
+                        "more now: export it while it is not being trained."
+                    )
+                _assign(self.signs, count, signs)
+                self._put(1 + count, weights)
+                count += len(signs)
+            if count < at_most:
+                self._cut(count)
+
+    def _put(self, begin: int, weights: Array) -> None:
+        rows, scales = row_dtypes.encode(weights, self.dtype, self.label)
+        _assign(self.rows, begin, rows)
+        if scales is not None:
+            _assign(self.scales, begin, scales)
+
+    def _allocate(self, count: int) -> None:
+        for variable, more in self._stored():
+            shape = [count + more, *variable.shape[1:]]
+            variable.assign(tf.zeros(shape, variable.dtype))
+
+    def _cut(self, count: int) -> None:
+        for variable, more in self._stored():
+            variable.assign(variable[: count + more])
+
+    def _stored(self) -> list[tuple[tf.Variable, int]]:
+        """The variables, each with its number of elements minus that of signs.
+
+        The additional element belongs to absent signs.
+        """
+        stored = [(self.signs, 0), (self.rows, 1)]
+        return stored if self.scales is None else [*stored, (self.scales, 1)]
+
+    def lookup(self, signs: tf.Tensor) -> tf.Tensor:
+        """The rows float32 `[n, dim]` of signs int64 `[n]`."""
+        numbers, scales = self._index.find(signs)
+        # For rows scattered over memory, this takes three quarters of the time
+        # of `tf.gather`. The variable must not be read by any other op: this
+        # one sets its copy-on-read mode, in which others copy all of it.
+        rows = tf.gather_nd(self.rows, numbers[:, tf.newaxis])
+        rows = tf.cast(rows, tf.float32)
+        if scales is not None:
+            rows *= scales[:, tf.newaxis]
+        if not self._computes_unknown:
+            return rows
+        rows = tf.cond(
+            tf.equal(tf.reduce_min(numbers), 0),
+            lambda: self._with_initial_rows(rows, signs, numbers),
+            lambda: rows,
+        )
+        rows.set_shape([None, self.dim])
+        return rows
+
+    def _with_initial_rows(
+        self, rows: tf.Tensor, signs: tf.Tensor, numbers: tf.Tensor
+    ) -> tf.Tensor:
+        places = tf.where(tf.equal(numbers, 0))
+        initial = initial_rows(
+            self._config, tf.gather_nd(signs, places), self.dim
+        )
+        return tf.tensor_scatter_nd_update(rows, places, initial)
+
+
+def _assign(variable: tf.Variable, begin: int, values: Array) -> None:
+    """Assigns `values` to the elements from `begin` on, in place.
+
+    `variable[begin:end].assign` would read the variable first, and thereby
+    cause a copy of all of it at the assignment.
+    """
+    tf.raw_ops.ResourceStridedSliceAssign(
+        ref=variable.handle,
+        begin=[begin],
+        end=[begin + len(values)],
+        strides=[1],
+        value=tf.constant(values, variable.dtype),
+    )
+
+
+def _variable(
+    shape: list[int | None], dtype: typing.Any, name: str
+) -> tf.Variable:
+    empty = tf.zeros([size or 0 for size in shape], dtype)
+    return tf.Variable(empty, trainable=False, name=name, shape=shape)

@@ -1,0 +1,241 @@
+"""Writes exports with rows from any source."""
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.regimes import regime_of_model
+from tf_ext.serving import folder, row_dtypes, warmup
+from tf_ext.serving.copies import copy_of, outside_of_strategies
+from tf_ext.serving.row_sources import (
+    Chunks,
+    RowSource,
+    WarmupRows,
+    counted,
+)
+from tf_ext.serving.served_model import ServedModel, check_built, step_of
+from tf_ext.serving.signature import Signature, infer, name_outputs
+from tf_ext.serving.stock_table import StockTable
+from tf_ext.snapshot.files import Progress
+from tf_ext.tables.find import tables_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The user's arguments; see `tf_ext.serving.export`.
+
+    Attributes:
+      function: string, the public function, for errors.
+      dtype: string.
+      unknown: "zeros" or None.
+      version: int or None.
+      warmup: a batch, a list of batches, or None.
+      signature: structure of specs, or None.
+    """
+
+    function: str
+    dtype: str
+    unknown: str | None
+    version: int | None
+    warmup: Any
+    signature: Any
+
+    def __post_init__(self) -> None:
+        row_dtypes.check_name(self.dtype, self.function)
+        if self.unknown not in (None, "zeros"):
+            raise ValueError(
+                f"Argument `unknown` of {self.function} must be None or "
+                f"'zeros'. Received: unknown={self.unknown!r}"
+            )
+        folder.check_version(self.version, self.function)
+
+    @property
+    def batches(self) -> list[Any]:
+        """The warm-up batches, a list."""
+        if self.warmup is None:
+            return []
+        several = isinstance(self.warmup, list) and all(
+            isinstance(batch, Mapping) for batch in self.warmup
+        )
+        batches = self.warmup if several else [self.warmup]
+        if len(batches) > warmup.MAX_BATCHES:
+            raise ValueError(
+                f"Argument `warmup` of {self.function} must hold at most "
+                f"{warmup.MAX_BATCHES} batches, the most that a server "
+                f"accepts. Received: {len(batches)}"
+            )
+        return batches
+
+    def signature_of(self, model: keras.Model) -> Signature:
+        """The signature of a model's inputs."""
+        batches = self.batches
+        example = batches[0] if batches else None
+        return Signature(infer(model, self.signature, example))
+
+
+class _Export:
+    """An export in progress, in the process that writes it.
+
+    Args:
+      model: keras.Model that is local to this process.
+      options: Options.
+      holds_rows: bool, whether the model's own tables contain the rows.
+
+    Raises:
+      ValueError: if the model cannot be exported.
+    """
+
+    def __init__(
+        self, model: keras.Model, options: Options, holds_rows: bool
+    ) -> None:
+        check_built(model, options.function)
+        self._model, self._options = model, options
+        self._signature = options.signature_of(model)
+        self._batches = [
+            self._signature.convert(batch) for batch in options.batches
+        ]
+        # Even in the scope of a strategy, the variables must not be replicated.
+        self._tables = outside_of_strategies(
+            lambda: {
+                table: StockTable(
+                    table.rows.config, options.dtype, options.unknown
+                )
+                for table in tables_of(model)
+            }
+        )
+        self._served = ServedModel(model, self._tables, self._signature)
+        self._warmup_rows = (
+            None
+            if holds_rows or not self._batches
+            else WarmupRows(model, self._batches, self._tables)
+        )
+
+    def fill(self, index: int, source: RowSource, chunks: Chunks) -> None:
+        """Copies the rows of a table to the export."""
+        table = list(self._tables)[index]
+        if self._warmup_rows is not None:
+            chunks = self._warmup_rows.watched(table, chunks)
+        self._tables[table].fill(chunks, source.at_most)
+
+    def write(self, new: folder.NewVersion, about: dict[str, Any]) -> None:
+        """Writes all files.
+
+        Args:
+          new: NewVersion.
+          about: dict, members of the manifest about rows and training.
+        """
+        self._served.save(new.part)
+        if self._batches:
+            warmup.write(
+                new.extra / warmup.NAME, self._model.name, self._answered()
+            )
+        snapshots = about.pop("snapshots")
+        new.write_manifest(
+            {
+                "model": self._model.name,
+                **about,
+                "tf_ext_version": tf_ext.__version__,
+                "tensorflow_version": tf.__version__,
+                "dtype": self._options.dtype,
+                "tables": [
+                    {**table.description, "snapshot": snapshot}
+                    for table, snapshot in zip(self._tables.values(), snapshots)
+                ],
+            }
+        )
+
+    def _answered(self) -> list[tuple[Any, Any]]:
+        """The warm-up batches and the outputs for them, as named tensors."""
+        if self._warmup_rows is not None:
+            answers = self._warmup_rows.answers()
+        else:
+            answers = [self._model(b, training=False) for b in self._batches]
+        return [
+            (self._signature.unpack(batch), name_outputs(answer))
+            for batch, answer in zip(self._batches, answers)
+        ]
+
+
+def write(
+    model: keras.Model,
+    sources: Sequence[RowSource],
+    path: str | os.PathLike[str],
+    options: Options,
+    holds_rows: bool = True,
+    progress: Progress | None = None,
+) -> str:
+    """Writes an export; all processes of the model call it, the first writes.
+
+    Args:
+      model: keras.Model.
+      sources: a RowSource for each of `tables_of(model)`.
+      path: path-like, the folder of all versions.
+      options: Options.
+      holds_rows: bool, whether the model's own tables contain the rows.
+      progress: function that is called with the number of bytes of rows that
+        were read, after each chunk; or None.
+
+    Returns:
+      string, the folder of the version.
+    """
+    regime = regime_of_model(model)
+    first = regime.rank == 0
+    # Reading a variable with a part in each process is a collective operation.
+    weights = None if regime.has_all else model.get_weights()
+    step = step_of(model)
+    with _os_errors(path), contextlib.ExitStack() as stack:
+        with regime.together(options.function):
+            if first:
+                if weights is None:
+                    made = _Export(model, options, holds_rows)
+                else:
+                    made = outside_of_strategies(
+                        lambda: _Export(
+                            copy_of(
+                                model, options.signature_of(model), weights
+                            ),
+                            options,
+                            holds_rows=False,
+                        )
+                    )
+                new = stack.enter_context(
+                    folder.new_version(path, options.version, options.function)
+                )
+        for index, source in enumerate(sources):
+            with (
+                regime.together(options.function),
+                contextlib.closing(source.chunks()) as chunks,
+            ):
+                if first:
+                    made.fill(index, source, counted(chunks, progress))
+                else:
+                    collections.deque(chunks, maxlen=0)
+        with regime.together(options.function):
+            if first:
+                snapshots = [source.snapshot for source in sources]
+                about = {"step": step, "snapshots": snapshots}
+                made.write(new, about)
+                stack.close()
+    return regime.from_first(str(new.folder) if first else None)
+
+
+@contextlib.contextmanager
+def _os_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Converts TensorFlow's errors of writing to OSError, with the path."""
+    numbers = {
+        tf.errors.ResourceExhaustedError: errno.ENOSPC,
+        tf.errors.PermissionDeniedError: errno.EACCES,
+    }
+    try:
+        yield
+    except tuple(numbers) as error:
+        number = numbers[type(error)]
+        raise OSError(number, os.strerror(number), os.fspath(path)) from error

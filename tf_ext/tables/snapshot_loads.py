@@ -1,0 +1,443 @@
+"""Loads snapshots into a table, or applies them in place.
+
+docs/snapshots.md describes the format. Each shard reads the files that it
+needs, with an op on its own device.
+"""
+
+import contextlib
+import posixpath
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext import _snapshot_manifest as manifests
+from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext.snapshot.files import (
+    read_again_if_replaced,
+    read_base,
+    read_chain,
+    read_manifest,
+)
+from tf_ext.snapshot.storage import normalised
+from tf_ext.tables.snapshots import end_chain, on_each, row_fields, together
+
+
+def load(
+    rows,
+    path,
+    label,
+    weights_only=False,
+    incremental=False,
+    check_state=None,
+    in_place=False,
+):
+    """Replaces rows with those of a snapshot; see `SparseTable.load`.
+
+    Args:
+      rows: TableRows.
+      path: path-like, the directory.
+      label: string, the table's name, for messages.
+      weights_only: bool, whether slots are reinitialized.
+      incremental: bool, whether deltas may continue the snapshot.
+      check_state: function that is called with the state before any row is
+        changed, and raises ValueError if it cannot be restored. None: the
+        state is not restored.
+      in_place: bool, whether existing rows are overwritten in place.
+
+    Returns:
+      The snapshot's Manifest.
+    """
+    if weights_only and incremental:
+        raise ValueError(
+            "Arguments `weights_only` and `incremental` cannot both be True: "
+            "reinitialized slots are not those of the snapshot that deltas "
+            "would continue. Start a new chain: pass `incremental=True` to the "
+            "next save."
+        )
+    path = normalised(path)
+    what = f"Loading table {label!r} from {path!r}"
+
+    def restore(chain):
+        update = Update(
+            rows,
+            label,
+            what,
+            chain,
+            whole=in_place,
+            weights_only=weights_only,
+            check_state=check_state,
+        )
+        update.check()
+        if in_place or int(rows.size()) != 0:
+            update.verify()
+        if in_place:
+            update.apply()
+        else:
+            update.load()
+        return chain
+
+    chain = read_again_if_replaced(
+        path, lambda: _common_chain(rows, path, what), restore
+    )
+    if incremental:
+        on_each(rows, lambda _, shard: shard.set_chain(chain[-1][1].id))
+        rows.snapshot_chain = tuple(
+            (where, manifest.id) for where, manifest in chain
+        )
+    return chain[-1][1]
+
+
+def apply_delta(rows, path, label, check_state=None):
+    """Applies a delta in place; see `SparseTable.apply_delta`.
+
+    Args:
+      rows: TableRows.
+      path: path-like, the delta's directory.
+      label: string, the table's name, for messages.
+      check_state: as for `load`.
+
+    Returns:
+      The snapshot's Manifest.
+    """
+    path = normalised(path)
+    what = f"Applying the delta {path!r} to table {label!r}"
+
+    def apply(links):
+        update = Update(rows, label, what, links, check_state=check_state)
+        update.check()
+        update.verify()
+        update.apply()
+        return links
+
+    links = read_again_if_replaced(
+        path, lambda: _links_to(rows, path, label, what), apply
+    )
+    return links[-1][1] if links else read_manifest(path)
+
+
+def update_to(rows, path, label):
+    """The update of a table to a snapshot, by deltas if possible.
+
+    Args:
+      rows: TableRows.
+      path: string, the snapshot's directory, as returned by
+        `storage.normalised`.
+      label: string, the table's name, for messages.
+
+    Returns:
+      Update; whole if the table holds no snapshot of the chain.
+
+    Raises:
+      FileNotFoundError, DamagedSnapshotError: if the chain cannot be read.
+    """
+    what = f"Bringing table {label!r} to {path!r}"
+    chain = _common_chain(rows, path, what)
+    held = held_by(rows)
+    links = list(chain)
+    while links and links[-1][1].id != held:
+        links.pop()
+    return Update(rows, label, what, chain[len(links) :], whole=not links)
+
+
+def _links_to(rows, path, label, what):
+    """The deltas from the snapshot that a table holds to another one.
+
+    Args:
+      rows: TableRows.
+      path: string, the snapshot's directory, as returned by
+        `storage.normalised`.
+      label: string, the table's name, for messages.
+      what: string, the operation, for messages.
+
+    Returns:
+      List of `(path, Manifest)`, the same in all processes; empty if the table
+      holds that snapshot.
+
+    Raises:
+      FileNotFoundError: if there is no snapshot in `path`.
+      ValueError: if the table holds no snapshot of the chain, or a delta is
+        missing.
+    """
+    with together(rows, what):
+        links = _read_links(rows, path, label)
+    return _of_first(rows, links)
+
+
+def _read_links(rows, path, label):
+    held = held_by(rows)
+    links = [(path, read_manifest(path))]
+    if not held:
+        raise ValueError(
+            f"Table {label!r} cannot take the delta {path!r}: it does not hold "
+            "the rows of a snapshot. It has loaded none, or rows have changed "
+            "since, by training, import_rows, erase or clear, or slots were "
+            "left out by weights_only=True. Load a snapshot of the chain first."
+        )
+    while links[0][1].id != held:
+        where, first = links[0]
+        if first.base is None:
+            raise ValueError(
+                f"Table {label!r} cannot take {path!r}: the table holds the "
+                f"rows of snapshot {held}, and {path!r} "
+                + (
+                    "is no delta. Use load, with in_place=True while others "
+                    "read."
+                    if len(links) == 1
+                    else "is of a chain that it is not part of. Load that "
+                    "chain first."
+                )
+            )
+        if first.base[1] == held:
+            return links
+        try:
+            links.insert(0, read_base(where, first))
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"Table {label!r} cannot take the delta {path!r}: the table "
+                f"holds the rows of snapshot {held}, and a delta in between is "
+                f"missing. {error}"
+            ) from None
+    return links[1:]
+
+
+def held_by(rows):
+    """The id of the snapshot that all shards of this process hold, or ""."""
+    held = set(on_each(rows, lambda _, shard: shard.held()))
+    return held.pop() if len(held) == 1 else ""
+
+
+class Update:
+    """Updates the rows of a table to those of a snapshot.
+
+    Args:
+      rows: TableRows.
+      label: string, the table's name, for messages.
+      what: string, the operation, for messages.
+      chain: list of `(path, Manifest)`, to be applied in this order. Empty if
+        there is nothing to do.
+      whole: bool, whether `apply` replaces all existing rows; if not, the
+        chain continues the snapshot that the table holds.
+      weights_only: bool, whether slots are reinitialized.
+      check_state: function of the last snapshot's state, or None; see `load`.
+    """
+
+    def __init__(
+        self,
+        rows,
+        label,
+        what,
+        chain,
+        whole=False,
+        weights_only=False,
+        check_state=None,
+    ):
+        self._rows = rows
+        self._label = label
+        self._what = what
+        self._chain = chain
+        self.whole = whole
+        self._other_kind = weights_only
+        self._weights_only = weights_only or rows.weights_only
+        self._check_state = check_state
+
+    def check(self):
+        """Raises unless the snapshots fit the table's configuration."""
+        with together(self._rows, self._what):
+            for where, manifest in self._chain:
+                self._rows.check_config(
+                    self._label, manifest.config, self._other_kind
+                )
+                if not self._weights_only:
+                    fields = row_fields(self._rows)
+                    manifests.check_fields(where, manifest, fields)
+            if self._check_state is not None and self._chain:
+                manifests.check_state(*self._chain[-1], self._check_state)
+
+    def verify(self):
+        """Reads all files; raises DamagedSnapshotError if one is damaged."""
+        with together(self._rows, self._what):
+            self._restore(self._chain, "verify")
+
+    def load(self):
+        """Clears the table and loads the rows; after an error it is empty."""
+        end_chain(self._rows)
+        self._rows.clear()
+        numbers = self._begin("", False)
+        try:
+            with together(self._rows, self._what):
+                self._restore(self._chain, "load")
+        except BaseException:
+            self._rows.clear()
+            raise
+        self._end(numbers, "" if self._has_new_slots else self._chain[-1][1].id)
+
+    def apply(self):
+        """Overwrites rows in place, then erases those that no longer exist.
+
+        The chain must have been verified.
+
+        Raises:
+          RuntimeError: if something else changed rows meanwhile, or a file was
+            damaged after it was verified.
+        """
+        if not self._chain:
+            return
+        if self.whole:
+            end_chain(self._rows)
+        base = "" if self.whole else self._chain[0][1].base[1]
+        with together(self._rows, self._what):
+            try:
+                numbers = self._begin(base, self.whole)
+            except tf.errors.FailedPreconditionError as error:
+                raise RuntimeError(
+                    f"{self._what}: rows were changed by something else at the "
+                    f"same time. Nothing was applied: {_own_words(error)}"
+                ) from None
+        try:
+            with together(self._rows, self._what):
+                erasing = [link for link in self._chain if link[1].erased]
+                if erasing:
+                    begin = self._chain.index(erasing[0])
+                    self._restore(self._chain[begin:], "gather")
+            with together(self._rows, self._what):
+                self._restore(self._chain, "update")
+        except BaseException as error:
+            with contextlib.suppress(tf.errors.OpError):
+                self._end(numbers, "")
+            if isinstance(error, DamagedSnapshotError):
+                raise RuntimeError(
+                    f"{self._what}: a file went bad after it was checked, and "
+                    f"only some rows have been replaced. {error} Load a "
+                    "snapshot, with in_place=True while others read."
+                ) from None
+            raise
+        with together(self._rows, self._what):
+            id_now = "" if self._has_new_slots else self._chain[-1][1].id
+            held = self._end(numbers, id_now)
+            if id_now and not all(held):
+                raise RuntimeError(
+                    f"{self._what}: rows were changed by something else at the "
+                    "same time. All of it has been applied, but the table does "
+                    "not hold the rows of a snapshot, and cannot take deltas. "
+                    "Load a snapshot, with in_place=True while others read."
+                )
+
+    @property
+    def _has_new_slots(self):
+        """Whether the rows have slots that differ from the snapshot's."""
+        return self._weights_only and not self._rows.weights_only
+
+    def _begin(self, base, whole):
+        return dict(
+            on_each(
+                self._rows,
+                lambda index, shard: (index, shard.begin_update(base, whole)),
+            )
+        )
+
+    def _end(self, numbers, snapshot_id):
+        return [
+            bool(held)
+            for held in on_each(
+                self._rows,
+                lambda index, shard: shard.end_update(
+                    numbers[index], snapshot_id
+                ),
+            )
+        ]
+
+    def _restore(self, chain, action):
+        _restore_all(self._rows, chain, self._weights_only, action)
+
+
+def _common_chain(rows, path, what):
+    """`read_chain(path)`, the same in all processes."""
+    with together(rows, what):
+        chain = read_chain(path)
+    return _of_first(rows, chain)
+
+
+def _of_first(rows, chain):
+    """Broadcasts the first process's chain to all."""
+    # While a snapshot is being replaced, processes may read different ones.
+    return rows.regime.from_first(
+        chain,
+        lambda chain: [
+            (where, manifests.encode(m).decode()) for where, m in chain
+        ],
+        lambda sent: [
+            (where, manifests.decode(text.encode(), where))
+            for where, text in sent
+        ],
+    )
+
+
+def _restore_all(rows, chain, weights_only, action="load"):
+    """Applies snapshots one after another, each in all shards in parallel.
+
+    Args:
+      rows: TableRows.
+      chain: list of `(path, Manifest)`.
+      weights_only: bool, whether only the weights are set.
+      action: string, what is done with each chunk: see `sparse_table_restore`.
+    """
+    shards = rows.num_shards
+    for path, manifest in chain:
+
+        def restore(index, shard, path=path, manifest=manifest):
+            files = [
+                file
+                for number, file in enumerate(manifest.files)
+                if (
+                    number % shards == index
+                    if action == "verify"
+                    else _overlap(file.shard, manifest.shards, index, shards)
+                )
+            ]
+            shard.restore(
+                [posixpath.join(path, file.name) for file in files],
+                _numbers(files),
+                [file.shard for file in files],
+                manifest,
+                fields=[
+                    field
+                    for field in manifest.fields[1:]
+                    if field.name == "weights" or not weights_only
+                ],
+                index=index,
+                shards=shards,
+                action=action,
+            )
+
+        try:
+            on_each(rows, restore)
+        except tf.errors.DataLossError as error:
+            raise DamagedSnapshotError(_own_words(error)) from None
+        except tf.errors.NotFoundError as error:
+            raise DamagedSnapshotError(
+                f"A file of the snapshot in {path} is missing: "
+                f"{_own_words(error)}"
+            ) from None
+
+
+def _own_words(error):
+    """An op's error message without what TensorFlow adds to it."""
+    return re.sub(r"^\{\{.*?\}\} | \[Op:[^]]*\]$", "", error.message)
+
+
+def _overlap(theirs, their_shards, mine, my_shards):
+    """Whether two shards of tables with different shard counts share signs.
+
+    Shard `s` of `n` holds the hashes from s / n to (s + 1) / n of their range.
+    """
+    return (
+        theirs * my_shards < (mine + 1) * their_shards
+        and mine * their_shards < (theirs + 1) * my_shards
+    )
+
+
+def _numbers(files):
+    """The numbers that the ops need of each file: int64 `[f, 5]`."""
+    numbers = [(f.tag, f.rows, f.erased, f.bytes, f.crc32c) for f in files]
+    return np.array(numbers, np.uint64).reshape([-1, 5]).astype(np.int64)

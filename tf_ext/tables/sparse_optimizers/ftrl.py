@@ -1,0 +1,83 @@
+"""FTRL-Proximal."""
+
+import typing
+
+from tf_ext._keras import keras
+from tf_ext.tables.sparse_optimizers import rates_by_name
+from tf_ext.tables.sparse_optimizers.base import (
+    LearningRate,
+    SparseOptimizer,
+)
+
+
+@keras.utils.register_keras_serializable(package="tf_ext")
+class SparseFtrl(SparseOptimizer):
+    """FTRL-Proximal: `keras.optimizers.Ftrl` (McMahan et al., 2013).
+
+    Args:
+      learning_rate: see `SparseOptimizer`; greater than 0, as it is a divisor.
+      learning_rate_power: float <= 0; -0.5 is the paper's square root.
+      initial_accumulator_value: float >= 0, the accumulators' initial value.
+      l1_regularization_strength: float >= 0; above 0, some weights become
+        exactly zero.
+      l2_regularization_strength: float >= 0.
+      l2_shrinkage_regularization_strength: float >= 0, a penalty on the
+        magnitude of pushed rows' weights.
+      beta: float >= 0, the paper's beta.
+      weight_decay: see `SparseOptimizer`.
+
+    Example:
+    >>> import tf_ext
+    >>> tf_ext.optimizers.SparseFtrl(0.05).slots(dim=1)
+    [('accumulator', tf.float32, 1), ('linear', tf.float32, 1)]
+    """
+
+    _rule = "ftrl"
+    _STRENGTHS = (
+        "l1_regularization_strength",
+        "l2_regularization_strength",
+        "l2_shrinkage_regularization_strength",
+        "beta",
+    )
+
+    def __init__(
+        self,
+        learning_rate: LearningRate = None,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float = 0.0,
+        weight_decay: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay)
+        self.learning_rate_power = self._check(
+            "learning_rate_power", learning_rate_power
+        )
+        self.initial_accumulator_value = self._check(
+            "initial_accumulator_value", initial_accumulator_value
+        )
+        strengths = (
+            l1_regularization_strength,
+            l2_regularization_strength,
+            l2_shrinkage_regularization_strength,
+            beta,
+        )
+        for name, value in zip(self._STRENGTHS, strengths, strict=True):
+            setattr(self, name, self._check(name, value))
+
+    @classmethod
+    def by_name(cls, dim: int) -> typing.Self:
+        rate, start = rates_by_name.adagrad(dim)
+        return cls(rate, initial_accumulator_value=start)
+
+    def get_config(self) -> dict[str, typing.Any]:
+        return (
+            super().get_config()
+            | {
+                "learning_rate_power": self.learning_rate_power,
+                "initial_accumulator_value": self.initial_accumulator_value,
+            }
+            | {name: getattr(self, name) for name in self._STRENGTHS}
+        )
