@@ -4,9 +4,11 @@ Needs no TensorFlow, so that snapshots can be read without it.
 """
 
 import dataclasses
+import typing
 from collections.abc import Callable, Iterable
 
 from tf_ext import _core
+from tf_ext._counting import counting_of
 from tf_ext._sealed_json import (
     FORMAT,
     INT64_MAX,
@@ -19,6 +21,8 @@ from tf_ext._sealed_json import DamagedSnapshotError as DamagedSnapshotError
 NAME = "manifest.json"
 # A regular expression: the names of row files.
 ROW_FILE = r"rows-[0-9a-f]{16}-[0-9]{5,7}-[0-9]{3,7}\.chunks"
+# Of files of counters, one for each shard.
+COUNTER_FILE = r"counters-[0-9a-f]{16}-[0-9]{5,7}\.chunks"
 # 100,000 shards, with all files that they can have, need a third of it.
 MAX_BYTES = 1 << 30
 
@@ -58,10 +62,30 @@ class RowFile:
 
 
 @dataclasses.dataclass(frozen=True)
+class Counters:
+    """Counters of signs without a row; in the files, they are the rows."""
+
+    period: int
+    files: tuple[RowFile, ...]
+
+    @property
+    def count(self) -> int:
+        """Counters in all files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.bytes for file in self.files)
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """What a snapshot holds and which files it is made of.
 
     `base` is None for a full snapshot, and `(path, id)` for a delta.
+    `counters` is None if the table does not count, or an earlier version of
+    tf_ext has saved it.
     """
 
     id: str
@@ -79,6 +103,7 @@ class Manifest:
     chunk_bytes: int
     shards: int
     files: tuple[RowFile, ...]
+    counters: Counters | None = None
 
     @property
     def kind(self) -> str:
@@ -99,6 +124,31 @@ class Manifest:
     def bytes(self) -> int:
         """Bytes of all files of rows."""
         return sum(file.bytes for file in self.files)
+
+    @property
+    def all_files(self) -> tuple[RowFile, ...]:
+        """The files of rows and of counters."""
+        return self.files + (self.counters.files if self.counters else ())
+
+    @property
+    def of_counters(self) -> "Manifest":
+        """This manifest as if the counters were the rows; there may be none."""
+        fields, row_bytes = row_fields([("count", "int32", 1)])
+        return dataclasses.replace(
+            self,
+            fields=fields,
+            row_bytes=row_bytes,
+            chunk_bytes=_core.chunk_bytes_for(row_bytes),
+            files=self.counters.files if self.counters else (),
+            counters=None,
+        )
+
+    @property
+    def counter_check(self) -> typing.Any:
+        """A new check of the contents of one of the files of counters."""
+        counting = counting_of(self.config)
+        assert counting is not None and self.counters is not None
+        return _core.CounterCheck(counting.n, self.counters.period > 0)
 
     @property
     def described_fields(self) -> str:
@@ -129,15 +179,7 @@ def row_fields(
 
 def encode(manifest: Manifest) -> bytes:
     """The bytes of `manifest.json`."""
-    files = [
-        {
-            **dataclasses.asdict(file),
-            "tag": f"{file.tag:016x}",
-            "crc32c": f"{file.crc32c:08x}",
-        }
-        for file in manifest.files
-    ]
-    members = {
+    members: dict[str, typing.Any] = {
         "format": FORMAT,
         "kind": manifest.kind,
         "id": manifest.id,
@@ -161,9 +203,26 @@ def encode(manifest: Manifest) -> bytes:
         "shards": manifest.shards,
         "rows": manifest.rows,
         "erased": manifest.erased,
-        "files": files,
+        "files": [_encode_file(file) for file in manifest.files],
     }
+    if manifest.counters is not None:
+        files = [_encode_file(file) for file in manifest.counters.files]
+        for file in files:
+            file["counters"] = file.pop("rows")
+            del file["erased"]
+        members["counters"] = {
+            "period": manifest.counters.period,
+            "files": files,
+        }
     return seal(members)
+
+
+def _encode_file(file: RowFile) -> dict[str, typing.Any]:
+    return {
+        **dataclasses.asdict(file),
+        "tag": f"{file.tag:016x}",
+        "crc32c": f"{file.crc32c:08x}",
+    }
 
 
 def decode(data: bytes, where: str) -> Manifest:
@@ -211,6 +270,7 @@ def decode(data: bytes, where: str) -> Manifest:
             _decode_file(file, row_bytes, shards, base is None)
             for file in members.objects("files")
         ),
+        counters=_decode_counters(members, table, shards),
     )
     _check_files(members, manifest)
     return manifest
@@ -283,6 +343,48 @@ def _decode_file(
         tag=file.number("tag", 16),
         rows=rows,
         erased=file.integer("erased", 0, 0 if is_full else left),
+        bytes=size,
+        crc32c=file.number("crc32c", 8),
+    )
+
+
+def _decode_counters(
+    members: Members, table: Members, shards: int
+) -> Counters | None:
+    if "counters" not in members.names():
+        return None
+    try:
+        counting = counting_of(table.text("config", _ANYTHING))
+    except ValueError as error:
+        table.refuse("config", f"that of a table ({error})")
+    if counting is None:
+        table.refuse("config", "one of admission=count, as there are counters")
+    counters = members.object("counters")
+    most = INT64_MAX if counting.n > 1 else 0
+    files = [
+        _decode_counter_file(file, shards, most)
+        for file in counters.objects("files")
+    ]
+    if sorted(file.shard for file in files) != list(range(shards)):
+        counters.refuse(
+            "files", f"a list with a file of each of {shards} shards"
+        )
+    if len({file.name for file in files}) != shards:
+        counters.refuse("files", "a list of files of different names")
+    return Counters(
+        counters.integer("period", 0, counting.last_period), tuple(files)
+    )
+
+
+def _decode_counter_file(file: Members, shards: int, most: int) -> RowFile:
+    size = file.integer("bytes", _core.CHUNK_HEADER_BYTES, INT64_MAX)
+    fitting = (size - _core.CHUNK_HEADER_BYTES) // _core.COUNTER_BYTES
+    return RowFile(
+        name=file.text("name", COUNTER_FILE, "a name counters-...-....chunks"),
+        shard=file.integer("shard", 0, shards - 1),
+        tag=file.number("tag", 16),
+        rows=file.integer("counters", 0, min(fitting, most)),
+        erased=0,
         bytes=size,
         crc32c=file.number("crc32c", 8),
     )

@@ -48,11 +48,11 @@ class SnapshotFileWriter {
 // A file as described by a manifest.
 struct SnapshotFile {
   std::string path;
-  uint64_t tag;
-  int64_t rows;
-  int64_t erased;
-  int64_t bytes;
-  uint32_t crc32c;
+  uint64_t tag = 0;
+  int64_t rows = 0;
+  int64_t erased = 0;
+  int64_t bytes = 0;
+  uint32_t crc32c = 0;
   // It holds only signs of shard `shard` of `shards`.
   int64_t shard = 0;
   int64_t shards = 1;

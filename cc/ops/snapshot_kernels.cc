@@ -19,6 +19,7 @@
 #include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/snapshot_files.h"
+#include "cc/ops/snapshot_inputs.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -40,33 +41,6 @@ using tensorflow::tstring;
 constexpr int64_t kMinFileBytes = 32 << 20;
 constexpr int64_t kMaxFiles = 16;
 
-// The columns of the matrix that describes files.
-enum FileColumns { kTag, kRows, kErased, kBytes, kCrc, kFileColumns };
-static_assert(kFileColumns == kSnapshotFileColumns, "all columns are named");
-
-int64_t NumThreads(OpKernelContext* ctx) {
-  const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
-  return workers == nullptr ? 1 : std::max(1, workers->num_threads);
-}
-
-std::string StringInput(OpKernelContext* ctx, int input) {
-  return std::string(ctx->input(input).scalar<tstring>()());
-}
-
-int64_t IntInput(OpKernelContext* ctx, int input) {
-  return ctx->input(input).scalar<int64_t>()();
-}
-
-// Runs the blocking work of a kernel on a thread of its own.
-void InBackground(OpKernelContext* ctx, AsyncOpKernel::DoneCallback done,
-                  std::function<absl::Status()> work) {
-  Env::Default()->SchedClosure(
-      [ctx, done = std::move(done), work = std::move(work)] {
-        OP_REQUIRES_OK_ASYNC(ctx, work(), done);
-        done();
-      });
-}
-
 class SparseTableSaveOp : public AsyncOpKernel {
  public:
   using AsyncOpKernel::AsyncOpKernel;
@@ -83,7 +57,8 @@ class SparseTableSaveOp : public AsyncOpKernel {
     kBase,
     kTracked,
     kShard,
-    kMaxBytesPerSecond
+    kMaxBytesPerSecond,
+    kPeriod
   };
   enum Outputs { kNames, kFiles, kChunkBytes };
 
@@ -93,7 +68,9 @@ class SparseTableSaveOp : public AsyncOpKernel {
     bool changed;
     int64_t shard;
     double max_bytes_per_second;  // per file
+    int64_t period;               // of counters; -1: they are not saved
     std::vector<SnapshotFile> files;
+    SnapshotFile counters;
   };
 
   absl::Status Save(OpKernelContext* ctx) {
@@ -105,7 +82,8 @@ class SparseTableSaveOp : public AsyncOpKernel {
           {"base", kBase},
           {"tracked", kTracked},
           {"shard", kShard},
-          {"max_bytes_per_second", kMaxBytesPerSecond}}) {
+          {"max_bytes_per_second", kMaxBytesPerSecond},
+          {"period", kPeriod}}) {
       TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
     }
     Table& table = *held;
@@ -116,6 +94,7 @@ class SparseTableSaveOp : public AsyncOpKernel {
     job.id = StringInput(ctx, kId);
     job.changed = !base.empty();
     job.shard = IntInput(ctx, kShard);
+    job.period = IntInput(ctx, kPeriod);
     TF_RETURN_IF_ERROR(CheckSnapshotId("id", job.id));
     if (job.changed) TF_RETURN_IF_ERROR(CheckSnapshotId("base", base));
     if (job.changed && !tracked) {
@@ -127,18 +106,28 @@ class SparseTableSaveOp : public AsyncOpKernel {
           "max_bytes_per_second and shard must be at least 0, but they are ",
           IntInput(ctx, kMaxBytesPerSecond), " and ", job.shard, "."));
     }
-    const int64_t files = NumFiles(table, NumThreads(ctx));
+    const int64_t files = NumFiles(table, NumFileThreads(ctx));
     job.files.resize(files);
     job.max_bytes_per_second =
         static_cast<double>(IntInput(ctx, kMaxBytesPerSecond)) / files;
-    if (tracked) TF_RETURN_IF_ERROR(ToTf(table.BeginChainSave(job.id, base)));
-    absl::Status status = WriteFiles(table, &job);
+    SetPaths(&job);
+    // Counters first: a sign that is admitted meanwhile then has a counter and
+    // a row, of which the row counts, rather than none of both.
+    absl::Status status;
+    if (job.period >= 0) status = WriteCounters(table, &job);
+    bool began = false;
+    if (status.ok() && tracked) {
+      status = ToTf(table.BeginChainSave(job.id, base));
+      began = status.ok();
+    }
+    if (status.ok()) status = WriteFiles(table, &job);
+    if (job.period >= 0) job.files.push_back(job.counters);
     if (status.ok()) status = SetOutputs(ctx, table, job);
     if (!status.ok()) {
       for (const SnapshotFile& file : job.files) {
         Env::Default()->DeleteFile(file.path).IgnoreError();
       }
-      if (tracked) status.Update(ToTf(table.EndChainSave(job.id, false)));
+      if (began) status.Update(ToTf(table.EndChainSave(job.id, false)));
     }
     return status;
   }
@@ -149,18 +138,26 @@ class SparseTableSaveOp : public AsyncOpKernel {
                                std::min(threads, kMaxFiles));
   }
 
+  static void SetPaths(Job* job) {
+    const uint64_t first = std::stoull(job->id.substr(0, 16), nullptr, 16);
+    const auto set = [&](const std::string& name, size_t i,
+                         SnapshotFile* file) {
+      file->path = tensorflow::io::JoinPath(job->directory, name);
+      file->tag =
+          Mix64(first + Mix64((static_cast<uint64_t>(job->shard) << 32) + i));
+    };
+    const std::string id = job->id.substr(0, 16);
+    const size_t n = job->files.size();
+    for (size_t i = 0; i < n; ++i) {
+      set(absl::StrFormat("rows-%s-%05d-%03d.chunks", id, job->shard, i), i,
+          &job->files[i]);
+    }
+    set(absl::StrFormat("counters-%s-%05d.chunks", id, job->shard), n,
+        &job->counters);
+  }
+
   static absl::Status WriteFiles(const Table& table, Job* job) {
     const int64_t n = static_cast<int64_t>(job->files.size());
-    const uint64_t first = std::stoull(job->id.substr(0, 16), nullptr, 16);
-    for (int64_t i = 0; i < n; ++i) {
-      SnapshotFile& file = job->files[i];
-      file.path = tensorflow::io::JoinPath(
-          job->directory,
-          absl::StrFormat("rows-%s-%05d-%03d.chunks", job->id.substr(0, 16),
-                          job->shard, i));
-      file.tag = Mix64(first + Mix64((static_cast<uint64_t>(job->shard) << 32) +
-                                     static_cast<uint64_t>(i)));
-    }
     TF_RETURN_IF_ERROR(OnFileThreads(
         n, n, [&](int64_t i) { return WriteFile(table, *job, i, n); }));
     return SyncDirectory(job->directory);
@@ -168,9 +165,34 @@ class SparseTableSaveOp : public AsyncOpKernel {
 
   static absl::Status WriteFile(const Table& table, Job& job, int64_t i,
                                 int64_t n) {
-    SnapshotFile& file = job.files[i];
+    const int64_t row_bytes = table.layout().raw_bytes();
+    const auto write = [&](const ChunkSink& sink, SnapshotFile* file) {
+      WrittenRows rows;
+      const Status status = table.WriteRows(
+          kStripes * i / n, kStripes * (i + 1) / n, job.changed,
+          {ChunkBytesFor(row_bytes), row_bytes, file->tag}, sink, &rows);
+      file->rows = rows.rows;
+      file->erased = rows.erased;
+      return status;
+    };
+    return WriteChunks(job, write, &job.files[i]);
+  }
+
+  static absl::Status WriteCounters(const Table& table, Job* job) {
+    const auto write = [&](const ChunkSink& sink, SnapshotFile* file) {
+      return table.WriteCounters(file->tag, job->period, sink, &file->rows);
+    };
+    return OnFileThreads(1, 1, [&](int64_t) {
+      return WriteChunks(*job, write, &job->counters);
+    });
+  }
+
+  // Writes a file of what write(sink, file) passes to the sink.
+  template <typename Write>
+  static absl::Status WriteChunks(const Job& job, const Write& write,
+                                  SnapshotFile* file) {
     SnapshotFileWriter writer;
-    TF_RETURN_IF_ERROR(writer.Open(file.path, job.max_bytes_per_second));
+    TF_RETURN_IF_ERROR(writer.Open(file->path, job.max_bytes_per_second));
     absl::Status written;
     const auto sink = [&](const ChunkEncoder::Chunk& chunk) {
       written = writer.Append(
@@ -179,18 +201,12 @@ class SparseTableSaveOp : public AsyncOpKernel {
           chunk.crc32c);
       return written.ok() ? Status::Ok() : Status::FailedPrecondition("");
     };
-    WrittenRows rows;
-    const int64_t row_bytes = table.layout().raw_bytes();
-    const Status status = table.WriteRows(
-        kStripes * i / n, kStripes * (i + 1) / n, job.changed,
-        {ChunkBytesFor(row_bytes), row_bytes, file.tag}, sink, &rows);
+    const Status status = write(sink, file);
     TF_RETURN_IF_ERROR(written);
     TF_RETURN_IF_ERROR(ToTf(status));
     TF_RETURN_IF_ERROR(writer.SyncAndClose());
-    file.rows = rows.rows;
-    file.erased = rows.erased;
-    file.bytes = writer.bytes();
-    file.crc32c = writer.crc32c();
+    file->bytes = writer.bytes();
+    file->crc32c = writer.crc32c();
     return absl::OkStatus();
   }
 
@@ -201,8 +217,8 @@ class SparseTableSaveOp : public AsyncOpKernel {
     Tensor* files = nullptr;
     Tensor* chunk_bytes = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(kNames, TensorShape({n}), &names));
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(kFiles, TensorShape({n, kFileColumns}), &files));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(
+        kFiles, TensorShape({n, kSnapshotFileColumns}), &files));
     TF_RETURN_IF_ERROR(
         ctx->allocate_output(kChunkBytes, TensorShape({}), &chunk_bytes));
     chunk_bytes->scalar<int64_t>()() =
@@ -211,12 +227,7 @@ class SparseTableSaveOp : public AsyncOpKernel {
       const SnapshotFile& file = job.files[i];
       names->vec<tstring>()(i) =
           std::string(tensorflow::io::Basename(file.path));
-      auto row = files->matrix<int64_t>();
-      row(i, kTag) = static_cast<int64_t>(file.tag);
-      row(i, kRows) = file.rows;
-      row(i, kErased) = file.erased;
-      row(i, kBytes) = file.bytes;
-      row(i, kCrc) = file.crc32c;
+      SetSnapshotFile(file, i, files);
     }
     return absl::OkStatus();
   }
@@ -347,7 +358,8 @@ class SparseTableRestoreOp : public AsyncOpKernel {
     }
     std::atomic<int64_t> total{0};
     TF_RETURN_IF_ERROR(OnFileThreads(
-        static_cast<int64_t>(files.size()), NumThreads(ctx), [&](int64_t i) {
+        static_cast<int64_t>(files.size()), NumFileThreads(ctx),
+        [&](int64_t i) {
           return ReadSnapshotFile(files[i], chunk_bytes, stored.row_bytes,
                                   [&](const ChunkView& chunk) {
                                     int64_t rows = 0;
@@ -362,29 +374,12 @@ class SparseTableRestoreOp : public AsyncOpKernel {
 
   absl::Status GetInputs(OpKernelContext* ctx, std::vector<SnapshotFile>* files,
                          StoredRows* stored) const {
-    TF_RETURN_IF_ERROR(CheckVector("paths", ctx->input(kPaths)));
-    TF_RETURN_IF_ERROR(CheckMatrix("files", ctx->input(kFiles)));
     for (const auto& [name, input] : {std::pair("chunk_bytes", kChunkBytes),
                                       {"row_bytes", kRowBytes},
                                       {"shard", kShard},
                                       {"shards", kShards},
-                                      {"action", kAction},
-                                      {"stored_shards", kStoredShards}}) {
+                                      {"action", kAction}}) {
       TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
-    }
-    const int64_t n = ctx->input(kPaths).dim_size(0);
-    if (ctx->input(kFiles).shape() != TensorShape({n, kFileColumns})) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("files must be of shape [", n, ",", kFileColumns,
-                       "] (a row for each of the paths), but its shape is ",
-                       ctx->input(kFiles).shape().DebugString(), "."));
-    }
-    TF_RETURN_IF_ERROR(CheckVector("file_shards", ctx->input(kFileShards)));
-    if (ctx->input(kFileShards).dim_size(0) != n) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("file_shards must be of shape [", n,
-                       "] (one for each of the paths), but its shape is ",
-                       ctx->input(kFileShards).shape().DebugString(), "."));
     }
     stored->fields = fields_;
     stored->row_bytes = IntInput(ctx, kRowBytes);
@@ -394,50 +389,8 @@ class SparseTableRestoreOp : public AsyncOpKernel {
         CheckShardNumber("shard", stored->shard, "shards", stored->shards));
     TF_RETURN_IF_ERROR(ToTf(CheckChunkFormat(
         {IntInput(ctx, kChunkBytes), stored->row_bytes, /*tag=*/0})));
-    for (int64_t i = 0; i < n; ++i) {
-      TF_RETURN_IF_ERROR(AddFile(ctx, i, files));
-    }
-    return absl::OkStatus();
-  }
-
-  static absl::Status CheckShardNumber(absl::string_view name, int64_t shard,
-                                       absl::string_view of, int64_t shards) {
-    if (shard >= 0 && shard < shards && shards <= kMaxShards) {
-      return absl::OkStatus();
-    }
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, " must be at least 0 and below ", of, ", which must be at most ",
-        kMaxShards, ", but they are ", shard, " and ", shards, "."));
-  }
-
-  // Adds file `i` of the inputs.
-  static absl::Status AddFile(OpKernelContext* ctx, int64_t i,
-                              std::vector<SnapshotFile>* files) {
-    const auto numbers = ctx->input(kFiles).matrix<int64_t>();
-    SnapshotFile file;
-    file.path = std::string(ctx->input(kPaths).vec<tstring>()(i));
-    file.tag = static_cast<uint64_t>(numbers(i, kTag));
-    file.rows = numbers(i, kRows);
-    file.erased = numbers(i, kErased);
-    file.bytes = numbers(i, kBytes);
-    file.crc32c = static_cast<uint32_t>(numbers(i, kCrc));
-    if (file.rows < 0 || file.erased < 0 || file.bytes < kChunkHeaderBytes ||
-        file.crc32c != numbers(i, kCrc)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("files[", i,
-                       "] must have rows and erased signs of at least 0, at "
-                       "least ",
-                       kChunkHeaderBytes,
-                       " bytes and a CRC32C of 32 bits, but "
-                       "they are ",
-                       file.rows, ", ", file.erased, ", ", file.bytes, " and ",
-                       numbers(i, kCrc), "."));
-    }
-    file.shard = ctx->input(kFileShards).vec<int64_t>()(i);
-    file.shards = IntInput(ctx, kStoredShards);
-    files->push_back(file);
-    return CheckShardNumber(absl::StrCat("file_shards[", i, "]"), file.shard,
-                            "stored_shards", file.shards);
+    return GetSnapshotFiles(ctx, {kPaths, kFiles, kFileShards, kStoredShards},
+                            files);
   }
 
   std::vector<StoredField> fields_;

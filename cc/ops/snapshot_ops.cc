@@ -29,7 +29,7 @@ absl::Status CheckScalars(InferenceContext* c,
 absl::Status SaveShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(
       CheckScalars(c, {"handle", "directory", "id", "base", "tracked", "shard",
-                       "max_bytes_per_second"}));
+                       "max_bytes_per_second", "period"}));
   const DimensionHandle files = c->UnknownDim();
   c->set_output(0, c->Vector(files));
   c->set_output(1, c->Matrix(files, kSnapshotFileColumns));
@@ -57,6 +57,7 @@ REGISTER_OP("TfExt>SparseTableSave")
     .Input("tracked: bool")
     .Input("shard: int64")
     .Input("max_bytes_per_second: int64")
+    .Input("period: int64")
     .Output("names: string")
     .Output("files: int64")
     .Output("chunk_bytes: int64")
@@ -78,6 +79,9 @@ tracked: Scalar. Whether the snapshot is part of a chain. If so,
   SparseTableEndSave must follow.
 shard: Scalar. The number of the shard in the names of the files.
 max_bytes_per_second: Scalar. 0: no limit.
+period: Scalar. The current period of the counters of signs, which are written
+  to another file, the last one; -1: they are not written, as for a table whose
+  admission is not by count.
 names: `[f]`. The names of the files.
 files: `[f, 5]`. For each file: tag, rows, erased signs, bytes, CRC32C.
 chunk_bytes: Scalar. The size of a chunk.

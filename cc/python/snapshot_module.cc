@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/snapshot/counter_chunks.h"
 #include "cc/core/snapshot/crc32c.h"
 #include "cc/core/snapshot/sign_set.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
@@ -99,6 +100,27 @@ py::array_t<bool> ContainsEach(const SignSet& set, const Signs& signs) {
   return contains;
 }
 
+// The keys, uint64, by which files of counters are ordered.
+py::array_t<uint64_t> CounterKeys(const Signs& signs) {
+  py::array_t<uint64_t> keys(signs.size());
+  uint64_t* const out = keys.mutable_data();
+  for (int64_t i = 0; i < signs.size(); ++i) {
+    out[i] = CounterKey(signs.data()[i]);
+  }
+  return keys;
+}
+
+// Checks counters, uint8 [n, kStoredCounterBytes], of the next chunk of a file.
+void CheckCounters(CounterCheck* check, const Rows& counters) {
+  if (counters.ndim() != 2 || counters.shape(1) != kStoredCounterBytes) {
+    throw py::value_error("counters must be of shape [n, 12].");
+  }
+  ChunkView chunk = {};
+  chunk.rows = counters.shape(0);
+  chunk.row_data = counters.data();
+  Check(check->Check(chunk));
+}
+
 // Encodes a file of rows chunk by chunk.
 class RowFileEncoder {
  public:
@@ -170,6 +192,11 @@ void DefineSnapshots(py::module_* m) {
       .def("add", &AddSigns, py::arg("signs"))
       .def("add_from_the_end", &AddFromTheEnd, py::arg("signs"))
       .def("contains", &ContainsEach, py::arg("signs"));
+  m->attr("COUNTER_BYTES") = kStoredCounterBytes;
+  m->def("counter_keys", &CounterKeys, py::arg("signs"));
+  py::class_<CounterCheck>(*m, "CounterCheck")
+      .def(py::init<int, bool>(), py::arg("n"), py::arg("older"))
+      .def("check", &CheckCounters, py::arg("counters"));
   py::class_<RowFileEncoder>(*m, "RowFileEncoder")
       .def(py::init<int64_t, uint64_t>(), py::arg("row_bytes"), py::arg("tag"))
       .def("add_rows", &RowFileEncoder::AddRows, py::arg("rows"))

@@ -40,6 +40,8 @@ class RecoveryTest(tf.test.TestCase):
             self.assertEqual(other["epochs"], [2, 3])
             self.assertEqual(other["steps"], one["steps"])
             self.assertEqual(other["rows"], one["rows"])
+            self.assertNotEmpty(one["counters"])
+            self.assertEqual(other["counters"], one["counters"])
             self.assertAllClose(other["sum"], one["sum"], 1e-5)
             self.assertNear(other["auc"], one["auc"], 0.005)
             self.assertGreater(one["auc"], 0.6)

@@ -1,5 +1,6 @@
 """Models of synchronous workers are saved, and loaded by any number of them."""
 
+import itertools
 import json
 import pathlib
 import tempfile
@@ -29,9 +30,17 @@ def _rows(folder, name):
     }
 
 
+def _counters(results, way):
+    """The period, and the counters of all workers."""
+    [period] = {result[way]["counters"][0] for result in results}
+    shares = [result[way]["counters"][1] for result in results]
+    return period, sorted(map(tuple, itertools.chain(*shares)))
+
+
 class SavingTest(tf.test.TestCase):
-    def assert_loaded(self, results, folder, saved, rows):
+    def assert_loaded(self, results, folder, saved, rows, counters):
         for way in ("weights", "snapshot", "delta", "checkpoint", "keras"):
+            self.assertEqual(_counters(results, way), counters)
             found = _rows(folder, way)
             self.assertCountEqual(found, rows)
             for field in rows:
@@ -46,7 +55,11 @@ class SavingTest(tf.test.TestCase):
         folder = tempfile.mkdtemp(dir=self.get_temp_dir())
         first, second = multi_worker_util.run_json(_PROGRAM, "save", folder)
         saved = first["saved"]
-        self.assertEqual(second["saved"], saved)
+        counters = _counters([first, second], "saved")
+        self.assertGreater(len(counters[1]), 10)
+        self.assertLess(min(count for _, count in counters[1]), 0)
+        for name in ("predictions", "size"):
+            self.assertEqual(second["saved"][name], saved[name])
         self.assertIn("missing", first["error"])
         self.assertIn("Worker 0 could not save", second["error"])
         self.assert_exported(first, second)
@@ -58,10 +71,10 @@ class SavingTest(tf.test.TestCase):
         self.assertGreater(rows["step"].max(), 1)
         self.assertLen(set(rows["signs"].tolist()), saved["size"])
         three = multi_worker_util.run_json(_PROGRAM, "load", folder, workers=3)
-        self.assert_loaded(three, folder, saved, rows)
+        self.assert_loaded(three, folder, saved, rows, counters)
         one = processes.run(_PROGRAM, "load", folder)
         one = json.loads(one.splitlines()[-1])
-        self.assert_loaded([one], folder, saved, rows)
+        self.assert_loaded([one], folder, saved, rows, counters)
 
     def assert_exported(self, first, second):
         """By the first worker, with all workers' rows."""

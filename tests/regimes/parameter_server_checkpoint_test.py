@@ -7,9 +7,11 @@ import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, number
 from saving_util import TestCase, contents
+from sharded_tables import counters_of
 from small_models import Subclassed, compiled, functional, table
 
 from tf_ext._keras import keras
+from tf_ext.admission import Count
 
 
 class CheckpointTest(TestCase, parameterized.TestCase):
@@ -19,7 +21,8 @@ class CheckpointTest(TestCase, parameterized.TestCase):
 
     def make(self, make, strategy=None):
         with (strategy or tf.distribute.get_strategy()).scope():
-            model = compiled(make(table("adam")), keras.optimizers.Adam(0.1))
+            counted = table("adam", admission=Count(9, forget=3))
+            model = compiled(make(counted), keras.optimizers.Adam(0.1))
             if make is Subclassed:
                 for features, _ in self.data().take(1):
                     model(features)
@@ -68,6 +71,10 @@ class CheckpointTest(TestCase, parameterized.TestCase):
     def assert_same(self, found, expected):
         for one, two in zip(found[0], expected[0], strict=True):
             self.assertAllClose(one, two, 1e-5, 1e-5)
+        # Some wait, and some of them since the period before.
+        self.assertEqual(found[2], expected[2])
+        self.assertNotEmpty(expected[2][1])
+        self.assertLess(min(expected[2][1].values()), 0)
         for field, rows in expected[1].items():
             self.assertCountEqual(found[1][field], rows)
             for sign, values in rows.items():
@@ -75,14 +82,14 @@ class CheckpointTest(TestCase, parameterized.TestCase):
 
 
 def _state(model):
-    """Dense weights, slots and iterations, and all fields of all rows."""
+    """Dense weights, slots and iterations; all rows; all counters."""
     optimizer = model.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
     slots = optimizer.variables
     slots = slots() if callable(slots) else slots
     head = model.layers[-1].weights
     values = [np.asarray(tf.convert_to_tensor(v)) for v in [*head, *slots]]
-    return values, contents(model.tables[0])
+    return values, contents(model.tables[0]), counters_of(model.tables[0])
 
 
 if __name__ == "__main__":

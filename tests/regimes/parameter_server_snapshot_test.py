@@ -8,6 +8,7 @@ import small_models
 import tensorflow as tf
 from model_building import generator
 from saving_util import TestCase, contents
+from sharded_tables import counters_of
 
 import tf_ext
 from tf_ext.callbacks import point_files
@@ -83,9 +84,10 @@ class SnapshotTest(TestCase):
 
         def train(epochs, directory=None, kill=None):
             with cluster.strategy.scope():
-                model = small_models.compiled(
-                    small_models.functional(small_models.table("adagrad"))
+                counted = small_models.table(
+                    "adagrad", admission=tf_ext.admission.Count(9, forget=5)
                 )
+                model = small_models.compiled(small_models.functional(counted))
             callbacks = []
             if directory:
                 callbacks.append(
@@ -109,7 +111,9 @@ class SnapshotTest(TestCase):
                 if int(self.model.optimizer.iterations.numpy()) == 13:
                     raise KeyboardInterrupt
 
-        whole = contents(train(2).tables[0])
+        [whole] = train(2).tables
+        self.assertGreater(whole.size(), 0)
+        self.assertNotEmpty(counters_of(whole)[1])
         directory = self.directory()
         with self.assertRaises(KeyboardInterrupt):
             train(2, directory, Kill())
@@ -117,7 +121,8 @@ class SnapshotTest(TestCase):
         self.assertEqual(os.path.basename(last), "point-0000000012")
         model = train(2, directory)
         self.assertEqual(int(model.optimizer.iterations.numpy()), 16)
-        self.assertEqual(contents(model.tables[0]), whole)
+        self.assertEqual(contents(model.tables[0]), contents(whole))
+        self.assertEqual(counters_of(model.tables[0]), counters_of(whole))
 
     def test_a_served_model_follows(self):
         features, labels = small_models.batch(generator(self), 128)

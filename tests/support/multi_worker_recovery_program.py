@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import tensorflow as tf
+from sharded_tables import counters_of
 from small_models import batch, compiled, functional, table
 
 import tf_ext
@@ -56,7 +57,8 @@ def main():
     strategy = distribute.multi_worker_strategy(heartbeat_timeout_seconds=4)
     rank = strategy.cluster_resolver.task_id
     with strategy.scope():
-        model = functional(table("adagrad"))
+        admission = tf_ext.admission.Count(16, forget=7)
+        model = functional(table("adagrad", admission=admission))
         compiled(model, keras.optimizers.Adam(0.01), metrics=["AUC"])
     epochs = Epochs()
     backup = (
@@ -83,6 +85,7 @@ def main():
                     np.asarray(tf.convert_to_tensor(model.optimizer.iterations))
                 ),
                 "rows": model.tables[0].size(),
+                "counters": sorted(counters_of(model.tables[0])[1].items()),
                 "sum": float(model.tables[0].export_rows()[1]["weights"].sum()),
             }
         )

@@ -10,8 +10,10 @@ import os
 
 import numpy as np
 import tensorflow as tf
+from sharded_tables import counters_of
 from small_models import batch, compiled, functional, table
 
+import tf_ext
 from tf_ext import distribute, serving
 from tf_ext._keras import keras
 
@@ -23,7 +25,8 @@ def make_data(samples):
 
 def make_model():
     # Adam's rows have a field of int32, too.
-    model = functional(table("adam"))
+    counted = table("adam", admission=tf_ext.admission.Count(8, forget=3))
+    model = functional(counted)
     return compiled(model, keras.optimizers.Adam(0.1))
 
 
@@ -32,10 +35,17 @@ def write_rows(model, path):
     np.savez(path, signs=signs, **fields)
 
 
+def counters(model):
+    """`[period, [[sign, count], ...]]` of this worker's shard."""
+    period, counts = counters_of(model.tables[0])
+    return [period, sorted(counts.items())]
+
+
 def compact(table, rank):
     """Rows come, go and give their memory back, each worker its shard."""
     others = np.arange(10_000, 30_000)
-    table.pull(others, training=True)
+    weights = np.ones([len(others), table.dim], np.float32)
+    table.import_rows(others, {"weights": weights})
     table.erase(others)
     before = table.shard_stats()
     given_back = table.compact()
@@ -138,6 +148,7 @@ def main():
         found[name] = {
             "predictions": predictions[:, 0].tolist(),
             "size": model.tables[0].size(),
+            "counters": counters(model),
         }
     print(json.dumps(found))
 

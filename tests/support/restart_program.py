@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
+from sharded_tables import counters_of
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
@@ -30,6 +31,12 @@ STEPS = 5  # before the interruption, and after it
 FORMATS = ("keras", "weights", "checkpoint", "checkpoint_manager")
 
 _ASSIGNED_RATE = 0.03
+
+# Of some tables: those that count have to go on counting.
+_ADMISSION = {
+    "adam_row": tf_ext.admission.Count(4, forget=3),
+    "sgd_scheduled": tf_ext.admission.Count(6),
+}
 
 
 def rules():
@@ -63,7 +70,9 @@ def batch(step):
 def make_model(dense=None, names=None):
     """A compiled model with a table of each rule, or of some."""
     tables = {
-        name: tf_ext.SparseTable(name, 3, rule, "normal", seed=7)
+        name: tf_ext.SparseTable(
+            name, 3, rule, "normal", seed=7, admission=_ADMISSION.get(name)
+        )
         for name, rule in rules().items()
         if names is None or name in names
     }
@@ -100,7 +109,7 @@ def assign_rate(model):
 
 
 def dump(model, path):
-    """Writes rows, slots, dense weights and steps of a model."""
+    """Writes rows, slots, counters, dense weights and steps of a model."""
     state = {"iterations": np.asarray(model.optimizer.iterations)}
     for table in model.tables:
         signs, fields = table.export_rows()
@@ -108,6 +117,10 @@ def dump(model, path):
         state[f"{table.name}/signs"] = signs[order]
         for name, values in fields.items():
             state[f"{table.name}/{name}"] = values[order]
+        if table.admission is not None:
+            period, counters = counters_of(table)
+            state[f"{table.name}/period"] = np.array(period)
+            state[f"{table.name}/counters"] = np.array(sorted(counters.items()))
     variables = [v for layer in model.layers[2:] for v in layer.weights]
     for index, variable in enumerate(variables):
         state[f"dense/{index}"] = np.asarray(variable)

@@ -1,8 +1,9 @@
-"""Tables with several shards in one process, and the bytes of their rows."""
+"""Tables with several shards in one process, and what they hold."""
 
 from unittest import mock
 
 from tf_ext.regimes import LocalRegime, Placement
+from tf_ext.tables import row_counters
 
 
 def shards_on(devices):
@@ -19,3 +20,20 @@ def bytes_of_rows(table):
         sign: tuple(fields[name][i].tobytes() for name in fields)
         for i, sign in enumerate(signs.tolist())
     }
+
+
+def counters_of(table):
+    """The counters of the shards that this process accesses.
+
+    Returns:
+      `(period, {sign: count})`, as files have them.
+    """
+    period = int(row_counters.current_period(table.rows))
+    counters = {}
+    for shard in table.rows.shards:
+        exported = row_counters.CounterShard(shard, period).export()
+        signs, _, values = exported
+        for sign, count in zip(signs.numpy(), values["count"].numpy()[:, 0]):
+            assert sign not in counters, sign
+            counters[int(sign)] = int(count)
+    return period, counters

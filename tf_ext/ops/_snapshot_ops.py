@@ -21,6 +21,7 @@ def sparse_table_save(
     tracked=False,
     shard=0,
     max_bytes_per_second=0,
+    period=-1,
     name=None,
 ):
     r"""Writes the rows of a table, or of one shard of it, to files.
@@ -38,6 +39,8 @@ def sparse_table_save(
         so, `sparse_table_end_save` must follow.
       shard: int64 `[]`, the number in the names of the files.
       max_bytes_per_second: int64 `[]`, 0 for no limit.
+      period: int64 `[]`, the current period of counters, which are written to
+        the last file; -1: they are not written.
       name: optional name of the operation.
 
     Returns:
@@ -63,6 +66,7 @@ def sparse_table_save(
         tracked,
         shard,
         max_bytes_per_second,
+        period,
         name=name,
     )
 

@@ -108,6 +108,7 @@ def _inspect(options: argparse.Namespace) -> int:
             for name, (dtype, count) in snapshot.fields.items()
         ),
         "rows": f"{manifest.rows:,} of {manifest.row_bytes:,} bytes{erased}",
+        **_counters(manifest),
         "size": f"{terminal.size(manifest.bytes)} in "
         f"{terminal.count(manifest.files, 'file')}",
         "shards": manifest.shards,
@@ -127,6 +128,16 @@ def _inspect(options: argparse.Namespace) -> int:
         )
         _print_chain(snapshot.chain)
     return terminal.OK
+
+
+def _counters(manifest: Manifest) -> dict[str, str]:
+    if manifest.counters is None:
+        return {}
+    count, size = manifest.counters.count, manifest.counters.bytes
+    return {
+        "counters": f"{count:,} in period {manifest.counters.period:,}, "
+        f"{terminal.size(size)}"
+    }
 
 
 def _print_chain(chain: Sequence[tuple[str, Manifest]]) -> None:
@@ -149,11 +160,12 @@ def _print_chain(chain: Sequence[tuple[str, Manifest]]) -> None:
 def _verify(options: argparse.Namespace) -> int:
     snapshot = reader.open_snapshot(options.path)
     damaged = 0
-    with terminal.progress("verifying", snapshot.bytes) as progress:
+    total = snapshot.bytes + snapshot.counter_bytes
+    with terminal.progress("verifying", total) as progress:
         for error in snapshot.damage(progress):
             damaged += 1
             terminal.fail(_PROGRAM, error, terminal.DAMAGED)
-    files = sum(len(manifest.files) for _, manifest in snapshot.chain)
+    files = sum(len(manifest.all_files) for _, manifest in snapshot.chain)
     if damaged:
         message = f"{damaged} of {files} files of {snapshot.path} are damaged."
         return terminal.fail(_PROGRAM, message, terminal.DAMAGED)
@@ -161,15 +173,15 @@ def _verify(options: argparse.Namespace) -> int:
     of = f" of a chain of {chain} snapshots" if chain > 1 else ""
     print(
         f"{snapshot.path} is whole: {files} file{'s' * (files != 1)}"
-        f"{of}, {terminal.size(snapshot.bytes)}."
+        f"{of}, {terminal.size(total)}."
     )
     return terminal.OK
 
 
 def _reshard(options: argparse.Namespace) -> int:
-    total = reader.open_snapshot(options.path).bytes
-    passes = writer.passes(options.shards)
-    with terminal.progress("resharding", total * passes) as progress:
+    snapshot = reader.open_snapshot(options.path)
+    total = _bytes_to_rewrite(snapshot, options.shards)
+    with terminal.progress("resharding", total) as progress:
         manifest = writer.reshard(
             options.path, options.out, options.shards, progress
         )
@@ -178,10 +190,16 @@ def _reshard(options: argparse.Namespace) -> int:
 
 def _compact(options: argparse.Namespace) -> int:
     snapshot = reader.open_snapshot(options.path)
-    total = snapshot.bytes * writer.passes(snapshot.manifest.shards)
+    total = _bytes_to_rewrite(snapshot, snapshot.manifest.shards)
     with terminal.progress("compacting", total) as progress:
         manifest = writer.compact(options.path, options.out, progress)
     return _written(manifest, options.out)
+
+
+def _bytes_to_rewrite(snapshot: reader.Snapshot, shards: int) -> int:
+    counters = snapshot.manifest.counters
+    rows = snapshot.bytes * writer.passes(shards)
+    return rows + (counters.bytes if counters else 0)
 
 
 def _to_parquet(options: argparse.Namespace) -> int:

@@ -113,6 +113,17 @@ def ids(chain: Chain) -> list[str]:
     return [manifest.id for _, manifest in chain]
 
 
+def overlap(theirs: int, their_shards: int, mine: int, my_shards: int) -> bool:
+    """Whether two shards of tables with different shard counts share signs.
+
+    Shard `s` of `n` holds the hashes from s / n to (s + 1) / n of their range.
+    """
+    return (
+        theirs * my_shards < (mine + 1) * their_shards
+        and mine * their_shards < (theirs + 1) * my_shards
+    )
+
+
 def replaced(path: str) -> SnapshotConflictError:
     """The error for a snapshot that was replaced while it was read."""
     return SnapshotConflictError(

@@ -74,6 +74,15 @@ class Snapshot:
         """The size of all files of rows, including those of the bases."""
         return sum(manifest.bytes for _, manifest in self.chain)
 
+    @property
+    def counter_bytes(self) -> int:
+        """The size of all files of counters, including those of the bases."""
+        return sum(
+            file.bytes
+            for _, manifest in self.chain
+            for file in manifest.of_counters.files
+        )
+
     def chunks(
         self,
         fields: Iterable[str] | None = None,
@@ -185,6 +194,12 @@ class Snapshot:
                     _verify(path, manifest, file, progress)
                 except DamagedSnapshotError as error:
                     yield error
+            for file in manifest.of_counters.files:
+                try:
+                    for _ in read_counters(path, manifest, file, progress):
+                        pass
+                except DamagedSnapshotError as error:
+                    yield error
 
 
 def row_dtype(manifest: Manifest) -> np.dtype[typing.Any]:
@@ -263,9 +278,43 @@ def _last_rows(
             yield chunk.rows[new]
 
 
+def read_counters(
+    path: str, manifest: Manifest, file: RowFile, progress: Progress
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Reads and checks a whole file of counters.
+
+    Args:
+      path: string, the directory.
+      manifest: Manifest.
+      file: RowFile, one of those of the manifest's counters.
+      progress: function that is called with the bytes of each chunk.
+
+    Yields:
+      uint8 `[n, COUNTER_BYTES]`, with ascending keys (`_core.counter_keys`).
+
+    Raises:
+      DamagedSnapshotError: if the file is damaged.
+    """
+    check = manifest.counter_check
+    for counters in _verified(path, manifest.of_counters, file, progress):
+        try:
+            check.check(counters)
+        except ValueError as error:
+            raise DamagedSnapshotError(f"{path}/{file.name} {error}") from None
+        yield counters
+
+
 def _verify(
     path: str, manifest: Manifest, file: RowFile, progress: Progress
 ) -> None:
+    for _ in _verified(path, manifest, file, progress):
+        pass
+
+
+def _verified(
+    path: str, manifest: Manifest, file: RowFile, progress: Progress
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yields the rows of a file, whose signs must be of the file's shard."""
     row = 0
     for chunk in read_chunks(path, manifest, file, progress):
         for signs in (
@@ -282,6 +331,7 @@ def _verify(
                     f"{file.shard} alone (after {row} rows)."
                 )
         row += len(chunk.rows)
+        yield chunk.rows
 
 
 def _ignore(_: int) -> None:

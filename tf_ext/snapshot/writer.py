@@ -18,10 +18,16 @@ from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import (
     Chain,
     Progress,
+    overlap,
     read_again_if_replaced,
     read_chain,
 )
-from tf_ext.snapshot.reader import Snapshot, latest_rows, signs_of
+from tf_ext.snapshot.reader import (
+    Snapshot,
+    latest_rows,
+    read_counters,
+    signs_of,
+)
 from tf_ext.snapshot.storage import Storage, join, normalised, storage_of
 
 # Each shard takes a chunk of memory and an open file. More shards take further
@@ -41,7 +47,7 @@ def reshard(
     Any snapshot can be loaded into any number of shards; if the numbers are the
     same, each shard reads only its own files. A delta is merged with its bases.
     In memory are a chunk for each of up to 128 shards, and the signs of the
-    deltas.
+    deltas; then the counters of one shard, about 30 bytes each.
 
     Args:
       path: path-like, the snapshot.
@@ -122,7 +128,24 @@ def _write(
     made = storage.make_directory(out)
     claim = Claim(out, f"Writing {snapshot.path} to {out}")
     snapshot_id = uuid.uuid4().hex
-    files = [_RowFile(out, snapshot, snapshot_id, s) for s in range(shards)]
+    files = [
+        _RowFile(
+            out,
+            f"rows-{snapshot_id[:16]}-{shard:05d}-000.chunks",
+            snapshot.manifest.row_bytes,
+            shard,
+        )
+        for shard in range(shards)
+    ]
+    counters = [
+        _RowFile(
+            out,
+            f"counters-{snapshot_id[:16]}-{shard:05d}.chunks",
+            _core.COUNTER_BYTES,
+            shard,
+        )
+        for shard in range(shards if snapshot.manifest.counters else 0)
+    ]
     try:
         with claim.taken():
             pass
@@ -132,11 +155,15 @@ def _write(
                 for file in some:
                     file.open(storage, stack)
                 _write_rows(snapshot, some, shards, progress)
-        manifest = _manifest(snapshot, snapshot_id, files)
+        for file in counters:
+            with contextlib.ExitStack() as stack:
+                file.open(storage, stack)
+                _write_counters(snapshot, file, shards, progress)
+        manifest = _manifest(snapshot, snapshot_id, files, counters)
         with claim.held():
             _commit(storage, join(out, manifests.NAME), manifest)
     except BaseException:
-        for file in files:
+        for file in files + counters:
             with contextlib.suppress(OSError):
                 storage.remove(file.path)
         claim.release()
@@ -182,14 +209,37 @@ def _write_rows(
         file.finish()
 
 
+def _write_counters(
+    snapshot: Snapshot,
+    out: "_RowFile",
+    shards: int,
+    progress: Progress | None,
+) -> None:
+    """Writes the counters of a shard, which are those of the last delta."""
+    manifest = snapshot.manifest
+    parts = [np.zeros([0, _core.COUNTER_BYTES], np.uint8)]
+    for file in manifest.of_counters.files:
+        if not overlap(file.shard, manifest.shards, out.shard, shards):
+            continue
+        for counters in read_counters(
+            snapshot.path, manifest, file, progress or (lambda _: None)
+        ):
+            owners = _core.shard_of(signs_of(counters), shards)
+            parts.append(counters[owners == out.shard])
+    whole = np.concatenate(parts)
+    keys = _core.counter_keys(signs_of(whole))
+    out.write(whole[np.argsort(keys)])
+    out.finish()
+
+
 class _RowFile:
-    """A file of rows that is being written."""
+    """A file of rows, or of counters, that is being written."""
 
     def __init__(
-        self, directory: str, snapshot: Snapshot, snapshot_id: str, shard: int
+        self, directory: str, name: str, row_bytes: int, shard: int
     ) -> None:
-        self._name = f"rows-{snapshot_id[:16]}-{shard:05d}-000.chunks"
-        self._row_bytes = snapshot.manifest.row_bytes
+        self._name = name
+        self._row_bytes = row_bytes
         self._encoder: typing.Any = None
         self._write: typing.Any = None
         self.described: typing.Any = None
@@ -220,8 +270,12 @@ class _RowFile:
 
 
 def _manifest(
-    snapshot: Snapshot, snapshot_id: str, files: list[_RowFile]
+    snapshot: Snapshot,
+    snapshot_id: str,
+    files: list[_RowFile],
+    counters: list[_RowFile],
 ) -> manifests.Manifest:
+    saved = snapshot.manifest.counters
     return dataclasses.replace(
         snapshot.manifest,
         id=snapshot_id,
@@ -231,4 +285,8 @@ def _manifest(
         chunk_bytes=_core.chunk_bytes_for(snapshot.manifest.row_bytes),
         shards=len(files),
         files=tuple(file.described for file in files),
+        counters=saved
+        and dataclasses.replace(
+            saved, files=tuple(file.described for file in counters)
+        ),
     )

@@ -2,9 +2,9 @@
 
 A table is a group of datasets: `header` (JSON: configuration, number of rows
 and chunks, state, the CRC32C of each other dataset) with its own CRC32C in
-`header_crc32c`, then the signs and fields of each chunk. Only one chunk is in
-memory at a time. Files written by tf_ext before November 2026 have no
-checksums.
+`header_crc32c`, then the signs and fields of each chunk, and the signs and
+counts of each chunk of counters. Only one chunk is in memory at a time. Files
+written by tf_ext before November 2026 have no checksums.
 """
 
 import contextlib
@@ -16,7 +16,9 @@ import numpy as np
 
 from tf_ext import _core
 from tf_ext._checks import is_int
+from tf_ext._counting import counting_of
 from tf_ext._keras import IS_KERAS_3
+from tf_ext.tables import row_counters
 
 _FORMAT = 1
 
@@ -44,10 +46,11 @@ def save(table_rows, label, state, store):
       ValueError: if there are more rows than such a file should hold.
     """
     rows = int(table_rows.size())
-    if rows * table_rows.bytes_per_row > MAX_BYTES:
+    size = rows * table_rows.bytes_per_row + row_counters.bytes_of(table_rows)
+    if size > MAX_BYTES:
         raise ValueError(
             f"Table {label!r} holds {rows:,} rows, "
-            f"{rows * table_rows.bytes_per_row / 2**30:.1f} GiB; .keras and "
+            f"{size / 2**30:.1f} GiB; .keras and "
             f".weights.h5 files hold at most {MAX_BYTES >> 30} GiB per table. "
             "Save it with SparseTable.save, tf.train.Checkpoint or the "
             "callback tf_ext.callbacks.TableSnapshot."
@@ -66,6 +69,7 @@ def save(table_rows, label, state, store):
                 put(f"chunk_{chunk:06d}_{name}", value)
             written += len(signs)
             chunk += 1
+    counters = _save_counters(table_rows, put)
     header = {
         "format": _FORMAT,
         "config": table_rows.config,
@@ -73,10 +77,25 @@ def save(table_rows, label, state, store):
         "chunks": chunk,
         "state": state,
         "crc32c": checksums,
+        **counters,
     }
     text = _array_of(json.dumps(header))
     store["header"] = text
     store["header_crc32c"] = np.array([_checksum(text)], np.uint32)
+
+
+def _save_counters(table_rows, put):
+    """Writes counters by `put(name, array)`; returns members of the header."""
+    if table_rows.counting is None:
+        return {}
+    period = int(row_counters.current_period(table_rows))
+    chunk = 0
+    with contextlib.closing(row_counters.chunks(table_rows, period)) as chunks:
+        for signs, values in chunks:
+            put(f"counters_{chunk:06d}_signs", signs)
+            put(f"counters_{chunk:06d}_counts", values["count"])
+            chunk += 1
+    return {"counters": {"period": period, "chunks": chunk}}
 
 
 @contextlib.contextmanager
@@ -139,7 +158,22 @@ def _load(table_rows, label, store):
                 for field in table_rows.fields
             },
         )
+    if "counters" in header and table_rows.counting is not None:
+        if table_rows.counting.can_take(counting_of(header["config"])):
+            _import_counters(table_rows, store, header["counters"])
     return header["state"]
+
+
+def _import_counters(table_rows, store, counters):
+    for shard in table_rows.shards:
+        row_counters.clear(shard, counters["period"])
+    for chunk in range(counters["chunks"]):
+        row_counters.import_counters(
+            table_rows,
+            np.asarray(store[f"counters_{chunk:06d}_signs"]),
+            np.asarray(store[f"counters_{chunk:06d}_counts"]),
+            counters["period"],
+        )
 
 
 def _read_header(store, label):
@@ -161,6 +195,13 @@ def _read_header(store, label):
         for name in ("rows", "chunks"):
             if not is_int(header[name]) or header[name] < 0:
                 raise ValueError(f"{name} is {header[name]!r}")
+        counters = header.get("counters", {"chunks": 0})
+        if (
+            not isinstance(counters, dict)
+            or not is_int(counters.get("chunks"))
+            or counters["chunks"] < 0
+        ):
+            raise ValueError(f"counters is {counters!r}")
         if ("crc32c" in header) != has_checksum:
             raise ValueError("only one of header and rows has checksums")
     except ValueError as error:
@@ -222,6 +263,25 @@ def _check(table_rows, label, store, header):
         raise _damaged(
             label, f"{rows} found, but the header says {header['rows']}."
         )
+    _check_counters(label, store, header)
+
+
+def _check_counters(label, store, header):
+    if "counters" not in header:
+        return
+    counters = header["counters"]
+    check = row_counters.Check(
+        label, counting_of(header["config"]), counters.get("period")
+    )
+    for chunk in range(counters["chunks"]):
+        arrays = []
+        for part in ("signs", "counts"):
+            name = f"counters_{chunk:06d}_{part}"
+            if name not in store.keys():
+                raise _damaged(label, f"{name!r} is missing.")
+            arrays.append(np.asarray(store[name]))
+            _compare(label, name, arrays[-1], header["crc32c"].get(name))
+        check.add(*arrays)
 
 
 def _compare(label, name, array, saved):

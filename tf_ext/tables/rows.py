@@ -8,8 +8,10 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext._compat.checkpoints import SavedResource, tensors_being_restored
+from tf_ext._counting import counting_of
 from tf_ext.ops import _owner_ops
 from tf_ext.regimes import LocalRegime
+from tf_ext.tables import row_counters
 from tf_ext.tables.shard import (
     Field,
     TableShard,
@@ -109,7 +111,7 @@ class TableRows(SavedResource):
         return served
 
     def _check_exportable(self):
-        self.regime.check_exportable(parse_config(self.config)["name"])
+        self.regime.check_exportable(self._label)
 
     def _create_on(self, device):
         with tf.device(device):
@@ -139,6 +141,15 @@ class TableRows(SavedResource):
     def weights_only(self):
         """Whether rows hold only weights and so cannot be trained."""
         return holds_weights_only(self.config)
+
+    @property
+    def counting(self):
+        """The Counting of the table's admission; None if it counts nothing."""
+        return counting_of(self.config)
+
+    @property
+    def _label(self):
+        return parse_config(self.config)["name"]
 
     @property
     def bytes_per_row(self):
@@ -389,8 +400,7 @@ class TableRows(SavedResource):
         # may be in a graph, where nothing can be compared.
         saved = tensors_being_restored()
         if saved is not None:
-            label = parse_config(self.config)["name"]
-            self.check_config(label, saved["config"]().decode())
+            self.check_config(self._label, saved["config"]().decode())
             self._restore_state(saved)
         count = len(self.shards)
         if saved is not None:
@@ -404,6 +414,7 @@ class TableRows(SavedResource):
             tensors[_part_name("signs", part)] = signs
             for name, value in values.items():
                 tensors[f"{_part_name('field', part)}_{name}"] = value
+        tensors |= row_counters.saved_tensors(self, saved, self._label)
         tensors["config"] = tf.constant(self.config)
         if self._state is not None:
             for name, text in self._state[0]().items():
@@ -439,7 +450,15 @@ class TableRows(SavedResource):
                     },
                 )
             )
-        return self._import_parts(parts)
+        imported = self._import_parts(parts)
+        with tf.control_dependencies([imported]):
+            # Signs that have a row get no counter.
+            return _add(
+                [
+                    imported,
+                    *row_counters.restore_tensors(self, restored_tensors),
+                ]
+            )
 
     def _import_parts(self, parts):
         if len(parts) == len(self.shards) == self.num_shards:

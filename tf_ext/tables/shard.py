@@ -164,7 +164,14 @@ class TableShard:
             return ops.sparse_table_compact(self.resource_handle)
 
     def save(
-        self, directory, snapshot_id, base, tracked, index, max_bytes_per_second
+        self,
+        directory,
+        snapshot_id,
+        base,
+        tracked,
+        index,
+        max_bytes_per_second,
+        period,
     ):
         """Writes the rows of the shard to files of a snapshot.
 
@@ -175,6 +182,7 @@ class TableShard:
           tracked: bool, whether `end_save` will follow.
           index: int, the index of the shard in the table.
           max_bytes_per_second: int; 0 for no limit.
+          period: int, the current period of counters; -1: there are none.
 
         Returns:
           The outputs of `sparse_table_save`.
@@ -188,6 +196,7 @@ class TableShard:
                 tracked,
                 index,
                 max_bytes_per_second,
+                period,
             )
 
     def end_save(self, snapshot_id, committed):

@@ -5,10 +5,7 @@ needs, with an op on its own device.
 """
 
 import contextlib
-import posixpath
-import re
 
-import numpy as np
 import tensorflow as tf
 
 from tf_ext import _snapshot_manifest as manifests
@@ -20,6 +17,8 @@ from tf_ext.snapshot.files import (
     read_manifest,
 )
 from tf_ext.snapshot.storage import normalised
+from tf_ext.tables import row_counters, snapshot_files
+from tf_ext.tables.snapshot_files import own_words
 from tf_ext.tables.snapshots import end_chain, on_each, row_fields, together
 
 
@@ -69,7 +68,7 @@ def load(
             check_state=check_state,
         )
         update.check()
-        if in_place or int(rows.size()) != 0:
+        if in_place or int(rows.size()) != 0 or row_counters.bytes_of(rows):
             update.verify()
         if in_place:
             update.apply()
@@ -137,7 +136,14 @@ def update_to(rows, path, label):
     links = list(chain)
     while links and links[-1][1].id != held:
         links.pop()
-    return Update(rows, label, what, chain[len(links) :], whole=not links)
+    return Update(
+        rows,
+        label,
+        what,
+        chain[len(links) :],
+        whole=not links,
+        with_counters=False,
+    )
 
 
 def _links_to(rows, path, label, what):
@@ -220,6 +226,7 @@ class Update:
         chain continues the snapshot that the table holds.
       weights_only: bool, whether slots are reinitialized.
       check_state: function of the last snapshot's state, or None; see `load`.
+      with_counters: bool, whether counters are replaced, too.
     """
 
     def __init__(
@@ -231,8 +238,10 @@ class Update:
         whole=False,
         weights_only=False,
         check_state=None,
+        with_counters=True,
     ):
         self._rows = rows
+        self._with_counters = with_counters
         self._label = label
         self._what = what
         self._chain = chain
@@ -258,6 +267,7 @@ class Update:
         """Reads all files; raises DamagedSnapshotError if one is damaged."""
         with together(self._rows, self._what):
             self._restore(self._chain, "verify")
+            self._restore_counters(load=False)
 
     def load(self):
         """Clears the table and loads the rows; after an error it is empty."""
@@ -267,6 +277,7 @@ class Update:
         try:
             with together(self._rows, self._what):
                 self._restore(self._chain, "load")
+                self._restore_counters()
         except BaseException:
             self._rows.clear()
             raise
@@ -292,7 +303,7 @@ class Update:
             except tf.errors.FailedPreconditionError as error:
                 raise RuntimeError(
                     f"{self._what}: rows were changed by something else at the "
-                    f"same time. Nothing was applied: {_own_words(error)}"
+                    f"same time. Nothing was applied: {own_words(error)}"
                 ) from None
         try:
             with together(self._rows, self._what):
@@ -306,11 +317,7 @@ class Update:
             with contextlib.suppress(tf.errors.OpError):
                 self._end(numbers, "")
             if isinstance(error, DamagedSnapshotError):
-                raise RuntimeError(
-                    f"{self._what}: a file went bad after it was checked, and "
-                    f"only some rows have been replaced. {error} Load a "
-                    "snapshot, with in_place=True while others read."
-                ) from None
+                raise self._went_bad("rows", error) from None
             raise
         with together(self._rows, self._what):
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
@@ -322,6 +329,19 @@ class Update:
                     "not hold the rows of a snapshot, and cannot take deltas. "
                     "Load a snapshot, with in_place=True while others read."
                 )
+        try:
+            with together(self._rows, self._what):
+                # Signs of rows that were erased can have counters only now.
+                self._restore_counters()
+        except DamagedSnapshotError as error:
+            raise self._went_bad("counters", error) from None
+
+    def _went_bad(self, what, error):
+        return RuntimeError(
+            f"{self._what}: a file went bad after it was checked, and only "
+            f"some {what} have been replaced. {error} Load a snapshot, with "
+            "in_place=True while others read."
+        )
 
     @property
     def _has_new_slots(self):
@@ -348,7 +368,20 @@ class Update:
         ]
 
     def _restore(self, chain, action):
-        _restore_all(self._rows, chain, self._weights_only, action)
+        snapshot_files.restore_rows(
+            self._rows, chain, self._weights_only, action
+        )
+
+    def _restore_counters(self, load=True):
+        """Replaces the counters by those of the last snapshot, or checks them.
+
+        They are removed if the snapshot has none that the table can take.
+        """
+        if not (self._chain and self._with_counters and self._rows.counting):
+            return
+        snapshot_files.restore_counters(
+            self._rows, *self._chain[-1], self._weights_only, load
+        )
 
 
 def _common_chain(rows, path, what):
@@ -371,73 +404,3 @@ def _of_first(rows, chain):
             for where, text in sent
         ],
     )
-
-
-def _restore_all(rows, chain, weights_only, action="load"):
-    """Applies snapshots one after another, each in all shards in parallel.
-
-    Args:
-      rows: TableRows.
-      chain: list of `(path, Manifest)`.
-      weights_only: bool, whether only the weights are set.
-      action: string, what is done with each chunk: see `sparse_table_restore`.
-    """
-    shards = rows.num_shards
-    for path, manifest in chain:
-
-        def restore(index, shard, path=path, manifest=manifest):
-            files = [
-                file
-                for number, file in enumerate(manifest.files)
-                if (
-                    number % shards == index
-                    if action == "verify"
-                    else _overlap(file.shard, manifest.shards, index, shards)
-                )
-            ]
-            shard.restore(
-                [posixpath.join(path, file.name) for file in files],
-                _numbers(files),
-                [file.shard for file in files],
-                manifest,
-                fields=[
-                    field
-                    for field in manifest.fields[1:]
-                    if field.name == "weights" or not weights_only
-                ],
-                index=index,
-                shards=shards,
-                action=action,
-            )
-
-        try:
-            on_each(rows, restore)
-        except tf.errors.DataLossError as error:
-            raise DamagedSnapshotError(_own_words(error)) from None
-        except tf.errors.NotFoundError as error:
-            raise DamagedSnapshotError(
-                f"A file of the snapshot in {path} is missing: "
-                f"{_own_words(error)}"
-            ) from None
-
-
-def _own_words(error):
-    """An op's error message without what TensorFlow adds to it."""
-    return re.sub(r"^\{\{.*?\}\} | \[Op:[^]]*\]$", "", error.message)
-
-
-def _overlap(theirs, their_shards, mine, my_shards):
-    """Whether two shards of tables with different shard counts share signs.
-
-    Shard `s` of `n` holds the hashes from s / n to (s + 1) / n of their range.
-    """
-    return (
-        theirs * my_shards < (mine + 1) * their_shards
-        and mine * their_shards < (theirs + 1) * my_shards
-    )
-
-
-def _numbers(files):
-    """The numbers that the ops need of each file: int64 `[f, 5]`."""
-    numbers = [(f.tag, f.rows, f.erased, f.bytes, f.crc32c) for f in files]
-    return np.array(numbers, np.uint64).reshape([-1, 5]).astype(np.int64)

@@ -28,10 +28,13 @@ from tf_ext.snapshot.files import (
     read_manifest,
 )
 from tf_ext.snapshot.storage import join, normalised, storage_of
+from tf_ext.tables import row_counters
 
 # Files that a save writes: leftovers of earlier saves have such names.
 _OWN_FILE = re.compile(
-    manifests.ROW_FILE + "|" + re.escape(manifests.NAME) + r"\.part"
+    f"{manifests.ROW_FILE}|{manifests.COUNTER_FILE}|"
+    + re.escape(manifests.NAME)
+    + r"\.part"
 )
 
 Description = collections.namedtuple(
@@ -75,6 +78,9 @@ def save(
         _check_step(step)
         check_max_bytes_per_second("SparseTable.save", max_bytes_per_second)
     snapshot_id = rows.regime.from_first(uuid.uuid4().hex)
+    period = (
+        -1 if rows.counting is None else int(row_counters.current_period(rows))
+    )
     tracked = incremental or base is not None
     # The first worker writes the manifest, so it holds the claim.
     claim = Claim(path, what) if rows.regime.rank == 0 else None
@@ -97,10 +103,19 @@ def save(
                 tracked=tracked,
                 max_bytes_per_second=(max_bytes_per_second or 0)
                 // rows.num_shards,
+                period=period,
             )
         parts = _of_all_processes(rows, parts)
         manifest = _manifest(
-            rows, path, description, snapshot_id, chain, base, step, parts
+            rows,
+            path,
+            description,
+            snapshot_id,
+            chain,
+            base,
+            step,
+            period,
+            parts,
         )
         with together(rows, what):
             if claim is not None:
@@ -152,7 +167,7 @@ def _save_shards(rows, path, snapshot_id, claim, saved, **options):
 
 
 def _save_shard(shard, path, snapshot_id, **options):
-    """Writes a shard; returns `(its RowFiles, bytes of a chunk)`."""
+    """Writes a shard; returns `(its RowFiles, bytes of a chunk of rows)`."""
     names, numbers, chunk_bytes = shard.save(path, snapshot_id, **options)
     files = [
         manifests.RowFile(
@@ -260,7 +275,13 @@ def _check_step(step):
         refuse("SparseTable.save", "step", allowed, step)
 
 
-def _manifest(rows, path, description, snapshot_id, chain, base, step, parts):
+def _manifest(
+    rows, path, description, snapshot_id, chain, base, step, period, parts
+):
+    files = [file for some, _ in parts for file in some]
+    counters = [
+        f for f in files if re.fullmatch(manifests.COUNTER_FILE, f.name)
+    ]
     fields, row_bytes = manifests.row_fields(row_fields(rows))
     return manifests.Manifest(
         id=snapshot_id,
@@ -279,7 +300,10 @@ def _manifest(rows, path, description, snapshot_id, chain, base, step, parts):
         fields=fields,
         chunk_bytes=parts[0][1],
         shards=rows.num_shards,
-        files=tuple(file for files, _ in parts for file in files),
+        files=tuple(file for file in files if file not in counters),
+        counters=None
+        if period < 0
+        else manifests.Counters(period, tuple(counters)),
     )
 
 
@@ -326,13 +350,13 @@ def _remove_leftovers(path, snapshot_id=""):
     except ValueError:
         return  # It is unknown which files the manifest names.
     else:
-        kept = {file.name for file in manifest.files}
+        kept = {file.name for file in manifest.all_files}
     storage = storage_of(path)
     for name in storage.names(path):
         if (
             _OWN_FILE.fullmatch(name)
             and name not in kept
-            and (not snapshot_id or name.startswith(f"rows-{snapshot_id[:16]}"))
+            and (not snapshot_id or f"-{snapshot_id[:16]}-" in name)
         ):
             # A failing save may be removing its own files.
             with contextlib.suppress(FileNotFoundError):

@@ -20,6 +20,15 @@ inline uint64_t TableHash(int64_t sign) {
   return Mix64(static_cast<uint64_t>(sign) + 0x9e3779b97f4a7c15u);
 }
 
+// The sign of a TableHash, which is a bijection.
+inline int64_t SignOfTableHash(uint64_t hash) {
+  // The steps of Mix64 backwards: the constants are the inverses modulo 2^64.
+  hash = (hash ^ (hash >> 31) ^ (hash >> 62)) * 0x319642b2d24d8ec3u;
+  hash = (hash ^ (hash >> 27) ^ (hash >> 54)) * 0x96de1b173f119089u;
+  hash = hash ^ (hash >> 30) ^ (hash >> 60);
+  return static_cast<int64_t>(hash - 0x9e3779b97f4a7c15u);
+}
+
 inline constexpr int kStripeBits = 6;
 inline constexpr int kStripes = 1 << kStripeBits;
 

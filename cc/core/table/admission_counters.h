@@ -17,6 +17,7 @@
 #ifndef TF_EXT_CC_CORE_TABLE_ADMISSION_COUNTERS_H_
 #define TF_EXT_CC_CORE_TABLE_ADMISSION_COUNTERS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -71,6 +72,40 @@ class AdmissionCounters {
 
   void Remove(uint64_t hash) {
     if (current_.Remove(hash) == 0) previous_.Remove(hash);
+  }
+
+  // Sets the counter of a sign that was last counted in `period`, unless it
+  // would be forgotten by now. Throws std::bad_alloc.
+  void Set(uint64_t hash, uint8_t count, int64_t period) {
+    Remove(hash);
+    if (period >= period_) {
+      current_.Insert(hash, count);
+    } else if (period_ - period == 1) {
+      previous_.Insert(hash, count);
+    }
+  }
+
+  // Calls visit(hash, count, older) for the counters with keys (see
+  // CounterLines) from `key`, of about `lines` lines, that are not forgotten in
+  // `period`. `older`: whether a counter is of the period before. Returns the
+  // key to continue with, or kNoKey at the end.
+  static constexpr uint64_t kNoKey = uint64_t{1} << 32;
+  template <typename Visit>
+  uint64_t Walk(uint64_t key, uint64_t lines, int64_t period,
+                const Visit& visit) const {
+    const uint64_t keys =
+        std::min(current_.KeysOf(lines), previous_.KeysOf(lines));
+    const uint64_t next = std::min(kNoKey, key + keys);
+    const auto walk = [&](const CounterLines& generation, int64_t its_period) {
+      if (period - its_period > 1) return;
+      const bool older = its_period < period;
+      generation.ForEachOf(
+          static_cast<uint32_t>(key), static_cast<uint32_t>(next - 1),
+          [&](uint64_t hash, uint8_t count) { visit(hash, count, older); });
+    };
+    walk(current_, period_);
+    walk(previous_, period_ - 1);
+    return next;
   }
 
   // Frees memory if there are few counters. Throws std::bad_alloc.

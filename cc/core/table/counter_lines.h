@@ -25,6 +25,7 @@
 #ifndef TF_EXT_CC_CORE_TABLE_COUNTER_LINES_H_
 #define TF_EXT_CC_CORE_TABLE_COUNTER_LINES_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -106,6 +107,35 @@ class CounterLines {
       for (int cell = 0; cell < kCells; ++cell) {
         if (line.counts[cell] != 0) visit(line.hashes[cell], line.counts[cell]);
       }
+    }
+  }
+
+  // The number of keys, which are the lower halves of hashes, per `lines`
+  // lines. At least 1, and 2^32 for all of a small table.
+  uint64_t KeysOf(uint64_t lines) const {
+    constexpr uint64_t kKeys = uint64_t{1} << 32;
+    return count_ <= lines ? kKeys
+                           : std::max<uint64_t>(1, kKeys * lines / count_);
+  }
+
+  // Calls visit(hash, count) for the counters whose key is from `first` to
+  // `last`. Home lines are in the order of keys at any size, so a walk over all
+  // keys can release the lock in between: it visits what is there throughout
+  // exactly once.
+  template <typename Visit>
+  void ForEachOf(uint32_t first, uint32_t last, const Visit& visit) const {
+    if (size_ == 0) return;
+    const size_t homes = Home(last) - Home(first);
+    size_t at = Home(first);
+    for (size_t seen = 0; seen < count_; ++seen, at = Next(at)) {
+      const Line& line = lines()[at];
+      for (int cell = 0; cell < kCells; ++cell) {
+        const uint32_t key = static_cast<uint32_t>(line.hashes[cell]);
+        if (line.counts[cell] != 0 && first <= key && key <= last) {
+          visit(line.hashes[cell], line.counts[cell]);
+        }
+      }
+      if (seen >= homes && line.passed == 0) break;
     }
   }
 

@@ -52,6 +52,7 @@
 #include <vector>
 
 #include "cc/core/rules/update_rule.h"
+#include "cc/core/snapshot/counter_chunks.h"
 #include "cc/core/table/admission.h"
 #include "cc/core/table/admission_counters.h"
 #include "cc/core/table/batch_parts.h"
@@ -186,6 +187,18 @@ class alignas(64) Stripe {
   // The signs that were erased: in the changes that were taken if `taken`,
   // otherwise in the changes since.
   std::vector<int64_t> ErasedSigns(bool taken) const;
+
+  // Counters of signs, in stripe_counters.cc. Appends counters that are not
+  // forgotten in `period`, in ascending order of CounterKey, starting at `key`
+  // (0: the beginning); a few thousand per call, under one lock hold. Returns
+  // the key to continue with, or AdmissionCounters::kNoKey at the end.
+  uint64_t CopyCounters(uint64_t key, int64_t period,
+                        std::vector<StoredCounter>* counters) const;
+  // Sets the counters of signs without a row; the period of a count is `period`
+  // or, if it is negative, the one before. Counts above `most` are set to it.
+  void ImportCounters(const BatchItem* items, int64_t n, const int32_t* counts,
+                      int most, int64_t period);
+  void ClearCounters();
 
   // Returns the memory of free rows to the system, and returns the number of
   // bytes. Only one thread at a time may compact a stripe. Sets `*walked` if

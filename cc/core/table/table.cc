@@ -162,9 +162,10 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
   // does not take its time for a wrong one.
   last_push_ = now;
   const PushRecord record = {last_seen_, now, statistics_, statistics};
-  const PushAdmission admission(config_.admission, config_.seed, step,
-                                AdvancePeriod(step), statistics,
-                                statistics_width);
+  const PushAdmission admission(
+      config_.admission, config_.seed, step,
+      AdvancePeriod(AdmissionPeriod(config_.admission, step)), statistics,
+      statistics_width);
   const PushAdmission* const admits =
       config_.has_admission() ? &admission : nullptr;
   std::atomic<int64_t> total{0};
@@ -184,8 +185,7 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
   return status;
 }
 
-int64_t Table::AdvancePeriod(int64_t step) {
-  const int64_t period = AdmissionPeriod(config_.admission, step);
+int64_t Table::AdvancePeriod(int64_t period) {
   int64_t latest = admission_period_.load();
   while (latest < period &&
          !admission_period_.compare_exchange_weak(latest, period)) {

@@ -270,6 +270,32 @@ class Table {
   // `id`, which it does not if rows were changed in any other way meanwhile.
   Status EndUpdate(int64_t number, const std::string& id, bool* held);
 
+  // Counters of signs without a row, for admission by count; in
+  // table_counters.cc. They are exported as a count of 1 to n - 1, negative if
+  // it is of the period before the current one.
+
+  // The latest period of a push; 0 without counters that are forgotten.
+  int64_t CounterPeriod() const { return admission_period_; }
+  // Appends counters as of `period`, which should not be before CounterPeriod
+  // (counters of later periods count as of this one), starting at `*cursor` (0:
+  // the beginning) until there are at least `limit` (-1: all). Sets `*cursor`
+  // to where to continue; -1: the end. Counters that are there throughout a
+  // walk are seen exactly once.
+  Status ExportCounters(int64_t* cursor, int64_t limit, int64_t period,
+                        std::vector<int64_t>* signs,
+                        std::vector<int32_t>* counts) const;
+  // Sets counters that were exported as of `period`, also by a table with
+  // another n or without `forget`; not those of signs that have a row. If a
+  // sign occurs twice, the last one wins. Tables with another `forget` have
+  // other periods. `clear`: whether all counters are removed first, so that
+  // `period` is the current one.
+  Status ImportCounters(const int64_t* signs, const int32_t* counts, int64_t n,
+                        int64_t period, bool clear,
+                        const ParallelFor& parallel_for);
+  // Writes the counters as a file, as of `period`. `*written`: their number.
+  Status WriteCounters(uint64_t tag, int64_t period, const ChunkSink& sink,
+                       int64_t* written) const;
+
   int64_t Size() const;
   TableStats Stats() const;
   // The number of rows in each stripe.
@@ -299,8 +325,9 @@ class Table {
   // Returns an error if they are of a wrong shape or not all valid.
   Status CheckStatistics(const int64_t* signs, int64_t n,
                          const float* statistics, int64_t width) const;
-  // The period of a push, or that of an earlier one if that is later.
-  int64_t AdvancePeriod(int64_t step);
+  // The period, or that of an earlier push if that is later.
+  int64_t AdvancePeriod(int64_t period);
+  Status CheckCounts() const;
   Status CheckEviction(const EvictPolicy& policy, int64_t now) const;
   // Whether an eviction removes a row that is `age` old.
   bool IsEvicted(const EvictPolicy& policy, const uint8_t* row,

@@ -298,13 +298,13 @@ TEST(TableCompactTest, HashesThatACursorCannotTellApartAreNotLost) {
     // Hashes with equal lower halves. Cursors distinguish them by all other
     // bits but one.
     const uint64_t hash = (random() & ~uint64_t{0xffffffff}) | 1234567u;
-    ASSERT_EQ(TableHash(SignOf(hash)), hash);
-    signs.push_back(SignOf(hash));
-    signs.push_back(SignOf(hash ^ (uint64_t{1} << 32)));
+    ASSERT_EQ(TableHash(SignOfTableHash(hash)), hash);
+    signs.push_back(SignOfTableHash(hash));
+    signs.push_back(SignOfTableHash(hash ^ (uint64_t{1} << 32)));
   }
   Pull(table.get(), signs, true);
   // The lowest and the highest possible hash.
-  Pull(table.get(), {SignOf(0), SignOf(~uint64_t{0})}, true);
+  Pull(table.get(), {SignOfTableHash(0), SignOfTableHash(~uint64_t{0})}, true);
   for (const int64_t limit : {1, 2, 3, 100}) {
     std::map<int64_t, int> seen;
     int64_t cursor = 0;

@@ -110,30 +110,13 @@ inline std::vector<int64_t> Range(int64_t begin, int64_t end,
   return signs;
 }
 
-// The inverse of TableHash.
-inline int64_t SignOf(uint64_t hash) {
-  const auto inverse = [](uint64_t odd) {
-    uint64_t x = odd;
-    for (int i = 0; i < 6; ++i) x *= 2 - odd * x;
-    return x;
-  };
-  const auto unshift = [](uint64_t x, int bits) {
-    uint64_t y = x;
-    for (int i = 0; i < 3; ++i) y = x ^ (y >> bits);
-    return y;
-  };
-  uint64_t x = unshift(hash, 31) * inverse(0x94d049bb133111ebu);
-  x = unshift(x, 27) * inverse(0xbf58476d1ce4e5b9u);
-  return static_cast<int64_t>(unshift(x, 30) - 0x9e3779b97f4a7c15u);
-}
-
 // Signs of one stripe.
 inline std::vector<int64_t> SignsInStripe(int stripe, int64_t n) {
   const uint64_t high = static_cast<uint64_t>(stripe) << (64 - kStripeBits);
   std::vector<int64_t> signs;
   for (int64_t i = 1; i <= n; ++i) {
     const uint64_t hash = static_cast<uint64_t>(i) * 0x9e3779b97f4a7c15u;
-    signs.push_back(SignOf(high | hash >> kStripeBits));
+    signs.push_back(SignOfTableHash(high | hash >> kStripeBits));
   }
   return signs;
 }

@@ -1,0 +1,261 @@
+"""The counters of ids without a row, of tables with admission by count.
+
+In files they have the form of rows with a single field, `count`, which is
+negative if the id was last counted in the period before the current one.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext import _core, ops
+from tf_ext._counting import counting_of
+from tf_ext.ops import _counter_ops
+from tf_ext.tables.shard import Field
+
+FIELDS = (Field("count", tf.int32, 1),)
+
+_CHUNK_COUNTERS = 1 << 20
+_PERIOD = "counter_period"
+
+
+class CounterShard:
+    """The counters of a shard, exported like the rows of a TableShard.
+
+    Args:
+      shard: TableShard.
+      period: int64 scalar, the current period of the whole table.
+    """
+
+    def __init__(self, shard, period):
+        self._shard = shard
+        self._period = period
+
+    def export(self, cursor=0, limit=-1):
+        """Copies out counters: see `TableShard.export`."""
+        with tf.device(self._shard.device):
+            exported = _counter_ops.sparse_table_export_counters(
+                self._shard.resource_handle, cursor, limit, self._period
+            )
+        return (
+            exported.signs,
+            exported.next_cursor,
+            {"count": exported.counts},
+        )
+
+
+def current_period(rows):
+    """The latest period of a push to any shard, int64 `[]`."""
+    periods = []
+    for shard in rows.shards:
+        with tf.device(shard.device):
+            exported = _counter_ops.sparse_table_export_counters(
+                shard.resource_handle, 0, 0, 0
+            )
+        periods.append(exported.its_period)
+    latest = tf.reduce_max(tf.stack(periods))
+    return tf.reduce_max(rows.regime.gather(latest[tf.newaxis]))
+
+
+def bytes_of(rows):
+    """The bytes of all counters in files, an int."""
+    if rows.counting is None:
+        return 0
+    waiting = ops.TABLE_STATS.index("waiting")
+    counters = sum(int(stats[waiting]) for stats in rows.stats())
+    return counters * _core.COUNTER_BYTES
+
+
+def chunks(rows, period):
+    """All counters in chunks of bounded size; see `Regime.chunks`."""
+    return rows.regime.chunks(
+        [CounterShard(shard, period) for shard in rows.shards],
+        FIELDS,
+        _CHUNK_COUNTERS,
+    )
+
+
+def import_counters(rows, signs, counts, period):
+    """Sets counters in the shards that this process accesses.
+
+    Args:
+      rows: TableRows with `counting`.
+      signs: int64 `[n]`, of any shards.
+      counts: int32 `[n, 1]`.
+      period: int64 scalar, as of which they were saved.
+
+    Returns:
+      int64 scalar, the number of counters that this process has set.
+    """
+    if rows.num_shards == 1:
+        return _import(rows.shards[0], signs, counts, period)
+    owners = ops.unique_by_shard(signs, rows.num_shards)
+    unique, _, inverse, split_sizes = owners
+    last = tf.math.unsorted_segment_max(
+        tf.range(tf.size(signs)), inverse, tf.size(unique)
+    )
+    parts = zip(
+        tf.split(unique, split_sizes, num=rows.num_shards),
+        tf.split(tf.gather(counts, last), split_sizes, num=rows.num_shards),
+    )
+    mine = list(parts)[rows.first_shard :]
+    return tf.add_n(
+        [
+            _import(shard, *part, period)
+            for shard, part in zip(rows.shards, mine)
+        ]
+    )
+
+
+def _import(shard, signs, counts, period, clear=False):
+    with tf.device(shard.device):
+        return _counter_ops.sparse_table_import_counters(
+            shard.resource_handle, signs, counts, period, clear
+        )
+
+
+def clear(shard, period=0):
+    """Removes the counters of a shard, and sets its period."""
+    _import(
+        shard, tf.zeros([0], tf.int64), tf.zeros([0, 1], tf.int32), period, True
+    )
+
+
+def restore_files(shard, paths, files, file_shards, *numbers):
+    """Sets counters of a shard from files.
+
+    Args:
+      shard: TableShard.
+      paths: list of strings.
+      files: int64 `[f, 5]`, as returned by `sparse_table_save`.
+      file_shards: list of ints, the snapshot's shard of each file.
+      *numbers: further arguments of `sparse_table_restore_counters`.
+    """
+    with tf.device(shard.device):
+        _counter_ops.sparse_table_restore_counters(
+            shard.resource_handle,
+            tf.constant(paths, tf.string, [len(paths)]),
+            files,
+            tf.constant(file_shards, tf.int64, [len(paths)]),
+            *numbers,
+        )
+
+
+class Check:
+    """Checks counters that were saved; raises ValueError.
+
+    Args:
+      label: string, the table's name, for messages.
+      counting: Counting of the table that was saved, or None.
+      period: what is said to be the period.
+    """
+
+    def __init__(self, label, counting, period):
+        self._label = label
+        if counting is None:
+            raise self._damaged("the saved table's admission is not by count.")
+        if type(period) is not int or not 0 <= period <= counting.last_period:
+            raise self._damaged(
+                f"their period must be from 0 to {counting.last_period}, but "
+                f"is {period!r}."
+            )
+        self._most = counting.n - 1
+        self._least = -self._most if period else 1
+        self._seen = _core.SignSet()
+
+    def add(self, signs, counts):
+        """Checks the next ones, arrays `[n]` and `[n, 1]`."""
+        if (
+            signs.dtype != np.int64
+            or counts.dtype != np.int32
+            or signs.ndim != 1
+            or counts.shape != (*signs.shape, 1)
+        ):
+            raise self._damaged(
+                f"signs must be int64 [n] and counts int32 [n, 1], but they "
+                f"are {signs.dtype} {list(signs.shape)} and {counts.dtype} "
+                f"{list(counts.shape)}."
+            )
+        bad = counts[
+            (counts == 0) | (counts < self._least) | (counts > self._most)
+        ]
+        if bad.size:
+            raise self._damaged(
+                f"counts must be from {self._least} to {self._most} and not "
+                f"0, but one is {bad[0]}."
+            )
+        new = self._seen.add_from_the_end(signs)
+        if not new.all():
+            raise self._damaged(f"{signs[~new][0]} is there twice.")
+
+    def _damaged(self, what):
+        return ValueError(
+            f"The counters of table {self._label!r} are damaged: {what}"
+        )
+
+
+# Checkpoints
+
+
+def saved_tensors(rows, saved, label):
+    """The tensors of counters in a checkpoint: see `TableRows`.
+
+    Args:
+      rows: TableRows.
+      saved: None while a checkpoint is written; while it is restored, what
+        `tensors_being_restored` returned. All of it is checked then.
+      label: string, the table's name, for messages.
+    """
+    if rows.counting is None:
+        return {}
+    count = len(rows.shards)
+    if saved is None:
+        period = current_period(rows)
+    else:
+        counting = counting_of(saved["config"]().decode())
+        if _PERIOD not in saved or not rows.counting.can_take(counting):
+            return {}
+        period = int(saved[_PERIOD]())
+        check = Check(label, counting, period)
+        count = 0
+        while f"counter_signs{count}" in saved:
+            check.add(
+                saved[f"counter_signs{count}"](),
+                saved[f"counter_counts{count}"](),
+            )
+            count += 1
+    tensors = {_PERIOD: tf.cast(period, tf.int64)}
+    for part in range(count):
+        shard = CounterShard(rows.shards[part % len(rows.shards)], period)
+        if saved is None:
+            signs, values = rows.regime.checkpoint_part(
+                shard, FIELDS, _CHUNK_COUNTERS
+            )
+        else:
+            signs, _, values = shard.export(limit=0)
+        tensors[f"counter_signs{part}"] = signs
+        tensors[f"counter_counts{part}"] = values["count"]
+    return tensors
+
+
+def restore_tensors(rows, restored):
+    """Sets the counters of a checkpoint, after its rows.
+
+    Args:
+      rows: TableRows; its rows were restored, and counters removed.
+      restored: dict of the tensors that `saved_tensors` named, and others.
+
+    Returns:
+      List of int64 scalars, the numbers of counters.
+    """
+    imported = []
+    while f"counter_signs{len(imported)}" in restored:
+        part = len(imported)
+        imported.append(
+            import_counters(
+                rows,
+                restored[f"counter_signs{part}"],
+                restored[f"counter_counts{part}"],
+                restored[_PERIOD],
+            )
+        )
+    return imported

@@ -1,0 +1,138 @@
+"""Passes the files of a snapshot to the shards of a table.
+
+Each shard reads the files that it needs, with an op on its own device.
+"""
+
+import contextlib
+import posixpath
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext._counting import counting_of
+from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext.snapshot.files import overlap
+from tf_ext.tables import row_counters
+from tf_ext.tables.snapshots import on_each
+
+
+def restore_rows(rows, chain, weights_only, action="load"):
+    """Applies snapshots one after another, each in all shards in parallel.
+
+    Args:
+      rows: TableRows.
+      chain: list of `(path, Manifest)`.
+      weights_only: bool, whether only the weights are set.
+      action: string, what is done with each chunk: see `sparse_table_restore`.
+    """
+    shards = rows.num_shards
+    for path, manifest in chain:
+
+        def restore(index, shard, path=path, manifest=manifest):
+            files = _files_of(manifest, index, shards, action == "verify")
+            shard.restore(
+                [posixpath.join(path, file.name) for file in files],
+                _numbers(files),
+                [file.shard for file in files],
+                manifest,
+                fields=[
+                    field
+                    for field in manifest.fields[1:]
+                    if field.name == "weights" or not weights_only
+                ],
+                index=index,
+                shards=shards,
+                action=action,
+            )
+
+        with _naming_damage(path):
+            on_each(rows, restore)
+
+
+def restore_counters(rows, path, manifest, weights_only, load):
+    """Replaces the counters of a table by those of a snapshot.
+
+    They are removed if the snapshot has none that the table can take.
+
+    Args:
+      rows: TableRows with `counting`.
+      path: string, the snapshot's directory.
+      manifest: its Manifest.
+      weights_only: bool, whether only the weights of rows are loaded.
+      load: bool; if False, the files are only checked.
+    """
+    saved = counting_of(manifest.config)
+    has_counters = (
+        manifest.counters is not None
+        and not weights_only
+        and rows.counting.can_take(saved)
+    )
+    period = manifest.counters.period if has_counters else 0
+    shards = rows.num_shards
+
+    def restore(index, shard):
+        if load:
+            row_counters.clear(shard, period)
+        if has_counters:
+            files = _files_of(manifest.of_counters, index, shards, not load)
+            row_counters.restore_files(
+                shard,
+                [posixpath.join(path, file.name) for file in files],
+                _numbers(files),
+                [file.shard for file in files],
+                manifest.shards,
+                index,
+                shards,
+                saved.n,
+                period,
+                load,
+            )
+
+    with _naming_damage(path):
+        on_each(rows, restore)
+
+
+@contextlib.contextmanager
+def _naming_damage(path):
+    """Raises DamagedSnapshotErrors for the ops' errors about files."""
+    try:
+        yield
+    except tf.errors.DataLossError as error:
+        raise DamagedSnapshotError(own_words(error)) from None
+    except tf.errors.NotFoundError as error:
+        raise DamagedSnapshotError(
+            f"A file of the snapshot in {path} is missing: {own_words(error)}"
+        ) from None
+
+
+def _files_of(manifest, index, shards, divided):
+    """The files that a shard of a table reads.
+
+    Args:
+      manifest: Manifest.
+      index: int, the shard.
+      shards: int, the number of the table's shards.
+      divided: bool, whether the shards divide the files among them, instead of
+        each reading those that can have its signs.
+    """
+    return [
+        file
+        for number, file in enumerate(manifest.files)
+        if (
+            number % shards == index
+            if divided
+            else overlap(file.shard, manifest.shards, index, shards)
+        )
+    ]
+
+
+def own_words(error):
+    """An op's error message without what TensorFlow adds to it."""
+    return re.sub(r"^\{\{.*?\}\} | \[Op:[^]]*\]$", "", error.message)
+
+
+def _numbers(files):
+    """The numbers that the ops need of each file: int64 `[f, 5]`."""
+    numbers = [(f.tag, f.rows, f.erased, f.bytes, f.crc32c) for f in files]
+    return np.array(numbers, np.uint64).reshape([-1, 5]).astype(np.int64)
