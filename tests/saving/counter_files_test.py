@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shutil
+import tempfile
 
 import h5py
 import numpy as np
@@ -253,8 +255,10 @@ class DamageTest(TestCase):
 
     def _check_refused(self, path, says):
         """All readers refuse it; tables with rows or counters stay as is."""
-        for other in (_trained(shards=3), _table()):
-            other.push([-7], np.ones([1, 2]), step=40)
+        signs = [1, 1, 1, 1, 1, 2, -7]
+        # With rows and counters, and with counters alone.
+        for other, some in ((_table(shards=3), signs), (_table(), [7])):
+            other.push(some, np.ones([len(some), 2]), step=40)
             before = bytes_of_rows(other), counters_of(other)
             for in_place in (False, True):
                 with self.assertRaisesRegex(DamagedSnapshotError, says):
@@ -272,9 +276,17 @@ class DamageTest(TestCase):
         status, _, err = run_command("compact", path, self.path("out"))
         self.assertEqual(status, 1)
 
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        temporary = tempfile.TemporaryDirectory(prefix="tf_ext_counters_")
+        cls.addClassCleanup(temporary.cleanup)
+        cls.whole = temporary.name
+        _trained().save(cls.whole)
+
     def _saved(self):
         path = self.path("0")
-        _trained().save(path)
+        shutil.copytree(self.whole, path)
         name = open_snapshot(path).manifest.counters.files[0].name
         return path, os.path.join(path, name)
 

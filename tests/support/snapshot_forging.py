@@ -106,6 +106,7 @@ class _Forger:
                 *(self._change_list,) * 2,
                 *(self._change_chunk,) * 4,
                 *(self._change_row,) * 2,
+                *(self._change_counters,) * 2,
                 self._repeat_member,
                 self._change_base,
                 self._change_kind_of_file,
@@ -255,6 +256,34 @@ class _Forger:
         self._describe(path)
         return f"{path} has {new} at byte {at}"
 
+    def _change_counters(self, place):
+        """Counters that are likely, but must not be there."""
+        paths = [p for p in self._files_of(place) if "/counters-" in p]
+        path = self.random.choice(paths)
+        data = self._chunks[path]
+        counters = [
+            bytes(data[at : at + _core.COUNTER_BYTES])
+            for at in range(32, len(data), _core.COUNTER_BYTES)
+        ]
+        index = self.random.randrange(len(counters))
+        kind = self.random.randrange(5)
+        if kind == 0:
+            counters.insert(index, counters[index])
+        elif kind == 1:
+            counters.append(counters.pop(index))
+        elif kind == 2:
+            del counters[index]  # as if it had not been counted
+        elif kind == 3:
+            other = self._chunks[self.random.choice(paths)]
+            counters.append(bytes(other[32 : 32 + _core.COUNTER_BYTES]))
+        else:
+            count = self.random.choice([0, 1, -1, 2, -2, 3, -3, 255, 256, -256])
+            counters[index] = counters[index][:8] + struct.pack("<i", count)
+        data[32:] = b"".join(counters)
+        struct.pack_into("<I", data, 24, len(counters))
+        self._describe(path)
+        return f"{path}: kind {kind} at {index}"
+
     def _change_text(self, place):
         self._bodies[place] = self.random.choice(_NO_MANIFESTS)
         return str(self._bodies[place][:40])
@@ -292,7 +321,8 @@ class _Forger:
 
     def _entry(self, path):
         place, name = os.path.split(path)
-        for file in self._manifests[place]["files"]:
+        members = self._manifests[place]
+        for file in [*members["files"], *members["counters"]["files"]]:
             if file["name"] == name:
                 return file
         raise KeyError(name)
@@ -301,13 +331,20 @@ class _Forger:
         """Makes checksums right, and counts if `rows`."""
         data = self._chunks[path]
         entry = self._entry(path)
-        row_bytes = self._manifests[os.path.dirname(path)]["row"]["bytes"]
+        counted = os.path.basename(path).startswith("counters-")
+        row_bytes = (
+            _core.COUNTER_BYTES
+            if counted
+            else self._manifests[os.path.dirname(path)]["row"]["bytes"]
+        )
         if len(data) >= 32:
             before, count, after = struct.unpack_from("<III", data, 20)
             end = 32 + 8 * (before + after) + row_bytes * count
             end = end if end <= len(data) else len(data)
             struct.pack_into("<I", data, 0, _core.crc32c(bytes(data[4:end])))
-            if rows:
+            if rows and counted:
+                entry["counters"] = count
+            elif rows:
                 members = self._manifests[os.path.dirname(path)]
                 members["rows"] += count - entry["rows"]
                 members["erased"] += before + after - entry["erased"]

@@ -9,6 +9,7 @@ import io
 import os
 import re
 import shutil
+import struct
 import sys
 import tempfile
 import traceback
@@ -17,26 +18,57 @@ import numpy as np
 import snapshot_forging
 import snapshot_util as util
 import tensorflow as tf
+from sharded_tables import counters_of
 
-from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot
+import tf_ext
+from tf_ext._counting import counting_of
+from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot, reader
 
+_N, _FORGET = 3, 4  # of the admission
 # Of a snapshot that is whole, but of another table or version.
 _OTHER_KIND = re.compile("is of format|^Rows cannot be restored into table")
 
 
 def _write_snapshots(root):
     """A full snapshot in two shards, and a delta."""
-    table = util.table(2, dim=2)
+    table = _table(2)
     util.push(table, range(12))
+    util.push(table, range(12))
+    util.push(table, range(50, 80))
     table.save(os.path.join(root, "0"), incremental=True, step=3)
     util.push(table, range(9, 20), 1)
+    util.push(table, range(12, 20), 1)
+    table.push(range(70, 75), np.ones([5, 2]), step=5)
     table.erase(range(4))
     table.save(os.path.join(root, "1"), base=os.path.join(root, "0"))
 
 
+def _table(shards):
+    admission = tf_ext.admission.Count(_N, _FORGET)
+    return util.table(shards, dim=2, admission=admission)
+
+
 def _contents(table):
+    """All fields of all rows."""
     signs, fields = table.export_rows()
     return _by_sign([(signs, fields)], list(fields))
+
+
+def _counters(snapshot, with_row):
+    """What a table gets of a snapshot's counters: as `counters_of` has it."""
+    manifest = snapshot.manifest
+    saved = counting_of(manifest.config)
+    if manifest.counters is None or saved is None or saved.forget != _FORGET:
+        return 0, {}
+    counters = {}
+    for file in manifest.counters.files:
+        for some in reader.read_counters(
+            snapshot.path, manifest, file, lambda _: None
+        ):
+            for sign, count in struct.iter_unpack("<qi", some.tobytes()):
+                counters[sign] = min(_N - 1, max(1 - _N, count))
+    kept = {s: c for s, c in counters.items() if s not in with_row}
+    return manifest.counters.period, kept
 
 
 def _by_sign(chunks, names):
@@ -56,9 +88,17 @@ class _Readers:
     def __init__(self):
         self._tables = {}
         for shards in (1, 2, 3):
-            table = util.table(shards, dim=2)
+            table = _table(shards)
+            self._tables[shards] = table
+            self._fill(table)
+
+    @staticmethod
+    def _fill(table):
+        """Three rows, and two counters."""
+        table.clear()
+        for _ in range(3):
             util.push(table, [5, 100, -1], 7)
-            self._tables[shards] = (table, table.export_rows())
+        table.push([52, 300], np.ones([2, 2]), step=6)
 
     def read(self, path, seed):
         """Reads a snapshot; returns whether it was accepted.
@@ -67,10 +107,10 @@ class _Readers:
           AssertionError: if it was refused without a clear error.
         """
         status, err = self._verify(path)
-        rows = self._read(path)
+        rows, counters = self._read(path)
         assert (status == 0) == (rows is not None), (status, err, rows)
-        table, (signs, fields) = self._tables[1 + seed % 3]
-        before = _contents(table)
+        table = self._tables[1 + seed % 3]
+        before, counters_before = _contents(table), counters_of(table)
         rate = table.optimizer.learning_rate
         try:
             table.load(path)
@@ -83,14 +123,21 @@ class _Readers:
         else:
             accepted = True
         if accepted:
-            assert status == 0, err
-            assert snapshot_forging.same(_contents(table), rows)
-            table.clear()
-            table.import_rows(signs, fields)
+            if status == 0:
+                assert snapshot_forging.same(_contents(table), rows)
+                assert counters_of(table) == counters, counters
+            else:
+                # Only the command reads the counters of bases.
+                assert all(
+                    "0/counters-" in line or " files of " in line
+                    for line in err.splitlines()
+                ), err
+            self._fill(table)
             table.optimizer.learning_rate = rate
         else:
             assert table.optimizer.learning_rate == rate
         assert snapshot_forging.same(_contents(table), before), "changed"
+        assert counters_of(table) == counters_before, "counters changed"
         return accepted
 
     @staticmethod
@@ -110,17 +157,18 @@ class _Readers:
 
     @staticmethod
     def _read(path):
-        """The rows that NumPy sees, or None."""
+        """The rows and counters that NumPy sees, or None for both."""
         try:
             snapshot = open_snapshot(path)
             snapshot.verify()
-            return _by_sign(list(snapshot.chunks()), list(snapshot.fields))
+            rows = _by_sign(list(snapshot.chunks()), list(snapshot.fields))
         except (DamagedSnapshotError, FileNotFoundError):
-            return None
+            return None, None
         except ValueError as error:
             if not _OTHER_KIND.search(str(error)):
                 raise
-            return None
+            return None, None
+        return rows, _counters(snapshot, rows["weights"])
 
 
 def main():

@@ -34,6 +34,7 @@ from tf_ext.snapshot.storage import Storage, join, normalised, storage_of
 # passes.
 _SHARDS_AT_ONCE = 128
 _MAX_SHARDS = 100_000
+_COUNTERS_AT_ONCE = 1 << 16
 
 
 def reshard(
@@ -47,7 +48,7 @@ def reshard(
     Any snapshot can be loaded into any number of shards; if the numbers are the
     same, each shard reads only its own files. A delta is merged with its bases.
     In memory are a chunk for each of up to 128 shards, and the signs of the
-    deltas; then the counters of one shard, about 30 bytes each.
+    deltas; then the counters of one shard, about 40 bytes each.
 
     Args:
       path: path-like, the snapshot.
@@ -227,8 +228,10 @@ def _write_counters(
             owners = _core.shard_of(signs_of(counters), shards)
             parts.append(counters[owners == out.shard])
     whole = np.concatenate(parts)
-    keys = _core.counter_keys(signs_of(whole))
-    out.write(whole[np.argsort(keys)])
+    del parts
+    order = np.argsort(_core.counter_keys(signs_of(whole)))
+    for begin in range(0, len(order), _COUNTERS_AT_ONCE):
+        out.write(whole[order[begin : begin + _COUNTERS_AT_ONCE]])
     out.finish()
 
 
