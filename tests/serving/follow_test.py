@@ -26,7 +26,7 @@ _POINTS = 13  # The 12th begins a new chain.
 _STEPS = 4  # of an epoch, at whose end there is a point
 
 
-def _build(head=4, namespace=None):
+def _build(head=4, namespace=None, seed=1):
     """A model with two tables, and dense weights of both kinds."""
     user, items = small.columns()
     if namespace is not None:
@@ -34,7 +34,7 @@ def _build(head=4, namespace=None):
             "user", namespace=namespace
         )
     tables = {
-        tf_ext.SparseTable("user", 4, "adam", "normal", seed=1): [user],
+        tf_ext.SparseTable("user", 4, "adam", "normal", seed=seed): [user],
         tf_ext.SparseTable("items", 4, "sgd", "normal", seed=2): [items],
     }
     ids = small.inputs()
@@ -493,6 +493,11 @@ class FaultsTest(PointsTestCase):
             follow(one, self.root)
         with self.assertRaisesRegex(ValueError, "must be a built model with"):
             follow(small.head(), self.root)
+
+    def test_tables_of_other_initial_weights(self):
+        # Ids without a row would be served other weights than in training.
+        with self.assertRaisesRegex(ValueError, "'user': its `seed` is '9'"):
+            follow(_served(seed=9), self.root)
 
 
 if __name__ == "__main__":
