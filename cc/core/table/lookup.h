@@ -26,9 +26,10 @@ struct SignRows {
     return index.Find(
         hash, [this, sign](uint32_t row) { return slabs.SignAt(row) == sign; });
   }
-  // Whether the candidate of a block is the sign's row, which saves Find.
-  bool IsRow(uint32_t candidate, int64_t sign) const {
-    return candidate != kNoRow && slabs.SignAt(candidate) == sign;
+  // The same, without a search if the candidate of a block is the sign's row.
+  uint32_t Find(int64_t sign, uint64_t hash, uint32_t candidate) const {
+    const bool is_row = candidate != kNoRow && slabs.SignAt(candidate) == sign;
+    return is_row ? candidate : Find(sign, hash);
   }
 
   BucketIndex index;

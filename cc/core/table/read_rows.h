@@ -60,8 +60,7 @@ int64_t ReadRows(const Part& part, const RowFormat& format,
     for (int i = 0; i < count; ++i) {
       const BatchItem item = part.item(start + i);
       const SignRows& from = rows_of(hashes[i]);
-      uint32_t row = candidates[i];
-      if (!from.IsRow(row, item.sign)) row = from.Find(item.sign, hashes[i]);
+      const uint32_t row = from.Find(item.sign, hashes[i], candidates[i]);
       if (row != kNoRow) {
         rows[present] = from.slabs.At(row);
         positions[present++] = item.position;

@@ -7,11 +7,12 @@
 #ifndef TF_EXT_CC_CORE_TABLE_ROW_STATISTICS_H_
 #define TF_EXT_CC_CORE_TABLE_ROW_STATISTICS_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
+#include "cc/core/table/batch_parts.h"
 #include "cc/core/table/row_layout.h"
 
 namespace tf_ext {
@@ -39,17 +40,35 @@ class RowStatistics {
   }
   // Adds those of a push to `n` rows. `values`: [batch, width]; nullptr: each
   // row's sign occurred once, with a click of 0. `positions`: in the batch.
+  // Calls also(row) for each, unless there are no statistics.
+  template <typename Also>
   void Add(uint8_t* const* rows, const int64_t* positions, int n,
-           const float* values) const {
-    if (values == nullptr) {
-      for (int i = 0; i < n; ++i) AddTo(rows[i], 0, 1.0f);
-    } else if (width_ == 1) {
-      for (int i = 0; i < n; ++i) AddTo(rows[i], 0, values[positions[i]]);
-    } else {
+           const float* values, const Also& also) const {
+    const int64_t offset = offset_;  // a copy that no store can change
+    const auto add = [&](auto width, const auto& values_at) {
       for (int i = 0; i < n; ++i) {
-        AddTo(rows[i], 0, values[2 * positions[i]]);
-        AddTo(rows[i], 1, values[2 * positions[i] + 1]);
+        also(rows[i]);
+        AddTo<width>(rows[i] + offset, values_at(positions[i]));
       }
+    };
+    using One = std::integral_constant<int, 1>;
+    using Two = std::integral_constant<int, 2>;
+    if (width_ == 0) return;
+    if (values == nullptr) {
+      const float once = 1;
+      add(One(), [&once](int64_t) { return &once; });
+    } else if (width_ == 1) {
+      add(One(), [values](int64_t position) { return values + position; });
+    } else {
+      add(Two(), [values](int64_t position) { return values + 2 * position; });
+    }
+  }
+  // Prefetches what Add will read of `values`.
+  void Prefetch(const float* values, const BatchItem* items, int64_t n) const {
+    if (values == nullptr || width_ == 0) return;
+    const int64_t width = width_;
+    for (int64_t i = 0; i < n; ++i) {
+      __builtin_prefetch(values + width * items[i].position);
     }
   }
   void Scale(uint8_t* row, float factor) const {
@@ -66,9 +85,17 @@ class RowStatistics {
   }
 
  private:
-  void AddTo(uint8_t* row, int i, float value) const {
-    Set(row, i,
-        std::min(Get(row, i) + value, std::numeric_limits<float>::max()));
+  template <int kWidth>
+  static void AddTo(uint8_t* to, const float* values) {
+    // Not std::min, whose references become a branch.
+    constexpr float kMost = std::numeric_limits<float>::max();
+    float sums[kWidth];
+    std::memcpy(sums, to, sizeof(sums));
+    for (int i = 0; i < kWidth; ++i) {
+      const float sum = sums[i] + values[i];
+      sums[i] = sum > kMost ? kMost : sum;
+    }
+    std::memcpy(to, sums, sizeof(sums));
   }
 
   int64_t offset_ = 0;

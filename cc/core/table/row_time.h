@@ -56,7 +56,7 @@ class RowTime {
   }
   // Records a push at `now`.
   void See(uint8_t* row, int32_t now) const {
-    if (Get(row) < now) Set(row, now);
+    Set(row, std::max(Get(row), now));
   }
   // The time of the row's last push, or, if its age is unknown, `latest`, which
   // is the later of now and the last push.

@@ -64,10 +64,8 @@ void Stripe::ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
 
 inline uint32_t Stripe::FindOrInsert(int64_t sign, uint64_t hash,
                                      uint32_t candidate, bool with_weights) {
-  if (rows_.IsRow(candidate, sign)) return candidate;
-  const uint32_t row = rows_.Find(sign, hash);
-  if (row != kNoRow) return row;
-  return Insert(sign, hash, with_weights);
+  const uint32_t row = rows_.Find(sign, hash, candidate);
+  return row != kNoRow ? row : Insert(sign, hash, with_weights);
 }
 
 uint32_t Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
@@ -89,12 +87,8 @@ uint32_t Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
   return row;
 }
 
-uint32_t Stripe::FindOrAdmit(const BatchItem& item, uint64_t hash,
-                             uint32_t candidate,
-                             const PushAdmission& admission) {
-  if (rows_.IsRow(candidate, item.sign)) return candidate;
-  uint32_t row = rows_.Find(item.sign, hash);
-  if (row != kNoRow) return row;
+uint32_t Stripe::InsertIfAdmitted(const BatchItem& item, uint64_t hash,
+                                  const PushAdmission& admission) {
   const int64_t occurrences = admission.Occurrences(item.position);
   if (occurrences == 0) return kNoRow;
   const bool admitted =
@@ -102,7 +96,7 @@ uint32_t Stripe::FindOrAdmit(const BatchItem& item, uint64_t hash,
           ? counters_.Reaches(hash, occurrences, admission.n())
           : admission.Draws(item.sign, occurrences);
   if (!admitted) return kNoRow;
-  row = Insert(item.sign, hash, true);
+  const uint32_t row = Insert(item.sign, hash, true);
   ++admitted_;
   return row;
 }
@@ -183,6 +177,9 @@ int64_t Stripe::Push(const BatchItem* items, int64_t n,
     uint32_t numbers[kBlock];
     int64_t positions[kBlock];
     SeenHashes seen;
+    const int64_t next = start + count;
+    record.statistics.Prefetch(record.values, items + next,
+                               std::min<int64_t>(kBlock, n - next));
     int found = 0;
     int ready = 0;
     const auto update = [&] {
@@ -191,11 +188,13 @@ int64_t Stripe::Push(const BatchItem* items, int64_t n,
     };
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
-      const uint32_t number =
-          admission == nullptr
-              ? FindOrInsert(item.sign, hashes[i], candidates[i], true)
-              : FindOrAdmit(item, hashes[i], candidates[i], *admission);
-      if (number == kNoRow) continue;
+      uint32_t number = rows_.Find(item.sign, hashes[i], candidates[i]);
+      if (number == kNoRow) {
+        number = admission == nullptr
+                     ? Insert(item.sign, hashes[i], true)
+                     : InsertIfAdmitted(item, hashes[i], *admission);
+        if (number == kNoRow) continue;
+      }
       uint8_t* const row = rows_.slabs.At(number);
       if (seen.MaybeSeen(hashes[i]) &&
           std::find(rows, rows + ready, row) != rows + ready) {

@@ -45,6 +45,7 @@
 #ifndef TF_EXT_CC_CORE_TABLE_STRIPE_H_
 #define TF_EXT_CC_CORE_TABLE_STRIPE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -96,10 +97,17 @@ struct PushRecord {
 
   // `positions`: those of the rows' signs in the batch.
   void Write(uint8_t* const* to, const int64_t* positions, int n) const {
-    if (last_seen.there()) {
-      for (int i = 0; i < n; ++i) last_seen.See(to[i], now);
+    // In one loop, and with copies that no store to a row can change.
+    const auto see = [time = last_seen, at = now](uint8_t* row) {
+      time.See(row, at);
+    };
+    if (!last_seen.there()) {
+      statistics.Add(to, positions, n, values, [](uint8_t*) {});
+    } else if (statistics.width() > 0) {
+      statistics.Add(to, positions, n, values, see);
+    } else {
+      std::for_each(to, to + n, see);
     }
-    if (statistics.width() > 0) statistics.Add(to, positions, n, values);
   }
 };
 
@@ -239,10 +247,11 @@ class alignas(64) Stripe {
   void EraseRow(uint32_t row);
   uint32_t FindOrInsert(int64_t sign, uint64_t hash, uint32_t candidate,
                         bool with_weights);
-  // kNoRow if the sign is absent and not admitted.
-  uint32_t FindOrAdmit(const BatchItem& item, uint64_t hash, uint32_t candidate,
-                       const PushAdmission& admission);
+  // These two: the sign must be absent.
   uint32_t Insert(int64_t sign, uint64_t hash, bool with_weights);
+  // kNoRow if it is not admitted.
+  uint32_t InsertIfAdmitted(const BatchItem& item, uint64_t hash,
+                            const PushAdmission& admission);
   // Removes the row from the index, and from the smaller one.
   void EraseFromIndex(uint64_t hash, uint32_t row);
   void Grow();

@@ -27,6 +27,18 @@ bool AllFinite(const float* values, int64_t n) {
   return (carry & 0x80000000u) == 0;
 }
 
+// Whether all are finite and their sign bits 0, as is not that of -0.
+bool AllFiniteAndPositive(const float* values, int64_t n) {
+  // As in AllFinite.
+  uint32_t carry = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, values + i, sizeof(bits));
+    carry |= bits | (bits + 0x00800000u);
+  }
+  return (carry & 0x80000000u) == 0;
+}
+
 // n if all are finite.
 int64_t FirstNonFinite(const float* values, int64_t n,
                        const ParallelFor& parallel_for) {
@@ -110,13 +122,10 @@ Status Table::CheckStatistics(const int64_t* signs, int64_t n,
                                    "\" it must have " +
                                    std::to_string(expected) + ", or be empty.");
   }
-  const auto is_good = [](float value) {
-    return value >= 0 && value <= std::numeric_limits<float>::max();
-  };
-  bool good = true;  // no early exit, so that the compiler can vectorize
-  for (int64_t i = 0; i < n * width; ++i) good &= is_good(statistics[i]);
-  for (int64_t i = 0; !good; ++i) {
-    if (is_good(statistics[i])) continue;
+  if (AllFiniteAndPositive(statistics, n * width)) return Status::Ok();
+  for (int64_t i = 0; i < n * width; ++i) {
+    const float value = statistics[i];
+    if (value >= 0 && value <= std::numeric_limits<float>::max()) continue;
     return Status::InvalidArgument(
         "statistics[" + std::to_string(i / width) + ", " +
         std::to_string(i % width) + "] of sign " +

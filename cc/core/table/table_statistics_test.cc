@@ -146,6 +146,14 @@ TEST(StatisticsTest, StayFinite) {
   EXPECT_EQ(StatisticsOf(*table), (Statistics{{1, {kMostFloat, 3}}}));
 }
 
+TEST(StatisticsTest, MayBeMinusZero) {
+  const auto table = MakeCounting();
+  Count(table.get(), {1, 2}, {1, -0.0f, 2, 3});
+  EXPECT_EQ(StatisticsOf(*table), (Statistics{{1, {1, 0}}, {2, {2, 3}}}));
+  EXPECT_EQ(TryCount(table.get(), {1, 2}, {1, -0.0f, -1, 0}).code(),
+            StatusCode::kInvalidArgument);
+}
+
 TEST(StatisticsTest, ChangeNoWeight) {
   const auto with = MakeCounting();
   const auto without = MakeCounting(0);
@@ -165,6 +173,8 @@ TEST(StatisticsTest, BadOnesChangeNothing) {
       {{1, 0, -1, 0}, "statistics[1, 0] of sign 3 is -1.0"},
       {{1, nan, 1, 0}, "statistics[0, 1] of sign 1 is nan"},
       {{1, 0, 1, INFINITY}, "statistics[1, 1] of sign 3 is inf"},
+      {{-INFINITY, 0, 1, 0}, "statistics[0, 0] of sign 1 is -inf"},
+      {{1, -nan, 1, 0}, "statistics[0, 1] of sign 1 is -nan"},
       {{1, 1}, "statistics has 1 columns"},
       {{1, 1, 1, 1, 1, 1}, "statistics has 3 columns"},
   };
