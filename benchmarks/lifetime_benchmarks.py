@@ -139,6 +139,13 @@ def _present(args):
         "no options": {},
         "Count(2)": {"admission": tf_ext.admission.Count(2)},
         "Unseen(steps=1000)": {"eviction": tf_ext.eviction.Unseen(steps=1000)},
+        **{
+            f"{', '.join(fields)}, Unseen": {
+                "statistics": fields,
+                "eviction": tf_ext.eviction.Unseen(steps=1000),
+            }
+            for fields in (["show"], ["show", "click"])
+        },
     }
     random = np.random.default_rng(1)
     keys = [
@@ -155,9 +162,13 @@ def _present(args):
             for _ in range(2):
                 tables.push(table, signs, gradients[: len(signs)])
 
-        def step(signs, table=table):
+        # As Keras gives them to tables that use them.
+        width = table.statistics_width
+        counts = tf.ones([_BATCH, width]) if width else None
+
+        def step(signs, table=table, counts=counts):
             tables.pull(table, signs, training=True)
-            tables.push(table, signs, gradients)
+            tables.push(table, signs, gradients, statistics=counts)
 
         cases.append(Case(name, batches.in_turn(step, keys), _BATCH))
     results = measure(cases, min(args.repeats, _MAX_PRESENT))
