@@ -79,6 +79,49 @@ TEST(CounterLinesTest, HoldHashesThatAllHaveOneHomeLine) {
   }
 }
 
+// The number of lines that a search for an absent hash reads on average.
+double MeanSearchLength(const CounterLines& lines) {
+  std::mt19937_64 random(3);
+  constexpr int kSearches = 20000;
+  size_t read = 0;
+  for (int i = 0; i < kSearches; ++i) read += lines.SearchLength(random());
+  return static_cast<double>(read) / kSearches;
+}
+
+TEST(CounterLinesTest, SearchesAreShort) {
+  CounterLines lines;
+  EXPECT_EQ(lines.SearchLength(5), 0u);
+  double longest = 0;
+  for (int i = 0; i < 30000; ++i) {
+    lines.Insert(TableHash(i), 1);
+    if (i % 500 == 0) longest = std::max(longest, MeanSearchLength(lines));
+  }
+  EXPECT_LT(longest, 1.5);
+  for (int i = 30000; i < 600000; ++i) {
+    lines.Remove(TableHash(i - 30000));
+    lines.Insert(TableHash(i), 1);
+    if (i % 10000 == 0) longest = std::max(longest, MeanSearchLength(lines));
+  }
+  EXPECT_LT(longest, 2);
+}
+
+// `passed` of a line that more counters passed than it can count is right
+// again after a rebuild, which churn brings about.
+TEST(CounterLinesTest, ChurnEndsLongSearches) {
+  CounterLines lines;
+  constexpr uint64_t kHashes = 4000;
+  for (uint64_t i = 0; i < kHashes; ++i) lines.Insert(i << 32 | 5, 3);
+  for (uint64_t i = 0; i < kHashes; ++i) lines.Remove(i << 32 | 5);
+  EXPECT_GT(lines.SearchLength(5), 400u);
+  const int64_t bytes = lines.bytes();
+  for (uint64_t i = 0; i < 4 * kHashes; ++i) {
+    lines.Insert(TableHash(i), 1);
+    lines.Remove(TableHash(i));
+  }
+  EXPECT_EQ(lines.SearchLength(5), 1u);
+  EXPECT_EQ(lines.bytes(), bytes);
+}
+
 TEST(CounterLinesTest, TakeLittleMemoryAndGiveItBack) {
   CounterLines lines;
   EXPECT_EQ(lines.bytes(), 0);

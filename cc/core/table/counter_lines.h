@@ -99,6 +99,14 @@ class CounterLines {
     return std::exchange(lines()[place.line].counts[place.cell], 0);
   }
 
+  // The number of lines that a search for the hash reads.
+  size_t SearchLength(uint64_t hash) const {
+    if (count_ == 0) return 0;
+    const size_t home = Home(hash);
+    const size_t last = Walk(hash).line;
+    return last - home + (last < home ? count_ : 0) + 1;
+  }
+
   // Calls visit(hash, count) for all counters.
   template <typename Visit>
   void ForEach(const Visit& visit) const {
@@ -163,8 +171,8 @@ class CounterLines {
   static_assert(sizeof(Line) == 64, "a cache line");
 
   struct Place {
-    size_t line;
-    int cell;  // -1: the counter is absent
+    size_t line;  // the last one that was read
+    int cell;     // -1: the counter is absent
   };
 
   Line* lines() const { return reinterpret_cast<Line*>(pages_.data()); }
@@ -183,17 +191,17 @@ class CounterLines {
   }
 
   Place Walk(uint64_t hash) const {
-    size_t at = count_ == 0 ? 0 : Home(hash);
-    for (size_t seen = 0; seen < count_; ++seen, at = Next(at)) {
+    if (count_ == 0) return {0, -1};
+    size_t at = Home(hash);
+    for (size_t seen = 1;; ++seen, at = Next(at)) {
       const Line& line = lines()[at];
       for (int cell = 0; cell < kCells; ++cell) {
         if (line.hashes[cell] == hash && line.counts[cell] != 0) {
           return {at, cell};
         }
       }
-      if (line.passed == 0) break;
+      if (line.passed == 0 || seen == count_) return {at, -1};
     }
-    return {0, -1};
   }
 
   // There must be an empty cell.
