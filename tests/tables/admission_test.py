@@ -32,49 +32,15 @@ def _push(table, signs, step=1):
 
 
 class AdmissionTest(tf.test.TestCase, parameterized.TestCase):
-    @parameterized.product(shards=[1, 2, 5], forget=[None, 4])
-    def test_counts_as_an_exact_model(self, shards, forget):
-        table = _table(admission.Count(3, forget), shards)
-        random = np.random.default_rng(5)
-        rows, counts = set(), {}
-        for step in range(25):
-            signs = random.integers(0, 400, 60).tolist()
-            table.pull(signs, training=True)
-            _push(table, signs, step)
-            period = 0 if forget is None else step // forget
-            for sign in set(signs):
-                count, last = counts.get(sign, (0, period))
-                count = count if period - last <= 1 else 0
-                count += signs.count(sign)
-                counts[sign] = (count, period)
-                if count >= 3 or sign in rows:
-                    rows.add(sign)
-                    del counts[sign]
-            if step % 6 == 5:
-                self.assertEqual(table.erase(signs), len(rows & set(signs)))
-                rows -= set(signs)
-                for sign in signs:
-                    counts.pop(sign, None)
-        self.assertEqual(set(bytes_of_rows(table)), rows)
+    def test_clear_frees_counters(self):
+        table = _table(admission.Count(3), 2)
+        _push(table, range(1000))
         stats = table.stats()
-        waiting = [last for _, last in counts.values() if period - last <= 1]
-        self.assertEqual(stats["waiting"], len(waiting))
+        self.assertEqual(stats["waiting"], 1000)
         self.assertGreater(stats["counter_bytes"], 0)
-        self.assertGreaterEqual(stats["admitted"], len(rows))
         table.clear()
         stats = table.stats()
         self.assertEqual((stats["waiting"], stats["counter_bytes"]), (0, 0))
-
-    def test_all_admitted_is_as_without(self):
-        counted, plain = _table(admission.Count(1), 2), _table(shards=2)
-        random = np.random.default_rng(5)
-        for step in range(1, 6):
-            signs = random.integers(0, 100, 50).tolist()
-            for table in (counted, plain):
-                table.pull(signs, training=True)
-                self.assertEqual(_push(table, signs, step), len(set(signs)))
-        self.assertEqual(bytes_of_rows(counted), bytes_of_rows(plain))
-        self.assertEqual(counted.stats()["counter_bytes"], 0)
 
     def test_chance_depends_on_seed_sign_and_step(self):
         signs = range(2000)
