@@ -92,5 +92,34 @@ class FreeTest(tf.test.TestCase):
         self.assertLess(measured["export"], 72 * rows + 2 * _FIXED_BYTES)
 
 
+class ChurnTest(tf.test.TestCase):
+    """Ids that come and go, of which some get rows and most do not."""
+
+    def _churn(self, steps):
+        output = processes.run(
+            "churn_program.py", steps, timeout_seconds=60 + steps // 500
+        )
+        measured = json.loads(output.strip().splitlines()[-1])
+        print("churn", measured)
+        rows, admitted, evicted = measured["rows"]
+        self.assertEqual(rows, admitted - evicted)
+        self.assertGreater(evicted, steps)
+        for name in ("bytes", "resident"):
+            half = len(measured[name]) // 2
+            before, after = measured[name][:half], measured[name][half:]
+            self.assertLess(max(after), 1.02 * max(before), name)
+        self.assertLessEqual(max(measured["probes"]), 4)
+        return measured
+
+    def test_memory_is_flat(self):
+        self._churn(50_000)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(2500)
+    def test_memory_and_look_ups_stay_as_they_are(self):
+        seconds = self._churn(1_000_000)["seconds"]
+        self.assertLess(min(seconds[-5:]), 1.25 * min(seconds[:5]))
+
+
 if __name__ == "__main__":
     tf.test.main()
