@@ -50,6 +50,11 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
             )
             for one, other in zip(result["variables"], expected["variables"]):
                 self.assertAllClose(one, other, rtol=0.0, atol=1e-5)
+        for rule, stats in expected["stats"].items():
+            for name in ("rows", "waiting", "admitted", "evicted"):
+                for result in results:
+                    found = result["stats"][rule][name]
+                    self.assertEqual(found, stats[name], f"{rule} {name}")
         tables = _tables(results)
         for rule, fields in expected["tables"].items():
             for field, rows in fields.items():
@@ -82,6 +87,15 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
     @pytest.mark.slow
     def test_three_workers(self, case):
         self._compare(case, 3)
+
+    def test_rows_come_and_go(self):
+        results = _CASES[2][training.with_rows_that_come_and_go]
+        stats = results[0]["stats"]
+        for rule, counts in stats.items():
+            self.assertGreater(counts["evicted"], 0)
+            again = counts["admitted"] > counts["rows"]
+            self.assertEqual(again, rule in ("sgd", "ftrl"), rule)
+        self.assertGreater(stats["sgd"]["waiting"], 0)
 
     def test_clipping_acts(self):
         losses = [

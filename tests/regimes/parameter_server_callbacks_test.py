@@ -115,6 +115,50 @@ class EvictTest(_Test):
         self.assertEqual(deep.evict(now=42), (len(signs), len(signs)))
         self.assertEqual(deep.size(), 0)
 
+    def test_rows_come_and_go_as_in_one_process(self):
+        data = small_models.batch(generator(self), 384, ids=150)
+        data = tf.data.Dataset.from_tensor_slices(data).batch(16)
+        unseen, score = tf_ext.eviction.Unseen(6), tf_ext.eviction.Score
+        found = []
+        for strategy, options in (
+            (tf.distribute.get_strategy(), {}),
+            (_CLUSTER.strategy, {"max_inflight_steps": 1}),
+        ):
+            with strategy.scope():
+                deep = table(
+                    "adagrad",
+                    admission=tf_ext.admission.Count(2, forget=3),
+                    unknown="zeros",
+                    eviction=score(1.5, unseen=unseen, require="any"),
+                    statistics=["show"],
+                )
+                model = compiled(functional(deep))
+            evict = tf_ext.callbacks.Evict(steps=7, decay=0.5)
+            losses = model.fit(
+                data, epochs=2, callbacks=[evict], verbose=0, **options
+            ).history["loss"]
+            found.append((model, losses, evict.evicted))
+        (alone, one, went), (spread, other, gone) = found
+        self.assert_same_model(spread, alone)
+        self.assertAllClose(other, one, 1e-6, 1e-6)
+        self.assertEqual(gone, went)
+        names = ["rows", "waiting", "admitted", "evicted"]
+        here, there = (
+            {name: model.tables[0].stats()[name] for name in names}
+            for model in (alone, spread)
+        )
+        self.assertEqual(there, here)
+        # Counters and rows come and go.
+        signs = {
+            s
+            for b, _ in data
+            for ids in b.values()
+            for s in ids.numpy().ravel()
+        }
+        self.assertLess(here["rows"] + here["waiting"], len(signs))
+        self.assertGreater(here["waiting"], 0)
+        self.assertGreater(here["evicted"], 0)
+
     def test_capacity_is_divided_over_servers(self):
         with _CLUSTER.strategy.scope():
             deep = table("sgd", eviction=tf_ext.eviction.Capacity(11))

@@ -43,7 +43,7 @@ class GlobalLosses(keras.callbacks.Callback):
         self.losses.append(float(logs["loss"]))
 
 
-def make_model(eviction=None, statistics=None, **clipping):
+def make_model(eviction=None, statistics=None, admission=None, **clipping):
     """A model with a table of each rule."""
     uniform = keras.initializers.RandomUniform
     ids = inputs()
@@ -57,6 +57,8 @@ def make_model(eviction=None, statistics=None, **clipping):
             seed=index,
             eviction=eviction,
             statistics=statistics,
+            admission=(admission or {}).get(rule),
+            unknown="zeros" if rule == "ftrl" else "initial",
         )
         for index, rule in enumerate(RULES)
     }
@@ -97,6 +99,7 @@ def _train(worker, callbacks=(), **options):
         "losses": record.losses,
         "variables": model.get_weights(),
         "tables": {table.name: export(table) for table in model.tables},
+        "stats": {table.name: table.stats() for table in model.tables},
     }
 
 
@@ -117,14 +120,17 @@ def with_a_rate_of_a_callback(worker):
     return _train(worker, [scheduler])
 
 
-def with_eviction(worker):
-    # A fourth of the rows each time, which start anew.
+def with_rows_that_come_and_go(worker):
+    # Evicts a fourth of the rows each time, which start anew, in two tables
+    # after enough occurrences in at most 16 steps.
+    policy = tf_ext.admission.Count(8, forget=8)
     evict = tf_ext.callbacks.Evict(steps=25, decay=0.5)
     result = _train(
         worker,
         [evict],
         eviction=tf_ext.eviction.Unseen(steps=3),
         statistics=["show"],
+        admission=dict.fromkeys(["sgd", "ftrl"], policy),
     )
     return {**result, "evicted": evict.evicted}
 
@@ -134,5 +140,5 @@ CASES = [
     "clipped_by_norm",
     "clipped_by_global_norm",
     "with_a_rate_of_a_callback",
-    "with_eviction",
+    "with_rows_that_come_and_go",
 ]
