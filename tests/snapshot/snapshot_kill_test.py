@@ -11,12 +11,13 @@ _KILLS = 200
 
 
 class KillTest(TestCase):
-    def _kill(self, kills, *options):
+    def _kill(self, kind, kills, *options):
         seed = random.randrange(2**32)
         print(f"seed {seed}")
         lines = run(
             "snapshot_kill_program.py",
             self.directory(),
+            f"--kind={kind}",
             f"--kills={kills}",
             f"--seed={seed}",
             *options,
@@ -28,7 +29,7 @@ class KillTest(TestCase):
         ("full", []), ("incremental", ["--incremental"])
     )
     def test_one_of_two_snapshots_is_whole(self, options):
-        self._kill(_KILLS // 20, *options)
+        self._kill("imported", _KILLS // 20, *options)
 
     @parameterized.named_parameters(
         ("full", []), ("incremental", ["--incremental"])
@@ -36,4 +37,18 @@ class KillTest(TestCase):
     @pytest.mark.slow
     @pytest.mark.timeout(1800)
     def test_one_of_two_snapshots_is_whole_often(self, options):
-        self._kill(_KILLS, *options)
+        self._kill("imported", _KILLS, *options)
+
+    @parameterized.named_parameters(
+        ("full", []), ("incremental", ["--incremental"])
+    )
+    def test_training_is_whole_up_to_a_step(self, options):
+        self._kill("trained", _KILLS // 40, *options)
+
+    @parameterized.named_parameters(
+        ("full", []), ("incremental", ["--incremental"])
+    )
+    @pytest.mark.slow
+    @pytest.mark.timeout(1800)
+    def test_training_is_whole_up_to_a_step_often(self, options):
+        self._kill("trained", _KILLS, *options)
