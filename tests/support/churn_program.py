@@ -103,7 +103,7 @@ def main(steps):
     for part in range(_PARTS):
         most = probes = 0
         while step <= int(steps) * (part + 1) // _PARTS:
-            train(tf.constant(step, tf.int64))
+            train(tf.constant(np.int64(step)))
             step += _EVICT_STEPS
             stats = table.stats()
             most = max(most, stats["bytes"])

@@ -76,16 +76,31 @@ class TableModel:
             )
         self._counts = np.zeros(size, np.int64)
         self._periods = np.zeros(size, np.int64)  # of the last count
+        self.policy = self._period = None
         self.become(shards, policy, unknown)
 
     def become(self, shards, policy, unknown):
         """The rows are loaded into a new table."""
+        if FILES_HOLD_COUNTERS:
+            self._load_counters(policy)
+        else:
+            self._forget_all()
         self._shards = _shard(self.signs, shards)
         self._num_shards, self.policy, self.unknown = shards, policy, unknown
         self._last_push = 0
         self.admitted = self.evicted = self.forgotten = 0
-        if not FILES_HOLD_COUNTERS:
+
+    def _load_counters(self, policy):
+        count = admission.Count
+        if not (isinstance(self.policy, count) and isinstance(policy, count)):
             self._forget_all()
+        elif policy.forget not in (None, self.policy.forget):
+            self._forget_all()  # Their periods are others.
+        else:
+            # Those that would have been admitted are at their next push.
+            self._counts = np.minimum(self._counts, policy.n - 1)
+            if policy.forget is None:
+                self._periods[:] = self._period = 0
 
     def _forget_all(self):
         self._counts[:] = 0

@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from tf_ext import eviction as policies
 from tf_ext._checks import is_fraction, is_int, refuse
+from tf_ext._compat.scalars import scalar
 from tf_ext.ops import _wire
 from tf_ext.tables import clock
 from tf_ext.tables.rows import TableRows
@@ -120,7 +121,8 @@ class LifetimeMethods:
                 "to 2^63 - 1: the present step, or seconds since 1970 if the "
                 f"table evicts by seconds. Received: now={now!r}"
             )
-        examined, evicted = self.rows.evict(policy, int(now)).numpy().tolist()
+        counts = self.rows.evict(policy, scalar(int(now), tf.int64))
+        examined, evicted = counts.numpy().tolist()
         return policies.Evicted(examined, evicted)
 
     def _policy(self, policy: policies.Policy | None) -> policies.Policy:

@@ -313,7 +313,7 @@ class TableRows(SavedResource):
 
         Args:
           policy: `tf_ext.eviction.Policy`.
-          now: int, the current step, or the time in seconds since 1970.
+          now: int64 `[]`, the current step, or the time in seconds since 1970.
 
         Returns:
           int64 `[2]`, the numbers of rows examined and evicted.

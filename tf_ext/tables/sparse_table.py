@@ -16,6 +16,7 @@ from tf_ext import initializers, ops
 from tf_ext._checks import is_int, refuse
 from tf_ext._compat.calls import is_saving_to_train_on
 from tf_ext._compat.checkpoints import OwnChildren
+from tf_ext._compat.scalars import scalar
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops._signs import to_signs
 from tf_ext.regimes import (
@@ -342,7 +343,7 @@ class SparseTable(
                 "Argument `time` of SparseTable.push must be an integer or "
                 f"None. Received: time={time!r}"
             )
-        step = tf.convert_to_tensor(step, tf.int64)
+        step = scalar(step, tf.int64)
         signs = to_signs(signs, "SparseTable.push")
         gradients = tf.convert_to_tensor(gradients, tf.float32)
         regime = regime_of_tables([self])
@@ -355,11 +356,15 @@ class SparseTable(
         if learning_rate is None:
             rate = self.optimizer.current_learning_rate(step - 1, None)
         else:
+            if type(learning_rate) is float:  # which tf.cast takes as float32
+                learning_rate = scalar(learning_rate, tf.float32)
             rate = tf.cast(learning_rate, tf.float64)
         with tf.control_dependencies(check_finite([summed])):
             hyperparameters = tf.identity(self.optimizer.hyperparameters(rate))
         if time is None:
             time = self.push_time()
+        elif not tf.is_tensor(time):
+            time = scalar(time, tf.int64)
         request = PushRequest(summed, hyperparameters, step, time)
         [updated] = regime.push([request])
         return int(updated) if hasattr(updated, "numpy") else updated
