@@ -25,7 +25,7 @@ _ACTIONS = {
     "pull": 10,
     "import_rows": 3,
     "erase": 6,
-    "clear": 1,
+    "clear": 3,
     "compact": 3,
     "decay": 4,
     "unseen": 6,

@@ -14,7 +14,6 @@ import time
 import forks
 import numpy as np
 import snapshot_util as util
-import table_model
 from sharded_tables import bytes_of_rows
 
 import tf_ext
@@ -27,8 +26,6 @@ _TOUCHED = 200
 class _Imported:
     """Rows that are imported and erased; checked by a dict."""
 
-    # Whether training goes on from a snapshot as without the break.
-    goes_on = True
     # Of the time until it is killed.
     most_seconds = 0.05
 
@@ -68,7 +65,6 @@ class _Imported:
 class _Trained:
     """Rows that are admitted, trained and evicted; checked by training anew."""
 
-    goes_on = table_model.FILES_HOLD_COUNTERS
     most_seconds = 0.3
 
     def table(self):
@@ -161,12 +157,10 @@ def _verify(kind, root, incremental, acknowledged):
     arguments = {"base": base} if incremental and base else {}
     arguments |= {"incremental": incremental and not base}
     manifest = table.save(path, step=generation + 1, **arguments)
-    wanted = {"manifest.json", *(file.name for file in manifest.files)}
+    wanted = {"manifest.json", *(file.name for file in manifest.all_files)}
     assert set(os.listdir(path)) == wanted, os.listdir(path)
-    if kind.goes_on:
-        _load_latest(kind, root, incremental)
-    # Chains take longer and longer.
-    if not kind.goes_on or (incremental and generation > 20):
+    _load_latest(kind, root, incremental)
+    if incremental and generation > 20:  # Chains take longer and longer.
         shutil.rmtree(root)
         os.mkdir(root)
 

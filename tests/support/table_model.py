@@ -9,9 +9,6 @@ RATE = np.float32(0.5)
 MOMENTUM = np.float32(0.5)
 """Of the update rule, which is momentum."""
 
-FILES_HOLD_COUNTERS = False
-"""Whether tables go on counting for admission after they were loaded."""
-
 _NEVER = -1  # `last_seen` of rows that were not pushed.
 
 
@@ -81,10 +78,7 @@ class TableModel:
 
     def become(self, shards, policy, unknown):
         """The rows are loaded into a new table."""
-        if FILES_HOLD_COUNTERS:
-            self._load_counters(policy)
-        else:
-            self._forget_all()
+        self._load_counters(policy)
         self._shards = _shard(self.signs, shards)
         self._num_shards, self.policy, self.unknown = shards, policy, unknown
         self._last_push = 0
