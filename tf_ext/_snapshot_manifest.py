@@ -406,7 +406,10 @@ def _check_files(members: Members, manifest: Manifest) -> None:
 
 
 def check_fields(
-    path: str, manifest: Manifest, fields: Iterable[tuple[str, str, int]]
+    path: str,
+    manifest: Manifest,
+    fields: Iterable[tuple[str, str, int]],
+    and_others: bool = False,
 ) -> None:
     """Raises unless rows have the fields of a table of their configuration.
 
@@ -414,9 +417,18 @@ def check_fields(
       path: string, the snapshot's directory.
       manifest: its Manifest.
       fields: list of `(name, dtype, count)`, without the sign.
+      and_others: bool, whether rows may have other fields, too.
+
+    Raises:
+      DamagedSnapshotError: they have not.
     """
     wanted = dataclasses.replace(manifest, fields=row_fields(fields)[0])
-    if wanted.fields != manifest.fields:
+    found = manifest.fields
+    if and_others:
+        names = [field.name for field in wanted.fields]
+        there = [field for field in found if field.name in names]
+        found, _ = row_fields((f.name, f.dtype, f.count) for f in there[1:])
+    if wanted.fields != found:
         raise DamagedSnapshotError(
             f"{path}/{NAME} is damaged: its member row.fields must be those "
             f"of a table of table.config, {wanted.described_fields}, but is "

@@ -180,10 +180,11 @@ REGISTER_OP("TfExt>ExchangePull")
     .Output("packed: float")
     .Attr("N: int >= 1")
     .Attr("dims: list(int) >= 1")
+    .Attr("statistics: list(int) = []")
     .SetIsStateful()
     .SetShapeFn(ExchangePullShape)
     .Doc(R"doc(
-Reads weights into one row of a matrix for each peer.
+Reads weights and statistics into one row of a matrix for each peer.
 
 Equivalent to a SparseTablePull of each table followed by an ExchangePack
 without a header, but without the copy.
@@ -195,7 +196,9 @@ split_sizes: `[peers]` each, how many of the signs come from each peer; their
 training: `[]` each, whether absent signs are inserted.
 width: `[]`, columns of the result; at least those of any row.
 packed: `[peers, width]`.
-dims: length of a row of each table.
+dims: the number of weights in a row of each table.
+statistics: how many statistics follow the weights of each table's rows: 0, or
+  how many the table has. Empty: none.
 )doc");
 
 REGISTER_OP("TfExt>ExchangeSum")

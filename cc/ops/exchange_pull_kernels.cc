@@ -31,6 +31,9 @@ class ExchangePullOp : public OpKernel {
     int count = 0;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
     OP_REQUIRES_OK(ctx, CheckListSize("dims", dims_.size(), count));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("statistics", &statistics_));
+    if (statistics_.empty()) statistics_.resize(dims_.size());
+    OP_REQUIRES_OK(ctx, CheckListSize("statistics", statistics_.size(), count));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -48,7 +51,7 @@ class ExchangePullOp : public OpKernel {
     for (size_t i = 0; i < parts.size(); ++i) {
       OP_REQUIRES_OK(ctx, ToTf(tables[i]->Pull(
                               parts[i], inputs.training[i].scalar<bool>()(),
-                              parallel_for)));
+                              parallel_for, statistics_[i] > 0)));
     }
   }
 
@@ -90,9 +93,14 @@ class ExchangePullOp : public OpKernel {
             "dims[", i, "] is ", dims_[i], ", but the rows of the table '",
             config.name, "' have ", config.dim, " weights."));
       }
+      TF_RETURN_IF_ERROR(CheckPulledStatistics(
+          absl::StrCat("statistics[", i, "]"), statistics_[i], config));
     }
     return CheckWidth(inputs->width, Needed(*inputs));
   }
+
+  // The number of values that are read of each sign.
+  int64_t RowLength(size_t i) const { return dims_[i] + statistics_[i]; }
 
   // The number of columns of each peer's row.
   std::vector<int64_t> Needed(const Inputs& inputs) const {
@@ -100,13 +108,13 @@ class ExchangePullOp : public OpKernel {
     for (size_t i = 0; i < dims_.size(); ++i) {
       const auto sizes = inputs.split_sizes[i].vec<int64_t>();
       for (int64_t peer = 0; peer < inputs.peers; ++peer) {
-        needed[peer] += sizes(peer) * dims_[i];
+        needed[peer] += sizes(peer) * RowLength(i);
       }
     }
     return needed;
   }
 
-  // The destinations of the weights; the rest is filled with zeros.
+  // The destinations of the rows; the rest is filled with zeros.
   void LayOut(const Inputs& inputs, float* packed,
               std::vector<std::vector<Table::PullPart>>* parts) const {
     std::vector<const int64_t*> signs;
@@ -119,7 +127,7 @@ class ExchangePullOp : public OpKernel {
         const int64_t n = inputs.split_sizes[i].vec<int64_t>()(peer);
         (*parts)[i].push_back({signs[i], n, packed + column});
         signs[i] += n;
-        column += n * dims_[i];
+        column += n * RowLength(i);
       }
       std::fill(packed + column, packed + inputs.width, 0.0f);
       packed += inputs.width;
@@ -127,6 +135,7 @@ class ExchangePullOp : public OpKernel {
   }
 
   std::vector<int64_t> dims_;
+  std::vector<int64_t> statistics_;
 };
 
 REGISTER_KERNEL_BUILDER(

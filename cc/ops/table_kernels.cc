@@ -169,6 +169,7 @@ class SparseTablePullOp : public AsyncOpKernel {
  public:
   explicit SparseTablePullOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("statistics", &statistics_));
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
@@ -193,14 +194,19 @@ class SparseTablePullOp : public AsyncOpKernel {
           "dim is ", dim_, ", but the rows of the table '", table.config().name,
           "' have ", table.config().dim, " weights."));
     }
+    TF_RETURN_IF_ERROR(
+        CheckPulledStatistics("statistics", statistics_, table.config()));
+    TensorShape shape;
+    TF_RETURN_IF_ERROR(MakeShape("rows", {n, dim_ + statistics_}, &shape));
     Tensor* rows = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({n, dim_}), &rows));
-    return ToTf(table.Pull(signs.flat<int64_t>().data(), n,
-                           training.scalar<bool>()(),
-                           rows->flat<float>().data(), MakeParallelFor(ctx)));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &rows));
+    return ToTf(table.Pull(
+        signs.flat<int64_t>().data(), n, training.scalar<bool>()(),
+        rows->flat<float>().data(), MakeParallelFor(ctx), statistics_ > 0));
   }
 
   int64_t dim_ = 0;
+  int64_t statistics_ = 0;
 };
 
 class SparseTablePushOp : public AsyncOpKernel {

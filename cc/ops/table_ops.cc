@@ -31,9 +31,12 @@ absl::Status PullShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
   const DimensionHandle n = c->Dim(signs, 0);
   TF_RETURN_IF_ERROR(InputOfRank(c, "training", 0, &unused));
-  int64_t dim;
+  int64_t dim, statistics;
   TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
-  c->set_output(0, c->Matrix(n, dim));
+  TF_RETURN_IF_ERROR(c->GetAttr("statistics", &statistics));
+  DimensionHandle width;
+  TF_RETURN_IF_ERROR(c->Add(c->MakeDim(dim), statistics, &width));
+  c->set_output(0, c->Matrix(n, width));
   return absl::OkStatus();
 }
 
@@ -184,19 +187,22 @@ REGISTER_OP("TfExt>SparseTablePull")
     .Output("rows: dtype")
     .Attr("dim: int >= 1")
     .Attr("dtype: {float} = DT_FLOAT")
+    .Attr("statistics: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(PullShape)
     .Doc(R"doc(
-Reads the weights of signs.
+Reads the weights of signs, and their statistics.
 
 handle: Scalar. The table.
 signs: `[n]`. The signs to read; any int64, possibly repeated.
 training: Scalar. Whether absent signs are inserted, unless the table has
   admission. If not, their initial weights are returned, or zeros if the table's
   config says so, and the table does not change.
-rows: `[n, dim]`. The weights of each sign.
+rows: `[n, dim + statistics]`. The weights of each sign, followed by its
+  statistics, which are 0 for signs without a row.
 dim: The number of weights in a row of the table.
 dtype: The type of the weights.
+statistics: How many statistics are read: 0, or how many the table has.
 )doc");
 
 REGISTER_OP("TfExt>SparseTablePush")

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/table.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -53,6 +54,11 @@ absl::Status LookupTableResource(
 // Looks up the table of that resource; fails also if it was released.
 absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
                          std::shared_ptr<Table>* table);
+
+// The statistics that a pull reads must be none, or those that the rows of the
+// table have; `name` is the attribute.
+absl::Status CheckPulledStatistics(absl::string_view name, int64_t statistics,
+                                   const TableConfig& config);
 
 }  // namespace tf_ext
 

@@ -11,6 +11,8 @@ from tf_ext.feature_column import Bags, columns_to_bags, features
 from tf_ext.feature_column.bags import columns_to_bags_or_error
 from tf_ext.feature_column.column import Column
 from tf_ext.layers import clicks
+from tf_ext.layers import cvm as cvm_numbers
+from tf_ext.layers.arguments import by_table, check_shapes
 from tf_ext.layers.column_sets import ColumnSets, Part
 from tf_ext.layers.combining import combine
 from tf_ext.layers.given import Give, given_embeddings
@@ -64,12 +66,18 @@ class EmbeddingFeatures(keras.layers.Layer):
         the "click" of an id whenever the id occurs in the example in training.
         It must be among the inputs if `training` is True; without it, no click
         is counted. None: no clicks.
+      cvm: bool. If True, two numbers follow the embedding of each column:
+        log(show + 1) and log(click + 1) - log(show + 1), where show and click
+        are the statistics of the ids in the bag before the batch is trained,
+        combined by the column's combiner without weights; see docs/rows.md.
+        They have no gradient. All tables must have
+        `statistics=["show", "click"]`, and all columns a combiner.
 
     Returns:
       When called: `[batch_size, len(columns) * table.dim]`, the columns side by
-      side in their order; or `{column.name: [batch_size, table.dim]}`. With a
-      dict of tables: `{table.name: that}`. The dtype is the layer's compute
-      dtype.
+      side in their order; or `{column.name: [batch_size, table.dim]}`. With
+      `cvm`, `table.dim + 2` takes the place of `table.dim`. With a dict of
+      tables: `{table.name: that}`. The dtype is the layer's compute dtype.
 
     Raises:
       ValueError: objects that are not columns or tables, or names that occur
@@ -88,6 +96,21 @@ class EmbeddingFeatures(keras.layers.Layer):
     ...     "tags": tf.ragged.constant([["a", "b"], []]),
     ... }).shape
     TensorShape([2, 8])
+
+    With the statistics of ids:
+
+    >>> table = tf_ext.SparseTable(
+    ...     "cvm", dim=4, statistics=["show", "click"], initializer="zeros")
+    >>> table.push([7], tf.zeros([1, 4]), statistics=[[9.0, 1.0]],
+    ...     learning_rate=0.1)
+    1
+    >>> user = tf_ext.feature_column.category_column(
+    ...     "user", hashing="identity")
+    >>> layer = tf_ext.layers.EmbeddingFeatures([user], table, cvm=True)
+    >>> layer({"user": tf.constant([7, 8])}).numpy().round(4)
+    array([[ 0.    ,  0.    ,  0.    ,  0.    ,  2.3026, -1.6094],
+           [ 0.    ,  0.    ,  0.    ,  0.    ,  0.    ,  0.    ]],
+          dtype=float32)
     """
 
     def __init__(
@@ -98,26 +121,31 @@ class EmbeddingFeatures(keras.layers.Layer):
         trainable: bool = True,
         name: str | None = None,
         click: str | None = None,
+        cvm: bool = False,
         **kwargs: typing.Any,
     ) -> None:
         # Raw features: casting an id or a bucketised number to the compute
         # dtype would change it.
         kwargs["autocast"] = False
         super().__init__(name=name, trainable=trainable, **kwargs)
-        by_table = _by_table(columns, table)
-        clicks.check_key(click, by_table)
+        columns_of = by_table(columns, table)
+        clicks.check_key(click, columns_of)
+        cvm_numbers.check(cvm, columns_of)
         self.click = click
+        self.cvm = bool(cvm)
         self._several = table is None
         self.concatenate = bool(concatenate)
         if self.concatenate:
-            _check_shapes(by_table)
-        self._table_count = len(by_table)
-        for index, one in enumerate(by_table):
+            check_shapes(columns_of)
+        self._table_count = len(columns_of)
+        for index, one in enumerate(columns_of):
             # One attribute each: Keras 3 hides lists of layers from
             # checkpoints.
             setattr(self, f"_table_{index}", one)
-            one.column_record.add(by_table[one])
-        self._columns = tuple(tuple(c) for c in by_table.values())
+            one.column_record.add(columns_of[one])
+            if self.cvm:
+                one.serve_statistics()
+        self._columns = tuple(tuple(c) for c in columns_of.values())
         self._sets = ColumnSets(self._columns)
         if IS_KERAS_3:
             self.supports_jit = False
@@ -193,12 +221,20 @@ class EmbeddingFeatures(keras.layers.Layer):
         parts = self._sets.split(bags)
         pulled = self._pull(regime, parts, insert, error, its_clicks)
         return self._structured(
-            self._combine(rows, columns, plan, part)
-            for columns, (rows, plan, part) in zip(self._columns, pulled)
+            self._combine(rows, statistics, columns, plan, part)
+            for columns, (rows, statistics, plan, part) in zip(
+                self._columns, pulled
+            )
         )
 
     def _take(self, give: Give, inputs: _Inputs) -> typing.Any:
         """The outputs, of embeddings that are given."""
+        if self.cvm:
+            raise ValueError(
+                f"Layer {self.name!r} has cvm=True, and cannot be split from "
+                "its tables: the statistics of ids are not among the rows of "
+                "a key-value store. Use tf_ext.serving.export."
+            )
         return self._structured(
             self._arrange(
                 ([column], give(table, column, inputs)) for column in columns
@@ -218,8 +254,8 @@ class EmbeddingFeatures(keras.layers.Layer):
         insert: _Flag,
         error: tf.Tensor | None,
         its_clicks: tf.Tensor | None,
-    ) -> list[tuple[tf.Tensor, PullPlan, Bags]]:
-        """Rows for each table: a list of (rows, plan, bags)."""
+    ) -> list[tuple[tf.Tensor, tf.Tensor | None, PullPlan, Bags]]:
+        """Rows for each table: a list of (rows, statistics, plan, bags)."""
         # One plan for tables that read the same columns.
         plans: dict[typing.Any, PullPlan] = {}
         for table, part in zip(self.tables, parts):
@@ -237,23 +273,31 @@ class EmbeddingFeatures(keras.layers.Layer):
                 table,
                 plans[part.key, table.rows.num_shards],
                 insert if table.trainable else False,
+                cvm_numbers.COUNT if self.cvm else 0,
             )
             for table, part in zip(self.tables, parts)
         ]
         rows = pull_differentiable(regime, requests, self.trainable, error)
         return [
-            (r, request.plan, part.bags)
-            for r, request, part in zip(rows, requests, parts)
+            (*pulled, request.plan, part.bags)
+            for pulled, request, part in zip(rows, requests, parts)
         ]
 
     def _combine(
         self,
         rows: tf.Tensor,
+        statistics: tf.Tensor | None,
         columns: Sequence[Column],
         plan: PullPlan,
         bags: Bags,
     ) -> tf.Tensor | dict[str, tf.Tensor]:
-        return self._arrange(combine(rows, plan.inverse, bags, columns))
+        combined = combine(rows, plan.inverse, bags, columns)
+        if statistics is not None:
+            combined = cvm_numbers.append(
+                combined,
+                cvm_numbers.numbers(statistics, plan.inverse, bags, columns),
+            )
+        return self._arrange(combined)
 
     def _arrange(
         self, combined: Iterable[tuple[Sequence[Column], tf.Tensor]]
@@ -279,7 +323,8 @@ class EmbeddingFeatures(keras.layers.Layer):
         outputs: list[typing.Any] = []
         for table, columns in zip(self.tables, self._columns):
             shapes: dict[str, typing.Any]
-            shapes = {c.name: c.output_shape(table.dim) for c in columns}
+            dim = table.dim + (cvm_numbers.COUNT if self.cvm else 0)
+            shapes = {c.name: c.output_shape(dim) for c in columns}
             if self.concatenate:
                 width = sum(width for [width] in shapes.values())
                 outputs.append(make((width,)))
@@ -322,6 +367,7 @@ class EmbeddingFeatures(keras.layers.Layer):
             "several": self._several,
             "concatenate": self.concatenate,
             "click": self.click,
+            "cvm": self.cvm,
         }
 
     @classmethod
@@ -355,7 +401,7 @@ def pull_differentiable(
     requests: Sequence[PullRequest],
     trainable: bool = True,
     error: tf.Tensor | None = None,
-) -> list[tf.Tensor]:
+) -> list[tuple[tf.Tensor, tf.Tensor | None]]:
     """Reads rows so that their gradient goes to the tables' shadows.
 
     Args:
@@ -366,15 +412,18 @@ def pull_differentiable(
         been raised already.
 
     Returns:
-      List of float32 `[n, dim]`.
+      List of `(weights [n, dim], statistics)`, float32; the statistics are
+      `[n, s]`, without a gradient, or None where none are requested.
     """
-    rows = regime.pull(requests, error)
-    return [
-        _attach_gradient(request, pulled)
-        if trainable and request.table.trainable and regime.trains
-        else pulled
-        for request, pulled in zip(requests, rows)
-    ]
+    pairs = []
+    for request, rows in zip(requests, regime.pull(requests, error)):
+        dim, statistics = request.table.dim, None
+        if request.statistics:
+            rows, statistics = rows[:, :dim], rows[:, dim:]
+        if trainable and request.table.trainable and regime.trains:
+            rows = _attach_gradient(request, rows)
+        pairs.append((rows, statistics))
+    return pairs
 
 
 def _attach_gradient(request: PullRequest, pulled: tf.Tensor) -> tf.Tensor:
@@ -387,88 +436,6 @@ def _attach_gradient(request: PullRequest, pulled: tf.Tensor) -> tf.Tensor:
         shadow.value if IS_KERAS_3 else shadow,
         plan.counted if counts else plan.signs,
     )
-
-
-def _by_table(
-    columns: typing.Any, table: SparseTable | None
-) -> dict[SparseTable, Sequence[Column]]:
-    """`{table: columns}` from the constructor's arguments, checked."""
-    if isinstance(columns, SparseTable):
-        raise ValueError(
-            "Argument `columns` of EmbeddingFeatures must be a list of "
-            "columns, and comes before `table`. Received: columns=<SparseTable "
-            f"{columns.name!r}>, table={table!r}"
-        )
-    if table is None and not isinstance(columns, dict):
-        raise ValueError(
-            "Argument `columns` of EmbeddingFeatures must be a dict {table: "
-            "columns}, or a list of columns with a `table`. Received: "
-            f"columns={columns!r}, table=None"
-        )
-    if table is not None and not isinstance(table, SparseTable):
-        raise _no_table(table)
-    by_table = columns if table is None else {table: columns}
-    names: set[str] = set()
-    if not by_table:
-        raise ValueError(
-            "Argument `columns` of EmbeddingFeatures must not be empty. "
-            f"Received: columns={columns!r}"
-        )
-    for one, its_columns in by_table.items():
-        if not isinstance(one, SparseTable):
-            raise _no_table(one)
-        if one.name in names:
-            raise ValueError(
-                "Argument `columns` of EmbeddingFeatures must have tables of "
-                f"different names. Received: two tables {one.name!r}"
-            )
-        names.add(one.name)
-        _check_columns(one, its_columns)
-    return by_table
-
-
-def _no_table(found: object) -> ValueError:
-    return ValueError(
-        "Argument `table` of EmbeddingFeatures must be a tf_ext.SparseTable. "
-        f"Received: table={found!r}"
-    )
-
-
-def _check_columns(table: SparseTable, columns: object) -> None:
-    if not isinstance(columns, (list, tuple)) or not columns:
-        raise ValueError(
-            "Argument `columns` of EmbeddingFeatures must be a non-empty list "
-            f"for each table. Received: {columns!r} for table {table.name!r}"
-        )
-    seen: set[str] = set()
-    for column in columns:
-        if not isinstance(column, Column):
-            raise ValueError(
-                "Argument `columns` of EmbeddingFeatures must hold columns, "
-                "such as those of tf_ext.feature_column.category_column and "
-                f"crossed_column. Received: {column!r} for table "
-                f"{table.name!r}"
-            )
-        if column.name in seen:
-            raise ValueError(
-                "Argument `columns` of EmbeddingFeatures must have columns of "
-                "different names for each table. Received: two columns "
-                f"{column.name!r} for table {table.name!r}"
-            )
-        seen.add(column.name)
-
-
-def _check_shapes(by_table: dict[SparseTable, Sequence[Column]]) -> None:
-    for table, columns in by_table.items():
-        for column in columns:
-            shape = column.output_shape(table.dim)
-            if len(shape) != 1 or shape[0] is None:
-                raise ValueError(
-                    "Argument `concatenate` of EmbeddingFeatures must be False "
-                    "for outputs of other shapes than [batch_size, width]. "
-                    f"Received: concatenate=True, and column {column.name!r} "
-                    f"of shape {[None, *shape]}"
-                )
 
 
 def _split(output: tf.Tensor, count: int) -> list[tf.Tensor]:

@@ -209,9 +209,16 @@ def exchange_unpack(packed, counts, dims, offset=0, name=None):
 
 
 def exchange_pull(
-    handles, signs, split_sizes, training, width, dims, name=None
+    handles,
+    signs,
+    split_sizes,
+    training,
+    width,
+    dims,
+    statistics=(),
+    name=None,
 ):
-    r"""Reads weights into one row of a matrix for each peer.
+    r"""Reads weights and statistics into one row of a matrix for each peer.
 
     Equivalent to `sparse_table_pull` followed by `exchange_pack` without a
     header, but without the copy.
@@ -224,6 +231,8 @@ def exchange_pull(
       training: list of bool `[]`, whether absent signs are inserted.
       width: int64 scalar, columns of the result, at least those of any row.
       dims: list of int, the dims of the tables.
+      statistics: list of int, how many statistics follow the weights of each
+        table's rows: 0, or how many the table has. Empty: none.
       name: optional name of the operation.
 
     Returns:
@@ -246,6 +255,7 @@ def exchange_pull(
         training,
         tf.convert_to_tensor(width, tf.int64),
         dims=list(dims),
+        statistics=list(statistics),
         name=name,
     )
 

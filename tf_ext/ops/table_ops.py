@@ -124,9 +124,10 @@ def sparse_table_pull(
     training: bool | tf.Tensor = False,
     *,
     dim: int,
+    statistics: int = 0,
     name: str | None = None,
 ) -> tf.Tensor:
-    r"""Reads the weights of signs.
+    r"""Reads the weights of signs, and their statistics.
 
     The op has no gradient: `EmbeddingFeatures` defines that of its lookup.
 
@@ -137,10 +138,13 @@ def sparse_table_pull(
         has admission. If not, their initial weights are returned, or zeros with
         `unknown=zeros` in the config, and the table does not change.
       dim: int, the number of weights in a row of the table.
+      statistics: int, how many statistics are read: 0, or how many the table
+        has.
       name: optional name of the operation.
 
     Returns:
-      float32 `[n, dim]`.
+      float32 `[n, dim + statistics]`: the weights, followed by the statistics,
+      which are 0 for signs without a row.
 
     Example:
       >>> handle = tf_ext.ops.sparse_table_handle(
@@ -153,7 +157,7 @@ def sparse_table_pull(
     """
     signs = to_signs(signs, "sparse_table_pull")
     return library().tf_ext_sparse_table_pull(
-        handle, signs, training, dim=dim, name=name
+        handle, signs, training, dim=dim, statistics=statistics, name=name
     )
 
 

@@ -47,11 +47,14 @@ class AllToAll:
         self.workers = workers
 
     def pull(self, requests, error=None):
-        """Rows of each request's distinct signs: a list of float32 `[u, dim]`.
+        """Rows of each request's distinct signs, before the batch is pushed.
 
         Args:
           requests: list of PullRequest.
           error: string scalar, the error of this worker, or "".
+
+        Returns:
+          List of float32 `[u, dim + statistics]`.
 
         Raises:
           tf.errors.InvalidArgumentError: on all workers, the error of one.
@@ -69,6 +72,7 @@ class AllToAll:
             plan.route = route
         ways = [request.plan.route for request in requests]
         dims = [request.table.dim for request in requests]
+        statistics = [request.statistics for request in requests]
         shards = [request.table.rows.shards[0] for request in requests]
         received = self.workers.all_to_all(
             lambda width: _wire.exchange_pull(
@@ -78,6 +82,7 @@ class AllToAll:
                 [request.insert for request in requests],
                 width,
                 dims,
+                statistics,
             ),
             tf.float32,
             ways[0].width,
@@ -85,7 +90,7 @@ class AllToAll:
         return _wire.exchange_unpack(
             received,
             tf.stack([way.split_sizes for way in ways]),
-            dims,
+            [dim + more for dim, more in zip(dims, statistics)],
         )
 
     def merge(self, parts):
@@ -274,7 +279,7 @@ class AllToAll:
 
 
 def _floats_per_sign(table):
-    """The length of what a sign's gradient sends; of a row, it is less."""
+    """The length of what a sign's gradient sends; a row is not longer."""
     return table.dim + table.statistics_width
 
 

@@ -23,11 +23,14 @@ devices: list of strings, of the shards that this process can ask; owner: as of
 `tf_ext.distribute.strategy.table_owner`, on parameter servers, or None.
 """
 
-PullRequest = collections.namedtuple("PullRequest", ["table", "plan", "insert"])
+PullRequest = collections.namedtuple(
+    "PullRequest", ["table", "plan", "insert", "statistics"], defaults=[0]
+)
 PullRequest.__doc__ = """Rows wanted.
 
 plan: PullPlan for `table.rows.num_shards`; insert: bool or bool scalar tensor,
-whether absent signs are created.
+whether absent signs are created; statistics: int, how many statistics follow
+the weights of a row: 0, or how many the table has.
 """
 
 PushRequest = collections.namedtuple(
@@ -127,17 +130,22 @@ class Regime:
     # The stages of a step: pull, merge, push
 
     def pull(self, requests, error=None):
-        """Rows of each request's distinct signs: a list of float32 `[u, dim]`.
+        """Rows of each request's distinct signs, before the batch is pushed.
 
         Args:
           requests: list of PullRequest.
           error: string scalar, the error of this process, or "", where the
             regime raises together; else None.
+
+        Returns:
+          List of float32 `[u, dim + statistics]`.
         """
         del error
         return [
-            table.rows.pull(plan.signs, plan.split_sizes, insert, table.dim)
-            for table, plan, insert in requests
+            table.rows.pull(
+                plan.signs, plan.split_sizes, insert, table.dim, statistics
+            )
+            for table, plan, insert, statistics in requests
         ]
 
     def merge(self, parts):

@@ -19,4 +19,7 @@ class StockRegime(Regime):
     def pull(self, requests, error=None):
         """Rows of each request's distinct signs; none is made."""
         del error
-        return [self._lookup(table, plan.signs) for table, plan, _ in requests]
+        return [
+            self._lookup(table, plan.signs, statistics)
+            for table, plan, _, statistics in requests
+        ]

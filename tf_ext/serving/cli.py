@@ -190,7 +190,7 @@ def _total(model: keras.Model, snapshots: Mapping[str, str]) -> int:
         if table.name in snapshots:
             chain = open_snapshot(snapshots[table.name]).chain
             rows = sum(manifest.rows for _, manifest in chain)
-        total += rows * (8 + 4 * table.dim)
+        total += rows * table.rows.served.bytes_per_row
     return total
 
 

@@ -107,6 +107,7 @@ _OPTIONAL: dict[str, tuple[type, ...]] = {
     "dtype": (str,),
     "kind": (str,),
     "snapshot": (str, type(None)),
+    "statistics": (list,),
     "step": (int, type(None)),
     "unknown": (str,),
 }

@@ -41,7 +41,7 @@ def write(
     metadata = _metadata(table, columns)
     origin: dict[str, typing.Any] = {}
     if snapshot is None:
-        source = of_table(table)
+        source = of_table(table, ["weights"])
     else:
         opened = open_snapshot(snapshot)
         source, manifest = of_snapshot(opened), opened.manifest

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import typing
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -26,8 +26,8 @@ class RowSource:
 
     Attributes:
       at_most: int, an upper bound of the number of rows.
-      chunks: function that returns an iterator of `(signs [n], weights
-        [n, dim])`.
+      chunks: function that returns an iterator of `(signs [n], rows
+        [n, dim + s])`, the weights and s statistics.
       snapshot: string, the id of the snapshot that contains the rows, or None.
     """
 
@@ -36,23 +36,37 @@ class RowSource:
     snapshot: str | None = None
 
 
-def of_table(table: SparseTable) -> RowSource:
-    """The rows of a table, without slots."""
+def of_table(
+    table: SparseTable, names: Sequence[str] | None = None
+) -> RowSource:
+    """The rows of a table, without slots.
+
+    Args:
+      table: SparseTable.
+      names: the fields of a row. None: those that an exported model holds.
+    """
+    names = table.rows.served.names if names is None else names
 
     def chunks() -> Chunks:
         with contextlib.closing(table.rows.served.chunks()) as rows:
             for signs, fields in rows:
-                yield signs, fields["weights"]
+                yield signs, _side_by_side(fields, names)
 
     return RowSource(table.size(), chunks)
 
 
-def of_snapshot(snapshot: Snapshot) -> RowSource:
+def of_snapshot(
+    snapshot: Snapshot, names: Sequence[str] = ("weights",)
+) -> RowSource:
     """The rows of a snapshot with its deltas merged, without slots.
 
     They are read lazily. If another save has replaced the snapshot by then,
     SnapshotConflictError is raised, because the checks that `open_snapshot`
     made no longer apply.
+
+    Args:
+      snapshot: Snapshot.
+      names: the fields of a row, all of float32.
     """
     opened = snapshot.manifest.id
 
@@ -64,21 +78,28 @@ def of_snapshot(snapshot: Snapshot) -> RowSource:
             )
 
     def chunks() -> Chunks:
-        for signs, fields in snapshot.chunks(["weights"]):
+        for signs, fields in snapshot.chunks(names):
             check()
-            yield signs, fields["weights"]
+            yield signs, _side_by_side(fields, names)
         check()
 
     at_most = sum(manifest.rows for _, manifest in snapshot.chain)
     return RowSource(at_most, chunks, opened)
 
 
+def _side_by_side(fields: Mapping[str, Array], names: Sequence[str]) -> Array:
+    """Some fields of rows, `[n, count]` each, as one matrix."""
+    if len(names) == 1:
+        return fields[names[0]]
+    return np.concatenate([fields[name] for name in names], 1)
+
+
 def counted(chunks: Chunks, progress: Progress | None) -> Chunks:
     """Yields the chunks, and reports the size of each after it was used."""
-    for signs, weights in chunks:
-        yield signs, weights
+    for signs, rows in chunks:
+        yield signs, rows
         if progress is not None:
-            progress(signs.nbytes + weights.nbytes)
+            progress(signs.nbytes + rows.nbytes)
 
 
 class WarmupRows:
@@ -101,9 +122,11 @@ class WarmupRows:
         self._rows: dict[int, dict[int, Array]] = {i: {} for i in self._tables}
         asked: dict[int, list[Array]] = {i: [] for i in self._tables}
 
-        def ask(table: SparseTable, signs: tf.Tensor) -> tf.Tensor:
+        def ask(
+            table: SparseTable, signs: tf.Tensor, statistics: int
+        ) -> tf.Tensor:
             asked[id(table)].append(signs.numpy())
-            return tf.zeros([len(signs), table.dim])
+            return tf.zeros([len(signs), table.dim + statistics])
 
         self._run(ask)
         self._asked = {
@@ -116,22 +139,24 @@ class WarmupRows:
     ) -> Chunks:
         """Yields a table's rows, and keeps those that the batches read."""
         kept, asked = self._rows[id(table)], self._asked[id(table)]
-        for signs, weights in chunks:
+        for signs, rows in chunks:
             if len(asked):
                 for place in np.flatnonzero(np.isin(signs, asked)):
-                    kept[int(signs[place])] = weights[place].copy()
-            yield signs, weights
+                    kept[int(signs[place])] = rows[place].copy()
+            yield signs, rows
 
     def answers(self) -> list[typing.Any]:
         """The outputs of the model for the batches."""
 
-        def look_up(table: SparseTable, signs: tf.Tensor) -> tf.Tensor:
+        def look_up(
+            table: SparseTable, signs: tf.Tensor, statistics: int
+        ) -> tf.Tensor:
             numbers, kept = signs.numpy(), self._rows[id(table)]
             rows = self._tables[id(table)].unknown_rows(numbers)
             for place, sign in enumerate(numbers.tolist()):
                 if sign in kept:
                     rows[place] = kept[sign]
-            return tf.constant(rows)
+            return tf.constant(rows[:, : table.dim + statistics])
 
         return self._run(look_up)
 

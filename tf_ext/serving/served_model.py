@@ -49,11 +49,13 @@ class ServedModel(tf.Module):
         def call(inputs: typing.Any) -> typing.Any:
             graph = tf.compat.v1.get_default_graph()
 
-            def lookup(table: SparseTable, signs: tf.Tensor) -> tf.Tensor:
+            def lookup(
+                table: SparseTable, signs: tf.Tensor, statistics: int
+            ) -> tf.Tensor:
                 if in_other_function(graph):
                     kept_by.append(table)
                     raise RuntimeError(f"{table.name} in another function")
-                return by_id[id(table)].lookup(signs)
+                return by_id[id(table)].lookup(signs, statistics)
 
             with stock_ops(lookup):
                 return model(inputs, training=False)

@@ -5,12 +5,14 @@ import typing
 from collections.abc import Mapping
 
 from tf_ext._keras import keras
+from tf_ext._snapshot_manifest import check_fields
 from tf_ext.serving.row_sources import of_snapshot
 from tf_ext.serving.writing import Options, write
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.reader import Snapshot, open_snapshot
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.shard import parse_config
+from tf_ext.tables.snapshots import row_fields
 from tf_ext.tables.sparse_table import SparseTable
 
 # Keys of a configuration, or their first parts, on which the rows of absent ids
@@ -37,7 +39,7 @@ def export_snapshots(
 
     This is for tables whose rows do not fit into one process: create the model
     without a strategy, load its dense weights, and leave its tables empty. Only
-    weights are read from the snapshots, in chunks, with deltas merged.
+    what is served is read from the snapshots, in chunks, with deltas merged.
 
     Args:
       model: a built Keras model, created without a strategy.
@@ -97,7 +99,7 @@ def export_snapshots(
     for table in tables:
         snapshot = open_snapshot(snapshots[table.name])
         _check(table, snapshot, unknown)
-        sources.append(of_snapshot(snapshot))
+        sources.append(of_snapshot(snapshot, table.rows.served.names))
     return write(
         model, sources, path, options, holds_rows=False, progress=progress
     )
@@ -124,3 +126,7 @@ def _check(table: SparseTable, snapshot: Snapshot, unknown: str | None) -> None:
                 f"the table is {mine.get(key)!r}. Make the table as it was "
                 f"when it was saved{how}."
             )
+    for where, manifest in snapshot.chain:
+        check_fields(
+            where, manifest, row_fields(table.rows.served), and_others=True
+        )

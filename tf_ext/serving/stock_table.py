@@ -2,7 +2,7 @@
 
 import typing
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -116,6 +116,8 @@ class StockTable(tf.Module):
       config: string, the table's configuration.
       dtype: one of `row_dtypes.NAMES`.
       unknown: "zeros", or None for what the configuration says.
+      statistics: list of strings, the statistics that follow the weights in the
+        rows that fill it.
 
     Attributes:
       label: string, the table's name.
@@ -125,10 +127,19 @@ class StockTable(tf.Module):
       rows: variable of `dtype`, `[1 + n, dim]`: the row of absent signs,
         followed by the rows of `signs`.
       scales: variable, float32 `[1 + n]`, if `dtype` is int8; else None.
+      statistics: variable, float32 `[1 + n, s]`, whatever `dtype` is, 0 for
+        absent signs; or None.
     """
 
-    def __init__(self, config: str, dtype: str, unknown: str | None) -> None:
+    def __init__(
+        self,
+        config: str,
+        dtype: str,
+        unknown: str | None,
+        statistics: Sequence[str] = (),
+    ) -> None:
         super().__init__()
+        self._names = list(statistics)
         self._config = config
         self._entries = dict(parse_config(config))
         self._unknown = unknown or self._entries.get("unknown")
@@ -146,6 +157,10 @@ class StockTable(tf.Module):
             self.scales = None
             if self.dtype == "int8":
                 self.scales = _variable([None], "float32", "scales")
+            self.statistics = None
+            if self._names:
+                shape = [None, len(self._names)]
+                self.statistics = _variable(shape, "float32", "statistics")
         self._index = _Index(self.signs, self.scales)
 
     @property
@@ -158,6 +173,8 @@ class StockTable(tf.Module):
         """The manifest's description of the table."""
         count = self.count
         size = 8 + row_dtypes.bytes_of_row(self.dtype, self.dim)
+        size += 4 * len(self._names)
+        statistics = {"statistics": self._names} if self._names else {}
         return {
             "name": self.label,
             "rows": count,
@@ -166,21 +183,25 @@ class StockTable(tf.Module):
             "bytes": count * size,
             "unknown": self._unknown or "initial",
             "hash_version": int(self._entries["hash_version"]),
+            **statistics,
         }
 
     def unknown_rows(self, signs: Array) -> Array:
-        """The rows of absent signs int64 `[n]`: float32 `[n, dim]`."""
-        if self._unknown == "zeros":
-            return np.zeros((len(signs), self.dim), np.float32)
-        with tf.device(_CPU):
-            rows = initial_rows(self._config, tf.constant(signs), self.dim)
-            return rows.numpy()
+        """The rows of absent signs int64 `[n]`: float32 `[n, dim + s]`."""
+        rows = np.zeros((len(signs), self.dim + len(self._names)), np.float32)
+        if self._unknown != "zeros":
+            with tf.device(_CPU):
+                initial = initial_rows(
+                    self._config, tf.constant(signs), self.dim
+                )
+                rows[:, : self.dim] = initial.numpy()
+        return rows
 
     def fill(self, chunks: Iterable[tuple[Array, Array]], at_most: int) -> None:
         """Sets the rows.
 
         Args:
-          chunks: iterable of `(signs int64 [n], weights float32 [n, dim])`,
+          chunks: iterable of `(signs int64 [n], rows float32 [n, dim + s])`,
             with each row once.
           at_most: int, an upper bound of the number of rows.
 
@@ -202,23 +223,26 @@ class StockTable(tf.Module):
                 default[:] = 0  # Never read.
             self._put(0, default)
             count = 0
-            for signs, weights in chunks:
+            for signs, rows in chunks:
                 if count + len(signs) > at_most:
                     raise RuntimeError(
                         f"Table {self.label!r} had {at_most} rows, and has "
                         "more now: export it while it is not being trained."
                     )
                 _assign(self.signs, count, signs)
-                self._put(1 + count, weights)
+                self._put(1 + count, rows)
                 count += len(signs)
             if count < at_most:
                 self._cut(count)
 
-    def _put(self, begin: int, weights: Array) -> None:
-        rows, scales = row_dtypes.encode(weights, self.dtype, self.label)
-        _assign(self.rows, begin, rows)
+    def _put(self, begin: int, rows: Array) -> None:
+        weights, statistics = rows[:, : self.dim], rows[:, self.dim :]
+        stored, scales = row_dtypes.encode(weights, self.dtype, self.label)
+        _assign(self.rows, begin, stored)
         if scales is not None:
             _assign(self.scales, begin, scales)
+        if self.statistics is not None:
+            _assign(self.statistics, begin, statistics)
 
     def _allocate(self, count: int) -> None:
         for variable, more in self._stored():
@@ -234,12 +258,30 @@ class StockTable(tf.Module):
 
         The additional element belongs to absent signs.
         """
-        stored = [(self.signs, 0), (self.rows, 1)]
-        return stored if self.scales is None else [*stored, (self.scales, 1)]
+        of_rows = (self.rows, self.scales, self.statistics)
+        there = [(one, 1) for one in of_rows if one is not None]
+        return [(self.signs, 0), *there]
 
-    def lookup(self, signs: tf.Tensor) -> tf.Tensor:
-        """The rows float32 `[n, dim]` of signs int64 `[n]`."""
+    def lookup(self, signs: tf.Tensor, statistics: int = 0) -> tf.Tensor:
+        """The rows of signs int64 `[n]`.
+
+        Args:
+          signs: int64 `[n]`.
+          statistics: int, how many statistics follow the weights: 0, or all.
+
+        Returns:
+          float32 `[n, dim + statistics]`.
+        """
         numbers, scales = self._index.find(signs)
+        weights = self._weights(signs, numbers, scales)
+        if not statistics:
+            return weights
+        more = tf.gather_nd(self.statistics, numbers[:, tf.newaxis])
+        return tf.concat([weights, more], 1)
+
+    def _weights(
+        self, signs: tf.Tensor, numbers: tf.Tensor, scales: tf.Tensor | None
+    ) -> tf.Tensor:
         # For rows scattered over memory, this takes three quarters of the time
         # of `tf.gather`. The variable must not be read by any other op: this
         # one sets its copy-on-read mode, in which others copy all of it.

@@ -106,7 +106,10 @@ class _Export:
         self._tables = outside_of_strategies(
             lambda: {
                 table: StockTable(
-                    table.rows.config, options.dtype, options.unknown
+                    table.rows.config,
+                    options.dtype,
+                    options.unknown,
+                    table.rows.served.names[1:],
                 )
                 for table in tables_of(model)
             }

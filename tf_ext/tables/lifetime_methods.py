@@ -7,9 +7,9 @@ from tf_ext import eviction as policies
 from tf_ext._checks import is_fraction, is_int, refuse
 from tf_ext._compat.scalars import scalar
 from tf_ext.ops import _wire
-from tf_ext.tables import clock
+from tf_ext.tables import clock, weights_only
 from tf_ext.tables.rows import TableRows
-from tf_ext.tables.shard import parse_config
+from tf_ext.tables.shard import config_text, parse_config
 
 
 class LifetimeMethods:
@@ -33,6 +33,32 @@ class LifetimeMethods:
         """
         counted = "admission" in parse_config(self.rows.config)
         return max(self._fields_of_statistics, int(counted))
+
+    def serve_statistics(self) -> None:
+        """Lets tables that only serve hold the statistics of rows, too.
+
+        Layers call this whose outputs depend on them. Exported models of the
+        table then contain "show" and "click". A table that was created inside
+        `tf_ext.serving.weights_only` gets these fields, before it has rows.
+
+        Raises:
+          ValueError: the table holds only weights, and has rows already.
+        """
+        names = weights_only.FIELDS_OF_STATISTICS
+        if self.rows.weights_only and not self._fields_of_statistics:
+            if int(self.rows.size()):
+                raise ValueError(
+                    f"Table {self.name!r} holds rows without the statistics "
+                    "that a layer reads. Make the layer before rows are loaded "
+                    "into a table of tf_ext.serving.weights_only."
+                )
+            entries = parse_config(self.rows.config)
+            entries[weights_only.STATISTICS] = ",".join(names)
+            fields = [(name, tf.float32, 1) for name in names]
+            self.rows = self.rows.emptied(
+                config_text(entries), [*self.rows.fields, *fields]
+            )
+        self.rows.serve_statistics()
 
     def _checked_statistics(
         self, statistics: tf.Tensor | npt.ArrayLike, signs: tf.Tensor

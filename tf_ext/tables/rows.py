@@ -18,7 +18,9 @@ from tf_ext.tables.shard import (
     parse_config,
 )
 from tf_ext.tables.weights_only import (
+    FIELDS_OF_STATISTICS,
     NOT_SERVED,
+    STATISTICS,
     holds_weights_only,
     without_rule,
 )
@@ -77,6 +79,8 @@ class TableRows(SavedResource):
         self._fields = tuple(Field(*field) for field in fields)
         self._state = state
         self._config = config
+        self._place = devices, owner
+        self._serves_statistics = False
         # `(path, id)` of the incremental snapshots, see `snapshots`.
         self.snapshot_chain = ()
         with tf.init_scope():
@@ -103,12 +107,34 @@ class TableRows(SavedResource):
 
     @functools.cached_property
     def served(self):
-        """The same rows as an exported model holds them: weights only."""
+        """The same rows as an exported model holds them.
+
+        They have the weights, and the statistics after `serve_statistics`.
+        """
         served = copy.copy(self)
-        served._fields = self._fields[:1]
+        served._fields = tuple(
+            field
+            for field in self._fields
+            if field.name == "weights"
+            or (self._serves_statistics and field.name in FIELDS_OF_STATISTICS)
+        )
         served._state = None
-        served.config = served._config = without_rule(self.config)
+        served.config = served._config = without_rule(
+            self.config, self._serves_statistics
+        )
         return served
+
+    def serve_statistics(self):
+        """Lets exported models hold the statistics of rows."""
+        self._serves_statistics = True
+        self.__dict__.pop("served", None)
+
+    def emptied(self, config, fields):
+        """New, empty rows of another configuration, in the same places."""
+        devices, owner = self._place
+        return TableRows(
+            config, fields, self._state, devices, self.regime, owner
+        )
 
     def _check_exportable(self):
         self.regime.check_exportable(self._label)
@@ -136,6 +162,11 @@ class TableRows(SavedResource):
     def fields(self):
         """The fields of a row: a tuple of `Field`, `weights` first."""
         return self._fields
+
+    @property
+    def names(self):
+        """The names of the fields of a row, a list of strings."""
+        return [field.name for field in self._fields]
 
     @property
     def weights_only(self):
@@ -166,22 +197,24 @@ class TableRows(SavedResource):
         """The index, among all shards, of the first in `shards`, an int."""
         return self.regime.rank
 
-    def pull(self, signs, split_sizes, insert, dim):
-        """Reads the weights of signs from all shards in parallel.
+    def pull(self, signs, split_sizes, insert, dim, statistics=0):
+        """Reads the rows of signs from all shards in parallel.
 
         Args:
           signs: int64 `[n]`, ordered by shard.
           split_sizes: int64 `[num_shards]`, the number of signs of each shard.
           insert: bool or bool scalar tensor, whether absent signs are inserted.
           dim: int, the table's dim.
+          statistics: int, how many statistics follow the weights: 0, or how
+            many the table has.
 
         Returns:
-          float32 `[n, dim]`.
+          float32 `[n, dim + statistics]`.
         """
         parts = self._split(signs, split_sizes)
         return _concat(
             [
-                shard.pull(part, insert, dim)
+                shard.pull(part, insert, dim, statistics)
                 for shard, part in zip(self.shards, parts)
             ]
         )
@@ -380,7 +413,8 @@ class TableRows(SavedResource):
             may_differ = kind in _NOT_OF_WEIGHTS
             if weights_only and may_differ:
                 continue
-            if self.weights_only and kind in NOT_SERVED:
+            has_it = kind == STATISTICS and key in mine
+            if self.weights_only and kind in NOT_SERVED and not has_it:
                 continue
             if key not in _NOT_IDENTITY and mine.get(key) != theirs.get(key):
                 other_way = (

@@ -37,20 +37,26 @@ class TableShard:
         """The device that holds the rows, for `tf.device`."""
         return self.resource_handle.device
 
-    def pull(self, signs, insert, dim):
-        """Reads the weights of signs.
+    def pull(self, signs, insert, dim, statistics=0):
+        """Reads the weights of signs, and their statistics.
 
         Args:
           signs: int64 `[n]`.
           insert: bool or bool scalar tensor, whether absent signs are inserted.
           dim: int, the table's dim.
+          statistics: int, how many statistics follow the weights: 0, or how
+            many the table has.
 
         Returns:
-          float32 `[n, dim]`, on the shard's device.
+          float32 `[n, dim + statistics]`, on the shard's device.
         """
         with tf.device(self.device):
             return ops.sparse_table_pull(
-                self.resource_handle, signs, training=insert, dim=dim
+                self.resource_handle,
+                signs,
+                training=insert,
+                dim=dim,
+                statistics=statistics,
             )
 
     def push(

@@ -17,13 +17,13 @@ from tf_ext.tables import row_counters
 from tf_ext.tables.snapshots import on_each
 
 
-def restore_rows(rows, chain, weights_only, action="load"):
+def restore_rows(rows, chain, names, action="load"):
     """Applies snapshots one after another, each in all shards in parallel.
 
     Args:
       rows: TableRows.
       chain: list of `(path, Manifest)`.
-      weights_only: bool, whether only the weights are set.
+      names: the fields to set.
       action: string, what is done with each chunk: see `sparse_table_restore`.
     """
     shards = rows.num_shards
@@ -36,11 +36,7 @@ def restore_rows(rows, chain, weights_only, action="load"):
                 _numbers(files),
                 [file.shard for file in files],
                 manifest,
-                fields=[
-                    field
-                    for field in manifest.fields[1:]
-                    if field.name == "weights" or not weights_only
-                ],
+                fields=[f for f in manifest.fields[1:] if f.name in names],
                 index=index,
                 shards=shards,
                 action=action,

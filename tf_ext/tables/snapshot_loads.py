@@ -246,8 +246,13 @@ class Update:
         self._what = what
         self._chain = chain
         self.whole = whole
-        self._other_kind = weights_only
-        self._weights_only = weights_only or rows.weights_only
+        self._weights_only = weights_only
+        # The fields that are read.
+        self._names = {
+            field.name
+            for field in rows.fields
+            if field.name == "weights" or not weights_only
+        }
         self._check_state = check_state
 
     def check(self):
@@ -255,11 +260,15 @@ class Update:
         with together(self._rows, self._what):
             for where, manifest in self._chain:
                 self._rows.check_config(
-                    self._label, manifest.config, self._other_kind
+                    self._label, manifest.config, self._weights_only
                 )
                 if not self._weights_only:
-                    fields = row_fields(self._rows)
-                    manifests.check_fields(where, manifest, fields)
+                    manifests.check_fields(
+                        where,
+                        manifest,
+                        row_fields(self._rows),
+                        and_others=self._rows.weights_only,
+                    )
             if self._check_state is not None and self._chain:
                 manifests.check_state(*self._chain[-1], self._check_state)
 
@@ -345,8 +354,11 @@ class Update:
 
     @property
     def _has_new_slots(self):
-        """Whether the rows have slots that differ from the snapshot's."""
-        return self._weights_only and not self._rows.weights_only
+        """Whether rows have slots or statistics that were not read."""
+        return self._weights_only and (
+            not self._rows.weights_only
+            or len(self._names) < len(self._rows.fields)
+        )
 
     def _begin(self, base, whole):
         return dict(
@@ -369,7 +381,7 @@ class Update:
 
     def _restore(self, chain, action):
         snapshot_files.restore_rows(
-            self._rows, chain, self._weights_only, action
+            self._rows, chain, self._names, action
         )
 
     def _restore_counters(self, load=True):

@@ -12,6 +12,11 @@ RULE = "none"
 # The first parts of the keys of a configuration that concern other fields.
 NOT_SERVED = ("optimizer", "last_seen", "statistics", "admission")
 
+STATISTICS = "statistics"
+"""The key of a configuration that says which statistics rows have."""
+
+FIELDS_OF_STATISTICS = ("show", "click")
+
 _IN_SCOPE: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "tf_ext_weights_only", default=False
 )
@@ -25,8 +30,9 @@ def weights_only() -> Iterator[None]:
     Adagrad or 208 with Adam. Loading into such a table, by `load` or
     `apply_delta` of snapshots, `keras.models.load_model` inside the context,
     `load_weights` or `tf.train.Checkpoint`, reads only the weights, whatever
-    the optimizer. Name, dim, seed and initializer must be those of the saved
-    table, so that ids without a row also get the same weights.
+    the optimizer. Tables of layers with `cvm=True` also hold and read the
+    statistics "show" and "click". Name, dim, seed and initializer must be those
+    of the saved table, so that ids without a row also get the same weights.
 
     The tables cannot be trained: a push raises
     `tf.errors.InvalidArgumentError`. Copies of the model that are made outside
@@ -63,11 +69,18 @@ def holds_weights_only(config: str) -> bool:
     return parse_config(config)["optimizer"] == RULE
 
 
-def without_rule(config: str) -> str:
-    """The configuration of the weights-only table for one that is trained."""
+def without_rule(config: str, statistics: bool = False) -> str:
+    """The configuration of the weights-only table for one that is trained.
+
+    Args:
+      config: string, of the table that is trained.
+      statistics: bool, whether rows keep their statistics, for layers that read
+        them.
+    """
     entries = {
         key: value
         for key, value in parse_config(config).items()
         if key.partition(".")[0] not in NOT_SERVED
+        or (statistics and key == STATISTICS)
     }
     return config_text({**entries, "optimizer": RULE})

@@ -1,7 +1,9 @@
-// Reading the weights of rows, under whatever locks the caller holds.
+// Reading rows: weights, and statistics if wanted, under whatever locks the
+// caller holds.
 #ifndef TF_EXT_CC_CORE_TABLE_READ_ROWS_H_
 #define TF_EXT_CC_CORE_TABLE_READ_ROWS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -9,6 +11,7 @@
 #include "cc/core/table/lookup.h"
 #include "cc/core/table/row_format.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/core/table/row_statistics.h"
 
 namespace tf_ext {
 
@@ -43,13 +46,37 @@ inline void CopyWeights(const uint8_t* const* rows, const int64_t* positions,
   }
 }
 
-// Copies the weights of the part's signs to their positions in `out`. Absent
+// Where a pull copies rows to.
+struct PullOutput {
+  // The base of the positions of rows.
+  float* rows;
+  // What follows the weights of each row; nullptr: nothing.
+  const RowStatistics* statistics;
+
+  void Copy(const uint8_t* const* from, const int64_t* positions, int count,
+            int64_t dim) const {
+    CopyWeights(from, positions, count, dim, rows);
+    if (statistics != nullptr) {
+      statistics->Copy(from, positions, count, rows + dim);
+    }
+  }
+  void FillUnknown(const BatchItem& item, const RowFormat& format) const {
+    float* const row = rows + item.position;
+    format.FillUnknown(item.sign, row);
+    if (statistics != nullptr) {
+      std::fill_n(row + format.dim, statistics->width(), 0.0f);
+    }
+  }
+};
+
+// Copies the rows of the part's signs to their positions in `output`. Absent
 // signs are written to `absent`, in order, which may be where the part has its
-// items; or, if that is nullptr, read as unknown. Returns how many were
-// written. `rows_of` as in LookUp.
+// items; or, if that is nullptr, read as unknown, with statistics of 0. Returns
+// how many were written. `rows_of` as in LookUp.
 template <typename Part, typename RowsOf>
 int64_t ReadRows(const Part& part, const RowFormat& format,
-                 const RowsOf& rows_of, float* out, BatchItem* absent) {
+                 const RowsOf& rows_of, const PullOutput& output,
+                 BatchItem* absent) {
   const int64_t dim = format.dim;
   int64_t absent_count = 0;
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
@@ -67,14 +94,18 @@ int64_t ReadRows(const Part& part, const RowFormat& format,
       } else if (absent != nullptr) {
         absent[absent_count++] = item;
       } else {
-        format.FillUnknown(item.sign, out + item.position);
+        output.FillUnknown(item, format);
       }
     }
-    CopyWeights(rows, positions, present, dim, out);
+    output.Copy(rows, positions, present, dim);
   };
+  // The statistics are the last fields of a row.
+  const int64_t row_bytes = output.statistics == nullptr
+                                ? RowLayout::kWeightsOffset +
+                                      dim * static_cast<int64_t>(sizeof(float))
+                                : format.stride;
   LookUp(
-      part.n, RowLayout::kWeightsOffset + dim * sizeof(float),
-      [&part](int64_t i) { return part.sign(i); }, rows_of,
+      part.n, row_bytes, [&part](int64_t i) { return part.sign(i); }, rows_of,
       [](const uint64_t*, const uint32_t*, int) {}, visit);
   return absent_count;
 }

@@ -71,6 +71,14 @@ class RowStatistics {
       __builtin_prefetch(values + width * items[i].position);
     }
   }
+  // Copies those of `n` rows to their positions in `out`.
+  void Copy(const uint8_t* const* rows, const int64_t* positions, int n,
+            float* out) const {
+    for (int i = 0; i < n; ++i) {
+      std::memcpy(out + positions[i], rows[i] + offset_,
+                  width_ * sizeof(float));
+    }
+  }
   void Scale(uint8_t* row, float factor) const {
     for (int i = 0; i < width_; ++i) Set(row, i, Get(row, i) * factor);
   }

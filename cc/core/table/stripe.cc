@@ -137,19 +137,21 @@ void Stripe::Grow() {
   smaller_ = nullptr;
 }
 
-void Stripe::Pull(BatchItem* items, int64_t n, bool insert, float* out) {
+void Stripe::Pull(BatchItem* items, int64_t n, bool insert,
+                  const PullOutput& output) {
   int64_t absent;
   {
     const SharedLock lock(mutex_);
     absent = ReadRows(
         ItemPart{items, n}, *format_,
-        [this](uint64_t) -> const SignRows& { return rows_; }, out,
+        [this](uint64_t) -> const SignRows& { return rows_; }, output,
         insert ? items : nullptr);
   }
-  if (absent > 0) PullInserting(items, absent, out);
+  if (absent > 0) PullInserting(items, absent, output);
 }
 
-void Stripe::PullInserting(const BatchItem* items, int64_t n, float* out) {
+void Stripe::PullInserting(const BatchItem* items, int64_t n,
+                           const PullOutput& output) {
   const int64_t dim = format_->dim;
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t* candidates) {
@@ -161,7 +163,7 @@ void Stripe::PullInserting(const BatchItem* items, int64_t n, float* out) {
           FindOrInsert(item.sign, hashes[i], candidates[i], true));
       positions[i] = item.position;
     }
-    CopyWeights(rows, positions, count, dim, out);
+    output.Copy(rows, positions, count, dim);
   };
   const ExclusiveLock lock(mutex_);
   ForEachBlock(items, n, format_->stride, false, visit);

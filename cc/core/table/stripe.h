@@ -68,6 +68,8 @@
 
 namespace tf_ext {
 
+struct PullOutput;  // in read_rows.h
+
 // A range of bytes in a row, and the values for the rows of a batch, `stride`
 // bytes apart.
 struct BoundField {
@@ -126,12 +128,12 @@ class alignas(64) Stripe {
   // which all stripes of a table share, must outlive the stripe.
   Stripe(int number, const RowFormat* format, SlabMemory* memory);
 
-  // out: the base of the items' positions. Absent signs are inserted if
-  // `insert`; otherwise, they are read as unknown. `items` are used as scratch
-  // space.
-  void Pull(BatchItem* items, int64_t n, bool insert, float* out);
+  // Absent signs are inserted if `insert`; otherwise, they are read as unknown.
+  // `items` are used as scratch space.
+  void Pull(BatchItem* items, int64_t n, bool insert, const PullOutput& output);
   // The same with `insert`, for signs most of which are absent.
-  void PullInserting(const BatchItem* items, int64_t n, float* out);
+  void PullInserting(const BatchItem* items, int64_t n,
+                     const PullOutput& output);
   // gradients: [batch, dim]. admission: which absent signs are inserted;
   // nullptr: all. The gradients of others are dropped. Returns the number of
   // updates.

@@ -29,6 +29,7 @@ namespace tf_ext {
 
 class SignSet;
 class Stripe;
+struct PullOutput;
 struct RowFormat;
 struct SignPart;
 
@@ -129,12 +130,13 @@ class Table {
   // All methods are thread-safe, and none throws; running out of memory is
   // kResourceExhausted. Signs may be repeated in a batch.
 
-  // out: [n, dim]. Absent signs are inserted if `insert` and the table has no
-  // admission; otherwise, their initial weights or zeros are read, depending on
-  // the config, and nothing changes.
+  // out: [n, dim]; [n, dim + config().statistics] if `with_statistics`, which
+  // follow the weights of each row. Absent signs are inserted if `insert` and
+  // the table has no admission; otherwise, their initial weights or zeros are
+  // read, depending on the config, and statistics of 0, and nothing changes.
   Status Pull(const int64_t* signs, int64_t n, bool insert, float* out,
-              const ParallelFor& parallel_for) {
-    return Pull({{signs, n, out}}, insert, parallel_for);
+              const ParallelFor& parallel_for, bool with_statistics = false) {
+    return Pull({{signs, n, out}}, insert, parallel_for, with_statistics);
   }
   // The same for parts that are written to different places in one buffer.
   struct PullPart {
@@ -143,7 +145,7 @@ class Table {
     float* out;
   };
   Status Pull(const std::vector<PullPart>& parts, bool insert,
-              const ParallelFor& parallel_for);
+              const ParallelFor& parallel_for, bool with_statistics = false);
 
   // gradients: [n, dim]. Absent signs are inserted first if they are admitted;
   // the gradients of others are dropped. `*updated`: the number of updates. If
@@ -314,8 +316,8 @@ class Table {
   Status ForEachStripe(const int64_t* signs, int64_t n,
                        const ParallelFor& parallel_for, const Share& share);
   // May throw std::bad_alloc.
-  Status PullParts(const std::vector<SignPart>& parts, bool insert, float* out,
-                   const ParallelFor& parallel_for);
+  Status PullParts(const std::vector<SignPart>& parts, bool insert,
+                   const PullOutput& output, const ParallelFor& parallel_for);
   Status OutOfMemory() const;
   // Runs sweep(first stripe, end stripe) for ranges that together cover all
   // stripes, in parallel; in table_sweep.h.

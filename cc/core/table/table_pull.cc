@@ -54,7 +54,11 @@ class ReadLocks {
 }  // namespace
 
 Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
-                   const ParallelFor& parallel_for) {
+                   const ParallelFor& parallel_for, bool with_statistics) {
+  const RowStatistics* const statistics =
+      with_statistics && statistics_.width() > 0 ? &statistics_ : nullptr;
+  const int64_t width =
+      config_.dim + (statistics == nullptr ? 0 : statistics->width());
   try {
     std::vector<SignPart> sign_parts;
     float* out = nullptr;
@@ -64,19 +68,20 @@ Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
       if (part.n == 0) continue;
       if (out == nullptr) out = part.out;
       // Positions are places of weights.
-      sign_parts.push_back({part.signs, part.n, part.out - out, config_.dim});
+      sign_parts.push_back({part.signs, part.n, part.out - out, width});
     }
     if (sign_parts.empty()) return Status::Ok();
     // With admission, pushes decide which signs get a row.
-    return PullParts(sign_parts, insert && !config_.has_admission(), out,
-                     parallel_for);
+    return PullParts(sign_parts, insert && !config_.has_admission(),
+                     {out, statistics}, parallel_for);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }
 }
 
 Status Table::PullParts(const std::vector<SignPart>& parts, bool insert,
-                        float* out, const ParallelFor& parallel_for) {
+                        const PullOutput& output,
+                        const ParallelFor& parallel_for) {
   const std::vector<Chunk<SignPart>> chunks = MakeChunks(parts, kPullChunk);
   const BatchBuffer buffer(CountSigns(parts));
   std::vector<ItemPart> left(chunks.size());
@@ -89,7 +94,7 @@ Status Table::PullParts(const std::vector<SignPart>& parts, bool insert,
     BatchItem* const items = buffer.items() + chunks[c].first;
     const ReadLocks locks(stripes_);
     if (locks.held()) {
-      left[c] = {items, ReadRows(part, *format_, rows_of, out,
+      left[c] = {items, ReadRows(part, *format_, rows_of, output,
                                  insert ? items : nullptr)};
       return;
     }
@@ -100,9 +105,9 @@ Status Table::PullParts(const std::vector<SignPart>& parts, bool insert,
   const Status status = ForEachStripe(
       left, parallel_for, [&](int s, BatchItem* items, int64_t count) {
         if (met_writer) {
-          stripes_[s]->Pull(items, count, insert, out);
+          stripes_[s]->Pull(items, count, insert, output);
         } else {
-          stripes_[s]->PullInserting(items, count, out);
+          stripes_[s]->PullInserting(items, count, output);
         }
       });
   if (insert && CountSigns(left) > 0) ++changes_;

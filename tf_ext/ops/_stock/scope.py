@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-Lookup: typing.TypeAlias = Callable[[typing.Any, tf.Tensor], tf.Tensor]
-"""`(table, signs int64 [n]) -> rows float32 [n, dim]`."""
+Lookup: typing.TypeAlias = Callable[[typing.Any, tf.Tensor, int], tf.Tensor]
+"""`(table, signs int64 [n], statistics) -> float32 [n, dim + statistics]`."""
 
 _LOOKUP: contextvars.ContextVar[Lookup | None] = contextvars.ContextVar(
     "tf_ext_stock_lookup", default=None
