@@ -283,6 +283,8 @@ class CommandTest(TestCase):
             ("kind", "split"),  # Without `dense`.
             ("step", "last"),
             ("tables", [{**manifest["tables"][0], "unknown": 3}]),
+            ("tables", [{**manifest["tables"][0], "statistics": "show"}]),
+            ("tables", [{**manifest["tables"][0], "statistics": [1]}]),
             ("dtype", "int4"),
         ):
             forged = {**manifest, name: value}

@@ -42,19 +42,23 @@ def _rule(case):
 
 
 def _model(rule):
-    """Ids and texts; two tables that are called alike, and another one."""
+    """Ids and texts; two tables that are called alike, and one that counts."""
     column = tf_ext.feature_column.category_column
     inputs = {
         **small.inputs(),
         "tag": keras.Input((None,), dtype="string", name="tag"),
     }
     tables = [small.table(rule) for _ in range(2)]
-    wide = tf_ext.SparseTable("wide", 1, "ftrl", "normal")
+    wide = tf_ext.SparseTable(
+        "wide", 1, "ftrl", "normal", statistics=["show", "click"]
+    )
     embed = tf_ext.layers.EmbeddingFeatures
     vectors = [
         embed(small.columns(), tables[0])(inputs),
         embed([column("tag", combiner="sqrtn", missing="")], tables[1])(inputs),
-        embed([column("tag", missing=""), column("user")], wide)(inputs),
+        embed([column("tag", missing=""), column("user")], wide, cvm=True)(
+            inputs
+        ),
     ]
     joined = keras.layers.Concatenate()(vectors)
     return small.compiled(tf_ext.Model(inputs, small.head()(joined)))

@@ -18,8 +18,9 @@ _SIZE = 24
 def functional():
     """Dense inputs: ids, texts and floats; tables that are called alike.
 
-    Layers with statistics, with a vocabulary and with a mode of training; a
-    dict of outputs. All that two Kerases take alike.
+    Layers with statistics, with a vocabulary and with a mode of training, and
+    tables whose statistics are read; a dict of outputs. All that two Kerases
+    take alike.
     """
     inputs = {
         **small.inputs(),
@@ -27,15 +28,18 @@ def functional():
         "price": keras.Input((), dtype="float32", name="price"),
         "city": keras.Input((1,), dtype="string", name="city"),
     }
-    deep = [small.table("adagrad"), small.table("adam")]
-    wide = tf_ext.SparseTable("wide", 1, "ftrl", "uniform")
+    counting = {"statistics": ["show", "click"]}
+    deep = [small.table("adagrad"), small.table("adam", **counting)]
+    wide = tf_ext.SparseTable("wide", 1, "ftrl", "uniform", **counting)
     price = _column("price", boundaries=[0.0, 1.0, 10.0])
     tag = [_column("tag", combiner=c, missing="") for c in ("sqrtn", "max")]
     vectors = [
         _embed(small.columns(), deep[0])(inputs),
-        _embed([tag[0]], deep[1])(inputs),
+        _embed([tag[0]], deep[1], cvm=True)(inputs),
         _embed(
-            [tag[1], price, _cross([_column("user"), _column("tag")])], wide
+            [tag[1], price, _cross([_column("user"), _column("tag")])],
+            wide,
+            cvm=True,
         )(inputs),
     ]
     vocabulary = keras.layers.StringLookup(vocabulary=["rome", "bern"])
@@ -165,5 +169,8 @@ def trained(model, batch):
 
     for table in model.tables:
         signs, fields = table.export_rows()
-        table.import_rows(signs, {"weights": normal(fields["weights"].shape)})
+        changed = {"weights": normal(fields["weights"].shape)}
+        for name in table.statistics:
+            changed[name] = np.abs(normal([len(signs), 1])) * 40
+        table.import_rows(signs, changed)
     return model

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from tf_ext._checks import is_int
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.storage import storage_of
+from tf_ext.tables.weights_only import FIELDS_OF_STATISTICS
 
 # TensorFlow's folder for files that are not part of the model.
 EXTRA = "assets.extra"
@@ -134,6 +135,9 @@ def _check_members(manifest: dict[str, typing.Any]) -> None:
         for name, kinds in _OPTIONAL.items():
             if name in found and type(found[name]) not in kinds:
                 raise TypeError(f"{name} is {found[name]!r}")
+        for name in found.get("statistics", []):
+            if name not in FIELDS_OF_STATISTICS:
+                raise ValueError(f"statistics has {name!r}")
     if manifest.get("kind") == "split" and "dense" not in manifest:
         raise KeyError("dense")
 

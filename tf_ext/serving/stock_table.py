@@ -277,7 +277,9 @@ class StockTable(tf.Module):
         if not statistics:
             return weights
         more = tf.gather_nd(self.statistics, numbers[:, tf.newaxis])
-        return tf.concat([weights, more], 1)
+        rows = tf.concat([weights, more], 1)
+        rows.set_shape([None, self.dim + statistics])
+        return rows
 
     def _weights(
         self, signs: tf.Tensor, numbers: tf.Tensor, scales: tf.Tensor | None
