@@ -182,6 +182,25 @@ class EvictTest(_Test):
         deep.import_rows([901, 902], {"show": np.ones([2, 1], np.float32)})
         self.assertEqual(deep.evict().evicted, 2)
 
+    def test_layers_read_statistics_on_servers(self):
+        models = []
+        for strategy, steps in (
+            (_CLUSTER.strategy, {"max_inflight_steps": 1}),
+            (tf.distribute.get_strategy(), {}),
+        ):
+            with strategy.scope():
+                deep = table("adagrad", statistics=["show", "click"])
+                dense = keras.optimizers.SGD(0.5, momentum=0.9)
+                model = compiled(functional(deep, cvm=True), dense)
+            model.fit(self.data(), epochs=2, verbose=0, **steps)
+            models.append(model)
+        self.assert_same_model(*models)
+        found, expected = (m.predict(self.data(), verbose=0) for m in models)
+        self.assertAllClose(found, expected, 1e-6, 1e-6)
+        models[1].tables[0].decay_statistics(0.1)
+        decayed = models[1].predict(self.data(), verbose=0)
+        self.assertGreater(np.abs(decayed - expected).max(), 1e-3)
+
 
 class SavingCallbacksTest(_Test):
     @parameterized.named_parameters(

@@ -273,21 +273,26 @@ def apply(its_optimizer, grads, variables):
 
 
 class Entangled(tf_ext.Model):
-    """Layers that share a table, a layer called twice, and idle tables."""
+    """Layers that share a table, a layer called twice, and idle tables.
 
-    def __init__(self):
+    Args:
+      cvm: bool, whether some of them also read statistics.
+    """
+
+    def __init__(self, cvm=False):
         super().__init__()
         rule = tf_ext.optimizers.SparseAdagrad(
             0.1, initial_accumulator_value=1e-6
         )
         make = tf_ext.layers.EmbeddingFeatures
-        shared = sum_table("shared", rule)
+        counting = {"statistics": ["show", "click"]} if cvm else {}
+        shared = sum_table("shared", rule, **counting)
         frozen = sum_table("frozen", rule)
         frozen.trainable = False
         user, items = [id_column("user")], [id_column("items", "mean")]
         self.user = make(user, shared)
-        self.items = make(items, shared)
-        self.passive = make(items, shared, trainable=False)
+        self.items = make(items, shared, cvm=cvm)
+        self.passive = make(items, shared, trainable=False, cvm=cvm)
         self.unreached = make(user, sum_table("unreached", rule))
         self.frozen = make(user, frozen)
         self.top = keras.layers.Dense(
@@ -312,15 +317,16 @@ class Entangled(tf_ext.Model):
         )
 
 
-def _entangled(worker, nested):
+def _entangled(worker, nested, cvm=False):
     strategy = worker.strategy
     features, targets = dot_batch()
     batch = worker.part((features, targets[:, :DIM]))
     batch = tf.nest.map_structure(tf.constant, batch)
     with strategy.scope():
-        model = Entangled()
+        model = Entangled(cvm)
         model(batch[0])
-        its_optimizer = optimizer(0.1)
+        # Logarithms of counts are larger than embeddings.
+        its_optimizer = optimizer(0.01 if cvm else 0.1)
         model.compile(its_optimizer, "mse")
 
     def gradients(features, targets):
@@ -353,6 +359,10 @@ def entangled(worker):
 
 def entangled_in_a_nested_function(worker):
     return _entangled(worker, nested=True)
+
+
+def entangled_with_statistics(worker):
+    return _entangled(worker, nested=False, cvm=True)
 
 
 # Statistics of signs.
@@ -431,5 +441,9 @@ EPOCHS = [
     "epoch_by_file",
     "epoch_by_file_in_static_batches",
 ]
-ENTANGLED = ["entangled", "entangled_in_a_nested_function"]
+ENTANGLED = [
+    "entangled",
+    "entangled_in_a_nested_function",
+    "entangled_with_statistics",
+]
 CASES = [*PUSHES, *EPOCHS, *ENTANGLED, *STATISTICS, "custom_loop"]

@@ -78,10 +78,10 @@ def inputs():
     }
 
 
-def functional(embeddings, cls=tf_ext.Model):
+def functional(embeddings, cls=tf_ext.Model, **kwargs):
     """A functional model: EmbeddingFeatures of `embeddings`, and a head."""
     ids = inputs()
-    layer = tf_ext.layers.EmbeddingFeatures(columns(), embeddings)
+    layer = tf_ext.layers.EmbeddingFeatures(columns(), embeddings, **kwargs)
     return cls(ids, head()(layer(ids)))
 
 

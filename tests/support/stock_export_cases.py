@@ -19,8 +19,8 @@ def functional():
     """Dense inputs: ids, texts and floats; tables that are called alike.
 
     Layers with statistics, with a vocabulary and with a mode of training, and
-    tables whose statistics are read; a dict of outputs. All that two Kerases
-    take alike.
+    one that reads those of ids; a dict of outputs. All that two Kerases take
+    alike.
     """
     inputs = {
         **small.inputs(),
@@ -28,14 +28,15 @@ def functional():
         "price": keras.Input((), dtype="float32", name="price"),
         "city": keras.Input((1,), dtype="string", name="city"),
     }
-    counting = {"statistics": ["show", "click"]}
-    deep = [small.table("adagrad"), small.table("adam", **counting)]
-    wide = tf_ext.SparseTable("wide", 1, "ftrl", "uniform", **counting)
+    deep = [small.table("adagrad"), small.table("adam")]
+    wide = tf_ext.SparseTable(
+        "wide", 1, "ftrl", "uniform", statistics=["show", "click"]
+    )
     price = _column("price", boundaries=[0.0, 1.0, 10.0])
     tag = [_column("tag", combiner=c, missing="") for c in ("sqrtn", "max")]
     vectors = [
         _embed(small.columns(), deep[0])(inputs),
-        _embed([tag[0]], deep[1], cvm=True)(inputs),
+        _embed([tag[0]], deep[1])(inputs),
         _embed(
             [tag[1], price, _cross([_column("user"), _column("tag")])],
             wide,
