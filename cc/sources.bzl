@@ -122,6 +122,7 @@ CORE_TESTS = [
     "cc/core/table/table_evict_test.cc",
     "cc/core/table/table_export_test.cc",
     "cc/core/table/table_lifetime_stress_test.cc",
+    "cc/core/table/table_pull_statistics_test.cc",
     "cc/core/table/table_snapshot_test.cc",
     "cc/core/table/table_statistics_test.cc",
     "cc/core/table/table_stress_test.cc",

@@ -9,9 +9,11 @@ from tf_ext import ops
 from tf_ext.ops import _wire
 
 
-def _handles():
+def _handles(**more):
     return [
-        ops.sparse_table_handle(table_config(UNIFORM, name=f"t{dim}", dim=dim))
+        ops.sparse_table_handle(
+            table_config(UNIFORM, name=f"t{dim}", dim=dim, **more)
+        )
         for dim in (4, 1)
     ]
 
@@ -51,6 +53,31 @@ class ExchangePullTest(parameterized.TestCase, tf.test.TestCase):
         )
         self.assertAllEqual(packed, expected)
 
+    def test_statistics_follow_weights(self):
+        handles = _handles(statistics="show,click")
+        for handle, dim in zip(handles, (4, 1)):
+            ops.sparse_table_push(
+                handle,
+                [7, 8],
+                tf.ones([2, dim]),
+                [[3.0, 1.0], [5.0, 2.0]],
+                hyperparameters=[0.5, 0.0],
+            )
+        tables = [handles[0], handles[1], handles[0]]
+        signs, sizes = [[7, 8, 9], [8, 9], [9, 7]], [[1, 2], [2, 0], [0, 2]]
+        dims, statistics = [4, 1, 4], [2, 2, 0]
+        packed = _wire.exchange_pull(
+            tables, signs, sizes, [False] * 3, 22, dims, statistics
+        )
+        rows = [
+            ops.sparse_table_pull(handle, its, dim=dim, statistics=count)
+            for handle, its, dim, count in zip(tables, signs, dims, statistics)
+        ]
+        self.assertAllEqual(rows[0][:, 4:], [[3, 1], [5, 2], [0, 0]])
+        self.assertAllEqual(rows[1][:, 1:], [[5, 2], [0, 0]])
+        expected = _wire.exchange_pack(rows, sizes, tf.zeros([2, 0]), 22)
+        self.assertAllEqual(packed, expected)
+
 
 def _pull(
     handles=None,
@@ -59,9 +86,16 @@ def _pull(
     training=(False, False),
     width=9,
     dims=(4, 1),
+    statistics=(),
 ):
     return _wire.exchange_pull(
-        handles or _handles(), signs, split_sizes, training, width, dims
+        handles or _handles(),
+        signs,
+        split_sizes,
+        training,
+        width,
+        dims,
+        statistics,
     )
 
 
@@ -110,6 +144,21 @@ class MalformedTest(RefusalTestCase):
             "dims_of_another_table",
             {"dims": [4, 2]},
             "dims[1] is 2, but the rows of the table 't1' have 1 weights.",
+        ),
+        (
+            "statistics_of_a_table_without",
+            {"statistics": [0, 2]},
+            "statistics[1] is 2, but the rows of the table 't1' have 0",
+        ),
+        (
+            "negative_statistics",
+            {"statistics": [-4, 0]},
+            "statistics[0] is -4, but the rows of the table 't4' have 0",
+        ),
+        (
+            "statistics_too_few",
+            {"statistics": [0]},
+            "statistics must have N = 2 values, but",
         ),
         ("dims_too_few", {"dims": [4]}, "dims must have N = 2 values, but"),
         (

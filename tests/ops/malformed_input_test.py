@@ -110,6 +110,23 @@ TABLE_CASES = (
         "dim is 4611686018427387904, but",
         "have 4 weights",
     ),
+    (
+        "pull_statistics_of_a_table_without",
+        lambda h: ops.sparse_table_pull(h, [1], dim=DIM, statistics=2),
+        "statistics is 2, but the rows of the table 'items' have 0 statistics",
+    ),
+    (
+        "pull_negative_statistics",
+        lambda h: ops.sparse_table_pull(h, [1], dim=DIM, statistics=-1),
+        "'statistics'",
+        "-1",
+        "minimum 0",
+    ),
+    (
+        "pull_a_huge_number_of_statistics",
+        lambda h: ops.sparse_table_pull(h, [1], dim=2, statistics=2**63 - 1),
+        ("dim is 2, but", "integer overflow", "overflow"),
+    ),
     ("pull_dim_0", lambda h: _pull(h, dim=0), "'dim'", "0", "minimum 1"),
     (
         "pull_another_dtype",
