@@ -5,6 +5,7 @@
 the embedding, and then become log(show + 1) and log(click + 1) - log(show + 1).
 """
 
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
@@ -67,11 +68,9 @@ def numbers(
     Returns:
       float32 `[batch_size, len(columns) * 2]`, without a gradient.
     """
+    combiners: list[typing.Any] = [column.combiner for column in columns]
     combined = ops.combine_bags(
-        statistics,
-        inverse,
-        bags.row_splits,
-        combiners=[column.combiner for column in columns],
+        statistics, inverse, bags.row_splits, combiners=combiners
     )
     logs = tf.reshape(tf.math.log1p(combined), [-1, len(columns), COUNT])
     show, click = tf.unstack(logs, COUNT, axis=2)

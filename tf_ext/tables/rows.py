@@ -107,17 +107,14 @@ class TableRows(SavedResource):
 
     @functools.cached_property
     def served(self):
-        """The same rows as an exported model holds them.
+        """The same rows as an exported model holds them: weights only.
 
-        They have the weights, and the statistics after `serve_statistics`.
+        And statistics, after `serve_statistics`.
         """
         served = copy.copy(self)
-        served._fields = tuple(
-            field
-            for field in self._fields
-            if field.name == "weights"
-            or (self._serves_statistics and field.name in FIELDS_OF_STATISTICS)
-        )
+        read = FIELDS_OF_STATISTICS if self._serves_statistics else ()
+        wanted = ("weights", *read)
+        served._fields = tuple(f for f in self._fields if f.name in wanted)
         served._state = None
         served.config = served._config = without_rule(
             self.config, self._serves_statistics
