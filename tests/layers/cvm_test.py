@@ -4,7 +4,7 @@ import counted_rows
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column
+from model_building import generator, id_column, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras
@@ -160,6 +160,18 @@ class NumbersTest(parameterized.TestCase, tf.test.TestCase):
         half = _layer(self.table, dtype="mixed_float16")(self.features)
         self.assertEqual(half.dtype, tf.float16)
         self.assertAllClose(half, expected, rtol=1e-3, atol=1e-3)
+
+    def test_on_replicas(self):
+        strategy = mirrored_strategy()
+        with strategy.scope():
+            table = _filled(np.random.default_rng(2), np.arange(-4, 6))
+            layer = _layer(table)
+        features = {"user": self.features["user"]}
+        call = tf.function(lambda batch: layer(batch, training=True))
+        found = strategy.run(call, args=(features,))
+        expected = _expected(table, [id_column("user")], features)["user"]
+        for one in strategy.experimental_local_results(found):
+            self.assertAllClose(one, expected, rtol=1e-5, atol=1e-5)
 
     def test_of_several_tables(self):
         other = counted_rows.table("other")

@@ -55,6 +55,27 @@ class PullTest(tf.test.TestCase, parameterized.TestCase):
         concrete = pull.get_concrete_function(_signature(n))
         self.assertEqual(concrete.output_shapes.as_list(), [n, 4])
 
+    @parameterized.named_parameters(*MODES)
+    def test_statistics_follow_weights(self, mode):
+        handle = ops.sparse_table_handle(
+            table_config(dim=2, statistics="show,click")
+        )
+        ops.sparse_table_push(
+            handle,
+            [7],
+            [[1.0, 2.0]],
+            [[3.0, 0.5]],
+            hyperparameters=[1.0, 0.0],
+        )
+
+        @mode
+        def pull():
+            return ops.sparse_table_pull(handle, [7, 8], dim=2, statistics=2)
+
+        self.assertAllEqual(pull(), [[-1, -2, 3, 0.5], [0, 0, 0, 0]])
+        traced = tf.function(pull).get_concrete_function()
+        self.assertEqual(traced.output_shapes.as_list(), [2, 4])
+
     def test_has_no_gradient(self):
         handle = ops.sparse_table_handle(table_config())
         signs = tf.constant([1], tf.int64)

@@ -39,10 +39,18 @@ class LifetimeMethods:
 
         Layers call this whose outputs depend on them. Exported models of the
         table then contain "show" and "click". A table that was created inside
-        `tf_ext.serving.weights_only` gets these fields, before it has rows.
+        `tf_ext.serving.weights_only` gets these fields, which must happen
+        before it has rows and before functions that read it are traced.
 
         Raises:
           ValueError: the table holds only weights, and has rows already.
+
+        Example:
+        >>> with tf_ext.serving.weights_only():
+        ...     table = tf_ext.SparseTable("user", dim=2)
+        >>> table.serve_statistics()
+        >>> list(table.export_rows()[1])
+        ['weights', 'show', 'click']
         """
         names = weights_only.FIELDS_OF_STATISTICS
         if self.rows.weights_only and not self._fields_of_statistics:
