@@ -81,10 +81,10 @@ class ExportTest(parameterized.TestCase):
         self.assertIn(f"{len(self.cases)} cases are served", printed)
 
     def test_graphs_are_small(self):
-        # Without rows, and the model once: it was 680 kB with two traces.
+        # Without rows, and the model once: two traces take 740 kB.
         for case in self.cases:
             size = pathlib.Path(case["path"], "saved_model.pb").stat().st_size
-            self.assertLess(size, 400_000, case["path"])
+            self.assertLess(size, 500_000, case["path"])
 
     def test_in_sessions_of_the_c_interface(self):
         # The first twice: sessions of one process share no rows.
