@@ -178,6 +178,23 @@ class CvmServingTest(TestCase):
             table.apply_delta(paths[1])
             self.assertEqual(contents(table)["show"], contents(first)["show"])
 
+    def test_a_layer_that_is_added_later(self):
+        second = self.model.tables[1]
+        folder = self.path("before")
+        serving.export(self.model, folder)
+        self.assertEqual(second.rows.served.names, ["weights"])
+        layer = tf_ext.layers.EmbeddingFeatures(
+            small.columns(), second, cvm=True
+        )
+        ids = small.inputs()
+        model = tf_ext.Model(ids, layer(ids))
+        folder = serving.export(model, self.path("after"))
+        features = {k: tf.constant(v) for k, v in self.features.items()}
+        loaded = tf.saved_model.load(folder)
+        self.assertAllClose(
+            loaded.serve(features), model(features), rtol=0, atol=1e-5
+        )
+
     def test_cannot_be_split(self):
         with self.assertRaisesRegex(
             ValueError, "cvm=True, and cannot be split .*serving.export"

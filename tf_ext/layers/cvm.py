@@ -31,12 +31,13 @@ def check(
     if not cvm:
         return
     for table, columns in columns_of.items():
-        if table.statistics != STATISTICS:
+        statistics = list(table.statistics)
+        if statistics != STATISTICS:
             raise ValueError(
                 "Argument `cvm` of EmbeddingFeatures must be False unless all "
                 'tables have statistics=["show", "click"]. Received: cvm=True, '
                 f"and table {table.name!r} with "
-                f"statistics={table.statistics or None}"
+                f"statistics={statistics or None}"
             )
         for column in columns:
             if column.combiner is None:

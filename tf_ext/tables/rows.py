@@ -12,6 +12,7 @@ from tf_ext._counting import counting_of
 from tf_ext.ops import _owner_ops
 from tf_ext.regimes import LocalRegime
 from tf_ext.tables import row_counters
+from tf_ext.tables.identity import check_identity
 from tf_ext.tables.shard import (
     Field,
     TableShard,
@@ -19,31 +20,12 @@ from tf_ext.tables.shard import (
 )
 from tf_ext.tables.weights_only import (
     FIELDS_OF_STATISTICS,
-    NOT_SERVED,
-    STATISTICS,
     holds_weights_only,
     without_rule,
 )
 
 # The size of the chunks in which rows are streamed out of a table, in bytes.
 _CHUNK_BYTES = 32 << 20
-
-# Keys of a table's configuration that may differ between the saved rows and
-# the table they are restored into. All others must be equal.
-_NOT_IDENTITY = ("name", "optimizer.initial_accumulator_value")
-
-# Prefixes of keys that concern signs without a row, and so may differ, too.
-_NOT_OF_ROWS = ("admission", "unknown")
-
-# Prefixes of the keys that determine a row's initial values and its slots.
-# They may differ where only the weights of the saved rows are restored.
-_NOT_OF_WEIGHTS = (
-    "seed",
-    "initializer",
-    "optimizer",
-    "last_seen",
-    "statistics",
-)
 
 
 class TableRows(SavedResource):
@@ -402,28 +384,7 @@ class TableRows(SavedResource):
           weights_only: bool, whether seed, initializer and optimizer may
             differ.
         """
-        mine, theirs = parse_config(self.config), parse_config(config)
-        for key in sorted(mine.keys() | theirs.keys()):
-            kind = key.partition(".")[0]
-            if kind in _NOT_OF_ROWS:
-                continue
-            may_differ = kind in _NOT_OF_WEIGHTS
-            if weights_only and may_differ:
-                continue
-            has_it = kind == STATISTICS and key in mine
-            if self.weights_only and kind in NOT_SERVED and not has_it:
-                continue
-            if key not in _NOT_IDENTITY and mine.get(key) != theirs.get(key):
-                other_way = (
-                    ", or take the weights alone: save(path) of that table, "
-                    "load(path, weights_only=True) of this one."
-                )
-                raise ValueError(
-                    f"Rows cannot be restored into table {label!r}: its "
-                    f"`{key}` is {mine.get(key)!r}, that of the saved rows is "
-                    f"{theirs.get(key)!r}. Make the table as it was saved"
-                    f"{other_way if may_differ else '.'}"
-                )
+        check_identity(label, self.config, config, weights_only)
 
     def _saved_tensors(self):
         # Also called during a restore, where only names and devices of the

@@ -380,9 +380,7 @@ class Update:
         ]
 
     def _restore(self, chain, action):
-        snapshot_files.restore_rows(
-            self._rows, chain, self._names, action
-        )
+        snapshot_files.restore_rows(self._rows, chain, self._names, action)
 
     def _restore_counters(self, load=True):
         """Replaces the counters by those of the last snapshot, or checks them.
