@@ -26,13 +26,10 @@ _POINTS = 13  # The 12th begins a new chain.
 _STEPS = 4  # of an epoch, at whose end there is a point
 
 
-def _build(head=4, namespace=None, seed=1):
+def _build(head=4, user=None, seed=1):
     """A model with two tables, and dense weights of both kinds."""
-    user, items = small.columns()
-    if namespace is not None:
-        user = tf_ext.feature_column.category_column(
-            "user", namespace=namespace
-        )
+    columns = small.columns()
+    user, items = user or columns[0], columns[1]
     tables = {
         tf_ext.SparseTable("user", 4, "adam", "normal", seed=seed): [user],
         tf_ext.SparseTable("items", 4, "sgd", "normal", seed=2): [items],
@@ -473,7 +470,8 @@ class FaultsTest(PointsTestCase):
 
     def test_columns_that_make_other_signs(self):
         self.publish(12)
-        model = _served(namespace="else")
+        column = tf_ext.feature_column.category_column
+        model = _served(user=column("user", namespace="else"))
         with self.assertLogs("tf_ext", "WARNING") as logs:
             self.follow(model)
         self.assertRegex(logs.output[0], "'user' .* other signs")
@@ -493,9 +491,6 @@ class FaultsTest(PointsTestCase):
             follow(one, self.root)
         with self.assertRaisesRegex(ValueError, "must be a built model with"):
             follow(small.head(), self.root)
-
-    def test_tables_of_other_initial_weights(self):
-        # Ids without a row would be served other weights than in training.
         with self.assertRaisesRegex(ValueError, "'user': its `seed` is '9'"):
             follow(_served(seed=9), self.root)
 

@@ -373,7 +373,9 @@ class SplitTest(TestCase):
             )(batch).items()
         }
         [found] = serve(**embedded).values()
-        self.assertAllClose(found, model(batch), rtol=0, atol=1e-6)
+        # Graphs round to half precision elsewhere than eager ops where the
+        # processor has instructions for it.
+        self.assertAllClose(found, model(batch), rtol=0, atol=1e-3)
 
     def test_what_cannot_be_split_is_refused(self):
         class Direct(small.Subclassed):
