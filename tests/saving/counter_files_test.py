@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 
 import h5py
 import numpy as np
@@ -22,8 +23,7 @@ from tf_ext.snapshot import DamagedSnapshotError, open_snapshot
 from tf_ext.tables import snapshot_loads
 
 _COUNT = Count(5, forget=4)
-# 3 mod 4, so that the last steps of a period and the first of the next count.
-_STEPS = 31
+_STEPS = 31  # the last one in the middle of a period
 
 
 def _table(policy=_COUNT, shards=1):
@@ -168,6 +168,32 @@ class RoundTripTest(TestCase):
         expected = counters_of(table)[1]
         del expected[sign]
         self.assertEqual(counters_of(other)[1], expected)
+
+    def test_of_a_save_during_training_none_is_lost(self):
+        signs = np.arange(8000)
+        table, path = _table(Count(2), shards=2), self.directory()
+        table.push(signs, np.ones([8000, 2]))
+        stop = threading.Event()
+
+        def admit():
+            for some in np.split(signs, 160):
+                table.push(some, np.ones([50, 2]))
+                if stop.is_set():
+                    return
+
+        thread = threading.Thread(target=admit)
+        thread.start()
+        self.addCleanup(thread.join)
+        self.addCleanup(stop.set)
+        table.save(f"{path}/0", incremental=True)
+        for number in range(1, 5):
+            table.save(f"{path}/{number}", base=f"{path}/{number - 1}")
+            other = _table(Count(2))
+            other.load(f"{path}/{number}")
+            _, counters = counters_of(other)
+            rows = bytes_of_rows(other).keys()
+            self.assertNoCommonElements(rows, counters)
+            self.assertEqual(rows | counters.keys(), {*signs.tolist()})
 
 
 class SnapshotTest(TestCase):

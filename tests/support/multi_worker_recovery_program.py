@@ -57,7 +57,7 @@ def main():
     strategy = distribute.multi_worker_strategy(heartbeat_timeout_seconds=4)
     rank = strategy.cluster_resolver.task_id
     with strategy.scope():
-        admission = tf_ext.admission.Count(16, forget=7)
+        admission = tf_ext.admission.Count(8, forget=7)
         model = functional(table("adagrad", admission=admission))
         compiled(model, keras.optimizers.Adam(0.01), metrics=["AUC"])
     epochs = Epochs()
