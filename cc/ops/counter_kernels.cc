@@ -146,7 +146,8 @@ class SparseTableRestoreCountersOp : public AsyncOpKernel {
         static_cast<int64_t>(files.size()), NumFileThreads(ctx),
         [&](int64_t i) {
           CounterCheck check(static_cast<int>(n), /*older=*/period > 0);
-          return ReadSnapshotFile(
+          Importer importer(load ? table.get() : nullptr, period);
+          TF_RETURN_IF_ERROR(ReadSnapshotFile(
               files[i], ChunkBytesFor(kStoredCounterBytes), kStoredCounterBytes,
               [&](const ChunkView& chunk) {
                 const Status status = check.Check(chunk);
@@ -154,34 +155,57 @@ class SparseTableRestoreCountersOp : public AsyncOpKernel {
                   return absl::DataLossError(
                       absl::StrCat(files[i].path, " ", status.message()));
                 }
-                return Apply(chunk, shard, shards, load ? table.get() : nullptr,
-                             period, &total);
-              });
+                return importer.Add(chunk, shard, shards);
+              }));
+          total += importer.total();
+          return importer.Flush();
         }));
     return SetScalarOutput<int64_t>(ctx, 0, total);
   }
 
-  // Counts the counters of the shard, and sets them unless `table` is null.
-  static absl::Status Apply(const ChunkView& chunk, int64_t shard,
-                            int64_t shards, Table* table, int64_t period,
-                            std::atomic<int64_t>* total) {
-    std::vector<int64_t> signs;
-    std::vector<int32_t> counts;
-    signs.reserve(chunk.rows);
-    counts.reserve(chunk.rows);
-    for (int64_t i = 0; i < chunk.rows; ++i) {
-      const StoredCounter counter =
-          LoadCounter(chunk.row_data + i * kStoredCounterBytes);
-      if (ShardOf(counter.sign, shards) != shard) continue;
-      signs.push_back(counter.sign);
-      counts.push_back(counter.count);
+  // Sets the counters of a file, a stripe at a time: see ImportCounters.
+  class Importer {
+   public:
+    // `table`: nullptr if counters are only counted.
+    Importer(Table* table, int64_t period) : table_(table), period_(period) {}
+
+    // Adds those of the shard.
+    absl::Status Add(const ChunkView& chunk, int64_t shard, int64_t shards) {
+      for (int64_t i = 0; i < chunk.rows; ++i) {
+        const StoredCounter counter =
+            LoadCounter(chunk.row_data + i * kStoredCounterBytes);
+        if (ShardOf(counter.sign, shards) != shard) continue;
+        ++total_;
+        if (table_ == nullptr) continue;
+        const int stripe = StripeOf(TableHash(counter.sign));
+        if (stripe != stripe_) TF_RETURN_IF_ERROR(Flush());
+        stripe_ = stripe;
+        signs_.push_back(counter.sign);
+        counts_.push_back(counter.count);
+      }
+      return absl::OkStatus();
     }
-    const int64_t n = static_cast<int64_t>(signs.size());
-    *total += n;
-    if (table == nullptr) return absl::OkStatus();
-    return ToTf(table->ImportCounters(signs.data(), counts.data(), n, period,
-                                      /*clear=*/false, SerialFor));
-  }
+
+    absl::Status Flush() {
+      if (table_ == nullptr) return absl::OkStatus();
+      const Status status = table_->ImportCounters(
+          signs_.data(), counts_.data(), static_cast<int64_t>(signs_.size()),
+          period_, /*clear=*/false, SerialFor);
+      signs_.clear();
+      counts_.clear();
+      return ToTf(status);
+    }
+
+    int64_t total() const { return total_; }
+
+   private:
+    Table* const table_;
+    const int64_t period_;
+    int stripe_ = -1;
+    int64_t total_ = 0;
+    std::vector<int64_t> signs_;
+    std::vector<int32_t> counts_;
+  };
 };
 
 #define REGISTER_COUNTER_KERNEL(name)                                          \

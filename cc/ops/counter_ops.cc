@@ -55,8 +55,8 @@ once.
 
 handle: Scalar. The table, whose admission must be by count.
 cursor: Scalar. 0, or the next_cursor of the previous call.
-limit: Scalar. The number of counters after which the call ends, of which it may
-  return a few thousand more; negative: all.
+limit: Scalar. The number of counters after which the call ends. It returns
+  whole 64ths of a table, so there may be more; negative: all.
 period: Scalar. The current period of steps, the latest one of all shards.
 signs: `[n]`. The signs.
 counts: `[n, 1]`. How often each was counted; negative if it was last counted in

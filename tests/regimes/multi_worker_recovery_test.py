@@ -44,7 +44,7 @@ class RecoveryTest(tf.test.TestCase):
             self.assertEqual(other["counters"], one["counters"])
             self.assertAllClose(other["sum"], one["sum"], 1e-5)
             self.assertNear(other["auc"], one["auc"], 0.005)
-            self.assertGreater(one["auc"], 0.6)
+            self.assertGreater(one["auc"], 0.55)
 
     def test_goes_on_from_a_point_inside_an_epoch(self):
         self.check("--snapshots")

@@ -17,8 +17,8 @@ def sparse_table_export_counters(handle, cursor, limit, period, name=None):
     Args:
       handle: resource `[]`.
       cursor: int64 `[]`, 0 or the last call's `next_cursor`.
-      limit: int64 `[]`, the number of counters after which the call ends, of
-        which it may return a few thousand more; -1 for all.
+      limit: int64 `[]`, the number of counters after which the call ends; it
+        returns whole 64ths of a table, so there may be more. -1 for all.
       period: int64 `[]`, the current period: the latest of all shards.
       name: optional name of the operation.
 

@@ -165,8 +165,6 @@ def _load(table_rows, label, store):
 
 
 def _import_counters(table_rows, store, counters):
-    for shard in table_rows.shards:
-        row_counters.clear(shard, counters["period"])
     for chunk in range(counters["chunks"]):
         row_counters.import_counters(
             table_rows,

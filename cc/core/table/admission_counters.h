@@ -74,6 +74,12 @@ class AdmissionCounters {
     if (current_.Remove(hash) == 0) previous_.Remove(hash);
   }
 
+  // Makes room for more counters of the current and the previous period.
+  void Reserve(int64_t current, int64_t previous) {
+    current_.Reserve(current);
+    previous_.Reserve(previous);
+  }
+
   // Sets the counter of a sign that was last counted in `period`, unless it
   // would be forgotten by now. Throws std::bad_alloc.
   void Set(uint64_t hash, uint8_t count, int64_t period) {

@@ -85,6 +85,16 @@ class CounterLines {
     ++size_;
   }
 
+  // Makes room for `n` more counters. Required before inserting many in the
+  // order of home lines, which would otherwise overfill the first lines of a
+  // small table. Throws std::bad_alloc.
+  void Reserve(int64_t n) {
+    if (n == 0) return;
+    int level = std::max(level_, 0);
+    while (Capacity(LinesAt(level)) < size_ + static_cast<size_t>(n)) ++level;
+    if (level > level_) Rebuild(level);
+  }
+
   // Returns the count that was removed; 0: there was none.
   uint8_t Remove(uint64_t hash) {
     if (size_ == 0) return 0;

@@ -44,14 +44,19 @@ void Stripe::ImportCounters(const BatchItem* items, int64_t n,
   CounterLines dropped[2];
   const std::unique_lock<StripeMutex> lock(mutex_);
   counters_.Advance(period, &dropped[0], &dropped[1]);
+  // There is none before period 0, the only one if nothing is forgotten.
+  const auto is_older = [&](int64_t i) {
+    return counts[items[i].position] < 0 && period > 0;
+  };
+  int64_t older = 0;
+  for (int64_t i = 0; i < n; ++i) older += is_older(i);
+  counters_.Reserve(n - older, older);
   for (int64_t i = 0; i < n; ++i) {
     const uint64_t hash = TableHash(items[i].sign);
     if (rows_.Find(items[i].sign, hash) != kNoRow) continue;
-    const int32_t count = counts[items[i].position];
-    // There is none before period 0, the only one if nothing is forgotten.
-    const bool older = count < 0 && period > 0;
-    counters_.Set(hash, static_cast<uint8_t>(std::min(std::abs(count), most)),
-                  older ? period - 1 : period);
+    const int count = std::min(std::abs(counts[items[i].position]), most);
+    counters_.Set(hash, static_cast<uint8_t>(count),
+                  is_older(i) ? period - 1 : period);
   }
 }
 

@@ -280,17 +280,19 @@ class Table {
   int64_t CounterPeriod() const { return admission_period_; }
   // Appends counters as of `period`, which should not be before CounterPeriod
   // (counters of later periods count as of this one), starting at `*cursor` (0:
-  // the beginning) until there are at least `limit` (-1: all). Sets `*cursor`
-  // to where to continue; -1: the end. Counters that are there throughout a
-  // walk are seen exactly once.
+  // the beginning), of whole stripes until there are at least `limit` (-1:
+  // all). Sets `*cursor` to where to continue; -1: the end. Counters that are
+  // there throughout a walk are seen exactly once.
   Status ExportCounters(int64_t* cursor, int64_t limit, int64_t period,
                         std::vector<int64_t>* signs,
                         std::vector<int32_t>* counts) const;
   // Sets counters that were exported as of `period`, also by a table with
   // another n or without `forget`; not those of signs that have a row. If a
-  // sign occurs twice, the last one wins. Tables with another `forget` have
-  // other periods. `clear`: whether all counters are removed first, so that
-  // `period` is the current one.
+  // sign occurs twice, the last one wins. Counters in the order of an export
+  // are imported fast if those of a stripe are in one call, because tables that
+  // grow meanwhile would put most of them far from their home lines. Tables
+  // with another `forget` have other periods. `clear`: whether all counters are
+  // removed first, so that `period` is the current one.
   Status ImportCounters(const int64_t* signs, const int32_t* counts, int64_t n,
                         int64_t period, bool clear,
                         const ParallelFor& parallel_for);

@@ -25,10 +25,8 @@ Status Table::ExportCounters(int64_t* cursor, int64_t limit, int64_t period,
                              std::vector<int32_t>* counts) const {
   Status status = CheckCounts();
   if (!status.ok()) return status;
-  // A cursor is a stripe and a key in it, which is below 2^32.
-  int64_t stripe = *cursor >> 32;
-  uint64_t key = *cursor & 0xffffffff;
-  if (*cursor < 0 || stripe >= kStripes || limit < -1) {
+  int64_t stripe = *cursor;
+  if (stripe < 0 || stripe >= kStripes || limit < -1) {
     return Status::InvalidArgument(
         "cursor must be 0 or the next_cursor of the export before, and limit "
         "at least -1, but they are " +
@@ -36,24 +34,24 @@ Status Table::ExportCounters(int64_t* cursor, int64_t limit, int64_t period,
   }
   try {
     std::vector<StoredCounter> some;
-    while (stripe < kStripes &&
-           (limit < 0 || static_cast<int64_t>(signs->size()) < limit)) {
-      some.clear();
-      key = stripes_[stripe]->CopyCounters(key, period, &some);
-      for (const StoredCounter& counter : some) {
-        signs->push_back(counter.sign);
-        counts->push_back(counter.count);
+    for (; stripe < kStripes &&
+           (limit < 0 || static_cast<int64_t>(signs->size()) < limit);
+         ++stripe) {
+      for (uint64_t key = 0; key != AdmissionCounters::kNoKey;) {
+        some.clear();
+        key = stripes_[stripe]->CopyCounters(key, period, &some);
+        for (const StoredCounter& counter : some) {
+          signs->push_back(counter.sign);
+          counts->push_back(counter.count);
+        }
       }
-      if (key != AdmissionCounters::kNoKey) continue;
-      key = 0;
-      ++stripe;
     }
   } catch (const std::bad_alloc&) {
     return Status::ResourceExhausted(
         "out of memory while exporting counters of table \"" + config_.name +
         "\"; use a smaller limit.");
   }
-  *cursor = stripe < kStripes ? stripe << 32 | static_cast<int64_t>(key) : -1;
+  *cursor = stripe < kStripes ? stripe : -1;
   return Status::Ok();
 }
 
