@@ -127,6 +127,19 @@ TEST(CountersTest, LinesAreWalkedByKeyWhateverTheirNumber) {
   for (const uint64_t hash : before) ASSERT_EQ(seen.count(hash), 1u);
 }
 
+TEST(CountersTest, LinesForManyAreReservedAtOnce) {
+  for (const int64_t n : {1, 39, 40, 5000}) {
+    CounterLines lines(0.5);
+    lines.Insert(uint64_t{1} << 40, 1);
+    lines.Reserve(n);
+    const int64_t bytes = lines.bytes();
+    for (int64_t i = 0; i < n; ++i) lines.Insert(i, 1);
+    EXPECT_EQ(lines.bytes(), bytes) << n;
+    EXPECT_EQ(lines.size(), n + 1);
+    EXPECT_NE(lines.Find(uint64_t{1} << 40), nullptr);
+  }
+}
+
 TEST(CountersTest, AreTheSameInAnotherTable) {
   for (const int64_t forget : {0, 4}) {
     std::mt19937_64 random(5);

@@ -1,0 +1,274 @@
+"""Damaged and forged counters in files of all kinds."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+
+import h5py
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from counter_tables import make_model, make_table, trained
+from saving_util import TestCase
+from sharded_tables import bytes_of_rows, counters_of
+from snapshot_util import run_command
+
+from tf_ext import _core
+from tf_ext.snapshot import DamagedSnapshotError, open_snapshot
+
+
+class DamageTest(TestCase):
+    """Nothing of a damaged file reaches a table."""
+
+    def _check_refused(self, path, says):
+        """All readers refuse it; tables with rows or counters stay as is."""
+        signs = [1, 1, 1, 1, 1, 2, -7]
+        # With rows and counters, and with counters alone.
+        for other, some in ((make_table(shards=3), signs), (make_table(), [7])):
+            other.push(some, np.ones([len(some), 2]), step=40)
+            before = bytes_of_rows(other), counters_of(other)
+            for in_place in (False, True):
+                with self.assertRaisesRegex(DamagedSnapshotError, says):
+                    other.load(path, in_place=in_place)
+                after = bytes_of_rows(other), counters_of(other)
+                self.assertEqual(after, before)
+        empty = make_table()
+        with self.assertRaisesRegex(DamagedSnapshotError, says):
+            empty.load(path)
+        self.assertEqual(counters_of(empty), (0, {}))
+        self.assertEqual(empty.size(), 0)
+        status, _, err = run_command("verify", path)
+        self.assertEqual(status, 1)
+        self.assertRegex(err, says)
+        status, _, err = run_command("compact", path, self.path("out"))
+        self.assertEqual(status, 1)
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        temporary = tempfile.TemporaryDirectory(prefix="tf_ext_counters_")
+        cls.addClassCleanup(temporary.cleanup)
+        cls.whole = temporary.name
+        trained().save(cls.whole)
+
+    def _saved(self):
+        path = self.path("0")
+        shutil.copytree(self.whole, path)
+        name = open_snapshot(path).manifest.counters.files[0].name
+        return path, os.path.join(path, name)
+
+    def test_of_a_file(self):
+        path, file = self._saved()
+        with open(file, "rb") as opened:
+            data = bytearray(opened.read())
+        data[500] ^= 1
+        with open(file, "wb") as opened:
+            opened.write(data)
+        self._check_refused(path, "counters-.* is damaged at byte 0: .*CRC32C")
+        with open(file, "wb") as opened:
+            opened.write(data[:-12])
+        self._check_refused(path, "counters-.* is damaged at byte .*: it has")
+        os.remove(file)
+        self._check_refused(path, "is missing: .*counters-")
+
+    @parameterized.named_parameters(
+        ("period", lambda m: m["counters"].update(period=2**62), "period"),
+        ("no_period", lambda m: m["counters"].pop("period"), "period"),
+        ("negative", lambda m: m["counters"].update(period=-1), "period"),
+        ("kind", lambda m: m.update(counters=[]), "counters must be a JSON"),
+        ("file", lambda m: m["counters"]["files"].pop(), "each of 2 shards"),
+        (
+            "shard",
+            lambda m: m["counters"]["files"][0].update(shard=1),
+            "each of 2 shards",
+        ),
+        (
+            "same_file",
+            lambda m: m["counters"]["files"][0].update(
+                name=m["counters"]["files"][1]["name"]
+            ),
+            "different names",
+        ),
+        (
+            "name",
+            lambda m: m["counters"]["files"][0].update(name="../x"),
+            r"files\[0\].name must be a name counters-",
+        ),
+        (
+            "count",
+            lambda m: m["counters"]["files"][0].update(counters=2**40),
+            r"files\[0\].counters must be an integer from 0 to",
+        ),
+        (
+            "other_count",
+            lambda m: m["counters"]["files"][0].update(counters=1),
+            "not the one that the manifest names",
+        ),
+        ("n", lambda m: _set_config(m, "n=5", "n=3"), "a count of -?[34] of"),
+        ("n_1", lambda m: _set_config(m, "n=5", "n=1"), "from 0 to 0"),
+        ("n_0", lambda m: _set_config(m, "n=5", "n=0"), "`admission.n` must"),
+        ("n_big", lambda m: _set_config(m, "n=5", "n=256"), "1 to 255"),
+        (
+            "forget",
+            lambda m: _set_config(m, "forget=4", "forget=x"),
+            "`admission.forget` must be",
+        ),
+        (
+            "policy",
+            lambda m: _set_config(m, "=count", "=chance"),
+            "admission=count",
+        ),
+    )
+    def test_of_a_manifest(self, change, says):
+        path, _ = self._saved()
+        with open(f"{path}/manifest.json", "rb") as file:
+            members = json.loads(file.read())
+        del members["crc32c"]
+        change(members)
+        _seal(members, f"{path}/manifest.json")
+        self._check_refused(path, says)
+
+    @parameterized.named_parameters(
+        ("twice", lambda rows: rows[[0, 0, *range(2, len(rows))]], "twice"),
+        ("out_of_order", lambda rows: rows[::-1], "out of order"),
+        ("too_many", lambda rows: _with_count(rows, 5), "a count of 5 of"),
+        ("too_few", lambda rows: _with_count(rows, -5), "a count of -5 of"),
+        ("zero", lambda rows: _with_count(rows, 0), "a count of 0 of"),
+        ("shard", lambda rows: _of_another_shard(rows), "of shard 1, but"),
+    )
+    def test_with_valid_checksums(self, change, says):
+        path, name = self._saved()
+        snapshot = open_snapshot(path)
+        file = snapshot.manifest.counters.files[0]
+        with open(name, "rb") as opened:
+            data = np.frombuffer(opened.read()[32:], np.uint8)
+        rows = np.ascontiguousarray(change(data.reshape([-1, 12])))
+        encoder = _core.RowFileEncoder(12, file.tag)
+        with open(name, "wb") as opened:
+            opened.write(encoder.add_rows(rows) + encoder.finish())
+        with open(f"{path}/manifest.json", "rb") as opened:
+            members = json.loads(opened.read())
+        del members["crc32c"]
+        members["counters"]["files"][0]["crc32c"] = f"{encoder.crc32c:08x}"
+        _seal(members, f"{path}/manifest.json")
+        self._check_refused(path, says)
+
+
+def _seal(members, path):
+    body = json.dumps(members, indent=2).removesuffix("\n}").encode()
+    ending = f',\n  "crc32c": "{_core.crc32c(body):08x}"\n}}\n'
+    with open(path, "wb") as file:
+        file.write(body + ending.encode())
+
+
+def _set_config(members, old, new):
+    table = members["table"]
+    assert old in table["config"], table
+    table["config"] = table["config"].replace(old, new)
+
+
+def _with_count(rows, count):
+    rows = rows.copy()
+    rows[7, 8:] = np.array([count], "<i4").view(np.uint8)
+    return rows
+
+
+def _of_another_shard(rows):
+    """Replaces the last sign by one of shard 1 that is in order."""
+    signs = np.arange(10**6)
+    key = _core.counter_keys(rows[-2:-1, :8].copy().view("<i8")[:, 0])
+    signs = signs[_core.counter_keys(signs) > key]
+    sign = signs[_core.shard_of(signs, 2) == 1][:1]
+    rows = rows.copy()
+    rows[-1, :8] = sign.astype("<i8").view(np.uint8)
+    return rows
+
+
+class KerasFileTest(TestCase):
+    """Damage of files of Keras, whose checksums are valid."""
+
+    @parameterized.named_parameters(
+        ("count", {"counts": lambda v: v * 9}, {}, "from -4 to 4 and not 0"),
+        ("zero", {"counts": lambda v: v * 0}, {}, "but one is 0"),
+        ("twice", {"signs": lambda v: v * 0}, {}, "0 is there twice"),
+        ("dtype", {"counts": lambda v: v.astype("f4")}, {}, "are int64 .* flo"),
+        ("length", {"counts": lambda v: v[:3]}, {}, r"int32 \[3, 1\]"),
+        ("bits", {"signs": None}, {}, "'counters_000000_signs' has the CRC32C"),
+        ("period", {}, {"period": -1}, "period must be from 0 to"),
+        ("text", {}, {"period": "7"}, "but is '7'"),
+        ("chunks", {}, {"chunks": -1}, "counters is"),
+        ("more", {}, {"chunks": 2}, "'counters_000001_signs' is missing"),
+        ("config", {}, {"config": ("n=5", "n=0")}, "`admission.n` must be"),
+        ("policy", {}, {"config": ("=count", "=x")}, "is not by count"),
+    )
+    def test_refuses(self, arrays, members, says):
+        model = make_model(trained(shards=1))
+        path = self.path("x.weights.h5")
+        model.save_weights(path)
+        with h5py.File(path, "r+") as file:
+            found = []
+            file.visit(found.append)
+            [header] = [n for n in found if n.endswith("/header")]
+            group = file[header.removesuffix("/header")]
+            text = json.loads(np.asarray(group["header"]).tobytes())
+            for name, change in arrays.items():
+                name = f"counters_000000_{name}"
+                value = np.asarray(group[name])
+                del group[name]
+                group[name] = value + 1 if change is None else change(value)
+                if change is not None:
+                    crc = _core.crc32c(np.asarray(group[name]).tobytes())
+                    text["crc32c"][name] = crc
+            if "config" in members:
+                text["config"] = text["config"].replace(*members["config"])
+            else:
+                text["counters"].update(members)
+            sealed = json.dumps(text).encode()
+            for name, value in (
+                ("header", np.frombuffer(sealed, np.uint8)),
+                ("header_crc32c", np.array([_core.crc32c(sealed)], np.uint32)),
+            ):
+                del group[name]
+                group[name] = value
+        table = trained(shards=2)
+        before = bytes_of_rows(table), counters_of(table)
+        with self.assertRaisesRegex(ValueError, says):
+            make_model(table).load_weights(path)
+        self.assertEqual((bytes_of_rows(table), counters_of(table)), before)
+
+
+class CheckpointTest(TestCase):
+    @parameterized.named_parameters(
+        ("count", "counts", lambda v: v * 9, "from -4 to 4 and not 0"),
+        ("twice", "signs", lambda v: v * 0, "0 is there twice"),
+        ("length", "counts", lambda v: v[:3], r"int32 \[3, 1\]"),
+        ("period", "period", lambda v: v - 9, "must be from 0 to"),
+    )
+    def test_refuses(self, name, change, says):
+        table, path = trained(shards=1), self.path("x")
+        reader = tf.train.load_checkpoint(
+            tf.train.Checkpoint(table=table).write(path)
+        )
+        names = list(reader.get_variable_to_shape_map())
+        tensors = [reader.get_tensor(each) for each in names]
+        [index] = [
+            i for i, n in enumerate(names) if re.search(f"counter_{name}0?$", n)
+        ]
+        tensors[index] = change(tensors[index])
+        tf.raw_ops.SaveV2(
+            prefix=path,
+            tensor_names=names,
+            shape_and_slices=[""] * len(names),
+            tensors=tensors,
+        )
+        other = trained(shards=2)
+        before = bytes_of_rows(other), counters_of(other)
+        with self.assertRaisesRegex(ValueError, says):
+            tf.train.Checkpoint(table=other).read(path)
+        self.assertEqual((bytes_of_rows(other), counters_of(other)), before)
+
+
+if __name__ == "__main__":
+    tf.test.main()
