@@ -21,7 +21,7 @@ class KillTest(TestCase):
             f"--kills={kills}",
             f"--seed={seed}",
             *options,
-            timeout_seconds=30 + 5 * kills,
+            timeout_seconds=120 + 8 * kills,
         ).splitlines()
         self.assertLen(lines, kills)
 
