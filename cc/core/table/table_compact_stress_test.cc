@@ -147,18 +147,7 @@ TEST_F(TableCompactStressTest, SnapshotsAndDeltasHoldWhatTheTableDoes) {
   Together(4, [&](int t) {
     if (t == 0) {
       const Stopper stopper{&stop};
-      std::string base;
-      for (int save = 0; save < 30; ++save) {
-        const std::string id = "save" + std::to_string(save);
-        ASSERT_TRUE(table_->BeginChainSave(id, base).ok());
-        Files files = Write(*table_, save > 0, 3, 1 << 14);
-        // Some saves fail, and the next one includes their changes.
-        const bool committed = save % 3 != 2;
-        ASSERT_TRUE(table_->EndChainSave(id, committed).ok());
-        if (!committed) continue;
-        base = id;
-        chain.push_back(std::move(files));
-      }
+      chain = SaveChain(table_.get(), 30);
       return;
     }
     for (int64_t round = 0; !stop; ++round) {

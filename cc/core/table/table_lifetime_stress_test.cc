@@ -118,17 +118,7 @@ class TableLifetimeStressTest : public testing::Test {
 
   // Saves a chain of which some snapshots fail.
   void Save() {
-    std::string base;
-    for (int save = 0; save < 20; ++save) {
-      const std::string id = "save" + std::to_string(save);
-      ASSERT_TRUE(table_->BeginChainSave(id, base).ok());
-      Files files = Write(*table_, save > 0, 3, 1 << 14);
-      const bool committed = save % 3 != 2;
-      ASSERT_TRUE(table_->EndChainSave(id, committed).ok());
-      if (!committed) continue;
-      base = id;
-      chain_.push_back(std::move(files));
-    }
+    chain_ = SaveChain(table_.get(), 20);
     // However little the other threads were scheduled.
     while (evicted_ == 0 || erased_ == 0) std::this_thread::yield();
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/table/stripe.h"
@@ -47,6 +48,24 @@ inline Files Write(const Table& table, bool changed, int files = 3,
     EXPECT_TRUE(status.ok()) << status.message();
   }
   return result;
+}
+
+// Saves a chain of snapshots, of which every third fails, so the next one
+// includes its changes. Returns the others.
+inline std::vector<Files> SaveChain(Table* table, int saves) {
+  std::vector<Files> chain;
+  std::string base;
+  for (int save = 0; save < saves; ++save) {
+    const std::string id = "save" + std::to_string(save);
+    EXPECT_TRUE(table->BeginChainSave(id, base).ok());
+    Files files = Write(*table, save > 0, 3, 1 << 14);
+    const bool committed = save % 3 != 2;
+    EXPECT_TRUE(table->EndChainSave(id, committed).ok());
+    if (!committed) continue;
+    base = id;
+    chain.push_back(std::move(files));
+  }
+  return chain;
 }
 
 inline StoredRows StoredAs(const Table& table) {
