@@ -86,22 +86,12 @@ def import_counters(rows, signs, counts, period):
     Returns:
       int64 scalar, the number of counters that this process has set.
     """
-    if rows.num_shards == 1:
-        return _import(rows.shards[0], signs, counts, period)
-    owners = ops.unique_by_shard(signs, rows.num_shards)
-    unique, _, inverse, split_sizes = owners
-    last = tf.math.unsorted_segment_max(
-        tf.range(tf.size(signs)), inverse, tf.size(unique)
-    )
-    parts = zip(
-        tf.split(unique, split_sizes, num=rows.num_shards),
-        tf.split(tf.gather(counts, last), split_sizes, num=rows.num_shards),
-    )
-    mine = list(parts)[rows.first_shard :]
     return tf.add_n(
         [
-            _import(shard, *part, period)
-            for shard, part in zip(rows.shards, mine)
+            _import(shard, part, its_values["count"], period)
+            for shard, part, its_values in rows.by_owner(
+                signs, {"count": counts}
+            )
         ]
     )
 

@@ -257,8 +257,25 @@ class TableRows(SavedResource):
         Returns:
           int64 scalar, the number of rows set.
         """
+        return _add(
+            [
+                shard.import_rows(part, its_values, clear)
+                for shard, part, its_values in self.by_owner(signs, values)
+            ]
+        )
+
+    def by_owner(self, signs, values):
+        """Divides what is set among the shards that this process accesses.
+
+        Args:
+          signs: int64 `[n]`; the last occurrence of a repeated sign counts.
+          values: `{name: [n, count]}`.
+
+        Returns:
+          List of `(shard, signs, values)`, the latter two like the arguments.
+        """
         if self.num_shards == 1:
-            return self.shards[0].import_rows(signs, values, clear)
+            return [(self.shards[0], signs, values)]
         unique, _, inverse, split_sizes = ops.unique_by_shard(
             signs, self.num_shards
         )
@@ -269,21 +286,12 @@ class TableRows(SavedResource):
             name: self._split(tf.gather(value, last), split_sizes)
             for name, value in values.items()
         }
-        return _add(
-            [
-                shard.import_rows(
-                    part, {name: v[i] for name, v in values.items()}, clear
-                )
-                for i, (shard, part) in self._mine(
-                    self._split(unique, split_sizes)
-                )
-            ]
-        )
-
-    def _mine(self, parts):
-        """(i, (shard, part)) of the parts of this process's shards."""
-        first = self.first_shard
-        return enumerate(zip(self.shards, parts[first:]), first)
+        parts = self._split(unique, split_sizes)
+        mine = range(self.first_shard, self.first_shard + len(self.shards))
+        return [
+            (shard, parts[i], {name: v[i] for name, v in values.items()})
+            for i, shard in zip(mine, self.shards)
+        ]
 
     def chunks(self):
         """All rows in chunks of bounded size; see `Regime.chunks`."""
