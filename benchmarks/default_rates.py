@@ -27,7 +27,7 @@ import wide_deep  # noqa: E402
 import wide_deep_data  # noqa: E402
 import wide_deep_generator  # noqa: E402
 
-_FOLDERS = {"adult": "adult", "criteo": "criteo_kaggle_20k"}
+FOLDERS = {"adult": "adult", "criteo": "criteo_kaggle_20k"}
 _HIDDEN_UNITS = (64, 32)
 _DENSE_RATE = 0.001
 _DEFAULT = "row_wise_adagrad"
@@ -138,7 +138,7 @@ def load(name, folder=None, examples=100_000):
     if name == "generated":
         stream = wide_deep_generator.GeneratedStream(examples, 4096, seed=1)
         return Data(stream, shuffled=False)
-    path = pathlib.Path(folder, _FOLDERS[name])
+    path = pathlib.Path(folder, FOLDERS[name])
     text_format = wide_deep_data.find_format(path, name)
     return Data(
         wide_deep_data.TextFiles(path, text_format, 4096, seed=1), shuffled=True
@@ -431,7 +431,7 @@ def _compare(data, name, plan, json_path):
 
 def defaults(args):
     """Searches for the best settings, and compares rules specified by name."""
-    for name in ["generated", *(_FOLDERS if args.data else [])]:
+    for name in ["generated", *(FOLDERS if args.data else [])]:
         data = load(name, args.data)
         for plan in _PLANS:
             _compare(data, name, plan, args.json)

@@ -20,7 +20,7 @@ _MAX_INSERTS = 3  # a repetition takes seconds
 
 def pull(args):
     """Reads existing rows: uniform keys, then Zipf with many duplicates."""
-    table = _filled_table(args)
+    filled = _filled_tables(args)
     dense = tf.Variable(tf.random.normal([args.rows, args.dim]))
     with tfra.start(args) as worker:
         if worker:
@@ -29,7 +29,7 @@ def pull(args):
             )
         for distribution in _DISTRIBUTIONS:
             keys = batches.pull_keys(distribution, args.rows, args.batch)
-            cases = _pull_cases(table, keys, distribution)
+            cases = _pull_cases(filled, keys, distribution)
             cases += _dense_pull_cases(dense, keys)
             if worker:
                 cases.append(
@@ -44,8 +44,9 @@ def pull(args):
             settings = {
                 "threads": args.threads,
                 "rows": args.rows,
-                "load": tables.load(table),
+                "load": tables.load(filled[""]),
                 "dim": args.dim,
+                **tables.types(args),
                 "batch": args.batch,
                 "keys": _name(distribution),
                 "unit": "keys",
@@ -55,20 +56,22 @@ def pull(args):
 
 def compared_pull(args):
     """The cases of `pull` that are compared with those of another build."""
-    table = _filled_table(args)
+    filled = _filled_tables(args)
     cases = []
     for distribution in _DISTRIBUTIONS:
         keys = batches.pull_keys(distribution, args.rows, args.batch)
-        for case in _pull_cases(table, keys, distribution):
+        for case in _pull_cases(filled, keys, distribution):
             case.name += f", {_name(distribution)}"
             cases.append(case)
     return cases
 
 
-def _filled_table(args):
-    table = tables.make("adagrad", args.dim)
-    tables.fill(table, args.rows)
-    return table
+def _filled_tables(args):
+    """As `tables.to_measure`, with all rows."""
+    filled = tables.to_measure("adagrad", args)
+    for table in filled.values():
+        tables.fill(table, args.rows)
+    return filled
 
 
 def _name(distribution):
@@ -77,13 +80,16 @@ def _name(distribution):
     )
 
 
-def _pull_cases(table, keys, distribution):
+def _pull_cases(filled, keys, distribution):
     reads = {"tf_ext pull": tables.pull}
     if distribution != "uniform":
         reads["tf_ext unique, pull, combine"] = _with_unique
     return [
-        _reading_case(name, partial(read, table), map(tf.constant, keys))
+        _reading_case(
+            name + suffix, partial(read, table), map(tf.constant, keys)
+        )
         for name, read in reads.items()
+        for suffix, table in filled.items()
     ]
 
 
@@ -112,7 +118,7 @@ def _with_unique(table, keys):
 def push(args):
     """Updates existing rows, distinct keys."""
     keys, gradients = _pushed(args)
-    table = _filled_table(args)
+    filled = _filled_tables(args)
     weights = tf.Variable(tf.zeros([args.rows, args.dim]))
     slots = tf.Variable(tf.fill([args.rows, args.dim], 0.1))
 
@@ -128,7 +134,7 @@ def push(args):
 
     count = len(gradients)
     cases = [
-        _push_case(table, keys, gradients),
+        *_push_cases(filled, keys, gradients),
         Case(
             "ResourceSparseApplyAdagradV2",
             batches.in_turn(dense_adagrad, keys),
@@ -138,8 +144,9 @@ def push(args):
     settings = {
         "threads": args.threads,
         "rows": args.rows,
-        "load": tables.load(table),
+        "load": tables.load(filled[""]),
         "dim": args.dim,
+        **tables.types(args),
         "batch": count,
         "keys": "distinct, uniform",
         "rule": "adagrad",
@@ -150,7 +157,7 @@ def push(args):
 
 def compared_push(args):
     """The cases of `push` that are compared with those of another build."""
-    return [_push_case(_filled_table(args), *_pushed(args))]
+    return _push_cases(_filled_tables(args), *_pushed(args))
 
 
 def _pushed(args):
@@ -165,11 +172,18 @@ def _pushed(args):
     return keys, tf.constant(gradients)
 
 
-def _push_case(table, keys, gradients):
-    def run(keys):
-        tables.push(table, keys, gradients)
+def _push_cases(filled, keys, gradients):
+    def push_to(table):
+        return lambda signs: tables.push(table, signs, gradients)
 
-    return Case("tf_ext push", batches.in_turn(run, keys), len(gradients))
+    return [
+        Case(
+            f"tf_ext push{suffix}",
+            batches.in_turn(push_to(table), keys),
+            len(gradients),
+        )
+        for suffix, table in filled.items()
+    ]
 
 
 def insert(args):
@@ -182,8 +196,10 @@ def insert(args):
             values = tf.random.normal([batch.shape[0], args.dim])
             reference.table.insert(batch, values)
 
+    raw_bytes = tables.raw_bytes(tables.to_measure("adagrad", args)[""])
+
     def touch():
-        tables.touched_memory(args.rows * tables.raw_bytes(args.dim))
+        tables.touched_memory(args.rows * raw_bytes)
 
     cases = [
         *compared_insert(args),
@@ -199,6 +215,7 @@ def insert(args):
         "threads": args.threads,
         "rows": args.rows,
         "dim": args.dim,
+        **tables.types(args),
         "batch": tables.BATCH,
         "keys": "consecutive",
         "rule": "adagrad",
@@ -223,14 +240,21 @@ def insert(args):
 
 def compared_insert(args):
     """The cases of `insert` that are compared with those of another build."""
-    table = tables.make("adagrad", args.dim)
     signs = _inserted(args)
 
-    def run():
+    def insert_into(table):
         for batch in signs:
             tables.pull(table, batch, training=True)
 
-    return [Case("tf_ext pull, training", run, args.rows, before=table.clear)]
+    return [
+        Case(
+            f"tf_ext pull, training{suffix}",
+            partial(insert_into, table),
+            args.rows,
+            before=table.clear,
+        )
+        for suffix, table in tables.to_measure("adagrad", args).items()
+    ]
 
 
 def _inserted(args):

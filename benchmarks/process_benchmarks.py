@@ -19,43 +19,68 @@ from harness import (
 
 def memory(args):
     """Resident bytes per row, peak while growing, and the slowest batch."""
-    # Kept, lest the reference gets the memory that it would give back.
-    table = _empty_table(args)
+    for rule in args.rules:
+        _measure_memory(rule, args)
+
+
+def _measure_memory(rule, args):
+    # Kept, lest the next ones get the memory that they would give back.
+    ours = _empty_tables(rule, args)
+    floats = _floats_of_a_row(rule, args.dim)
     results = {
-        "tf_ext": _our_growth(table, args.rows),
-        "DenseHashTable": _reference_growth(args),
+        f"tf_ext{suffix}": {
+            "raw_bytes_a_row": tables.raw_bytes(table),
+            **_our_growth(table, args.rows),
+        }
+        for suffix, table in ours.items()
+    }
+    results["DenseHashTable"] = {
+        "raw_bytes_a_row": 8 + 4 * floats,
+        **_reference_growth(args, floats),
     }
     with tfra.start(args) as worker:
         if worker:
-            results["TFRA"] = worker.call(
-                "memory", rows=args.rows, dim=args.dim, batch=tables.BATCH
-            )
-    raw = tables.raw_bytes(args.dim)
-    results["first touch of the raw bytes"] = _touched_growth(args.rows, raw)
+            # It has Adagrad's slots.
+            results["TFRA"] = {
+                "raw_bytes_a_row": 8 + 2 * 4 * args.dim,
+                **worker.call(
+                    "memory", rows=args.rows, dim=args.dim, batch=tables.BATCH
+                ),
+            }
+    raw = tables.raw_bytes(ours[""])
+    results["first touch of the raw bytes"] = {
+        "raw_bytes_a_row": raw,
+        **_touched_growth(args.rows, raw),
+    }
+    _add_ratios(results)
     settings = {
         "threads": args.threads,
         "rows": args.rows,
-        "load": tables.load(table),
+        "load": tables.load(ours[""]),
         "dim": args.dim,
+        **tables.types(args),
         "batch": tables.BATCH,
         "keys": "consecutive",
-        "rule": "adagrad",
-        "raw_bytes_a_row": raw,
+        "rule": rule,
     }
     _report_growth(results, settings, args.json)
 
 
 def compared_memory(args):
     """The cases of `memory` that are compared with those of another build."""
-    return [_GrowthCase("tf_ext", args)]
+    return [
+        _GrowthCase(f"tf_ext{suffix}, {rule}", table, args.rows)
+        for rule in args.rules
+        for suffix, table in _empty_tables(rule, args).items()
+    ]
 
 
 class _GrowthCase(Case):
     """A table that grows, once."""
 
-    def __init__(self, name, args):
-        self._table = _empty_table(args)
-        super().__init__(name, self._grow, args.rows)
+    def __init__(self, name, table, rows):
+        self._table = table
+        super().__init__(name, self._grow, rows)
 
     def _grow(self):
         return _our_growth(self._table, self.items)
@@ -69,9 +94,16 @@ class _GrowthCase(Case):
         }
 
 
-def _empty_table(args):
-    tables.fill(tables.make("adagrad", args.dim), 1000)  # Loads everything.
-    return tables.make("adagrad", args.dim)
+def _empty_tables(rule, args):
+    for table in tables.to_measure(rule, args).values():
+        tables.fill(table, 1000)  # Loads everything.
+    return tables.to_measure(rule, args)
+
+
+def _floats_of_a_row(rule, dim):
+    """The numbers of a row, weights and slots."""
+    slots = tables.make(rule, dim).optimizer.slots(dim)
+    return dim + sum(count for _, _, count in slots)
 
 
 def _our_growth(table, rows):
@@ -93,9 +125,8 @@ def _touched_growth(rows, row_bytes):
     return growth(insert, rows, tables.BATCH)
 
 
-def _reference_growth(args):
+def _reference_growth(args, width):
     """A table that holds weights and slots in one value, which saves keys."""
-    width = 2 * args.dim
     table = tf.lookup.experimental.DenseHashTable(
         tf.int64, tf.float32, tf.zeros([width]), -1, -2
     )
@@ -107,6 +138,17 @@ def _reference_growth(args):
     return growth(insert, args.rows, tables.BATCH)
 
 
+def _add_ratios(results):
+    """Adds what bytes are of the raw ones, and of those of float32 rows."""
+    float32 = results.get(f"tf_ext, {tables.FLOAT32}")
+    for r in results.values():
+        for key in ("", "peak_"):
+            r[f"{key}raw_ratio"] = r[f"{key}bytes_a_row"] / r["raw_bytes_a_row"]
+    if float32 is not None:
+        ours = results["tf_ext"]
+        ours["float32_ratio"] = ours["bytes_a_row"] / float32["bytes_a_row"]
+
+
 def _report_growth(results, settings, json_path):
     print(heading("memory", settings))
     print(
@@ -115,19 +157,14 @@ def _report_growth(results, settings, json_path):
     )
     lines = []
     for case, r in results.items():
-        raw = settings["raw_bytes_a_row"]
-        ratios = {
-            "raw_ratio": r["bytes_a_row"] / raw,
-            "peak_raw_ratio": r["peak_bytes_a_row"] / raw,
-        }
         print(
-            f"  {case:32} {r['bytes_a_row']:12.1f} {ratios['raw_ratio']:8.2f} "
-            f"{r['peak_bytes_a_row']:12.1f} {ratios['peak_raw_ratio']:8.2f} "
+            f"  {case:32} {r['bytes_a_row']:12.1f} {r['raw_ratio']:8.2f} "
+            f"{r['peak_bytes_a_row']:12.1f} {r['peak_raw_ratio']:8.2f} "
             f"{r['worst_batch_ms']:16.1f} {r.get('max_probe_length', ''):>18}"
         )
-        lines.append(
-            {"benchmark": "memory", **settings, "case": case, **r, **ratios}
-        )
+        if "float32_ratio" in r:
+            print(f"  {'':32} {r['float32_ratio']:.3f} of float32's bytes")
+        lines.append({"benchmark": "memory", **settings, "case": case, **r})
     write_json(lines, json_path)
 
 

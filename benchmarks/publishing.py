@@ -8,10 +8,13 @@ from harness import read_json
 _HERE = pathlib.Path(__file__).parent
 _BEGIN = "<!-- results: written by `run.py publish` -->\n"
 _END = "<!-- end of results -->"
+# What results that name no type were measured with.
+_DEFAULTS = {"dtype": "float32", "slot_dtype": "float32"}
 # What tells the lines of a benchmark apart; the last one of each counts.
 _IDENTITY = (
     *("keys", "rule", "rows", "threads", "case"),
     *("workers", "servers", "dim", "batch", "machine"),
+    *_DEFAULTS,
 )
 # What was measured: {key: (heading, format)}. All else are settings.
 _MEASURES = {
@@ -26,6 +29,7 @@ _MEASURES = {
     "raw_ratio": ("of raw", "{:.2f}"),
     "peak_bytes_a_row": ("at the peak", "{:.1f}"),
     "peak_raw_ratio": ("of raw", "{:.2f}"),
+    "float32_ratio": ("of float32", "{:.3f}"),
     "worst_batch_ms": ("worst batch, ms", "{:.1f}"),
     "max_probe_length": ("most buckets read", "{}"),
 }
@@ -83,7 +87,8 @@ def publish(args):
         if "against" in line:
             continue
         lines = benchmarks.setdefault(line["benchmark"], {})
-        lines[tuple(line.get(key) for key in _IDENTITY)] = line
+        identity = (line.get(key, _DEFAULTS.get(key)) for key in _IDENTITY)
+        lines[tuple(identity)] = line
     text = "\n".join(
         _section(name, list(lines.values()))
         for name, lines in benchmarks.items()

@@ -9,6 +9,9 @@ r"""Benchmarks of tf_ext and of their references, which take turns.
     python benchmarks/run.py pull push train_step fit hash --against=PYTHON
     python benchmarks/run.py plot publish --json=results.jsonl
     python benchmarks/run.py lifetime plot_lifetime --json=results.jsonl
+    python benchmarks/run.py memory pull push --dtype=float16
+    python benchmarks/run.py small_rows plot_small_rows --json=results.jsonl
+    python benchmarks/run.py retrieval --dim=64 --repeats=30
 
 The ratio of a reference is its time over that of tf_ext: above 1, tf_ext is
 faster. Each benchmark and number of threads runs in a process of its own.
@@ -52,24 +55,32 @@ BENCHMARKS = {
     "multi_worker_steps": ("multi_worker_benchmarks", "multi_worker_steps"),
     "defaults": ("default_rates", "defaults"),
     "lifetime": ("lifetime_benchmarks", "lifetime"),
+    "small_rows": ("small_rows_benchmarks", "small_rows"),
+    "retrieval": ("retrieval_benchmarks", "retrieval"),
     "plot": ("publishing", "plot"),
     "publish": ("publishing", "publish"),
     "publish_defaults": ("default_rates", "publish_defaults"),
     "plot_lifetime": ("lifetime_benchmarks", "plot_lifetime"),
+    "plot_small_rows": ("small_rows_benchmarks", "plot_small_rows"),
 }
 # These take results and measure nothing.
-_PUBLISHING = ("plot", "publish", "publish_defaults", "plot_lifetime")
+_PUBLISHING = (
+    *("plot", "publish", "publish_defaults"),
+    *("plot_lifetime", "plot_small_rows"),
+)
+# What can measure small rows.
+_OF_TYPES = ("pull", "push", "insert", "train_step", "memory", "snapshot")
 _REPEATS = 200
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
 # What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
-# `snapshot`, `updates` and `serving` a disk, and the others fill the machine
-# with processes.
+# `snapshot`, `updates` and `serving` a disk, `retrieval` wants
+# other libraries, and the others fill the machine with processes.
 _NOT_IN_ALL = (
     *("core", "scale", "snapshot", "updates", "serving"),
     *("parameter_server", "parameter_server_steps"),
     *("multi_worker", "multi_worker_steps"),
-    *("defaults", "lifetime"),
+    *("defaults", "lifetime", "small_rows", "retrieval"),
     *_PUBLISHING,
 )
 
@@ -95,8 +106,21 @@ def parse_arguments(arguments=None):
         "--rules",
         nargs="+",
         default=["adagrad"],
-        choices=["adagrad", "adam", "ftrl", "sgd"],
-        help="of train_step",
+        choices=["adagrad", "row_wise_adagrad", "adam", "ftrl", "sgd"],
+        help="of train_step and memory",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=["float32", "float16", "bfloat16"],
+        help=f"of the rows of {', '.join(_OF_TYPES)};\n"
+        "all but snapshot measure float32 rows beside",
+    )
+    parser.add_argument(
+        "--slot_dtype",
+        default="float32",
+        choices=["float32", "bfloat16"],
+        help="of the slots in these rows",
     )
     parser.add_argument(
         "--sizes",
@@ -114,8 +138,16 @@ def parse_arguments(arguments=None):
     )
     parser.add_argument("--json", help="file to append JSON lines to")
     parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[1, 2, 3, 4, 5],
+        help="of small_rows",
+    )
+    parser.add_argument(
         "--data",
-        help="of defaults and serving: folder with those of Adult and Criteo",
+        help="of defaults, serving and small_rows: folder with those of Adult "
+        "and Criteo",
     )
     parser.add_argument("--tfra-python", help="a Python that has TFRA")
     parser.add_argument(
@@ -142,6 +174,18 @@ def parse_arguments(arguments=None):
         parser.error(
             f"--against cannot compare {', '.join(sorted(wanted - every))}; "
             f"it can: {', '.join(comparing.COMPARED)}"
+        )
+    others = sorted(set(args.what) - {*_OF_TYPES, *_PUBLISHING})
+    if others and (args.dtype, args.slot_dtype) != ("float32", "float32"):
+        parser.error(
+            f"--dtype={args.dtype} --slot_dtype={args.slot_dtype}: "
+            f"{', '.join(others)} cannot measure small rows; allowed are "
+            f"{', '.join(_OF_TYPES)}"
+        )
+    if "train_step" in args.what and "row_wise_adagrad" in args.rules:
+        parser.error(
+            "--rules=row_wise_adagrad: train_step has no reference for it; "
+            "memory takes it"
         )
     if args.processes < 2 or args.processes % 2:
         parser.error(

@@ -27,12 +27,13 @@ _PATIENCE = 4
 
 def snapshot(args):
     """Saving and loading, and how they slow down concurrent pushes."""
-    table = tables.make("adagrad", args.dim)
+    table = tables.make("adagrad", args.dim, **tables.types(args))
     tables.fill(table, args.rows)
     settings = {
         "threads": args.threads,
         "rows": args.rows,
         "dim": args.dim,
+        **tables.types(args),
         "rule": "adagrad",
         "unit": "rows",
     }
@@ -70,7 +71,7 @@ def _save(table, path, directory, repeats, worker):
     rows = table.size()
     table.save(path)
     copy = os.path.join(directory, "copy")
-    checkpoint = _dense_checkpoint(table.dim, rows)
+    checkpoint = _dense_checkpoint(table, rows)
     cases = [
         Case("save, with fsync", lambda: table.save(path), rows),
         Case("dd conv=fsync", lambda: _copy(path, copy), rows),
@@ -98,8 +99,9 @@ def _save(table, path, directory, repeats, worker):
     return results
 
 
-def _dense_checkpoint(dim, rows):
-    width = 2 + 2 * dim  # The sign, weights and slots, as floats.
+def _dense_checkpoint(table, rows):
+    # As many bytes as the sign, weights and slots, rounded up to floats.
+    width = -(-tables.raw_bytes(table) // 4)
     return tf.train.Checkpoint(dense=tf.Variable(tf.zeros([rows, width])))
 
 
@@ -125,8 +127,8 @@ def _read(path):
 
 
 def _load(path, directory, args, repeats, worker):
-    other = tables.make("adagrad", args.dim)
-    checkpoint = _dense_checkpoint(args.dim, args.rows)
+    other = tables.make("adagrad", args.dim, **tables.types(args))
+    checkpoint = _dense_checkpoint(other, args.rows)
     dense = os.path.join(directory, _DENSE)
 
     def before():

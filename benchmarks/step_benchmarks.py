@@ -29,7 +29,7 @@ def train_step(args):
 def _measure_rule(rule, args):
     ids, labels = batches.training_batch(args.rows)
     cases = [
-        _our_case(rule, args, ids, labels),
+        *_our_cases(rule, args, ids, labels),
         *_dense_cases(rule, args, ids, labels),
     ]
     settings = {
@@ -37,6 +37,7 @@ def _measure_rule(rule, args):
         "rule": rule,
         "rows": args.rows,
         "dim": args.dim,
+        **tables.types(args),
         "batch": batches.SAMPLES,
         "ids": batches.IDS,
         "keys": f"Zipf({batches.ZIPF_EXPONENT})",
@@ -64,9 +65,9 @@ def compared_train_step(args):
     ids, labels = batches.training_batch(args.rows)
     cases = []
     for rule in args.rules:
-        case = _our_case(rule, args, ids, labels)
-        case.name += f", {rule}"
-        cases.append(case)
+        for case in _our_cases(rule, args, ids, labels):
+            case.name += f", {rule}"
+            cases.append(case)
     return cases
 
 
@@ -100,17 +101,23 @@ def _keras_name():
     return "tf_keras" if keras.__name__.startswith("tf_keras") else "Keras 3"
 
 
-def _our_case(rule, args, ids, labels):
+def _our_cases(rule, args, ids, labels):
+    return [
+        _our_case(suffix, table, args.rows, ids, labels)
+        for suffix, table in tables.to_measure(rule, args).items()
+    ]
+
+
+def _our_case(suffix, table, rows, ids, labels):
     column = tf_ext.feature_column.category_column("ids", hashing="identity")
-    table = tables.make(rule, args.dim)
-    tables.fill(table, args.rows)
+    tables.fill(table, rows)
     inputs = {"ids": keras.Input([batches.IDS], dtype="int64", name="ids")}
     bag = tf_ext.layers.EmbeddingFeatures([column], table)(inputs)
     outputs = keras.layers.Lambda(training.probability)(bag)
     model = tf_ext.Model(inputs, outputs)
     model.compile(tf_ext.optimizers.Optimizer("sgd"), "binary_crossentropy")
     step = training.stepper(model, {"ids": tf.constant(ids)}, labels)
-    return Case(f"tf_ext, {_keras_name()}", step, batches.SAMPLES)
+    return Case(f"tf_ext, {_keras_name()}{suffix}", step, batches.SAMPLES)
 
 
 def _dense_cases(rule, args, ids, labels):

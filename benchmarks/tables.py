@@ -7,11 +7,33 @@ import tf_ext
 from tf_ext import ops
 
 BATCH = 65536
+FLOAT32 = "float32"
 
 
-def make(rule, dim, initializer="normal"):
+def make(rule, dim, initializer="normal", dtype=FLOAT32, slot_dtype=FLOAT32):
     """An empty table."""
-    return tf_ext.SparseTable("bench", dim, rule, initializer)
+    given = {"dtype": dtype, "slot_dtype": slot_dtype}
+    # Builds to compare with may know no types.
+    types = {key: value for key, value in given.items() if value != FLOAT32}
+    return tf_ext.SparseTable("bench", dim, rule, initializer, **types)
+
+
+def types(args):
+    """The types of the rows to measure, of the command line."""
+    return {"dtype": args.dtype, "slot_dtype": args.slot_dtype}
+
+
+def to_measure(rule, args):
+    """Empty tables to measure, `{suffix of their cases' names: table}`.
+
+    The first is of the types that the command line asks for. If they are small,
+    a table of float32 rows follows, which it is compared with in the same run.
+    """
+    wanted = types(args)
+    tables = {"": make(rule, args.dim, **wanted)}
+    if set(wanted.values()) != {FLOAT32}:
+        tables[f", {FLOAT32}"] = make(rule, args.dim)
+    return tables
 
 
 def handle(table):
@@ -19,9 +41,9 @@ def handle(table):
     return table.rows.shards[0].resource_handle
 
 
-def raw_bytes(dim):
-    """The bytes of a row: the sign, weights and Adagrad's slots."""
-    return 8 + 2 * 4 * dim
+def raw_bytes(table):
+    """The bytes of a row: the sign, weights and slots."""
+    return table.rows.bytes_per_row
 
 
 def touched_memory(size):

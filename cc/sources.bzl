@@ -21,6 +21,7 @@ CORE_SOURCES = [
     "cc/core/rules/ftrl.cc",
     "cc/core/rules/lion.cc",
     "cc/core/rules/momentum.cc",
+    "cc/core/rules/narrow.cc",
     "cc/core/rules/none.cc",
     "cc/core/rules/registry.cc",
     "cc/core/rules/rmsprop.cc",
@@ -33,6 +34,7 @@ CORE_SOURCES = [
     "cc/core/snapshot/snapshot_chunk.cc",
     "cc/core/support/cpu.cc",
     "cc/core/table/config.cc",
+    "cc/core/table/row_conversion.cc",
     "cc/core/table/row_format.cc",
     "cc/core/table/row_layout.cc",
     "cc/core/table/stripe.cc",
@@ -106,7 +108,9 @@ CORE_TESTS = [
     "cc/core/hashing/hash_columns_errors_test.cc",
     "cc/core/hashing/hash_columns_test.cc",
     "cc/core/initializers/initializer_test.cc",
+    "cc/core/rules/narrow_test.cc",
     "cc/core/rules/update_rule_adam_test.cc",
+    "cc/core/rules/update_rule_narrow_test.cc",
     "cc/core/rules/update_rule_test.cc",
     "cc/core/snapshot/crc32c_test.cc",
     "cc/core/snapshot/sign_set_test.cc",
@@ -115,6 +119,7 @@ CORE_TESTS = [
     "cc/core/table/admission_counters_test.cc",
     "cc/core/table/bucket_index_test.cc",
     "cc/core/table/config_test.cc",
+    "cc/core/table/row_conversion_test.cc",
     "cc/core/table/table_admission_test.cc",
     "cc/core/table/table_compact_stress_test.cc",
     "cc/core/table/table_compact_test.cc",
@@ -122,6 +127,7 @@ CORE_TESTS = [
     "cc/core/table/table_evict_test.cc",
     "cc/core/table/table_export_test.cc",
     "cc/core/table/table_lifetime_stress_test.cc",
+    "cc/core/table/table_narrow_test.cc",
     "cc/core/table/table_pull_statistics_test.cc",
     "cc/core/table/table_snapshot_test.cc",
     "cc/core/table/table_statistics_test.cc",
@@ -132,6 +138,7 @@ CORE_TESTS = [
 
 # Together one program.
 CORE_BENCHMARK_SOURCES = [
+    "cc/core/benchmarks/line_benchmark.cc",
     "cc/core/benchmarks/memory_benchmark.cc",
     "cc/core/benchmarks/table_benchmark.cc",
 ]

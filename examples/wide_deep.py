@@ -22,6 +22,10 @@ second time, and rows of ids that did not occur for 500 steps are evicted, with
 
     python wide_deep.py --admission=2 --evict=500
 
+and rows of the deep part can be stored in half the bytes, with
+
+    python wide_deep.py --dtype=float16 --slot_dtype=bfloat16
+
 Real data is read from a folder. That of `adult` (https://doi.org/10.24432/C5XW20)
 has the files adult-train.csv and adult-test.csv. That of `criteo` (the Criteo
 Display Advertising Challenge) has train.txt as Criteo distributes it, separated
@@ -47,8 +51,8 @@ comes back costs the time since the last epoch's end.
 
 The last line on standard output is a JSON object: `auc` and `log_loss` on the
 test examples, `best_auc` (null for real data), `rows` and `bytes` of both
-tables together, `examples` trained on, all epochs counted, and the `seconds`
-that it took to train on them.
+tables together, `saturated`, how often a weight exceeded float16, `examples`
+trained on, all epochs counted, and the `seconds` that it took to train on them.
 """
 
 import argparse
@@ -136,6 +140,18 @@ def parse_arguments(arguments=None):
         help="evict rows of ids that did not occur for so many steps",
     )
     parser.add_argument(
+        "--dtype",
+        choices=["float32", "float16", "bfloat16"],
+        default="float32",
+        help="in which the deep table stores weights",
+    )
+    parser.add_argument(
+        "--slot_dtype",
+        choices=["float32", "bfloat16"],
+        default="float32",
+        help="in which the deep table stores the optimizer's slots",
+    )
+    parser.add_argument(
         "--learning_rate", type=float, default=0.001, help="of the perceptron"
     )
     parser.add_argument("--log_dir", help="where to write TensorBoard logs")
@@ -208,8 +224,15 @@ def make_tables(args):
     wide = tf_ext.SparseTable(
         "wide", dim=1, optimizer="ftrl", initializer="zeros", **lifetime
     )
+    # The wide table stays float32: its rows of one weight are mostly sign and
+    # index, and the sum that FTRL derives the weight from needs the precision.
     deep = tf_ext.SparseTable(
-        "deep", dim=EMBEDDING_DIM, seed=args.seed, **lifetime
+        "deep",
+        dim=EMBEDDING_DIM,
+        seed=args.seed,
+        dtype=args.dtype,
+        slot_dtype=args.slot_dtype,
+        **lifetime,
     )
     return wide, deep
 
@@ -333,6 +356,7 @@ def train_and_evaluate(strategy, args, data):
         )
     result["rows"] = sum(counts["rows"] for counts in stats.values())
     result["bytes"] = sum(counts["bytes"] for counts in stats.values())
+    result["saturated"] = stats["deep"]["saturated"]
     result["seconds"] = round(seconds, 3)
     result["examples"] = data.train_examples * args.epochs
     return result

@@ -33,6 +33,7 @@ _SUBPACKAGES = (
     "hashing",
     "initializers",
     "layers",
+    "metrics",
     "ops",
     "optimizers",
     "serving",

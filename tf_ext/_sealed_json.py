@@ -10,6 +10,7 @@ import json
 import re
 import reprlib
 import typing
+from collections.abc import Sequence
 
 from tf_ext import _core
 
@@ -39,19 +40,22 @@ def seal(members: dict[str, typing.Any]) -> bytes:
     return body + _ENDING.format(_core.crc32c(body)).encode()
 
 
-def unseal(data: bytes, where: str) -> "Members":
+def unseal(
+    data: bytes, where: str, formats: Sequence[int] = (FORMAT,)
+) -> "Members":
     """The members that `seal` was given.
 
     Args:
       data: bytes.
       where: string, the file, for messages.
+      formats: list of ints, the formats that the caller can read.
 
     Returns:
       Members.
 
     Raises:
       DamagedSnapshotError: the bytes were not made by `seal`.
-      ValueError: members of another format than FORMAT.
+      ValueError: members of a format that is not among `formats`.
     """
     body, ending = data[:-_ENDING_BYTES], data[-_ENDING_BYTES:]
     crc = _core.crc32c(body)
@@ -69,11 +73,12 @@ def unseal(data: bytes, where: str) -> "Members":
             f"{where} is damaged: it is no JSON of a snapshot: {error}"
         ) from None
     members = Members(members, where)
-    if members.integer("format") != FORMAT:
+    if members.integer("format") not in formats:
+        known = " and ".join(map(str, formats))
         raise ValueError(
             f"{where} is of format {members.integer('format')}; this version "
-            f"of tf_ext reads format {FORMAT}. It was written by tf_ext "
-            f"{members.text('tf_ext_version')}."
+            f"of tf_ext reads format{'s' * (len(formats) > 1)} {known}. It was "
+            f"written by tf_ext {members.text('tf_ext_version')}."
         )
     return members
 

@@ -5,7 +5,7 @@ Needs no TensorFlow, so that snapshots can be read without it.
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from tf_ext import _core
 from tf_ext._counting import counting_of
@@ -26,8 +26,28 @@ COUNTER_FILE = r"counters-[0-9a-f]{16}-[0-9]{5,7}\.chunks"
 # 100,000 shards, with all files that they can have, need a third of it.
 MAX_BYTES = 1 << 30
 
-_DTYPE_BYTES = {"int64": 8, "float32": 4, "int32": 4}
-_FIRST_FIELDS = (("sign", "int64"), ("weights", "float32"))
+# The format of snapshots whose rows have fields of one of SMALL_DTYPES. All
+# others are of FORMAT, which earlier versions of tf_ext read, too.
+SMALL_ROWS_FORMAT = 2
+SMALL_DTYPES = ("float16", "bfloat16")
+
+_DTYPE_BYTES = {
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+}
+# What fields may be: the sign, the weights and all others.
+_DTYPES = {
+    FORMAT: (["int64"], ["float32"], ["float32", "int32"]),
+    SMALL_ROWS_FORMAT: (
+        ["int64"],
+        ["float32", *SMALL_DTYPES],
+        ["float32", "int32", "bfloat16"],
+    ),
+}
+_FIRST_NAMES = ("sign", "weights")
 _ANYTHING = "(?s:.*)"
 _MAX_DIM = 65536
 _MAX_FIELDS = 32
@@ -46,6 +66,21 @@ class RowField:
     dtype: str
     count: int
     offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """How a load changed values to those of other types.
+
+    values: int, how many were of another type than the table's.
+    rounded: int, how many of them changed.
+    saturated: int, how many of those were beyond the largest finite value, or
+      infinite, and became it.
+    """
+
+    values: int
+    rounded: int
+    saturated: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +120,8 @@ class Manifest:
 
     `base` is None for a full snapshot, and `(path, id)` for a delta.
     `counters` is None if the table does not count, or an earlier version of
-    tf_ext has saved it.
+    tf_ext has saved it. `conversion` is not part of the file: it is None unless
+    the rows were loaded with `convert=True`.
     """
 
     id: str
@@ -104,6 +140,13 @@ class Manifest:
     shards: int
     files: tuple[RowFile, ...]
     counters: Counters | None = None
+    conversion: Conversion | None = None
+
+    @property
+    def format(self) -> int:
+        """The version of the format that holds such rows."""
+        small = any(field.dtype in SMALL_DTYPES for field in self.fields)
+        return SMALL_ROWS_FORMAT if small else FORMAT
 
     @property
     def kind(self) -> str:
@@ -180,7 +223,7 @@ def row_fields(
 def encode(manifest: Manifest) -> bytes:
     """The bytes of `manifest.json`."""
     members: dict[str, typing.Any] = {
-        "format": FORMAT,
+        "format": manifest.format,
         "kind": manifest.kind,
         "id": manifest.id,
         "base": manifest.base
@@ -240,10 +283,12 @@ def decode(data: bytes, where: str) -> Manifest:
         that is wrong is named.
       ValueError: a manifest of another format.
     """
-    members = unseal(data, where)
+    members = unseal(data, where, tuple(_DTYPES))
     table = members.object("table")
     base = _decode_base(members)
-    row_bytes, fields = _decode_row(members.object("row"))
+    row_bytes, fields = _decode_row(
+        members.object("row"), _DTYPES[members.integer("format")]
+    )
     shards = members.integer("shards", 1, _MAX_SHARDS)
     manifest = Manifest(
         id=members.hexadecimal("id", 32),
@@ -272,6 +317,8 @@ def decode(data: bytes, where: str) -> Manifest:
         ),
         counters=_decode_counters(members, table, shards),
     )
+    if members.integer("format") != manifest.format:
+        members.refuse("format", f"{FORMAT}, as all fields have 4 bytes or 8")
     _check_files(members, manifest)
     return manifest
 
@@ -290,20 +337,24 @@ def _decode_base(members: Members) -> tuple[str, str] | None:
     return path, base.hexadecimal("id", 32)
 
 
-def _decode_row(row: Members) -> tuple[int, tuple[RowField, ...]]:
-    """`(bytes of a row, its RowFields)`."""
+def _decode_row(
+    row: Members, dtypes: tuple[list[str], ...]
+) -> tuple[int, tuple[RowField, ...]]:
+    """`(bytes of a row, its RowFields)`; `dtypes`: see `_DTYPES`."""
     found = row.objects("fields")
     if not 2 <= len(found) <= _MAX_FIELDS:
         row.refuse("fields", f"a list of 2 to {_MAX_FIELDS} fields")
     wanted: list[tuple[str, str, int]] = []
     for index, field in enumerate(found):
-        if index < len(_FIRST_FIELDS):
-            name, dtype = _FIRST_FIELDS[index]
+        if index < len(_FIRST_NAMES):
+            name = _FIRST_NAMES[index]
             field.text("name", name, repr(name))
-            field.text("dtype", dtype, repr(dtype))
         else:
             name = field.text("name", "[a-z0-9_]{1,64}", "the name of a field")
-            dtype = field.text("dtype", "float32|int32", "'float32' or 'int32'")
+        allowed = dtypes[min(index, len(dtypes) - 1)]
+        dtype = field.text(
+            "dtype", "|".join(allowed), " or ".join(map(repr, allowed))
+        )
         if name in [before for before, _, _ in wanted]:
             field.refuse("name", "that of no other field")
         count = field.integer("count", 1, _MAX_DIM if index else 1)
@@ -320,9 +371,13 @@ def _decode_config(table: Members, fields: tuple[RowField, ...]) -> str:
     lines = config.splitlines()
     if not all(line.isprintable() and "=" in line for line in lines):
         table.refuse("config", "lines of the form key=value")
-    dim = str(fields[1].count)
-    if dict(line.split("=", 1) for line in lines).get("dim") != dim:
-        table.refuse("config", f"one with the line dim={dim}, as of weights")
+    entries = dict(line.split("=", 1) for line in lines)
+    weights = fields[1]
+    entries.setdefault("dtype", "float32")
+    for key, value in ("dim", str(weights.count)), ("dtype", weights.dtype):
+        if entries.get(key) != value:
+            line = f"one with the line {key}={value}, as of weights"
+            table.refuse("config", line)
     return config
 
 
@@ -403,53 +458,3 @@ def _check_files(members: Members, manifest: Manifest) -> None:
         )
     members.integer("rows", manifest.rows, manifest.rows)
     members.integer("erased", manifest.erased, manifest.erased)
-
-
-def check_fields(
-    path: str,
-    manifest: Manifest,
-    fields: Iterable[tuple[str, str, int]],
-    and_others: bool = False,
-) -> None:
-    """Raises unless rows have the fields of a table of their configuration.
-
-    Args:
-      path: string, the snapshot's directory.
-      manifest: its Manifest.
-      fields: list of `(name, dtype, count)`, without the sign.
-      and_others: bool, whether rows may have other fields, too.
-
-    Raises:
-      DamagedSnapshotError: they have not.
-    """
-    wanted = dataclasses.replace(manifest, fields=row_fields(fields)[0])
-    found = manifest.fields
-    if and_others:
-        names = [field.name for field in wanted.fields]
-        there = [field for field in found if field.name in names]
-        found, _ = row_fields((f.name, f.dtype, f.count) for f in there[1:])
-    if wanted.fields != found:
-        raise DamagedSnapshotError(
-            f"{path}/{NAME} is damaged: its member row.fields must be those "
-            f"of a table of table.config, {wanted.described_fields}, but is "
-            f"{manifest.described_fields}."
-        )
-
-
-def check_state(
-    path: str, manifest: Manifest, check: Callable[[dict[str, str]], object]
-) -> None:
-    """Raises unless the optimizer's state can be restored.
-
-    Args:
-      path: string, the snapshot's directory.
-      manifest: its Manifest.
-      check: function of the state that raises ValueError.
-    """
-    try:
-        check(manifest.state)
-    except ValueError as error:
-        raise DamagedSnapshotError(
-            f"{path}/{NAME} is damaged: its member state must be that of a "
-            f"table's optimizer, but {error}"
-        ) from None

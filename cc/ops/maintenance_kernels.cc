@@ -11,9 +11,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/core/rules/narrow.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/table.h"
+#include "cc/ops/field_types.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -37,25 +39,17 @@ using tensorflow::tstring;
 // the core, and in the output.
 constexpr int64_t kExportPageRows = 65536;
 
-DataType TypeOf(const Field& field) {
-  switch (field.type) {
-    case FieldType::kFloat32:
-      return tensorflow::DT_FLOAT;
-    case FieldType::kInt32:
-      return tensorflow::DT_INT32;
-  }
-  return tensorflow::DT_INVALID;
-}
-
 std::string DescribeFields(const RowLayout& layout) {
-  return absl::StrJoin(
-      layout.fields(), ", ", [](std::string* out, const Field& field) {
-        absl::StrAppend(out, field.name, " ", DataTypeString(TypeOf(field)),
-                        "[", field.count, "]");
-      });
+  return absl::StrJoin(layout.fields(), ", ",
+                       [](std::string* out, const Field& field) {
+                         absl::StrAppend(out, field.name, " ",
+                                         DataTypeString(ToDataType(field.type)),
+                                         "[", field.count, "]");
+                       });
 }
 
-// The fields that an export or import names, with their types.
+// The fields that an export or import names, with their types: those in which
+// they are stored, or float32 for all floats.
 class FieldList {
  public:
   void Init(OpKernelConstruction* ctx) {
@@ -77,6 +71,7 @@ class FieldList {
   }
 
   const std::vector<std::string>& names() const { return names_; }
+  const std::vector<DataType>& types() const { return types_; }
 
   // The fields of `table` that have these names, in this order.
   absl::Status Resolve(const Table& table,
@@ -84,7 +79,7 @@ class FieldList {
     fields->clear();
     for (size_t i = 0; i < names_.size(); ++i) {
       const Field* field = table.layout().Find(names_[i]);
-      if (field == nullptr || TypeOf(*field) != types_[i]) {
+      if (field == nullptr || !CanHave(*field, types_[i])) {
         return absl::InvalidArgumentError(absl::StrCat(
             "There is no field '", names_[i], "' of type ",
             DataTypeString(types_[i]), " in the table '", table.config().name,
@@ -96,6 +91,11 @@ class FieldList {
   }
 
  private:
+  static bool CanHave(const Field& field, DataType type) {
+    return type == ToDataType(field.type) ||
+           (type == tensorflow::DT_FLOAT && field.type != FieldType::kInt32);
+  }
+
   std::vector<std::string> names_;
   std::vector<DataType> types_;
 };
@@ -132,7 +132,8 @@ class SparseTableStatsOp : public OpKernel {
                               stats.waiting,
                               stats.counter_bytes,
                               stats.admitted,
-                              stats.evicted};
+                              stats.evicted,
+                              stats.saturated};
     constexpr int64_t kCount = sizeof(values) / sizeof(values[0]);
     static_assert(sizeof(TableStats) == sizeof(values),
                   "every field of TableStats is reported");
@@ -206,8 +207,13 @@ class SparseTableEraseOp : public OpKernel {
 // The tensors that an export fills page by page.
 class ExportBuffers {
  public:
-  ExportBuffers(OpKernelContext* ctx, std::vector<const Field*> fields)
-      : ctx_(ctx), fields_(std::move(fields)), values_(fields_.size()) {}
+  // `types`: those of the tensors of the fields.
+  ExportBuffers(OpKernelContext* ctx, std::vector<const Field*> fields,
+                const std::vector<DataType>& types)
+      : ctx_(ctx),
+        fields_(std::move(fields)),
+        types_(types),
+        values_(fields_.size()) {}
 
   // Makes room for `rows` rows in all, keeping the existing ones.
   absl::Status Reserve(int64_t rows) {
@@ -215,9 +221,8 @@ class ExportBuffers {
     TF_RETURN_IF_ERROR(
         Grow(tensorflow::DT_INT64, TensorShape({rows}), &signs_));
     for (size_t i = 0; i < fields_.size(); ++i) {
-      TF_RETURN_IF_ERROR(Grow(TypeOf(*fields_[i]),
-                              TensorShape({rows, fields_[i]->count}),
-                              &values_[i]));
+      TF_RETURN_IF_ERROR(
+          Grow(types_[i], TensorShape({rows, fields_[i]->count}), &values_[i]));
     }
     reserved_ = true;
     return absl::OkStatus();
@@ -233,9 +238,15 @@ class ExportBuffers {
     std::copy(page.signs.begin(), page.signs.end(),
               signs_.flat<int64_t>().data() + rows_);
     for (size_t i = 0; i < fields_.size(); ++i) {
-      std::memcpy(
-          static_cast<char*>(values_[i].data()) + rows_ * fields_[i]->bytes(),
-          page.fields[i].data(), n * fields_[i]->bytes());
+      const Field& field = *fields_[i];
+      if (types_[i] == ToDataType(field.type)) {
+        std::memcpy(
+            static_cast<char*>(values_[i].data()) + rows_ * field.bytes(),
+            page.fields[i].data(), n * field.bytes());
+      } else {
+        WidenTo(field.type, page.fields[i].data(), n * field.count,
+                values_[i].flat<float>().data() + rows_ * field.count);
+      }
     }
     rows_ += n;
     return absl::OkStatus();
@@ -259,6 +270,7 @@ class ExportBuffers {
 
   OpKernelContext* const ctx_;
   const std::vector<const Field*> fields_;
+  const std::vector<DataType>& types_;
   bool reserved_ = false;
   int64_t rows_ = 0;
   Tensor signs_;
@@ -282,7 +294,7 @@ class SparseTableExportOp : public OpKernel {
 
     int64_t cursor = ctx->input(kCursor).scalar<int64_t>()();
     const int64_t limit = ctx->input(kLimit).scalar<int64_t>()();
-    ExportBuffers buffers(ctx, std::move(fields));
+    ExportBuffers buffers(ctx, std::move(fields), field_list_.types());
     OP_REQUIRES_OK(ctx, CopyRows(table, limit, &cursor, &buffers));
 
     Tensor* next_cursor = nullptr;
@@ -334,8 +346,16 @@ class SparseTableImportOp : public OpKernel {
     std::shared_ptr<Table> held;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &held));
     Table& table = *held;
+    std::vector<const Field*> fields;
+    OP_REQUIRES_OK(ctx, CheckInputs(ctx, table, &fields));
+    std::vector<Tensor> stored(fields.size());
     std::vector<ConstFieldData> data;
-    OP_REQUIRES_OK(ctx, CheckInputs(ctx, table, &data));
+    int64_t saturated = 0;
+    for (size_t i = 0; i < fields.size(); ++i) {
+      OP_REQUIRES_OK(ctx, AsStored(ctx, *fields[i], ctx->input(kFields + i),
+                                   &stored[i], &saturated));
+      data.push_back({fields[i]->name, stored[i].data()});
+    }
     Tensor* imported = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &imported));
 
@@ -344,21 +364,37 @@ class SparseTableImportOp : public OpKernel {
     if (ctx->input(kClear).scalar<bool>()()) table.Clear();
     OP_REQUIRES_OK(ctx, ToTf(table.Import(signs.flat<int64_t>().data(), n, data,
                                           MakeParallelFor(ctx))));
+    table.CountSaturated(saturated);
     imported->scalar<int64_t>()() = n;
   }
 
  private:
   enum Inputs { kHandle, kSigns, kClear, kFields };
 
+  // The values of a field in the type in which rows store them. `*saturated`:
+  // adds how many were limited.
+  static absl::Status AsStored(OpKernelContext* ctx, const Field& field,
+                               const Tensor& values, Tensor* stored,
+                               int64_t* saturated) {
+    if (values.dtype() == ToDataType(field.type)) {
+      *stored = values;
+      return absl::OkStatus();
+    }
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_temp(ToDataType(field.type), values.shape(), stored));
+    *saturated += NarrowToNearest(field.type, values.flat<float>().data(),
+                                  values.NumElements(), stored->data());
+    return absl::OkStatus();
+  }
+
   absl::Status CheckInputs(OpKernelContext* ctx, const Table& table,
-                           std::vector<ConstFieldData>* data) const {
+                           std::vector<const Field*>* fields) const {
     TF_RETURN_IF_ERROR(CheckVector("signs", ctx->input(kSigns)));
     TF_RETURN_IF_ERROR(CheckScalar("clear", ctx->input(kClear)));
-    std::vector<const Field*> fields;
-    TF_RETURN_IF_ERROR(field_list_.Resolve(table, &fields));
+    TF_RETURN_IF_ERROR(field_list_.Resolve(table, fields));
     const int64_t n = ctx->input(kSigns).dim_size(0);
-    for (size_t i = 0; i < fields.size(); ++i) {
-      const Field& field = *fields[i];
+    for (size_t i = 0; i < fields->size(); ++i) {
+      const Field& field = *(*fields)[i];
       const Tensor& values = ctx->input(kFields + i);
       if (values.shape() != TensorShape({n, field.count})) {
         return absl::InvalidArgumentError(
@@ -368,7 +404,6 @@ class SparseTableImportOp : public OpKernel {
                          "shape is ",
                          values.shape().DebugString(), "."));
       }
-      data->push_back({field.name, values.data()});
     }
     return absl::OkStatus();
   }

@@ -15,8 +15,10 @@
 #include "cc/core/bags/unique.h"
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
+#include "cc/core/table/row_conversion.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
+#include "cc/ops/field_types.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/snapshot_files.h"
 #include "cc/ops/snapshot_inputs.h"
@@ -287,11 +289,10 @@ class SparseTableRestoreOp : public AsyncOpKernel {
                     "must have one entry per field, but they have ",
                     names.size(), ", ", types.size(), ", ", counts.size(),
                     " and ", offsets.size(), ".")));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("convert", &convert_));
     for (size_t i = 0; i < names.size(); ++i) {
-      const FieldType type = types[i] == tensorflow::DT_FLOAT
-                                 ? FieldType::kFloat32
-                                 : FieldType::kInt32;
-      fields_.push_back({names[i], type, counts[i], offsets[i]});
+      fields_.push_back(
+          {names[i], ToFieldType(types[i]), counts[i], offsets[i]});
     }
   }
 
@@ -312,6 +313,7 @@ class SparseTableRestoreOp : public AsyncOpKernel {
     kFileShards,
     kStoredShards
   };
+  enum Outputs { kRows, kConverted };
 
   using Apply = Status (*)(Table& table, const StoredRows& stored,
                            const ChunkView& chunk, int64_t* rows);
@@ -346,6 +348,8 @@ class SparseTableRestoreOp : public AsyncOpKernel {
     Table& table = *held;
     std::vector<SnapshotFile> files;
     StoredRows stored;
+    ConvertedValues converted;
+    if (convert_) stored.converted = &converted;
     TF_RETURN_IF_ERROR(GetInputs(ctx, &files, &stored));
     TF_RETURN_IF_ERROR(ToTf(table.CheckStoredRows(stored)));
     const int64_t chunk_bytes = IntInput(ctx, kChunkBytes);
@@ -369,7 +373,13 @@ class SparseTableRestoreOp : public AsyncOpKernel {
                                     return ToTf(status);
                                   });
         }));
-    return SetScalarOutput<int64_t>(ctx, 0, total);
+    Tensor* counts = nullptr;
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(kConverted, TensorShape({3}), &counts));
+    counts->vec<int64_t>()(0) = converted.values;
+    counts->vec<int64_t>()(1) = converted.rounded;
+    counts->vec<int64_t>()(2) = converted.saturated;
+    return SetScalarOutput<int64_t>(ctx, kRows, total);
   }
 
   absl::Status GetInputs(OpKernelContext* ctx, std::vector<SnapshotFile>* files,
@@ -394,6 +404,7 @@ class SparseTableRestoreOp : public AsyncOpKernel {
   }
 
   std::vector<StoredField> fields_;
+  bool convert_;
 };
 
 class WriteFileAtomicallyOp : public OpKernel {

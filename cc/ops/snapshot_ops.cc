@@ -46,6 +46,7 @@ absl::Status RestoreShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(InputOfRank(c, "file_shards", 1, &unused));
   TF_RETURN_IF_ERROR(InputOfRank(c, "files", 2, &unused));
   c->set_output(0, c->Scalar());
+  c->set_output(1, c->Vector(3));
   return absl::OkStatus();
 }
 
@@ -131,10 +132,12 @@ REGISTER_OP("TfExt>SparseTableRestore")
     .Input("file_shards: int64")
     .Input("stored_shards: int64")
     .Output("rows: int64")
+    .Output("converted: int64")
     .Attr("field_names: list(string)")
-    .Attr("field_types: list({float, int32})")
+    .Attr("field_types: list({float, half, bfloat16, int32})")
     .Attr("field_counts: list(int)")
     .Attr("field_offsets: list(int)")
+    .Attr("convert: bool = false")
     .SetIsStateful()
     .SetShapeFn(RestoreShape)
     .Doc(R"doc(
@@ -159,11 +162,16 @@ file_shards: `[f]`. The snapshot's shard of each file, which must hold no rows
   of other shards.
 stored_shards: Scalar. The number of shards of the snapshot.
 rows: Scalar. The number of rows set.
+converted: `[3]`. How many values were of another type than the table's, how
+  many of them changed, and how many of those were limited to the largest finite
+  value; each value that was set counts.
 field_names: Fields to set, including weights. Others get the values of a new
   row.
 field_types: Their types.
 field_counts: Their numbers of values in a row.
 field_offsets: Their offsets in a row, in bytes.
+convert: Whether floats may be of other types than the table's; they are rounded
+  to the nearest value.
 )doc");
 
 REGISTER_OP("TfExt>WriteFileAtomically")

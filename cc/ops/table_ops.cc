@@ -265,11 +265,13 @@ REGISTER_OP("TfExt>SparseTableStats")
 Returns statistics of a table.
 
 handle: Scalar. The table.
-stats: `[k]`, k = 13. In this order: rows; erased rows kept for reuse; stripes;
+stats: `[k]`, k = 14. In this order: rows; erased rows kept for reuse; stripes;
   bytes of a row; bytes allocated for rows; bytes allocated for indexes; rows in
   the fullest stripe; rows in the emptiest stripe; the longest probe sequence of
   a sign, in index buckets; signs that are counted for admission; bytes
-  allocated for their counters; rows that were admitted; rows that were evicted.
+  allocated for their counters; rows that were admitted; rows that were evicted;
+  values that were limited to the largest finite one of the type in which they
+  are stored.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableConfig")
@@ -293,7 +295,7 @@ REGISTER_OP("TfExt>SparseTableExport")
     .Output("next_cursor: int64")
     .Output("fields: Tfields")
     .Attr("field_names: list(string)")
-    .Attr("Tfields: list({float, int32}) >= 0")
+    .Attr("Tfields: list({float, half, bfloat16, int32}) >= 0")
     .SetIsStateful()
     .SetShapeFn(ExportShape)
     .Doc(R"doc(
@@ -312,7 +314,8 @@ signs: `[n]`. The signs of the rows.
 next_cursor: Scalar. The cursor of the next call, or -1 at the end.
 fields: For each field name `[n, count]`, its count values in each row.
 field_names: The fields to copy.
-Tfields: The type of each of the fields.
+Tfields: The type of each of the fields: that in which it is stored, or float
+  for all types of floats.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableImport")
@@ -322,7 +325,7 @@ REGISTER_OP("TfExt>SparseTableImport")
     .Input("fields: Tfields")
     .Output("imported: int64")
     .Attr("field_names: list(string)")
-    .Attr("Tfields: list({float, int32}) >= 0")
+    .Attr("Tfields: list({float, half, bfloat16, int32}) >= 0")
     .SetIsStateful()
     .SetShapeFn(ImportShape)
     .Doc(R"doc(
@@ -337,7 +340,8 @@ clear: Scalar. Whether all rows are removed first.
 fields: For each field name `[n, count]`, its count values in each row.
 imported: Scalar. n.
 field_names: The fields to set.
-Tfields: The type of each of the fields.
+Tfields: The type of each of the fields: that in which it is stored, or float,
+  from which values are rounded to the nearest one.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableErase")

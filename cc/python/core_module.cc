@@ -12,9 +12,12 @@
 #include "cc/core/hashing/fingerprint.h"
 #include "cc/core/hashing/hash_columns.h"
 #include "cc/core/initializers/initializer.h"
+#include "cc/core/rules/narrow.h"
 #include "cc/core/snapshot/crc32c.h"
 #include "cc/core/support/status.h"
 #include "cc/core/table/config.h"
+#include "cc/core/table/row_format.h"
+#include "cc/core/table/row_layout.h"
 #include "cc/python/rules_module.h"
 #include "cc/python/snapshot_module.h"
 #include "pybind11/numpy.h"
@@ -325,8 +328,11 @@ py::array_t<float> InitialRows(const std::string& config_text,
     py::gil_scoped_release release;
     const Initializer initializer(config.initializer, config.name, config.seed,
                                   config.dim);
+    const RowFormat format(RowLayout(config), &initializer,
+                           RoundingStream(config.seed, config.name),
+                           config.unknown_zeros);
     for (int64_t i = 0; i < n; ++i) {
-      initializer.Fill(in[i], out + i * config.dim);
+      format.FillInitial(in[i], out + i * config.dim);
     }
   }
   return rows;

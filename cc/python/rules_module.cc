@@ -75,9 +75,8 @@ py::list RuleSlots(const std::string& config, int64_t dim) {
   if (!status.ok()) throw py::value_error(status.message());
   py::list slots;
   for (const Slot& slot : rule.Slots(dim)) {
-    const char* const type =
-        slot.type == FieldType::kFloat32 ? "float32" : "int32";
-    slots.append(py::make_tuple(slot.name, type, slot.count));
+    slots.append(
+        py::make_tuple(slot.name, FieldTypeName(slot.type), slot.count));
   }
   return slots;
 }

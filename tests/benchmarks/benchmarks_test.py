@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,6 @@ import core_benchmarks  # noqa: E402
 import harness  # noqa: E402
 import publishing  # noqa: E402
 import run  # noqa: E402
-import tfra  # noqa: E402
 
 import tf_ext  # noqa: E402
 
@@ -172,10 +172,36 @@ class CoreTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(
             [title.strip(",") for title in titles],
             [
-                *("memory", "pull", "push", "insert"),
+                *("memory", "pull", "push", "lines", "insert"),
                 *("stalls", "unique", "hash", "probe"),
             ],
         )
+
+    def test_lines_of_a_row(self):
+        # A row of dim 14 with Adagrad's slot has 120 bytes and starts at any
+        # multiple of 8: a push touches 2.75 lines of it and 1.75 of its
+        # gradient on average, a pull 1.87 of sign and weights.
+        done = self._run(
+            "--rows=5000", "--batch=2000", "--dim=14", "--repeats=1", "lines"
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        pull, push = re.findall("lines a row, pu.*", done.stdout)
+        for text, kind, expected in [
+            (pull, "signs", 8 / 64),
+            (pull, "output", 56 / 64),
+            (pull, "row", 1.875),
+            (push, "signs", 2 * 8 / 64),
+            (push, "items", 2 * 17 / 64),
+            (push, "gradients, checked", 56 / 64),
+            (push, "gradients", 1.75),
+            (push, "row", 2.75),
+        ]:
+            found = re.search(rf"[:,] {kind} (\d+\.\d\d),", text)[1]
+            self.assertNear(float(found), expected, 0.03, f"{kind} of {text}")
+        for text in pull, push:
+            *parts, together = map(float, re.findall(r"\d+\.\d\d", text))
+            self.assertNear(sum(parts), together, 0.05)
+        self.assertLen(re.findall("^remainder ", done.stdout, re.M), 2)
 
     def test_named_parts_run(self):
         done = self._run("--rows=1000", "--batch=100", "--repeats=1", "unique")
@@ -375,77 +401,6 @@ class BatchesTest(tf.test.TestCase):
         whole = 1 - (10.0**6 + 1) ** -0.05
         expected = 1e5 * (1 - 2.0**-0.05) / whole
         self.assertNear(counts[0], expected, 5 * expected**0.5)
-
-
-# Stands in for the program that needs TFRA.
-_WORKER = """
-import json, os, sys
-replies = os.fdopen(int(sys.argv[1]), "w")
-print("noise on standard output")
-for line in sys.stdin:
-    method, arguments = json.loads(line)
-    if method == "die":
-        sys.exit("out of memory")
-    results = {"time": [3.0, 4.0], "start": arguments.get("threads")}
-    reply = {"result": results.get(method)}
-    if method == "fail":
-        reply = {"error": "Traceback: no such table"}
-    print(json.dumps(reply), file=replies, flush=True)
-"""
-
-
-class TfraTest(tf.test.TestCase):
-    def _args(self, python):
-        return run.parse_arguments(["pull", f"--tfra-python={python}"])
-
-    @contextlib.contextmanager
-    def _worker(self):
-        script = pathlib.Path(self.get_temp_dir(), "worker.py")
-        script.write_text(_WORKER)
-        with mock.patch.object(tfra, "_SCRIPT", script):
-            args = self._args(sys.executable)
-            with tfra.start(args) as worker:
-                yield worker
-
-    def test_is_none_unless_asked_for(self):
-        with tfra.start(run.parse_arguments(["pull"])) as worker:
-            self.assertIsNone(worker)
-
-    def test_times_are_those_of_the_other_process(self):
-        with self._worker() as worker:
-            case = worker.case("pull", items=7, rows=1)
-            (result,) = harness.measure([case], repeats=2)
-        self.assertEqual(result["case"], "TFRA")
-        self.assertEqual((result["wall_ms"], result["cpu_ms"]), (3.0, 4.0))
-
-    def test_a_failure_there_is_an_error_here(self):
-        with self._worker() as worker:
-            with self.assertRaisesRegex(RuntimeError, "at fail:\n.*such table"):
-                worker.call("fail")
-
-    def test_its_end_is_an_error_that_holds_what_it_wrote(self):
-        with self._worker() as worker:
-            with self.assertRaisesRegex(
-                RuntimeError, r"status 1 at die.*(\n.*)*out of memory"
-            ):
-                worker.call("die")
-
-    def test_a_python_without_it(self):
-        with self.assertRaisesRegex(
-            SystemExit,
-            "cannot run TFRA. Install what benchmarks/README.md names there. "
-            r".*status 1 at start. (.*\n)*"
-            "ModuleNotFoundError: No module named 'tensorflow_recommenders_add",
-        ):
-            with tfra.start(self._args(sys.executable)):
-                pass
-
-    def test_a_python_that_is_not_there(self):
-        with self.assertRaisesRegex(
-            SystemExit, "--tfra-python=/no/python cannot run TFRA. .*No such fi"
-        ):
-            with tfra.start(self._args("/no/python")):
-                pass
 
 
 class PublishingTest(tf.test.TestCase):

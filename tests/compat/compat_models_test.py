@@ -36,6 +36,14 @@ class ModelsTest(absltest.TestCase):
         model.compile("sgd", "mse")
         self.assertTrue(models.is_compiled(model))
 
+    def test_steps_per_execution(self):
+        model = _dense()
+        for given, expected in [(1, 1), (7, 7)]:
+            model.compile("sgd", "mse", steps_per_execution=given)
+            steps = models.steps_per_execution(model)
+            self.assertIsInstance(steps, int)
+            self.assertEqual(steps, expected)
+
     def test_functional_models_have_a_class(self):
         self.assertIsInstance(_dense(), models.Functional)
         self.assertTrue(issubclass(models.Functional, keras.Model))

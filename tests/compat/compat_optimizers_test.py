@@ -122,5 +122,28 @@ class SumOverReplicasTest(absltest.TestCase):
             self.assertEqual(float(variable.numpy()[0, 0]), -1.0)
 
 
+class PartsTest(absltest.TestCase):
+    def test_of_an_optimizer_alone(self):
+        optimizer, variables = keras.optimizers.SGD(), [_variable()]
+        parts = optimizers.parts_of(optimizer, variables)
+        self.assertEqual(parts, [(optimizer, variables)])
+
+    def test_of_a_composed_optimizer(self):
+        if IS_KERAS_3:
+            self.skipTest("TensorFlow Recommenders refuses Keras 3")
+        import tensorflow_recommenders as tfrs
+
+        one, two = keras.optimizers.SGD(), keras.optimizers.SGD()
+        variables = [_variable(), _variable()]
+        composed = tfrs.experimental.optimizers.CompositeOptimizer(
+            [(one, lambda: variables[:1]), (two, lambda: variables[1:])]
+        )
+        parts = optimizers.parts_of(composed, variables)
+        self.assertEqual([part for part, _ in parts], composed.optimizers)
+        for (_, trained), variable in zip(parts, variables, strict=True):
+            self.assertLen(trained, 1)
+            self.assertIs(trained[0], variable)
+
+
 if __name__ == "__main__":
     absltest.main()

@@ -15,8 +15,20 @@ from docs_util import Block, blocks, program
 from paths import ROOT
 from processes import run_program
 
+from tf_ext._keras import IS_KERAS_3
+
 _SNAPSHOTS = "docs/snapshots.md"
 _SERVING = "docs/serving.md"
+_MODELS = "docs/models.md"
+# They continue each other.
+_RECIPES = [
+    "DIN",
+    "Multi-task: MMoE",
+    "SASRec",
+    "Transfer learning",
+    "Training day by day",
+    "Custom training loops",
+]
 _STOCK = "A SavedModel of TensorFlow's own ops"
 _STORE = "Rows in a key-value store"
 _FOLLOW = "Rows that follow training"
@@ -94,7 +106,8 @@ class CodeTest(absltest.TestCase):
     def test_quick_start_loading_and_snapshots(self):
         start = blocks("README.md", "python", section="Quick start")
         rows = blocks("docs/rows.md", "python")
-        self._run([*start, *blocks(_SNAPSHOTS, "python"), *rows])
+        metrics = blocks(_MODELS, "python", section="Metrics and multi-task")
+        self._run([*start, *blocks(_SNAPSHOTS, "python"), *rows, *metrics])
         for block in blocks(
             "README.md", "python", section="Loading and serving"
         ):
@@ -115,6 +128,44 @@ class CodeTest(absltest.TestCase):
 
         self._run_commands(_SNAPSHOTS, 5)
         self.assertTrue(pathlib.Path(self.folder, "deep.parquet").exists())
+
+    def test_sequences_and_retrieval(self):
+        sequences = blocks(_MODELS, "python", section="Sequences")
+        retrieval = blocks(_MODELS, "python", section="Retrieval")
+        printed = self._run([*sequences, *retrieval]).split("\n")
+        # As the comments say.
+        self.assertEqual(printed[:2], ["5", "(None, 20, 16)"])
+        found = re.findall(r"b'(\w+)'", printed[2])
+        self.assertCountEqual(found, ["bread", "soap", "rice"])
+
+    def test_recipes(self):
+        printed = self._run(
+            [
+                block
+                for section in _RECIPES
+                for block in blocks(_MODELS, "python", section=section)
+            ]
+        ).split("\n")
+        # As the comments say.
+        self.assertEqual(printed[0], "5")
+        self.assertEqual(
+            printed[1:3],
+            [
+                "2024-01-30 Evicted(examined=2, evicted=0)",
+                "2024-01-31 Evicted(examined=2, evicted=0)",
+            ],
+        )
+
+    def test_ranking(self):
+        section = "Ranking: DCN and DLRM"
+        printed = self._run(blocks(_MODELS, "python", section=section))
+        self.assertEqual(printed.split(), ["True"] * 3)
+
+    def test_recommenders(self):
+        # Each library runs with one of the two Kerases.
+        section = "keras-rs" if IS_KERAS_3 else "TensorFlow Recommenders"
+        page = "docs/recommenders.md"
+        self._run(blocks(page, "python", section=section))
 
     def test_serving(self):
         start = blocks("README.md", "python", section="Quick start")

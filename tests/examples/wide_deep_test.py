@@ -60,6 +60,7 @@ class GeneratedRunTest(tf.test.TestCase):
                 "best_auc",
                 "rows",
                 "bytes",
+                "saturated",
                 "seconds",
                 "examples",
             ],
@@ -80,17 +81,21 @@ class GeneratedRunTest(tf.test.TestCase):
         self.assertLess(limited["rows"], result["rows"] / 2)
         self.assertGreater(limited["auc"], result["auc"] - 0.01)
 
-    def test_legacy_keras_and_two_epochs(self):
+    def test_legacy_keras_two_epochs_and_small_rows(self):
         if importlib.util.find_spec("tf_keras") is None:
             self.skipTest("tf_keras is not installed")
         result = _run(
             "--examples=40000",
             "--batch_size=512",
             "--epochs=2",
+            "--dtype=float16",
+            "--slot_dtype=bfloat16",
             TF_USE_LEGACY_KERAS="1",
         )
         self.assertEqual(result["examples"], 80_000)
         self.assertGreater(result["auc"], 0.7)
+        # With float32 rows, it is 65 bytes.
+        self.assertLess(result["bytes"], 58 * result["rows"])
 
     def test_tensorboard_logs(self):
         if importlib.util.find_spec("tensorboard") is None:

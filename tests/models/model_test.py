@@ -85,12 +85,21 @@ class MethodsTest(ModelTestCase):
         ("eagerly", {"run_eagerly": True}),
         ("four_steps_an_execution", {"steps_per_execution": 4}),
         ("three_steps_an_execution", {"steps_per_execution": 3}),
+        ("any_steps_an_execution", {"steps_per_execution": "auto"}),
         ("jit_auto", {"jit_compile": "auto"}),
         ("jit_off", {"jit_compile": False}),
     )
     def test_however_it_is_compiled(self, options):
         if not IS_KERAS_3 and options.get("jit_compile") == "auto":
             self.skipTest("tf_keras has no jit_compile='auto'")
+        if IS_KERAS_3 and options.get("steps_per_execution") == "auto":
+            with self.assertRaisesRegex(
+                ValueError,
+                "`steps_per_execution` of compile must be an integer of at "
+                "least 1. Received: steps_per_execution='auto'",
+            ):
+                compiled(functional(table()), **options)
+            return
         plain, other = (functional(table("adagrad")) for _ in range(2))
         self.fit(compiled(plain), epochs=2)
         self.fit(compiled(other, **options), epochs=2)

@@ -4,7 +4,7 @@ import importlib.util
 
 import numpy as np
 import tensorflow as tf
-from model_building import generator
+from model_building import generator, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
@@ -75,44 +75,38 @@ class RecommendersTest(tf.test.TestCase):
         self.assertEqual(model.user.tables[0].size(), _USERS)
         self.assertEqual(model.movie.tables[0].size(), _MOVIES)
 
-    def test_composed_optimizers(self):
+    def test_same_model_in_one_process_and_mirrored(self):
+        import recommenders_models as models
+
+        histories = []
+        for strategy in (tf.distribute.get_strategy(), mirrored_strategy()):
+            with strategy.scope():
+                model = models.make_model()
+                sums = models.make_model(retrieves=False)
+            model.fit(models.data(), epochs=models.EPOCHS, verbose=0)
+            metrics = models.evaluate_with_index(model, strategy)
+            self.assertBetween(metrics[models.TOP_2], 0.95, 1.0)
+            self.assertLess(metrics["rmse"], 0.1)
+            fit = sums.fit(models.data(batch=81), epochs=2, verbose=0)
+            histories.append(fit.history)
+        self.assertAllClose(*histories, 1e-6, 1e-6)
+
+    def test_streaming_index(self):
+        import recommenders_models as models
         import tensorflow_recommenders as tfrs
 
-        class Dot(tf_ext.Model, tfrs.Model):
-            def __init__(self):
-                super().__init__()
-                self.user = _tower("user", tf_ext.optimizers.SparseSGD(0.5))
-                self.movie = _tower("movie", "sgd")
-
-            def compute_loss(self, inputs, training=False):
-                user = self.user({"user": inputs["user"]}, training=training)
-                movie = self.movie(inputs, training=training)
-                return tf.reduce_mean(tf.reduce_sum(user * movie, 1) ** 2)
-
-        make = tf_ext.optimizers.Optimizer
-        compose = tfrs.experimental.optimizers.CompositeOptimizer
-        model = Dot()
-        parts = [
-            lambda: model.user.trainable_variables,
-            lambda: model.movie.trainable_variables,
-        ]
-        composed = compose(list(zip([make("sgd"), make("adam")], parts)))
-        with self.assertRaisesRegex(
-            ValueError,
-            "must be a single optimizer.* composed of several. Wrap each of "
-            "them, .*: CompositeOptimizer",
-        ):
-            make(composed)
-        plain = [keras.optimizers.SGD(), keras.optimizers.SGD()]
-        with self.assertRaisesRegex(ValueError, "Received: optimizer="):
-            model.compile(compose(list(zip(plain, parts))))
-        model.compile(composed)
-        data = tf.data.Dataset.from_tensors(
-            {"user": ["a", "b", "c"], "movie": ["x", "y", "x"]}
+        model = models.make_model()
+        model.fit(models.data(), epochs=models.EPOCHS, verbose=0)
+        index = tfrs.layers.factorized_top_k.Streaming(model.user, k=2)
+        movies = tf.data.Dataset.range(100, 100 + models.MOVIES).batch(8)
+        index.index_from_dataset(
+            movies.map(lambda ids: (ids, model.movie({"movie": ids})))
         )
-        losses = model.fit(data, epochs=5, verbose=0).history["loss"]
-        self.assertLess(losses[-1], losses[0])
-        self.assertEqual([t.size() for t in model.tables], [3, 2])
+        users = np.arange(models.USERS)
+        _, found = index({"user": tf.constant(users)})
+        wanted = 100 + users // 2
+        hits = np.any(found.numpy() == wanted[:, np.newaxis], axis=1)
+        self.assertGreaterEqual(hits.mean(), 0.95)
 
 
 if __name__ == "__main__":

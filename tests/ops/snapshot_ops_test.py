@@ -51,7 +51,8 @@ class SnapshotOpsTest(parameterized.TestCase):
             restored = self._restore(
                 names, files, chunk_bytes, 16, action=action
             )
-            self.assertEqual(restored, rows)
+            self.assertEqual(restored.rows, rows)
+            self.assertEqual(restored.converted.numpy().tolist(), [0] * 3)
             self.assertEqual(ops.sparse_table_size(self.handle), rows)
 
     @parameterized.parameters(

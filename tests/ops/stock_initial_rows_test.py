@@ -9,9 +9,10 @@ from ops_util import INT64_MAX, INT64_MIN
 from stock_util import EAGERLY, HOW, in_stock_ops
 
 import tf_ext
-from tf_ext import initializers
+from tf_ext import hashing, initializers
 from tf_ext.ops._stock.initial_rows import initial_rows
 
+_BEYOND_FLOAT16 = initializers.Normal(1e6, 0.0)
 _INITIALIZERS = [
     initializers.Zeros(),
     initializers.Constant(-0.3),
@@ -20,7 +21,9 @@ _INITIALIZERS = [
     initializers.Uniform(1.0, 1.0000002),
     initializers.Normal(),
     initializers.Normal(0.1, 2.7),
-    initializers.Normal(1e6, 0.0),
+    _BEYOND_FLOAT16,
+    initializers.Normal(6e4, 1e4),
+    initializers.Normal(0.0, 1e-6),
     initializers.TruncatedNormal(),
     initializers.TruncatedNormal(-0.1, 0.3),
 ]
@@ -29,8 +32,10 @@ _TABLES = [("a", 0, 1), ("table.of-a_test", 2**64 - 1, 16), ("b", 2**63, 33)]
 
 
 class InitialRowsTest(tf.test.TestCase, parameterized.TestCase):
-    def _check(self, initializer, how, name, seed, dim):
-        table = tf_ext.SparseTable(name, dim, "sgd", initializer, seed=seed)
+    def _check(self, initializer, how, name, seed, dim, dtype="float32"):
+        table = tf_ext.SparseTable(
+            name, dim, "sgd", initializer, seed=seed, dtype=dtype
+        )
         generator = np.random.default_rng(11)
         signs = generator.integers(INT64_MIN, INT64_MAX, 20_000)
         signs[:5] = 0, -1, 1, INT64_MIN, INT64_MAX
@@ -39,6 +44,11 @@ class InitialRowsTest(tf.test.TestCase, parameterized.TestCase):
             rows = in_stock_ops(how, call)(tf.constant(some))
             # Graphs, too: TensorFlow rearranges floats' sums and products.
             self.assertAllEqual(rows, table.pull(some))
+        # Rows begin with them, too.
+        pulled = table.pull(signs, training=True)
+        self.assertAllEqual(table.pull(signs), pulled)
+        rows = hashing.initial_rows(table.rows.config, signs)
+        self.assertAllEqual(rows, pulled)
 
     @parameterized.named_parameters(
         (f"{i}_{initializer.kind}", initializer, HOW[i % 4], _TABLES[i % 3])
@@ -46,6 +56,18 @@ class InitialRowsTest(tf.test.TestCase, parameterized.TestCase):
     )
     def test_all_bits(self, initializer, how, description):
         self._check(initializer, how, *description)
+
+    @parameterized.named_parameters(
+        (
+            f"{i}_{initializer.kind}_{dtype}",
+            (initializer, HOW[i % 4], *_TABLES[i % 3], dtype),
+        )
+        for i, initializer in enumerate(_INITIALIZERS)
+        for dtype in ("float16", "bfloat16")
+        if dtype == "bfloat16" or initializer != _BEYOND_FLOAT16
+    )
+    def test_all_bits_of_small_rows(self, arguments):
+        self._check(*arguments)
 
     @parameterized.parameters(*HOW)
     def test_normal_in_every_kind_of_graph(self, how):

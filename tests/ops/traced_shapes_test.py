@@ -75,7 +75,8 @@ class TracedShapesTest(tf.test.TestCase, parameterized.TestCase):
         ("combine_bags", _combine, [3, 4]),
         ("combine_bags_without_weights", lambda: _combine(weights=0), [3, 4]),
         ("exchange_pull", _exchange_pull, [2, 16]),
-        ("restore", _restore, []),
+        ("restore", lambda: _restore().rows, []),
+        ("restore_converting", lambda: _restore().converted, [3]),
         (
             "release",
             lambda: _owner_ops.release_sparse_tables("owner", "run"),

@@ -26,7 +26,7 @@ class UpdateOpsTest(parameterized.TestCase):
         names, files, chunk_bytes = _snapshot_ops.sparse_table_save(
             self.handle, self.directory, _ID
         )
-        return _snapshot_ops.sparse_table_restore(
+        restored = _snapshot_ops.sparse_table_restore(
             self.handle,
             [os.path.join(self.directory, n.decode()) for n in names.numpy()],
             files,
@@ -38,6 +38,7 @@ class UpdateOpsTest(parameterized.TestCase):
             field_counts=[2],
             field_offsets=[8],
         )
+        return restored.rows
 
     def _held(self):
         return _update_ops.sparse_table_held(self.handle).numpy().decode()

@@ -11,11 +11,13 @@ from processes import CLUSTER_TESTS, run_test_files
 # unless it is put here.
 _WITHOUT_KERAS = {
     "benchmarks/benchmarks_comparing_test.py",
+    "benchmarks/benchmarks_retrieval_test.py",
     "benchmarks/benchmarks_serving_test.py",
     "benchmarks/benchmarks_test.py",
     "compat/compat_clusters_test.py",
     "compat/parameter_server_compat_test.py",
     "core/core_test.py",
+    "data/day_files_test.py",
     "data/worker_batches_test.py",
     "distribute/distribute_errors_test.py",
     "distribute/distribute_local_test.py",
@@ -24,7 +26,10 @@ _WITHOUT_KERAS = {
     "distribute/multi_worker_strategy_test.py",
     "distribute/parameter_server_handshake_test.py",
     "distribute/parameter_server_killed_chief_test.py",
+    "examples/recommender_data_test.py",
+    "examples/recommender_examples_test.py",
     "examples/wide_deep_data_test.py",
+    "metrics/user_means_test.py",
     "ops/exchange_ops_test.py",
     "ops/exchange_pull_ops_test.py",
     "ops/exchange_size_ops_test.py",
@@ -47,6 +52,8 @@ _WITHOUT_KERAS = {
     "saving/saving_kill_test.py",
     "serving/export_kill_test.py",
     "serving/serving_test.py",
+    "snapshot/conversion_test.py",
+    "snapshot/small_rows_snapshot_test.py",
     "snapshot/snapshot_command_test.py",
     "snapshot/snapshot_damage_test.py",
     "snapshot/snapshot_durability_test.py",
@@ -64,9 +71,12 @@ _SLOW = {
     "callbacks/snapshot_restart_test.py",
     "docs/docs_cluster_test.py",
     "docs/docs_test.py",
+    "examples/dcn_test.py",
     "examples/serve_test.py",
+    "examples/two_tower_test.py",
     "examples/wide_deep_cluster_test.py",
     "examples/wide_deep_test.py",
+    "models/sequence_twin_test.py",
     "regimes/multi_worker_batch_normalization_test.py",
     "regimes/multi_worker_long_test.py",
     "regimes/multi_worker_recovery_test.py",
@@ -76,6 +86,7 @@ _SLOW = {
     "regimes/parameter_server_callbacks_test.py",
     "regimes/parameter_server_checkpoint_test.py",
     "regimes/parameter_server_data_test.py",
+    "regimes/parameter_server_executions_test.py",
     "regimes/parameter_server_faults_test.py",
     "regimes/parameter_server_frozen_test.py",
     "regimes/parameter_server_loops_test.py",
@@ -90,7 +101,7 @@ _SLOW = {
 
 
 # A process's start takes as long as many a file.
-_PROCESSES = 6
+_PROCESSES = 8
 
 _FILES = [
     path

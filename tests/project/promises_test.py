@@ -214,7 +214,8 @@ class CompatTest(absltest.TestCase):
                     continue
                 self.assertRegex(
                     inspect.getdoc(value) or "",
-                    r"Seen in: (TensorFlow|Keras|tf_keras|Python) \d+\.\d+",
+                    r"Seen in: (TensorFlow|Keras|tf_keras|Python"
+                    r"|tensorflow-recommenders) \d+\.\d+",
                     f"{name}.{key}",
                 )
                 # Not assertRegex, whose message would hold all tests.

@@ -28,7 +28,7 @@ _CORE_FOLDERS = {
     "hashing": ("support",),
     "bags": ("support", "hashing"),
     "initializers": ("support", "hashing"),
-    "rules": ("support",),
+    "rules": ("support", "hashing"),
     "snapshot": ("support", "hashing"),
     "table": ("support", "hashing", "initializers", "rules", "snapshot"),
     "benchmarks": ("support", "hashing", "bags", "table"),

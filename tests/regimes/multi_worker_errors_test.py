@@ -142,6 +142,15 @@ class ArgumentTest(tf.test.TestCase):
         for result in _CASES[cases.bad_arguments]:
             self.assertIn(text, result[name])
 
+    def test_gradients_of_several_tasks(self):
+        self._assert_refused(
+            "tasks",
+            "ValueError: pcgrad works without a tf.distribute strategy only. "
+            "Tasks conflict or not by their gradients over the global batch. "
+            "Under MultiWorkerMirroredStrategy, a replica or worker has those "
+            "of its own share",
+        )
+
     def test_on_nonfinite(self):
         self._assert_refused(
             "on_nonfinite",

@@ -1,11 +1,16 @@
 """Training on synchronous workers: what one process would come to."""
 
 import counted_rows
+import metric_cases
+import multi_worker_metric_cases as metrics
 import multi_worker_step_cases as step
 import multi_worker_training_cases as training
 import numpy as np
 import pytest
+import sequence_cases
+import small_row_cases
 import tensorflow as tf
+import two_tower_cases
 from absl.testing import parameterized
 from multi_worker_cases import Cases, alone, merge_rows
 
@@ -15,7 +20,13 @@ _DIM = step.DIM
 _expected = {}
 
 _CASES = {
-    2: Cases([training, step], workers=2),
+    2: Cases(
+        [
+            *(training, step, metrics),
+            *(sequence_cases, small_row_cases, two_tower_cases),
+        ],
+        workers=2,
+    ),
     3: Cases([training], workers=3),
 }
 
@@ -132,6 +143,30 @@ class OneBatchTest(parameterized.TestCase, tf.test.TestCase):
             self.assertAllClose(result["loss"], [0.0])  # Rows were zeros.
 
 
+class MetricsTest(parameterized.TestCase, tf.test.TestCase):
+    """Metrics of 100,000 rows in uneven shares are those of all rows."""
+
+    def assert_all_have(self, results, expected, tolerance):
+        for result in results:
+            for name, value in expected.items():
+                self.assertAllClose(result[name], value, 0.0, tolerance, name)
+
+    def check(self, cases):
+        expected = metric_cases.expected(*metric_cases.rows())
+        for case in (metrics.rates, metrics.rates_of_uneven_parts):
+            self.assert_all_have(cases[case], expected, 1e-6)
+        expected = metrics.users(alone())
+        self.assertGreater(expected["left_out gauc"], 0)
+        self.assert_all_have(cases[metrics.users], expected, 1e-9)
+
+    def test_two_workers(self):
+        self.check(_CASES[2])
+
+    @pytest.mark.slow
+    def test_three_workers(self):
+        self.check(Cases([metrics], workers=3))
+
+
 class EpochTest(parameterized.TestCase, tf.test.TestCase):
     """Shares of different lengths: every sample is trained once."""
 
@@ -190,6 +225,60 @@ class EntangledTest(parameterized.TestCase, tf.test.TestCase):
         self.assertNotEmpty(tables["unreached"]["weights"])
         for row in tables["unreached"]["weights"].values():
             self.assertAllEqual(row, [0.0] * _DIM)
+
+
+class SequencesTest(tf.test.TestCase):
+    def test_as_one_process(self):
+        results = _CASES[2][sequence_cases.trained]
+        expected = sequence_cases.trained(alone())
+        for result in results:
+            self.assertAllClose(
+                result["losses"], expected["losses"], rtol=1e-5, atol=0.0
+            )
+            for one, other in zip(result["variables"], expected["variables"]):
+                self.assertAllClose(one, other, rtol=0.0, atol=1e-5)
+        values, wanted = _arrays(
+            _tables(results)["item"]["weights"],
+            expected["tables"]["item"]["weights"],
+        )
+        self.assertAllClose(values, wanted, rtol=0.0, atol=1e-5)
+
+
+class TwoTowersTest(tf.test.TestCase, parameterized.TestCase):
+    """A softmax over the items of all workers."""
+
+    @parameterized.parameters(
+        two_tower_cases.global_negatives,
+        two_tower_cases.global_negatives_of_strings,
+    )
+    def test_as_one_process(self, case):
+        results, expected = _CASES[2][case], case(alone())
+        self.assertLess(expected["losses"][-2], expected["losses"][0])
+        for result in results:
+            for name in ("losses", "variables", "frequency"):
+                for one, other in zip(result[name], expected[name]):
+                    self.assertAllClose(one, other, rtol=0.0, atol=1e-5)
+        tables = _tables(results)
+        for name, fields in expected["tables"].items():
+            values, wanted = _arrays(tables[name]["weights"], fields["weights"])
+            self.assertAllClose(values, wanted, rtol=0.0, atol=1e-5)
+
+    def test_own_negatives(self):
+        case = two_tower_cases.own_negatives
+        results, expected = _CASES[2][case], case(alone())
+        for result in results:
+            # Items are counted on all workers; there are fewer negatives.
+            for one, other in zip(result["frequency"], expected["frequency"]):
+                self.assertAllClose(one, other, 1e-6)
+            self.assertLess(result["losses"][0], expected["losses"][0] - 0.1)
+
+
+class SmallRowsTest(tf.test.TestCase):
+    def test_same_bits_as_one_process(self):
+        results = _CASES[2][small_row_cases.trained]
+        small_row_cases.assert_same_bits(
+            results, small_row_cases.trained(alone())
+        )
 
 
 class StatisticsTest(parameterized.TestCase, tf.test.TestCase):

@@ -181,5 +181,38 @@ class MixedPrecisionTest(TestCase):
             self.losses(_CLUSTER.strategy)
 
 
+class TwoTasks(tf_ext.Model):
+    """Two tasks, whose conflict the training step projects out."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = [keras.layers.Dense(1) for _ in range(2)]
+
+    def call(self, inputs):
+        return [head(inputs) for head in self.heads]
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_sum(one) for one in self(data[0])]
+        variables = self.trainable_variables
+        gradients = tf_ext.optimizers.pcgrad(tape, losses, variables)
+        self.optimizer.apply_gradients(zip(gradients, variables))
+        return {"total": tf.add_n(losses)}
+
+
+class TasksTest(tf.test.TestCase):
+    def test_are_refused(self):
+        data = tf.data.Dataset.from_tensors((tf.ones([2, 3]), tf.ones([2, 1])))
+        with _CLUSTER.strategy.scope():
+            model = TwoTasks()
+            model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        with self.assertRaisesRegex(
+            ValueError,
+            "pcgrad works without a tf.distribute strategy only.*Under "
+            "ParameterServerStrategy, a replica or worker",
+        ):
+            model.fit(data, verbose=0)
+
+
 if __name__ == "__main__":
     tf.test.main()

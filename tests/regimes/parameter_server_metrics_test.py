@@ -2,6 +2,7 @@
 
 import re
 
+import metric_cases
 import numpy as np
 import parameter_server_util as util
 import tensorflow as tf
@@ -246,6 +247,21 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
         with _CLUSTER.strategy.scope():
             spread = _model(units, activation, loss, metrics())
         self.assert_same_results(alone, spread, data)
+
+    def test_of_rates_are_those_of_all_rows(self):
+        found = metric_cases.evaluated(_CLUSTER.strategy, 4_099)
+        expected = metric_cases.expected(*metric_cases.rows())
+        for name, value in expected.items():
+            self.assertAllClose(found[name], value, 0.0, 1e-6, name)
+
+    def test_of_users_are_those_of_one_process(self):
+        found = metric_cases.user_metrics(_CLUSTER.strategy, text=True)
+        alone = metric_cases.user_metrics(
+            tf.distribute.get_strategy(), text=True
+        )
+        self.assertCountEqual(found, alone)
+        for name, value in alone.items():
+            self.assertAllClose(found[name], value, 0.0, 1e-9, name)
 
     def test_of_several_outputs(self):
         data = self.data("multi_label").map(

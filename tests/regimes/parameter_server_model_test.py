@@ -4,9 +4,11 @@ import os
 
 import parameter_server_util as util
 import small_models
+import small_row_cases
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, number, rows_of
+from multi_worker_cases import alone
 from small_models import Subclassed, compiled, functional, table
 
 import tf_ext
@@ -54,6 +56,14 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
                 1e-6,
                 1e-6,
             )
+
+    def test_small_rows_have_the_bits_of_one_process(self):
+        expected = small_row_cases.trained(alone())
+        with _CLUSTER.strategy.scope():
+            model = small_row_cases.make_model()
+        self.assertLen(model.tables[0].rows.shards, 2)
+        found = small_row_cases.fit(model, max_inflight_steps=1)
+        small_row_cases.assert_same_bits([found], expected)
 
     def test_asynchronous_steps_learn(self):
         data = self.data(1024)

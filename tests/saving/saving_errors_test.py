@@ -240,8 +240,8 @@ class DamageTest(TestCase):
         ),
         (
             "format_of_the_future",
-            _replace_header('"format": 1', '"format": 2'),
-            "are in format 2; this version of tf_ext reads 1",
+            _replace_header('"format": 1', '"format": 3'),
+            "are in format 3; this version of tf_ext reads 1",
         ),
     )
     def test_is_refused(self, damage, message):

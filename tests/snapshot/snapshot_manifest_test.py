@@ -10,9 +10,13 @@ from tf_ext import _core, _sealed_json
 from tf_ext import _snapshot_manifest as manifests
 
 
-def _manifest():
+def _manifest(dtype="float32", slot_dtype="float32"):
     fields, row_bytes = manifests.row_fields(
-        [("weights", "float32", 2), ("step", "int32", 1)]
+        [
+            ("weights", dtype, 2),
+            ("step", "int32", 1),
+            ("accumulator", slot_dtype, 1),
+        ]
     )
     return manifests.Manifest(
         id="4f1c09d2e6b7a385a0c1b2d3e4f50617",
@@ -23,7 +27,7 @@ def _manifest():
         tensorflow_version="2.21.0",
         table_id="deep/1/0",
         label="tief-ä",
-        config="dim=2\n",
+        config=f"dim=2\ndtype={dtype}\n",
         state={"optimizer": "{}"},
         row_bytes=row_bytes,
         fields=fields,
@@ -36,7 +40,7 @@ def _manifest():
                 2**64 - 1,
                 3,
                 0,
-                104,
+                32 + 3 * row_bytes,
                 7,
             ),
         ),
@@ -48,9 +52,14 @@ class SnapshotManifestTest(absltest.TestCase):
         manifest = _manifest()
         self.assertEqual(
             [(f.name, f.offset) for f in manifest.fields],
-            [("sign", 0), ("weights", 8), ("step", 16)],
+            [("sign", 0), ("weights", 8), ("step", 16), ("accumulator", 20)],
         )
-        self.assertEqual(manifest.row_bytes, 20)
+        self.assertEqual(manifest.row_bytes, 24)
+        small = _manifest("float16", "bfloat16")
+        self.assertEqual(
+            [field.offset for field in small.fields], [0, 8, 12, 16]
+        )
+        self.assertEqual(small.row_bytes, 18)
 
     def test_reads_back_what_was_written(self):
         for base in (None, ("../0", "0" * 32)):
@@ -93,12 +102,37 @@ class SnapshotManifestTest(absltest.TestCase):
         text += b',\n  "more": 1'
         ending = _sealed_json._ENDING.format(_core.crc32c(text)).encode()
         self.assertEqual(manifests.decode(text + ending, "m"), _manifest())
-        text = text.replace(b'"format": 1', b'"format": 2')
+        text = text.replace(b'"format": 1', b'"format": 3')
         ending = _sealed_json._ENDING.format(_core.crc32c(text)).encode()
         with self.assertRaisesRegex(
-            ValueError, "^m is of format 2; this version of tf_ext reads format"
+            ValueError,
+            r"^m is of format 3; this version of tf_ext reads formats 1 and "
+            r"2\. It was written by tf_ext 0\.1\.0\.$",
         ):
             manifests.decode(text + ending, "m")
+
+    def test_only_small_rows_need_format_2(self):
+        for weights, slot, number in (
+            ("float32", "float32", 1),
+            ("float16", "float32", 2),
+            ("bfloat16", "bfloat16", 2),
+            ("float32", "bfloat16", 2),
+        ):
+            manifest = _manifest(weights, slot)
+            self.assertEqual(manifest.format, number)
+            data = manifests.encode(manifest)
+            self.assertEqual(json.loads(data)["format"], number)
+            self.assertEqual(manifests.decode(data, "m"), manifest)
+
+    def test_readers_of_format_1_alone_refuse_it_by_a_sentence(self):
+        # As of tf_ext before there were small rows, and of recovery points.
+        data = manifests.encode(_manifest("float16"))
+        with self.assertRaisesRegex(
+            ValueError,
+            r"^m is of format 2; this version of tf_ext reads format 1\. It "
+            r"was written by tf_ext 0\.1\.0\.$",
+        ):
+            _sealed_json.unseal(data, "m")
 
 
 if __name__ == "__main__":

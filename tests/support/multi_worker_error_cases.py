@@ -245,7 +245,20 @@ def bad_arguments(worker):
     def call_outside():
         return worker.strategy.run(lambda: layer(user, training=True))
 
+    with worker.strategy.scope():
+        weight = tf.Variable(1.0)
+
+    @tf.function(autograph=False)
+    def tasks():
+        def step():
+            with tf.GradientTape(persistent=True) as tape:
+                losses = [2.0 * weight, -3.0 * weight]
+            return tf_ext.optimizers.pcgrad(tape, losses, [weight])
+
+        return worker.strategy.run(step)
+
     errors = {
+        "tasks": _error_of(tasks),
         "on_nonfinite": _error_of(lambda: make("sgd", on_nonfinite="x")),
         "loss": _error_of(inside.compile, optimizer(), sums),
         "outside": _error_of(call_outside),

@@ -24,8 +24,12 @@ def make_data(samples):
 
 
 def make_model():
-    # Adam's rows have a field of int32, too.
-    counted = table("adam", admission=tf_ext.admission.Count(8, forget=3))
+    # Adam's rows have a field of int32, too; weights are of 2 bytes.
+    counted = table(
+        "adam",
+        admission=tf_ext.admission.Count(8, forget=3),
+        dtype="float16",
+    )
     model = functional(counted)
     return compiled(model, keras.optimizers.Adam(0.1))
 

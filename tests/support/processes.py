@@ -22,6 +22,7 @@ CLUSTER_TESTS = frozenset(
         TESTS / "distribute" / "distribute_local_test.py",
         TESTS / "regimes" / "multi_worker_errors_test.py",
         TESTS / "regimes" / "multi_worker_long_test.py",
+        TESTS / "regimes" / "multi_worker_recommenders_test.py",
         TESTS / "regimes" / "multi_worker_train_test.py",
     ]
 )

@@ -24,12 +24,18 @@ _OTHERS = (
     *("a" * 300, "a" * 5000, "a/" * 3000, "\ud800", "\n", "\u2028", "=", "dim"),
     *("0" * 8, "0" * 16, "f" * 32, "-1", "0x1", "file:///etc", "no://where"),
     *("delta", "full", "int64", "float32", "string", "\x1b[31m", "dim=2\n"),
+    *("float16", "bfloat16", "int32", "dim=2\ndtype=float16\n"),
     *([], [[]], [None], [0], {}, {"path": ".", "id": "0" * 32}, {"": {}}),
 )
 _NO_MANIFESTS = (
     *(b"", b"\0", b"{", b"[", b"null", b"1", b'"x"', b"\xff\xfe{", b"\xef\xbb"),
     *(b"[" * 100_000, b'{"a":' * 100_000, b'{"format": 1', b'{"format": "1"'),
-    *(b'{"format": 2', b'{"format": 1' + b"0" * 5000, b'{"format": -1'),
+    *(
+        b'{"format": 3',
+        b'{"format": 2',
+        b'{"format": 1' + b"0" * 5000,
+        b'{"format": -1',
+    ),
     *(b'{"format": NaN', b'{"format": 1, "format": 1', b'{"format": 1,'),
     '{"a": 1'.encode("utf-16"),
 )
@@ -308,7 +314,8 @@ class _Forger:
         row = self._manifests[place]["row"]
         count = self.random.choice([65536, 2**20, 2**40, 2**61 - 3, 2**61 - 2])
         row["fields"][-1]["count"] = count
-        row["bytes"] = row["fields"][-1]["offset"] + 4 * count
+        size = 2 if row["fields"][-1]["dtype"] == "bfloat16" else 4
+        row["bytes"] = row["fields"][-1]["offset"] + size * count
         self._manifests[place]["chunk_bytes"] = row["bytes"] + 32
         return f"row.bytes={row['bytes']}"
 

@@ -29,9 +29,13 @@ _N, _FORGET = 3, 4  # of the admission
 _OTHER_KIND = re.compile("is of format|^Rows cannot be restored into table")
 
 
-def _write_snapshots(root):
+# The types of weights and slots of the two kinds of tables.
+_DTYPES = (("float32", "float32"), ("float16", "bfloat16"))
+
+
+def _write_snapshots(root, dtypes):
     """A full snapshot in two shards, and a delta."""
-    table = _table(2)
+    table = _table(2, dtypes)
     util.push(table, range(12))
     util.push(table, range(12))
     util.push(table, range(50, 80))
@@ -43,9 +47,15 @@ def _write_snapshots(root):
     table.save(os.path.join(root, "1"), base=os.path.join(root, "0"))
 
 
-def _table(shards):
-    admission = tf_ext.admission.Count(_N, _FORGET)
-    return util.table(shards, dim=2, admission=admission)
+def _table(shards, dtypes):
+    dtype, slot_dtype = dtypes
+    return util.table(
+        shards,
+        dim=2,
+        admission=tf_ext.admission.Count(_N, _FORGET),
+        dtype=dtype,
+        slot_dtype=slot_dtype,
+    )
 
 
 def _contents(table):
@@ -74,7 +84,7 @@ def _counters(snapshot, with_row):
 def _by_sign(chunks, names):
     return {
         name: {
-            sign: values
+            sign: _comparable(values)
             for signs, fields in chunks
             for sign, values in zip(signs.tolist(), fields[name])
         }
@@ -82,13 +92,21 @@ def _by_sign(chunks, names):
     }
 
 
+def _comparable(values):
+    """Floats of all types as float32, with one kind of NaN."""
+    if values.dtype.kind != "f":
+        return values
+    values = values.astype(np.float32)
+    return np.where(np.isnan(values), np.float32(np.nan), values)
+
+
 class _Readers:
     """The readers, and a table with rows for each number of shards."""
 
-    def __init__(self):
+    def __init__(self, dtypes):
         self._tables = {}
         for shards in (1, 2, 3):
-            table = _table(shards)
+            table = _table(shards, dtypes)
             self._tables[shards] = table
             self._fill(table)
 
@@ -177,13 +195,17 @@ def main():
     np.seterr(all="ignore")
     accepted = 0
     with tempfile.TemporaryDirectory(prefix="tf_ext_forged_") as root:
-        _write_snapshots(root)
-        files = snapshot_forging.read_files(root)
-        readers = _Readers()
+        kinds = []
+        for dtypes in _DTYPES:
+            origin = os.path.join(root, dtypes[0])
+            _write_snapshots(origin, dtypes)
+            files = snapshot_forging.read_files(origin)
+            kinds.append((files, _Readers(dtypes)))
         work = os.path.join(root, "work")
         for number in range(seed, seed + count):
             print(f"seed {number}", flush=True)
             os.mkdir(work)
+            files, readers = kinds[number // 3 % 2]
             done = snapshot_forging.forge(files, number, work)
             try:
                 accepted += readers.read(os.path.join(work, "1"), number)

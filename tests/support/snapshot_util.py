@@ -30,7 +30,7 @@ def push(table, signs, seed=0):
     """Pushes gradients that depend on the seed."""
     signs = np.asarray(signs)
     gradients = np.random.default_rng(seed).normal(size=[len(signs), table.dim])
-    table.push(signs, gradients.astype(np.float32))
+    table.push(signs, gradients.astype(np.float32), step=1)
 
 
 def loaded(path, **kwargs):

@@ -1,6 +1,7 @@
 """Models with everything that an export must support, and their batches."""
 
 import numpy as np
+import sequence_models
 import small_models as small
 import tensorflow as tf
 
@@ -120,6 +121,57 @@ def subclassed_batch(rng):
         "clicks": tf.SparseTensor(
             places, rng.integers(0, 30, len(places)), [_SIZE, 6]
         ),
+    }
+
+
+class Sequences(tf_ext.Model):
+    """Sequences of all kinds of features: padded, ragged, sparse, crossed."""
+
+    def __init__(self):
+        super().__init__(name="sequences")
+        sequence = tf_ext.feature_column.sequence_category_column
+        items = _column("items", weights="weights", namespace="item")
+        tags = _column("tags", missing="")
+        self.embed = _embed(
+            [
+                sequence(items, append_weight=True),
+                sequence(tags, max_length=2),
+                sequence("clicks", truncating="post", max_length=3),
+                sequence(_cross([tags, "kinds"]), ragged=True),
+                sequence(_column("absent", optional=True), max_length=2),
+                _column("item"),
+            ],
+            tf_ext.SparseTable("item", 4, "adagrad", "normal", seed=5),
+            concatenate=False,
+        )
+        self.sum = sequence_models.MaskedSum()
+
+    def call(self, inputs, training=False):
+        embedded = self.embed(inputs, training=training)
+        return {
+            "items": self.sum(embedded["items"]),
+            "clicks": self.sum(embedded["clicks"]),
+            "tags": self.sum(embedded["tags"]),
+            "cross": tf.reduce_sum(embedded["tags_X_kinds"], 1),
+            "absent": self.sum(embedded["absent"]),
+            "item": embedded["item"],
+        }
+
+
+def sequences_batch(rng):
+    """A batch of `Sequences`."""
+    sizes = rng.integers(0, 4, _SIZE)
+    values = rng.integers(-20, 20, sizes.sum())
+    weights = rng.normal(1, 0.5, sizes.sum()).astype(np.float32)
+    clicks = tf.RaggedTensor.from_row_lengths(values[::-1], sizes)
+    tags = rng.choice(np.array(["", "new", "red"], object), (_SIZE, 3))
+    return {
+        "items": tf.RaggedTensor.from_row_lengths(values, sizes),
+        "weights": tf.RaggedTensor.from_row_lengths(weights, sizes),
+        "tags": tf.constant(tags),
+        "kinds": tf.constant(rng.integers(0, 5, (_SIZE, 3))),
+        "clicks": clicks.to_sparse(),
+        "item": tf.constant(rng.integers(-20, 30, _SIZE)),
     }
 
 

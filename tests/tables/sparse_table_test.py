@@ -222,7 +222,7 @@ class PushTest(tf.test.TestCase, parameterized.TestCase):
             table.push([2], [[1.0, 2.0]])
             self.assertAllEqual(table.pull([2]), [[-0.5, -1.0]])
 
-    @parameterized.parameters(3.7, np.float64(3.0), True, "3", None)
+    @parameterized.parameters(3.7, np.float64(3.0), True, "3")
     def test_step(self, step):
         table = _table(optimizers.SparseSGD(0.1))
         with self.assertRaises(ValueError) as raised:

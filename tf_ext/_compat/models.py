@@ -32,6 +32,17 @@ def is_compiled(model):
     return model.compiled if IS_KERAS_3 else model._is_compiled
 
 
+def steps_per_execution(model):
+    """What a compiled model was given; 1 for "auto".
+
+    tf_keras stores it as a variable.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+    """
+    steps = model.steps_per_execution
+    return steps if isinstance(steps, int) else int(tf.convert_to_tensor(steps))
+
+
 def start_of_training(model, initial_epoch, steps):
     """The first epoch and step, after BackupAndRestore has restored them.
 

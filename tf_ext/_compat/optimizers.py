@@ -63,3 +63,24 @@ def without_replica_sum(optimizer):
         optimizer._all_reduce_sum_gradients = lambda grads_and_vars: (
             grads_and_vars
         )
+
+
+def parts_of(optimizer, variables):
+    """The optimizers that an optimizer is composed of, and their variables.
+
+    TensorFlow Recommenders' CompositeOptimizer makes its optimizers public,
+    but not which variables they train.
+
+    Seen in: tensorflow-recommenders 0.7.7.
+
+    Args:
+      optimizer: an optimizer, composed or not.
+      variables: list of the variables that it trains as a whole.
+
+    Returns:
+      List of (optimizer, list of variables).
+    """
+    composed = getattr(optimizer, "_optimizers_and_vars", None)
+    if composed is None:
+        return [(optimizer, variables)]
+    return [(part, list(trained())) for part, trained in composed]

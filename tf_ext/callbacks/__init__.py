@@ -1,7 +1,8 @@
-"""Callbacks that save and restore tables."""
+"""Callbacks that save, restore and evict rows, and compute metrics."""
 
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.callbacks.evict import Evict
 from tf_ext.callbacks.table_snapshot import TableSnapshot
+from tf_ext.callbacks.user_metrics import UserMetrics
 
-__all__ = ["EarlyStopping", "Evict", "TableSnapshot"]
+__all__ = ["EarlyStopping", "Evict", "TableSnapshot", "UserMetrics"]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import _core
+from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import keras
 from tf_ext._sealed_json import FORMAT, DamagedSnapshotError, seal
 from tf_ext._snapshot_manifest import Manifest, SnapshotConflictError
@@ -276,12 +277,26 @@ def model_variables(model: keras.Model) -> dict[str, typing.Any]:
 def _variables(model: keras.Model) -> dict[str, typing.Any]:
     """The state of training besides rows: `{name: variable}`."""
     variables = model_variables(model)
-    of_optimizer = list(model.optimizer.variables)
-    rate = model.optimizer.learning_rate
-    if hasattr(rate, "assign") and all(v is not rate for v in of_optimizer):
-        of_optimizer.append(rate)  # Not among the variables in tf_keras.
+    of_optimizer: list[typing.Any] = []
+    for part, _ in parts_of(model.optimizer, []):
+        of_optimizer += _variables_of_optimizer(part)
     for index, variable in enumerate(of_optimizer):
         variables[f"optimizer/{index}"] = variable
+    return variables
+
+
+def _variables_of_optimizer(optimizer: typing.Any) -> list[typing.Any]:
+    if not hasattr(optimizer, "build"):
+        raise ValueError(
+            "TableSnapshot cannot save the state of "
+            f"{type(optimizer).__name__}, a legacy optimizer, as part of a "
+            "composed optimizer. Use tf_ext.optimizers.Optimizer around a "
+            "keras.optimizers.Optimizer for each part."
+        )
+    variables = list(optimizer.variables)
+    rate = optimizer.learning_rate
+    if hasattr(rate, "assign") and all(v is not rate for v in variables):
+        variables.append(rate)  # Not among the variables in tf_keras.
     return variables
 
 

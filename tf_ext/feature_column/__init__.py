@@ -3,20 +3,27 @@
 See `tf_ext.hashing` for what the sign of a value is.
 """
 
-from tf_ext.feature_column.bags import Bags, columns_to_bags
+from tf_ext.feature_column.bag_blocks import Bags
+from tf_ext.feature_column.bags import columns_to_bags
 from tf_ext.feature_column.category_column import (
     CategoryColumn,
     category_column,
 )
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.crossed_column import CrossedColumn, crossed_column
+from tf_ext.feature_column.sequence_column import (
+    SequenceColumn,
+    sequence_category_column,
+)
 
 __all__ = [
     "Bags",
     "CategoryColumn",
     "Column",
     "CrossedColumn",
+    "SequenceColumn",
     "category_column",
     "columns_to_bags",
     "crossed_column",
+    "sequence_category_column",
 ]

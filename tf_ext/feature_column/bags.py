@@ -9,31 +9,14 @@ import tensorflow as tf
 from tf_ext import ops
 from tf_ext._checks import refuse
 from tf_ext._compat.op_errors import in_own_words
-from tf_ext.feature_column import features
+from tf_ext.feature_column import bag_blocks, features, sequences, structure
+from tf_ext.feature_column.bag_blocks import Bags
 from tf_ext.feature_column.batch_checks import BatchChecks
 from tf_ext.feature_column.category_column import CategoryColumn
 from tf_ext.feature_column.column import Column
+from tf_ext.feature_column.sequence_column import SequenceColumn
 
 _Inputs = Mapping[str, typing.Any]
-_Feature: typing.TypeAlias = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
-
-
-class Bags(typing.NamedTuple):
-    """The signs of a batch in bags, ordered by column and then by example.
-
-    Bag b of column c holds the signs from `row_splits[c * batch_size + b]` up
-    to, but not including, `row_splits[c * batch_size + b + 1]`.
-
-    Attributes:
-      signs: int64 `[m]`.
-      row_splits: int64 `[number of columns * batch_size + 1]`.
-      weights: float32 `[m]`, 1 for columns without weights; or `[0]` if no
-        column has weights.
-    """
-
-    signs: tf.Tensor
-    row_splits: tf.Tensor
-    weights: tf.Tensor
 
 
 class _Input(typing.NamedTuple):
@@ -56,14 +39,32 @@ class _Input(typing.NamedTuple):
         return tf.size(self.row_splits, tf.int64) - 1
 
 
+class HashedBatch(typing.NamedTuple):
+    """A batch of all columns.
+
+    Attributes:
+      bags: Bags. Those of a sequence hold the ids that are in its output.
+      masks: dict of the sequences' masks, bool `[batch_size, length]`, by
+        column: as often True as there are signs.
+      error: string scalar, "" if there is no error, or none is returned.
+    """
+
+    bags: Bags
+    masks: dict[SequenceColumn, tf.Tensor]
+    error: tf.Tensor
+
+
 def columns_to_bags(
     columns: Sequence[Column], inputs: _Inputs, name: str | None = None
 ) -> Bags:
-    """Hashes the features of a batch, for all columns in one op.
+    """Hashes the features of a batch.
+
+    All columns but sequences share one op.
 
     Args:
       columns: list of `Column`, such as those of `category_column` and
-        `crossed_column`.
+        `crossed_column`. The bags of a `sequence_category_column` hold the ids
+        that remain after truncation.
       inputs: dict of features by key: dense `[batch_size, ...]`, where the
         other dimensions are the bag, `tf.SparseTensor` `[batch_size, n]` with
         indices in row-major order, or `tf.RaggedTensor` `[batch_size, None]`;
@@ -78,8 +79,8 @@ def columns_to_bags(
       ValueError: a feature is missing, or of a type that the column does not
         take.
       tf.errors.InvalidArgumentError: batch sizes differ, the indices of a
-        SparseTensor are not in order, or weights have a different structure
-        from their values.
+        SparseTensor are not in order (or of a sequence, have gaps), or weights
+        have a different structure from their values.
 
     Example:
       >>> tags = tf_ext.feature_column.category_column("tags")
@@ -90,13 +91,7 @@ def columns_to_bags(
       >>> bool(bags.signs[0] == bags.signs[2])
       True
     """
-    with tf.name_scope(name or "columns_to_bags"):
-        checks = BatchChecks(return_error=False)
-        arguments = _op_arguments(columns, inputs, checks)
-        # In eager mode there are no ops to wait for.
-        with tf.control_dependencies(checks.assertions()), in_own_words():
-            found = ops.hash_category(**arguments)
-        return Bags(found.signs, found.sign_splits, found.sign_weights)
+    return hash_batch(columns, inputs, False, name).bags
 
 
 def columns_to_bags_or_error(
@@ -133,15 +128,119 @@ def columns_to_bags_or_error(
       >>> bags.row_splits.numpy()
       array([0, 0, 0])
     """
+    hashed = hash_batch(columns, inputs, True, name)
+    return hashed.bags, hashed.error
+
+
+def hash_batch(
+    columns: Sequence[Column],
+    inputs: _Inputs,
+    return_error: bool,
+    name: str | None = None,
+) -> HashedBatch:
+    """Bags and masks of a batch; `columns_to_bags` describes arguments.
+
+    Args:
+      columns: as for `columns_to_bags`.
+      inputs: as for `columns_to_bags`.
+      return_error: bool, whether errors are returned instead of raised, as in
+        `columns_to_bags_or_error`.
+      name: optional name of the operation.
+    """
+    columns = list(columns)
+    if not columns:
+        refuse("columns_to_bags", "columns", "a non-empty sequence", columns)
+    features.check_mapping("columns_to_bags", inputs)
     with tf.name_scope(name or "columns_to_bags"):
-        checks = BatchChecks(return_error=True)
-        arguments = _op_arguments(columns, inputs, checks)
-        found = ops.hash_category(**arguments, return_error=True)
-        bags = Bags(found.signs, found.sign_splits, found.sign_weights)
-        if not checks:
-            return bags, found.error
-        error = checks.first_error(found.error)
-        return _empty_unless(tf.equal(error, ""), bags), error
+        inputs = {**inputs, **_tensors(columns, inputs)}
+        for column in columns:
+            column.check(inputs)
+        checks = BatchChecks(return_error)
+        if any(isinstance(column, SequenceColumn) for column in columns):
+            hashed = _hash_with_sequences(columns, inputs, checks)
+        else:
+            [found] = _hash([_op_arguments(columns, inputs, checks)], checks)
+            hashed = HashedBatch(_bags(found), {}, found.error)
+        if not return_error or not checks:
+            return hashed
+        error = checks.first_error(hashed.error)
+        bags = _empty_unless(tf.equal(error, ""), hashed.bags)
+        return HashedBatch(bags, hashed.masks, error)
+
+
+def _hash(
+    calls: Sequence[dict[str, typing.Any]], checks: BatchChecks
+) -> list[typing.Any]:
+    """Runs the op with each of some arguments, after all checks."""
+    if checks.return_error:
+        return [ops.hash_category(**one, return_error=True) for one in calls]
+    # In eager mode there are no ops to wait for.
+    with tf.control_dependencies(checks.assertions()), in_own_words():
+        return [ops.hash_category(**one) for one in calls]
+
+
+def _hash_with_sequences(
+    columns: list[Column], inputs: _Inputs, checks: BatchChecks
+) -> HashedBatch:
+    """Hashes sequences, one op for each, beside the other columns."""
+    pooled = [c for c in columns if not isinstance(c, SequenceColumn)]
+    pooled = list(dict.fromkeys(pooled))
+    runs = {
+        column: sequences.positions_of(column, inputs, checks)
+        for column in columns
+        if isinstance(column, SequenceColumn)
+    }
+    present = {c: run for c, run in runs.items() if run is not None}
+    batch = _check_batch_sizes(list(present.values()), checks)
+    calls = [
+        _op_arguments([column.column], run.features, checks)
+        for column, run in present.items()
+    ]
+    if pooled or not present:
+        calls.append(_op_arguments(pooled or columns, inputs, checks, batch))
+    found = _hash(calls, checks)
+    blocks = []
+    if pooled:
+        blocks.append(_bags(found[-1]))
+        batch = (tf.size(blocks[0].row_splits, tf.int64) - 1) // len(pooled)
+    of_run = dict(zip(present, found))
+    kept = {
+        column: sequences.keep_none(column, batch)
+        if run is None
+        else sequences.keep(column, run, _bags(of_run[column]))
+        for column, run in runs.items()
+    }
+    blocks += [one.bags(batch) for one in kept.values()]
+    bags = bag_blocks.concatenate(blocks, any(c.is_weighted for c in columns))
+    places = {column: i for i, column in enumerate([*pooled, *kept])}
+    bags = bag_blocks.select(bags, list(places), [places[c] for c in columns])
+    error = found[0].error
+    for one in found[1:]:
+        error = tf.where(tf.equal(error, ""), one.error, error)
+    return HashedBatch(bags, {c: one.mask for c, one in kept.items()}, error)
+
+
+def _check_batch_sizes(
+    runs: Sequence[sequences.Positions], checks: BatchChecks
+) -> tf.Tensor | None:
+    """The batch size of the sequences, or None if there are none."""
+    for one in runs[1:]:
+        _check_batch_size(one.batch_size(), runs[0].batch_size(), checks)
+    return runs[0].batch_size() if runs else None
+
+
+def _check_batch_size(
+    found: tf.Tensor, wanted: tf.Tensor, checks: BatchChecks
+) -> None:
+    checks.add(
+        tf.equal(found, wanted),
+        "All features must have one batch size, but that of a sequence is "
+        "another.",
+    )
+
+
+def _bags(found: typing.Any) -> Bags:
+    return Bags(found.signs, found.sign_splits, found.sign_weights)
 
 
 def _empty_unless(fine: tf.Tensor, bags: Bags) -> Bags:
@@ -155,17 +254,20 @@ def _empty_unless(fine: tf.Tensor, bags: Bags) -> Bags:
 
 
 def _op_arguments(
-    columns: Sequence[Column], inputs: _Inputs, checks: BatchChecks
+    columns: Sequence[Column],
+    inputs: _Inputs,
+    checks: BatchChecks,
+    batch_size: tf.Tensor | None = None,
 ) -> dict[str, typing.Any]:
-    """The arguments of `ops.hash_category`; adds the checks to `checks`."""
-    columns = list(columns)
-    if not columns:
-        refuse("columns_to_bags", "columns", "a non-empty sequence", columns)
-    features.check_mapping("columns_to_bags", inputs)
-    inputs = {**inputs, **_tensors(columns, inputs)}
-    for column in columns:
-        column.check(inputs)
-    places, op_inputs = _read_inputs(columns, inputs, checks)
+    """The arguments of `ops.hash_category`; adds the checks to `checks`.
+
+    Args:
+      columns: list of Column.
+      inputs: dict of tensors by key, which the columns have checked.
+      checks: BatchChecks.
+      batch_size: int64 scalar, of the batch's sequences; None without any.
+    """
+    places, op_inputs = _read_inputs(columns, inputs, checks, batch_size)
     return {
         "values": [one.values for one in op_inputs],
         "row_splits": [one.row_splits for one in op_inputs],
@@ -174,16 +276,25 @@ def _op_arguments(
     }
 
 
-def _tensors(columns: Sequence[Column], inputs: _Inputs) -> dict[str, _Feature]:
+def _tensors(
+    columns: Sequence[Column], inputs: _Inputs
+) -> dict[str, structure.Feature]:
     """The features and weights that the columns read, if present."""
     parts = [part for column in columns for part in column.parts]
     keys: dict[typing.Any, None]
     keys = dict.fromkeys(key for p in parts for key in (p.key, p.weights))
-    return {key: _to_tensor(key, inputs[key]) for key in keys if key in inputs}
+    return {
+        key: structure.to_tensor(key, inputs[key])
+        for key in keys
+        if key in inputs
+    }
 
 
 def _read_inputs(
-    columns: Sequence[Column], inputs: _Inputs, checks: BatchChecks
+    columns: Sequence[Column],
+    inputs: _Inputs,
+    checks: BatchChecks,
+    batch_size: tf.Tensor | None,
 ) -> tuple[list[int], list[_Input]]:
     """The op's inputs, and the index of its input for each column's part.
 
@@ -195,14 +306,16 @@ def _read_inputs(
         source = _source(part, inputs)
         if source is not None and source not in found:
             found[source] = _read(part, inputs, checks)
-    if not found:
+    if found and batch_size is not None:
+        size = next(iter(found.values())).batch_size()
+        _check_batch_size(size, batch_size, checks)
+    if not found and batch_size is None:
         raise ValueError(
             "The batch size cannot be told, because the features of all "
             f"columns are missing: {', '.join(sorted({p.key for p in parts}))}."
             f" Present are: {features.names(inputs)}. At least one has to be "
             "there."
         )
-    batch_size = None
     for part in parts:
         if _source(part, inputs) is None:
             if batch_size is None:
@@ -230,122 +343,12 @@ def _source(
 
 def _read(part: CategoryColumn, inputs: _Inputs, checks: BatchChecks) -> _Input:
     feature = inputs[part.key]
-    values, row_splits = _split(part.key, feature, checks)
+    values, row_splits = structure.split(part.key, feature, checks)
     values = tf.cast(values, features.op_type(part.key, values.dtype))
     if part.weights is None:
         return _Input(values, row_splits, None)
-    weights = _align(part, feature, inputs[part.weights], checks)
+    weights = structure.align(part, feature, inputs[part.weights], checks)
     return _Input(values, row_splits, weights)
-
-
-def _to_tensor(key: str, feature: typing.Any) -> _Feature:
-    if isinstance(feature, tf.SparseTensor | tf.RaggedTensor | tf.Tensor):
-        return feature
-    try:
-        return tf.convert_to_tensor(feature)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"The feature {key!r} must be a tensor, a tf.SparseTensor, a "
-            "tf.RaggedTensor or an array. Received: "
-            f"{type(feature).__name__} ({error})"
-        ) from error
-
-
-def _split(
-    key: str, feature: _Feature, checks: BatchChecks
-) -> tuple[tf.Tensor, tf.Tensor | None]:
-    """A feature's values, and its row_splits or None."""
-    rank = feature.shape.rank
-    if isinstance(feature, tf.Tensor):
-        return feature, None
-    if isinstance(feature, tf.RaggedTensor):
-        if rank != 2 or feature.ragged_rank != 1:
-            raise ValueError(
-                f"The feature {key!r} is a RaggedTensor of shape "
-                f"{feature.shape}, but its shape must be [batch_size, None]: "
-                "use merge_dims to make one bag of all inner dimensions."
-            )
-        return feature.flat_values, tf.cast(feature.row_splits, tf.int64)
-    if rank not in (2, None):
-        raise ValueError(
-            f"The feature {key!r} is a SparseTensor of shape {feature.shape}, "
-            "but its shape must be [batch_size, n]: use tf.sparse.reshape."
-        )
-    return feature.values, _sparse_row_splits(key, feature, checks)
-
-
-def _sparse_row_splits(
-    key: str, feature: tf.SparseTensor, checks: BatchChecks
-) -> tf.Tensor:
-    rows = feature.indices[:, 0]
-    checks.add(
-        tf.reduce_all(rows[:-1] <= rows[1:]),
-        f"The indices of the SparseTensor of feature {key!r} must be in "
-        "row-major order: use tf.sparse.reorder.",
-    )
-    bags = tf.range(feature.dense_shape[0] + 1)
-    return tf.searchsorted(rows, bags, out_type=tf.int64)
-
-
-def _align(
-    part: CategoryColumn,
-    feature: _Feature,
-    weights: _Feature,
-    checks: BatchChecks,
-) -> tf.Tensor:
-    """The weights of a feature's values, in the same order."""
-    wrong = (
-        f"The weights {part.weights!r} must have the structure of the feature "
-        f"{part.key!r}"
-    )
-    for kind in (tf.SparseTensor, tf.RaggedTensor):
-        if isinstance(feature, kind) != isinstance(weights, kind):
-            raise ValueError(
-                f"{wrong}, which is a {type(feature).__name__}, but are a "
-                f"{type(weights).__name__}."
-            )
-    _check_shapes(wrong, feature.shape, weights.shape, checks)
-    differ = f"{wrong}, but their indices or row_splits differ."
-    if isinstance(feature, tf.SparseTensor):
-        checks.add(_are_equal(weights.indices, feature.indices), differ)
-        weights = weights.values
-    elif isinstance(feature, tf.RaggedTensor):
-        found, wanted = (
-            tf.cast(ragged.row_splits, tf.int64)
-            for ragged in (weights, feature)
-        )
-        checks.add(_are_equal(found, wanted), differ)
-        weights = weights.flat_values
-    return tf.cast(weights, tf.float32)
-
-
-def _check_shapes(
-    wrong: str,
-    wanted: tf.TensorShape,
-    found: tf.TensorShape,
-    checks: BatchChecks,
-) -> None:
-    if found.is_compatible_with(wanted):
-        return
-    message = f"{wrong}, whose shape is {wanted}, but their shape is {found}."
-    if found.rank != wanted.rank:
-        raise ValueError(message)
-    checks.fail(message)
-
-
-def _are_equal(found: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
-    """Whether two tensors are equal; their lengths may differ."""
-    if found.shape.is_fully_defined() and wanted.shape.is_fully_defined():
-        if found.shape != wanted.shape:
-            return tf.constant(False)
-        return tf.reduce_all(tf.equal(found, wanted))
-    # Equal refuses different lengths, except for 1, which it broadcasts.
-    lengths = [tf.shape(tensor)[0] for tensor in (found, wanted)]
-    common = tf.minimum(*lengths)
-    return tf.logical_and(
-        tf.equal(*lengths),
-        tf.reduce_all(tf.equal(found[:common], wanted[:common])),
-    )
 
 
 def _describe(

@@ -20,10 +20,13 @@ class BatchChecks:
     Args:
       return_error: whether the errors of this batch are returned. If so, `fail`
         adds a check that fails, otherwise it raises.
+
+    Attributes:
+      return_error: as above.
     """
 
     def __init__(self, return_error: bool) -> None:
-        self._return_error = return_error
+        self.return_error = return_error
         self._checks: list[_Check] = []
 
     def __len__(self) -> int:
@@ -35,7 +38,7 @@ class BatchChecks:
 
     def fail(self, message: str) -> None:
         """Fails with `message`, about static sizes."""
-        if not self._return_error:
+        if not self.return_error:
             raise ValueError(message)
         self.add(tf.constant(False), message)
 

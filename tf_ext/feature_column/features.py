@@ -99,6 +99,16 @@ def check_rank(key: str, shape: tf.TensorShape) -> None:
         )
 
 
+def check_sequence(part: "CategoryColumn", name: str, inputs: _Inputs) -> None:
+    """Raises if a feature that is present has no positions for a sequence."""
+    shape = tf.TensorShape(inputs[part.key].shape)
+    if shape.rank not in (None, 1, 2):
+        raise ValueError(
+            f"The feature {part.key!r} of the sequence {name!r} must be of "
+            f"shape [batch_size, length] or [batch_size], but is of {shape}."
+        )
+
+
 def check_weights_type(part: "CategoryColumn", dtype: tf.DType) -> None:
     """Raises if weights are not floats."""
     if not dtype.is_floating:

@@ -2,12 +2,12 @@
 
 import itertools
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext.feature_column import Bags
+from tf_ext.feature_column import Bags, SequenceColumn
 from tf_ext.feature_column.column import Column
 
 _POOLED = "pooled"
@@ -19,17 +19,20 @@ def combine(
     inverse: tf.Tensor,
     bags: Bags,
     columns: Sequence[Column],
+    masks: Mapping[SequenceColumn, tf.Tensor],
 ) -> Sequence[tuple[Sequence[Column], tf.Tensor]]:
     """Makes the outputs of columns on one table.
 
-    Adjacent columns whose rows are combined share an op; the other columns
-    arrange their rows themselves.
+    Adjacent columns whose rows are combined share an op; so do the positions of
+    a sequence, each a bag of at most one row. The other columns arrange their
+    rows themselves.
 
     Args:
       rows: float32 `[u, dim]`.
       inverse: int32 `[n]`.
       bags: Bags of the columns; its weights are `[0]` if none has any.
       columns: list of columns.
+      masks: dict of bool `[batch_size, length]`, by sequence.
 
     Returns:
       List of `(columns, output)`: adjacent columns, in their order, with
@@ -54,9 +57,13 @@ def combine(
         end = begin + len(run)
         splits = bags.row_splits[begin * batch : end * batch + 1]
         values = slice(splits[0], splits[-1])
-        make = _pool if run[0].combiner is not None else _arrange
         weights = bags.weights[values] if weighted else None
-        output = make(rows, inverse[values], splits - splits[0], weights, run)
+        first, its, splits = run[0], inverse[values], splits - splits[0]
+        if isinstance(first, SequenceColumn):
+            output = _place(rows, its, splits, weights, first, masks[first])
+        else:
+            make = _pool if first.combiner is not None else _arrange
+            output = make(rows, its, splits, weights, run)
         outputs.append((run, output))
         begin = end
     return outputs
@@ -105,4 +112,38 @@ def _arrange(
             f"of shape {wanted}, as `output_shape` says. Received: a tensor of "
             f"shape {output.shape}"
         )
+    return output
+
+
+def _place(
+    rows: tf.Tensor,
+    inverse: tf.Tensor,
+    row_splits: tf.Tensor,
+    weights: tf.Tensor | None,
+    column: SequenceColumn,
+    mask: tf.Tensor,
+) -> tf.Tensor:
+    """The rows of a sequence at their positions, or in a tf.RaggedTensor."""
+    is_there = mask[mask] if column.ragged else tf.reshape(mask, [-1])
+    ends = tf.cumsum(tf.cast(is_there, tf.int64))
+    multiplies = column.is_weighted and not column.append_weight
+    factors = weights if multiplies else None
+
+    def at_positions(of: tf.Tensor, at: tf.Tensor) -> tf.Tensor:
+        return ops.combine_bags(
+            of, at, tf.concat([[0], ends], 0), factors, combiners=["sum"]
+        )
+
+    output = at_positions(rows, inverse)
+    if column.append_weight and weights is not None:
+        count = tf.range(tf.size(inverse))
+        appended = at_positions(weights[:, tf.newaxis], count)
+        output = tf.concat([output, appended], 1)
+    if column.ragged:
+        return tf.RaggedTensor.from_row_splits(
+            output, row_splits, validate=False
+        )
+    shape = tf.shape(mask)
+    output = tf.reshape(output, [shape[0], shape[1], output.shape[1]])
+    output.set_shape([*mask.shape, None])
     return output

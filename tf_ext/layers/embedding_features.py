@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_ext import ops
+from tf_ext._compat import masks as keras_masks
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.feature_column import Bags, columns_to_bags, features
-from tf_ext.feature_column.bags import columns_to_bags_or_error
+from tf_ext.feature_column import Bags, SequenceColumn, features
+from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.column import Column
 from tf_ext.layers import clicks
 from tf_ext.layers import cvm as cvm_numbers
@@ -16,6 +16,7 @@ from tf_ext.layers.arguments import by_table, check_shapes
 from tf_ext.layers.column_sets import ColumnSets, Part
 from tf_ext.layers.combining import combine
 from tf_ext.layers.given import Give, given_embeddings
+from tf_ext.layers.pulling import pull_differentiable
 from tf_ext.regimes import (
     PullPlan,
     PullRequest,
@@ -56,7 +57,9 @@ class EmbeddingFeatures(keras.layers.Layer):
         lists; it is hashed once.
       table: `tf_ext.SparseTable`, if `columns` is a list.
       concatenate: bool. If False, the outputs of a table's columns are not
-        concatenated but a dict by column name.
+        concatenated but a dict by column name. It must be False with columns of
+        `sequence_category_column`, whose outputs are `[batch_size, length,
+        dim]` and have a Keras mask.
       trainable: bool; if False, rows are neither created nor updated by this
         layer.
       name: string, the layer's name.
@@ -147,6 +150,7 @@ class EmbeddingFeatures(keras.layers.Layer):
                 one.serve_statistics()
         self._columns = tuple(tuple(c) for c in columns_of.values())
         self._sets = ColumnSets(self._columns)
+        keras_masks.take_masks_of_outputs(self)
         if IS_KERAS_3:
             self.supports_jit = False
             self._allow_non_tensor_positional_args = True
@@ -203,11 +207,11 @@ class EmbeddingFeatures(keras.layers.Layer):
             return self._take(give, inputs)
         insert = _as_flag(training, self.trainable)
         regime = regime_of_tables(self.tables)
-        error = None
-        if regime.raises_together:
-            bags, error = columns_to_bags_or_error(self._sets.columns, inputs)
-        else:
-            bags = columns_to_bags(self._sets.columns, inputs)
+        bags, masks, error = hash_batch(
+            self._sets.columns, inputs, regime.raises_together
+        )
+        if not regime.raises_together:
+            error = None
         its_clicks = None
         if self.click is not None and regime.trains and self.trainable:
             its_clicks, error = clicks.of_batch(
@@ -221,7 +225,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         parts = self._sets.split(bags)
         pulled = self._pull(regime, parts, insert, error, its_clicks)
         return self._structured(
-            self._combine(rows, statistics, columns, plan, part)
+            self._combine(rows, statistics, columns, plan, part, masks)
             for columns, (rows, statistics, plan, part) in zip(
                 self._columns, pulled
             )
@@ -235,12 +239,16 @@ class EmbeddingFeatures(keras.layers.Layer):
                 "its tables: the statistics of ids are not among the rows of "
                 "a key-value store. Use tf_ext.serving.export."
             )
-        return self._structured(
-            self._arrange(
-                ([column], give(table, column, inputs)) for column in columns
+        outputs = []
+        for table, columns in zip(self.tables, self._columns):
+            given = {c: give(table, c, inputs) for c in columns}
+            masks = {c: one.mask for c, one in given.items() if _is_masked(c)}
+            outputs.append(
+                self._arrange(
+                    [([c], one.output) for c, one in given.items()], masks
+                )
             )
-            for table, columns in zip(self.tables, self._columns)
-        )
+        return self._structured(outputs)
 
     def _structured(self, outputs: Iterable[typing.Any]) -> typing.Any:
         """The layer's output, of those of its tables."""
@@ -290,17 +298,20 @@ class EmbeddingFeatures(keras.layers.Layer):
         columns: Sequence[Column],
         plan: PullPlan,
         bags: Bags,
+        masks: Mapping[SequenceColumn, tf.Tensor],
     ) -> tf.Tensor | dict[str, tf.Tensor]:
-        combined = combine(rows, plan.inverse, bags, columns)
+        combined = combine(rows, plan.inverse, bags, columns, masks)
         if statistics is not None:
             combined = cvm_numbers.append(
                 combined,
                 cvm_numbers.numbers(statistics, plan.inverse, bags, columns),
             )
-        return self._arrange(combined)
+        return self._arrange(combined, masks)
 
     def _arrange(
-        self, combined: Iterable[tuple[Sequence[Column], tf.Tensor]]
+        self,
+        combined: Iterable[tuple[Sequence[Column], tf.Tensor]],
+        masks: Mapping[SequenceColumn, tf.Tensor],
     ) -> tf.Tensor | dict[str, tf.Tensor]:
         """A table's output, of those of columns that stand side by side."""
         outputs = [
@@ -310,27 +321,60 @@ class EmbeddingFeatures(keras.layers.Layer):
         if self.concatenate:
             tensors = [output for _, output in outputs]
             return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 1)
-        return {
-            column.name: piece
-            for run, output in outputs
-            for column, piece in zip(run, _split(output, len(run)))
-        }
+        named = {}
+        for run, output in outputs:
+            for column, piece in zip(run, _split(output, len(run))):
+                if _is_masked(column):
+                    keras_masks.set_keras_mask(piece, masks[column])
+                named[column.name] = piece
+        return named
 
     def _outputs(
-        self, make: Callable[[tuple[int | None, ...]], typing.Any]
+        self,
+        make: Callable[[tuple[int | None, ...], Column | None], typing.Any],
     ) -> typing.Any:
-        """The structure of outputs, of `make(shape)` without the batch size."""
+        """The structure of outputs, of `make(shape, column)`.
+
+        The shape is without the batch size; the column is None where several
+        are concatenated.
+        """
         outputs: list[typing.Any] = []
         for table, columns in zip(self.tables, self._columns):
-            shapes: dict[str, typing.Any]
+            shapes: dict[Column, typing.Any]
             dim = table.dim + (cvm_numbers.COUNT if self.cvm else 0)
-            shapes = {c.name: c.output_shape(dim) for c in columns}
+            shapes = {c: c.output_shape(dim) for c in columns}
             if self.concatenate:
                 width = sum(width for [width] in shapes.values())
-                outputs.append(make((width,)))
+                outputs.append(make((width,), None))
             else:
-                outputs.append({n: make(s) for n, s in shapes.items()})
+                outputs.append({c.name: make(s, c) for c, s in shapes.items()})
         return self._structured(outputs)
+
+    def compute_mask(
+        self, inputs: _Inputs, previous_mask: typing.Any = None
+    ) -> typing.Any:
+        """The masks of sequences, which Keras takes from the outputs.
+
+        It is for code that has the features, but not the outputs.
+
+        Args:
+          inputs: dict of features by key.
+          previous_mask: is not used.
+
+        Returns:
+          A structure like that of the outputs with `concatenate=False`, of
+          bool `[batch_size, length]`, or None for other outputs than padded
+          sequences; None if no column is one.
+        """
+        del previous_mask
+        wanted = [c for c in self._sets.columns if _is_masked(c)]
+        if not wanted:
+            return None
+        masks = hash_batch(wanted, inputs, return_error=False).masks
+        return self._structured(
+            {c.name: masks[c] if _is_masked(c) else None for c in columns}
+            for columns in self._columns
+        )
 
     def compute_output_spec(
         self, inputs: _Inputs, training: _Flag | None = None
@@ -345,15 +389,27 @@ class EmbeddingFeatures(keras.layers.Layer):
         for column in self._sets.columns:
             column.check(inputs)
         batch = next(iter(inputs.values())).shape[0] if inputs else None
-        return self._outputs(
-            lambda shape: keras.KerasTensor((batch, *shape), self.compute_dtype)
-        )
+
+        def spec(
+            shape: tuple[int | None, ...], column: Column | None
+        ) -> typing.Any:
+            if not isinstance(column, SequenceColumn):
+                return keras.KerasTensor((batch, *shape), self.compute_dtype)
+            shape = (batch, column.length_of(inputs), shape[-1])
+            made = keras.KerasTensor(
+                shape, self.compute_dtype, ragged=column.ragged
+            )
+            if not column.ragged:
+                keras_masks.set_symbolic_mask(made)
+            return made
+
+        return self._outputs(spec)
 
     def compute_output_shape(self, input_shape: _Inputs) -> typing.Any:
         """The outputs' shapes, from a dict of the inputs'."""
         shapes = list(input_shape.values())
         batch = shapes[0][0] if shapes else None
-        return self._outputs(lambda shape: (batch, *shape))
+        return self._outputs(lambda shape, _: (batch, *shape))
 
     def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments, for Keras's savers."""
@@ -396,46 +452,8 @@ class EmbeddingFeatures(keras.layers.Layer):
         return cls(columns[0], tables[0], **config)
 
 
-def pull_differentiable(
-    regime: Regime,
-    requests: Sequence[PullRequest],
-    trainable: bool = True,
-    error: tf.Tensor | None = None,
-) -> list[tuple[tf.Tensor, tf.Tensor | None]]:
-    """Reads rows so that their gradient goes to the tables' shadows.
-
-    Args:
-      regime: Regime of the tables.
-      requests: list of PullRequest of distinct signs.
-      trainable: bool; if False no gradient flows.
-      error: string scalar, the error of the batch, or ""; None where it has
-        been raised already.
-
-    Returns:
-      List of `(weights [n, dim], statistics)`, float32; the statistics are
-      `[n, s]`, without a gradient, or None where none are requested.
-    """
-    pairs = []
-    for request, rows in zip(requests, regime.pull(requests, error)):
-        dim, statistics = request.table.dim, None
-        if request.statistics:
-            rows, statistics = rows[:, :dim], rows[:, dim:]
-        if trainable and request.table.trainable and regime.trains:
-            rows = _attach_gradient(request, rows)
-        pairs.append((rows, statistics))
-    return pairs
-
-
-def _attach_gradient(request: PullRequest, pulled: tf.Tensor) -> tf.Tensor:
-    shadow, plan = request.table.shadow, request.plan
-    counts = request.table.statistics_width > 0
-    if counts and plan.counted is None:
-        plan.count()
-    return ops.route_gradient(
-        pulled,
-        shadow.value if IS_KERAS_3 else shadow,
-        plan.counted if counts else plan.signs,
-    )
+def _is_masked(column: Column) -> typing.TypeGuard[SequenceColumn]:
+    return isinstance(column, SequenceColumn) and not column.ragged
 
 
 def _split(output: tf.Tensor, count: int) -> list[tf.Tensor]:

@@ -10,10 +10,23 @@ import tensorflow as tf
 from tf_ext.feature_column.column import Column
 from tf_ext.tables.sparse_table import SparseTable
 
+
+class Given(typing.NamedTuple):
+    """The output of a column.
+
+    Attributes:
+      output: `[batch_size, *column.output_shape(dim)]`.
+      mask: bool `[batch_size, length]`, of a sequence; else None.
+    """
+
+    output: tf.Tensor
+    mask: tf.Tensor | None
+
+
 Give: typing.TypeAlias = Callable[
-    [SparseTable, Column, Mapping[str, typing.Any]], tf.Tensor
+    [SparseTable, Column, Mapping[str, typing.Any]], Given
 ]
-"""`(table, column, features by key) -> [batch_size, *column.output_shape]`."""
+"""`(table, column, features by key) -> Given`."""
 
 _GIVE: contextvars.ContextVar[Give | None] = contextvars.ContextVar(
     "tf_ext_give_embeddings", default=None

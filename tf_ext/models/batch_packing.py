@@ -90,6 +90,59 @@ class Packing:
         )
 
 
+class Joining:
+    """Joins packed batches, and takes them apart, for several steps.
+
+    Args:
+      packing: Packing of each batch.
+
+    Attributes:
+      signature: list of `tf.TensorSpec`: one flat tensor per type, the length
+        of each batch's part of each type, and the batches' dynamic sizes.
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        *flat, sizes = packing.signature
+        self.signature = [
+            *flat,
+            tf.TensorSpec([None, len(flat)], tf.int64),
+            tf.TensorSpec([None, *sizes.shape], tf.int64),
+        ]
+
+    @staticmethod
+    def join(
+        batches: Sequence[tuple[tf.Tensor, ...]],
+    ) -> tuple[tf.Tensor, ...]:
+        """Joins batches, each as `Packing.pack` returns it; eagerly.
+
+        Returns:
+          Tuple of tensors, as `signature` says.
+        """
+        *flat, sizes = zip(*batches, strict=True)
+        lengths = [[len(part) for part in parts] for parts in flat]
+        return (
+            *(tf.concat(parts, 0) for parts in flat),
+            tf.transpose(tf.constant(lengths, tf.int64)),
+            tf.stack(sizes),
+        )
+
+    @staticmethod
+    def take(
+        joined: Sequence[tf.Tensor], index: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        """A batch of those joined.
+
+        Args:
+          joined: tuple of tensors that `join` returned.
+          index: int64 scalar, which batch.
+        """
+        *flat, lengths, sizes = joined
+        starts = tf.unstack(tf.reduce_sum(lengths[:index], 0), len(flat))
+        ends = tf.unstack(tf.reduce_sum(lengths[: index + 1], 0), len(flat))
+        parts = zip(flat, starts, ends, strict=True)
+        return (*(part[start:end] for part, start, end in parts), sizes[index])
+
+
 def _unknown(spec: tf.TensorSpec) -> list[int]:
     return [axis for axis, size in enumerate(spec.shape) if size is None]
 

@@ -6,8 +6,14 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.optimizers import Optimizer
+from tf_ext.tables import shadow
+from tf_ext.tables.find import tables_of
+
+# Of the batch that models are built with.
+_SAMPLES = 2
 
 
 def wrapped_optimizers(optimizer: typing.Any) -> list[Optimizer]:
@@ -46,10 +52,37 @@ def build_model(model: keras.Model, batch: typing.Any) -> None:
 def build_optimizer(model: keras.Model) -> None:
     """Makes the slots of a compiled model's optimizer."""
     optimizer: typing.Any = getattr(model, "optimizer", None)
-    # tf_keras's legacy optimizers, such as a composed one, make theirs in the
-    # first step.
-    if hasattr(optimizer, "build"):
-        optimizer.build(model.trainable_variables)
+    for part, variables in parts_of(optimizer, model.trainable_variables):
+        # tf_keras's legacy optimizers make theirs in the first step.
+        if hasattr(part, "build"):
+            part.build(variables)
+
+
+def check_composed_optimizer(model: keras.Model) -> None:
+    """Raises ValueError unless one optimizer trains each table.
+
+    The composed optimizer itself checks the other variables, but would call a
+    table's variable by a name that the user has never seen.
+
+    Args:
+      model: keras.Model, compiled with an optimizer.
+    """
+    optimizer: typing.Any = getattr(model, "optimizer", None)
+    if not hasattr(optimizer, "optimizers"):
+        return
+    try:
+        parts = parts_of(optimizer, [])
+    except (AttributeError, ValueError):
+        return  # Of a layer whose variables are made in the first step.
+    trained = [shadow.table_of(v) for _, own in parts for v in own]
+    for table in tables_of(model):
+        count = sum(one is table for one in trained)
+        if table.trainable and count != 1:
+            raise ValueError(
+                f"Table {table.name!r} is trained by {count or 'none'} of the "
+                f"optimizers of {type(optimizer).__name__}. Each trainable "
+                "variable and table must be among the variables of exactly one."
+            )
 
 
 def specs_of(batch: typing.Any) -> Callable[[], typing.Any] | None:
@@ -66,9 +99,11 @@ def specs_of(batch: typing.Any) -> Callable[[], typing.Any] | None:
 
 
 def example_of(element_spec: typing.Any) -> typing.Any:
-    """A batch of one sample, to build a model with.
+    """A batch of two samples, to build a model with.
 
-    It holds zeros, empty strings and empty ragged rows.
+    It holds zeros, empty strings and empty ragged rows. (Models that squeeze
+    their inputs, as `tfrs.experimental.models.Ranking` does, would lose the
+    dimension of a batch of one sample.)
 
     Args:
       element_spec: nested structure of `tf.TypeSpec` of batches.
@@ -81,12 +116,14 @@ def _example(spec: tf.TypeSpec) -> typing.Any:
         values = _example(
             tf.TensorSpec([0, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype)
         )
-        splits = [tf.constant([0, 0], spec.row_splits_dtype)]
+        splits = [tf.zeros([_SAMPLES + 1], spec.row_splits_dtype)]
         splits += [tf.zeros([1], spec.row_splits_dtype)] * (
             spec.ragged_rank - 1
         )
         return tf.RaggedTensor.from_nested_row_splits(values, splits)
     sizes = [1 if size is None else size for size in spec.shape]
+    if sizes and spec.shape[0] is None:
+        sizes[0] = _SAMPLES
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensor(
             tf.zeros([0, len(sizes)], tf.int64),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_ext._checks import refuse
+from tf_ext._checks import check_count, refuse
 from tf_ext._compat.checkpoints import OwnChildren
 from tf_ext._compat.models import BuiltForOneReplica, Functional
 from tf_ext._compat.op_errors import in_own_words
@@ -17,6 +17,7 @@ from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.models.arrays import to_arrays
 from tf_ext.models.building import (
     build_optimizer,
+    check_composed_optimizer,
     specs_of,
     wrapped_optimizers,
 )
@@ -76,14 +77,14 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
           ValueError: another optimizer, or an option that tables do not
             support; the message says what to do.
         """
-        given = inspect.signature(super().compile).bind(
-            optimizer, *args, **kwargs
-        )
-        options = given.arguments
+        bind = inspect.signature(super().compile).bind
+        options = bind(optimizer, *args, **kwargs).arguments
         if options.get("jit_compile") is True:
             allowed = "'auto' or False, as XLA cannot compile the ops of tables"
             refuse("compile", "jit_compile", allowed, True)
         steps = options.get("steps_per_execution") or 1
+        if IS_KERAS_3:  # "auto" is legal in tf_keras alone.
+            check_count("compile", "steps_per_execution", steps, 1)
         if IS_KERAS_3 and steps > 1 and regime_of_model(self).num_replicas > 1:
             raise ValueError(
                 "Argument `steps_per_execution` of compile must be 1 under a "
@@ -159,11 +160,13 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
 
         Raises:
           ValueError: a callback that would restore or average the variables but
-            not the rows, or an argument that the strategy does not support.
+            not the rows, a table that not exactly one part of a composed
+            optimizer trains, or an argument that the strategy does not support.
         """
         given = _bind(super().fit, args, kwargs)
         _check_callbacks(given.arguments.get("callbacks"))
         check_max_inflight_steps(max_inflight_steps)
+        check_composed_optimizer(self)
         keras_fit = super().fit
         with self._explaining_errors():
             return training_of(self).fit(keras_fit, given, max_inflight_steps)
@@ -239,15 +242,15 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         """As in Keras, with the loss of the global batch.
 
         Workers of a MultiWorkerMirroredStrategy are weighted by the number of
-        samples in their shares of a batch.
+        samples in their shares of a batch, unless the losses add up.
         """
-        with after(data), training_of(self).weighing(data):
-            return super().train_step(data)
+        with after(data):
+            return training_of(self).train_step(super().train_step, data)
 
     def test_step(self, data: typing.Any) -> dict[str, typing.Any]:
         """As in Keras."""
         with after(data):
-            return super().test_step(data)
+            return training_of(self).test_step(super().test_step, data)
 
     def save(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-from tf_ext.models.batch_packing import Packing
+from tf_ext.models.batch_packing import Joining, Packing
 from tf_ext.models.fit_arguments import make_dataset
 
 
@@ -21,19 +21,28 @@ class Feed:
     Args:
       dataset: tf.data.Dataset of batches.
       steps: int, the steps of an epoch; None to read the dataset to its end.
+      steps_per_execution: int, the most batches that are sent together.
 
     Attributes:
       element_spec: nested structure of `tf.TypeSpec`, a batch.
-      signature: list of `tf.TensorSpec`, a packed batch.
+      signature: list of `tf.TensorSpec`, what `epoch` yields.
       num_batches: int, of an epoch; None if unknown.
+      steps_per_execution: int.
     """
 
     def __init__(
-        self, dataset: tf.data.Dataset, steps: int | None = None
+        self,
+        dataset: tf.data.Dataset,
+        steps: int | None = None,
+        steps_per_execution: int = 1,
     ) -> None:
         self.element_spec = dataset.element_spec
+        self.steps_per_execution = steps_per_execution
         self._packing = Packing(self.element_spec)
-        self.signature = self._packing.signature
+        self._joining = Joining(self._packing)
+        self.signature = (
+            self._packing if steps_per_execution == 1 else self._joining
+        ).signature
         self._dataset = dataset.map(
             lambda *batch: self._packing.pack(
                 batch if len(batch) > 1 else batch[0]
@@ -49,9 +58,30 @@ class Feed:
         if steps is None and self._cardinality >= 0:
             self.num_batches = self._cardinality
 
-    def unpack(self, packed: Sequence[tf.Tensor]) -> typing.Any:
-        """A batch from what `epoch` yields; to be called in the step."""
-        return self._packing.unpack(packed)
+    def unpack(
+        self, sent: Sequence[tf.Tensor], index: tf.Tensor | None = None
+    ) -> typing.Any:
+        """A batch from what `epoch` yields; to be called in the step.
+
+        Args:
+          sent: tuple of tensors.
+          index: int64 scalar, which batch, if `steps_per_execution` > 1.
+        """
+        if self.steps_per_execution > 1:
+            sent = self._joining.take(sent, index)
+        return self._packing.unpack(sent)
+
+    def steps_in(self, sent: Sequence[tf.Tensor]) -> int | tf.Tensor:
+        """The number of batches in what `epoch` yields.
+
+        Returns:
+          int; in a graph, an int64 scalar if `steps_per_execution` > 1.
+        """
+        if self.steps_per_execution == 1:
+            return 1
+        if tf.executing_eagerly():
+            return len(sent[-1])
+        return tf.shape(sent[-1], tf.int64)[0]
 
     @staticmethod
     def explaining_errors() -> contextlib.AbstractContextManager[None]:
@@ -59,7 +89,7 @@ class Feed:
         return contextlib.nullcontext()
 
     def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
-        """Yields the packed batches of the next epoch, each a tuple.
+        """Yields the packed batches of the next epoch, joined if several.
 
         With `steps` an epoch continues where the last one ended, if data are
         left, as in Keras; without, it starts at the beginning.
@@ -67,6 +97,14 @@ class Feed:
         Args:
           first_step: int, steps of this epoch that were made before.
         """
+        batches = self._batches(first_step)
+        if self.steps_per_execution == 1:
+            yield from batches
+            return
+        while group := [*itertools.islice(batches, self.steps_per_execution)]:
+            yield self._joining.join(group)
+
+    def _batches(self, first_step: int) -> Iterator[typing.Any]:
         if self._steps is None:
             left = self.num_batches and self.num_batches - first_step
             dataset, self._rest = self._rest or self._dataset, None
@@ -114,11 +152,14 @@ class WorkerFeed:
         tf.data.Dataset of batches that does not end.
       steps: int, the steps of an epoch.
       class_weight: dict from class (int) to weight, or None.
+      steps_per_execution: int, the most steps that one function runs.
 
     Attributes:
       element_spec: nested structure of `tf.TypeSpec`, a batch.
-      signature: None: an iterator is what is sent.
+      signature: None: an iterator is what is sent, and if
+        `steps_per_execution` > 1 the number of steps.
       num_batches: int, of an epoch.
+      steps_per_execution: int.
     """
 
     signature = None
@@ -129,6 +170,7 @@ class WorkerFeed:
         dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
         steps: int | None,
         class_weight: dict[int, float] | None = None,
+        steps_per_execution: int = 1,
     ) -> None:
         if steps is None:
             raise ValueError(
@@ -141,11 +183,21 @@ class WorkerFeed:
         )
         self.element_spec = dataset.element_spec
         self.num_batches = steps
+        self.steps_per_execution = steps_per_execution
         self._iterator = iter(dataset)
 
-    def unpack(self, iterator: typing.Any) -> typing.Any:
-        """A batch, on the worker."""
-        return next(iterator)
+    def unpack(
+        self, sent: typing.Any, index: tf.Tensor | None = None
+    ) -> typing.Any:
+        """A batch, on the worker; the next one, whatever `index`."""
+        del index
+        return next(sent if self.steps_per_execution == 1 else sent[0])
+
+    def steps_in(self, sent: typing.Any) -> int | tf.Tensor:
+        """The number of steps of what `epoch` yields, as Feed returns it."""
+        if self.steps_per_execution == 1:
+            return 1
+        return int(sent[1]) if tf.executing_eagerly() else sent[1]
 
     @contextlib.contextmanager
     def explaining_errors(self) -> Iterator[None]:
@@ -165,8 +217,16 @@ class WorkerFeed:
         return epoch, first_step
 
     def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
-        """Yields the workers' iterator for each step of an epoch."""
-        return itertools.repeat(self._iterator, self.num_batches - first_step)
+        """Yields the workers' iterator for each execution of an epoch."""
+        left = self.num_batches - first_step
+        if self.steps_per_execution == 1:
+            yield from itertools.repeat(self._iterator, left)
+            return
+        executions, rest = divmod(left, self.steps_per_execution)
+        full = tf.constant(self.steps_per_execution, tf.int64)
+        yield from itertools.repeat((self._iterator, full), executions)
+        if rest:
+            yield self._iterator, tf.constant(rest, tf.int64)
 
 
 def _warn_of_end(made: int, steps: int) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.clusters import own_executor
+from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute.cluster import cluster_of
+from tf_ext.models import recommenders
 from tf_ext.models.building import (
     build_model,
     build_optimizer,
@@ -26,7 +28,7 @@ from tf_ext.models.parameter_server_feed import Feed, WorkerFeed
 from tf_ext.models.steps import STALENESS, Step, StepFunctions
 from tf_ext.models.training_loop import TrainingLoop
 
-_STEPS_PER_WORKER = 2
+_EXECUTIONS_PER_WORKER = 2
 
 
 class ParameterServerLoop(TrainingLoop):
@@ -90,9 +92,17 @@ class ParameterServerLoop(TrainingLoop):
         x, steps = arguments["x"], arguments["steps_per_epoch"]
         if makes_dataset(x):
             return WorkerFeed(
-                self._coordinator, x, steps, arguments["class_weight"]
+                self._coordinator,
+                x,
+                steps,
+                arguments["class_weight"],
+                steps_per_execution(self._model),
             )
-        return Feed(dataset_of({**arguments, "steps": steps}), steps)
+        return Feed(
+            dataset_of({**arguments, "steps": steps}),
+            steps,
+            steps_per_execution(self._model),
+        )
 
     def _feed(self, arguments: dict[str, typing.Any]) -> Feed:
         return Feed(dataset_of(arguments), arguments["steps"])
@@ -105,7 +115,9 @@ class ParameterServerLoop(TrainingLoop):
         repeatable: bool = False,
     ) -> Iterator[typing.Any]:
         workers = len(cluster_of(self._regime.strategy)["worker"])
-        limit = limit or _STEPS_PER_WORKER * workers
+        if limit:
+            limit = max(1, limit // step.steps_per_execution)
+        limit = limit or _EXECUTIONS_PER_WORKER * workers
         return self._inflight.run(step.function, batches, limit, repeatable)
 
     def _verbose(self, verbose: typing.Any) -> typing.Any:
@@ -135,6 +147,8 @@ class ParameterServerLoop(TrainingLoop):
         others = {STALENESS: logs[STALENESS]} if STALENESS in logs else {}
         if {*metrics, *others} == set(logs):
             logs = {**metrics, **others}
+        else:
+            logs = recommenders.with_metrics(self._model, logs, metrics)
         return super()._epoch_logs(logs)
 
 

@@ -21,7 +21,7 @@ class StepFunctions:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._made: dict[tuple[str, str, str], Step] = {}
+        self._made: dict[tuple[typing.Any, ...], Step] = {}
 
     def get(self, kind: str, feed: typing.Any) -> "Step":
         """The step for the batches of a Feed.
@@ -33,14 +33,21 @@ class StepFunctions:
         Returns:
           Step.
         """
-        key = (kind, type(feed).__name__, repr(feed.element_spec))
+        key = (
+            *(kind, type(feed).__name__, repr(feed.element_spec)),
+            feed.steps_per_execution,
+        )
         if key not in self._made:
             self._made[key] = Step(self._model, kind, feed)
         return self._made[key]
 
 
 class Step:
-    """A step as a tf.function, and the decoder of its result.
+    """Steps as a tf.function, and the decoder of its result.
+
+    If the feed has several steps per execution, the function runs as many as
+    it is sent batches for, one after the other, and returns the logs of the
+    last: those of the others are not computed.
 
     Args:
       model: keras.Model.
@@ -49,6 +56,7 @@ class Step:
 
     Attributes:
       function: tf.function of what the feed yields.
+      steps_per_execution: int, the most steps of a call of it.
     """
 
     def __init__(self, model: keras.Model, kind: str, feed: typing.Any) -> None:
@@ -63,14 +71,48 @@ class Step:
         if IS_KERAS_3 and kind != "predict":
             for metric in model.metrics:
                 make_metric_exact(metric)
-        strategy = regime_of_model(model).strategy
-        unpack = tf.autograph.experimental.do_not_convert(feed.unpack)
+        self._strategy = regime_of_model(model).strategy
+        self._unpack = tf.autograph.experimental.do_not_convert(feed.unpack)
+        self._steps_in = tf.autograph.experimental.do_not_convert(feed.steps_in)
+        self.steps_per_execution = feed.steps_per_execution
         # As in the respective Keras.
         self.function = tf.function(
-            lambda sent: strategy.run(self._read, args=(unpack(sent),)),
+            self._run_one
+            if self.steps_per_execution == 1
+            else self._run_several,
             input_signature=feed.signature and [tuple(feed.signature)],
             autograph=not IS_KERAS_3,
         )
+
+    def _run_one(self, sent: typing.Any) -> list[tf.Tensor]:
+        return self._strategy.run(self._read, args=(self._unpack(sent),))
+
+    def _run_several(self, sent: typing.Any) -> list[tf.Tensor]:
+        """Trains on the batches that were sent."""
+        iterations = getattr(self._optimizer, "iterations", None)
+        steps = self._steps_in(sent)
+        if iterations is not None:
+            before = tf.identity(iterations)
+            with tf.control_dependencies([before]):
+                steps = tf.identity(steps)
+
+        def step(index: tf.Tensor) -> tuple[tf.Tensor]:
+            batch = self._unpack(sent, index)
+            self._strategy.run(self._call, args=(batch,))
+            return (index + 1,)
+
+        (last,) = tf.while_loop(
+            lambda index: index < steps - 1,
+            step,
+            (tf.zeros([], tf.int64),),
+            parallel_iterations=1,
+        )
+        logs = self._strategy.run(self._call, args=(self._unpack(sent, last),))
+        if iterations is not None:
+            others = tf.identity(iterations) - before - steps
+            others = tf.cast(tf.maximum(others, 0), tf.float64)
+            logs = {**logs, STALENESS: others / tf.cast(steps, tf.float64)}
+        return self._packed(logs)
 
     def result(self, tensors: Sequence[tf.Tensor]) -> typing.Any:
         """What the step returned, from the tensors of its function."""

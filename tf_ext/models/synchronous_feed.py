@@ -52,6 +52,12 @@ class SynchronousFeed:
         counts = counts.numpy().ravel()
         return int(counts.max()) if counts.min() >= 0 else None
 
+    @staticmethod
+    def steps_in(sent: typing.Any) -> int:
+        """The steps that what `epoch` yields is for: one."""
+        del sent
+        return 1
+
     def epoch(
         self, first_step: int = 0
     ) -> Iterator[tuple[typing.Any, tf.Tensor]]:

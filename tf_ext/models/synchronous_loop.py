@@ -146,7 +146,9 @@ def _gather(outputs: typing.Any) -> typing.Any:
                 "The outputs of a model must be dense tensors for predict "
                 f"under MultiWorkerMirroredStrategy. Received: {value!r}"
             )
-        return context.all_gather(value, axis=0)
+        # TensorFlow cannot gather an output that is an input of the model,
+        # which has no device.
+        return context.all_gather(tf.identity(value), axis=0)
 
     return tf.nest.map_structure(gather, outputs)
 

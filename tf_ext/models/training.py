@@ -4,7 +4,6 @@ Regimes do not depend on Keras: `training_of` maps the regime of a model to the
 object that runs its training.
 """
 
-import contextlib
 import functools
 import inspect
 import typing
@@ -12,11 +11,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tf_ext._checks import refuse
+from tf_ext._checks import check_count, refuse
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data import worker_batches
 from tf_ext.distribute import naming_lost_tasks
-from tf_ext.models import resume
+from tf_ext.models import recommenders, resume
 from tf_ext.models.building import wrapped_optimizers
 from tf_ext.models.parameter_server_loop import ParameterServerLoop
 from tf_ext.models.synchronous_checks import (
@@ -99,12 +98,22 @@ class KerasTraining:
           method: string, the name of the method called.
         """
 
-    def weighing(
-        self, data: typing.Any
-    ) -> contextlib.AbstractContextManager[None]:
-        """A context that weights a process's batch by its samples."""
-        del data
-        return contextlib.nullcontext()
+    def train_step(
+        self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
+    ) -> dict[str, typing.Any]:
+        """Calls the train step of the model's Keras class, in a replica.
+
+        Args:
+          step: the method.
+          data: its argument.
+        """
+        return step(data)
+
+    def test_step(
+        self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
+    ) -> dict[str, typing.Any]:
+        """Calls the test step, as `train_step` does."""
+        return step(data)
 
     def _call_keras(
         self,
@@ -163,13 +172,9 @@ class ParameterServerTraining(_LoopTraining):
         options: dict[str, typing.Any],
         steps_per_execution: int | str,
     ) -> None:
-        if steps_per_execution not in (1, "auto"):
-            raise ValueError(
-                "Argument `steps_per_execution` of compile must be 1 under "
-                "ParameterServerStrategy, where each step goes to whichever "
-                "worker is free. Received: "
-                f"steps_per_execution={steps_per_execution!r}. Argument "
-                "`max_inflight_steps` of fit keeps workers busy."
+        if steps_per_execution != "auto":
+            check_count(
+                "compile", "steps_per_execution", steps_per_execution, 1
             )
         for one in wrapped_optimizers(optimizer):
             self._regime.check_optimizer(one)
@@ -187,19 +192,39 @@ class _Synchronous(KerasTraining):
         check_losses(options.get("loss"))
         check_optimizer(optimizer)
 
-    def weighing(
-        self, data: typing.Any
-    ) -> contextlib.AbstractContextManager[None]:
-        # The loop has done it, for a batch that may be empty.
+    def train_step(
+        self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
+    ) -> dict[str, typing.Any]:
+        # The loop of Keras 3 has set it, for a batch that may be empty.
         if current_worker_weight() is not None:
-            return contextlib.nullcontext()
+            return step(data)
+        weight = self._weight(step, data)
+        with worker_weight(weight):
+            logs = step(data)
+        if not recommenders.is_recommenders_step(step):
+            return logs
+        return recommenders.sum_losses(logs, weight, self._regime.sum)
+
+    def test_step(
+        self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
+    ) -> dict[str, typing.Any]:
+        if recommenders.is_recommenders_step(step):
+            return self.train_step(step, data)
+        return step(data)
+
+    def _weight(
+        self, step: Callable[..., typing.Any], data: typing.Any
+    ) -> tf.Tensor:
+        """The factor of this worker's loss: a float32 scalar tensor."""
         size = worker_batches.batch_size_of(data)
+        if recommenders.loss_is_sum(self._model, step):
+            # Gradients of an empty batch may be NaN.
+            return tf.cast(size > 0, tf.float32)
         sizes = self._regime.gather(size[tf.newaxis])
-        weight = tf.math.divide_no_nan(
+        return tf.math.divide_no_nan(
             tf.cast(self._regime.num_processes * size, tf.float32),
             tf.cast(tf.reduce_sum(sizes), tf.float32),
         )
-        return worker_weight(weight)
 
 
 class SynchronousTraining(_Synchronous, _LoopTraining):

@@ -5,6 +5,7 @@ Subclasses send batches to workers and collect the results.
 """
 
 import abc
+import collections
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -92,14 +93,27 @@ class TrainingLoop(abc.ABC):
         feed: typing.Any,
         callbacks: keras.callbacks.CallbackList,
         first_step: int = 0,
+        ends: collections.deque[int] | None = None,
     ) -> Iterator[typing.Any]:
-        """Yields an epoch's batches until the model is told to stop."""
+        """Yields what an epoch sends until the model is told to stop.
+
+        Args:
+          kind: a key of `_STOP`.
+          feed: what the steps read.
+          callbacks: keras.callbacks.CallbackList.
+          first_step: int, steps of this epoch that were made before.
+          ends: deque that gets the steps of the epoch up to the end of each.
+        """
         begin = getattr(callbacks, f"on_{kind}_batch_begin")
-        for index, batch in enumerate(feed.epoch(first_step), first_step):
+        step = first_step
+        for sent in feed.epoch(first_step):
             if getattr(self._model, _STOP[kind]):
                 return
-            begin(index)
-            yield batch
+            begin(step)
+            step += feed.steps_in(sent)
+            if ends is not None:
+                ends.append(step)
+            yield sent
 
     def _train_epoch(
         self,
@@ -109,11 +123,14 @@ class TrainingLoop(abc.ABC):
         limit: int | None,
     ) -> dict[str, typing.Any]:
         logs = None
-        batches = self._begun("train", feed, callbacks, first_step)
-        steps = self._train_steps(feed, batches, limit)
-        for index, logs in enumerate(steps, first_step):
-            self._count("_train_counter")
-            callbacks.on_train_batch_end(index, logs)
+        done = first_step
+        ends: collections.deque[int] = collections.deque()
+        batches = self._begun("train", feed, callbacks, first_step, ends)
+        for logs in self._train_steps(feed, batches, limit):
+            end = ends.popleft()
+            self._count("_train_counter", end - done)
+            callbacks.on_train_batch_end(end - 1, logs)
+            done = end
         if logs is None:
             raise _no_data("fit")
         return self._epoch_logs(logs)
@@ -205,7 +222,7 @@ class TrainingLoop(abc.ABC):
     def _train_steps(
         self, feed: typing.Any, batches: Iterable[typing.Any], limit: int | None
     ) -> Iterator[dict[str, typing.Any]]:
-        """Yields the logs of training on each of an epoch's batches."""
+        """Yields the logs of training on each that `_begun` yields."""
 
     @abc.abstractmethod
     def _test_steps(
@@ -251,11 +268,11 @@ class TrainingLoop(abc.ABC):
             steps=feed.num_batches,
         )
 
-    def _count(self, name: str) -> None:
+    def _count(self, name: str, steps: int = 1) -> None:
         # tf_keras's batch counters, which its TensorBoard callback reads.
         counter = getattr(self._model, name, None)
         if counter is not None:
-            counter.assign_add(1)
+            counter.assign_add(steps)
 
     def _check_is_compiled(self, method: str) -> None:
         """Raises if the model was not compiled, or to run eagerly."""

@@ -116,6 +116,7 @@ def sparse_table_restore(
     field_types,
     field_counts,
     field_offsets,
+    convert=False,
     name=None,
 ):
     """Applies files of a snapshot to a table, or only checks them.
@@ -139,10 +140,15 @@ def sparse_table_restore(
       field_types: list of dtypes.
       field_counts: list of ints, the number of values in a row.
       field_offsets: list of ints, the offsets in a row, in bytes.
+      convert: bool, whether floats may be of other types than the table's; they
+        are rounded to the nearest value.
       name: optional name of the operation.
 
     Returns:
-      int64 `[]`, the number of rows set.
+      A named tuple: `rows` int64 `[]`, the number of rows set; `converted`
+      int64 `[3]`, how many values were of another type than the table's, how
+      many of them changed, and how many of those were limited to the largest
+      finite value.
 
     Raises:
       tf.errors.DataLossError: if a file is damaged; names file and byte. Chunks
@@ -165,6 +171,7 @@ def sparse_table_restore(
         field_types=field_types,
         field_counts=field_counts,
         field_offsets=field_offsets,
+        convert=convert,
         name=name,
     )
 

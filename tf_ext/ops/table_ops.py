@@ -29,6 +29,7 @@ TABLE_STATS = (
     "counter_bytes",
     "admitted",
     "evicted",
+    "saturated",
 )
 """The names of the values of `sparse_table_stats`, in order."""
 
@@ -304,7 +305,8 @@ def sparse_table_export(
         Fewer may be copied before the end, too.
       field_names: list of strings, the fields to copy: "weights" and the slots
         of the update rule.
-      field_dtypes: list of `tf.float32` and `tf.int32`, the fields' types.
+      field_dtypes: list of dtypes, those in which the fields are stored, or
+        `tf.float32` for any field of floats.
       name: optional name of the operation.
 
     Returns:
@@ -349,7 +351,9 @@ def sparse_table_import(
       signs: int64 `[n]`. Absent ones are inserted; their fields that are not
         passed get the values of a new row. The last occurrence of a repeated
         sign wins.
-      fields: list of float32 or int32 `[n, count]`, one for each field name.
+      fields: list of `[n, count]`, one for each field name, of the dtype in
+        which the field is stored, or float32. Values of float32 are rounded to
+        the nearest value of a smaller type, and limited to its finite values.
       field_names: list of strings, the fields to set.
       clear: bool `[]`, whether all rows are removed first.
       name: optional name of the operation.

@@ -1,6 +1,7 @@
-"""Optimizers: the model's, and the update rules of tables."""
+"""Optimizers: the model's, the update rules of tables, and PCGrad."""
 
 from tf_ext.optimizers.optimizer import Optimizer
+from tf_ext.optimizers.pcgrad import pcgrad
 from tf_ext.tables.sparse_optimizers import (
     SparseAdagrad,
     SparseAdam,
@@ -22,4 +23,5 @@ __all__ = [
     "SparseRMSprop",
     "SparseRowWiseAdagrad",
     "SparseSGD",
+    "pcgrad",
 ]

@@ -45,6 +45,7 @@ class Adapter:
 
     def loss_scale(self) -> float | tf.Tensor | None:
         """The factor of the loss: a float, a scalar tensor or None."""
+        return None
 
     def after_update(self) -> None:
         """Called after a step whose gradients are finite."""

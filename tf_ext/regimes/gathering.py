@@ -16,7 +16,7 @@ def gathered_chunks(collectives, shard, fields, limit):
     Args:
       collectives: Collectives.
       shard: TableShard, this worker's.
-      fields: tuple of Field, with elements of four bytes.
+      fields: tuple of Field, with elements of four bytes, or floats of two.
       limit: int, rows per worker and chunk.
 
     Yields:
@@ -58,9 +58,7 @@ def _send(collectives, fields, signs, values, counts):
     floats = tf.zeros([0, dim])
     if values is not None:
         # Only the bits matter, not the numbers.
-        floats = tf.concat(
-            [tf.bitcast(values[field.name], tf.float32) for field in fields], 1
-        )
+        floats = tf.concat([_bits(values[f.name]) for f in fields], 1)
     all_signs = _to_first(collectives, signs[:, tf.newaxis], counts)
     all_floats = _to_first(collectives, floats, counts)
     if collectives.rank == 0:
@@ -68,10 +66,24 @@ def _send(collectives, fields, signs, values, counts):
         yield (
             all_signs.numpy()[:, 0],
             {
-                field.name: tf.bitcast(part, field.dtype).numpy()
+                field.name: _from_bits(part, field.dtype).numpy()
                 for field, part in zip(fields, parts)
             },
         )
+
+
+def _bits(values):
+    """The bits of values of 2 or 4 bytes, as float32."""
+    if values.dtype.size == 2:
+        values = tf.cast(tf.bitcast(values, tf.uint16), tf.int32)
+    return tf.bitcast(values, tf.float32)
+
+
+def _from_bits(bits, dtype):
+    """The values whose `_bits` these are."""
+    if dtype.size == 2:
+        bits = tf.cast(tf.bitcast(bits, tf.int32), tf.uint16)
+    return tf.bitcast(bits, dtype)
 
 
 def _to_first(collectives, values, counts):

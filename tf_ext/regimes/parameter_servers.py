@@ -42,6 +42,15 @@ class ParameterServerRegime(Regime):
         """Raises ValueError for options that need the steps of all workers."""
         optimizer.check_for_servers()
 
+    def check_gathers(self, what):
+        """Raises NotImplementedError: workers do not wait for each other."""
+        raise NotImplementedError(
+            f"{what} does not work under ParameterServerStrategy, whose "
+            "workers do not wait for each other: none of them knows the whole "
+            "batch. Use probabilities that are known before training, and the "
+            "negatives of each worker's own batch."
+        )
+
     def make_counter_exact(self, variable):
         """Makes the server add, in one operation."""
         make_exact(variable)

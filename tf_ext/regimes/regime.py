@@ -243,6 +243,38 @@ class Regime:
         )
         return dense, [(t, g) for (t, _), g in zip(slices, gathered)]
 
+    def gather_batch(self, tensors, what):
+        """Gathers the shares of a batch; called in a replica's context.
+
+        Args:
+          tensors: list of float32 or int64 `[b, ...]`, this replica's samples.
+          what: string, what needs them, for the error of a regime that cannot.
+
+        Returns:
+          `(gathered, offset)`: list of `[n, ...]`, the samples of all replicas,
+          through which the gradients of all replicas' losses flow to where the
+          samples are, and int64 scalar, the index of this replica's first one.
+
+        Raises:
+          NotImplementedError: as `check_gathers`.
+        """
+        self.check_gathers(what)
+        context = tf.distribute.get_replica_context()
+        if self.num_replicas == 1 or context is None:
+            return list(tensors), tf.constant(0, tf.int64)
+        size = tf.shape(tensors[0], tf.int64)[0]
+        sizes = context.all_gather(size[tf.newaxis], axis=0)
+        replica = context.replica_id_in_sync_group
+        offset = tf.gather(tf.cumsum(sizes, exclusive=True), replica)
+        return [context.all_gather(one, axis=0) for one in tensors], offset
+
+    def check_gathers(self, what):
+        """Raises NotImplementedError if `gather_batch` does not work.
+
+        Args:
+          what: as of `gather_batch`.
+        """
+
     def check_fit(self, model_in_fit):
         """Raises RuntimeError if Keras's `fit` would train a model wrongly.
 
@@ -252,6 +284,7 @@ class Regime:
           model_in_fit: function that returns the model whose `fit` is running
             in the thread, or None.
         """
+        del model_in_fit
 
     def check_optimizer(self, optimizer):
         """Raises ValueError for options that the regime does not support.

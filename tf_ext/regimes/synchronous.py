@@ -8,6 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
+from tf_ext.regimes import batches
 from tf_ext.regimes.exchange import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
 from tf_ext.regimes.gradients import from_slices, to_indices
@@ -106,6 +107,11 @@ class SynchronousRegime(AllToAll, Regime):
         anywhere = self.gather(tf.cast(bad, tf.int64)[tf.newaxis])
         finite = tf.equal(tf.reduce_max(anywhere), 0)
         return [t._replace(finite=finite) for t in sums]
+
+    def gather_batch(self, tensors, what):
+        """Gathers samples of all workers, by tf_ext's collectives."""
+        del what
+        return batches.gather_batch(self.workers, tensors)
 
     def check_fit(self, model_in_fit):
         """Raises RuntimeError unless the model is a tf_ext.Model."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tf_ext._compat.models import Functional, layers_of
 from tf_ext._keras import keras
+from tf_ext.layers.retrieval import Retrieval
 from tf_ext.models.building import example_of
 from tf_ext.serving.signature import Signature
 from tf_ext.tables import shadow
@@ -72,6 +73,8 @@ def copy_of(
             with tempfile.TemporaryDirectory() as folder:
                 old.save_assets(folder)
                 new.load_assets(folder)
+        elif isinstance(old, Retrieval):
+            new.index(old.ids, old.embeddings)
     return copy
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext._keras import keras
+from tf_ext.feature_column import SequenceColumn
 from tf_ext.feature_column.column import Column
-from tf_ext.layers.given import embeddings_given_by
+from tf_ext.layers.given import Given, embeddings_given_by
 from tf_ext.models.building import example_of
 from tf_ext.serving import signature as signatures
 from tf_ext.serving.served_model import check_ops, resources_of
@@ -27,17 +28,25 @@ class Embedding(typing.NamedTuple):
       features: dict that maps the keys of the features and weights that the
         column reads to the names of the model's inputs, or to None if the model
         computes them. Absent ones have no key.
+      mask: string, the name of the input with the mask of a sequence; None if
+        the model does not use it, and for other columns.
     """
 
     name: str
     table: SparseTable
     column: Column
     features: dict[str, str | None]
+    mask: str | None = None
 
     def spec(self) -> tf.TensorSpec:
         """The input's spec: float32, whatever the model's compute dtype."""
         shape = self.column.output_shape(self.table.dim)
         return tf.TensorSpec([None, *shape], tf.float32, self.name)
+
+    def mask_spec(self) -> tf.TensorSpec:
+        """The spec of the input with the mask of a sequence."""
+        length, _ = self.column.output_shape(self.table.dim)
+        return tf.TensorSpec([None, length], tf.bool, self.mask)
 
 
 class DensePart(typing.NamedTuple):
@@ -75,7 +84,10 @@ def cut(model: keras.Model, specs: typing.Any) -> DensePart:
     probe = _Probe(model, taken)
     names = _Names()
     embeddings = [
-        one._replace(name=names.free(one.name)) for one in probe.embeddings
+        one._replace(
+            name=names.free(one.name), mask=one.mask and names.free(one.mask)
+        )
+        for one in probe.embeddings
     ]
     others = {names.free(key): key for key in probe.needed}
     name_of = {key: name for name, key in others.items()}
@@ -86,12 +98,13 @@ def cut(model: keras.Model, specs: typing.Any) -> DensePart:
             key: given[name_of[key]] if key in name_of else absent[key]
             for key in taken.tensors
         }
-        take = iter([given[embeddings[i].name] for i in probe.order])
+        take = iter([_given(embeddings[i], given) for i in probe.order])
         with embeddings_given_by(lambda *_: next(take)):
             outputs = model(taken.pack(batch), training=False)
         return signatures.name_outputs(outputs)
 
     arguments = {one.name: one.spec() for one in embeddings}
+    arguments |= {one.mask: one.mask_spec() for one in embeddings if one.mask}
     for name, key in others.items():
         spec = taken.tensors[key]
         arguments[name] = tf.TensorSpec(spec.shape, spec.dtype, name)
@@ -104,6 +117,16 @@ def cut(model: keras.Model, specs: typing.Any) -> DensePart:
     module.dense_variables = list(concrete.variables)
     module.resources = resources_of(model, concrete)
     return DensePart(module, concrete, embeddings, others)
+
+
+def _given(one: Embedding, tensors: Mapping[str, tf.Tensor]) -> Given:
+    """An embedding of the function's arguments, and its mask."""
+    output = tensors[one.name]
+    mask = tensors[one.mask] if one.mask else None
+    if mask is None and isinstance(one.column, SequenceColumn):
+        # The outputs do not depend on it.
+        mask = tf.ones(tf.shape(output)[:2], tf.bool)
+    return Given(output, mask)
 
 
 class _Probe:
@@ -125,6 +148,7 @@ class _Probe:
         self.order: list[int] = []
         self._model = model
         self._places: dict[typing.Any, int] = {}
+        self._masks: dict[int, tf.Tensor] = {}
         self._inputs: dict[str, tuple[str, ...]] = {}
         self._graph: typing.Any = None
 
@@ -146,6 +170,12 @@ class _Probe:
             )
         used = _reached(graph.outputs)
         leaves = signatures.flatten(taken.specs, taken.specs)
+        self.embeddings = [
+            one
+            if place in self._masks and self._masks[place].name in used
+            else one._replace(mask=None)
+            for place, one in enumerate(self.embeddings)
+        ]
         # If one tensor of an input is needed, all of them are.
         self.needed = [
             name
@@ -159,7 +189,14 @@ class _Probe:
         table: SparseTable,
         column: Column,
         inputs: Mapping[str, typing.Any],
-    ) -> tf.Tensor:
+    ) -> Given:
+        if isinstance(column, SequenceColumn) and column.ragged:
+            raise ValueError(
+                f"Model {self._model.name!r} cannot be split: the sequence "
+                f"{column.name!r} is ragged, and the inputs of the part "
+                "without tables are dense. Make it with ragged=False, or use "
+                "tf_ext.serving.export."
+            )
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ValueError(
                 f"Model {self._model.name!r} cannot be split: EmbeddingFeatures"
@@ -181,12 +218,18 @@ class _Probe:
                     table,
                     column,
                     {key: self._input_of(found) for key, found in read.items()},
+                    f"{table.name}__{column.name}__mask",
                 )
             )
         index = self._places[place]
         self.order.append(index)
-        spec = self.embeddings[index].spec()
-        return tf.compat.v1.placeholder(spec.dtype, spec.shape)
+        output = _placeholder(self.embeddings[index].spec())
+        if not isinstance(column, SequenceColumn):
+            return Given(output, None)
+        if index not in self._masks:
+            mask = _placeholder(self.embeddings[index].mask_spec())
+            self._masks[index] = mask
+        return Given(output, self._masks[index])
 
     def _input_of(self, tensors: tuple[str, ...]) -> str | None:
         """The name of the model's input with these tensors, or None."""
@@ -194,6 +237,10 @@ class _Probe:
             if found == tensors:
                 return key
         return None
+
+
+def _placeholder(spec: tf.TensorSpec) -> tf.Tensor:
+    return tf.compat.v1.placeholder(spec.dtype, spec.shape)
 
 
 def _tensors(feature: typing.Any) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class RowSource:
     Attributes:
       at_most: int, an upper bound of the number of rows.
       chunks: function that returns an iterator of `(signs [n], rows
-        [n, dim + s])`, the weights and s statistics.
+        [n, dim + s])`, the weights and s statistics, as float32.
       snapshot: string, the id of the snapshot that contains the rows, or None.
     """
 
@@ -66,7 +66,7 @@ def of_snapshot(
 
     Args:
       snapshot: Snapshot.
-      names: the fields of a row, all of float32.
+      names: the fields of a row, all of floats.
     """
     opened = snapshot.manifest.id
 
@@ -88,10 +88,9 @@ def of_snapshot(
 
 
 def _side_by_side(fields: Mapping[str, Array], names: Sequence[str]) -> Array:
-    """Some fields of rows, `[n, count]` each, as one matrix."""
-    if len(names) == 1:
-        return fields[names[0]]
-    return np.concatenate([fields[name] for name in names], 1)
+    """Some fields of rows, `[n, count]` each, as one matrix of float32."""
+    parts = [fields[name].astype(np.float32, copy=False) for name in names]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
 
 def counted(chunks: Chunks, progress: Progress | None) -> Chunks:

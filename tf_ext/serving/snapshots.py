@@ -5,7 +5,7 @@ import typing
 from collections.abc import Mapping
 
 from tf_ext._keras import keras
-from tf_ext._snapshot_manifest import check_fields
+from tf_ext._snapshot_checks import check_fields
 from tf_ext.serving.row_sources import of_snapshot
 from tf_ext.serving.writing import Options, write
 from tf_ext.snapshot.files import Progress
@@ -20,7 +20,7 @@ from tf_ext.tables.sparse_table import SparseTable
 _OF_INITIAL_ROWS = ("name", "seed", "initializer")
 
 # Those that an export does not depend on, or takes from the model's table.
-_NOT_EXPORTED = ("optimizer", "admission", "unknown")
+_NOT_EXPORTED = ("optimizer", "slot_dtype", "admission", "unknown")
 
 
 def export_snapshots(

@@ -172,6 +172,8 @@ def _describe(
     serialized = keras.utils.serialize_keras_object(one.column)
     return {
         "input": one.name,
+        # The input of a sequence's mask, if the outputs depend on it.
+        **({"mask": one.mask} if one.mask else {}),
         "file": file,
         "shape": list(one.column.output_shape(one.table.dim)),
         "column": one.column.name,

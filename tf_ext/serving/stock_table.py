@@ -15,8 +15,13 @@ from tf_ext.tables.shard import parse_config
 # Rows may not fit into the memory of other devices.
 _CPU = "/CPU:0"
 
-# Initializers that give all signs the same weights.
-_SAME_FOR_ALL = ("zeros", "constant")
+# Initializers that give all signs the same weights; a constant may be rounded
+# to another value for each sign if weights are small.
+_SAME_FOR_ALL = {
+    "float32": ("zeros", "constant"),
+    "float16": ("zeros",),
+    "bfloat16": ("zeros",),
+}
 
 # The number of a row is int32 where its scale is stored with it.
 _MOST_SCALED_ROWS = 2**31 - 1
@@ -149,7 +154,8 @@ class StockTable(tf.Module):
         # If all absent signs have the same row, it is stored instead.
         self._computes_unknown = (
             self._unknown is None
-            and self._entries["initializer"] not in _SAME_FOR_ALL
+            and self._entries["initializer"]
+            not in _SAME_FOR_ALL[self._entries["dtype"]]
         )
         with tf.device(_CPU):
             self.signs = _variable([None], "int64", "signs")

@@ -13,6 +13,8 @@ from tf_ext.snapshot.storage import normalised
 
 # Readers process one row group at a time and are slow on small ones.
 _ROW_GROUP_BYTES = 64 << 20
+# The types of columns, as `Snapshot.chunks` returns the fields.
+_ARROW = {"bfloat16": "float32"}
 
 
 def to_parquet(
@@ -22,8 +24,9 @@ def to_parquet(
 ) -> int:
     """Writes the rows of a snapshot to a Parquet file.
 
-    The columns are `sign`, an int64, and the row's fields: float32 or int32, or
-    fixed-size lists of these for fields with several values. Label, step and
+    The columns are `sign`, an int64, and the row's fields: float32, float16 or
+    int32, or fixed-size lists of these for fields with several values. Fields
+    of bfloat16, which Parquet does not have, are float32. Label, step and
     configuration are in the file's metadata, with keys that start with
     `tf_ext.`. A delta is merged with its bases.
 
@@ -100,7 +103,7 @@ def import_pyarrow() -> tuple[typing.Any, typing.Any]:
 def _schema(pyarrow: typing.Any, snapshot: Snapshot) -> typing.Any:
     columns = [("sign", pyarrow.int64())]
     for name, (dtype, count) in snapshot.fields.items():
-        scalar = pyarrow.type_for_alias(dtype)
+        scalar = pyarrow.type_for_alias(_ARROW.get(dtype, dtype))
         columns.append(
             (name, scalar if count == 1 else pyarrow.list_(scalar, count))
         )

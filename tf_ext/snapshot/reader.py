@@ -53,7 +53,8 @@ class Snapshot:
       path: string, its directory.
       manifest: its Manifest: `label`, `config`, `step`, `shards`, ...
       chain: tuple of `(path, Manifest)`, from the full snapshot to this one.
-      fields: dict from the name of a field of a row to `(dtype, count)`.
+      fields: dict from the name of a field of a row to `(dtype, count)`, the
+        dtype in which it is stored.
       bytes: int, the size of all files of rows, including those of its bases.
     """
 
@@ -100,7 +101,8 @@ class Snapshot:
 
         Yields:
           `(signs, {name: values})`, int64 `[n]` and `[n, count]` of the
-          field's dtype. The signs are in no particular order.
+          field's dtype; float32 for bfloat16, which NumPy does not have. The
+          signs are in no particular order.
 
         Raises:
           DamagedSnapshotError: if the snapshot is damaged; names file and byte.
@@ -126,7 +128,10 @@ class Snapshot:
             table = rows.view(row_dtype(self.manifest))[:, 0]
             yield (
                 np.ascontiguousarray(table["sign"]),
-                {name: np.ascontiguousarray(table[name]) for name in wanted},
+                {
+                    name: _values(table[name], self.fields[name][0])
+                    for name in wanted
+                },
             )
 
     def _latest_rows(
@@ -202,21 +207,39 @@ class Snapshot:
                     yield error
 
 
+def _values(
+    stored: npt.NDArray[typing.Any], dtype: str
+) -> npt.NDArray[typing.Any]:
+    """The values of a field of this type, from an array of `row_dtype`."""
+    if dtype != "bfloat16":
+        return np.ascontiguousarray(stored)
+    # The upper half of the bits of a float32.
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
 def row_dtype(manifest: Manifest) -> np.dtype[typing.Any]:
-    """The structured dtype of a row, including the sign."""
+    """The structured dtype of a row, including the sign.
+
+    Fields of bfloat16 are of uint16, their bits.
+    """
     return np.dtype(
         {
             "names": [field.name for field in manifest.fields],
             "formats": [
-                np.dtype(field.dtype).newbyteorder("<")
+                _dtype(field.dtype)
                 if field.name == "sign"
-                else (np.dtype(field.dtype).newbyteorder("<"), (field.count,))
+                else (_dtype(field.dtype), (field.count,))
                 for field in manifest.fields
             ],
             "offsets": [field.offset for field in manifest.fields],
             "itemsize": manifest.row_bytes,
         }
     )
+
+
+def _dtype(name: str) -> np.dtype[typing.Any]:
+    bits = "uint16" if name == "bfloat16" else name
+    return np.dtype(bits).newbyteorder("<")
 
 
 def signs_of(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

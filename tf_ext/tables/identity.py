@@ -22,11 +22,22 @@ _NOT_OF_WEIGHTS = (
     "optimizer",
     "last_seen",
     "statistics",
+    "slot_dtype",
 )
+
+# The types of weights and slots, between which `load` can convert.
+_DTYPES = ("dtype", "slot_dtype")
+
+# What a configuration does not say if it is so.
+_DEFAULTS = {"slot_dtype": "float32"}
 
 
 def check_identity(
-    label: str, config: str, saved: str, weights_only: bool
+    label: str,
+    config: str,
+    saved: str,
+    weights_only: bool,
+    convert: bool = False,
 ) -> None:
     """Raises unless rows of a table of `saved` fit a table of `config`.
 
@@ -35,31 +46,43 @@ def check_identity(
       config: string, the table's configuration.
       saved: string, the configuration of the table that was saved.
       weights_only: bool, whether seed, initializer and optimizer may differ.
+      convert: bool, whether the types of weights and slots may differ.
 
     Raises:
       ValueError: the message names the first key that differs.
     """
-    mine, theirs = parse_config(config), parse_config(saved)
+    mine = _DEFAULTS | parse_config(config)
+    theirs = _DEFAULTS | parse_config(saved)
     served = holds_weights_only(config)
     for key in sorted(mine.keys() | theirs.keys()):
         kind = key.partition(".")[0]
         if key in _NOT_IDENTITY or kind in _NOT_OF_ROWS:
             continue
         may_differ = kind in _NOT_OF_WEIGHTS
-        if weights_only and may_differ:
+        if (weights_only and may_differ) or (convert and key in _DTYPES):
             continue
         # Only tables of layers that read statistics have these.
         reads_it = key == STATISTICS and key in mine
         if served and kind in NOT_SERVED and not reads_it:
             continue
         if mine.get(key) != theirs.get(key):
-            other_way = (
-                ", or take the weights alone: save(path) of that table, "
-                "load(path, weights_only=True) of this one."
-            )
             raise ValueError(
                 f"Rows cannot be restored into table {label!r}: its `{key}` "
                 f"is {mine.get(key)!r}, that of the saved rows is "
                 f"{theirs.get(key)!r}. Make the table as it was saved"
-                f"{other_way if may_differ else '.'}"
+                f"{_other_way(key, may_differ)}"
             )
+
+
+def _other_way(key: str, may_differ: bool) -> str:
+    """The end of an error's last sentence: what can be done instead."""
+    if key in _DTYPES:
+        what, option = "round the values", "convert"
+    elif may_differ:
+        what, option = "take the weights alone", "weights_only"
+    else:
+        return "."
+    return (
+        f", or {what}: save(path) of that table, load(path, {option}=True) of "
+        "this one."
+    )

@@ -13,6 +13,7 @@ import json
 import weakref
 
 import numpy as np
+import tensorflow as tf
 
 from tf_ext import _core
 from tf_ext._checks import is_int
@@ -21,6 +22,11 @@ from tf_ext._keras import IS_KERAS_3
 from tf_ext.tables import row_counters
 
 _FORMAT = 1
+# Of tables with fields of float16 or bfloat16; bfloat16, which HDF5 does not
+# have, is stored as its bits, a uint16.
+_SMALL_ROWS_FORMAT = 2
+
+_BFLOAT16 = np.dtype(tf.bfloat16.as_numpy_dtype)
 
 # {store: {id of a TableRows: message}}, of failed loads.
 _failures = weakref.WeakKeyDictionary()
@@ -66,12 +72,15 @@ def save(table_rows, label, state, store):
         for signs, values in chunks:
             put(f"chunk_{chunk:06d}_signs", signs)
             for name, value in values.items():
-                put(f"chunk_{chunk:06d}_{name}", value)
+                put(
+                    f"chunk_{chunk:06d}_{name}",
+                    value.view(_stored(value.dtype)),
+                )
             written += len(signs)
             chunk += 1
     counters = _save_counters(table_rows, put)
     header = {
-        "format": _FORMAT,
+        "format": _format_of(table_rows),
         "config": table_rows.config,
         "rows": written,
         "chunks": chunk,
@@ -154,7 +163,9 @@ def _load(table_rows, label, store):
         table_rows.import_rows(
             np.asarray(store[f"{prefix}signs"]),
             {
-                field.name: np.asarray(store[f"{prefix}{field.name}"])
+                field.name: np.asarray(store[f"{prefix}{field.name}"]).view(
+                    field.dtype.as_numpy_dtype
+                )
                 for field in table_rows.fields
             },
         )
@@ -204,21 +215,28 @@ def _read_header(store, label):
             raise ValueError("only one of header and rows has checksums")
     except ValueError as error:
         raise _damaged(label, f"'header' cannot be read: {error}") from error
-    if header["format"] != _FORMAT:
+    formats = (_FORMAT, _SMALL_ROWS_FORMAT)
+    if header["format"] not in formats:
         raise ValueError(
             f"The rows of table {label!r} are in format {header['format']}; "
-            f"this version of tf_ext reads {_FORMAT}."
+            f"this version of tf_ext reads {' and '.join(map(str, formats))}."
         )
     return header
 
 
 def _check(table_rows, label, store, header):
     table_rows.check_config(label, header["config"])
+    if header["format"] != _format_of(table_rows):
+        raise _damaged(
+            label,
+            f"the format of the header is {header['format']}, but rows of its "
+            f"configuration are in format {_format_of(table_rows)}.",
+        )
     rows = 0
     for chunk in range(header["chunks"]):
         prefix = f"chunk_{chunk:06d}_"
         dtypes = {prefix + "signs": np.dtype(np.int64)} | {
-            prefix + field.name: np.dtype(field.dtype.as_numpy_dtype)
+            prefix + field.name: _stored(field.dtype.as_numpy_dtype)
             for field in table_rows.fields
         }
         missing = sorted(dtypes.keys() - set(store.keys()))
@@ -280,6 +298,17 @@ def _check_counters(label, store, header):
             arrays.append(np.asarray(store[name]))
             _compare(label, name, arrays[-1], header["crc32c"].get(name))
         check.add(*arrays)
+
+
+def _format_of(table_rows):
+    small = any(field.dtype.size == 2 for field in table_rows.fields)
+    return _SMALL_ROWS_FORMAT if small else _FORMAT
+
+
+def _stored(dtype):
+    """The dtype in which a store holds values of a dtype."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.uint16) if dtype == _BFLOAT16 else dtype
 
 
 def _compare(label, name, array, saved):

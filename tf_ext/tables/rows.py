@@ -164,7 +164,7 @@ class TableRows(SavedResource):
     @property
     def bytes_per_row(self):
         """Bytes of a row in a checkpoint: its sign and all fields."""
-        return 8 + sum(4 * field.count for field in self._fields)
+        return 8 + sum(f.dtype.size * f.count for f in self._fields)
 
     @property
     def num_shards(self):
@@ -304,8 +304,11 @@ class TableRows(SavedResource):
         return max(1, _CHUNK_BYTES // self.bytes_per_row)
 
     def export(self):
-        """All rows of `shards`: `(signs [n], {field: [n, count]})`."""
-        parts = [shard.export() for shard in self.shards]
+        """All rows of `shards`: `(signs [n], {field: [n, count]})`.
+
+        Floats are float32, whatever type they are stored in.
+        """
+        parts = [shard.export(as_float32=True) for shard in self.shards]
         return _concat([signs for signs, _, _ in parts]), {
             field.name: _concat([values[field.name] for _, _, values in parts])
             for field in self._fields
@@ -383,7 +386,7 @@ class TableRows(SavedResource):
                     f"rows have {shape}."
                 )
 
-    def check_config(self, label, config, weights_only=False):
+    def check_config(self, label, config, weights_only=False, convert=False):
         """Raises unless rows of a table of `config` fit this table.
 
         Args:
@@ -391,8 +394,9 @@ class TableRows(SavedResource):
           config: string, the configuration of the table that was saved.
           weights_only: bool, whether seed, initializer and optimizer may
             differ.
+          convert: bool, whether the types of weights and slots may differ.
         """
-        check_identity(label, self.config, config, weights_only)
+        check_identity(label, self.config, config, weights_only, convert)
 
     def _saved_tensors(self):
         # Also called during a restore, where only names and devices of the

@@ -92,13 +92,15 @@ class TableShard:
                 statistics=statistics,
             )
 
-    def export(self, cursor=0, limit=-1, names=None):
+    def export(self, cursor=0, limit=-1, names=None, as_float32=False):
         """Copies out rows, starting at `cursor`.
 
         Args:
           cursor: int64 scalar, 0 or the last call's `next_cursor`.
           limit: int64 scalar, the maximum number of rows; -1 for all.
           names: the fields to copy; None for all.
+          as_float32: bool, whether all floats are returned as float32, rather
+            than in the types in which they are stored.
 
         Returns:
           `(signs [n], next_cursor [] (-1: no more), {field: [n, count]})`.
@@ -110,7 +112,12 @@ class TableShard:
                 cursor,
                 limit,
                 field_names=[f.name for f in fields],
-                field_dtypes=[f.dtype for f in fields],
+                field_dtypes=[
+                    tf.float32
+                    if as_float32 and f.dtype.is_floating
+                    else f.dtype
+                    for f in fields
+                ],
             )
         return signs, next_cursor, dict(zip([f.name for f in fields], values))
 
@@ -249,6 +256,7 @@ class TableShard:
         index,
         shards,
         action,
+        convert=False,
     ):
         """Applies files of a snapshot, as part of an update or on their own.
 
@@ -261,9 +269,10 @@ class TableShard:
           index: int, the index of the shard in the table.
           shards: int, the number of shards of the table.
           action: string, as for `sparse_table_restore`.
+          convert: bool, as for `sparse_table_restore`.
 
         Returns:
-          int64 scalar, the number of rows set.
+          The outputs of `sparse_table_restore`.
         """
         with tf.device(self.device):
             return _snapshot_ops.sparse_table_restore(
@@ -281,4 +290,5 @@ class TableShard:
                 field_types=[f.dtype for f in fields],
                 field_counts=[f.count for f in fields],
                 field_offsets=[f.offset for f in fields],
+                convert=convert,
             )

@@ -11,13 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._counting import counting_of
-from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext._snapshot_manifest import Conversion, DamagedSnapshotError
 from tf_ext.snapshot.files import overlap
 from tf_ext.tables import row_counters
 from tf_ext.tables.snapshots import on_each
 
 
-def restore_rows(rows, chain, names, action="load"):
+def restore_rows(rows, chain, names, action="load", convert=False):
     """Applies snapshots one after another, each in all shards in parallel.
 
     Args:
@@ -25,13 +25,18 @@ def restore_rows(rows, chain, names, action="load"):
       chain: list of `(path, Manifest)`.
       names: the fields to set.
       action: string, what is done with each chunk: see `sparse_table_restore`.
+      convert: bool, whether values of other types are converted.
+
+    Returns:
+      The Conversion, of the shards that this process accesses.
     """
     shards = rows.num_shards
+    total = np.zeros([3], np.int64)
     for path, manifest in chain:
 
         def restore(index, shard, path=path, manifest=manifest):
             files = _files_of(manifest, index, shards, action == "verify")
-            shard.restore(
+            restored = shard.restore(
                 [posixpath.join(path, file.name) for file in files],
                 _numbers(files),
                 [file.shard for file in files],
@@ -40,10 +45,13 @@ def restore_rows(rows, chain, names, action="load"):
                 index=index,
                 shards=shards,
                 action=action,
+                convert=convert,
             )
+            return restored.converted.numpy()
 
         with _naming_damage(path):
-            on_each(rows, restore)
+            total += np.sum(on_each(rows, restore), axis=0)
+    return Conversion(*total.tolist())
 
 
 def restore_counters(rows, path, manifest, weights_only, load):

@@ -5,11 +5,14 @@ needs, with an op on its own device.
 """
 
 import contextlib
+import dataclasses
+import logging
 
 import tensorflow as tf
 
+from tf_ext import _snapshot_checks
 from tf_ext import _snapshot_manifest as manifests
-from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext._snapshot_manifest import Conversion, DamagedSnapshotError
 from tf_ext.snapshot.files import (
     read_again_if_replaced,
     read_base,
@@ -21,6 +24,8 @@ from tf_ext.tables import row_counters, snapshot_files
 from tf_ext.tables.snapshot_files import own_words
 from tf_ext.tables.snapshots import end_chain, on_each, row_fields, together
 
+_LOG = logging.getLogger("tf_ext")
+
 
 def load(
     rows,
@@ -30,6 +35,7 @@ def load(
     incremental=False,
     check_state=None,
     in_place=False,
+    convert=False,
 ):
     """Replaces rows with those of a snapshot; see `SparseTable.load`.
 
@@ -43,10 +49,18 @@ def load(
         changed, and raises ValueError if it cannot be restored. None: the
         state is not restored.
       in_place: bool, whether existing rows are overwritten in place.
+      convert: bool, whether weights and slots of other types are converted.
 
     Returns:
-      The snapshot's Manifest.
+      The snapshot's Manifest; with `convert`, it has a `conversion`.
     """
+    if convert and incremental:
+        raise ValueError(
+            "Arguments `convert` and `incremental` cannot both be True: deltas "
+            "of this table would have rows of other types than the snapshot "
+            "that they continue. Start a new chain: pass `incremental=True` to "
+            "the next save."
+        )
     if weights_only and incremental:
         raise ValueError(
             "Arguments `weights_only` and `incremental` cannot both be True: "
@@ -66,6 +80,7 @@ def load(
             whole=in_place,
             weights_only=weights_only,
             check_state=check_state,
+            convert=convert,
         )
         update.check()
         if in_place or int(rows.size()) != 0 or row_counters.bytes_of(rows):
@@ -74,9 +89,9 @@ def load(
             update.apply()
         else:
             update.load()
-        return chain
+        return chain, update.conversion
 
-    chain = read_again_if_replaced(
+    chain, conversion = read_again_if_replaced(
         path, lambda: _common_chain(rows, path, what), restore
     )
     if incremental:
@@ -84,10 +99,28 @@ def load(
         rows.snapshot_chain = tuple(
             (where, manifest.id) for where, manifest in chain
         )
-    return chain[-1][1]
+    return _with_conversion(rows, what, chain[-1][1], conversion)
 
 
-def apply_delta(rows, path, label, check_state=None):
+def _with_conversion(rows, what, manifest, conversion):
+    """The manifest with the Conversion of all processes, which is logged."""
+    if conversion is None:
+        return manifest
+    parts = rows.regime.gather_json(list(dataclasses.astuple(conversion)))
+    total = Conversion(*map(sum, zip(*parts)))
+    _LOG.log(
+        logging.WARNING if total.saturated else logging.INFO,
+        "%s: of %d values that were of another type, %d were rounded, of which "
+        "%d were limited to the largest finite value.",
+        what,
+        total.values,
+        total.rounded,
+        total.saturated,
+    )
+    return dataclasses.replace(manifest, conversion=total)
+
+
+def apply_delta(rows, path, label, check_state=None, convert=False):
     """Applies a delta in place; see `SparseTable.apply_delta`.
 
     Args:
@@ -95,24 +128,28 @@ def apply_delta(rows, path, label, check_state=None):
       path: path-like, the delta's directory.
       label: string, the table's name, for messages.
       check_state: as for `load`.
+      convert: as for `load`.
 
     Returns:
-      The snapshot's Manifest.
+      The snapshot's Manifest; with `convert`, it has a `conversion`.
     """
     path = normalised(path)
     what = f"Applying the delta {path!r} to table {label!r}"
 
     def apply(links):
-        update = Update(rows, label, what, links, check_state=check_state)
+        update = Update(
+            rows, label, what, links, check_state=check_state, convert=convert
+        )
         update.check()
         update.verify()
         update.apply()
-        return links
+        return links, update.conversion
 
-    links = read_again_if_replaced(
+    links, conversion = read_again_if_replaced(
         path, lambda: _links_to(rows, path, label, what), apply
     )
-    return links[-1][1] if links else read_manifest(path)
+    manifest = links[-1][1] if links else read_manifest(path)
+    return _with_conversion(rows, what, manifest, conversion)
 
 
 def update_to(rows, path, label):
@@ -227,6 +264,11 @@ class Update:
       weights_only: bool, whether slots are reinitialized.
       check_state: function of the last snapshot's state, or None; see `load`.
       with_counters: bool, whether counters are replaced, too.
+      convert: bool, whether weights and slots of other types are converted.
+
+    Attributes:
+      conversion: Conversion, what `load` or `apply` has changed in this
+        process's shards; None without `convert`.
     """
 
     def __init__(
@@ -239,8 +281,11 @@ class Update:
         weights_only=False,
         check_state=None,
         with_counters=True,
+        convert=False,
     ):
         self._rows = rows
+        self._convert = convert
+        self.conversion = Conversion(0, 0, 0) if convert else None
         self._with_counters = with_counters
         self._label = label
         self._what = what
@@ -260,17 +305,24 @@ class Update:
         with together(self._rows, self._what):
             for where, manifest in self._chain:
                 self._rows.check_config(
-                    self._label, manifest.config, self._weights_only
+                    self._label,
+                    manifest.config,
+                    self._weights_only,
+                    self._convert,
                 )
                 if not self._weights_only:
-                    manifests.check_fields(
+                    _snapshot_checks.check_fields(
                         where,
                         manifest,
-                        row_fields(self._rows),
+                        _snapshot_checks.fields_of_dtypes(
+                            row_fields(self._rows), manifest.config
+                        ),
                         and_others=self._rows.weights_only,
                     )
             if self._check_state is not None and self._chain:
-                manifests.check_state(*self._chain[-1], self._check_state)
+                _snapshot_checks.check_state(
+                    *self._chain[-1], self._check_state
+                )
 
     def verify(self):
         """Reads all files; raises DamagedSnapshotError if one is damaged."""
@@ -380,7 +432,11 @@ class Update:
         ]
 
     def _restore(self, chain, action):
-        snapshot_files.restore_rows(self._rows, chain, self._names, action)
+        conversion = snapshot_files.restore_rows(
+            self._rows, chain, self._names, action, self._convert
+        )
+        if self._convert and action in ("load", "update"):
+            self.conversion = conversion
 
     def _restore_counters(self, load=True):
         """Replaces the counters by those of the last snapshot, or checks them.

@@ -102,6 +102,7 @@ class SnapshotMethods:
         weights_only: bool = False,
         incremental: bool = False,
         in_place: bool = False,
+        convert: bool = False,
     ) -> Manifest:
         """Replaces all rows with those of a snapshot.
 
@@ -123,6 +124,12 @@ class SnapshotMethods:
         chain are applied one after the other. Without `in_place` all rows are
         absent for a while.
 
+        `convert=True` is for a table of another `dtype` or `slot_dtype`: each
+        value is rounded to the nearest one of the table's type. Only training
+        rounds stochastically, because errors of many steps add up; here each
+        value is rounded once, and the nearest value has the smallest error.
+        The manifest's `conversion` counts the values that were rounded.
+
         Args:
           path: string or path-like, the directory. The bases of a delta are
             loaded first.
@@ -130,9 +137,16 @@ class SnapshotMethods:
           incremental: bool, whether deltas will continue this snapshot; not
             with `weights_only`.
           in_place: bool, whether existing rows are overwritten in place.
+          convert: bool, whether weights and slots of other types are converted;
+            not with `incremental`.
 
         Returns:
-          The manifest, as returned by `save`.
+          The manifest, as returned by `save`. With `convert`, its `conversion`
+          has the numbers `values`, those of another type than the table's;
+          `rounded`, those of them that changed; and `saturated`, those of the
+          latter that were limited to the largest finite value. A row that is in
+          several snapshots of a chain counts several times. They are logged,
+          too.
 
         Raises:
           FileNotFoundError: if there is no snapshot.
@@ -154,6 +168,14 @@ class SnapshotMethods:
         2
         >>> bool(tf.reduce_all(other.pull([7, 9]) == table.pull([7, 9])))
         True
+        >>> small = tf_ext.SparseTable("user", 2, seed=1, dtype="float16")
+        >>> _ = table.import_rows([7, 9], {"weights": [[1, 0.1], [1e9, -2]]})
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     _ = table.save(directory)
+        ...     small.load(directory, convert=True).conversion
+        Conversion(values=4, rounded=2, saturated=1)
+        >>> small.pull([7, 9]).numpy().tolist()
+        [[1.0, 0.0999755859375], [65504.0, -2.0]]
         """
         manifest = snapshot_loads.load(
             self.rows,
@@ -163,6 +185,7 @@ class SnapshotMethods:
             incremental,
             None if weights_only else self._check_state,
             in_place,
+            convert,
         )
         state = dict(manifest.state)
         if weights_only:
@@ -170,7 +193,9 @@ class SnapshotMethods:
         self._restore_state(state)
         return manifest
 
-    def apply_delta(self, path: str | os.PathLike[str]) -> Manifest:
+    def apply_delta(
+        self, path: str | os.PathLike[str], convert: bool = False
+    ) -> Manifest:
         """Applies the changes since the snapshot that the table holds.
 
         `path` is a snapshot that was saved with `base=`. The table must hold a
@@ -192,9 +217,11 @@ class SnapshotMethods:
 
         Args:
           path: string or path-like, the directory.
+          convert: bool, whether weights and slots of other types are converted,
+            as by `load`.
 
         Returns:
-          The manifest, as returned by `save`.
+          The manifest, as returned by `load`.
 
         Raises:
           FileNotFoundError: if there is no snapshot.
@@ -224,7 +251,7 @@ class SnapshotMethods:
         1
         """
         manifest = snapshot_loads.apply_delta(
-            self.rows, path, self.name, self._check_state
+            self.rows, path, self.name, self._check_state, convert
         )
         self._restore_state(dict(manifest.state))
         return manifest

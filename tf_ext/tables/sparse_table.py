@@ -29,6 +29,7 @@ from tf_ext.regimes import (
     regime_of_tables,
 )
 from tf_ext.tables import (
+    arguments,
     keras_store,
     shadow,
     sparse_optimizers,
@@ -100,6 +101,13 @@ class SparseTable(
         each id that is trained gets one.
       unknown: "initial" or "zeros", what is read for ids without a row: their
         initial weights or zeros.
+      dtype: "float32", "float16" or "bfloat16", the type in which weights are
+        stored; see docs/rows.md. Updates are computed in float32 and rounded
+        stochastically. Whatever it is, the layer computes in float32: pulls,
+        gradients and outputs are float32, also under a mixed precision policy,
+        and the attribute `compute_dtype` is "float32".
+      slot_dtype: "float32" or "bfloat16", the type in which the optimizer's
+        slots are stored; counts of steps are int32 in any case.
 
     Raises:
       ValueError: if an argument is none of these.
@@ -112,7 +120,15 @@ class SparseTable(
     TensorShape([2, 2])
     >>> table.size()
     0
+    >>> small = tf_ext.SparseTable(
+    ...     "user", dim=16, optimizer="adagrad", dtype="float16")
+    >>> large = tf_ext.SparseTable("user", dim=16, optimizer="adagrad")
+    >>> small.stats()["row_bytes"], large.stats()["row_bytes"]
+    (104, 136)
     """
+
+    # The class's, for as long as Keras's constructor runs.
+    _dtype_of_weights = "float32"
 
     def __init__(
         self,
@@ -128,6 +144,8 @@ class SparseTable(
         statistics: Sequence[str] | None = None,
         admission: admissions.Policy | None = None,
         unknown: str = "initial",
+        dtype: str = "float32",
+        slot_dtype: str = "float32",
     ) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ValueError(
@@ -147,6 +165,7 @@ class SparseTable(
             )
         if unknown not in ("initial", "zeros"):
             refuse("SparseTable", "unknown", "'initial' or 'zeros'", unknown)
+        arguments.check_dtypes(dtype, slot_dtype)
         regime = regime_in_scope()
         where = regime.placement()
         super().__init__(name=name, trainable=trainable, dtype="float32")
@@ -155,19 +174,24 @@ class SparseTable(
         self.optimizer = sparse_optimizers.get(optimizer, self.dim)
         self.initializer = initializers.get(initializer)
         self.eviction = policies.get(eviction)
-        self.statistics = _statistics(statistics)
+        self.statistics = arguments.statistics_list(statistics)
         self.admission = admissions.get(admission)
         self.unknown = unknown
+        self._dtype_of_weights = dtype
+        self.slot_dtype = slot_dtype
         self.column_record = ColumnRecord(name)
         # Identifies this table, so that copies of layers that share it share
         # one copy of it.
         self.uid = f"{name}/{_RUN_ID}/{next(_COUNTER)}"
         config = self._config_text()
-        fields = [("weights", tf.float32, self.dim)]
+        fields = [("weights", tf.as_dtype(dtype), self.dim)]
         if weights_only.in_scope():
             config = weights_only.without_rule(config)
         else:
-            fields += self.optimizer.slots(self.dim)
+            fields += [
+                (slot, tf.as_dtype(slot_dtype) if kind.is_floating else kind, n)
+                for slot, kind, n in self.optimizer.slots(self.dim)
+            ]
             if self.eviction is not None and self.eviction.last_seen:
                 fields.append(("last_seen", tf.int32, 1))
             fields += [(field, tf.float32, 1) for field in self.statistics]
@@ -198,7 +222,7 @@ class SparseTable(
         entries = {
             "name": self.name,
             "dim": str(self.dim),
-            "dtype": "float32",
+            "dtype": self.dtype,
             "hash_version": "1",
             "seed": str(self.seed),
             **self.initializer.table_config(),
@@ -212,9 +236,20 @@ class SparseTable(
             entries.update(self.admission.table_config())
         if self.unknown != "initial":
             entries["unknown"] = self.unknown
+        if self.slot_dtype != "float32":
+            entries["slot_dtype"] = self.slot_dtype
         return config_text(entries)
 
     # Keras
+
+    @property
+    def dtype(self) -> str:
+        """The type in which weights are stored, a string.
+
+        It is that of the layer's variables, as in other Keras layers. The layer
+        computes in `compute_dtype`, which is "float32".
+        """
+        return self._dtype_of_weights
 
     def call(self, signs: tf.Tensor | npt.ArrayLike) -> tf.Tensor:
         """Equivalent to `pull(signs)`, which inserts nothing."""
@@ -235,6 +270,8 @@ class SparseTable(
             "admission": self.admission
             and keras.utils.serialize_keras_object(self.admission),
             "unknown": self.unknown,
+            "dtype": self.dtype,
+            "slot_dtype": self.slot_dtype,
             "uid": self.uid,
         }
 
@@ -295,7 +332,7 @@ class SparseTable(
         self,
         signs: tf.Tensor | npt.ArrayLike,
         gradients: tf.Tensor | npt.ArrayLike,
-        step: int | tf.Tensor = 1,
+        step: int | tf.Tensor | None = None,
         learning_rate: float | tf.Tensor | None = None,
         time: int | tf.Tensor | None = None,
         statistics: tf.Tensor | npt.ArrayLike | None = None,
@@ -307,6 +344,8 @@ class SparseTable(
           gradients: float32 `[n, dim]`, finite.
           step: int, counting from 1; used by SparseAdam with global bias
             correction, by learning rate schedules and by eviction by steps.
+            Required for tables whose `dtype` or `slot_dtype` is not "float32",
+            whose rounding has other random bits in each step. None: 1.
           learning_rate: float, the learning rate of this push alone. None:
             that of the table's optimizer, which must then have one of its own
             instead of following the model optimizer's.
@@ -322,8 +361,9 @@ class SparseTable(
           have a row or get one.
 
         Raises:
-          ValueError: if no learning rate is known, `step` is no integer, or
-            `statistics` are given to a table without or of another shape.
+          ValueError: if no learning rate is known, `step` is no integer or is
+            missing, or `statistics` are given to a table without or of another
+            shape.
           tf.errors.InvalidArgumentError: if shapes do not match, or gradients
             or statistics are not finite; the table is unchanged.
         """
@@ -333,6 +373,15 @@ class SparseTable(
                 "rate, and `push` knows of no model: pass `learning_rate=`. "
                 "Received: learning_rate=None"
             )
+        if step is None:
+            if {self.dtype, self.slot_dtype} != {"float32"}:
+                raise ValueError(
+                    f"SparseTable.push needs the argument `step`: table "
+                    f"{self.name!r} is rounded stochastically, with other "
+                    "random bits in each step. Pass 1, 2, 3 and so on. "
+                    "Received: step=None"
+                )
+            step = 1
         if not tf.is_tensor(step) and not is_int(step):
             raise ValueError(
                 "Argument `step` of SparseTable.push must be an integer. "
@@ -383,8 +432,11 @@ class SparseTable(
         that are counted, `counter_bytes` the memory of their counters, and
         `admitted` the number of rows that were admitted since this process
         created the table. `evicted` is the number of rows that `evict` has
-        removed since then; `erase` and `clear` do not count. All shards are
-        combined; `shard_stats` returns the statistics of each shard.
+        removed since then; `erase` and `clear` do not count. `saturated` is the
+        number of weights and slots that were limited since then to the largest
+        finite value of the type in which they are stored; if it grows during
+        training, use "bfloat16" instead of "float16". All shards are combined;
+        `shard_stats` returns the statistics of each shard.
         """
         shards = self.shard_stats()
         return {
@@ -408,7 +460,8 @@ class SparseTable(
         """All rows: `(signs [n] int64, {field: [n, count]})`, NumPy arrays.
 
         Fields are "weights", the optimizer's slots, "last_seen" if `eviction`
-        depends on it, and with `statistics` "show" and "click".
+        depends on it, and with `statistics` "show" and "click". Floats are
+        float32, whatever type they are stored in.
         """
         signs, values = self.rows.export()
         return signs.numpy(), {k: v.numpy() for k, v in values.items()}
@@ -423,7 +476,9 @@ class SparseTable(
         Args:
           signs: int64 `[n]`.
           fields: dict of `[n, count]`, keyed as in `export_rows`; fields left
-            out keep their values, or get those of a new row.
+            out keep their values, or get those of a new row. float32 values are
+            rounded to the nearest one of the type in which they are stored, and
+            limited to its largest finite value.
 
         Returns:
           int, the number of rows set.
@@ -439,17 +494,3 @@ class SparseTable(
     def config(self) -> dict[str, str]:
         """The core's configuration of the table, a dict of strings."""
         return parse_config(self.rows.config)
-
-
-def _statistics(names: Sequence[str] | None) -> list[str]:
-    """The argument `statistics`, as a list."""
-    fields = [] if names is None else names
-    for allowed in ([], ["show"], ["show", "click"]):
-        if isinstance(fields, list | tuple) and list(fields) == allowed:
-            return allowed
-    refuse(
-        "SparseTable",
-        "statistics",
-        '["show"], ["show", "click"] or None',
-        names,
-    )

@@ -10,7 +10,13 @@ from tf_ext.tables.shard import config_text, parse_config
 RULE = "none"
 
 # The first parts of the keys of a configuration that concern other fields.
-NOT_SERVED = ("optimizer", "last_seen", "statistics", "admission")
+NOT_SERVED = (
+    "optimizer",
+    "slot_dtype",
+    "last_seen",
+    "statistics",
+    "admission",
+)
 
 STATISTICS = "statistics"
 """The key of a configuration that says which statistics rows have."""

@@ -9,6 +9,7 @@
 #include <ctime>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
@@ -33,8 +34,9 @@ inline double Seconds(clockid_t clock) {
 inline double CpuSeconds() { return Seconds(CLOCK_PROCESS_CPUTIME_ID); }
 inline double WallSeconds() { return Seconds(CLOCK_MONOTONIC); }
 
-inline void Report(const std::string& what, int64_t items,
-                   const std::vector<double>& seconds) {
+// Returns the median.
+inline double Report(const std::string& what, int64_t items,
+                     const std::vector<double>& seconds) {
   std::vector<double> sorted = seconds;
   std::sort(sorted.begin(), sorted.end());
   const double median = sorted[sorted.size() / 2];
@@ -43,6 +45,7 @@ inline void Report(const std::string& what, int64_t items,
   std::printf("%-52s %9.3f +-%-7.3f %8.1f %8.1f\n", what.c_str(), 1e3 * median,
               1e3 * spread, 1e9 * median / items, 1e-6 * items / median);
   std::fflush(stdout);
+  return median;
 }
 
 inline void PrintTitle(const std::string& name) {
@@ -87,6 +90,19 @@ inline std::vector<int64_t> UniformSigns(int64_t n, int64_t below,
   Random random(seed);
   std::vector<int64_t> signs(n);
   for (int64_t& sign : signs) sign = random.Below(below);
+  return signs;
+}
+
+// Those of `n` uniform signs, in random order.
+inline std::vector<int64_t> DistinctSigns(int64_t n, int64_t below,
+                                          uint64_t seed) {
+  std::vector<int64_t> signs = UniformSigns(n, below, seed);
+  std::sort(signs.begin(), signs.end());
+  signs.erase(std::unique(signs.begin(), signs.end()), signs.end());
+  Random random(seed);
+  for (size_t i = signs.size(); i > 1; --i) {
+    std::swap(signs[i - 1], signs[random.Below(i)]);
+  }
   return signs;
 }
 

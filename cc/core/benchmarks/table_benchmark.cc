@@ -17,6 +17,7 @@
 
 #include "cc/core/bags/unique.h"
 #include "cc/core/benchmarks/benchmark_util.h"
+#include "cc/core/benchmarks/line_benchmark.h"
 #include "cc/core/benchmarks/memory_benchmark.h"
 #include "cc/core/hashing/fingerprint.h"
 #include "cc/core/hashing/hash_columns.h"
@@ -102,18 +103,6 @@ void BenchmarkPull(const Options& options) {
   }
 }
 
-// Those of `n` uniform signs, in random order.
-std::vector<int64_t> DistinctSigns(int64_t n, int64_t below, uint64_t seed) {
-  std::vector<int64_t> signs = UniformSigns(n, below, seed);
-  std::sort(signs.begin(), signs.end());
-  signs.erase(std::unique(signs.begin(), signs.end()), signs.end());
-  Random random(seed);
-  for (size_t i = signs.size(); i > 1; --i) {
-    std::swap(signs[i - 1], signs[random.Below(i)]);
-  }
-  return signs;
-}
-
 void BenchmarkPush(const Options& options) {
   PrintTitle("push of existing signs, Adagrad");
   for (const int64_t rows : Sizes(options)) {
@@ -137,6 +126,14 @@ void BenchmarkPush(const Options& options) {
                             kMostStatistics));
       });
     }
+  }
+}
+
+void BenchmarkLines(const Options& options) {
+  for (const int64_t rows : Sizes(options)) {
+    const std::unique_ptr<Table> table = MakeTable(options);
+    Fill(table.get(), rows);
+    ReportLines(options, rows, table.get());
   }
 }
 
@@ -295,9 +292,10 @@ struct Benchmark {
 
 constexpr Benchmark kBenchmarks[] = {
     {"memory", BenchmarkMemory}, {"pull", BenchmarkPull},
-    {"push", BenchmarkPush},     {"insert", BenchmarkInsert},
-    {"stalls", BenchmarkStalls}, {"unique", BenchmarkUnique},
-    {"hash", BenchmarkHash},     {"probes", BenchmarkProbes},
+    {"push", BenchmarkPush},     {"lines", BenchmarkLines},
+    {"insert", BenchmarkInsert}, {"stalls", BenchmarkStalls},
+    {"unique", BenchmarkUnique}, {"hash", BenchmarkHash},
+    {"probes", BenchmarkProbes},
 };
 
 [[noreturn]] void Refuse(const std::string& argument, const char* allowed) {
@@ -334,7 +332,7 @@ Options ParseOptions(int argc, char** argv, std::vector<std::string>* names) {
     if (!known) {
       Refuse(argument,
              "--rows=, --batch=, --dim=, --repeats= with a number, memory, "
-             "pull, push, insert, unique, hash, probes");
+             "pull, push, lines, insert, stalls, unique, hash, probes");
     }
   }
   return options;

@@ -35,7 +35,7 @@ uint64_t Stream(uint64_t seed, const std::string& table_name) {
 Initializer::Initializer(const InitializerConfig& config,
                          const std::string& table_name, uint64_t seed,
                          int64_t dim)
-    : args_{dim, Stream(seed, table_name), config.a, config.b, 0} {
+    : args_{0, dim, Stream(seed, table_name), config.a, config.b, 0} {
   const InitializerLoops& loops = CurrentLoops();
   switch (config.kind) {
     case InitializerKind::kZeros:

@@ -32,6 +32,13 @@ class Initializer {
 
   // out: [dim].
   void Fill(int64_t sign, float* out) const { fill_(args_, sign, out); }
+  // Only positions [first, first + n). out: [n].
+  void Fill(int64_t sign, int64_t first, int64_t n, float* out) const {
+    InitializerArgs args = args_;
+    args.first = first;
+    args.n = n;
+    fill_(args, sign, out);
+  }
 
  private:
   InitializerArgs args_;

@@ -9,7 +9,8 @@
 namespace tf_ext {
 
 struct InitializerArgs {
-  int64_t dim;
+  int64_t first;    // the position of the first value
+  int64_t n;        // values
   uint64_t stream;  // mixed from the seed and the table id
   // constant: value, -, -
   // uniform: minval, maxval - minval, the greatest result
@@ -19,7 +20,7 @@ struct InitializerArgs {
   float c;
 };
 
-// out: [dim].
+// out: [args.n].
 using InitializerFn = void (*)(const InitializerArgs& args, int64_t sign,
                                float* out);
 

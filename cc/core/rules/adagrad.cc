@@ -17,10 +17,10 @@ struct AdagradArgs : RowArgs {
 struct Adagrad {
   using Args = AdagradArgs;
 
-  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
                                 const float* __restrict g) {
-    float* __restrict w = Floats(row, args.weights);
-    float* __restrict accumulator = Floats(row, args.accumulator);
+    float* __restrict w = Floats(row.weights, args.weights);
+    float* __restrict accumulator = Floats(row.slots, args.accumulator);
     TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
       const float sum = accumulator[j] + g[j] * g[j];
       accumulator[j] = sum;

@@ -44,9 +44,9 @@ TF_EXT_INLINE double Power(const double (&by_digit)[4][256], uint32_t t) {
 }
 
 // Counts the update in the row, and the step size that is due to its count.
-TF_EXT_INLINE float AdamAlpha(const AdamArgs& args, uint8_t* row) {
+TF_EXT_INLINE float AdamAlpha(const AdamArgs& args, uint8_t* slots) {
   if (args.step < 0) return args.alpha;
-  int32_t* step = reinterpret_cast<int32_t*>(row + args.step);
+  int32_t* step = reinterpret_cast<int32_t*>(slots + args.step);
   const int32_t before = *step < 0 ? 0 : *step;
   const int32_t t = before == INT32_MAX ? before : before + 1;
   *step = t;
@@ -59,12 +59,12 @@ TF_EXT_INLINE float AdamAlpha(const AdamArgs& args, uint8_t* row) {
 struct Adam {
   using Args = AdamArgs;
 
-  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
                                 const float* __restrict g) {
-    const float alpha = AdamAlpha(args, row);
-    float* __restrict w = Floats(row, args.weights);
-    float* __restrict m = Floats(row, args.m);
-    float* __restrict v = Floats(row, args.v);
+    const float alpha = AdamAlpha(args, row.slots);
+    float* __restrict w = Floats(row.weights, args.weights);
+    float* __restrict m = Floats(row.slots, args.m);
+    float* __restrict v = Floats(row.slots, args.v);
     TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
       const float next_m = m[j] + (g[j] - m[j]) * args.one_minus_beta_1;
       const float next_v = v[j] + (g[j] * g[j] - v[j]) * args.one_minus_beta_2;

@@ -34,11 +34,11 @@ struct Ftrl {
     return kSqrt ? Sqrt(x) : __builtin_powf(x, args.minus_learning_rate_power);
   }
 
-  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
                                 const float* __restrict g) {
-    float* __restrict w = Floats(row, args.weights);
-    float* __restrict accumulator = Floats(row, args.accumulator);
-    float* __restrict linear = Floats(row, args.linear);
+    float* __restrict w = Floats(row.weights, args.weights);
+    float* __restrict accumulator = Floats(row.slots, args.accumulator);
+    float* __restrict linear = Floats(row.slots, args.linear);
     TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
       const float before = Decayed(args, w[j]);
       const float sum = accumulator[j] + g[j] * g[j];

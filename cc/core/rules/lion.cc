@@ -27,10 +27,10 @@ struct LionArgs : RowArgs {
 struct Lion {
   using Args = LionArgs;
 
-  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
                                 const float* __restrict g) {
-    float* __restrict w = Floats(row, args.weights);
-    float* __restrict momentum = Floats(row, args.momentum);
+    float* __restrict w = Floats(row.weights, args.weights);
+    float* __restrict momentum = Floats(row.slots, args.momentum);
     TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
       const float m = momentum[j];
       const float direction = m * args.beta_1 + g[j] * args.one_minus_beta_1;

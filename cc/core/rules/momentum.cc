@@ -19,10 +19,10 @@ template <bool kNesterov>
 struct Momentum {
   using Args = MomentumArgs;
 
-  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
                                 const float* __restrict g) {
-    float* __restrict w = Floats(row, args.weights);
-    float* __restrict momentum = Floats(row, args.field);
+    float* __restrict w = Floats(row.weights, args.weights);
+    float* __restrict momentum = Floats(row.slots, args.field);
     TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
       const float step = g[j] * args.learning_rate;
       const float next = momentum[j] * args.momentum - step;

@@ -37,14 +37,14 @@ template <bool kCentered, bool kMomentum>
 struct Rmsprop {
   using Args = RmspropArgs;
 
-  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
                                 const float* __restrict g) {
-    float* __restrict w = Floats(row, args.weights);
-    float* __restrict velocity = Floats(row, args.velocity);
+    float* __restrict w = Floats(row.weights, args.weights);
+    float* __restrict velocity = Floats(row.slots, args.velocity);
     float* __restrict average =
-        kCentered ? Floats(row, args.average_gradient) : nullptr;
+        kCentered ? Floats(row.slots, args.average_gradient) : nullptr;
     float* __restrict momentum =
-        kMomentum ? Floats(row, args.momentum_field) : nullptr;
+        kMomentum ? Floats(row.slots, args.momentum_field) : nullptr;
     TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
       const float next =
           args.rho * velocity[j] + args.one_minus_rho * (g[j] * g[j]);

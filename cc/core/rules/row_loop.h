@@ -3,7 +3,7 @@
 // A rule writes its formula once, as a struct with
 //
 //   using Args = ...;  // derived from RowArgs: one push, as plain data
-//   static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+//   static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
 //                                 const float* __restrict g);
 //
 // and Prepared<Loop>(push, args) picks the function for the dim and the
@@ -21,20 +21,20 @@
 #include <memory>
 #include <utility>
 
+#include "cc/core/rules/inline_loops.h"
 #include "cc/core/rules/rule_spec.h"
 #include "cc/core/support/cpu.h"
 
-#define TF_EXT_INLINE inline __attribute__((always_inline))
-
-// Loops over a row: its fields and the gradient do not overlap, which saves a
-// second version of each loop; and loops of a few values are left whole for
-// the vectorizer, which does better than with the straight line that
-// unrolling makes of them.
-#define TF_EXT_ROW_LOOP _Pragma("GCC ivdep") _Pragma("GCC unroll 1") for
-
 namespace tf_ext {
 
-// What all rules need of a push. Fields are bytes from the start of a row.
+// What the offsets of a row's fields are added to: the row, or copies of its
+// weights and slots in float32.
+struct RowParts {
+  uint8_t* weights;
+  uint8_t* slots;
+};
+
+// What all rules need of a push. Fields are bytes from the start of a part.
 struct RowArgs {
   explicit RowArgs(const PushInput& push)
       : dim(push.dim),
@@ -48,8 +48,8 @@ struct RowArgs {
   float weight_decay;
 };
 
-TF_EXT_INLINE float* Floats(uint8_t* row, int64_t offset) {
-  return reinterpret_cast<float*>(row + offset);
+TF_EXT_INLINE float* Floats(uint8_t* part, int64_t offset) {
+  return reinterpret_cast<float*>(part + offset);
 }
 
 TF_EXT_INLINE float Sqrt(float x) { return __builtin_sqrtf(x); }
@@ -67,35 +67,36 @@ TF_EXT_INLINE float Decayed(const RowArgs& args, float weight) {
 
 // kDim: the dim if it is known to the compiler, or 0.
 template <class Loop, int64_t kDim>
-TF_EXT_INLINE void UpdateRows(const void* args, uint8_t* const* rows,
-                              const float* gradients,
+TF_EXT_INLINE void UpdateRows(const void* args, uint8_t* const* weights,
+                              uint8_t* const* slots, const float* gradients,
                               const int64_t* gradient_index, int64_t count) {
   // A copy that no store to a row can change: it stays in registers.
   const typename Loop::Args a = *static_cast<const typename Loop::Args*>(args);
   const int64_t dim = kDim > 0 ? kDim : a.dim;
   for (int64_t i = 0; i < count; ++i) {
-    Loop::Row(a, dim, rows[i], gradients + gradient_index[i] * dim);
+    Loop::Row(a, dim, {weights[i], slots[i]},
+              gradients + gradient_index[i] * dim);
   }
 }
 
 // UpdateRows as a function of one instruction set.
-#define TF_EXT_UPDATE_ROWS(Simd, attributes)                                \
-  struct Simd {                                                             \
-    template <class Loop, int64_t kDim>                                     \
-    __attribute__(attributes) static void Update(                           \
-        const void* args, uint8_t* const* rows, const float* gradients,     \
-        const int64_t* gradient_index, int64_t count) {                     \
-      UpdateRows<Loop, kDim>(args, rows, gradients, gradient_index, count); \
-    }                                                                       \
+#define TF_EXT_UPDATE_ROWS(Simd, attributes)                                  \
+  struct Simd {                                                               \
+    template <class Loop, int64_t kDim>                                       \
+    __attribute__(attributes) static void Update(                             \
+        const void* args, uint8_t* const* weights, uint8_t* const* slots,     \
+        const float* gradients, const int64_t* gradient_index,                \
+        int64_t count) {                                                      \
+      UpdateRows<Loop, kDim>(args, weights, slots, gradients, gradient_index, \
+                             count);                                          \
+    }                                                                         \
   }
 
 // The reference that the other instruction sets must match bit by bit.
-TF_EXT_UPDATE_ROWS(ScalarRows, (optimize("no-tree-loop-vectorize",
-                                         "no-tree-slp-vectorize")));
+TF_EXT_UPDATE_ROWS(ScalarRows, (TF_EXT_SCALAR));
 #ifdef __x86_64__
-TF_EXT_UPDATE_ROWS(Avx2Rows, (target("avx2")));
-TF_EXT_UPDATE_ROWS(Avx512Rows, (target("avx512f,avx512dq,avx512vl,avx512bw,"
-                                       "prefer-vector-width=512")));
+TF_EXT_UPDATE_ROWS(Avx2Rows, (TF_EXT_AVX2));
+TF_EXT_UPDATE_ROWS(Avx512Rows, (TF_EXT_AVX512));
 #endif
 #undef TF_EXT_UPDATE_ROWS
 

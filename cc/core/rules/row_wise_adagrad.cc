@@ -36,10 +36,10 @@ TF_EXT_INLINE float SumOfSquares(const float* __restrict g, int64_t dim) {
 struct RowWiseAdagrad {
   using Args = RowWiseAdagradArgs;
 
-  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
                                 const float* __restrict g) {
-    float* __restrict w = Floats(row, args.weights);
-    float* accumulator = Floats(row, args.accumulator);
+    float* __restrict w = Floats(row.weights, args.weights);
+    float* accumulator = Floats(row.slots, args.accumulator);
     const float sum =
         *accumulator + SumOfSquares(g, dim) / static_cast<float>(dim);
     *accumulator = sum;

@@ -20,14 +20,19 @@
 
 namespace tf_ext {
 
-enum class FieldType { kFloat32, kInt32 };
+enum class FieldType { kFloat32, kInt32, kFloat16, kBfloat16 };
+
+constexpr int64_t FieldTypeBytes(FieldType type) {
+  return type == FieldType::kFloat32 || type == FieldType::kInt32 ? 4 : 2;
+}
+const char* FieldTypeName(FieldType type);  // "float32", ...
 
 // A field of a row after its weights.
 struct Slot {
   const char* name;
-  FieldType type;
-  int64_t count;  // values in a row
-  double start;   // value of a new row
+  FieldType type;  // of computation: a table may store floats narrower
+  int64_t count;   // values in a row
+  double start;    // value of a new row
 };
 
 // What a number may be; besides, it has to be finite as a float32.
@@ -104,7 +109,8 @@ class RuleConfig {
   std::vector<float> identity_;  // in the order of spec().identity
 };
 
-// Where a field of a row is, in bytes from its start.
+// Where a field of a row is, in bytes from its start; or, for a rule, from the
+// start of the copies in float32 (narrow.h).
 using FieldOffset = std::pair<std::string, int64_t>;
 
 // One push to a table. Names that the rule's spec does not have, or rows no
@@ -124,10 +130,12 @@ struct PushInput {
   int64_t Offset(const char* field) const;
 };
 
-// Updates rows[i] with gradients + gradient_index[i] * dim, i in [0, count).
-using UpdateFn = void (*)(const void* args, uint8_t* const* rows,
-                          const float* gradients, const int64_t* gradient_index,
-                          int64_t count);
+// Updates row i, whose weights and slots are at the fields' offsets from
+// weights[i] and slots[i], with gradients + gradient_index[i] * dim, for i in
+// [0, count).
+using UpdateFn = void (*)(const void* args, uint8_t* const* weights,
+                          uint8_t* const* slots, const float* gradients,
+                          const int64_t* gradient_index, int64_t count);
 
 // A push made ready: the loop, and the arguments that it is called with.
 struct PreparedPush {

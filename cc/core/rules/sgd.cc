@@ -7,9 +7,9 @@ namespace {
 struct Sgd {
   using Args = RowArgs;
 
-  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, uint8_t* row,
+  static TF_EXT_INLINE void Row(const Args& args, int64_t dim, RowParts row,
                                 const float* __restrict g) {
-    float* __restrict w = Floats(row, args.weights);
+    float* __restrict w = Floats(row.weights, args.weights);
     TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
       w[j] = Decayed(args, w[j]) - g[j] * args.learning_rate;
     }

@@ -1,5 +1,6 @@
 #include "cc/core/rules/update_rule.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -18,10 +19,13 @@ std::string NamesText(const RuleSpec& spec) {
 }  // namespace
 
 UpdateRule::UpdateRule(const RuleConfig& config, int64_t dim,
-                       std::vector<FieldOffset> offsets)
+                       std::vector<FieldOffset> offsets,
+                       std::optional<NarrowRows> narrow)
     : config_(config),
       dim_(dim),
-      offsets_(std::move(offsets)),
+      narrow_(std::move(narrow)),
+      offsets_(narrow_ ? narrow_->ComputedOffsets(offsets)
+                       : std::move(offsets)),
       simd_(CurrentSimdLevel()) {}
 
 PushInput UpdateRule::Input(const double* hyperparameters, int64_t step) const {
@@ -62,7 +66,38 @@ UpdateRule::Push UpdateRule::Prepare(const double* hyperparameters,
                                      int64_t /*count*/, int64_t step) const {
   Push push;
   push.prepared_ = config_.spec().prepare(Input(hyperparameters, step));
+  if (narrow_) {
+    push.narrow_ = &*narrow_;
+    push.dim_ = dim_;
+    push.rounding_key_ = RoundingKey(narrow_->stream(), step);
+  }
   return push;
+}
+
+int64_t UpdateRule::Push::UpdateNarrow(uint8_t* const* rows,
+                                       const float* gradients,
+                                       const int64_t* gradient_index,
+                                       int64_t count) const {
+  ComputedRows computed(*narrow_);
+  int64_t saturated = 0;
+  for (int64_t begin = 0; begin < count;) {
+    const int n =
+        static_cast<int>(std::min<int64_t>(narrow_->capacity(), count - begin));
+    // While the rows are copied. Of a longer gradient the hardware fetches the
+    // rest, once the start is read.
+    const int64_t start = std::min<int64_t>(dim_, 256);
+    for (int i = 0; i < n; ++i) {
+      const float* const gradient =
+          gradients + gradient_index[begin + i] * dim_;
+      for (int64_t j = 0; j < start; j += 16) __builtin_prefetch(gradient + j);
+    }
+    computed.Widen(rows + begin, n);
+    prepared_.update(prepared_.args.get(), computed.weights(), computed.slots(),
+                     gradients, gradient_index + begin, n);
+    saturated += computed.Narrow(rounding_key_);
+    begin += n;
+  }
+  return saturated;
 }
 
 }  // namespace tf_ext

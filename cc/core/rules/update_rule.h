@@ -10,8 +10,10 @@
 #define TF_EXT_CC_CORE_RULES_UPDATE_RULE_H_
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "cc/core/rules/narrow.h"
 #include "cc/core/rules/rule_spec.h"
 #include "cc/core/support/cpu.h"
 #include "cc/core/support/status.h"
@@ -21,8 +23,10 @@ namespace tf_ext {
 class UpdateRule {
  public:
   // offsets: of all fields of a row, "weights" and the slots of `config`.
+  // narrow: for rows of which some fields are narrow.
   UpdateRule(const RuleConfig& config, int64_t dim,
-             std::vector<FieldOffset> offsets);
+             std::vector<FieldOffset> offsets,
+             std::optional<NarrowRows> narrow = std::nullopt);
 
   // Number and range of the hyperparameters, finite, step >= 0; an error names
   // the hyperparameter, what was found and what is allowed.
@@ -34,16 +38,28 @@ class UpdateRule {
   class Push {
    public:
     // Updates rows[i] with the gradient gradients + gradient_index[i] * dim,
-    // for i in [0, count). Rows are distinct and locked by the caller.
-    void Update(uint8_t* const* rows, const float* gradients,
-                const int64_t* gradient_index, int64_t count) const {
-      prepared_.update(prepared_.args.get(), rows, gradients, gradient_index,
-                       count);
+    // for i in [0, count). Rows are distinct and locked by the caller. Returns
+    // how many values were limited to the largest of a narrow field.
+    int64_t Update(uint8_t* const* rows, const float* gradients,
+                   const int64_t* gradient_index, int64_t count) const {
+      if (narrow_ != nullptr) {
+        return UpdateNarrow(rows, gradients, gradient_index, count);
+      }
+      prepared_.update(prepared_.args.get(), rows, rows, gradients,
+                       gradient_index, count);
+      return 0;
     }
 
    private:
     friend class UpdateRule;
+
+    int64_t UpdateNarrow(uint8_t* const* rows, const float* gradients,
+                         const int64_t* gradient_index, int64_t count) const;
+
     PreparedPush prepared_;
+    const NarrowRows* narrow_ = nullptr;
+    uint64_t rounding_key_ = 0;
+    int64_t dim_ = 0;
   };
   // `hyperparameters` have passed Check.
   Push Prepare(const double* hyperparameters, int64_t count,
@@ -54,8 +70,9 @@ class UpdateRule {
 
   const RuleConfig config_;
   const int64_t dim_;
-  const std::vector<FieldOffset> offsets_;
-  const SimdLevel simd_;  // picked for this CPU once
+  const std::optional<NarrowRows> narrow_;
+  const std::vector<FieldOffset> offsets_;  // as the rule sees them
+  const SimdLevel simd_;                    // picked for this CPU once
 };
 
 }  // namespace tf_ext

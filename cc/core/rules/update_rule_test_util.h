@@ -77,7 +77,7 @@ class Rows {
 
  private:
   void SetStart(int64_t i, const Field& field, int64_t j) {
-    uint8_t* at = row(i) + field.offset + j * kFieldTypeBytes;
+    uint8_t* at = row(i) + field.offset + j * FieldTypeBytes(field.type);
     if (field.type == FieldType::kInt32) {
       const int32_t start = static_cast<int32_t>(field.start);
       std::memcpy(at, &start, sizeof(start));

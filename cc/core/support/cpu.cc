@@ -13,7 +13,9 @@ SimdLevel Detect() {
       __builtin_cpu_supports("avx512bw")) {
     return SimdLevel::kAvx512;
   }
-  if (__builtin_cpu_supports("avx2")) return SimdLevel::kAvx2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    return SimdLevel::kAvx2;
+  }
 #endif
   return SimdLevel::kScalar;
 }

@@ -76,6 +76,8 @@ class BucketIndex {
   static size_t Capacity(size_t buckets) { return buckets * kSlots * 2 / 3; }
   size_t bytes() const { return pages_.bytes(); }
 
+  // The bucket in which a search begins.
+  const void* HomeBucket(uint64_t hash) const { return buckets() + Home(hash); }
   void Prefetch(uint64_t hash) const {
     __builtin_prefetch(buckets() + Home(hash));
   }

@@ -47,6 +47,30 @@ struct LastSeenText {
 constexpr LastSeenText kLastSeenUnits[] = {{LastSeen::kStep, "step"},
                                            {LastSeen::kSecond, "second"}};
 
+constexpr char kSlotDtypeKey[] = "slot_dtype";
+
+struct DtypeText {
+  FieldType type;
+  const char* name;
+};
+
+const std::vector<DtypeText>& Dtypes() {
+  static const std::vector<DtypeText> dtypes = {
+      {FieldType::kFloat32, "float32"},
+      {FieldType::kFloat16, "float16"},
+      {FieldType::kBfloat16, "bfloat16"}};
+  return dtypes;
+}
+
+// Squares of gradients are often below what float16 can represent.
+const std::vector<DtypeText>& SlotDtypes() {
+  static const std::vector<DtypeText> dtypes = {
+      {FieldType::kFloat32, "float32"}, {FieldType::kBfloat16, "bfloat16"}};
+  return dtypes;
+}
+
+constexpr float kFloat16Max = 65504;
+
 constexpr char kFloatAllowed[] = "a finite float32 number";
 constexpr char kSeedAllowed[] = "an integer from 0 to 18446744073709551615";
 
@@ -101,6 +125,26 @@ Status ParseRule(Lines* lines, RuleConfig* rule) {
     rule->Set(key.name, value);
   }
   return Status::Ok();
+}
+
+Status ParseDtype(Lines* lines, const char* key,
+                  const std::vector<DtypeText>& allowed, FieldType* dtype) {
+  std::string value;
+  if (!lines->Take(key, &value)) return Status::Ok();
+  for (const DtypeText& entry : allowed) {
+    if (value != entry.name) continue;
+    *dtype = entry.type;
+    return Status::Ok();
+  }
+  return BadValue(key, value, "one of " + AllowedNames(allowed));
+}
+
+Status CheckDtype(const char* key, const std::vector<DtypeText>& allowed,
+                  FieldType dtype) {
+  for (const DtypeText& entry : allowed) {
+    if (dtype == entry.type) return Status::Ok();
+  }
+  return BadValue(key, FieldTypeName(dtype), "one of " + AllowedNames(allowed));
 }
 
 Status ParseLastSeen(Lines* lines, LastSeen* last_seen) {
@@ -215,8 +259,20 @@ Status CheckName(const std::string& name) {
   return Status::Ok();
 }
 
-Status CheckInitializer(const InitializerConfig& initializer) {
+Status CheckInitializer(const InitializerConfig& initializer, FieldType dtype) {
   const InitializerText& text = TextOf(initializer.kind);
+  if (dtype == FieldType::kFloat16) {
+    constexpr char kAllowed[] = "from -65504 to 65504, as dtype is float16";
+    const auto fits = [](float value) {
+      return !std::isfinite(value) || std::abs(value) <= kFloat16Max;
+    };
+    if (text.a != nullptr && !fits(initializer.a)) {
+      return BadValue(text.a, NumberToText(initializer.a), kAllowed);
+    }
+    if (text.b != nullptr && !fits(initializer.b)) {
+      return BadValue(text.b, NumberToText(initializer.b), kAllowed);
+    }
+  }
   if (text.a != nullptr && !std::isfinite(initializer.a)) {
     return BadValue(text.a, NumberToText(initializer.a), kFloatAllowed);
   }
@@ -262,7 +318,7 @@ std::string FieldsToText(const TableConfig& config) {
   for (const Field& field : layout.fields()) {
     if (!text.empty()) text += ", ";
     text += field.name + "[" + NumberToText(field.count) + "] ";
-    text += field.type == FieldType::kFloat32 ? "float32" : "int32";
+    text += FieldTypeName(field.type);
   }
   return text;
 }
@@ -303,9 +359,6 @@ Status CheckTableConfig(const TableConfig& config) {
   if (config.dim < 1 || config.dim > kMaxDim) {
     return BadValue("dim", NumberToText(config.dim), "from 1 to 65536");
   }
-  if (config.dtype != "float32") {
-    return BadValue("dtype", config.dtype, "float32");
-  }
   if (config.hash_version != 1) {
     return BadValue("hash_version", NumberToText(config.hash_version),
                     "1, the only version this build knows");
@@ -314,7 +367,11 @@ Status CheckTableConfig(const TableConfig& config) {
     return BadValue(kStatisticsKey, NumberToText(config.statistics),
                     "from 0 to 2 fields");
   }
-  status = CheckInitializer(config.initializer);
+  status = CheckDtype("dtype", Dtypes(), config.dtype);
+  if (!status.ok()) return status;
+  status = CheckDtype(kSlotDtypeKey, SlotDtypes(), config.slot_dtype);
+  if (!status.ok()) return status;
+  status = CheckInitializer(config.initializer, config.dtype);
   if (!status.ok()) return status;
   status = CheckAdmission(config.admission);
   if (!status.ok()) return status;
@@ -330,7 +387,10 @@ Status ParseTableConfig(const std::string& text, TableConfig* config) {
   if (!status.ok()) return status;
   status = lines.TakeRequiredNumber("dim", "from 1 to 65536", &parsed.dim);
   if (!status.ok()) return status;
-  lines.Take("dtype", &parsed.dtype);
+  status = ParseDtype(&lines, "dtype", Dtypes(), &parsed.dtype);
+  if (!status.ok()) return status;
+  status = ParseDtype(&lines, kSlotDtypeKey, SlotDtypes(), &parsed.slot_dtype);
+  if (!status.ok()) return status;
   status = lines.TakeNumber("seed", kSeedAllowed, &parsed.seed);
   if (!status.ok()) return status;
   status =
@@ -370,7 +430,10 @@ Status ParseRuleConfig(const std::string& text, RuleConfig* rule) {
 std::string TableConfigToText(const TableConfig& config) {
   std::map<std::string, std::string> lines;  // sorted by key
   lines["dim"] = NumberToText(config.dim);
-  lines["dtype"] = config.dtype;
+  lines["dtype"] = FieldTypeName(config.dtype);
+  if (config.slot_dtype != FieldType::kFloat32) {
+    lines[kSlotDtypeKey] = FieldTypeName(config.slot_dtype);
+  }
   lines["hash_version"] = NumberToText(config.hash_version);
   lines["name"] = config.name;
   lines["seed"] = NumberToText(config.seed);
@@ -408,7 +471,7 @@ Status CheckSameIdentity(const TableConfig& table, const TableConfig& other) {
   };
   const Part parts[] = {
       {"dim", NumberToText(table.dim), NumberToText(other.dim)},
-      {"dtype", table.dtype, other.dtype},
+      {"dtype", FieldTypeName(table.dtype), FieldTypeName(other.dtype)},
       {"fields", FieldsToText(table), FieldsToText(other)},
       {kLastSeenKey, LastSeenToText(table), LastSeenToText(other)},
       {"seed", NumberToText(table.seed), NumberToText(other.seed)},

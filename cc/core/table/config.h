@@ -18,6 +18,7 @@
 //   optimizer=adam
 //   optimizer.bias_correction=row
 //   seed=17
+//   slot_dtype=bfloat16               // only if not float32
 //   statistics=show,click             // only if rows have these fields
 //   unknown=zeros                     // only if not the initial weights
 #ifndef TF_EXT_CC_CORE_TABLE_CONFIG_H_
@@ -50,7 +51,9 @@ struct TableConfig {
   // characters.
   std::string name;
   int64_t dim = 0;  // 1 .. 65,536
-  std::string dtype = "float32";
+  // How weights, and the floats of the rule's slots, are stored.
+  FieldType dtype = FieldType::kFloat32;       // or kFloat16, kBfloat16
+  FieldType slot_dtype = FieldType::kFloat32;  // or kBfloat16
   uint64_t seed = 0;
   int hash_version = 1;
   InitializerConfig initializer;
@@ -100,7 +103,7 @@ Status ParseRuleConfig(const std::string& text, RuleConfig* rule);
 std::string TableConfigToText(const TableConfig& config);
 
 // An error that names both values of the first difference in identity (dim,
-// dtype, fields, seed, initializer, hash_version) between a table and rows
+// dtypes, fields, seed, initializer, hash_version) between a table and rows
 // written by another one; Ok if rows can move between them. Names, start values
 // of slots, admission and what is read for absent signs may differ.
 Status CheckSameIdentity(const TableConfig& table, const TableConfig& other);

@@ -130,15 +130,16 @@ TEST(ConfigTest, UnknownAndRepeatedKeysAreNamed) {
                "initializer the keys are admission, dim, dtype, hash_version, "
                "initializer, initializer.mean, initializer.stddev, "
                "last_seen, name, "
-               "optimizer, optimizer.bias_correction, seed, statistics, "
-               "unknown.");
+               "optimizer, optimizer.bias_correction, seed, slot_dtype, "
+               "statistics, unknown.");
   // Keys that may be left out are among them.
-  EXPECT_PRED2(Says,
-               ErrorOf("dim=2\ninitializer=zeros\nname=a\noptimizer=sgd\n"
-                       "sed=1\n"),
-               "unknown key sed=1; with this optimizer and initializer the "
-               "keys are admission, dim, dtype, hash_version, initializer, "
-               "last_seen, name, optimizer, seed, statistics, unknown.");
+  EXPECT_PRED2(
+      Says,
+      ErrorOf("dim=2\ninitializer=zeros\nname=a\noptimizer=sgd\n"
+              "sed=1\n"),
+      "unknown key sed=1; with this optimizer and initializer the "
+      "keys are admission, dim, dtype, hash_version, initializer, "
+      "last_seen, name, optimizer, seed, slot_dtype, statistics, unknown.");
   EXPECT_PRED2(Says, ErrorOf(std::string(kAdam) + "dim=32\n"),
                "the key dim is there twice, with \"16\" and \"32\"");
   EXPECT_PRED2(Says, ErrorOf(std::string(kAdam) + "dimension\n"),
@@ -157,7 +158,9 @@ TEST(ConfigTest, ValuesOutOfRangeAreNamed) {
       {"dim", "99999999999999999999", "it must be from 1 to 65536"},
       {"dim", "4.0", "dim=4.0 is not allowed"},
       {"dim", "", "dim= is not allowed"},
-      {"dtype", "float16", "dtype=float16 is not allowed; it must be float32"},
+      {"dtype", "float64",
+       "dtype=float64 is not allowed; it must be one of float32, float16, "
+       "bfloat16"},
       {"hash_version", "2", "hash_version=2 is not allowed; it must be 1"},
       {"seed", "-1", "seed=-1 is not allowed; it must be an integer from 0"},
       {"seed", "18446744073709551616", "to 18446744073709551615"},

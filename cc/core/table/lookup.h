@@ -6,6 +6,11 @@
 //   1. hash the sign and prefetch its bucket,
 //   2. read the tags and prefetch the row that is likely the sign's,
 //   3. visit: compare the sign, then copy or update.
+//
+// The first two take turns sign by sign, so that prefetches are spread over
+// the other work: the processor stalls at a prefetch while all of its line
+// fill buffers wait for memory. Rows are prefetched into the second-level
+// cache, which takes more misses at once than the first.
 #ifndef TF_EXT_CC_CORE_TABLE_LOOKUP_H_
 #define TF_EXT_CC_CORE_TABLE_LOOKUP_H_
 
@@ -43,12 +48,19 @@ inline constexpr int kBlock = 24;
 // The same number of prefetches for each row, though one that starts late in a
 // line has a line more: a branch on that would be mispredicted half the
 // time, and stall until the row's address has come.
-inline void PrefetchRow(const uint8_t* row, int64_t bytes) {
+//
+// Inlined always: a call of a function that does nothing but prefetch is one
+// without effect for g++, which drops it.
+inline __attribute__((always_inline)) void PrefetchRow(const uint8_t* row,
+                                                       int64_t bytes) {
   // Of a longer row the hardware fetches the rest, once the start is read.
   constexpr int64_t kMaxBytes = 1024;
+  constexpr int kToSecondLevel = 2;  // as __builtin_prefetch counts
   bytes = std::min(bytes, kMaxBytes);
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
-  __builtin_prefetch(row + bytes - 1);
+  for (int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(row + at, 0, kToSecondLevel);
+  }
+  __builtin_prefetch(row + bytes - 1, 0, kToSecondLevel);
 }
 
 // Calls visit(start, count, hashes, candidates) for the blocks of a batch of n.
@@ -75,29 +87,34 @@ void LookUp(int64_t n, int64_t row_bytes, const SignAt& sign_at,
       rows_of(to[i]).index.Prefetch(to[i]);
     }
   };
-  const auto find = [&](int64_t block) {
+  // The second stage of a block, and the first of the next one.
+  const auto find = [&](int64_t block, int hash_count) {
+    const int64_t next = (block + 1) * kBlock;
     const int count = count_at(block * kBlock);
+    uint64_t* const to_next = hashes[(block + 1) % 3];
     const uint64_t* const of = hashes[block % 3];
     uint32_t* const to = candidates[block % 2];
-    const uint8_t* found[kBlock];
-    int found_count = 0;
-    for (int i = 0; i < count; ++i) {
+    const auto find_one = [&](int i) {
       const SignRows& rows = rows_of(of[i]);
       to[i] = rows.index.Candidate(of[i], [&](uint32_t other) {
         PrefetchRow(rows.slabs.At(other), row_bytes);
       });
-      if (to[i] != kNoRow) found[found_count++] = rows.slabs.At(to[i]);
+      if (to[i] != kNoRow) PrefetchRow(rows.slabs.At(to[i]), row_bytes);
+    };
+    int i = 0;
+    for (; i < hash_count; ++i) {
+      to_next[i] = TableHash(sign_at(next + i));
+      rows_of(to_next[i]).index.Prefetch(to_next[i]);
+      find_one(i);
     }
-    // One right after the other, so that more of their misses overlap.
-    for (int i = 0; i < found_count; ++i) PrefetchRow(found[i], row_bytes);
+    for (; i < count; ++i) find_one(i);
     also_prefetch(of, to, count);
   };
   hash(0);
   hash(1);
-  find(0);
+  find(0, 0);
   for (int64_t block = 0; block * kBlock < n; ++block) {
-    hash(block + 2);
-    find(block + 1);
+    find(block + 1, count_at((block + 2) * kBlock));
     visit(block * kBlock, count_at(block * kBlock), hashes[block % 3],
           candidates[block % 2]);
   }

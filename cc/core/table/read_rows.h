@@ -25,8 +25,13 @@ void CopyWeightsOfDim(const uint8_t* const* rows, const int64_t* positions,
 }
 
 // The common dims without a call of memcpy a row.
-inline void CopyWeights(const uint8_t* const* rows, const int64_t* positions,
-                        int count, int64_t dim, float* out) {
+inline void CopyWeights(const RowFormat& format, const uint8_t* const* rows,
+                        const int64_t* positions, int count, float* out) {
+  const int64_t dim = format.dim;
+  if (format.widen_rows != nullptr) {
+    return format.widen_rows(rows, RowLayout::kWeightsOffset, positions, count,
+                             dim, out);
+  }
   switch (dim) {
     case 1:
       return CopyWeightsOfDim<1>(rows, positions, count, out);
@@ -53,11 +58,11 @@ struct PullOutput {
   // What follows the weights of each row; nullptr: nothing.
   const RowStatistics* statistics;
 
-  void Copy(const uint8_t* const* from, const int64_t* positions, int count,
-            int64_t dim) const {
-    CopyWeights(from, positions, count, dim, rows);
+  void Copy(const RowFormat& format, const uint8_t* const* from,
+            const int64_t* positions, int count) const {
+    CopyWeights(format, from, positions, count, rows);
     if (statistics != nullptr) {
-      statistics->Copy(from, positions, count, rows + dim);
+      statistics->Copy(from, positions, count, rows + format.dim);
     }
   }
   void FillUnknown(const BatchItem& item, const RowFormat& format) const {
@@ -77,7 +82,6 @@ template <typename Part, typename RowsOf>
 int64_t ReadRows(const Part& part, const RowFormat& format,
                  const RowsOf& rows_of, const PullOutput& output,
                  BatchItem* absent) {
-  const int64_t dim = format.dim;
   int64_t absent_count = 0;
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t* candidates) {
@@ -97,13 +101,13 @@ int64_t ReadRows(const Part& part, const RowFormat& format,
         output.FillUnknown(item, format);
       }
     }
-    output.Copy(rows, positions, present, dim);
+    output.Copy(format, rows, positions, present);
   };
   // The statistics are the last fields of a row.
-  const int64_t row_bytes = output.statistics == nullptr
-                                ? RowLayout::kWeightsOffset +
-                                      dim * static_cast<int64_t>(sizeof(float))
-                                : format.stride;
+  const int64_t row_bytes =
+      output.statistics == nullptr
+          ? RowLayout::kWeightsOffset + format.weight_bytes
+          : format.stride;
   LookUp(
       part.n, row_bytes, [&part](int64_t i) { return part.sign(i); }, rows_of,
       [](const uint64_t*, const uint32_t*, int) {}, visit);

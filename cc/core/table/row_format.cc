@@ -6,35 +6,78 @@
 
 namespace tf_ext {
 
+namespace {
+
+// Initial weights are rounded like those of a push at step 0, so many at once.
+constexpr int64_t kRoundedAtOnce = 256;
+
+template <typename Store>
+void RoundInitial(const RowFormat& format, int64_t sign, const Store& store) {
+  const uint64_t key = RowRoundingKey(format.rounding_key, sign);
+  float computed[kRoundedAtOnce];
+  for (int64_t first = 0; first < format.dim; first += kRoundedAtOnce) {
+    const int64_t n = std::min(kRoundedAtOnce, format.dim - first);
+    format.initializer->Fill(sign, first, n, computed);
+    store(first, n, computed, key);
+  }
+}
+
+}  // namespace
+
 RowFormat::RowFormat(const RowLayout& layout,
-                     const Initializer* row_initializer, bool unknown_as_zeros)
+                     const Initializer* row_initializer,
+                     uint64_t rounding_stream, bool unknown_as_zeros)
     : stride(layout.stride()),
       dim(layout.fields()[0].count),
       initializer(row_initializer),
+      dtype(layout.fields()[0].type),
+      weight_bytes(layout.fields()[0].bytes()),
+      widen_rows(WidenRowsOf(dtype, dim)),
+      rounding_key(RoundingKey(rounding_stream, 0)),
+      multipliers(widen_rows == nullptr ? std::vector<uint16_t>()
+                                        : PositionMultipliers(0, dim)),
       unknown_zeros(unknown_as_zeros) {
-  const int64_t slots_offset =
-      RowLayout::kWeightsOffset + layout.fields()[0].bytes();
+  const int64_t slots_offset = RowLayout::kWeightsOffset + weight_bytes;
   slots.resize(stride - slots_offset);
   for (size_t f = 1; f < layout.fields().size(); ++f) {
     const Field& field = layout.fields()[f];
     uint8_t* at = slots.data() + (field.offset - slots_offset);
-    for (int64_t i = 0; i < field.count; ++i, at += kFieldTypeBytes) {
-      if (field.type == FieldType::kFloat32) {
-        const float start = static_cast<float>(field.start);
-        std::memcpy(at, &start, sizeof(start));
-      } else {
+    const int64_t bytes = FieldTypeBytes(field.type);
+    for (int64_t i = 0; i < field.count; ++i, at += bytes) {
+      if (field.type == FieldType::kInt32) {
         const int32_t start = static_cast<int32_t>(field.start);
         std::memcpy(at, &start, sizeof(start));
+      } else {
+        const float start = static_cast<float>(field.start);
+        NarrowToNearest(field.type, &start, 1, at);
       }
     }
   }
 }
 
+void RowFormat::FillInitial(int64_t sign, float* weights) const {
+  if (widen_rows == nullptr) return initializer->Fill(sign, weights);
+  RoundInitial(*this, sign,
+               [&](int64_t first, int64_t n, const float* from, uint64_t key) {
+                 uint16_t stored[kRoundedAtOnce];
+                 NarrowTo(dtype, from, n, key, multipliers.data() + first,
+                          stored);
+                 WidenTo(dtype, stored, n, weights + first);
+               });
+}
+
 void RowFormat::Start(uint8_t* row, int64_t sign, bool with_weights) const {
   RowSlabs::StoreSign(row, sign);
-  if (with_weights) {
-    initializer->Fill(
-        sign, reinterpret_cast<float*>(row + RowLayout::kWeightsOffset));
+  uint8_t* const weights = row + RowLayout::kWeightsOffset;
+  if (with_weights && widen_rows == nullptr) {
+    initializer->Fill(sign, reinterpret_cast<float*>(weights));
+  } else if (with_weights) {
+    RoundInitial(
+        *this, sign,
+        [&](int64_t first, int64_t n, const float* from, uint64_t key) {
+          NarrowTo(dtype, from, n, key, multipliers.data() + first,
+                   weights + first * FieldTypeBytes(dtype));
+        });
   }
   // data() of an empty vector may be null, which must not be passed to memcpy.
   if (!slots.empty()) {

@@ -1,4 +1,4 @@
-// How the rows of a table begin.
+// How the rows of a table are stored, and how they begin.
 #ifndef TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_
 #define TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_
 
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/core/initializers/initializer.h"
+#include "cc/core/rules/narrow.h"
 #include "cc/core/table/row_layout.h"
 
 namespace tf_ext {
@@ -14,7 +15,7 @@ namespace tf_ext {
 // The layout and initial values of a table's rows.
 struct RowFormat {
   RowFormat(const RowLayout& layout, const Initializer* row_initializer,
-            bool unknown_as_zeros);
+            uint64_t rounding_stream, bool unknown_as_zeros);
 
   // Initializes a new row of the sign; its weights only if `with_weights`.
   void Start(uint8_t* row, int64_t sign, bool with_weights) const;
@@ -23,13 +24,20 @@ struct RowFormat {
     if (unknown_zeros) {
       std::fill_n(weights, dim, 0.0f);
     } else {
-      initializer->Fill(sign, weights);
+      FillInitial(sign, weights);
     }
   }
+  // The weights that a new row of the sign has.
+  void FillInitial(int64_t sign, float* weights) const;
 
   int64_t stride;
   int64_t dim;
   const Initializer* initializer;
+  FieldType dtype;                    // of weights
+  int64_t weight_bytes;               // of the weights of a row
+  WidenRowsFn widen_rows;             // nullptr: weights are stored as float32
+  uint64_t rounding_key;              // of initial weights
+  std::vector<uint16_t> multipliers;  // of the positions of weights
   bool unknown_zeros;
   // The initial bytes after the weights.
   std::vector<uint8_t> slots;

@@ -9,8 +9,12 @@ RowLayout::RowLayout(const TableConfig& config) {
     fields_.push_back({slot.name, slot.type, slot.count, offset, slot.start});
     offset += fields_.back().bytes();
   };
-  add({"weights", FieldType::kFloat32, config.dim, 0});
-  for (const Slot& slot : config.rule.Slots(config.dim)) add(slot);
+  add({"weights", config.dtype, config.dim, 0});
+  for (Slot slot : config.rule.Slots(config.dim)) {
+    if (slot.type == FieldType::kFloat32) slot.type = config.slot_dtype;
+    add(slot);
+  }
+  rule_fields_ = fields_.size();
   if (config.last_seen != LastSeen::kNone) {
     add({kLastSeenField, FieldType::kInt32, 1, kNeverSeen});
   }
@@ -26,6 +30,24 @@ const Field* RowLayout::Find(const std::string& name) const {
     if (field.name == name) return &field;
   }
   return nullptr;
+}
+
+std::optional<NarrowRows> RowLayout::narrow(uint64_t rounding_stream) const {
+  constexpr int64_t kComputed = FieldTypeBytes(FieldType::kFloat32);
+  const auto is_narrow = [](const Field& field) {
+    return FieldTypeBytes(field.type) < kComputed;
+  };
+  const bool weights = is_narrow(fields_[0]);
+  bool slots = false;
+  for (size_t f = 1; f < rule_fields_; ++f) {
+    slots |= is_narrow(fields_[f]) || fields_[f].offset % kComputed != 0;
+  }
+  if (!weights && !slots) return std::nullopt;
+  NarrowRows narrow(rounding_stream, weights, slots);
+  for (size_t f = 0; f < rule_fields_; ++f) {
+    narrow.Add(fields_[f].type, fields_[f].count, fields_[f].offset);
+  }
+  return narrow;
 }
 
 std::vector<FieldOffset> RowLayout::offsets() const {

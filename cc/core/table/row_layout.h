@@ -2,21 +2,26 @@
 //
 //   struct Row {               // stride() bytes, a multiple of 8
 //     int64_t sign;            // offset 0
-//     float weights[dim];      // offset kWeightsOffset, always the first field
+//     float weights[dim];      // offset kWeightsOffset, always the first
+//     field;
+//                              // or float16, bfloat16
 //     ...                      // the update rule's slots, last_seen,
 //                              // show, click
 //   };
 //
 // Fields are named; code that works on one finds its offset here once, never
-// by counting floats.
+// by counting floats. They are packed, as in the files of a snapshot, so those
+// after a field of 2-byte values may be unaligned.
 #ifndef TF_EXT_CC_CORE_TABLE_ROW_LAYOUT_H_
 #define TF_EXT_CC_CORE_TABLE_ROW_LAYOUT_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cc/core/rules/narrow.h"
 #include "cc/core/rules/rule_spec.h"
 #include "cc/core/table/config.h"
 
@@ -24,8 +29,6 @@ namespace tf_ext {
 
 // Row numbers have 32 bits; this value denotes no row.
 inline constexpr uint32_t kNoRow = 0xffffffff;
-
-inline constexpr int kFieldTypeBytes = 4;  // of both
 
 // The int32 field for the time of a row's last push; see row_time.h.
 inline constexpr char kLastSeenField[] = "last_seen";
@@ -36,7 +39,7 @@ struct Field {
   int64_t count;   // values in a row
   int64_t offset;  // bytes from the start of the row
   double start;    // value of a new row (weights: by the initializer)
-  int64_t bytes() const { return count * kFieldTypeBytes; }
+  int64_t bytes() const { return count * FieldTypeBytes(type); }
 };
 
 class RowLayout {
@@ -56,11 +59,14 @@ class RowLayout {
   int64_t stride() const { return stride_; }
   // Bytes that carry information: the sign and all fields.
   int64_t raw_bytes() const { return raw_bytes_; }
+  // What the rule needs if some of its fields are stored in 2 bytes.
+  std::optional<NarrowRows> narrow(uint64_t rounding_stream) const;
 
  private:
   std::vector<Field> fields_;
   int64_t stride_ = 0;
   int64_t raw_bytes_ = 0;
+  size_t rule_fields_ = 0;  // weights and the rule's slots
 };
 
 }  // namespace tf_ext

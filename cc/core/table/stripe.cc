@@ -152,7 +152,6 @@ void Stripe::Pull(BatchItem* items, int64_t n, bool insert,
 
 void Stripe::PullInserting(const BatchItem* items, int64_t n,
                            const PullOutput& output) {
-  const int64_t dim = format_->dim;
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t* candidates) {
     const uint8_t* rows[kBlock];
@@ -163,7 +162,7 @@ void Stripe::PullInserting(const BatchItem* items, int64_t n,
           FindOrInsert(item.sign, hashes[i], candidates[i], true));
       positions[i] = item.position;
     }
-    output.Copy(rows, positions, count, dim);
+    output.Copy(*format_, rows, positions, count);
   };
   const ExclusiveLock lock(mutex_);
   ForEachBlock(items, n, format_->stride, false, visit);
@@ -178,18 +177,17 @@ int64_t Stripe::Push(const BatchItem* items, int64_t n,
     uint8_t* rows[kBlock];
     uint32_t numbers[kBlock];
     int64_t positions[kBlock];
+    Counts counts[kBlock];
     SeenHashes seen;
-    const int64_t next = start + count;
-    record.statistics.Prefetch(record.values, items + next,
-                               std::min<int64_t>(kBlock, n - next));
     int found = 0;
     int ready = 0;
     const auto update = [&] {
-      push.Update(rows, gradients, positions, ready);
-      record.Write(rows, positions, ready);
+      saturated_ += push.Update(rows, gradients, positions, ready);
+      record.Write(rows, counts, ready);
     };
     for (int i = 0; i < count; ++i) {
-      const BatchItem& item = items[start + i];
+      BatchItem item = items[start + i];
+      const Counts added = record.CountsOf(&item.position);
       uint32_t number = rows_.Find(item.sign, hashes[i], candidates[i]);
       if (number == kNoRow) {
         number = admission == nullptr
@@ -207,6 +205,7 @@ int64_t Stripe::Push(const BatchItem* items, int64_t n,
       }
       numbers[found++] = number;
       rows[ready] = row;
+      counts[ready] = added;
       positions[ready++] = item.position;
     }
     update();
@@ -395,6 +394,7 @@ Stripe::Stats Stripe::GetStats(int64_t period) const {
   stats.waiting = counters_.Size(period);
   stats.counter_bytes = counters_.bytes();
   stats.admitted = admitted_;
+  stats.saturated = saturated_;
   return stats;
 }
 

@@ -96,17 +96,26 @@ struct PushRecord {
   int32_t now;  // the value for last_seen
   RowStatistics statistics;
   const float* values;  // of the statistics, [batch, width]; may be nullptr
+  bool packed;          // whether the items are those of a CountedPart
 
-  // `positions`: those of the rows' signs in the batch.
-  void Write(uint8_t* const* to, const int64_t* positions, int n) const {
+  // The counts of an item, and its position, which is unpacked.
+  Counts CountsOf(int64_t* position) const {
+    const int64_t width = statistics.width();
+    if (packed) return CountedPart::Unpack(values, width, position);
+    if (values == nullptr || width == 0) return {};
+    return Counts::Load(values + *position * width, width);
+  }
+  // `counts`: those of the rows.
+  void Write(uint8_t* const* to, const Counts* counts, int n) const {
+    if (values == nullptr) counts = nullptr;
     // In one loop, and with copies that no store to a row can change.
     const auto see = [time = last_seen, at = now](uint8_t* row) {
       time.See(row, at);
     };
     if (!last_seen.there()) {
-      statistics.Add(to, positions, n, values, [](uint8_t*) {});
+      statistics.Add(to, n, counts, [](uint8_t*) {});
     } else if (statistics.width() > 0) {
-      statistics.Add(to, positions, n, values, see);
+      statistics.Add(to, n, counts, see);
     } else {
       std::for_each(to, to + n, see);
     }
@@ -229,6 +238,7 @@ class alignas(64) Stripe {
     int64_t waiting = 0;
     int64_t counter_bytes = 0;
     int64_t admitted = 0;
+    int64_t saturated = 0;
   };
   // `period`: of the last push, for counters.
   Stats GetStats(int64_t period) const;
@@ -274,8 +284,9 @@ class alignas(64) Stripe {
   SignRows rows_;
   std::unique_ptr<ChangeMarks> marks_;  // nullptr: not tracked
   AdmissionCounters counters_;
-  int64_t admitted_ = 0;  // rows
-  int level_ = -1;        // of growth; -1: no index
+  int64_t admitted_ = 0;   // rows
+  int64_t saturated_ = 0;  // values
+  int level_ = -1;         // of growth; -1: no index
 
   // The smaller index that compaction builds next to the current one. It has
   // the rows below `next`; insertions and erasures of these update both.

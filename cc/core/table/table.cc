@@ -6,6 +6,7 @@
 #include <limits>
 #include <new>
 
+#include "cc/core/hashing/mix.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table_stripes.h"
 
@@ -75,13 +76,15 @@ Table::Table(const TableConfig& config)
     : config_(config),
       layout_(config),
       initializer_(config.initializer, config.name, config.seed, config.dim),
-      rule_(config.rule, config.dim, layout_.offsets()),
+      rule_(config.rule, config.dim, layout_.offsets(),
+            layout_.narrow(RoundingStream(config.seed, config.name))),
       last_seen_(config.last_seen == LastSeen::kNone
                      ? RowTime()
                      : RowTime(layout_.Find(kLastSeenField)->offset)),
       statistics_(layout_),
-      format_(std::make_unique<RowFormat>(layout_, &initializer_,
-                                          config.unknown_zeros)),
+      format_(std::make_unique<RowFormat>(
+          layout_, &initializer_, RoundingStream(config.seed, config.name),
+          config.unknown_zeros)),
       memory_(RowSlabs::ChunkBytes(layout_.stride())) {
   stripes_.reserve(kStripes);
   for (int i = 0; i < kStripes; ++i) {
@@ -170,7 +173,9 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
   // Before any row gets this time, so that an eviction that encounters the row
   // does not take its time for a wrong one.
   last_push_ = now;
-  const PushRecord record = {last_seen_, now, statistics_, statistics};
+  const bool packed = statistics != nullptr && statistics_.width() > 0 &&
+                      n <= std::numeric_limits<uint32_t>::max();
+  const PushRecord record = {last_seen_, now, statistics_, statistics, packed};
   const PushAdmission admission(
       config_.admission, config_.seed, step,
       AdvancePeriod(AdmissionPeriod(config_.admission, step)), statistics,
@@ -181,11 +186,14 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
   try {
     const UpdateRule::Push push =
         rule_.Prepare(hyperparameters, hyperparameter_count, step);
-    status = ForEachStripe(
-        signs, n, parallel_for, [&](int s, BatchItem* items, int64_t count) {
-          total +=
-              stripes_[s]->Push(items, count, push, gradients, record, admits);
-        });
+    const auto push_stripe = [&](int s, BatchItem* items, int64_t count) {
+      total += stripes_[s]->Push(items, count, push, gradients, record, admits);
+    };
+    status = packed ? ForEachStripe(
+                          std::vector<CountedPart>{
+                              {signs, n, statistics, statistics_.width(), 0}},
+                          parallel_for, push_stripe)
+                    : ForEachStripe(signs, n, parallel_for, push_stripe);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }
@@ -331,6 +339,7 @@ TableStats Table::Stats() const {
   total.stripes = kStripes;
   total.row_bytes = layout_.stride();
   total.evicted = evicted_;
+  total.saturated = saturated_;
   total.min_stripe_rows = INT64_MAX;
   for (const auto& stripe : stripes_) {
     const Stripe::Stats stats = stripe->GetStats(admission_period_);
@@ -345,8 +354,13 @@ TableStats Table::Stats() const {
     total.waiting += stats.waiting;
     total.counter_bytes += stats.counter_bytes;
     total.admitted += stats.admitted;
+    total.saturated += stats.saturated;
   }
   return total;
+}
+
+const SignRows& Table::RowsOf(int64_t sign) const {
+  return stripes_[StripeOf(TableHash(sign))]->rows();
 }
 
 std::vector<int64_t> Table::StripeSizes() const {

@@ -29,9 +29,12 @@ namespace tf_ext {
 
 class SignSet;
 class Stripe;
+struct ConvertedValues;
 struct PullOutput;
 struct RowFormat;
 struct SignPart;
+struct SignRows;
+struct StoredCopy;
 
 struct TableStats {
   int64_t rows = 0;
@@ -47,6 +50,8 @@ struct TableStats {
   int64_t counter_bytes = 0;     // memory of their counters
   int64_t admitted = 0;          // rows admitted since the table was created
   int64_t evicted = 0;           // rows evicted since the table was created
+  // Values limited to the largest finite one of a narrow field since then.
+  int64_t saturated = 0;
 };
 
 // A field to export or import: `name` is in layout(), `data` points at
@@ -79,6 +84,9 @@ struct StoredRows {
   int64_t row_bytes;
   int64_t shard = 0;
   int64_t shards = 1;
+  // If set, floats of another type than the table's are rounded to the nearest
+  // value, and counted here; otherwise types must be equal.
+  ConvertedValues* converted = nullptr;
 };
 
 // Receives the chunks of a file, in order.
@@ -180,6 +188,10 @@ class Table {
   Status Import(const int64_t* signs, int64_t n,
                 const std::vector<ConstFieldData>& fields,
                 const ParallelFor& parallel_for);
+
+  // Adds to the statistic values that were limited to the largest finite one of
+  // a narrow field before they were imported.
+  void CountSaturated(int64_t values) { saturated_ += values; }
 
   // Removes rows, or the counters of signs without one. `*erased`: the number
   // of rows that were present.
@@ -302,6 +314,9 @@ class Table {
 
   int64_t Size() const;
   TableStats Stats() const;
+  // Where a sign is looked up, for counting accesses to memory. Not during
+  // calls that add, erase or move rows.
+  const SignRows& RowsOf(int64_t sign) const;
   // The number of rows in each stripe.
   std::vector<int64_t> StripeSizes() const;
 
@@ -350,14 +365,8 @@ class Table {
   Status CountRanks(const EvictPolicy& policy, Rank prefix, int shift,
                     int32_t now, const ParallelFor& parallel_for,
                     DigitCounts* counts) const;
-  // A range of bytes in stored rows, and its offset in the table's rows.
-  struct CopiedBytes {
-    int64_t to;
-    int64_t from;
-    int64_t bytes;
-  };
   Status ResolveStoredRows(const StoredRows& stored,
-                           std::vector<CopiedBytes>* copied) const;
+                           std::vector<StoredCopy>* copies) const;
   // Sets the rows of a chunk that belong to the shard, except those of signs in
   // `skipped`. May throw std::bad_alloc.
   Status ImportStored(const StoredRows& stored, const ChunkView& chunk,
@@ -412,6 +421,8 @@ class Table {
   // snapshots. Incremented at the end of a batch.
   std::atomic<int64_t> changes_{0};
   std::atomic<int64_t> evicted_{0};  // rows
+  // Values that were limited before they were passed to the table's stripes.
+  std::atomic<int64_t> saturated_{0};
 };
 
 }  // namespace tf_ext

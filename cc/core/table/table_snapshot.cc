@@ -8,6 +8,7 @@
 
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/sign_set.h"
+#include "cc/core/table/row_conversion.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_stripes.h"
 
@@ -102,12 +103,29 @@ class OwnRows {
   const uint8_t* data_;
 };
 
-std::string Describe(const char* type, int64_t count) {
-  return std::string(type) + "[" + std::to_string(count) + "]";
+std::string Describe(FieldType type, int64_t count) {
+  return std::string(FieldTypeName(type)) + "[" + std::to_string(count) + "]";
 }
 
-std::string Describe(FieldType type, int64_t count) {
-  return Describe(type == FieldType::kFloat32 ? "float32" : "int32", count);
+// Binds the fields of rows of `row_bytes` bytes from `data` on. Adjacent fields
+// are copied at once; all are adjacent if the layouts are the same.
+std::vector<BoundField> Bind(const std::vector<StoredCopy>& copies,
+                             const uint8_t* data, int64_t row_bytes) {
+  std::vector<BoundField> bound;
+  for (const StoredCopy& copy : copies) {
+    const int64_t bytes = copy.to->bytes();
+    const uint8_t* const from = data + copy.from;
+    if (!bound.empty()) {
+      BoundField& last = bound.back();
+      if (last.offset + last.bytes == copy.to->offset &&
+          last.data + last.bytes == from) {
+        last.bytes += bytes;
+        continue;
+      }
+    }
+    bound.push_back({copy.to->offset, bytes, from, row_bytes});
+  }
+  return bound;
 }
 
 }  // namespace
@@ -232,38 +250,31 @@ Status Table::WriteRows(int first_stripe, int end_stripe, bool changed,
 }
 
 Status Table::ResolveStoredRows(const StoredRows& stored,
-                                std::vector<CopiedBytes>* copied) const {
+                                std::vector<StoredCopy>* copies) const {
   bool with_weights = false;
   for (const StoredField& each : stored.fields) {
     const Field* field = nullptr;
     const Status status = FindField(each.name, &field);
     if (!status.ok()) return status;
-    if (field->type != each.type || field->count != each.count) {
+    const bool fits = stored.converted == nullptr
+                          ? field->type == each.type
+                          : CanConvert(each.type, field->type);
+    if (!fits || field->count != each.count) {
       return Status::InvalidArgument(
           "field \"" + each.name + "\" of table \"" + config_.name + "\" is " +
           Describe(field->type, field->count) + ", that of the snapshot is " +
           Describe(each.type, each.count) + ".");
     }
-    if (each.offset < RowLayout::kWeightsOffset ||
-        stored.row_bytes < field->bytes() ||
-        each.offset > stored.row_bytes - field->bytes()) {
+    const int64_t bytes = each.count * FieldTypeBytes(each.type);
+    if (each.offset < RowLayout::kWeightsOffset || stored.row_bytes < bytes ||
+        each.offset > stored.row_bytes - bytes) {
       return Status::InvalidArgument(
           "field \"" + each.name + "\" should be at byte " +
           std::to_string(each.offset) + " of the snapshot's rows, which have " +
           std::to_string(stored.row_bytes) + " bytes.");
     }
     with_weights |= field->offset == RowLayout::kWeightsOffset;
-    // Adjacent fields are copied at once. All are adjacent if the layouts are
-    // the same.
-    if (!copied->empty()) {
-      CopiedBytes& last = copied->back();
-      if (last.to + last.bytes == field->offset &&
-          last.from + last.bytes == each.offset) {
-        last.bytes += field->bytes();
-        continue;
-      }
-    }
-    copied->push_back({field->offset, each.offset, field->bytes()});
+    copies->push_back({field, each.type, each.offset});
   }
   if (with_weights) return Status::Ok();
   return Status::InvalidArgument("the snapshot's rows have no field \"" +
@@ -271,7 +282,7 @@ Status Table::ResolveStoredRows(const StoredRows& stored,
 }
 
 Status Table::CheckStoredRows(const StoredRows& stored) const {
-  std::vector<CopiedBytes> unused;
+  std::vector<StoredCopy> unused;
   return ResolveStoredRows(stored, &unused);
 }
 
@@ -296,17 +307,26 @@ Status Table::ApplyChunk(const StoredRows& stored, const ChunkView& chunk,
 Status Table::ImportStored(const StoredRows& stored, const ChunkView& chunk,
                            const SignSet* skipped, int64_t* rows) {
   *rows = 0;
-  std::vector<CopiedBytes> copied;
-  Status status = ResolveStoredRows(stored, &copied);
+  std::vector<StoredCopy> copies;
+  Status status = ResolveStoredRows(stored, &copies);
   if (!status.ok()) return status;
   const OwnRows own(stored, chunk.row_data, chunk.rows, stored.row_bytes,
                     skipped);
-  std::vector<BoundField> fields;
-  for (const CopiedBytes& each : copied) {
-    fields.push_back(
-        {each.to, each.bytes, own.data() + each.from, stored.row_bytes});
-  }
   const int64_t n = static_cast<int64_t>(own.signs().size());
+  const uint8_t* data = own.data();
+  int64_t row_bytes = stored.row_bytes;
+  std::vector<uint8_t> converted;
+  if (NeedsConversion(copies)) {
+    ConversionCounts counts;
+    converted =
+        ConvertRows(copies, data, n, row_bytes, layout_.raw_bytes(), &counts);
+    stored.converted->Add(counts);
+    saturated_ += counts.saturated;
+    data = converted.data();
+    row_bytes = layout_.raw_bytes();
+    for (StoredCopy& copy : copies) copy.from = copy.to->offset;
+  }
+  const std::vector<BoundField> fields = Bind(copies, data, row_bytes);
   status = ForEachStripe(own.signs().data(), n, SerialFor,
                          [&](int s, BatchItem* items, int64_t count) {
                            stripes_[s]->Import(items, count, fields);

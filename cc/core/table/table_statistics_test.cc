@@ -127,6 +127,72 @@ TEST(StatisticsTest, AreAddedByPushes) {
       (Statistics{{1, {0, 0}}, {2, {4, 1}}, {3, {3.5, 0.25}}, {4, {0, 0}}}));
 }
 
+// Of many batches, chunks and duplicates: counts that are exact as bfloat16,
+// such as whole numbers up to 256, and others.
+TEST(StatisticsTest, AreTheSumsOfAllKindsOfCounts) {
+  const std::vector<float> values = {
+      0,    1,      2,   255, 256,  257,        0.5f,
+      0.1f, 65536,  1e9, 3,   128,  16777215.f, 1.00390625f,
+      1e30, 1e-40f, 7,   1,   0.3f, kMostFloat};
+  const std::vector<int64_t> distinct = Range(-1000, 19000, 3);
+  std::vector<int64_t> signs = distinct;
+  signs.insert(signs.end(), distinct.begin(), distinct.end());
+  signs.insert(signs.end(), distinct.rbegin(), distinct.rend());
+  signs.insert(signs.end(), distinct.begin(), distinct.end());
+  signs.insert(signs.end(), distinct.begin(), distinct.end());
+  signs.insert(signs.end(), distinct.begin(), distinct.end());
+  for (const int fields : {1, 2}) {
+    std::vector<float> counts;
+    Statistics expected;
+    std::mt19937 random(fields);
+    for (const int64_t sign : signs) {
+      std::vector<float>& sums = expected[sign];
+      sums.resize(fields);
+      for (int f = 0; f < fields; ++f) {
+        const float value = values[random() % values.size()];
+        counts.push_back(value);
+        sums[f] = std::min(sums[f] + value, kMostFloat);
+      }
+    }
+    for (const int threads : {1, 3}) {
+      const auto table = MakeCounting(fields, LastSeen::kStep);
+      Count(table.get(), signs, counts, 1, Threads(threads));
+      EXPECT_EQ(StatisticsOf(*table), expected) << fields << " " << threads;
+    }
+  }
+}
+
+TEST(StatisticsTest, OfBothFieldsAreNotMixedUp) {
+  const auto table = MakeCounting();
+  Count(table.get(), {1, 2, 3}, {3, 0, 0, 5, 257, 1});
+  EXPECT_EQ(StatisticsOf(*table),
+            (Statistics{{1, {3, 0}}, {2, {0, 5}}, {3, {257, 1}}}));
+}
+
+// Also where an item carries the counts along: the gradient is still that of
+// its sign.
+TEST(StatisticsTest, DoNotChangeWhichGradientIsOfARow) {
+  for (const float count : {1.0f, 0.1f}) {
+    const auto table = MakeCounting();
+    const std::vector<int64_t> signs = Range(0, 300, 1);
+    Pull(table.get(), signs, true);
+    const std::vector<float> before = Pull(table.get(), signs, false);
+    std::vector<float> gradients(before.size());
+    for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = i;
+    const std::vector<float> counts(2 * signs.size(), count);
+    int64_t updated = -1;
+    ASSERT_TRUE(table
+                    ->Push(signs.data(), gradients.data(), signs.size(),
+                           kSubtract.data(), kSubtract.size(), 1, SerialFor,
+                           &updated, 0, counts.data(), 2)
+                    .ok());
+    const std::vector<float> after = Pull(table.get(), signs, false);
+    for (size_t i = 0; i < after.size(); ++i) {
+      ASSERT_EQ(after[i], before[i] - gradients[i]);
+    }
+  }
+}
+
 TEST(StatisticsTest, OneIsCountedPerOccurrenceIfNoneAreGiven) {
   for (const int fields : {1, 2}) {
     const auto table = MakeCounting(fields);

@@ -12,9 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext import hashing
+from tf_ext.ops._stock.rounded import round_rows
 
 _BITS = 2**64
 _GOLDEN = 0x9E3779B97F4A7C15
+_ROUNDING_SALT = 0x2545F4914F6CDD1D
 _MIX = (
     (30, 0xBF58476D1CE4E5B9),
     (27, 0x94D049BB133111EB),
@@ -31,7 +33,7 @@ def initial_rows(config: str, signs: tf.Tensor, dim: int) -> tf.Tensor:
       dim: int, the table's dim.
 
     Returns:
-      float32 `[n, dim]`.
+      float32 `[n, dim]`, rounded like the table's rows.
 
     Raises:
       ValueError: if the configuration's initializer is unknown.
@@ -46,6 +48,19 @@ def initial_rows(config: str, signs: tf.Tensor, dim: int) -> tf.Tensor:
     """
     # Not splitlines(), because names may contain Unicode line separators.
     entries = dict(line.split("=", 1) for line in config.split("\n") if line)
+    rows = _exact_rows(entries, signs, dim)
+    dtype = entries.get("dtype", "float32")
+    if dtype == "float32" or entries["initializer"] == "zeros":
+        return rows
+    keys = _rounding_keys(int(entries["seed"]), entries["name"], signs)
+    rounded = round_rows(rows, dtype, keys, _multipliers(dim))
+    return _shaped(rounded, signs, dim)
+
+
+def _exact_rows(
+    entries: dict[str, str], signs: tf.Tensor, dim: int
+) -> tf.Tensor:
+    """The initial weights before they are rounded, float32 `[n, dim]`."""
     kind = entries["initializer"]
 
     def number(key: str) -> np.float32:
@@ -75,6 +90,21 @@ def _shaped(rows: tf.Tensor, signs: tf.Tensor, dim: int) -> tf.Tensor:
 def _stream(seed: int, name: str) -> int:
     mixed = _mix_int((seed + _GOLDEN) % _BITS)
     return _mix_int(mixed ^ int(hashing.fingerprint64(name)))
+
+
+def _rounding_keys(seed: int, name: str, signs: tf.Tensor) -> tf.Tensor:
+    """The keys of the random bits of each sign, uint64 `[n]`."""
+    mixed = _mix_int(seed ^ _ROUNDING_SALT)
+    # Step 0 comes before all pushes.
+    key = _mix_int(_mix_int(mixed ^ int(hashing.fingerprint64(name))))
+    product = tf.bitcast(signs, tf.uint64) * _uint64(_GOLDEN)
+    return _mix(tf.bitwise.bitwise_xor(product, _uint64(key)))
+
+
+def _multipliers(dim: int) -> tf.Tensor:
+    """The factors of the positions' random bits, uint64 `[dim]`."""
+    numbers = tf.bitcast(tf.range(1, dim + 1, dtype=tf.int64), tf.uint64)
+    return tf.bitwise.bitwise_and(_mix(numbers), _uint64(2**16 - 1))
 
 
 def _mix_int(x: int) -> int:

@@ -1,0 +1,15 @@
+"""Metrics of click models and rankings: Keras metrics, and NumPy functions."""
+
+from tf_ext.metrics.calibration import COPC, CTR, PCTR, CalibrationError
+from tf_ext.metrics.user_means import UserMean, gauc, ndcg_at_k, recall_at_k
+
+__all__ = [
+    "COPC",
+    "CTR",
+    "PCTR",
+    "CalibrationError",
+    "UserMean",
+    "gauc",
+    "ndcg_at_k",
+    "recall_at_k",
+]

@@ -1,0 +1,80 @@
+"""The samples of all workers' shares of a batch, with gradients."""
+
+import tensorflow as tf
+
+from tf_ext.ops import _wire
+from tf_ext.regimes.worker_weight import current_worker_weight
+
+
+def gather_batch(workers, tensors):
+    """Gathers what each worker has of a batch.
+
+    Args:
+      workers: `tf_ext.distribute.collectives.Collectives`.
+      tensors: list of float32 or int64 `[b, ...]`, of one `b`, which each
+        worker has its own of.
+
+    Returns:
+      `(gathered, offset)`: list of `[sum of all b, ...]`, in the order of
+      ranks, and int64 scalar, the index of this worker's first sample.
+    """
+    size = tf.shape(tensors[0], tf.int64)[0]
+    sizes = workers.gather(size[tf.newaxis])[:, 0]
+    offset = tf.cumsum(sizes, exclusive=True)[workers.rank]
+    return [_gather(workers, one, sizes) for one in tensors], offset
+
+
+def _gather(workers, tensor, sizes):
+    if not tensor.dtype.is_floating:
+        return _all_gather(workers, tensor, sizes)
+
+    @tf.custom_gradient
+    def gather(values):
+        gathered = _all_gather(workers, values, sizes)
+        return gathered, lambda gradient: _scatter(workers, gradient, sizes)
+
+    return gather(tensor)
+
+
+def _all_gather(workers, tensor, sizes):
+    shape = [1, *tensor.shape[1:]]
+    dim = tf.TensorShape(shape).num_elements()
+    flat = tf.reshape(tensor, [-1, dim])
+
+    def pack(width):
+        row = tf.reshape(flat, [-1])
+        row = tf.pad(row, [[0, width - tf.size(row, tf.int64)]])
+        return tf.tile(row[tf.newaxis], [workers.size, 1])
+
+    received = workers.all_to_all(
+        pack, tensor.dtype, tf.reduce_max(sizes) * dim
+    )
+    [rows] = _wire.exchange_unpack(received, sizes[tf.newaxis], [dim])
+    return tf.reshape(rows, [-1, *shape[1:]])
+
+
+def _scatter(workers, gradient, sizes):
+    """The gradient of this worker's samples, from the losses of all workers.
+
+    A worker's gradients are multiplied by its weight later (the regime's
+    `sum_gradients`). So those of other workers' losses, whose weights differ,
+    are multiplied by theirs and divided by its own.
+    """
+    dim = tf.TensorShape([1, *gradient.shape[1:]]).num_elements()
+    flat = tf.reshape(gradient, [-1, dim])
+    weight = current_worker_weight()
+    weight = tf.constant(1.0) if weight is None else weight
+    received = workers.all_to_all(
+        lambda width: _wire.exchange_pack(
+            [flat], [sizes], tf.fill([workers.size, 1], weight), width
+        ),
+        tf.float32,
+        tf.reduce_max(sizes) * dim + 1,
+    )
+    own = tf.fill([workers.size], sizes[workers.rank])
+    [rows] = _wire.exchange_unpack(received, own[tf.newaxis], [dim], offset=1)
+    parts = tf.reshape(rows, [workers.size, -1, dim])
+    shares = tf.math.divide_no_nan(received[:, 0], weight)
+    # A worker without samples may have gradients of NaN.
+    weighted = tf.math.multiply_no_nan(parts, shares[:, tf.newaxis, tf.newaxis])
+    return tf.reshape(tf.reduce_sum(weighted, 0), [-1, *gradient.shape[1:]])

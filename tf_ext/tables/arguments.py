@@ -1,0 +1,36 @@
+"""Checks of the arguments of `SparseTable`."""
+
+from collections.abc import Sequence
+
+from tf_ext._checks import refuse
+
+
+def check_dtypes(dtype: object, slot_dtype: object) -> None:
+    """Raises ValueError unless rows can be stored in these types."""
+    for name, value, allowed in (
+        ("dtype", dtype, ("float32", "float16", "bfloat16")),
+        ("slot_dtype", slot_dtype, ("float32", "bfloat16")),
+    ):
+        if not isinstance(value, str) or value not in allowed:
+            what = " or ".join(map(repr, allowed))
+            refuse(
+                "SparseTable",
+                name,
+                f"{what}, the type of stored values: tables compute in float32 "
+                "under any policy",
+                value,
+            )
+
+
+def statistics_list(names: Sequence[str] | None) -> list[str]:
+    """The argument `statistics`, as a list."""
+    fields = [] if names is None else names
+    for allowed in ([], ["show"], ["show", "click"]):
+        if isinstance(fields, list | tuple) and list(fields) == allowed:
+            return allowed
+    refuse(
+        "SparseTable",
+        "statistics",
+        '["show"], ["show", "click"] or None',
+        names,
+    )
