@@ -6,6 +6,7 @@
     memory_program.py serve ROWS DIRECTORY   what served models leave behind
     memory_program.py stock ROWS DIRECTORY   the same of stock ops, and the peak
                                              of exporting
+    memory_program.py numbers COUNT        what tensors of Python numbers keep
 
 The last line of standard output is a JSON object. Sizes are in bytes.
 """
@@ -22,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ext
+from tf_ext._compat import scalars
 from tf_ext._keras import keras
 
 DIM = 16
@@ -228,9 +230,26 @@ def _served_again_and_again(paths):
     return {"table": size - left[-1], "left": left}
 
 
+def numbers(count):
+    def growth(make):
+        for number in range(1000):
+            make(number, tf.int64)
+        before = resident()
+        for number in range(1000, 1000 + count):
+            make(number, tf.int64)
+        return (resident() - before) / count
+
+    return {
+        "scalar": growth(scalars.scalar),
+        "convert_to_tensor": growth(tf.convert_to_tensor),
+    }
+
+
 def main(what, rows, *rest):
     rows = int(rows)
-    if what == "insert":
+    if what == "numbers":
+        result = numbers(rows)
+    elif what == "insert":
         result = insert(rows)
     elif what == "free":
         result = free(rows)
