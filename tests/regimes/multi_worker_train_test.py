@@ -200,6 +200,17 @@ class EpochTest(parameterized.TestCase, tf.test.TestCase):
             self.assertAllEqual(row, [-1.0] * _DIM, f"sample {sign}")
 
 
+class SumTest(tf.test.TestCase):
+    def test_over_workers(self):
+        parts = zip(*map(step.summands, range(2)))
+        expected = [first + second for first, second in parts]
+        for result in _CASES[2][step.sums]:
+            self.assertLen(result, len(expected))
+            for one, other in zip(result, expected):
+                self.assertEqual(one.dtype, other.dtype)
+                self.assertAllEqual(one, other)
+
+
 class EntangledTest(parameterized.TestCase, tf.test.TestCase):
     """Gradients of a table that come from several calls, or from none."""
 

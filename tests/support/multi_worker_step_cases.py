@@ -11,6 +11,7 @@ from multi_worker_cases import export
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.distribute.collectives import collectives_of
 
 DIM = 4
 
@@ -446,4 +447,25 @@ ENTANGLED = [
     "entangled_in_a_nested_function",
     "entangled_with_statistics",
 ]
-CASES = [*PUSHES, *EPOCHS, *ENTANGLED, *STATISTICS, "custom_loop"]
+
+
+def summands(rank):
+    """What a worker adds: of several types, few bytes and many."""
+    rng = np.random.default_rng(rank)
+    return [
+        rng.normal(size=[3, 5]).astype(np.float32),
+        rng.normal(size=[700, 900]).astype(np.float64),
+        rng.integers(-(2**62), 2**62, 7),
+        np.float32(rank + 0.1),
+        rng.normal(size=[2]),
+        rng.integers(-9, 9, 300_000),
+    ]
+
+
+def sums(worker):
+    workers = collectives_of(worker.strategy)
+    add = tf.function(lambda tensors: workers.sum(tensors))
+    return [value.numpy() for value in add(summands(worker.rank))]
+
+
+CASES = [*PUSHES, *EPOCHS, *ENTANGLED, *STATISTICS, "custom_loop", "sums"]

@@ -181,6 +181,16 @@ def batch_size_of(batch: typing.Any) -> tf.Tensor:
     return tf.shape(first, tf.int64)[0]
 
 
+def known_batch_size(batch: typing.Any) -> int:
+    """The number of samples of a batch that was read, without operations."""
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return first.row_splits.shape[0] - 1
+    if isinstance(first, tf.SparseTensor):
+        return int(first.dense_shape.numpy()[0])
+    return first.shape[0]
+
+
 def empty_batch(element_spec: typing.Any) -> typing.Any:
     """A batch without samples.
 

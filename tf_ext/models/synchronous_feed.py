@@ -111,7 +111,7 @@ class SynchronousFeed:
             batch = next(self._iterator, None)
         except Exception as caught:  # Raised when the other workers know it.
             error = caught
-        size = 0 if batch is None else int(worker_batches.batch_size_of(batch))
+        size = 0 if batch is None else worker_batches.known_batch_size(batch)
         state = _ENDED if batch is None else _HAS_BATCH
         mine = [_FAILED if error is not None else state, size]
         rows = self._regime.gather(tf.constant(mine, tf.int64)).numpy()
