@@ -11,10 +11,15 @@ from processes import CLUSTER_TESTS, run_test_files
 # unless it is put here.
 _WITHOUT_KERAS = {
     "benchmarks/benchmarks_comparing_test.py",
+    "benchmarks/benchmarks_lifetime_test.py",
     "benchmarks/benchmarks_retrieval_test.py",
     "benchmarks/benchmarks_serving_test.py",
+    "benchmarks/benchmarks_small_rows_test.py",
     "benchmarks/benchmarks_test.py",
+    "benchmarks/benchmarks_tfra_test.py",
     "compat/compat_clusters_test.py",
+    "compat/compat_errors_test.py",
+    "compat/compat_scalars_test.py",
     "compat/parameter_server_compat_test.py",
     "core/core_test.py",
     "data/day_files_test.py",
@@ -29,19 +34,38 @@ _WITHOUT_KERAS = {
     "examples/recommender_data_test.py",
     "examples/recommender_examples_test.py",
     "examples/wide_deep_data_test.py",
+    "feature_column/columns_to_bags_errors_test.py",
+    "hashing_test.py",
     "metrics/user_means_test.py",
+    "models/inflight_test.py",
+    "ops/bag_ops_test.py",
+    "ops/counter_ops_test.py",
     "ops/exchange_ops_test.py",
     "ops/exchange_pull_ops_test.py",
     "ops/exchange_size_ops_test.py",
     "ops/exchange_sum_ops_test.py",
     "ops/gradient_sum_ops_test.py",
+    "ops/hash_ops_test.py",
+    "ops/lifetime_ops_test.py",
+    "ops/malformed_bags_test.py",
+    "ops/malformed_handle_test.py",
+    "ops/malformed_hash_ops_test.py",
+    "ops/malformed_input_test.py",
     "ops/malformed_sizes_test.py",
+    "ops/route_gradient_ops_test.py",
+    "ops/signs_test.py",
     "ops/snapshot_ops_test.py",
     "ops/stock_allowed_test.py",
     "ops/stock_bags_test.py",
     "ops/stock_hash_test.py",
+    "ops/stock_initial_rows_test.py",
+    "ops/table_ops_test.py",
     "ops/table_owner_ops_test.py",
+    "ops/table_resource_test.py",
+    "ops/traced_shapes_test.py",
     "ops/update_ops_test.py",
+    "ops/version_ops_test.py",
+    "optimizers/rule_specs_test.py",
     "package_test.py",
     "project/build_backend_test.py",
     "project/cluster_test.py",
@@ -61,8 +85,12 @@ _WITHOUT_KERAS = {
     "snapshot/snapshot_kill_test.py",
     "snapshot/snapshot_manifest_test.py",
     "snapshot/snapshot_reader_test.py",
+    "snapshot/snapshot_refusals_test.py",
+    "snapshot/snapshot_test.py",
     "snapshot/snapshot_writers_test.py",
     "tables/apply_delta_test.py",
+    "tables/eviction_test.py",
+    "tables/random_programs_test.py",
     "tables/sharding_test.py",
 }
 
@@ -101,7 +129,7 @@ _SLOW = {
 
 
 # A process's start takes as long as many a file.
-_PROCESSES = 8
+_PROCESSES = 6
 
 _FILES = [
     path
