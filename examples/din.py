@@ -96,8 +96,8 @@ def attend(candidate, history):
     return keras.layers.Flatten()(keras.layers.Dot(axes=1)([weights, history]))
 
 
-def make_model(inputs, table):
-    """Returns a model of the probability of a click."""
+def embed(inputs, table):
+    """Returns all features of an example in a vector, `[batch, n]`."""
     singles, histories = make_columns()
     embedded = tf_ext.layers.EmbeddingFeatures(
         [*singles, *histories], table, concatenate=False
@@ -107,9 +107,12 @@ def make_model(inputs, table):
         join([embedded["item"], embedded["genre"]]),
         join([embedded["history"], embedded["history_genre"]]),
     )
-    hidden = keras.layers.Concatenate()(
-        [*(embedded[column.name] for column in singles), interest]
-    )
+    return join([*(embedded[column.name] for column in singles), interest])
+
+
+def make_model(inputs, table):
+    """Returns a model of the probability of a click."""
+    hidden = embed(inputs, table)
     for units in HIDDEN_UNITS:
         hidden = keras.layers.Dense(units, activation="relu")(hidden)
     outputs = keras.layers.Dense(1, activation="sigmoid")(hidden)

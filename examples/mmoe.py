@@ -29,7 +29,7 @@ import time
 
 import recommender_data
 import tensorflow as tf
-from din import FEATURES, attend, make_columns
+from din import FEATURES, embed
 from recommender_data import auc
 from tensorflow import keras
 
@@ -64,20 +64,6 @@ class PCGradModel(tf_ext.Model):
         )
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return losses
-
-
-def embed(inputs, table):
-    """Returns all features of an example in a vector, `[batch, n]`."""
-    singles, histories = make_columns()
-    embedded = tf_ext.layers.EmbeddingFeatures(
-        [*singles, *histories], table, concatenate=False
-    )(inputs)
-    join = keras.layers.Concatenate()
-    interest = attend(
-        join([embedded["item"], embedded["genre"]]),
-        join([embedded["history"], embedded["history_genre"]]),
-    )
-    return join([*(embedded[column.name] for column in singles), interest])
 
 
 def mix(features):

@@ -81,15 +81,7 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
         self.assertCountEqual(found, one.history)
         for name, values in one.history.items():
             self.assertAllClose(found[name], values, 1e-6, 1e-6, msg=name)
-        for mine, theirs in zip(
-            alone.layers[-1].weights, spread.layers[-1].weights, strict=True
-        ):
-            self.assertAllClose(
-                tf.convert_to_tensor(theirs),
-                tf.convert_to_tensor(mine),
-                1e-6,
-                1e-6,
-            )
+        self.assert_same_dense(alone, spread)
         here, there = (contents(m.tables[0]) for m in (alone, spread))
         for field, rows in here.items():
             self.assertCountEqual(there[field], rows)
@@ -99,6 +91,17 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
             number(spread.optimizer.iterations),
             number(alone.optimizer.iterations),
         )
+
+    def assert_same_dense(self, alone, spread):
+        for mine, theirs in zip(
+            alone.layers[-1].weights, spread.layers[-1].weights, strict=True
+        ):
+            self.assertAllClose(
+                tf.convert_to_tensor(theirs),
+                tf.convert_to_tensor(mine),
+                1e-6,
+                1e-6,
+            )
 
     def test_one_execution_at_a_time_is_one_process(self):
         self._check_one_at_a_time(8)
@@ -243,15 +246,7 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
             contents(spread.tables[0])["weights"].keys(),
             contents(alone.tables[0])["weights"].keys(),
         )
-        for mine, theirs in zip(
-            alone.layers[-1].weights, spread.layers[-1].weights, strict=True
-        ):
-            self.assertAllClose(
-                tf.convert_to_tensor(theirs),
-                tf.convert_to_tensor(mine),
-                1e-6,
-                1e-6,
-            )
+        self.assert_same_dense(alone, spread)
 
     def test_evaluate_and_predict_run_one_batch_at_a_time(self):
         alone, spread = self.alone(), self.spread(4)

@@ -13,6 +13,7 @@ from absl.testing import parameterized
 from counter_tables import make_model, make_table, trained
 from saving_util import TestCase
 from sharded_tables import bytes_of_rows, counters_of
+from snapshot_forging import reseal
 from snapshot_util import run_command
 
 from tf_ext import _core
@@ -123,11 +124,7 @@ class DamageTest(TestCase):
     )
     def test_of_a_manifest(self, change, says):
         path, _ = self._saved()
-        with open(f"{path}/manifest.json", "rb") as file:
-            members = json.loads(file.read())
-        del members["crc32c"]
-        change(members)
-        _seal(members, f"{path}/manifest.json")
+        reseal(f"{path}/manifest.json", change)
         self._check_refused(path, says)
 
     @parameterized.named_parameters(
@@ -148,19 +145,12 @@ class DamageTest(TestCase):
         encoder = _core.RowFileEncoder(12, file.tag)
         with open(name, "wb") as opened:
             opened.write(encoder.add_rows(rows) + encoder.finish())
-        with open(f"{path}/manifest.json", "rb") as opened:
-            members = json.loads(opened.read())
-        del members["crc32c"]
-        members["counters"]["files"][0]["crc32c"] = f"{encoder.crc32c:08x}"
-        _seal(members, f"{path}/manifest.json")
+        crc = f"{encoder.crc32c:08x}"
+        reseal(
+            f"{path}/manifest.json",
+            lambda m: m["counters"]["files"][0].update(crc32c=crc),
+        )
         self._check_refused(path, says)
-
-
-def _seal(members, path):
-    body = json.dumps(members, indent=2).removesuffix("\n}").encode()
-    ending = f',\n  "crc32c": "{_core.crc32c(body):08x}"\n}}\n'
-    with open(path, "wb") as file:
-        file.write(body + ending.encode())
 
 
 def _set_config(members, old, new):

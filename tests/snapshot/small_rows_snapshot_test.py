@@ -1,6 +1,5 @@
 """Small rows in snapshots, for readers without TensorFlow and commands."""
 
-import json
 import os
 
 import numpy as np
@@ -8,24 +7,12 @@ from absl.testing import absltest, parameterized
 from pyarrow import parquet
 from saving_util import TestCase
 from small_rows import DTYPES, make_table, stored_bytes, train
-from snapshot_forging import MANIFEST, seal
+from snapshot_forging import MANIFEST, reseal
 from snapshot_util import data_files, run_command
 
 from tf_ext.snapshot import DamagedSnapshotError, open_snapshot
 
 _BOTH = ("float16", "bfloat16")
-
-
-def _change(path, change):
-    """Changes a manifest, and makes its CRC right."""
-    file = os.path.join(path, MANIFEST)
-    with open(file, "rb") as opened:
-        members = json.load(opened)
-    del members["crc32c"]
-    change(members)
-    text = json.dumps(members, indent=2).removesuffix("\n}")
-    with open(file, "wb") as opened:
-        opened.write(seal(text.encode()))
 
 
 def _field(index, **members):
@@ -152,7 +139,7 @@ class SmallRowsSnapshotTest(TestCase):
         snapshot_id = open_snapshot(base).manifest.id
         other.end_incremental()
         other.save(base)
-        _change(base, _set("id", snapshot_id))
+        reseal(os.path.join(base, MANIFEST), _set("id", snapshot_id))
         with self.assertRaisesRegex(
             DamagedSnapshotError, "rows with different fields: weights float16"
         ):
@@ -200,7 +187,7 @@ class SmallRowsSnapshotTest(TestCase):
         table = make_table(_BOTH)
         train(table, [7])
         before = stored_bytes(table)
-        _change(path, change)
+        reseal(os.path.join(path, MANIFEST), change)
         for read in (open_snapshot, table.load):
             with self.assertRaisesRegex(DamagedSnapshotError, message):
                 read(path)
@@ -208,7 +195,7 @@ class SmallRowsSnapshotTest(TestCase):
 
     def test_refuses_format_2_of_large_rows(self):
         _, path = self._chain(("float32", "float32"))
-        _change(path, _set("format", 2))
+        reseal(os.path.join(path, MANIFEST), _set("format", 2))
         with self.assertRaisesRegex(
             DamagedSnapshotError, "format must be 1, as all fields have 4 bytes"
         ):
@@ -218,7 +205,9 @@ class SmallRowsSnapshotTest(TestCase):
         # Only a table of the configuration knows which fields are slots.
         _, path = self._chain(_BOTH)
         path = os.path.join(os.path.dirname(path), "0")
-        _change(path, _config("slot_dtype=bfloat16\n", ""))
+        reseal(
+            os.path.join(path, MANIFEST), _config("slot_dtype=bfloat16\n", "")
+        )
         for convert in (False, True):
             table = make_table(("float16", "float32"))
             with self.assertRaisesRegex(

@@ -21,17 +21,6 @@ from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot
 _HUGE = 2**63 - 1
 
 
-def _change(file, change):
-    """Changes the members of a sealed file, and makes its CRC right."""
-    with open(file, "rb") as opened:
-        members = json.load(opened)
-    del members["crc32c"]
-    change(members)
-    text = json.dumps(members, indent=2).removesuffix("\n}")
-    with open(file, "wb") as opened:
-        opened.write(snapshot_forging.seal(text.encode()))
-
-
 def _set(*path, to):
     """A change that sets one member."""
 
@@ -189,7 +178,7 @@ class SnapshotRefusalsTest(TestCase):
 
     @parameterized.named_parameters(*_CASES)
     def test_member(self, change, message):
-        _change(self.manifest, change)
+        snapshot_forging.reseal(self.manifest, change)
         self._assert_refused(
             f"^{self.manifest} is damaged: its member {message}"
         )
@@ -266,14 +255,18 @@ class SnapshotRefusalsTest(TestCase):
             ),
             ([], "base must be a JSON object, but is"),
         ):
-            _change(manifest, _set("base", to=base))
+            snapshot_forging.reseal(manifest, _set("base", to=base))
             self._assert_refused(message, delta)
         os.symlink("loop", os.path.join(delta, "loop"))
-        _change(manifest, _set("base", to={**before, "path": "loop"}))
+        snapshot_forging.reseal(
+            manifest, _set("base", to={**before, "path": "loop"})
+        )
         self._assert_refused("loop/manifest.json is damaged at byte 0", delta)
         # Rows of other fields.
-        _change(manifest, _set("base", to=before))
-        _change(self.manifest, _set("row", "fields", 2, "name", to="momentum"))
+        snapshot_forging.reseal(manifest, _set("base", to=before))
+        snapshot_forging.reseal(
+            self.manifest, _set("row", "fields", 2, "name", to="momentum")
+        )
         self._assert_refused(
             "and its base .* have rows with different fields", delta
         )
@@ -284,7 +277,7 @@ class SnapshotRefusalsTest(TestCase):
             for file, shard in zip(members["files"], reversed(shards)):
                 file["shard"] = shard
 
-        _change(self.manifest, change)
+        snapshot_forging.reseal(self.manifest, change)
         self._assert_refused(
             r"\.chunks holds the sign -?\d+ of shard 0, but should hold signs "
             "of shard 1 alone|"
@@ -296,7 +289,7 @@ class SnapshotRefusalsTest(TestCase):
         def change(members):
             members["row"]["fields"][2]["name"] = "momentum"
 
-        _change(self.manifest, change)
+        snapshot_forging.reseal(self.manifest, change)
         with self.assertRaisesRegex(
             DamagedSnapshotError,
             r"row.fields must be .* of table.config, weights float32\[2\], "
@@ -317,7 +310,9 @@ class SnapshotRefusalsTest(TestCase):
         ),
     )
     def test_a_state_that_cannot_be_taken_up(self, state, message):
-        _change(self.manifest, _set("state", "optimizer", to=state))
+        snapshot_forging.reseal(
+            self.manifest, _set("state", "optimizer", to=state)
+        )
         with self.assertRaisesRegex(
             DamagedSnapshotError,
             f"{self.manifest} is damaged: its member state must be .*{message}",
@@ -426,7 +421,7 @@ class PointRefusalsTest(TestCase):
 
     @parameterized.named_parameters(*_POINT_CASES)
     def test_member(self, change, message):
-        _change(self.file, change)
+        snapshot_forging.reseal(self.file, change)
         with self.assertRaisesRegex(DamagedSnapshotError, message):
             self._read()
         self.assertEqual(contents(self.model.tables[0]), self.before)
@@ -437,7 +432,7 @@ class PointRefusalsTest(TestCase):
                 if variable["dtype"] == "float32":
                     variable["dtype"] = "int32"
 
-        _change(self.file, change)
+        snapshot_forging.reseal(self.file, change)
         with self.assertRaisesRegex(
             ValueError, "has the dtype float32 in the model, but int32 there"
         ):

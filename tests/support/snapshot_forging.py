@@ -52,6 +52,26 @@ def seal(body):
     return body + f',\n  "crc32c": "{_core.crc32c(body):08x}"\n}}\n'.encode()
 
 
+def reseal(file, change):
+    """Changes the members of a sealed file.
+
+    Args:
+      file: path.
+      change: function of the dict of its members, without the CRC32C.
+    """
+    with open(file, "rb") as opened:
+        members = json.load(opened)
+    del members["crc32c"]
+    change(members)
+    with open(file, "wb") as opened:
+        opened.write(seal(_body_of(members)))
+
+
+def _body_of(members):
+    """The bytes of a sealed file, to which `seal` adds the end."""
+    return json.dumps(members, indent=2).removesuffix("\n}").encode()
+
+
 def read_files(root):
     """The regular files below a directory: `{path in it: bytes}`."""
     files = {}
@@ -360,8 +380,7 @@ class _Forger:
         entry["crc32c"] = f"{_core.crc32c(bytes(data)):08x}"
 
     def _body(self, place):
-        text = json.dumps(self._manifests[place], indent=2)
-        return text.removesuffix("\n}").encode()
+        return _body_of(self._manifests[place])
 
     def write(self, root):
         """Writes all files."""

@@ -178,7 +178,9 @@ void ComputedRows::Widen(uint8_t* const* rows, int count) {
 int64_t ComputedRows::Narrow(uint64_t rounding_key) const {
   uint64_t keys[kMostRows];
   for (int i = 0; i < count_; ++i) {
-    keys[i] = RowRoundingKey(rounding_key, SignOf(rows_[i]));
+    int64_t sign;  // with which a row begins
+    std::memcpy(&sign, rows_[i], sizeof(sign));
+    keys[i] = RowRoundingKey(rounding_key, sign);
   }
   int64_t saturated = 0;
   for (const NarrowedField& field : narrow_.fields()) {

@@ -34,13 +34,6 @@ inline uint64_t RowRoundingKey(uint64_t key, int64_t sign) {
   return Mix64(key ^ (static_cast<uint64_t>(sign) * 0x9e3779b97f4a7c15u));
 }
 
-// Rows begin with their sign.
-inline int64_t SignOf(const uint8_t* row) {
-  int64_t sign;
-  __builtin_memcpy(&sign, row, sizeof(sign));
-  return sign;
-}
-
 struct NarrowedField;
 
 // Converts a field of `count` rows to or from rows of float32, which are
