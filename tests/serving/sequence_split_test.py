@@ -6,6 +6,7 @@ import numpy as np
 import sequence_models as sequences
 import tensorflow as tf
 from absl.testing import absltest
+from model_building import id_column
 from saving_util import TestCase
 
 import tf_ext
@@ -88,12 +89,15 @@ class SequenceSplitTest(TestCase):
         )
         self.assertAllEqual(found, given.reshape([2, -1]))
 
-    def test_ragged_sequences_are_refused(self):
+    def test_takes_values_and_row_splits_of_a_ragged_sequence(self):
+        table = sequences.table()
         column = tf_ext.feature_column.sequence_category_column(
-            "history", ragged=True
+            id_column("history", missing=sequences.PADDING),
+            max_length=3,
+            ragged=True,
         )
         layer = tf_ext.layers.EmbeddingFeatures(
-            [column], sequences.table(), concatenate=False
+            [column, id_column("item")], table, concatenate=False
         )
 
         class Summed(tf_ext.Model):
@@ -101,17 +105,37 @@ class SequenceSplitTest(TestCase):
                 super().__init__()
                 self.embed = layer
 
-            def call(self, inputs):
-                return tf.reduce_sum(self.embed(inputs)["history"], 1)
+            def call(self, inputs, training=None):
+                found = self.embed(inputs, training=training)
+                return tf.reduce_sum(found["history"], 1) * found["item"]
 
         model = Summed()
-        model({"history": self.features["history"]})
-        with self.assertRaisesRegex(
-            ValueError,
-            "cannot be split: the sequence 'history' is ragged.*ragged=False, "
-            "or use tf_ext.serving.export",
-        ):
-            export_split(model, self.path)
+        features = {
+            "history": tf.ragged.constant([[4, 5], [], [6, 4, 7]], tf.int64),
+            "item": tf.constant([5, 6, 7], tf.int64),
+        }
+        expected = model(features, training=True)
+        self.assertNotAllClose(expected[0], tf.zeros([sequences.DIM]), 1e-3)
+        version = export_split(model, self.path)
+        manifest = read_manifest(version)
+        about = _embedding(manifest, "history")
+        self.assertEqual(about["input"], "item__history")
+        self.assertEqual(about["row_splits"], "item__history__row_splits")
+        self.assertEqual(about["shape"], [None, sequences.DIM])
+        self.assertNotIn("mask", about)
+        self.assertNotIn("row_splits", _embedding(manifest, "item"))
+        self.assertEmpty(manifest["inputs"])
+        given = {
+            "item__history": table.pull(features["history"].values),
+            "item__item": table.pull(features["item"]),
+        }
+        splits = features["history"].row_splits
+        found = self._dense(version, item__history__row_splits=splits, **given)
+        self.assertAllClose(found, expected, rtol=0, atol=1e-6)
+        # The last row belongs to no sample.
+        cut_off = np.array([0, 2, 2, 4])
+        with self.assertRaises(tf.errors.InvalidArgumentError):
+            self._dense(version, item__history__row_splits=cut_off, **given)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ class Given(typing.NamedTuple):
     """The output of a column.
 
     Attributes:
-      output: `[batch_size, *column.output_shape(dim)]`.
-      mask: bool `[batch_size, length]`, of a sequence; else None.
+      output: `[batch_size, *column.output_shape(dim)]`, ragged if the column
+        is a ragged sequence.
+      mask: bool `[batch_size, length]`, of a padded sequence; else None.
     """
 
-    output: tf.Tensor
+    output: tf.Tensor | tf.RaggedTensor
     mask: tf.Tensor | None
 
 

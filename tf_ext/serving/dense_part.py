@@ -28,8 +28,10 @@ class Embedding(typing.NamedTuple):
       features: dict that maps the keys of the features and weights that the
         column reads to the names of the model's inputs, or to None if the model
         computes them. Absent ones have no key.
-      mask: string, the name of the input with the mask of a sequence; None if
-        the model does not use it, and for other columns.
+      mask: string, the name of the input with the mask of a padded sequence;
+        None if the model does not use it, and for other columns.
+      row_splits: string, the name of the input with the row splits of a ragged
+        sequence, whose values are the input `name`; None for other columns.
     """
 
     name: str
@@ -37,16 +39,24 @@ class Embedding(typing.NamedTuple):
     column: Column
     features: dict[str, str | None]
     mask: str | None = None
+    row_splits: str | None = None
 
     def spec(self) -> tf.TensorSpec:
         """The input's spec: float32, whatever the model's compute dtype."""
         shape = self.column.output_shape(self.table.dim)
+        if self.row_splits:
+            # The positions of all samples, one after the other.
+            return tf.TensorSpec([None, shape[-1]], tf.float32, self.name)
         return tf.TensorSpec([None, *shape], tf.float32, self.name)
 
     def mask_spec(self) -> tf.TensorSpec:
         """The spec of the input with the mask of a sequence."""
         length, _ = self.column.output_shape(self.table.dim)
         return tf.TensorSpec([None, length], tf.bool, self.mask)
+
+    def row_splits_spec(self) -> tf.TensorSpec:
+        """The spec of the input with the row splits of a ragged sequence."""
+        return tf.TensorSpec([None], tf.int64, self.row_splits)
 
 
 class DensePart(typing.NamedTuple):
@@ -85,7 +95,9 @@ def cut(model: keras.Model, specs: typing.Any) -> DensePart:
     names = _Names()
     embeddings = [
         one._replace(
-            name=names.free(one.name), mask=one.mask and names.free(one.mask)
+            name=names.free(one.name),
+            mask=one.mask and names.free(one.mask),
+            row_splits=one.row_splits and names.free(one.row_splits),
         )
         for one in probe.embeddings
     ]
@@ -105,6 +117,11 @@ def cut(model: keras.Model, specs: typing.Any) -> DensePart:
 
     arguments = {one.name: one.spec() for one in embeddings}
     arguments |= {one.mask: one.mask_spec() for one in embeddings if one.mask}
+    arguments |= {
+        one.row_splits: one.row_splits_spec()
+        for one in embeddings
+        if one.row_splits
+    }
     for name, key in others.items():
         spec = taken.tensors[key]
         arguments[name] = tf.TensorSpec(spec.shape, spec.dtype, name)
@@ -122,6 +139,10 @@ def cut(model: keras.Model, specs: typing.Any) -> DensePart:
 def _given(one: Embedding, tensors: Mapping[str, tf.Tensor]) -> Given:
     """An embedding of the function's arguments, and its mask."""
     output = tensors[one.name]
+    if one.row_splits:
+        # Validated, because clients may send anything.
+        splits = tensors[one.row_splits]
+        return Given(tf.RaggedTensor.from_row_splits(output, splits), None)
     mask = tensors[one.mask] if one.mask else None
     if mask is None and isinstance(one.column, SequenceColumn):
         # The outputs do not depend on it.
@@ -190,13 +211,6 @@ class _Probe:
         column: Column,
         inputs: Mapping[str, typing.Any],
     ) -> Given:
-        if isinstance(column, SequenceColumn) and column.ragged:
-            raise ValueError(
-                f"Model {self._model.name!r} cannot be split: the sequence "
-                f"{column.name!r} is ragged, and the inputs of the part "
-                "without tables are dense. Make it with ragged=False, or use "
-                "tf_ext.serving.export."
-            )
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ValueError(
                 f"Model {self._model.name!r} cannot be split: EmbeddingFeatures"
@@ -210,20 +224,27 @@ class _Probe:
             if key is not None and key in inputs
         }
         place = (id(table), column, tuple(sorted(read.items())))
+        ragged = isinstance(column, SequenceColumn) and column.ragged
         if place not in self._places:
             self._places[place] = len(self.embeddings)
+            name = f"{table.name}__{column.name}"
             self.embeddings.append(
                 Embedding(
-                    f"{table.name}__{column.name}",
+                    name,
                     table,
                     column,
                     {key: self._input_of(found) for key, found in read.items()},
-                    f"{table.name}__{column.name}__mask",
+                    f"{name}__mask",
+                    f"{name}__row_splits" if ragged else None,
                 )
             )
         index = self._places[place]
         self.order.append(index)
-        output = _placeholder(self.embeddings[index].spec())
+        one = self.embeddings[index]
+        output = _placeholder(one.spec())
+        if ragged:
+            splits = _placeholder(one.row_splits_spec())
+            return Given(tf.RaggedTensor.from_row_splits(output, splits), None)
         if not isinstance(column, SequenceColumn):
             return Given(output, None)
         if index not in self._masks:

@@ -38,7 +38,9 @@ def export_split(
     the rows of a table: `sign`, int64, and `vector`, a list of `dim` float32
     values; its metadata identifies the table. `dense` is a SavedModel of
     TensorFlow's own ops. Its inputs are the combined embedding of each column,
-    `[batch_size, dim]`, and the other features that the model uses.
+    `[batch_size, dim]`, and the other features that the model uses; those of a
+    sequence are `[batch_size, length, dim]` and its mask, or, if it is ragged,
+    values and row splits.
     `assets.extra/manifest.json` names the table and the column of each input,
     and the step that the model has reached. docs/serving.md shows how to look
     rows up without TensorFlow.
@@ -174,6 +176,7 @@ def _describe(
         "input": one.name,
         # The input of a sequence's mask, if the outputs depend on it.
         **({"mask": one.mask} if one.mask else {}),
+        **({"row_splits": one.row_splits} if one.row_splits else {}),
         "file": file,
         "shape": list(one.column.output_shape(one.table.dim)),
         "column": one.column.name,
