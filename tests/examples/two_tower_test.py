@@ -4,6 +4,7 @@ import pathlib
 import sys
 import tempfile
 
+import numpy as np
 import tensorflow as tf
 from movielens_files import write_movielens
 from paths import ROOT
@@ -24,6 +25,25 @@ class TwoTowerTest(tf.test.TestCase):
             best = found[f"best_recall@{k}"]
             self.assertGreater(found[f"recall@{k}"], 0.6 * best)
             self.assertLess(found[f"recall@{k}"], best + 0.02)
+
+    def test_losses_without_what_was_rated(self):
+        random = np.random.default_rng(1)
+        users, items = random.normal(size=(2, 4, 3)).astype(np.float32)
+        ids = np.array([3, 1, 3, 2])
+        # The second user has rated the last item, the fourth one item 3.
+        history = np.array([[0, 0], [2, 5], [0, 0], [3, 0]])
+        counts = np.array([0.0, 4.0, 1.0, 9.0])
+        inputs = dict.fromkeys([*two_tower.USER, *two_tower.ITEM], ids)
+        model = two_tower.TwoTowers(
+            lambda *_, **__: users, lambda *_, **__: items, counts
+        )
+        found = model({**inputs, "item": ids, "history": history})
+        logits = users @ items.T - np.log(counts[ids])
+        for row, column in ((0, 2), (2, 0), (1, 3), (3, 0), (3, 2)):
+            logits[row, column] = -np.inf
+        sums = np.exp(logits).sum(1)
+        expected = np.log(sums) - np.diagonal(logits)
+        self.assertAllClose(found, expected, 1e-5, 1e-5)
 
     def test_files_and_export(self):
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
