@@ -408,12 +408,27 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import numpy as np
 import tensorflow as tf
 import small_models as small
+import tf_ext
+
+class Losses(tf_ext.Model):
+    def __init__(self):
+        super().__init__()
+        self.towers = tf.keras.layers.Dense(4)
+        self.frequency = tf_ext.layers.ItemFrequency(100)
+        self.softmax = tf_ext.layers.InBatchSoftmax()
+
+    def call(self, ids, training=None):
+        vectors = self.towers(tf.one_hot(ids, 8))
+        frequency = self.frequency(ids, training=training)
+        return self.softmax(vectors, vectors, ids, frequency)
 
 class Test(unittest.TestCase):
     def test(self):
         with self.assertNoLogs("tensorflow", level="WARNING"):
             model = small.compiled(small.functional(small.table()))
             model.fit(*small.batch(np.random.default_rng(1)), verbose=0)
+            losses = small.compiled(Losses())
+            losses.fit(tf.range(8), tf.zeros(8), verbose=0)
 
 unittest.main()
 """

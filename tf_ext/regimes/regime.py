@@ -274,6 +274,7 @@ class Regime:
         Args:
           what: as of `gather_batch`.
         """
+        del what
 
     def check_fit(self, model_in_fit):
         """Raises RuntimeError if Keras's `fit` would train a model wrongly.
@@ -295,6 +296,7 @@ class Regime:
 
     def make_counter_exact(self, variable):
         """Makes concurrent additions to a Keras variable lose no update."""
+        del variable
 
     def move_average(self, average, value, momentum, count):
         """Updates a moving average with a batch's value.
