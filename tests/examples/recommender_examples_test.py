@@ -53,21 +53,22 @@ class _ExampleTest(parameterized.TestCase):
         self.movielens = self.folder / "ml"
         write_movielens(self.movielens, users=100, items=40)
 
-
-_KERASES = (("keras_3", "0"), ("tf_keras", "1"))
+    def keras(self, legacy):
+        """The environment of a program in tf_keras, or in Keras 3."""
+        if legacy and importlib.util.find_spec("tf_keras") is None:
+            self.skipTest("tf_keras is not installed")
+        return {"TF_USE_LEGACY_KERAS": str(int(legacy))}
 
 
 class DinTest(_ExampleTest):
-    @parameterized.named_parameters(*_KERASES)
+    @parameterized.named_parameters(("keras_3", False), ("tf_keras", True))
     def test_made_up(self, legacy):
-        if legacy == "1" and importlib.util.find_spec("tf_keras") is None:
-            self.skipTest("tf_keras is not installed")
         result, printed = _run(
             "din.py",
             "--events=30000",
             "--epochs=1",
             "--batch_size=128",
-            TF_USE_LEGACY_KERAS=legacy,
+            **self.keras(legacy),
         )
         # Without attention, it is 0.6.
         self.assertGreater(result["auc"], 0.65)
@@ -118,10 +119,10 @@ class DailyTest(_ExampleTest):
                 [f"2024-01-0{day}" for day in range(1, 5)],
             )
 
-    def test_movielens(self):
+    def test_movielens_in_tf_keras(self):
         result, _ = _run(
             "daily.py", self.folder / "out", f"--data={self.movielens}",
-            "--split=time", "--batch_size=32",
+            "--split=time", "--batch_size=32", **self.keras(legacy=True),
         )  # fmt: skip
         self.assertGreater(result["days"], 10)
         self.assertNotIn("best_auc", result)
@@ -133,20 +134,24 @@ def _contents(folder):
 
 
 class MmoeTest(_ExampleTest):
-    @parameterized.named_parameters(("sum", []), ("pcgrad", ["--pcgrad"]))
-    def test_made_up(self, options):
+    @parameterized.named_parameters(
+        ("sum", False, []),
+        ("pcgrad", False, ["--pcgrad"]),
+        ("pcgrad_in_tf_keras", True, ["--pcgrad"]),
+    )
+    def test_made_up(self, legacy, options):
         result, _ = _run(
             "mmoe.py", "--events=30000", "--epochs=1", "--batch_size=128",
-            *options,
+            *options, **self.keras(legacy),
         )  # fmt: skip
         for task, least in (("click", 0.65), ("like", 0.65)):
             self.assertGreater(result[task]["auc"], least, task)
             self.assertLess(result[task]["auc"], result[task]["best_auc"])
 
-    def test_movielens(self):
+    def test_movielens_in_tf_keras(self):
         result, _ = _run(
             "mmoe.py", f"--data={self.movielens}", "--epochs=10",
-            "--batch_size=64",
+            "--batch_size=64", **self.keras(legacy=True),
         )  # fmt: skip
         self.assertGreater(result["click"]["auc"], 0.7)
         self.assertIsNone(result["like"]["best_auc"])
