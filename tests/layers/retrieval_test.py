@@ -3,6 +3,7 @@
 import pathlib
 import pickle
 import tempfile
+from unittest import mock
 
 import numpy as np
 import processes
@@ -12,7 +13,7 @@ from model_building import generator, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.layers import Retrieval
+from tf_ext.layers import Retrieval, top_k
 
 _MANY = 100_000
 _DIM = 16
@@ -102,6 +103,19 @@ class SearchTest(RetrievalTest):
                 np.pad(scores, more, constant_values=-np.inf),
                 np.pad(best, more, constant_values=-1),
             )
+
+    @mock.patch.object(top_k, "_LEAST_BLOCK", 64)
+    @mock.patch.object(top_k, "_LEAST_SCORES", 1000)
+    def test_blocks_of_the_default_size(self):
+        layer, ids, vectors = self.filled(1500, k=1)
+        call = tf.function(
+            layer, input_signature=[tf.TensorSpec([None, _DIM], tf.float32)]
+        )
+        # Blocks of 992, 320 and 64 candidates.
+        for count in (1, 3, 40, 0):
+            queries = _vectors(self.rng, count)
+            scores, best = _best(queries, vectors, ids, 1)
+            self.assert_found(call(queries), scores, best)
 
     def test_no_query(self):
         for count in (0, 5, 100):

@@ -52,7 +52,8 @@ class Retrieval(keras.layers.Layer):
       k: int, at least 1, how many candidates are found.
       id_dtype: "int64" or "string". All ids of these types are legal.
       block_size: int, at least 1, how many candidates are compared at a time:
-        scores take `4 * batch_size * block_size` bytes.
+        scores take `4 * batch_size * block_size` bytes. None: 65,536, or more
+        as long as scores take at most 4 MB.
       **kwargs: `name`.
 
     Call arguments:
@@ -97,18 +98,21 @@ class Retrieval(keras.layers.Layer):
         dim: int,
         k: int = 10,
         id_dtype: str = "int64",
-        block_size: int = 65_536,
+        block_size: int | None = None,
         **kwargs: typing.Any,
     ) -> None:
         # Ids and scores do not depend on a policy.
         super().__init__(**{"autocast": False, "dtype": "float32", **kwargs})
-        for name, value in [("dim", dim), ("k", k), ("block_size", block_size)]:
+        for name, value in [("dim", dim), ("k", k)]:
             check_count(_NAME, name, value, 1)
+        if block_size is not None:
+            check_count(_NAME, "block_size", block_size, 1)
+            block_size = int(block_size)
         if id_dtype not in ID_DTYPES:
             allowed = " or ".join(map(repr, ID_DTYPES))
             refuse(_NAME, "id_dtype", allowed, id_dtype)
         self.dim, self.k = int(dim), int(k)
-        self.id_dtype, self.block_size = id_dtype, int(block_size)
+        self.id_dtype, self.block_size = id_dtype, block_size
 
         def variable(name: str, dtype: str, *shape: int | None) -> tf.Variable:
             empty = tf.zeros([size or 0 for size in shape], dtype)

@@ -12,13 +12,20 @@ import tensorflow as tf
 _GROUP = 32
 # How many times as many groups there must be as are searched.
 _LEAST_SAVING = 4
+# Candidates per block by default: few queries have more, because the ops of a
+# block would take longer than their products.
+_LEAST_BLOCK = 65_536
+_LEAST_SCORES = 1 << 20
 
 Top = tuple[tf.Tensor, tf.Tensor]
 """`(scores [b, m] float32, places or ids [b, m])`, scores descending."""
 
 
 def blocked_top_k(
-    queries: tf.Tensor, candidates: tf.Tensor, k: tf.Tensor, block_size: int
+    queries: tf.Tensor,
+    candidates: tf.Tensor,
+    k: tf.Tensor,
+    block_size: int | None,
 ) -> Top:
     """The candidates with the highest inner products.
 
@@ -29,13 +36,18 @@ def blocked_top_k(
       candidates: float32 `[n, dim]`.
       k: int32 scalar.
       block_size: int, candidates per block: scores of a block are in memory at
-        the same time.
+        the same time. None: 65,536, or as many as give 2^20 scores.
 
     Returns:
       Scores float32 and numbers of candidates int64, both `[b, min(k, n)]`.
     """
     batch, count = tf.shape(queries)[0], tf.shape(candidates)[0]
-    block = max(1, block_size // _GROUP) * _GROUP
+    if block_size is None:
+        of_scores = _LEAST_SCORES // tf.maximum(batch, 1)
+        wanted = tf.maximum(of_scores, _LEAST_BLOCK)
+    else:
+        wanted = tf.constant(max(block_size, _GROUP))
+    block = wanted // _GROUP * _GROUP
     grouped = count // _GROUP * _GROUP
 
     def merge_block(
