@@ -38,6 +38,7 @@ _SUBPACKAGES = (
     "optimizers",
     "serving",
     "snapshot",
+    "utils",
 )
 
 # Public name -> the module that defines it.

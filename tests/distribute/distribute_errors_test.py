@@ -306,7 +306,7 @@ class EvaluatorTest(tf.test.TestCase):
             "TF_CONFIG's task must be a member of the cluster. Received: an "
             "'evaluator'. An evaluator is no "
             "part of the cluster, and no server: it is a program that makes "
-            "the model without a strategy, waits for checkpoints"
+            "the model without a strategy and evaluates each new"
         )
         with _tf_config(self.config("evaluator")):
             with self.assertRaisesRegex(ValueError, message):

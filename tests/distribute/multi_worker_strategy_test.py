@@ -58,11 +58,6 @@ class ClusterTest(parameterized.TestCase):
             {"worker": ["a:1"], "ps": ["b:1"]},
             "no jobs other than 'worker', 'chief'. Received: 'ps'. Synchronous",
         ),
-        (
-            "an_evaluator",
-            {"worker": ["a:1"], "evaluator": ["b:1"]},
-            "Received: 'evaluator'. Run it as a program of its own",
-        ),
         ("no_workers", {"chief": ["a:1"]}, "one task of job 'worker'"),
         (
             "two_chiefs",
@@ -102,6 +97,23 @@ class ClusterTest(parameterized.TestCase):
             mock.patch.dict(os.environ, {"TF_CONFIG": json.dumps(config)}),
             self.assertRaisesRegex(
                 ValueError, "TF_CONFIG's cluster must .* Received: 'ps'"
+            ),
+        ):
+            distribute.multi_worker_strategy()
+
+    def test_an_evaluator_is_no_worker(self):
+        config = {
+            "cluster": {"worker": ["a:1", "b:2"], "evaluator": ["c:1"]},
+            "task": {"type": "worker", "index": 1},
+        }
+        with mock.patch.dict(os.environ, {"TF_CONFIG": json.dumps(config)}):
+            own = multi_worker._own_task(None, None)
+        self.assertEqual(own, ({"worker": ["a:1", "b:2"]}, "worker", 1))
+        config["task"] = {"type": "evaluator", "index": 0}
+        with (
+            mock.patch.dict(os.environ, {"TF_CONFIG": json.dumps(config)}),
+            self.assertRaisesRegex(
+                ValueError, "Received: an 'evaluator'. .*SidecarEvaluator does"
             ),
         ):
             distribute.multi_worker_strategy()

@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 from paths import ROOT, SUPPORT, TESTS
@@ -53,6 +54,73 @@ def run(program, *arguments, timeout_seconds=300, **environment):
     )
 
 
+class Program:
+    """A running `tests/support/<program>`, which ends with its `with` block.
+
+    Args:
+      program: string, the file's name.
+      *arguments: of its command line.
+      **environment: variables of the environment that are set for it.
+    """
+
+    def __init__(self, program, *arguments, **environment):
+        self._name = f"{program} {arguments}"
+        # Not pipes, which nothing would read meanwhile.
+        self._output = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                str(SUPPORT / program),
+                *map(str, arguments),
+            ],
+            env={**_environment(), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._log,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def has_ended(self):
+        return self.process.poll() is not None
+
+    def output(self):
+        """What it has written to standard output."""
+        return _text_of(self._output)
+
+    def log(self):
+        """What it has written to standard error."""
+        return _text_of(self._log)
+
+    def wait(self, status=0):
+        """Waits until it has ended; what it wrote to standard output.
+
+        Raises:
+          AssertionError: it ended with another status, or takes too long.
+        """
+        found = self.process.wait(_STOP_TIMEOUT_SECONDS)
+        if found != status:
+            raise AssertionError(
+                f"{self._name} ended with {found}:\n{_end(self.output())}\n"
+                f"{_end(self.log())}"
+            )
+        return self.output()
+
+
+def _text_of(file):
+    # The process has the same offset, where it writes on.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(
+        errors="replace"
+    )
+
+
 def run_program(text, folder, timeout_seconds=300):
     """Runs a program in a folder, as its user would.
 
@@ -81,19 +149,11 @@ def run_program(text, folder, timeout_seconds=300):
 
 
 def _run(command, name, timeout_seconds, folder=None, **environment):
-    inherited = dict(
-        os.environ,
-        TF_CPP_MIN_LOG_LEVEL="2",
-        # The same tf_ext, wherever this process has it from.
-        PYTHONPATH=os.pathsep.join(
-            [str(SUPPORT), str(pathlib.Path(tf_ext.__file__).parents[1])]
-        ),
-    )
     try:
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**inherited, **environment},
+            env={**_environment(), **environment},
             capture_output=True,
             text=True,
             timeout=timeout_seconds,
@@ -110,6 +170,17 @@ def _run(command, name, timeout_seconds, folder=None, **environment):
             f"{_end(done.stdout)}\n{_end(done.stderr)}"
         )
     return done.stdout
+
+
+def _environment():
+    return dict(
+        os.environ,
+        TF_CPP_MIN_LOG_LEVEL="2",
+        # The same tf_ext, wherever this process has it from.
+        PYTHONPATH=os.pathsep.join(
+            [str(SUPPORT), str(pathlib.Path(tf_ext.__file__).parents[1])]
+        ),
+    )
 
 
 def run_test_files(

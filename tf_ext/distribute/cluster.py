@@ -36,27 +36,29 @@ class Form(typing.NamedTuple):
     refused: Mapping[str, str] = types.MappingProxyType({})
 
 
+_IGNORED = {
+    "evaluator": "An evaluator is no part of the cluster, and no server: it is "
+    "a program that makes the model without a strategy and evaluates each new "
+    "recovery point or checkpoint, as tf_ext.utils.SidecarEvaluator does. Run "
+    "it without tf_ext.distribute.",
+}
+
 PARAMETER_SERVERS = Form(
     '{"chief": ["host:port"], "worker": ["host:port", ...], '
     '"ps": ["host:port", ...]}',
     required=(COORDINATOR, "worker", "ps"),
-    ignored={
-        "evaluator": "An evaluator is no part of the cluster, and no server: "
-        "it is a program that makes the model without a strategy, waits for "
-        "checkpoints or recovery points and evaluates each. Run it without "
-        "tf_ext.distribute.",
-    },
+    ignored=_IGNORED,
 )
 
 MULTI_WORKER = Form(
     '{"worker": ["host:port", ...]}',
     required=("worker",),
     optional=(COORDINATOR,),
+    ignored=_IGNORED,
     refused={
         "ps": "Synchronous workers divide the tables among themselves, "
         "and their collectives do not start where there are also parameter "
         "servers.",
-        "evaluator": "Run it as a program of its own, without TF_CONFIG.",
     },
 )
 

@@ -38,7 +38,7 @@ _LOG = logging.getLogger("tf_ext")
 
 # Errors of a point that is damaged, or is removed or replaced while it is read.
 # An older point may still be readable.
-_UNUSABLE = (
+UNUSABLE = (
     DamagedSnapshotError,
     OSError,
     SnapshotConflictError,
@@ -121,17 +121,26 @@ def follow(
     if every is not None and not (is_finite(every) and every > 0):
         allowed = "a positive finite number of seconds, or None"
         refuse("tf_ext.serving.follow", "every", allowed, every)
+    check_model("tf_ext.serving.follow", model)
+    return Follower(model, normalised(directory), every)
+
+
+def check_model(function: str, model: keras.Model) -> None:
+    """Raises ValueError unless a model can follow recovery points.
+
+    Args:
+      function: string, the function or class whose argument `model` it is.
+      model: keras.Model.
+    """
     tables = tables_of(model)
     if not tables:
-        allowed = "a built model with tables"
-        refuse("tf_ext.serving.follow", "model", allowed, model)
+        refuse(function, "model", "a built model with tables", model)
     if regime_of_tables(tables).num_processes > 1:
         allowed = (
             "made outside of the scope of MultiWorkerMirroredStrategy, whose "
             "workers each have only a part of the rows"
         )
-        refuse("tf_ext.serving.follow", "model", allowed, model)
-    return Follower(model, tables, normalised(directory), every)
+        refuse(function, "model", allowed, model)
 
 
 class Follower:
@@ -153,13 +162,12 @@ class Follower:
     def __init__(
         self,
         model: keras.Model,
-        tables: list[typing.Any],
         directory: str,
         every: float | None,
     ) -> None:
         self.error: Exception | None = None
         self._model = model
-        self._tables = tables
+        self._tables = tables_of(model)
         self._directory = directory
         self._saved: SavedPoint | None = None
         self._lock = threading.Lock()
@@ -256,7 +264,7 @@ class Follower:
                     if not self._is_newer(saved, newest=path == paths[-1]):
                         break
                     change = _Change(self._model, self._tables, path, saved)
-            except _UNUSABLE as error:
+            except UNUSABLE as error:
                 failure = failure or error
                 continue
             self._saved = None  # Until all changes are applied.
