@@ -36,7 +36,7 @@ class CodeTest(absltest.TestCase):
 
     def test_parameter_servers_on_several_machines(self):
         model, _, *others = blocks("docs/parameter_servers.md", "python")
-        self.assertLen(others, 5)
+        self.assertLen(others, 6)
         run_program(
             _MACHINES + self._program([model, *others], "    "), self.folder
         )
@@ -46,7 +46,7 @@ class CodeTest(absltest.TestCase):
     def test_multi_worker(self):
         model, start, *others = blocks("docs/multi_worker.md", "python")
         self.assertIn("run_local_workers", start.text)
-        self.assertLen(others, 2)
+        self.assertLen(others, 3)
         # The process that starts the workers ends with them.
         text = self._program([model, start])
         text += 'if "TF_CONFIG" in os.environ:\n'

@@ -58,23 +58,19 @@ class Program:
     """A running `tests/support/<program>`, which ends with its `with` block.
 
     Args:
-      program: string, the file's name.
+      program: string, the file's name; "-m" for the module that follows.
       *arguments: of its command line.
       **environment: variables of the environment that are set for it.
     """
 
     def __init__(self, program, *arguments, **environment):
         self._name = f"{program} {arguments}"
+        start = program if program == "-m" else str(SUPPORT / program)
         # Not pipes, which nothing would read meanwhile.
         self._output = tempfile.TemporaryFile()
         self._log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                str(SUPPORT / program),
-                *map(str, arguments),
-            ],
+            [sys.executable, "-P", start, *map(str, arguments)],
             env={**_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -216,6 +212,19 @@ def run_test_files(
         raise AssertionError(f"{names} failed:\n{done.stdout}")
 
 
+def wait_until(condition):
+    """Waits until a function returns a true value.
+
+    Raises:
+      AssertionError: it still does not.
+    """
+    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("what the test waits for has not happened")
+        time.sleep(0.1)
+
+
 def is_running(pid):
     """Whether there is a process, which may be a zombie."""
     try:
@@ -231,11 +240,7 @@ def wait_until_ended(pids):
     Raises:
       AssertionError: there still are.
     """
-    deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
-    while running := [pid for pid in pids if is_running(pid)]:
-        if time.monotonic() > deadline:
-            raise AssertionError(f"processes are left: {running}")
-        time.sleep(0.1)
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def _end(text):

@@ -1,9 +1,12 @@
 """Writes recovery points during training, and continues from them."""
 
+import contextlib
 import logging
 import posixpath
 import time
 import typing
+
+import tensorflow as tf
 
 from tf_ext._checks import (
     check_max_bytes_per_second,
@@ -13,8 +16,9 @@ from tf_ext._checks import (
 )
 from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError, Manifest
-from tf_ext.callbacks import point_files, recovery_points
+from tf_ext.callbacks import point_files, preemption, recovery_points
 from tf_ext.callbacks.recovery_points import Point
+from tf_ext.distribute import coordinators
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.storage import normalised
@@ -60,6 +64,12 @@ class TableSnapshot(keras.callbacks.Callback):
         each 11th point holds all rows. Points that others continue are kept as
         well.
       max_bytes_per_second: int or None, a limit for writing rows.
+      on_sigterm: bool, whether SIGTERM during `fit` is a notice of preemption.
+        The steps under way are finished, a point is written, and `fit` raises
+        `SystemExit` with status 143. A signal in the last step of an epoch, or
+        during validation, takes effect at the end of the epoch. Under
+        MultiWorkerMirroredStrategy the workers agree in each step: if one of
+        them gets the signal, all stop after the same step.
 
     Example:
     >>> import tf_ext
@@ -78,6 +88,7 @@ class TableSnapshot(keras.callbacks.Callback):
         keep: int = 3,
         incremental: bool = False,
         max_bytes_per_second: int | None = None,
+        on_sigterm: bool = False,
     ) -> None:
         super().__init__()
         value: typing.Any
@@ -103,6 +114,9 @@ class TableSnapshot(keras.callbacks.Callback):
         self.keep = keep
         self.incremental = incremental
         self.max_bytes_per_second = max_bytes_per_second
+        self.on_sigterm = on_sigterm
+        self._notice = preemption.Notice()
+        self._steps_under_way = 0
         self._resumed = False
         self._claimed = False
         self._claim: Claim | None = None  # of the first worker
@@ -110,6 +124,13 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_step = 0
         self._saved_time = time.monotonic()
         self._at_epoch_end = False
+
+    def awaiting_sigterm(self) -> contextlib.AbstractContextManager[None]:
+        """The context of `fit`, in which SIGTERM is a notice if asked for."""
+        if not self.on_sigterm:
+            return contextlib.nullcontext()
+        self._notice = preemption.Notice()
+        return self._notice.awaited()
 
     def can_resume(self) -> bool:
         """Whether `fit` should begin with `resume`: asked once, by `fit`."""
@@ -167,8 +188,14 @@ class TableSnapshot(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         self._at_epoch_end = False
+        self._steps_under_way = 0
         if epoch != self._point.epoch:
             self._move(epoch=epoch, step_in_epoch=0)
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
+        self._steps_under_way += 1
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, typing.Any] | None = None
@@ -178,22 +205,59 @@ class TableSnapshot(keras.callbacks.Callback):
             step=self._point.step + done - self._point.step_in_epoch,
             step_in_epoch=done,
         )
-        if not self._is_due():
-            return
-        # At the end of an epoch what belongs to it comes first.
-        if self.params.get("steps") == done:
-            self._at_epoch_end = True
-        else:
-            self._save()
+        self._steps_under_way -= 1
+        is_last = self.params.get("steps") == done
+        if self._is_due():
+            # At the end of an epoch what belongs to it comes first.
+            if is_last:
+                self._at_epoch_end = True
+            else:
+                self._save()
+        if not is_last:
+            self._end_if_preempted()
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
+        # Data of unknown length end within a step that has begun.
+        self._steps_under_way = 0
         self._move(epoch=epoch + 1, step_in_epoch=0)
         if self.epoch_end or self._at_epoch_end:
             self._save()
+        self._end_if_preempted()
 
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
+        self._end_if_preempted()
+        self._release_directory()
+
+    def _end_if_preempted(self) -> None:
+        """Ends the program after a point, if SIGTERM has come."""
+        if not (self.on_sigterm and self._is_preempted()):
+            return
+        if self._steps_under_way:
+            # The last of them has a point that lacks none of their updates.
+            self.model.stop_training = True
+            return
+        self._save()
+        self._release_directory()
+        _LOG.warning(
+            "On SIGTERM, training ends after step %d: it goes on from %s.",
+            self._point.step,
+            self._point.path,
+        )
+        # Other tasks of the cluster may have ended.
+        coordinators.keep(regime_of_tables(self.model.tables).strategy)
+        raise SystemExit(preemption.STATUS)
+
+    def _is_preempted(self) -> bool:
+        """Whether SIGTERM has come to any of the processes that train."""
+        regime = regime_of_tables(self.model.tables)
+        if regime.num_processes > 1:
+            mine = tf.constant([int(self._notice.received)], tf.int64)
+            return bool(tf.reduce_any(regime.gather(mine) > 0))
+        return self._notice.received
+
+    def _release_directory(self) -> None:
         if self._claim is not None:
             self._claim.release()
         self._claimed, self._claim = False, None

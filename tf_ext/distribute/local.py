@@ -186,6 +186,7 @@ class LocalCluster:
             *[sys.executable, "-P", "-m", _MODULE],
             f"--cluster={json.dumps(self.cluster)}",
             *[f"--job={job}", f"--task={task}"],
+            "--grace_seconds=0",  # The chief ends it.
         ]
         with path.open("ab") as log:
             begin = log.tell()

@@ -6,7 +6,9 @@ The task is taken from `TF_CONFIG`, or from the command line:
         --cluster='{"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222"],
                     "ps": ["10.0.0.3:2222"]}'
 
-It logs one line when it listens, and ends with status 0 on SIGTERM or SIGINT.
+It logs one line when it listens, and ends with status 0 on SIGTERM or SIGINT:
+at once on SIGINT; on SIGTERM when the chief has ended, which may be writing a
+recovery point, but after `--grace_seconds` at the latest.
 TensorFlow's server listens at its port on all interfaces, whatever the host of
 its address: whoever reaches the port can run any code (SECURITY.md). The number
 of threads is TensorFlow's: one a processor, or what `TF_NUM_INTRAOP_THREADS`
@@ -18,14 +20,20 @@ import logging
 import os
 import signal
 import sys
+import time
 import typing
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext._checks import is_finite
 from tf_ext._compat.grpc_options import set_grpc_options
-from tf_ext.distribute.addresses import split_address, task_name
+from tf_ext.distribute.addresses import (
+    is_listening,
+    split_address,
+    task_name,
+)
 from tf_ext.distribute.cluster import (
     COORDINATOR,
     LISTENS,
@@ -40,6 +48,10 @@ from tf_ext.distribute.ports import why_not_free
 from tf_ext.ops import _version_ops
 
 _logger = logging.getLogger("tf_ext.distribute.server")
+
+# Kubernetes kills a process 30 s after SIGTERM.
+_GRACE_SECONDS = 25.0
+_POLL_SECONDS = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> typing.NoReturn:
@@ -63,8 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> typing.NoReturn:
         level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
     name = task_name(task.job, task.index)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: _stop(name, number))
+    chief = task.cluster[COORDINATOR][0]
+    signal.signal(signal.SIGINT, lambda number, _: _stop(name, number))
+    signal.signal(
+        signal.SIGTERM,
+        lambda number, _: _leave(name, number, chief, options.grace_seconds),
+    )
     server = _start(task)  # noqa: F841 (it ends with its object)
     tf_ext_version, tensorflow_version = (
         version.decode() for version in _version_ops.versions().numpy()
@@ -96,7 +112,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--job", help="worker or ps")
     parser.add_argument("--task", help="which of the job's tasks, from 0")
+    parser.add_argument(
+        "--grace_seconds",
+        type=_seconds,
+        default=_GRACE_SECONDS,
+        help="how long the task runs on after SIGTERM while the chief, which "
+        "may have got it too, is there: %(default)g by default",
+    )
     return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not is_finite(seconds) or seconds < 0:
+        raise ValueError(text)  # argparse names the argument.
+    return seconds
 
 
 def _task(options: argparse.Namespace) -> Task:
@@ -161,6 +191,25 @@ def _fail(task: Task, reason: str) -> typing.NoReturn:
         reason,
     )
     _end(PORT_IN_USE_STATUS)
+
+
+def _leave(
+    name: str, number: int, chief: str, grace_seconds: float
+) -> typing.NoReturn:
+    """Ends the process when the chief needs it no longer."""
+    signal.signal(number, signal.SIG_IGN)
+    deadline = time.monotonic() + grace_seconds
+    if grace_seconds and is_listening(chief):
+        _logger.info(
+            "%s stays on %s until the chief at %s has ended, for %g s at most",
+            name,
+            signal.Signals(number).name,
+            chief,
+            grace_seconds,
+        )
+        while time.monotonic() < deadline and is_listening(chief):
+            time.sleep(_POLL_SECONDS)
+    _stop(name, number)
 
 
 def _stop(name: str, number: int) -> typing.NoReturn:

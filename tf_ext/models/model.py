@@ -21,6 +21,7 @@ from tf_ext.models.building import (
     specs_of,
     wrapped_optimizers,
 )
+from tf_ext.models.resume import find_snapshot
 from tf_ext.models.saving import replaced_when_whole
 from tf_ext.models.training import check_max_inflight_steps, training_of
 from tf_ext.optimizers.waiting import after
@@ -168,7 +169,13 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         check_max_inflight_steps(max_inflight_steps)
         check_composed_optimizer(self)
         keras_fit = super().fit
-        with self._explaining_errors():
+        snapshot = find_snapshot(given.arguments.get("callbacks"))
+        with (
+            self._explaining_errors(),
+            snapshot.awaiting_sigterm()
+            if snapshot
+            else contextlib.nullcontext(),
+        ):
             return training_of(self).fit(keras_fit, given, max_inflight_steps)
 
     def evaluate(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
