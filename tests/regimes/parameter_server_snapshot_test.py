@@ -1,5 +1,6 @@
 """Snapshots of tables on parameter servers, and training that goes on."""
 
+import contextlib
 import os
 
 import numpy as np
@@ -123,6 +124,37 @@ class SnapshotTest(TestCase):
         self.assertEqual(int(model.optimizer.iterations.numpy()), 16)
         self.assertEqual(contents(model.tables[0]), contents(whole))
         self.assertEqual(counters_of(model.tables[0]), counters_of(whole))
+
+    def test_training_goes_on_with_another_number_of_servers(self):
+        features, labels = small_models.batch(generator(self), 128)
+        data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+        directory = self.directory()
+
+        def train(epochs, scope, **options):
+            with scope:
+                model = small_models.compiled(
+                    small_models.functional(small_models.table("adagrad"))
+                )
+            model.fit(data, epochs=epochs, verbose=0, **options)
+            return model
+
+        expected = contents(train(3, contextlib.nullcontext()).tables[0])
+        for epochs, shards in enumerate((1, 2, 1), 1):
+            scope, options = contextlib.nullcontext(), {}
+            if shards == 2:
+                scope = cluster.strategy.scope()
+                options["max_inflight_steps"] = 1
+            points = tf_ext.callbacks.TableSnapshot(
+                directory, steps=3, epoch_end=True, incremental=True
+            )
+            model = train(epochs, scope, callbacks=[points], **options)
+            self.assertEqual(model.tables[0].rows.num_shards, shards)
+        self.assertEqual(int(model.optimizer.iterations.numpy()), 24)
+        found = contents(model.tables[0])
+        for field, rows in expected.items():
+            self.assertCountEqual(found[field], rows)
+            for sign, row in rows.items():
+                self.assertAllClose(found[field][sign], row, 1e-5, 1e-6)
 
     def test_a_served_model_follows(self):
         features, labels = small_models.batch(generator(self), 128)
