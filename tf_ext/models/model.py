@@ -21,7 +21,7 @@ from tf_ext.models.building import (
     specs_of,
     wrapped_optimizers,
 )
-from tf_ext.models.resume import find_snapshot
+from tf_ext.models.resume import awaiting_sigterm
 from tf_ext.models.saving import replaced_when_whole
 from tf_ext.models.training import check_max_inflight_steps, training_of
 from tf_ext.optimizers.waiting import after
@@ -168,15 +168,8 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         _check_callbacks(given.arguments.get("callbacks"))
         check_max_inflight_steps(max_inflight_steps)
         check_composed_optimizer(self)
-        keras_fit = super().fit
-        snapshot = find_snapshot(given.arguments.get("callbacks"))
-        with (
-            self._explaining_errors(),
-            snapshot.awaiting_sigterm()
-            if snapshot
-            else contextlib.nullcontext(),
-        ):
-            return training_of(self).fit(keras_fit, given, max_inflight_steps)
+        with self._explaining_errors(), awaiting_sigterm(given):
+            return training_of(self).fit(super().fit, given, max_inflight_steps)
 
     def evaluate(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.evaluate`, under all strategies of `fit`."""

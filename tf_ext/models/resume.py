@@ -5,6 +5,7 @@ interrupted epoch is one call of Keras's `fit` on the remaining data, and the
 other epochs are a second call; callbacks see one training.
 """
 
+import contextlib
 import inspect
 import logging
 import typing
@@ -40,6 +41,20 @@ def find_snapshot(callbacks: typing.Any) -> TableSnapshot | None:
             f"to continue from. Received: callbacks={callbacks!r}"
         )
     return found[0] if found else None
+
+
+def awaiting_sigterm(
+    given: inspect.BoundArguments,
+) -> contextlib.AbstractContextManager[None]:
+    """The context of `fit`, in which its TableSnapshot may await SIGTERM.
+
+    Args:
+      given: inspect.BoundArguments of `fit`.
+    """
+    snapshot = find_snapshot(given.arguments.get("callbacks"))
+    if snapshot is None:
+        return contextlib.nullcontext()
+    return snapshot.awaiting_sigterm()
 
 
 def restored_point(model: keras.Model, callbacks: typing.Any) -> Point | None:
