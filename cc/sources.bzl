@@ -63,6 +63,9 @@ CORE_COPTS = [
 OPS_SOURCES = [
     "cc/ops/bag_kernels.cc",
     "cc/ops/bag_ops.cc",
+    "cc/ops/bundle_kernels.cc",
+    "cc/ops/bundle_ops.cc",
+    "cc/ops/bundle_pass.cc",
     "cc/ops/counter_kernels.cc",
     "cc/ops/counter_ops.cc",
     "cc/ops/evict_kernels.cc",

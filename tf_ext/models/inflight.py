@@ -73,7 +73,7 @@ class InFlight:
 
     def run(
         self,
-        function: Callable[..., typing.Any],
+        function_of: Callable[[typing.Any], typing.Any],
         batches: Iterable[typing.Any],
         limit: int,
         repeatable: bool = False,
@@ -81,7 +81,8 @@ class InFlight:
         """Yields the results of a function of each batch, in order.
 
         Args:
-          function: tf.function that returns a list of tensors.
+          function_of: function from a batch to the tf.function that is called
+            with it, and returns a list of tensors.
           batches: iterable of the function's argument.
           limit: int, steps that may be scheduled and not finished.
           repeatable: whether a step whose result was lost with its worker may
@@ -94,12 +95,12 @@ class InFlight:
         """
         self._moved = time.monotonic()
         self._has_given_up = False
-        return _Run(self, function, limit, repeatable).results(iter(batches))
+        return _Run(self, function_of, limit, repeatable).results(iter(batches))
 
     def schedule(self, step: _Step) -> None:
         """Schedules a step on a worker."""
         remote = self._coordinator.schedule(
-            step.run.function, args=(step.batch,)
+            step.run.function_of(step.batch), args=(step.batch,)
         )
         self._under_way += 1
         if self._under_way > len(self._waiters):
@@ -183,12 +184,12 @@ class _Run:
 
     Args:
       inflight: InFlight.
-      function: tf.function of a batch.
+      function_of: as of `InFlight.run`.
       limit: int, steps that may be scheduled and not finished.
       repeatable: bool.
 
     Attributes:
-      function: tf.function.
+      function_of: as of `InFlight.run`.
       repeatable: bool, whether a step whose result was lost is run again.
       waiting: int, steps that are scheduled and not finished.
     """
@@ -196,11 +197,11 @@ class _Run:
     def __init__(
         self,
         inflight: InFlight,
-        function: Callable[..., typing.Any],
+        function_of: Callable[[typing.Any], typing.Any],
         limit: int,
         repeatable: bool,
     ) -> None:
-        self.function = function
+        self.function_of = function_of
         self.repeatable = repeatable
         self.waiting = 0
         self._inflight = inflight

@@ -118,7 +118,7 @@ class ParameterServerLoop(TrainingLoop):
         if limit:
             limit = max(1, limit // step.steps_per_execution)
         limit = limit or _EXECUTIONS_PER_WORKER * workers
-        return self._inflight.run(step.function, batches, limit, repeatable)
+        return self._inflight.run(step.function_of, batches, limit, repeatable)
 
     def _verbose(self, verbose: typing.Any) -> typing.Any:
         if verbose == "auto" and not IS_KERAS_3:

@@ -1,15 +1,20 @@
 """The steps that workers run."""
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tf_ext._compat.counters import make_metric_exact
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.ops._bundle_ops import bundle_transfers
 from tf_ext.regimes import regime_of_model
 
 STALENESS = "staleness"
+
+# The most steps of a function without a loop: each adds to its graph, and to
+# the time until it first runs.
+_MOST_UNROLLED = 16
 
 
 class StepFunctions:
@@ -45,9 +50,12 @@ class StepFunctions:
 class Step:
     """Steps as a tf.function, and the decoder of its result.
 
-    If the feed has several steps per execution, the function runs as many as
-    it is sent batches for, one after the other, and returns the logs of the
-    last: those of the others are not computed.
+    If the feed has several steps per execution, a function runs as many as it
+    is sent batches for, one after the other, and returns the logs of the last:
+    those of the others are not computed. There are two such functions. One has
+    a loop; the other has each step in its graph, for whole executions of few
+    steps. What is in a loop cannot be sent together, and each turn of a loop
+    over several tasks takes messages of its own.
 
     Args:
       model: keras.Model.
@@ -55,8 +63,7 @@ class Step:
       feed: Feed or WorkerFeed.
 
     Attributes:
-      function: tf.function of what the feed yields.
-      steps_per_execution: int, the most steps of a call of it.
+      steps_per_execution: int, the most steps of a call of a function.
     """
 
     def __init__(self, model: keras.Model, kind: str, feed: typing.Any) -> None:
@@ -75,16 +82,32 @@ class Step:
         self._unpack = tf.autograph.experimental.do_not_convert(feed.unpack)
         self._steps_in = tf.autograph.experimental.do_not_convert(feed.steps_in)
         self.steps_per_execution = feed.steps_per_execution
-        # As in the respective Keras.
-        self.function = tf.function(
-            self._run_one
-            if self.steps_per_execution == 1
-            else self._run_several,
-            input_signature=feed.signature and [tuple(feed.signature)],
-            autograph=not IS_KERAS_3,
-        )
+
+        def function(run: Callable[..., list[tf.Tensor]]) -> typing.Any:
+            return tf.function(
+                run,
+                input_signature=feed.signature and [tuple(feed.signature)],
+                # As in the respective Keras.
+                autograph=not IS_KERAS_3,
+            )
+
+        if self.steps_per_execution == 1:
+            self._function = self._whole = function(self._run_one)
+        else:
+            self._function = function(self._run_several)
+            self._whole = (
+                function(self._run_whole)
+                if self.steps_per_execution <= _MOST_UNROLLED
+                else self._function
+            )
+
+    def function_of(self, sent: typing.Any) -> typing.Any:
+        """The tf.function for what the feed yielded."""
+        is_whole = self._steps_in(sent) == self.steps_per_execution
+        return self._whole if is_whole else self._function
 
     def _run_one(self, sent: typing.Any) -> list[tf.Tensor]:
+        bundle_transfers()
         return self._strategy.run(self._read, args=(self._unpack(sent),))
 
     def _run_several(self, sent: typing.Any) -> list[tf.Tensor]:
@@ -109,10 +132,42 @@ class Step:
         )
         logs = self._strategy.run(self._call, args=(self._unpack(sent, last),))
         if iterations is not None:
-            others = tf.identity(iterations) - before - steps
-            others = tf.cast(tf.maximum(others, 0), tf.float64)
-            logs = {**logs, STALENESS: others / tf.cast(steps, tf.float64)}
+            after = tf.identity(iterations)
+            logs = {**logs, STALENESS: self._staleness(before, after, steps)}
         return self._packed(logs)
+
+    def _run_whole(self, sent: typing.Any) -> list[tf.Tensor]:
+        """As `_run_several`, for as many batches as can be."""
+        bundle_transfers()
+        iterations = getattr(self._optimizer, "iterations", None)
+
+        def completed() -> list[tf.Tensor]:
+            return [] if iterations is None else [tf.identity(iterations)]
+
+        before = completed()
+        ends = [before, before]
+        for index in range(self.steps_per_execution):
+            # One batch is prepared ahead of its step, not all.
+            with tf.control_dependencies(ends[-2]):
+                batch = self._unpack(sent, tf.constant(index, tf.int64))
+            logs = self._strategy.run(self._call, args=(batch,))
+            ends.append(completed())
+        if iterations is not None:
+            staleness = self._staleness(
+                before[0], ends[-1][0], self.steps_per_execution
+            )
+            logs = {**logs, STALENESS: staleness}
+        return self._packed(logs)
+
+    @staticmethod
+    def _staleness(
+        before: tf.Tensor, after: tf.Tensor, steps: int | tf.Tensor
+    ) -> tf.Tensor:
+        """Steps of others from an execution's begin to its end, a step."""
+        others = tf.cast(after - before, tf.float64) - tf.cast(
+            steps, tf.float64
+        )
+        return tf.maximum(others, 0.0) / tf.cast(steps, tf.float64)
 
     def result(self, tensors: Sequence[tf.Tensor]) -> typing.Any:
         """What the step returned, from the tensors of its function."""

@@ -1,0 +1,63 @@
+// The interfaces of the ops that send tensors together.
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "cc/ops/kernel_util.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/types.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("TfExt>BundleTransfers")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+    .Doc(R"doc(
+Does nothing, and marks a function whose tensors travel in bundles.
+
+Where the function runs on several tasks, the tensors that one task sends to
+another and that do not depend on its answers are sent in one message.
+)doc");
+
+REGISTER_OP("TfExt>Bundle")
+    .Input("values: T")
+    .Output("bundle: uint8")
+    .Attr("T: list(type) >= 0")
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Puts tensors, with their shapes, into one.
+
+values: Of types that are copied byte by byte.
+bundle: `[bytes]`, for Unbundle.
+)doc");
+
+REGISTER_OP("TfExt>Unbundle")
+    .Input("bundle: uint8")
+    .Output("values: T")
+    .Attr("T: list(type) >= 0")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(InputOfRank(c, "bundle", 1, &unused));
+      for (int i = 0; i < c->num_outputs(); ++i) {
+        c->set_output(i, c->UnknownShape());
+      }
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Takes the tensors from a bundle. They share its memory.
+
+bundle: `[bytes]`, from Bundle.
+values: Of the types that were put in.
+)doc");
+
+}  // namespace
+}  // namespace tf_ext
