@@ -2,6 +2,7 @@
 
 import os
 
+import column_steps
 import numpy as np
 import tables
 import tensorflow as tf
@@ -15,6 +16,8 @@ _SEED = 1
 _SIGNS = (10_000, 100_000, 1_000_000)
 _SERVERS = (1, 2)
 _WORKERS = (1, 2)
+_TABLES = (1, 16)
+_EXECUTION = 8
 
 
 def parameter_server(args):
@@ -50,6 +53,36 @@ def parameter_server_steps(args):
         "unit": "samples",
     }
     report("parameter_server_steps", results, settings, args.json)
+
+
+def parameter_server_columns(args):
+    """Steps of 26 columns on one table and on several, on one server."""
+    cases = [
+        ("the chief reads", None),
+        (f"the worker reads, {_EXECUTION} at once", _EXECUTION),
+    ]
+    for count in _TABLES:
+        results = [
+            column_steps.measure(
+                args, tf.distribute.get_strategy(), "one process", count
+            )
+        ]
+        for name, execution in cases:
+            with _cluster(1, 1, args.threads) as cluster:
+                results.append(
+                    column_steps.measure(
+                        *(args, cluster.strategy(), name, count),
+                        *(_pids(cluster), execution),
+                    )
+                )
+        add_ratios(results)
+        settings = {
+            "threads": args.threads,
+            "tables": count,
+            "batch": wide_deep_steps.BATCH,
+            "unit": "samples",
+        }
+        report("parameter_server_columns", results, settings, args.json)
 
 
 def _cluster(workers, servers, threads):

@@ -51,6 +51,10 @@ BENCHMARKS = {
         "parameter_server_benchmarks",
         "parameter_server_steps",
     ),
+    "parameter_server_columns": (
+        "parameter_server_benchmarks",
+        "parameter_server_columns",
+    ),
     "multi_worker": ("multi_worker_benchmarks", "multi_worker"),
     "multi_worker_steps": ("multi_worker_benchmarks", "multi_worker_steps"),
     "defaults": ("default_rates", "defaults"),
@@ -79,6 +83,7 @@ _WITHOUT_THREADS = ("core", *_PUBLISHING)
 _NOT_IN_ALL = (
     *("core", "scale", "snapshot", "updates", "serving"),
     *("parameter_server", "parameter_server_steps"),
+    "parameter_server_columns",
     *("multi_worker", "multi_worker_steps"),
     *("defaults", "lifetime", "small_rows", "retrieval"),
     *_PUBLISHING,

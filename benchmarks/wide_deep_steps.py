@@ -14,7 +14,7 @@ _STEPS_AN_EPOCH = 100
 _EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 
 
-class _EpochTimes(keras.callbacks.Callback):
+class EpochTimes(keras.callbacks.Callback):
     """Wall and CPU milliseconds per step of each epoch."""
 
     def __init__(self, pids, steps):
@@ -75,7 +75,7 @@ def measure(args, strategy, name, pids=None):
       The result of `harness.summarize` for a step.
     """
     model, dataset, steps = make(args, strategy)
-    epochs = _EpochTimes(pids, steps)
+    epochs = EpochTimes(pids, steps)
     model.fit(
         dataset.repeat(),
         epochs=1 + args.repeats,

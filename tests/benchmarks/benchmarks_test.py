@@ -268,6 +268,16 @@ class ProgramTest(tf.test.TestCase):
         self.assertEqual(cases, ["one process", "1 worker", "2 workers"])
 
     @pytest.mark.slow
+    def test_parameter_server_columns(self):
+        lines = self._on_a_cluster("parameter_server_columns")
+        self.assertEqual([line["tables"] for line in lines], [1] * 3 + [16] * 3)
+        cases = [line["case"] for line in lines[:3]]
+        self.assertEqual(
+            cases,
+            ["one process", "the chief reads", "the worker reads, 8 at once"],
+        )
+
+    @pytest.mark.slow
     def test_multi_worker(self):
         lines = self._on_a_cluster("multi_worker", "--workers", "1", "2")
         places = [(line["workers"], line["dim"]) for line in lines[::2]]

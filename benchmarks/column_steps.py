@@ -1,0 +1,93 @@
+"""Steps of a model on many columns of ids, dealt out to some tables."""
+
+import numpy as np
+import tensorflow as tf
+from harness import Case, summarize
+from tensorflow import keras
+from wide_deep_steps import BATCH, EpochTimes
+
+import tf_ext
+
+_COLUMNS = 26
+_DIM = 16
+_BATCHES = 64
+_IDS = 50_000
+_STEPS_AN_EPOCH = 64
+_EXPONENT = 1.2
+
+
+def measure(args, strategy, name, tables, pids=None, execution=None):
+    """Trains on made-up ids; the first epoch, which traces, is excluded.
+
+    Args:
+      args: the command line's arguments: `repeats`, the epochs that count;
+        `rows` bounds the batches.
+      strategy: a tf.distribute strategy.
+      name: string, of the result.
+      tables: int, the columns' tables.
+      pids: list of int, the processes whose CPU time counts. None: this one.
+      execution: int, the steps of an execution, whose data workers read; None:
+        one, of data that this process reads.
+
+    Returns:
+      The result of `harness.summarize` for a step.
+    """
+    batches = min(_BATCHES, args.rows // BATCH + 1)
+    steps = min(_STEPS_AN_EPOCH, 8 * batches)
+    with strategy.scope():
+        model = _make(tables, execution or 1)
+    epochs = EpochTimes(pids, steps)
+
+    def data(context=None):
+        return _dataset(batches)
+
+    model.fit(
+        data if execution else data(),
+        epochs=1 + args.repeats,
+        steps_per_epoch=steps,
+        shuffle=False,
+        callbacks=[epochs],
+        verbose=0,
+    )
+    return summarize(Case(name, None, BATCH), np.array(epochs.times[1:]))
+
+
+def _dataset(batches):
+    rng = np.random.default_rng(1)
+    samples = batches * BATCH
+    features = {
+        f"c{i}": np.minimum(rng.zipf(_EXPONENT, samples), _IDS)
+        for i in range(_COLUMNS)
+    }
+    labels = rng.integers(0, 2, samples).astype(np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((features, labels))
+    return dataset.batch(BATCH).cache().repeat()
+
+
+def _make(tables, steps_per_execution):
+    columns = [
+        tf_ext.feature_column.category_column(f"c{i}") for i in range(_COLUMNS)
+    ]
+    inputs = {
+        f"c{i}": keras.Input((), dtype="int64", name=f"c{i}")
+        for i in range(_COLUMNS)
+    }
+    embedded = tf_ext.layers.EmbeddingFeatures(
+        {
+            tf_ext.SparseTable(f"t{i}", _DIM): columns[i::tables]
+            for i in range(tables)
+        }
+    )(inputs)
+    hidden = [*embedded.values()]
+    hidden = keras.layers.Concatenate()(hidden) if tables > 1 else hidden[0]
+    for units in (64, 32):
+        hidden = keras.layers.Dense(units, activation="relu")(hidden)
+    hidden = keras.layers.Dense(1, activation="sigmoid")(hidden)
+    model = tf_ext.Model(inputs, hidden)
+    model.compile(
+        tf_ext.optimizers.Optimizer(keras.optimizers.Adam(0.001)),
+        "binary_crossentropy",
+        metrics=[keras.metrics.AUC(name="auc")],
+        steps_per_execution=steps_per_execution,
+    )
+    return model
