@@ -40,6 +40,7 @@ _WITHOUT_KERAS = {
     "metrics/user_means_test.py",
     "models/inflight_test.py",
     "ops/bag_ops_test.py",
+    "ops/bundle_ops_test.py",
     "ops/counter_ops_test.py",
     "ops/exchange_ops_test.py",
     "ops/exchange_pull_ops_test.py",
@@ -127,6 +128,7 @@ _SLOW = {
     "regimes/parameter_server_sizes_test.py",
     "regimes/parameter_server_snapshot_test.py",
     "regimes/parameter_server_tables_test.py",
+    "regimes/parameter_server_transfers_test.py",
     "tables/memory_test.py",
 }
 
