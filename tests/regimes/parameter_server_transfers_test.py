@@ -236,6 +236,24 @@ class BundlesTest(tf.test.TestCase):
         self.assertAllEqual(found, expected)
         self.assertAllEqual([v.numpy() for v in variables], expected)
 
+    def test_order_without_values(self):
+        def order(value):
+            bundle_transfers()
+            with tf.device("/job:ps/task:0"):
+                slow = value
+                for _ in range(8):
+                    slow = tf.linalg.matmul(slow, value)
+                with tf.control_dependencies([slow]):
+                    before = tf.timestamp()
+                first, second = value[0] + 1, value[1] + 1
+            with tf.device("/job:worker/task:0"):
+                with tf.control_dependencies([before]):
+                    after = tf.timestamp()
+                return first + second, before - after
+
+        (_, difference), _ = self._run(order, tf.eye(700))
+        self.assertLess(float(difference), 0.0)
+
     def test_without_the_mark_tensors_are_sent_one_by_one(self):
         def unmarked(value):
             with tf.device("/job:ps/task:0"):
