@@ -71,7 +71,7 @@ class Program:
         self._log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-P", start, *map(str, arguments)],
-            env={**_environment(), **environment},
+            env={**inherited_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._log,
@@ -149,7 +149,7 @@ def _run(command, name, timeout_seconds, folder=None, **environment):
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**_environment(), **environment},
+            env={**inherited_environment(), **environment},
             capture_output=True,
             text=True,
             timeout=timeout_seconds,
@@ -168,7 +168,8 @@ def _run(command, name, timeout_seconds, folder=None, **environment):
     return done.stdout
 
 
-def _environment():
+def inherited_environment():
+    """The variables of a process that imports tf_ext from anywhere."""
     return dict(
         os.environ,
         TF_CPP_MIN_LOG_LEVEL="2",
