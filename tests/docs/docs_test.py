@@ -126,7 +126,7 @@ class CodeTest(absltest.TestCase):
                 found,
             )
 
-        self._run_commands(_SNAPSHOTS, 5)
+        self._run_commands(_SNAPSHOTS, 6)
         self.assertTrue(pathlib.Path(self.folder, "deep.parquet").exists())
 
     def test_sequences_and_retrieval(self):

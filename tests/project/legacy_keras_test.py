@@ -90,6 +90,7 @@ _WITHOUT_KERAS = {
     "snapshot/snapshot_reader_test.py",
     "snapshot/snapshot_refusals_test.py",
     "snapshot/snapshot_test.py",
+    "snapshot/snapshot_top_test.py",
     "snapshot/snapshot_writers_test.py",
     "tables/apply_delta_test.py",
     "tables/eviction_test.py",

@@ -165,9 +165,11 @@ class _Readers:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = cli.main(["verify", path])
             shown = cli.main(["inspect", path])
+            found = cli.main(["top", path])
         said = err.getvalue()
         assert status in (0, 1, 2) and shown in (0, 1, 2), (status, shown)
-        assert shown == 0 or status != 0, said
+        assert found in (0, 1, 2), found
+        assert (shown == 0 and found == 0) or status != 0, said
         assert bool(said) == (status != 0), said
         for line in said.splitlines():
             assert line.startswith("python -m tf_ext.snapshot: error: "), said

@@ -4,15 +4,19 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from tf_ext import _terminal as terminal
 from tf_ext._snapshot_manifest import (
     DamagedSnapshotError,
     Manifest,
     SnapshotConflictError,
 )
-from tf_ext.snapshot import parquet, reader, writer
+from tf_ext.snapshot import parquet, reader, top, writer
 
 _PROGRAM = "python -m tf_ext.snapshot"
+# How many weights of a row `top` prints.
+_WEIGHTS = 4
 _STATUS = """\
 exit status:
   0  success, and no damage was found
@@ -72,6 +76,25 @@ def _parser() -> argparse.ArgumentParser:
         _to_parquet,
         "write the rows to a Parquet file (pip install 'tf_ext[parquet]')",
         ("out", "the file"),
+    )
+    first = _add(
+        commands,
+        "top",
+        _top,
+        "print the largest, most shown or most recently pushed rows",
+    )
+    first.add_argument(
+        "--by",
+        choices=top.ORDERS,
+        default=top.NORM,
+        help="the Euclidean norm of the weights, or a field (default: norm)",
+    )
+    first.add_argument(
+        "--count",
+        type=int,
+        default=20,
+        metavar="N",
+        help="the number of rows (default: 20)",
     )
     return parser
 
@@ -208,6 +231,21 @@ def _to_parquet(options: argparse.Namespace) -> int:
         rows = parquet.to_parquet(options.path, options.out, progress)
     size = os.path.getsize(options.out)
     print(f"{options.out}: {rows:,} rows, {terminal.size(size)}.")
+    return terminal.OK
+
+
+def _top(options: argparse.Namespace) -> int:
+    snapshot = reader.open_snapshot(options.path)
+    unit = _config(snapshot.manifest).get("last_seen")
+    with terminal.progress("reading", snapshot.bytes) as progress:
+        found = top.top_rows(options.path, options.by, options.count, progress)
+    rows = [("sign", options.by, "weights")]
+    for sign, value, weights in zip(*map(np.ndarray.tolist, found)):
+        shown = [f"{weight:.4g}" for weight in weights[:_WEIGHTS]]
+        more = ["..."] * (len(weights) > _WEIGHTS)
+        text = top.in_words(options.by, value, unit)
+        rows.append((str(sign), text, " ".join(shown + more)))
+    terminal.print_columns(rows, left=(2,))
     return terminal.OK
 
 
