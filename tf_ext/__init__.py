@@ -25,6 +25,7 @@ _compiled.check()
 
 _SUBPACKAGES = (
     "admission",
+    "analysis",
     "callbacks",
     "data",
     "distribute",

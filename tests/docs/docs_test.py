@@ -161,6 +161,13 @@ class CodeTest(absltest.TestCase):
         printed = self._run(blocks(_MODELS, "python", section=section))
         self.assertEqual(printed.split(), ["True"] * 3)
 
+    def test_importance(self):
+        section = "Importance of columns"
+        printed = self._run(blocks(_MODELS, "python", section=section))
+        names = [line.split()[0] for line in printed.splitlines()]
+        self.assertEqual(names[:4], ["AUC", "user", "item", "city"])
+        self.assertTrue(pathlib.Path(self.folder, "importance.png").exists())
+
     def test_recommenders(self):
         # Each library runs with one of the two Kerases.
         section = "keras-rs" if IS_KERAS_3 else "TensorFlow Recommenders"

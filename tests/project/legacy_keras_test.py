@@ -10,6 +10,7 @@ from processes import CLUSTER_TESTS, run_test_files
 # Files that Keras cannot make a difference to. A new file runs with both
 # unless it is put here.
 _WITHOUT_KERAS = {
+    "analysis/importance_results_test.py",
     "benchmarks/benchmarks_comparing_test.py",
     "benchmarks/benchmarks_lifetime_test.py",
     "benchmarks/benchmarks_retrieval_test.py",

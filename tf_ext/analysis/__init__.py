@@ -1,0 +1,6 @@
+"""What a trained model makes of its columns."""
+
+from tf_ext.analysis.importance import column_importance
+from tf_ext.analysis.results import ColumnLoss, Importance
+
+__all__ = ["ColumnLoss", "Importance", "column_importance"]
