@@ -133,7 +133,8 @@ class SparseTableStatsOp : public OpKernel {
                               stats.counter_bytes,
                               stats.admitted,
                               stats.evicted,
-                              stats.saturated};
+                              stats.saturated,
+                              stats.updated};
     constexpr int64_t kCount = sizeof(values) / sizeof(values[0]);
     static_assert(sizeof(TableStats) == sizeof(values),
                   "every field of TableStats is reported");

@@ -265,13 +265,13 @@ REGISTER_OP("TfExt>SparseTableStats")
 Returns statistics of a table.
 
 handle: Scalar. The table.
-stats: `[k]`, k = 14. In this order: rows; erased rows kept for reuse; stripes;
+stats: `[k]`, k = 15. In this order: rows; erased rows kept for reuse; stripes;
   bytes of a row; bytes allocated for rows; bytes allocated for indexes; rows in
   the fullest stripe; rows in the emptiest stripe; the longest probe sequence of
   a sign, in index buckets; signs that are counted for admission; bytes
   allocated for their counters; rows that were admitted; rows that were evicted;
   values that were limited to the largest finite one of the type in which they
-  are stored.
+  are stored; rows that pushes updated.
 )doc");
 
 REGISTER_OP("TfExt>SparseTableConfig")
@@ -307,7 +307,9 @@ once, even if other rows are inserted and erased meanwhile. The fields of a row
 are copied atomically.
 
 handle: Scalar. The table.
-cursor: Scalar. 0, or the next_cursor of the previous call.
+cursor: Scalar. 0, or the next_cursor of the previous call. Any other number of
+  at least 0 is a position in the order of the hashes of signs: the rows that
+  follow a random one are a random sample.
 limit: Scalar. The maximum number of rows to copy; negative: all. Fewer may be
   copied before the end, too.
 signs: `[n]`. The signs of the rows.

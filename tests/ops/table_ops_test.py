@@ -396,11 +396,15 @@ class MaintenanceTest(tf.test.TestCase, parameterized.TestCase):
         signs = tf.range(1000, dtype=tf.int64)
         ops.sparse_table_pull(handle, signs, training=True, dim=3)
         ops.sparse_table_erase(handle, [7])
+        ops.sparse_table_push(
+            handle, [1, 2], np.ones([2, 3]), hyperparameters=[0.1, 0.0]
+        )
         values = mode(lambda: ops.sparse_table_stats(handle))().numpy()
         self.assertLen(values, len(ops.TABLE_STATS))
         stats = dict(zip(ops.TABLE_STATS, values.tolist()))
         self.assertEqual(stats["rows"], 999)
         self.assertEqual(stats["free_rows"], 1)
+        self.assertEqual(stats["updated"], 2)
         self.assertEqual(stats["row_bytes"], 24)
         self.assertGreaterEqual(stats["slab_bytes"], 1000 * 24)
         self.assertGreater(stats["index_bytes"], 0)

@@ -30,6 +30,7 @@ TABLE_STATS = (
     "admitted",
     "evicted",
     "saturated",
+    "updated",
 )
 """The names of the values of `sparse_table_stats`, in order."""
 
@@ -300,7 +301,9 @@ def sparse_table_export(
 
     Args:
       handle: resource `[]`.
-      cursor: int64 `[]`, 0 or the last call's `next_cursor`.
+      cursor: int64 `[]`, 0 or the last call's `next_cursor`. Any other number
+        of at least 0 is a position in the order of the hashes of signs: the
+        rows that follow a random one are a random sample.
       limit: int64 `[]`, the maximum number of rows to copy; negative: all.
         Fewer may be copied before the end, too.
       field_names: list of strings, the fields to copy: "weights" and the slots

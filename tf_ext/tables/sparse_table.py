@@ -432,7 +432,9 @@ class SparseTable(
         that are counted, `counter_bytes` the memory of their counters, and
         `admitted` the number of rows that were admitted since this process
         created the table. `evicted` is the number of rows that `evict` has
-        removed since then; `erase` and `clear` do not count. `saturated` is the
+        removed since then; `erase` and `clear` do not count. `updated` is the
+        number of rows that pushes have updated since then: a row counts once in
+        each push. `saturated` is the
         number of weights and slots that were limited since then to the largest
         finite value of the type in which they are stored; if it grows during
         training, use "bfloat16" instead of "float16". All shards are combined;

@@ -198,6 +198,7 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
     return OutOfMemory();
   }
   ++changes_;
+  updated_ += total;
   if (status.ok()) *updated = total;
   return status;
 }
@@ -339,6 +340,7 @@ TableStats Table::Stats() const {
   total.stripes = kStripes;
   total.row_bytes = layout_.stride();
   total.evicted = evicted_;
+  total.updated = updated_;
   total.saturated = saturated_;
   total.min_stripe_rows = INT64_MAX;
   for (const auto& stripe : stripes_) {

@@ -52,6 +52,7 @@ struct TableStats {
   int64_t evicted = 0;           // rows evicted since the table was created
   // Values limited to the largest finite one of a narrow field since then.
   int64_t saturated = 0;
+  int64_t updated = 0;  // rows updated since then, once per push of a row
 };
 
 // A field to export or import: `name` is in layout(), `data` points at
@@ -171,13 +172,15 @@ class Table {
               int64_t statistics_width = 0);
 
   // Copies up to `limit` rows (-1: all), starting at `cursor` (0, or the
-  // next_cursor of the previous call). Rows that are present throughout a walk
-  // are seen exactly once, whatever is inserted, erased or compacted meanwhile.
-  // All fields of a row are copied under one lock hold. Stripes with at most
-  // `limit` rows are copied as a whole, which is faster: fewer rows than
-  // `limit` are copied if the next stripe does not fit. If the hashes of two
-  // signs differ only in one specific bit, cursors cannot distinguish them, and
-  // `limit` is exceeded by one rather than losing a row.
+  // next_cursor of the previous call; any other number is a position in the
+  // order of hashes, which is where a random sample can begin). Rows that are
+  // present throughout a walk are seen exactly once, whatever is inserted,
+  // erased or compacted meanwhile. All fields of a row are copied under one
+  // lock hold. Stripes with at most `limit` rows are copied as a whole, which
+  // is faster: fewer rows than `limit` are copied if the next stripe does not
+  // fit. If the hashes of two signs differ only in one specific bit, cursors
+  // cannot distinguish them, and `limit` is exceeded by one rather than losing
+  // a row.
   Status Export(int64_t cursor, int64_t limit,
                 const std::vector<std::string>& fields,
                 ExportedRows* rows) const;
@@ -421,6 +424,7 @@ class Table {
   // snapshots. Incremented at the end of a batch.
   std::atomic<int64_t> changes_{0};
   std::atomic<int64_t> evicted_{0};  // rows
+  std::atomic<int64_t> updated_{0};  // rows, by pushes
   // Values that were limited before they were passed to the table's stripes.
   std::atomic<int64_t> saturated_{0};
 };

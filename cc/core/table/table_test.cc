@@ -121,6 +121,15 @@ TEST(TableTest, PushBeforePullCreatesTheRow) {
   for (int d = 0; d < 4; ++d) EXPECT_EQ(row[d], start[d] - (d + 1)) << d;
 }
 
+TEST(TableTest, CountsTheRowsThatPushesUpdate) {
+  const auto table = MakeTable();
+  Pull(table.get(), {1, 2, 3}, true);
+  EXPECT_EQ(table->Stats().updated, 0);
+  Push(table.get(), {42, 1}, std::vector<float>(8, 1));
+  Push(table.get(), {42}, {1, 2, 3, 4});
+  EXPECT_EQ(table->Stats().updated, 3);
+}
+
 TEST(TableTest, DuplicatesInAPushAreUpdatedInOrder) {
   // Adagrad's result depends on the order, and on the second seeing the first.
   const std::vector<double> hyperparameters = {0.1, 0, 1e-7};
@@ -169,6 +178,7 @@ TEST(TableTest, PushRefusesNonFiniteGradientsWhole) {
     EXPECT_PRED2(Says, status.message(), "gradients[150, 3] of sign 150");
     EXPECT_PRED2(Says, status.message(), "must be finite");
     EXPECT_EQ(updated, 0);
+    EXPECT_EQ(table->Stats().updated, 0);
     EXPECT_EQ(table->Size(), 100);
     EXPECT_EQ(Pull(table.get(), present, false), before);
   }
