@@ -121,6 +121,33 @@ class TableShard:
             )
         return signs, next_cursor, dict(zip([f.name for f in fields], values))
 
+    def sample(self, limit, position):
+        """Copies the weights of a sample of the rows.
+
+        They are the rows that follow a position in the order of the hashes of
+        signs, beyond which an export goes on at the first row. Hashes do not
+        depend on what a row holds, so this is a random sample of the signs.
+
+        Args:
+          limit: int, the most rows.
+          position: int, at least 0 and less than 2^63. 0 for all rows of a
+            shard that has at most `limit`.
+
+        Returns:
+          float32 `[n, dim]`.
+        """
+        parts, left, cursor = [], limit, position
+        ends = 1 if position == 0 else 2
+        while left > 0 and ends > 0:
+            signs, cursor, values = self.export(
+                cursor, left, ["weights"], as_float32=True
+            )
+            parts.append(values["weights"])
+            left -= signs.shape[0]
+            if cursor == -1:
+                ends, cursor = ends - 1, 0
+        return tf.concat(parts, 0)[:limit]
+
     def import_rows(self, signs, values, clear=False):
         """Sets fields of rows; inserts absent rows.
 
