@@ -277,12 +277,13 @@ def train(model, data, args):
     callbacks = []
     if args.backup_dir:
         callbacks.append(keras.callbacks.BackupAndRestore(args.backup_dir))
-    if args.log_dir:
-        callbacks.append(
-            keras.callbacks.TensorBoard(args.log_dir, update_freq=100)
-        )
     if args.evict:
         callbacks.append(tf_ext.callbacks.Evict(steps=-(-args.evict // 4)))
+    if args.log_dir:
+        callbacks += [
+            keras.callbacks.TensorBoard(args.log_dir, update_freq=100),
+            tf_ext.callbacks.TableStats(args.log_dir, every=200),
+        ]
     start = time.perf_counter()
     model.fit(
         data.train(), epochs=args.epochs, shuffle=False, callbacks=callbacks

@@ -62,7 +62,7 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
             for one, other in zip(result["variables"], expected["variables"]):
                 self.assertAllClose(one, other, rtol=0.0, atol=1e-5)
         for rule, stats in expected["stats"].items():
-            for name in ("rows", "waiting", "admitted", "evicted"):
+            for name in ("rows", "waiting", "admitted", "evicted", "updated"):
                 for result in results:
                     found = result["stats"][rule][name]
                     self.assertEqual(found, stats[name], f"{rule} {name}")
@@ -107,6 +107,26 @@ class TrainingTest(parameterized.TestCase, tf.test.TestCase):
             again = counts["admitted"] > counts["rows"]
             self.assertEqual(again, rule in ("sgd", "ftrl"), rule)
         self.assertGreater(stats["sgd"]["waiting"], 0)
+
+    def test_reports_are_of_all_workers(self):
+        first, second = _CASES[2][training.with_rows_that_come_and_go]
+        self.assertEqual(second["written"], [])
+        reports = first["written"]
+        self.assertEqual([r["step"] for r in reports], [50, 100, 150, 200])
+        # Of the same samples, but another clock.
+        self.assertEqual(reports[-1], first["report"])
+        self.assertEqual(reports[-1]["tables"], second["report"]["tables"])
+        for found in reports[-1]["tables"]:
+            stats = first["stats"][found["table"]]
+            for name in ("rows", "bytes", "updated", "admitted", "evicted"):
+                self.assertEqual(found[name], stats[name], name)
+            self.assertEqual(found["weights"]["sampled"], stats["rows"])
+            rows = [shard["rows"] for shard in found["shards"]]
+            self.assertLen(rows, 2)
+            self.assertGreater(min(rows), 0)
+            self.assertEqual(sum(rows), stats["rows"])
+            sampled = [s["weights"]["sampled"] for s in found["shards"]]
+            self.assertEqual(sampled, rows)
 
     def test_clipping_acts(self):
         losses = [

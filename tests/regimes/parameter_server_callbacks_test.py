@@ -1,6 +1,7 @@
 """Callbacks of Keras on a cluster, with a model that has a table."""
 
 import csv
+import json
 import pathlib
 
 import numpy as np
@@ -96,6 +97,33 @@ def _dense(model):
         for v in variables
         if "momentum" in getattr(v, "path", v.name)
     ]
+
+
+class TableStatsTest(_Test):
+    def test_reports_are_of_all_servers(self):
+        folder = self.create_tempdir().full_path
+        model = self.make()
+        stats = tf_ext.callbacks.TableStats(folder, every=8)
+        model.fit(self.data(), callbacks=[stats], verbose=0)
+        lines = pathlib.Path(folder, "tables.jsonl").read_text().splitlines()
+        reports = [json.loads(line) for line in lines]
+        self.assertEqual(reports[-1], stats.report)
+        # No step is under way when the last one has ended.
+        self.assertEqual(reports[-1]["step"], 16)
+        self.assertGreaterEqual(reports[-1]["staleness"], 0)
+        [found], [deep] = reports[-1]["tables"], model.tables
+        for shard, expected in zip(
+            found["shards"], deep.shard_stats(), strict=True
+        ):
+            for name in ("rows", "bytes", "updated"):
+                self.assertEqual(shard[name], expected[name], name)
+            self.assertEqual(shard["weights"]["sampled"], shard["rows"])
+            self.assertGreater(shard["rows"], 0)
+        self.assertLen(found["shards"], 2)
+        self.assertEqual(found["rows"], deep.size())
+        weights = deep.export_rows()[1]["weights"]
+        self.assertAllClose(found["weights"]["mean"], weights.mean(), 1e-5)
+        self.assertTrue(list(pathlib.Path(folder).glob("events.*")))
 
 
 class EvictTest(_Test):

@@ -1,5 +1,9 @@
 """Training by any number of workers on the same global batches."""
 
+import json
+import pathlib
+import tempfile
+
 import numpy as np
 import tensorflow as tf
 from model_building import id_column
@@ -125,14 +129,23 @@ def with_rows_that_come_and_go(worker):
     # after enough occurrences in at most 16 steps.
     policy = tf_ext.admission.Count(8, forget=8)
     evict = tf_ext.callbacks.Evict(steps=25, decay=0.5)
-    result = _train(
-        worker,
-        [evict],
-        eviction=tf_ext.eviction.Unseen(steps=3),
-        statistics=["show"],
-        admission=dict.fromkeys(["sgd", "ftrl"], policy),
-    )
-    return {**result, "evicted": evict.evicted}
+    with tempfile.TemporaryDirectory() as folder:
+        reports = tf_ext.callbacks.TableStats(folder, every=50)
+        result = _train(
+            worker,
+            [evict, reports],
+            eviction=tf_ext.eviction.Unseen(steps=3),
+            statistics=["show"],
+            admission=dict.fromkeys(["sgd", "ftrl"], policy),
+        )
+        file = pathlib.Path(folder) / "tables.jsonl"
+        written = file.read_text() if file.exists() else ""
+    return {
+        **result,
+        "evicted": evict.evicted,
+        "report": reports.report,
+        "written": [json.loads(line) for line in written.splitlines()],
+    }
 
 
 CASES = [

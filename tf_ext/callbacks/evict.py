@@ -3,17 +3,15 @@
 import logging
 import typing
 
-import tensorflow as tf
-
 from tf_ext._checks import check_count, is_fraction, refuse
-from tf_ext._keras import keras
+from tf_ext.callbacks.every_steps import EverySteps
 from tf_ext.eviction import Evicted
 from tf_ext.tables.find import tables_of
 
 _LOG = logging.getLogger("tf_ext")
 
 
-class Evict(keras.callbacks.Callback):
+class Evict(EverySteps):
     """Evicts rows of all tables that were created with `eviction`.
 
     With `decay`, the statistics of all tables that have some decay first.
@@ -45,44 +43,17 @@ class Evict(keras.callbacks.Callback):
     """
 
     def __init__(self, steps: int, decay: float | None = None) -> None:
-        super().__init__()
         check_count("Evict", "steps", steps, 1)
         if decay is not None and not is_fraction(decay):
             refuse("Evict", "decay", "above 0 and at most 1, or None", decay)
+        super().__init__(steps)
         self.steps = int(steps)
         self.decay = None if decay is None else float(decay)
         self.evicted: dict[str, Evicted] = {}
-        self._step = 0  # The optimizer's step when it was last read.
-        self._until_look = 0  # Batches before the step must be read again.
-        self._batch = -1
 
-    def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
-        self._step = self._iterations()
-
-    def on_epoch_begin(
-        self, epoch: int, logs: dict[str, typing.Any] | None = None
-    ) -> None:
-        # The first batch of an epoch is not 0 if training was resumed.
-        self._until_look, self._batch = 0, -1
-
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, typing.Any] | None = None
-    ) -> None:
-        # Reading the step may require a request to a server.
-        self._until_look -= batch - self._batch
-        self._batch = batch
-        if self._until_look > 0:
-            return
-        step = self._iterations()
-        if step // self.steps > self._step // self.steps:
-            self._evict(step)
-        self._step = step
-        self._until_look = self.steps - step % self.steps
-
-    def _iterations(self) -> int:
-        return int(tf.convert_to_tensor(self.model.optimizer.iterations))
-
-    def _evict(self, step: int) -> None:
+    def act(self, step: int, logs: dict[str, typing.Any]) -> None:
+        """Evicts rows after a step."""
+        del logs
         # Found lazily, once the model is built.
         tables = tables_of(self.model)
         if self.decay is not None:
