@@ -12,6 +12,7 @@ r"""Benchmarks of tf_ext and of their references, which take turns.
     python benchmarks/run.py memory pull push --dtype=float16
     python benchmarks/run.py small_rows plot_small_rows --json=results.jsonl
     python benchmarks/run.py retrieval --dim=64 --repeats=30
+    python benchmarks/run.py plot_table_stats --json=LOGS/tables.jsonl
 
 The ratio of a reference is its time over that of tf_ext: above 1, tf_ext is
 faster. Each benchmark and number of threads runs in a process of its own.
@@ -66,11 +67,12 @@ BENCHMARKS = {
     "publish_defaults": ("default_rates", "publish_defaults"),
     "plot_lifetime": ("lifetime_benchmarks", "plot_lifetime"),
     "plot_small_rows": ("small_rows_benchmarks", "plot_small_rows"),
+    "plot_table_stats": ("table_stats_plot", "plot_table_stats"),
 }
 # These take results and measure nothing.
 _PUBLISHING = (
     *("plot", "publish", "publish_defaults"),
-    *("plot_lifetime", "plot_small_rows"),
+    *("plot_lifetime", "plot_small_rows", "plot_table_stats"),
 )
 # What can measure small rows.
 _OF_TYPES = ("pull", "push", "insert", "train_step", "memory", "snapshot")

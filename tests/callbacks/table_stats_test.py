@@ -181,8 +181,9 @@ class TableStatsTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_size_of_samples(self):
         self.assertEqual(weight_samples.rows_of_sample(1), 4096)
-        self.assertEqual(weight_samples.rows_of_sample(256), 1024)
-        self.assertEqual(weight_samples.rows_of_sample(65536), 4)
+        self.assertEqual(weight_samples.rows_of_sample(16), 4096)
+        self.assertEqual(weight_samples.rows_of_sample(256), 256)
+        self.assertEqual(weight_samples.rows_of_sample(65536), 1)
 
     def test_weights_that_are_not_finite(self):
         weights = np.float32([[1, np.nan], [np.inf, 2], [3, 4]])

@@ -16,6 +16,7 @@ _WITHOUT_KERAS = {
     "benchmarks/benchmarks_retrieval_test.py",
     "benchmarks/benchmarks_serving_test.py",
     "benchmarks/benchmarks_small_rows_test.py",
+    "benchmarks/benchmarks_table_stats_test.py",
     "benchmarks/benchmarks_test.py",
     "benchmarks/benchmarks_tfra_test.py",
     "compat/compat_clusters_test.py",

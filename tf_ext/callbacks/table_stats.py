@@ -37,7 +37,7 @@ class TableStats(EverySteps):
     shows a plot of them.
 
     Weights are those of a random sample of at most 4,096 rows of each shard, or
-    1 MiB of weights if that is less; another sample in each report, and the
+    256 KiB of weights if that is less; another sample in each report, and the
     same one when training is repeated. The sample of a shard that has no more
     rows is all of them. Statistics cost about 2 ns a row, because they include
     a walk over the index.

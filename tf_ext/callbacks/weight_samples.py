@@ -10,7 +10,7 @@ import numpy.typing as npt
 Sums: typing.TypeAlias = dict[str, typing.Any]
 
 _ROWS = 4096
-_BYTES = 1 << 20
+_BYTES = 256 << 10
 
 # Eight buckets for each power of ten, the same for all samples, so that those
 # of shards can be added up and those of steps compared.
