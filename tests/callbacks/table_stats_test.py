@@ -16,6 +16,7 @@ import tf_ext
 from tf_ext import admission, eviction
 from tf_ext._keras import keras
 from tf_ext.callbacks import Evict, TableStats, weight_samples
+from tf_ext.tables.shard import TableShard
 
 _STEPS, _BATCH = 12, 8
 _TOTALS = ("updated", "admitted", "evicted", "saturated")
@@ -142,6 +143,7 @@ class TableStatsTest(tf.test.TestCase, parameterized.TestCase):
         rng = generator(self)
         weights = rng.normal(0, 0.3, [1000, 4]).astype(np.float32)
         weights[:5] = [[0] * 4, [1e-5] * 4, [-1e-5] * 4, [5e4] * 4, [-2e4] * 4]
+        weights[5] = [1, -1, 10, -10]  # edges
         model = self._still(weights)
         self._fit(model, TableStats(self.folder, every=12))
         [report] = _lines(self.folder)
@@ -170,14 +172,35 @@ class TableStatsTest(tf.test.TestCase, parameterized.TestCase):
     def test_weights_of_a_large_table(self):
         rng = generator(self)
         weights = rng.normal(0.5, 0.3, [20_000, 4]).astype(np.float32)
-        self._fit(self._still(weights), TableStats(self.folder, every=6))
-        first, second = (
+        positions, sample = [], TableShard.sample
+
+        def noting(shard, limit, position):
+            positions.append(position)
+            return sample(shard, limit, position)
+
+        with mock.patch.object(TableShard, "sample", noting):
+            for _ in range(2):
+                self._fit(self._still(weights), TableStats(self.folder, 6))
+        self.assertEqual(positions[:2], positions[2:])
+        self.assertLen(set(positions), 2)
+        self.assertAllInRange(positions, 1, 2**63 - 1)
+        first, *_ = (
             report["tables"][0]["weights"] for report in _lines(self.folder)
         )
         self.assertEqual(first["sampled"], 4096)
         # Four standard deviations of a mean of so many weights.
         self.assertAllClose(first["mean"], 0.5, 0, 4 * 0.3 / np.sqrt(16384))
-        self.assertNotEqual(first["mean"], second["mean"])
+
+    def test_executions_of_several_steps(self):
+        model = compiled(functional(table()), steps_per_execution=3)
+        self._fit(model, TableStats(self.folder, every=4))
+        steps = [report["step"] for report in _lines(self.folder)]
+        self.assertEqual(steps, [6, 9, 12])
+
+    def test_directory_is_absolute(self):
+        expected = os.path.join(os.getcwd(), "logs")
+        self.assertEqual(TableStats("logs").log_dir, expected)
+        self.assertEqual(TableStats(pathlib.Path("logs")).log_dir, expected)
 
     def test_size_of_samples(self):
         self.assertEqual(weight_samples.rows_of_sample(1), 4096)
@@ -244,6 +267,7 @@ class TableStatsTest(tf.test.TestCase, parameterized.TestCase):
                 )
             values = of.export_rows()[1]["weights"]
             self.assertAllClose(found["weights"]["max"], values.max())
+            self.assertAllClose(found["weights"]["min"], values.min())
             self.assertEqual(
                 sum(found["weights"]["histogram"]["counts"]), values.size
             )

@@ -146,7 +146,7 @@ class TableShard:
             left -= signs.shape[0]
             if cursor == -1:
                 ends, cursor = ends - 1, 0
-        return tf.concat(parts, 0)[:limit]
+        return tf.concat(parts, 0)
 
     def import_rows(self, signs, values, clear=False):
         """Sets fields of rows; inserts absent rows.
