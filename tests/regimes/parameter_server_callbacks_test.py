@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import tempfile
 
 import numpy as np
 import parameter_server_util as util
@@ -101,7 +102,7 @@ def _dense(model):
 
 class TableStatsTest(_Test):
     def test_reports_are_of_all_servers(self):
-        folder = self.create_tempdir().full_path
+        folder = tempfile.mkdtemp(dir=self.get_temp_dir())
         model = self.make()
         stats = tf_ext.callbacks.TableStats(folder, every=8)
         model.fit(self.data(), callbacks=[stats], verbose=0)
