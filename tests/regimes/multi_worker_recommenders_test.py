@@ -24,6 +24,9 @@ _CASES = Cases([cases], workers=2)
 # keras-rs computes differences of scores, whose rounding errors training
 # makes larger.
 _TOLERANCE = 1e-5 if IS_KERAS_3 else 1e-6
+# A row's first updates are divided by roots of sums of few squares, which makes
+# the rounding errors of small gradients larger.
+_ROW_TOLERANCE = 1e-5
 
 
 class RecommendersTest(parameterized.TestCase, tf.test.TestCase):
@@ -46,10 +49,12 @@ class RecommendersTest(parameterized.TestCase, tf.test.TestCase):
                 self._assert_close(result[part], expected[part], part)
         for table, fields in expected["tables"].items():
             rows = merge_rows([result["tables"][table] for result in results])
-            self._assert_close(rows["weights"], fields["weights"], table)
+            self._assert_close(
+                rows["weights"], fields["weights"], table, _ROW_TOLERANCE
+            )
 
-    def _assert_close(self, one, other, text):
-        self.assertAllClose(one, other, _TOLERANCE, _TOLERANCE, text)
+    def _assert_close(self, one, other, text, tolerance=_TOLERANCE):
+        self.assertAllClose(one, other, tolerance, tolerance, text)
 
 
 if __name__ == "__main__":
