@@ -2,9 +2,8 @@
 
 import numpy as np
 import tensorflow as tf
-from harness import Case, summarize
 from tensorflow import keras
-from wide_deep_steps import BATCH, EpochTimes
+from wide_deep_steps import BATCH, fit
 
 import tf_ext
 
@@ -36,20 +35,18 @@ def measure(args, strategy, name, tables, pids=None, execution=None):
     steps = min(_STEPS_AN_EPOCH, 8 * batches)
     with strategy.scope():
         model = _make(tables, execution or 1)
-    epochs = EpochTimes(pids, steps)
 
     def data(context=None):
         return _dataset(batches)
 
-    model.fit(
+    return fit(
+        model,
         data if execution else data(),
-        epochs=1 + args.repeats,
-        steps_per_epoch=steps,
-        shuffle=False,
-        callbacks=[epochs],
-        verbose=0,
+        steps,
+        args.repeats,
+        name,
+        pids,
     )
-    return summarize(Case(name, None, BATCH), np.array(epochs.times[1:]))
 
 
 def _dataset(batches):

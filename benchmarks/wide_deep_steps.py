@@ -14,7 +14,7 @@ _STEPS_AN_EPOCH = 100
 _EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 
 
-class EpochTimes(keras.callbacks.Callback):
+class _EpochTimes(keras.callbacks.Callback):
     """Wall and CPU milliseconds per step of each epoch."""
 
     def __init__(self, pids, steps):
@@ -75,10 +75,27 @@ def measure(args, strategy, name, pids=None):
       The result of `harness.summarize` for a step.
     """
     model, dataset, steps = make(args, strategy)
-    epochs = EpochTimes(pids, steps)
+    return fit(model, dataset.repeat(), steps, args.repeats, name, pids)
+
+
+def fit(model, data, steps, repeats, name, pids=None):
+    """Trains a model; the first epoch, which traces, is excluded.
+
+    Args:
+      model: a compiled `tf_ext.Model`.
+      data: what its `fit` takes, without an end.
+      steps: int, of an epoch.
+      repeats: int, the epochs that count.
+      name: string, of the result.
+      pids: list of int, the processes whose CPU time counts. None: this one.
+
+    Returns:
+      The result of `harness.summarize` for a step.
+    """
+    epochs = _EpochTimes(pids, steps)
     model.fit(
-        dataset.repeat(),
-        epochs=1 + args.repeats,
+        data,
+        epochs=1 + repeats,
         steps_per_epoch=steps,
         shuffle=False,
         callbacks=[epochs],

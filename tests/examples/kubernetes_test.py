@@ -1,12 +1,11 @@
 """The manifests of examples/kubernetes, and what their containers run."""
 
+import contextlib
 import copy
 import json
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 
 import kubernetes_validate
@@ -133,27 +132,24 @@ class ManifestTest(parameterized.TestCase):
             text = text.replace("timeout_seconds=3600", "timeout_seconds=1")
             pathlib.Path(folder, "train.py").write_text(text)
             started = {}
+            with contextlib.ExitStack() as stack:
 
-            def start(*tasks):
-                for task, index, _, spec in _tasks(self.objects):
-                    if task in tasks:
-                        started[task, index] = _start(
-                            spec, index, self.objects, local, folder
-                        )
+                def start(*tasks):
+                    for task, index, _, spec in _tasks(self.objects):
+                        if task in tasks:
+                            started[task, index] = stack.enter_context(
+                                _start(spec, index, self.objects, local, folder)
+                            )
 
-            try:
                 start("ps", "worker", "chief")
-                _ended(started["chief", 0])
+                started["chief", 0].wait()
                 start("evaluator")
-                evaluated = _ended(started["evaluator", 0])
+                evaluated = started["evaluator", 0].wait()
                 self.assertIn("{32: {'loss': ", evaluated)
                 for (task, _), run in started.items():
                     if task in ("ps", "worker"):
-                        run.send_signal(signal.SIGTERM)
-                        self.assertIn(f"/job:{task}/", _ended(run))
-            finally:
-                for run in started.values():
-                    run.kill()
+                        run.process.send_signal(signal.SIGTERM)
+                        self.assertIn(f"/job:{task}/", run.wait() + run.log())
 
 
 def _start(spec, index, objects, local, folder):
@@ -179,21 +175,9 @@ def _start(spec, index, objects, local, folder):
         environment[variable["name"]] = value
     program, *arguments = map(expand, container["command"])
     assert program == "python"
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**processes.inherited_environment(), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def _ended(run):
-    """What a process wrote until it ended well."""
-    output, _ = run.communicate(timeout=200)
-    assert run.returncode == 0, f"{run.args} ended badly:\n{output}"
-    return output
+    if arguments[0] != "-m":
+        arguments[0] = str(pathlib.Path(folder, arguments[0]))
+    return processes.Program(*arguments, **environment)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,8 @@ import numpy as np
 import parameter_server_util as util
 import pytest
 import tensorflow as tf
-from model_building import id_column, number, rows_of
+from model_building import counting_model, number, rows_of
 
-import tf_ext
 from tf_ext._keras import keras
 from tf_ext.distribute import liveness
 from tf_ext.models import inflight
@@ -60,22 +59,6 @@ def _send(number, workers=(0, 1)):
         os.kill(_cluster.processes.pid("worker", worker), number)
 
 
-def _counting_model():
-    """A model whose rows count their updates, and its table."""
-    counts = tf_ext.SparseTable(
-        "counts", 1, tf_ext.optimizers.SparseSGD(), "zeros"
-    )
-    inputs = {"id": keras.Input((), dtype="int64", name="id")}
-    layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
-    model = tf_ext.Model(inputs, layer(inputs))
-    # A row's gradient is -1.
-    model.compile(
-        tf_ext.optimizers.Optimizer(keras.optimizers.SGD(1.0)),
-        lambda labels, rows: -rows + 0.0 * labels,
-    )
-    return model, counts
-
-
 def _data(samples=_SAMPLES):
     return tf.data.Dataset.from_tensor_slices(
         ({"id": tf.range(samples, dtype=tf.int64)}, tf.zeros([samples, 1]))
@@ -96,7 +79,7 @@ class FrozenWorkerTest(tf.test.TestCase):
         patched.start()
         self.addCleanup(patched.stop)
         with _cluster.strategy.scope():
-            self.model, self.counts = _counting_model()
+            self.model, self.counts = counting_model()
 
     def updates(self):
         found = rows_of(self.counts)

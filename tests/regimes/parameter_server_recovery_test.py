@@ -5,7 +5,7 @@ import parameter_server_util as util
 import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column, number, rows_of
+from model_building import counting_model, generator, number, rows_of
 from saving_util import TestCase, contents
 from small_models import compiled, functional, table
 
@@ -180,17 +180,7 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         # Left by the last test, if there was one.
         strategy = _CLUSTER.processes.strategy()
         with strategy.scope():
-            counts = tf_ext.SparseTable(
-                "counts", 1, tf_ext.optimizers.SparseSGD(), "zeros"
-            )
-            inputs = {"id": keras.Input((), dtype="int64", name="id")}
-            layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
-            model = tf_ext.Model(inputs, layer(inputs))
-            # A row's gradient is -1: it counts the updates.
-            model.compile(
-                tf_ext.optimizers.Optimizer(keras.optimizers.SGD(1.0)),
-                lambda labels, rows: -rows + 0.0 * labels,
-            )
+            model, counts = counting_model()
         data = tf.data.Dataset.from_tensor_slices(
             ({"id": tf.range(samples, dtype=tf.int64)}, tf.zeros([samples, 1]))
         ).batch(1)

@@ -49,6 +49,29 @@ def number(variable):
     return tf.convert_to_tensor(variable).numpy()
 
 
+def counting_model(batch_size=1):
+    """A model whose row of an id counts the steps that trained it.
+
+    Args:
+      batch_size: int, of each batch.
+
+    Returns:
+      `(model, table)`.
+    """
+    counts = tf_ext.SparseTable(
+        "counts", 1, tf_ext.optimizers.SparseSGD(), "zeros"
+    )
+    inputs = {"id": keras.Input((), dtype="int64", name="id")}
+    layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
+    model = tf_ext.Model(inputs, layer(inputs))
+    # The gradient of the mean over a batch is -1 for each of its rows.
+    model.compile(
+        tf_ext.optimizers.Optimizer(keras.optimizers.SGD(1.0)),
+        lambda labels, rows: -batch_size * rows + 0.0 * labels,
+    )
+    return model, counts
+
+
 class BagsOfSigns:
     """Random bags of signs: some empty, many with repeated signs.
 

@@ -12,7 +12,7 @@ import sys
 import time
 
 import tensorflow as tf
-from model_building import id_column, rows_of
+from model_building import counting_model, rows_of
 
 import tf_ext
 from tf_ext._keras import keras
@@ -42,22 +42,6 @@ def make_strategy(name):
     return tf_ext.distribute.multi_worker_strategy(heartbeat_timeout_seconds=5)
 
 
-def build():
-    """A model whose row of a sample counts the steps that had it."""
-    counts = tf_ext.SparseTable(
-        "counts", 1, tf_ext.optimizers.SparseSGD(), "zeros"
-    )
-    inputs = {"id": keras.Input((), dtype="int64", name="id")}
-    layer = tf_ext.layers.EmbeddingFeatures([id_column("id")], counts)
-    model = tf_ext.Model(inputs, layer(inputs))
-    # The gradient of the mean over a batch is -1 for each of its rows.
-    model.compile(
-        tf_ext.optimizers.Optimizer(keras.optimizers.SGD(1.0)),
-        lambda labels, rows: -BATCH * rows + 0.0 * labels,
-    )
-    return model
-
-
 def signalled(directory, number):
     """The file for which the program of a number waits."""
     return os.path.join(directory, f"signalled-{number}")
@@ -65,7 +49,7 @@ def signalled(directory, number):
 
 def main(directory, strategy, number):
     with make_strategy(strategy).scope():
-        model = build()
+        model, counts = counting_model(BATCH)
     data = tf.data.Dataset.from_tensor_slices(
         ({"id": tf.range(SAMPLES, dtype=tf.int64)}, tf.zeros([SAMPLES, 1]))
     ).batch(BATCH)
@@ -79,7 +63,7 @@ def main(directory, strategy, number):
         callbacks=[wait, points],
         verbose=0,
     )
-    rows = rows_of(model.tables[0])
+    rows = rows_of(counts)
     print(json.dumps({sample: float(row[0]) for sample, row in rows.items()}))
 
 

@@ -55,10 +55,11 @@ def run(program, *arguments, timeout_seconds=300, **environment):
 
 
 class Program:
-    """A running `tests/support/<program>`, which ends with its `with` block.
+    """A running program, which ends with its `with` block.
 
     Args:
-      program: string, the file's name; "-m" for the module that follows.
+      program: string, the name of a file of tests/support, or an absolute path;
+        "-m" for the module that follows.
       *arguments: of its command line.
       **environment: variables of the environment that are set for it.
     """
@@ -71,7 +72,7 @@ class Program:
         self._log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-P", start, *map(str, arguments)],
-            env={**inherited_environment(), **environment},
+            env={**_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._log,
@@ -149,7 +150,7 @@ def _run(command, name, timeout_seconds, folder=None, **environment):
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**inherited_environment(), **environment},
+            env={**_environment(), **environment},
             capture_output=True,
             text=True,
             timeout=timeout_seconds,
@@ -168,7 +169,7 @@ def _run(command, name, timeout_seconds, folder=None, **environment):
     return done.stdout
 
 
-def inherited_environment():
+def _environment():
     """The variables of a process that imports tf_ext from anywhere."""
     return dict(
         os.environ,
