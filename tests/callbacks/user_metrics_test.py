@@ -99,6 +99,21 @@ class UserMetricsTest(tf.test.TestCase, parameterized.TestCase):
             metrics = UserMetrics(data, user="user", output=output)
             found = metrics.evaluate(model)["gauc"]
             self.assertEqual(found, (expected, 2, 1))
+        with self.assertRaisesRegex(ValueError, "`output` .*one output.*click"):
+            UserMetrics(data, user="user", output="click").evaluate(
+                cases.as_it_is()
+            )
+
+    def test_labels_and_weights_of_all_outputs(self):
+        inputs = keras.Input([1], name="score")
+        reverse = keras.layers.Rescaling(-1.0)(inputs)
+        model = tf_ext.Model({"score": inputs}, [inputs, reverse])
+        data = _batches(_samples(), [0, 1, 0, 1, 1], [1.0, 1, 3, 3, 1])
+        # By output: the pairs of both users, with weights 2 and 6.
+        for output, expected in ((0, 0.25), (1, 0.75)):
+            metrics = UserMetrics(data, user="user", output=output)
+            found = metrics.evaluate(model)["gauc"]
+            self.assertEqual(found, (expected, 2, 1))
 
     def test_with_a_table_and_ragged_features(self):
         table = tf_ext.SparseTable("items", 4, initializer="normal")

@@ -39,8 +39,9 @@ class UserMetrics(keras.callbacks.Callback):
       recall_at: list of k; gives `recall@<k>`. The model's outputs are scores
         of all items, `[batch_size, items]`.
       ndcg_at: list of k; gives `ndcg@<k>`.
-      output: name or index of the model's output and of its labels and
-        weights, if it has several.
+      output: name or index of the model's output, if it has several, and of
+        its labels and weights. Labels or weights that are one tensor are those
+        of every output.
       prefix: string, put before the names in logs.
 
     Attributes:
@@ -179,19 +180,26 @@ def _scoring_class() -> typing.Any:
 
         def call(self, inputs: dict[str, typing.Any]) -> typing.Any:
             features = inputs["features"]
-            scores = self._one(self.scored(features, training=False))
+            scores = self.scored(features, training=False)
+            if self._output is not None and isinstance(scores, tf.Tensor):
+                allowed = "None for a model that has one output"
+                refuse("UserMetrics", "output", allowed, self._output)
+            scores = self._one(scores)
             labels = self._one(inputs["labels"])
             if self._user is None:
                 return _ranks(labels, scores)
-            weights = inputs.get("weights")
-            if isinstance(weights, (dict, list, tuple)):
-                weights = self._one(weights)
+            weights = self._one(inputs.get("weights"))
             return _samples(
                 _signs(features, self._user), labels, scores, weights
             )
 
         def _one(self, values: typing.Any) -> typing.Any:
-            return values if self._output is None else values[self._output]
+            """What belongs to the output; one tensor belongs to all."""
+            if self._output is None or not isinstance(
+                values, (dict, list, tuple)
+            ):
+                return values
+            return values[self._output]
 
     return Scoring
 
