@@ -41,7 +41,7 @@ def parameter_server_strategy(
     """Connects to a cluster of workers and parameter servers.
 
     Settings of gRPC that the environment lacks are set first, see
-    `tf_ext._compat.grpc_options`; all tasks are checked afterwards, see
+    docs/parameter_servers.md; all tasks are checked afterwards, see
     `check_cluster`.
 
     Args:

@@ -28,7 +28,7 @@ def to_parquet(
     int32, or fixed-size lists of these for fields with several values. Fields
     of bfloat16, which Parquet does not have, are float32. Label, step and
     configuration are in the file's metadata, with keys that start with
-    `tf_ext.`. A delta is merged with its bases.
+    "tf_ext.". A delta is merged with its bases.
 
     Args:
       path: path-like, the snapshot.
