@@ -25,13 +25,15 @@ include_patterns = [
     "docs/*.md",
     "docs/reference/*.rst",
 ]
+# Not walked through: Bazel links to all of its folders from there.
+exclude_patterns = ["build"]
 html_theme = "furo"
 html_title = f"tf_ext {__version__}"
 # The site's own address leads to the root document.
 templates_path = ["templates"]
 html_additional_pages = {"index": "redirect.html"}
-html_show_sphinx = False
 html_copy_source = False
+html_show_sphinx = False
 
 # As deep as the guides' headings, which are linked as on GitHub.
 myst_heading_anchors = 4

@@ -34,6 +34,7 @@ _WITHOUT_KERAS = {
     "distribute/parameter_server_handshake_test.py",
     "distribute/parameter_server_killed_chief_test.py",
     "distribute/server_grace_test.py",
+    "docs/site_test.py",
     "examples/kubernetes_test.py",
     "examples/recommender_data_test.py",
     "examples/recommender_examples_test.py",

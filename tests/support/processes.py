@@ -33,7 +33,7 @@ def run(program, *arguments, timeout_seconds=300, **environment):
     """Runs `tests/support/<program>` to its end.
 
     Args:
-      program: string, the file's name.
+      program: string, the file's name; "-m" for the module that follows.
       *arguments: of its command line.
       timeout_seconds: int; a program that takes longer is killed.
       **environment: variables of the environment that are set for it.
@@ -45,9 +45,8 @@ def run(program, *arguments, timeout_seconds=300, **environment):
       AssertionError: the program failed or took too long; the message holds
         the end of what it wrote.
     """
-    command = [sys.executable, "-P", str(SUPPORT / program)]
     return _run(
-        [*command, *map(str, arguments)],
+        _command(program, *arguments),
         f"{program} {arguments}",
         timeout_seconds,
         **environment,
@@ -66,12 +65,11 @@ class Program:
 
     def __init__(self, program, *arguments, **environment):
         self._name = f"{program} {arguments}"
-        start = program if program == "-m" else str(SUPPORT / program)
         # Not pipes, which nothing would read meanwhile.
         self._output = tempfile.TemporaryFile()
         self._log = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", start, *map(str, arguments)],
+            _command(program, *arguments),
             env={**_environment(), **environment},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -143,6 +141,11 @@ def run_program(text, folder, timeout_seconds=300):
         timeout_seconds,
         folder,
     )
+
+
+def _command(program, *arguments):
+    start = program if program == "-m" else str(SUPPORT / program)
+    return [sys.executable, "-P", start, *map(str, arguments)]
 
 
 def _run(command, name, timeout_seconds, folder=None, **environment):
