@@ -39,7 +39,7 @@ html_show_sphinx = False
 myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 300
 # Of what processes log. Errors show it, too.
 nb_output_stderr = "remove"
 
@@ -53,9 +53,11 @@ autodoc_inherit_docstrings = False
 autodoc_preserve_defaults = True
 # Docstrings tell types, with shapes and ranges.
 autodoc_typehints = "none"
-napoleon_custom_sections = [("Call arguments", "params_style")]
-# Members of a class that only its docstring has.
-napoleon_use_ivar = True
+# As lists, as arguments are.
+napoleon_custom_sections = [
+    ("Attributes", "params_style"),
+    ("Call arguments", "params_style"),
+]
 
 # A name in backticks is a link if the reference has it. Those of tf_ext must be
 # there; what else is in backticks is just code.
@@ -101,12 +103,16 @@ def _to_rst(found):
 
 
 def _process_docstring(app, what, name, value, options, lines):
+    if what in ("attribute", "property"):
+        # Or napoleon takes what is before a colon in the first line for a type.
+        lines.insert(0, "")
     lines[:] = _MARKDOWN.sub(_to_rst, "\n".join(lines)).split("\n")
 
 
 def _skip_member(app, what, name, member, skip, options):
     """Leaves out what classes inherit from Keras and Python."""
-    module = getattr(getattr(member, "fget", member), "__module__", None)
+    owner = getattr(member, "__objclass__", getattr(member, "fget", member))
+    module = getattr(owner, "__module__", None)
     return True if module and not module.startswith("tf_ext") else None
 
 

@@ -150,6 +150,15 @@ class SiteTest(absltest.TestCase):
             self.assertAlmostEqual(one, other, delta=0.01)
 
 
+class TutorialTest(absltest.TestCase):
+    def test_it_is_committed_without_outputs(self):
+        tutorial = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())
+        for cell in tutorial["cells"]:
+            if cell["cell_type"] == "code":
+                self.assertEmpty(cell["outputs"])
+                self.assertIsNone(cell["execution_count"])
+
+
 class BrokenReferencesTest(absltest.TestCase):
     def test_they_fail_the_build(self):
         with tempfile.TemporaryDirectory() as folder:
