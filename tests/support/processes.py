@@ -16,11 +16,13 @@ _STOP_TIMEOUT_SECONDS = 200
 _NO_TESTS_COLLECTED = 5
 
 # Files that connect to a cluster, which cannot be undone in a process, and
-# files whose tests share one run of workers, which each process would start.
+# files whose tests share one run of workers, or one site, which each process
+# would start, or build.
 CLUSTER_TESTS = frozenset(
     [
         *TESTS.rglob("parameter_server_*_test.py"),
         TESTS / "distribute" / "distribute_local_test.py",
+        TESTS / "docs" / "site_test.py",
         TESTS / "regimes" / "multi_worker_errors_test.py",
         TESTS / "regimes" / "multi_worker_long_test.py",
         TESTS / "regimes" / "multi_worker_recommenders_test.py",
