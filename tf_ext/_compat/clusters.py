@@ -61,21 +61,110 @@ def separate_workers(coordinator):
     them wait when tensors of a frozen worker are freed.
 
     Seen in: TensorFlow 2.21.
+
+    Returns:
+      Parking of these threads.
     """
     queue = coordinator._cluster.closure_queue
     if "get" in vars(queue):
-        return
+        return queue.tf_ext_parking
     take = queue.get
     of_thread = threading.local()
+    parking = queue.tf_ext_parking = Parking()
 
     def get(*args, **kwargs):
         if not hasattr(of_thread, "executor"):
             of_thread.executor = _new_executor()
             context = sys.modules["tensorflow.python.eager.context"].context()
             context.executor = of_thread.executor
+        tag = kwargs.get("tag")
+
+        def is_called():
+            return (
+                not queue._should_process_closures
+                or not queue._tagged_queue[tag].empty()
+            )
+
+        parking.wait(tag, is_called)
         return take(*args, **kwargs)
 
     queue.get = get
+    return parking
+
+
+class Parking:
+    """Workers of a ClusterCoordinator that take no steps for some time."""
+
+    # How late a parked thread notices what does not release it.
+    _POLL_SECONDS = 0.5
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._parked = set()
+
+    def park(self, worker):
+        """Has a worker, an index, take no steps until it is released."""
+        with self._changed:
+            self._parked.add(worker)
+
+    def release(self):
+        """Has all workers take steps again."""
+        with self._changed:
+            self._parked.clear()
+            self._changed.notify_all()
+
+    def wait(self, worker, is_called):
+        """Waits while a worker is parked and not needed for anything else."""
+        with self._changed:
+            while worker in self._parked and not is_called():
+                self._changed.wait(self._POLL_SECONDS)
+
+
+def schedule_in_thread(coordinator, function):
+    """Schedules a Python function, in the thread of whichever worker is free.
+
+    The public `schedule` takes a tf.function, which does not know its worker.
+
+    Seen in: TensorFlow 2.21.
+
+    Args:
+      coordinator: tf.distribute.coordinator.ClusterCoordinator.
+      function: function from the worker's index to a list of arrays. Its eager
+        ops run on that worker.
+
+    Returns:
+      tf.distribute.coordinator.RemoteValue.
+    """
+    name = "tensorflow.python.distribute.coordinator.coordinator_context"
+    current = sys.modules[name].get_current_dispatch_context
+
+    def run():
+        return function(current().worker_index)
+
+    return coordinator._cluster.schedule(run, None, None)
+
+
+def traced_for_workers(coordinator, function, *specs):
+    """A tf.function's ConcreteFunction, as `schedule` would trace it.
+
+    Seen in: TensorFlow 2.21.
+    """
+    strategy = coordinator.strategy
+    with strategy.scope():
+        strategy.extended._being_scheduled = True
+        try:
+            return function.get_concrete_function(*specs)
+        finally:
+            strategy.extended._being_scheduled = False
+
+
+def cancelled_with_steps(coordinator, function):
+    """A ConcreteFunction that is cancelled when another step has failed.
+
+    Seen in: TensorFlow 2.21.
+    """
+    manager = coordinator._cluster.closure_queue._cancellation_mgr
+    return manager.get_cancelable_function(function)
 
 
 def _new_executor():

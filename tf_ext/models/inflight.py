@@ -8,7 +8,7 @@ import threading
 import time
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import tensorflow as tf
 
@@ -69,39 +69,42 @@ class InFlight:
         self._waiters: list[threading.Thread] = []
         weakref.finalize(self, _end_waiters, self._waiters, self._scheduled)
         self._moved = 0.0
+        self._idle: Callable[[], Collection[int]] = tuple
         self._has_given_up = False
 
     def run(
         self,
-        function_of: Callable[[typing.Any], typing.Any],
+        start: Callable[[typing.Any], typing.Any],
         batches: Iterable[typing.Any],
         limit: int,
         repeatable: bool = False,
+        idle: Callable[[], Collection[int]] = tuple,
     ) -> Iterator[list[tf.Tensor] | None]:
-        """Yields the results of a function of each batch, in order.
+        """Yields the results of the step of each batch, in order.
 
         Args:
-          function_of: function from a batch to the tf.function that is called
-            with it, and returns a list of tensors.
+          start: function that schedules the step of a batch, and returns the
+            RemoteValue of a list of tensors.
           batches: iterable of the function's argument.
           limit: int, steps that may be scheduled and not finished.
           repeatable: whether a step whose result was lost with its worker may
             be run again. If not, None stands for its result.
+          idle: function to the indices of workers that take no more steps.
 
         Raises:
           Exception: the first that a step raised. No step is then in flight.
           ServerLostError: a parameter server has been silent for too long.
-          TimeoutError: all workers have been silent for too long.
+          TimeoutError: all workers that are not idle have been silent for too
+            long.
         """
+        self._idle = idle
         self._moved = time.monotonic()
         self._has_given_up = False
-        return _Run(self, function_of, limit, repeatable).results(iter(batches))
+        return _Run(self, start, limit, repeatable).results(iter(batches))
 
     def schedule(self, step: _Step) -> None:
         """Schedules a step on a worker."""
-        remote = self._coordinator.schedule(
-            step.run.function_of(step.batch), args=(step.batch,)
-        )
+        remote = step.run.start(step.batch)
         self._under_way += 1
         if self._under_way > len(self._waiters):
             waiter = threading.Thread(
@@ -158,13 +161,16 @@ class InFlight:
             if server in lost:
                 self._has_given_up = True
                 raise ServerLostError({server: address})
-        if lost.keys() >= self._workers.keys():
+        idle = {f"/job:worker/task:{index}" for index in self._idle()}
+        if lost.keys() >= self._workers.keys() - idle:
             self._has_given_up = True
             found = "; ".join(f"{task} at {why}" for task, why in lost.items())
+            others = " that has data left" if idle else ""
             raise TimeoutError(
-                f"No step has ended for {_GIVE_UP_SECONDS:g} s, for no worker "
-                f"answers: {found}. Continue them or start them again, and "
-                "run this program again: it goes on from its last checkpoint."
+                f"No step has ended for {_GIVE_UP_SECONDS:g} s, for no worker"
+                f"{others} answers: {found}. Continue them or start them again, "
+                "and run this program again: it goes on from its last "
+                "checkpoint."
             )
 
     def end(self, run: "_Run") -> None:
@@ -184,12 +190,12 @@ class _Run:
 
     Args:
       inflight: InFlight.
-      function_of: as of `InFlight.run`.
+      start: as of `InFlight.run`.
       limit: int, steps that may be scheduled and not finished.
       repeatable: bool.
 
     Attributes:
-      function_of: as of `InFlight.run`.
+      start: as of `InFlight.run`.
       repeatable: bool, whether a step whose result was lost is run again.
       waiting: int, steps that are scheduled and not finished.
     """
@@ -197,11 +203,11 @@ class _Run:
     def __init__(
         self,
         inflight: InFlight,
-        function_of: Callable[[typing.Any], typing.Any],
+        start: Callable[[typing.Any], typing.Any],
         limit: int,
         repeatable: bool,
     ) -> None:
-        self.function_of = function_of
+        self.start = start
         self.repeatable = repeatable
         self.waiting = 0
         self._inflight = inflight

@@ -7,7 +7,7 @@ that a worker runs; a function that makes a dataset runs on each worker.
 import contextlib
 import itertools
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -15,7 +15,37 @@ from tf_ext.models.batch_packing import Joining, Packing
 from tf_ext.models.fit_arguments import make_dataset
 
 
-class Feed:
+class _AnyWorkerFeed:
+    """What feeds have in common whose steps any worker can run."""
+
+    def traced(
+        self, run: Callable[[typing.Any], list[tf.Tensor]]
+    ) -> Callable[[typing.Any], list[tf.Tensor]]:
+        """The function that workers run, from a step of what is sent."""
+        return run
+
+    def starter(
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        step: typing.Any,
+    ) -> Callable[[typing.Any], typing.Any]:
+        """The function that schedules a Step of what `epoch` yields."""
+        return lambda sent: coordinator.schedule(
+            step.function_of(sent), args=(sent,)
+        )
+
+    def made(
+        self, steps: int, results: list[tf.Tensor] | None
+    ) -> tuple[int, list[tf.Tensor] | None]:
+        """The steps that were made, of those wanted, and their results."""
+        return steps, results
+
+    def ended(self) -> Collection[int]:
+        """The indices of workers that have no data left: none."""
+        return ()
+
+
+class Feed(_AnyWorkerFeed):
     """Batches for the steps of one call of `fit`, `evaluate` or `predict`.
 
     Args:
@@ -143,14 +173,14 @@ class Feed:
         return epoch, first_step
 
 
-class WorkerFeed:
+class WorkerFeed(_AnyWorkerFeed):
     """Batches that each worker reads itself, from a function's dataset.
 
     Args:
       coordinator: tf.distribute.coordinator.ClusterCoordinator.
       dataset_fn: function from `tf.distribute.InputContext` to a
         tf.data.Dataset of batches that does not end.
-      steps: int, the steps of an epoch.
+      steps: int, the steps of an epoch, of all workers.
       class_weight: dict from class (int) to weight, or None.
       steps_per_execution: int, the most steps that one function runs.
 
@@ -168,16 +198,10 @@ class WorkerFeed:
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-        steps: int | None,
+        steps: int,
         class_weight: dict[int, float] | None = None,
         steps_per_execution: int = 1,
     ) -> None:
-        if steps is None:
-            raise ValueError(
-                "Argument `steps_per_epoch` of fit must be an integer where "
-                "`x` is a function, whose dataset each worker makes for "
-                "itself. Received: steps_per_epoch=None"
-            )
         dataset = coordinator.create_per_worker_dataset(
             lambda: make_dataset(dataset_fn, class_weight=class_weight)
         )
@@ -206,9 +230,11 @@ class WorkerFeed:
             yield
         except tf.errors.OutOfRangeError as error:
             raise ValueError(
-                "The dataset of the function `x` must not end, as each worker "
-                "reads its own, but it ended on a worker. Use "
-                "`dataset.repeat()` in the function."
+                "The dataset of the function `x` must not end where "
+                "`steps_per_epoch` is given, as each worker reads its own, but "
+                "it ended on a worker. Use `dataset.repeat()` in the function, "
+                "or leave out `steps_per_epoch`: an epoch then ends with the "
+                "datasets of all workers."
             ) from error
 
     @staticmethod

@@ -6,6 +6,7 @@ Results are taken in the order of the batches, so that callbacks, logs and
 predictions come in the order of one process.
 """
 
+import collections
 import typing
 from collections.abc import Iterable, Iterator
 
@@ -25,6 +26,7 @@ from tf_ext.models.building import (
 from tf_ext.models.fit_arguments import dataset_of, makes_dataset
 from tf_ext.models.inflight import InFlight
 from tf_ext.models.parameter_server_feed import Feed, WorkerFeed
+from tf_ext.models.parameter_server_shares import ShareFeed
 from tf_ext.models.steps import STALENESS, Step, StepFunctions
 from tf_ext.models.training_loop import TrainingLoop
 
@@ -45,11 +47,18 @@ class ParameterServerLoop(TrainingLoop):
         )
         self._functions = StepFunctions(model)
         self._inflight = InFlight(self._coordinator)
+        # Of calls under way, which may be nested.
+        self._shares: list[ShareFeed] = []
 
     def run(self, method: str, *arguments: typing.Any) -> typing.Any:
         """Calls `fit`, `evaluate` or `predict`, as the base class does."""
+        opened = len(self._shares)
         with own_executor():
-            return super().run(method, *arguments)
+            try:
+                return super().run(method, *arguments)
+            finally:
+                while len(self._shares) > opened:
+                    self._shares.pop().close()
 
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
         _check_backups(callbacks.callbacks)
@@ -57,24 +66,24 @@ class ParameterServerLoop(TrainingLoop):
 
     def _train_steps(
         self, feed: typing.Any, batches: Iterable[typing.Any], limit: int | None
-    ) -> Iterator[dict[str, typing.Any]]:
+    ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
         step = self._functions.get("train", feed)
         staleness = []
         logs = {}
         with feed.explaining_errors():
-            for tensors in self._results(step, batches, limit):
+            for steps, tensors in self._steps(feed, step, batches, limit):
                 if tensors is not None:
                     logs = step.logs(tensors)
                     staleness.append(logs.pop(STALENESS, 0.0))
                 mean = float(np.mean(staleness or [0.0]))
-                yield {**logs, STALENESS: mean}
+                yield steps, {**logs, STALENESS: mean}
 
     def _test_steps(
         self, feed: typing.Any, batches: Iterable[typing.Any]
     ) -> Iterator[dict[str, typing.Any] | None]:
         step = self._functions.get("test", feed)
         logs = None
-        for tensors in self._results(step, batches):
+        for _, tensors in self._steps(feed, step, batches):
             if tensors is not None:
                 logs = step.logs(tensors)
             yield logs
@@ -83,32 +92,52 @@ class ParameterServerLoop(TrainingLoop):
         self, feed: typing.Any, batches: Iterable[typing.Any]
     ) -> Iterator[typing.Any]:
         step = self._functions.get("predict", feed)
-        for tensors in self._results(step, batches, repeatable=True):
+        for tensors in self._results(feed, step, batches, repeatable=True):
             yield step.result(tensors)
 
     def _training_feed(
         self, arguments: dict[str, typing.Any]
-    ) -> Feed | WorkerFeed:
+    ) -> Feed | WorkerFeed | ShareFeed:
         x, steps = arguments["x"], arguments["steps_per_epoch"]
-        if makes_dataset(x):
-            return WorkerFeed(
-                self._coordinator,
-                x,
-                steps,
-                arguments["class_weight"],
-                steps_per_execution(self._model),
-            )
-        return Feed(
-            dataset_of({**arguments, "steps": steps}),
-            steps,
-            steps_per_execution(self._model),
-        )
+        execution = steps_per_execution(self._model)
+        if not makes_dataset(x):
+            dataset = dataset_of({**arguments, "steps": steps})
+            return Feed(dataset, steps, execution)
+        weights = arguments["class_weight"]
+        if steps is None:
+            return self._share_feed(x, weights, execution)
+        return WorkerFeed(self._coordinator, x, steps, weights, execution)
+
+    def _share_feed(self, *arguments: typing.Any) -> ShareFeed:
+        feed = ShareFeed(self._coordinator, *arguments)
+        self._shares.append(feed)
+        return feed
 
     def _feed(self, arguments: dict[str, typing.Any]) -> Feed:
         return Feed(dataset_of(arguments), arguments["steps"])
 
+    def _test_feed(self, arguments: dict[str, typing.Any]) -> Feed | ShareFeed:
+        if makes_dataset(arguments["x"]) and arguments["steps"] is None:
+            return self._share_feed(arguments["x"])
+        return self._feed(arguments)
+
+    def _steps(
+        self,
+        feed: typing.Any,
+        step: Step,
+        batches: Iterable[typing.Any],
+        limit: int | None = None,
+    ) -> Iterator[tuple[int, list[tf.Tensor] | None]]:
+        """Yields the number of steps, and their results or None."""
+        wanted = _Wanted(feed, batches)
+        for results in self._results(feed, step, wanted, limit):
+            steps, results = wanted.made(results)
+            if steps:
+                yield steps, results
+
     def _results(
         self,
+        feed: typing.Any,
         step: Step,
         batches: Iterable[typing.Any],
         limit: int | None = None,
@@ -118,7 +147,8 @@ class ParameterServerLoop(TrainingLoop):
         if limit:
             limit = max(1, limit // step.steps_per_execution)
         limit = limit or _EXECUTIONS_PER_WORKER * workers
-        return self._inflight.run(step.function_of, batches, limit, repeatable)
+        start = feed.starter(self._coordinator, step)
+        return self._inflight.run(start, batches, limit, repeatable, feed.ended)
 
     def _verbose(self, verbose: typing.Any) -> typing.Any:
         if verbose == "auto" and not IS_KERAS_3:
@@ -150,6 +180,37 @@ class ParameterServerLoop(TrainingLoop):
         else:
             logs = recommenders.with_metrics(self._model, logs, metrics)
         return super()._epoch_logs(logs)
+
+
+class _Wanted:
+    """What an epoch sends; once more what found no data where it was sent.
+
+    So the begin of each step that callbacks are told of is followed by its
+    end, unless the data of all workers end before.
+    """
+
+    def __init__(self, feed: typing.Any, batches: Iterable[typing.Any]) -> None:
+        self._feed = feed
+        self._batches = iter(batches)
+        self._again: list[typing.Any] = []
+        self._steps: collections.deque[int] = collections.deque()
+
+    def __iter__(self) -> Iterator[typing.Any]:
+        return self
+
+    def __next__(self) -> typing.Any:
+        sent = self._again.pop() if self._again else next(self._batches)
+        self._steps.append(self._feed.steps_in(sent))
+        return sent
+
+    def made(
+        self, results: list[tf.Tensor] | None
+    ) -> tuple[int, list[tf.Tensor] | None]:
+        """The steps that were made, and their results, of the next sent."""
+        steps, results = self._feed.made(self._steps.popleft(), results)
+        if not steps:
+            self._again.extend(self._feed.sent_again())
+        return steps, results
 
 
 def _check_backups(callbacks: list[keras.callbacks.Callback]) -> None:

@@ -85,7 +85,7 @@ class Step:
 
         def function(run: Callable[..., list[tf.Tensor]]) -> typing.Any:
             return tf.function(
-                run,
+                feed.traced(run),
                 input_signature=feed.signature and [tuple(feed.signature)],
                 # As in the respective Keras.
                 autograph=not IS_KERAS_3,
@@ -103,7 +103,11 @@ class Step:
 
     def function_of(self, sent: typing.Any) -> typing.Any:
         """The tf.function for what the feed yielded."""
-        is_whole = self._steps_in(sent) == self.steps_per_execution
+        return self.function_for(self._steps_in(sent))
+
+    def function_for(self, steps: int) -> typing.Any:
+        """The tf.function for a number of steps."""
+        is_whole = steps == self.steps_per_execution
         return self._whole if is_whole else self._function
 
     def _run_one(self, sent: typing.Any) -> list[tf.Tensor]:

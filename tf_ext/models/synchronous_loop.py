@@ -67,9 +67,10 @@ class SynchronousLoop(TrainingLoop):
         feed: SynchronousFeed,
         batches: Iterable[typing.Any],
         limit: int | None,
-    ) -> Iterator[dict[str, typing.Any]]:
+    ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
         del limit
-        return self._steps("train", feed, batches)
+        for logs in self._steps("train", feed, batches):
+            yield 1, logs
 
     def _test_steps(
         self, feed: SynchronousFeed, batches: Iterable[typing.Any]

@@ -5,7 +5,6 @@ Subclasses send batches to workers and collect the results.
 """
 
 import abc
-import collections
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -93,7 +92,6 @@ class TrainingLoop(abc.ABC):
         feed: typing.Any,
         callbacks: keras.callbacks.CallbackList,
         first_step: int = 0,
-        ends: collections.deque[int] | None = None,
     ) -> Iterator[typing.Any]:
         """Yields what an epoch sends until the model is told to stop.
 
@@ -102,7 +100,6 @@ class TrainingLoop(abc.ABC):
           feed: what the steps read.
           callbacks: keras.callbacks.CallbackList.
           first_step: int, steps of this epoch that were made before.
-          ends: deque that gets the steps of the epoch up to the end of each.
         """
         begin = getattr(callbacks, f"on_{kind}_batch_begin")
         step = first_step
@@ -111,8 +108,6 @@ class TrainingLoop(abc.ABC):
                 return
             begin(step)
             step += feed.steps_in(sent)
-            if ends is not None:
-                ends.append(step)
             yield sent
 
     def _train_epoch(
@@ -124,13 +119,11 @@ class TrainingLoop(abc.ABC):
     ) -> dict[str, typing.Any]:
         logs = None
         done = first_step
-        ends: collections.deque[int] = collections.deque()
-        batches = self._begun("train", feed, callbacks, first_step, ends)
-        for logs in self._train_steps(feed, batches, limit):
-            end = ends.popleft()
-            self._count("_train_counter", end - done)
-            callbacks.on_train_batch_end(end - 1, logs)
-            done = end
+        batches = self._begun("train", feed, callbacks, first_step)
+        for steps, logs in self._train_steps(feed, batches, limit):
+            self._count("_train_counter", steps)
+            done += steps
+            callbacks.on_train_batch_end(done - 1, logs)
         if logs is None:
             raise _no_data("fit")
         return self._epoch_logs(logs)
@@ -166,7 +159,7 @@ class TrainingLoop(abc.ABC):
           arguments: dict of all arguments of `keras.Model.evaluate`.
         """
         model = self._model
-        feed = self._feed(arguments)
+        feed = self._test_feed(arguments)
         self._build(feed)
         callbacks = self._callbacks(arguments, feed)
         model.stop_evaluating = False
@@ -214,6 +207,10 @@ class TrainingLoop(abc.ABC):
     def _feed(self, arguments: dict[str, typing.Any]) -> typing.Any:
         """The feed of `evaluate` and `predict`, from their arguments."""
 
+    def _test_feed(self, arguments: dict[str, typing.Any]) -> typing.Any:
+        """The feed of `evaluate`, if not that of `predict`."""
+        return self._feed(arguments)
+
     @abc.abstractmethod
     def _build(self, feed: typing.Any) -> None:
         """Makes variables where Keras would in the first step."""
@@ -221,8 +218,8 @@ class TrainingLoop(abc.ABC):
     @abc.abstractmethod
     def _train_steps(
         self, feed: typing.Any, batches: Iterable[typing.Any], limit: int | None
-    ) -> Iterator[dict[str, typing.Any]]:
-        """Yields the logs of training on each that `_begun` yields."""
+    ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
+        """Yields the number of steps and the logs of each training."""
 
     @abc.abstractmethod
     def _test_steps(

@@ -1,0 +1,238 @@
+"""Finite data that asynchronous workers read, each its own share.
+
+A ClusterCoordinator gives a step to any worker that is free. So what it
+schedules here only says that a step is wanted; the thread of the worker that
+takes it knows the position of that worker's data. When these have ended, the
+worker takes nothing more in the epoch.
+"""
+
+import contextlib
+import functools
+import threading
+import typing
+from collections.abc import Callable, Collection, Iterator
+
+import tensorflow as tf
+
+from tf_ext._compat import clusters
+from tf_ext.distribute.cluster import cluster_of
+from tf_ext.models.fit_arguments import make_dataset
+from tf_ext.models.worker_share import Groups, Share
+
+
+class ShareFeed:
+    """Batches that each worker reads from the dataset of a function.
+
+    An epoch ends when the datasets of all workers have.
+
+    Args:
+      coordinator: tf.distribute.coordinator.ClusterCoordinator.
+      dataset_fn: function from `tf.distribute.InputContext` to a finite
+        tf.data.Dataset of batches, called for each worker.
+      class_weight: dict from class (int) to weight, or None.
+      steps_per_execution: int, the most steps that one function runs.
+
+    Attributes:
+      element_spec: nested structure of `tf.TypeSpec`, a batch.
+      signature: None: an iterator is what functions get.
+      num_batches: None: it is known when an epoch has ended.
+      steps_per_execution: int.
+    """
+
+    signature = None
+    num_batches = None
+    explaining_errors = staticmethod(contextlib.nullcontext)
+
+    def __init__(
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        class_weight: dict[int, float] | None = None,
+        steps_per_execution: int = 1,
+    ) -> None:
+        self.steps_per_execution = steps_per_execution
+        self._parking = clusters.separate_workers(coordinator)
+        workers = len(cluster_of(coordinator.strategy)["worker"])
+        self.element_spec: typing.Any = None
+        self._shares = [
+            Share(self._traced(dataset_fn, class_weight, workers, worker))
+            for worker in range(workers)
+        ]
+        self._lock = threading.Lock()
+        self._epoch = -1
+        self._ended: set[int] = set()
+
+    def _traced(
+        self,
+        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
+        class_weight: dict[int, float] | None,
+        workers: int,
+        worker: int,
+    ) -> Callable[[], tf.data.Dataset]:
+        """A worker's dataset of groups, as a function that runs on it."""
+        context = tf.distribute.InputContext(workers, worker, 1)
+
+        def make() -> tf.data.Dataset:
+            dataset = make_dataset(
+                dataset_fn, class_weight=class_weight, context=context
+            )
+            spec = dataset.element_spec
+            if worker == 0:
+                self.element_spec = spec
+                self._groups = Groups(spec, self.steps_per_execution)
+            elif spec != self.element_spec:
+                raise ValueError(
+                    "The datasets of the function `x` must have the same "
+                    "element_spec on all workers. Received: "
+                    f"{self.element_spec} on worker 0, {spec} on worker "
+                    f"{worker}"
+                )
+            return self._groups.of(dataset)
+
+        make = tf.autograph.experimental.do_not_convert(make)
+        return tf.function(make, autograph=False).get_concrete_function()
+
+    def traced(
+        self, run: Callable[[typing.Any], list[tf.Tensor]]
+    ) -> Callable[[typing.Any], list[tf.Tensor]]:
+        """The function of an iterator that runs a step on what it yields."""
+
+        def read_and_run(iterator: typing.Any) -> list[tf.Tensor]:
+            group, following = next(iterator)
+            first, *others = run(group)
+            following = tf.cast(following, first.dtype)
+            # One tensor takes one message.
+            return [tf.concat([first, following[tf.newaxis]], 0), *others]
+
+        return read_and_run
+
+    def unpack(
+        self, group: tf.Tensor, index: tf.Tensor | None = None
+    ) -> typing.Any:
+        """A batch of a group, in the step."""
+        return self._groups.take(group, 0 if index is None else index)
+
+    def steps_in(self, sent: typing.Any) -> int | tf.Tensor:
+        """The number of steps of a group; the most, of what `epoch` yields."""
+        if tf.executing_eagerly():
+            return self.steps_per_execution
+        return tf.size(sent, tf.int64)
+
+    def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
+        """Yields the number of the epoch until all workers' data have ended.
+
+        Args:
+          first_step: int, steps of this epoch that were made before.
+        """
+        del first_step
+        with self._lock:
+            self._ended.clear()
+            self._epoch += 1
+            self._parking.release()
+        while len(self.ended()) < len(self._shares):
+            yield self._epoch
+
+    def ended(self) -> Collection[int]:
+        """The indices of the workers whose data of this epoch have ended."""
+        with self._lock:
+            return {*self._ended}
+
+    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
+        """Each worker's data start again; returns both arguments."""
+        tf.get_logger().warning(
+            "The position in data that workers read is no part of a recovery "
+            "point: their datasets of epoch %d begin anew.",
+            epoch,
+        )
+        return epoch, first_step
+
+    def starter(
+        self,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        step: typing.Any,
+    ) -> Callable[[int], typing.Any]:
+        """The function that schedules a Step of what `epoch` yields."""
+        spec = tf.data.IteratorSpec(
+            (
+                tf.TensorSpec([None], tf.variant),
+                tf.TensorSpec([], tf.int64),
+            )
+        )
+        sizes = {1, self.steps_per_execution}
+        whole, other = (
+            clusters.traced_for_workers(
+                coordinator, step.function_for(size), spec
+            )
+            for size in (max(sizes), min(sizes))
+        )
+
+        def start(epoch: int) -> typing.Any:
+            functions = [
+                clusters.cancelled_with_steps(coordinator, function)
+                for function in (whole, other)
+            ]
+            return clusters.schedule_in_thread(
+                coordinator,
+                functools.partial(self._run, functions, epoch),
+            )
+
+        return start
+
+    def _run(
+        self,
+        functions: list[Callable[..., typing.Any]],
+        epoch: int,
+        worker: int,
+    ) -> list[typing.Any]:
+        """Trains on a worker's next group; returns [] if there is none."""
+        share = self._shares[worker]
+        results: list[typing.Any] = []
+        if epoch != self._epoch:
+            return results
+        if worker in self.ended():
+            self._end(worker, epoch)
+            return results
+        try:
+            share.begin(epoch)
+            if share.left:
+                whole, other = functions
+                is_whole = share.left == self.steps_per_execution
+                results = share.run(whole if is_whole else other)
+        except BaseException:
+            share.forget()
+            raise
+        if not share.left:
+            self._end(worker, epoch)
+        return results
+
+    def _end(self, worker: int, epoch: int) -> None:
+        with self._lock:
+            if epoch != self._epoch:
+                return
+            self._ended.add(worker)
+            if len(self._ended) == len(self._shares):
+                # What is still scheduled finds no data, on any of them.
+                self._parking.release()
+            else:
+                self._parking.park(worker)
+
+    def made(
+        self, steps: int, results: list[tf.Tensor] | None
+    ) -> tuple[int, list[tf.Tensor] | None]:
+        """The steps that were made, of those wanted, and their results."""
+        if not results:
+            return 0, None
+        *results, steps = results
+        return int(steps), results
+
+    def sent_again(self) -> list[int]:
+        """What is sent for a step that found no data, if others have some."""
+        if len(self.ended()) == len(self._shares):
+            return []
+        return [self._epoch]
+
+    def close(self) -> None:
+        """Ends the epoch, if it lasts: all workers take other steps again."""
+        with self._lock:
+            self._epoch += 1
+        self._parking.release()

@@ -1,0 +1,125 @@
+"""A worker's share of the data of an epoch, which that worker reads.
+
+The coordinator reads no batch of it, but must know in time where it ends. So
+each element has the batches of an execution and the size of the next one.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+
+class Groups:
+    """The batches of an execution as one tensor, and how to get them back.
+
+    Args:
+      element_spec: nested structure of `tf.TypeSpec`, a batch.
+      size: int, the most batches of a group.
+    """
+
+    def __init__(self, element_spec: typing.Any, size: int) -> None:
+        self._spec = element_spec
+        self._specs = tf.nest.flatten(element_spec, expand_composites=True)
+        self._size = size
+
+    def of(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """The groups of a finite dataset of batches.
+
+        Args:
+          dataset: tf.data.Dataset of batches.
+
+        Returns:
+          tf.data.Dataset of `(group, following)`: a vector of batches, and
+          int64, the size of the next group, 0 after the last. The first group
+          is an empty one.
+        """
+        groups = dataset.map(_optional).batch(self._size)
+        none = tf.reshape(_optional(), [1])[:0]
+        end = tf.data.Dataset.from_tensors(none)
+        return (
+            groups.concatenate(end)
+            .scan(
+                none, lambda group, new: (new, (group, tf.size(new, tf.int64)))
+            )
+            .prefetch(tf.data.AUTOTUNE)
+        )
+
+    def take(self, group: tf.Tensor, index: int | tf.Tensor) -> typing.Any:
+        """A batch of a group; to be called in the step."""
+        tensors = tf.raw_ops.OptionalGetValue(
+            optional=group[index],
+            output_types=[spec.dtype for spec in self._specs],
+            output_shapes=[spec.shape for spec in self._specs],
+        )
+        return tf.nest.pack_sequence_as(
+            self._spec, tensors, expand_composites=True
+        )
+
+
+def _optional(*batch: typing.Any) -> tf.Tensor:
+    """A scalar that holds the tensors of a batch, whatever their shapes."""
+    tensors = tf.nest.flatten(batch, expand_composites=True)
+    if not tensors:
+        return tf.raw_ops.OptionalNone()
+    return tf.raw_ops.OptionalFromValue(components=tensors)
+
+
+@dataclasses.dataclass
+class Share:
+    """Where a worker is in its data; only the worker's thread uses it.
+
+    Attributes:
+      make: function that makes the dataset of groups, on the worker.
+      epoch: int, the epoch of the attributes below, from 0.
+      left: int, size of the next group; None if the epoch has not begun.
+    """
+
+    make: Callable[[], tf.data.Dataset]
+    epoch: int = -1
+    left: int | None = None
+    _dataset: tf.data.Dataset | None = None
+    _iterator: typing.Any = None
+
+    def begin(self, epoch: int) -> None:
+        """Begins an epoch, unless it has begun.
+
+        The dataset is the same one in all epochs, as in Keras. If it was lost
+        with the worker, the epochs before are begun again: what counts them,
+        the seed of a shuffle for one, is as on other workers.
+        """
+        if self.epoch == epoch and self.left is not None:
+            return
+        self.epoch, self.left = epoch, None
+        if self._dataset is None:
+            self._dataset = self.make()
+            for _ in range(epoch):
+                iter(self._dataset)
+        self._iterator = iter(self._dataset)
+        _, following = next(self._iterator)
+        self.left = int(following)
+
+    def run(
+        self, function: Callable[[typing.Any], Sequence[tf.Tensor]]
+    ) -> list[typing.Any]:
+        """Trains on the next group.
+
+        Args:
+          function: step of the iterator, whose first result ends with the size
+            of the group that follows.
+
+        Returns:
+          Its results, and the number of steps.
+        """
+        steps = self.left
+        first, *others = function(self._iterator)
+        first = first.numpy()
+        self.left = int(first[-1])
+        if not self.left:
+            self._iterator = None
+        return [first[:-1], *others, steps]
+
+    def forget(self) -> None:
+        """Has the epoch begin anew: the worker may have lost its data."""
+        self.left = self._dataset = self._iterator = None
