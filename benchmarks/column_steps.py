@@ -15,7 +15,9 @@ _STEPS_AN_EPOCH = 64
 _EXPONENT = 1.2
 
 
-def measure(args, strategy, name, tables, pids=None, execution=None):
+def measure(
+    args, strategy, name, tables, pids=None, execution=None, is_finite=False
+):
     """Trains on made-up ids; the first epoch, which traces, is excluded.
 
     Args:
@@ -27,6 +29,7 @@ def measure(args, strategy, name, tables, pids=None, execution=None):
       pids: list of int, the processes whose CPU time counts. None: this one.
       execution: int, the steps of an execution, whose data workers read; None:
         one, of data that this process reads.
+      is_finite: bool, whether the data that workers read end with an epoch.
 
     Returns:
       The result of `harness.summarize` for a step.
@@ -37,7 +40,8 @@ def measure(args, strategy, name, tables, pids=None, execution=None):
         model = _make(tables, execution or 1)
 
     def data(context=None):
-        return _dataset(batches)
+        dataset = _dataset(batches)
+        return dataset.take(steps) if is_finite else dataset
 
     return fit(
         model,
@@ -46,6 +50,7 @@ def measure(args, strategy, name, tables, pids=None, execution=None):
         args.repeats,
         name,
         pids,
+        is_finite,
     )
 
 

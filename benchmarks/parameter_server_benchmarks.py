@@ -58,8 +58,11 @@ def parameter_server_steps(args):
 def parameter_server_columns(args):
     """Steps of 26 columns on one table and on several, on one server."""
     cases = [
-        ("the chief reads", None),
-        (f"the worker reads, {_EXECUTION} at once", _EXECUTION),
+        ("the chief reads", None, False),
+        ("the worker reads", 1, False),
+        ("the worker reads to the end", 1, True),
+        (f"the worker reads, {_EXECUTION} at once", _EXECUTION, False),
+        (f"the same to the end, {_EXECUTION} at once", _EXECUTION, True),
     ]
     for count in _TABLES:
         results = [
@@ -67,12 +70,12 @@ def parameter_server_columns(args):
                 args, tf.distribute.get_strategy(), "one process", count
             )
         ]
-        for name, execution in cases:
+        for name, *reading in cases:
             with _cluster(1, 1, args.threads) as cluster:
                 results.append(
                     column_steps.measure(
                         *(args, cluster.strategy(), name, count),
-                        *(_pids(cluster), execution),
+                        *(_pids(cluster), *reading),
                     )
                 )
         add_ratios(results)

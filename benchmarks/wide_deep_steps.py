@@ -78,16 +78,17 @@ def measure(args, strategy, name, pids=None):
     return fit(model, dataset.repeat(), steps, args.repeats, name, pids)
 
 
-def fit(model, data, steps, repeats, name, pids=None):
+def fit(model, data, steps, repeats, name, pids=None, is_finite=False):
     """Trains a model; the first epoch, which traces, is excluded.
 
     Args:
       model: a compiled `tf_ext.Model`.
-      data: what its `fit` takes, without an end.
+      data: what its `fit` takes, without an end unless `is_finite`.
       steps: int, of an epoch.
       repeats: int, the epochs that count.
       name: string, of the result.
       pids: list of int, the processes whose CPU time counts. None: this one.
+      is_finite: bool, whether the data end with an epoch.
 
     Returns:
       The result of `harness.summarize` for a step.
@@ -96,7 +97,7 @@ def fit(model, data, steps, repeats, name, pids=None):
     model.fit(
         data,
         epochs=1 + repeats,
-        steps_per_epoch=steps,
+        steps_per_epoch=None if is_finite else steps,
         shuffle=False,
         callbacks=[epochs],
         verbose=0,

@@ -1,0 +1,354 @@
+"""Finite datasets that workers read, of a function, without steps."""
+
+import itertools
+import threading
+import uuid
+
+import numpy as np
+import parameter_server_util as util
+import tensorflow as tf
+from absl.testing import parameterized
+from model_building import id_column, number, rows_of
+from saving_util import TestCase
+
+import tf_ext
+from tf_ext._compat import clusters
+from tf_ext._keras import keras
+from tf_ext.callbacks import point_files
+
+_CLUSTER = util.Cluster()
+_BATCH = 4
+
+
+def setUpModule():
+    _CLUSTER.start()
+
+
+def tearDownModule():
+    _CLUSTER.stop()
+
+
+class _Recorder(keras.callbacks.Callback):
+    """Writes down the batches of the hooks, and acts at the end of one."""
+
+    def __init__(self, at=None, action=None):
+        super().__init__()
+        self.begun, self.ended, self.tested = [], [], []
+        self._at, self._action = at, action
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun.append(batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.ended.append(batch)
+        if batch == self._at:
+            self._at = None
+            self._action()
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.tested.append(batch)
+
+
+def _counting(strategy, **options):
+    """A model whose rows count how often samples were trained on."""
+    with strategy.scope():
+        table = tf_ext.SparseTable(
+            "counts",
+            1,
+            tf_ext.optimizers.SparseSGD(),
+            "zeros",
+            statistics=["show"],
+        )
+        inputs = {"id": keras.Input((), dtype="int64", name="id")}
+        rows = tf_ext.layers.EmbeddingFeatures([id_column("id")], table)(inputs)
+        model = tf_ext.Model(inputs, rows)
+        model.compile(
+            tf_ext.optimizers.Optimizer(keras.optimizers.SGD(0.0)),
+            "mse",
+            metrics=[keras.metrics.MeanSquaredError(name="squares")],
+            **options,
+        )
+    return model
+
+
+def _samples(ids):
+    """A dataset of `(id, id as label)`."""
+    return tf.data.Dataset.from_tensor_slices(np.array(ids, np.int64)).map(
+        lambda i: ({"id": i}, tf.cast([i], tf.float32))
+    )
+
+
+def _in_shares(*lengths):
+    """A function whose datasets have consecutive ids, so many a worker."""
+    ends = np.cumsum(lengths)
+
+    def make(context):
+        worker = context.input_pipeline_id
+        assert context.num_input_pipelines == len(lengths)
+        ids = range(ends[worker] - lengths[worker], ends[worker])
+        return _samples(ids).shuffle(100).batch(_BATCH)
+
+    return make
+
+
+def _shows(model):
+    """How often each sample was trained on: `{id: count}`."""
+    rows = rows_of(model.tables[0], "show")
+    return {sign: int(values[0]) for sign, values in rows.items()}
+
+
+class SharesTest(TestCase, parameterized.TestCase):
+    @parameterized.named_parameters(
+        ("uneven", 1, (45, 14), [*range(12 + 4)]),
+        ("one_of_them_empty", 1, (0, 9), [*range(3)]),
+        ("in_executions", 4, (45, 14), None),
+        ("in_loops", 17, (77, 6), None),
+    )
+    def test_each_sample_once_an_epoch(self, execution, lengths, ended):
+        model = _counting(_CLUSTER.strategy, steps_per_execution=execution)
+        recorder = _Recorder()
+        history = model.fit(
+            _in_shares(*lengths), epochs=3, callbacks=[recorder], verbose=0
+        ).history
+        samples = sum(lengths)
+        self.assertEqual(_shows(model), dict.fromkeys(range(samples), 3))
+        batches = sum(-(-length // _BATCH) for length in lengths)
+        self.assertEqual(number(model.optimizer.iterations), 3 * batches)
+        self.assertAllClose(
+            history["squares"], [np.mean(np.arange(samples) ** 2.0)] * 3
+        )
+        if ended:
+            self.assertEqual(recorder.ended, 3 * ended)
+        else:
+            executions = sum(
+                -(-length // (_BATCH * execution)) for length in lengths
+            )
+            self.assertLen(recorder.ended, 3 * executions)
+            self.assertEqual(recorder.ended.count(batches - 1), 3)
+        # Steps of unknown number: some that begin find no data.
+        self.assertGreaterEqual(len(recorder.begun), len(recorder.ended))
+        self.assertLess(len(recorder.begun), len(recorder.ended) + 3 * 4)
+
+    def test_evaluate(self):
+        model = _counting(_CLUSTER.strategy)
+        recorder = _Recorder()
+        logs = model.evaluate(
+            _in_shares(31, 5),
+            callbacks=[recorder],
+            return_dict=True,
+            verbose=0,
+        )
+        self.assertAllClose(logs["squares"], np.mean(np.arange(36) ** 2.0))
+        self.assertEqual(recorder.tested, [*range(8 + 2)])
+        self.assertFalse(any(_shows(model).values()))
+        history = model.fit(
+            _in_shares(10, 10),
+            validation_data=_in_shares(31, 5),
+            epochs=2,
+            verbose=0,
+        ).history
+        self.assertAllClose(history["val_squares"], [logs["squares"]] * 2)
+
+    def test_all_workers_take_steps_after_it(self):
+        model = _counting(_CLUSTER.strategy)
+        with self.assertRaisesRegex(ValueError, "must hold a batch at least"):
+            model.fit(_in_shares(0, 0), verbose=0)
+
+        # Worker 0 has ended when this is raised, or the training is stopped.
+        def fail():
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            model.fit(
+                _in_shares(4, 400), callbacks=[_Recorder(20, fail)], verbose=0
+            )
+        stopped = _Recorder(20, lambda: setattr(model, "stop_training", True))
+        model.fit(_in_shares(4, 400), callbacks=[stopped], verbose=0)
+        self.assertLess(len(stopped.ended), 30)
+
+        def damaged(context):
+            bad = context.input_pipeline_id
+            data = _in_shares(40, 40)(context)
+            return data.map(
+                lambda x, y: tf.debugging.check_numerics(y / (1 - bad), "y")
+            ).map(lambda y: ({"id": tf.cast(y[:, 0], tf.int64)}, y))
+
+        with self.assertRaisesRegex(tf.errors.InvalidArgumentError, "Inf|NaN"):
+            model.fit(damaged, verbose=0)
+        with self.assertRaisesRegex(
+            ValueError, "same element_spec on all workers.*worker 1"
+        ):
+            model.fit(
+                lambda c: _samples(range(8)).batch(
+                    4, drop_remainder=c.input_pipeline_id == 1
+                ),
+                verbose=0,
+            )
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(
+            _CLUSTER.strategy
+        )
+        parking = clusters.separate_workers(coordinator)
+        self.assertEmpty(parking._parked)
+        before = number(model.optimizer.iterations)
+        model.fit(_samples(range(40)).batch(4), verbose=0)
+        self.assertEqual(number(model.optimizer.iterations) - before, 10)
+
+    def test_a_recovery_point_within_an_epoch(self):
+        directory = self.directory()
+
+        def train(at=None):
+            model = _counting(_CLUSTER.strategy)
+            points = tf_ext.callbacks.TableSnapshot(directory, steps=6, keep=9)
+            recorder = _Recorder(at, fail)
+            model.fit(
+                _in_shares(30, 30),
+                epochs=2,
+                max_inflight_steps=1,
+                callbacks=[points, recorder],
+                verbose=0,
+            )
+            return model, recorder
+
+        def fail():
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            train(at=7)
+        self.assertLen(point_files.list_points(directory), 1)
+        with self.assertLogs("tensorflow", "WARNING") as logs:
+            model, recorder = train()
+        self.assertRegex("".join(logs.output), "datasets of epoch 0 begin anew")
+        # Six steps of the first epoch, then both epochs as a whole.
+        self.assertEqual(recorder.ended, [*range(6, 22), *range(16)])
+        self.assertEqual(number(model.optimizer.iterations), 6 + 2 * 16)
+        shows = _shows(model)
+        self.assertLen(shows, 60)
+        self.assertBetween(min(shows.values()), 2, 3)
+        self.assertBetween(sum(shows.values()), 2 * 60 + 5 * 4, 2 * 60 + 6 * 4)
+        points = point_files.list_points(directory)
+        self.assertEqual(
+            [int(point[-10:]) for point in points], [6, 12, 18, 24, 30, 36]
+        )
+
+
+class LostWorkerTest(TestCase):
+    def test_workers_that_come_back(self):
+        cluster = util.Cluster()
+        self.addCleanup(cluster.stop)
+        cluster.start()
+        restarts = []
+
+        def restart():
+            cluster.processes.kill("worker", 0)
+            restarts.append(
+                threading.Thread(
+                    target=cluster.processes.restart, args=("worker", 0)
+                )
+            )
+            restarts[-1].start()
+
+        with self.subTest("shares"):
+            model = _counting(cluster.strategy)
+            model.fit(
+                _in_shares(400, 4000),
+                callbacks=[_Recorder(60, restart)],
+                verbose=0,
+            )
+            restarts.pop().join()
+            shows = _shows(model)
+            # Its share begins anew; a step under way may count in part.
+            self.assertEqual(
+                {shows[sample] for sample in range(400, 4400)}, {1}
+            )
+            again = {shows[sample] for sample in range(400)}
+            self.assertContainsSubset(again, {1, 2})
+            self.assertIn(2, again)
+            iterations = number(model.optimizer.iterations)
+            self.assertAlmostEqual(iterations, sum(shows.values()) / 4, delta=1)
+            model.fit(_in_shares(400, 4000), verbose=0)
+            after = _shows(model)
+            self.assertEqual(after, {k: v + 1 for k, v in shows.items()})
+        with self.subTest("a share that has ended"):
+            model = _counting(cluster.strategy)
+            model.fit(
+                _in_shares(4, 4000),
+                callbacks=[_Recorder(500, restart)],
+                epochs=2,
+                verbose=0,
+            )
+            restarts.pop().join()
+            self.assertEqual(_shows(model), dict.fromkeys(range(4004), 2))
+
+
+class ServiceTest(TestCase):
+    def test_dynamic_sharding(self):
+        cluster = util.Cluster()
+        self.addCleanup(cluster.stop)
+        cluster.start()
+        service = tf.data.experimental.service
+        dispatcher = service.DispatchServer()
+        address = dispatcher.target.removeprefix("grpc://")
+        readers = [
+            service.WorkerServer(
+                service.WorkerConfig(dispatcher_address=address)
+            )
+            for _ in range(2)
+        ]
+        shows = []
+        restarts = []
+
+        def restart():
+            cluster.processes.kill("worker", 0)
+            restarts.append(
+                threading.Thread(
+                    target=cluster.processes.restart, args=("worker", 0)
+                )
+            )
+            restarts[-1].start()
+
+        def train(epochs, *callbacks):
+            job = str(uuid.uuid4())
+
+            def make(context):
+                del context
+                return (
+                    _samples(range(2000))
+                    .batch(_BATCH)
+                    .apply(
+                        service.distribute(
+                            service.ShardingPolicy.DYNAMIC,
+                            dispatcher.target,
+                            job_name=job,
+                        )
+                    )
+                )
+
+            model = _counting(cluster.strategy)
+            note = keras.callbacks.LambdaCallback(
+                on_epoch_end=lambda epoch, logs: shows.append(_shows(model))
+            )
+            model.fit(
+                make, epochs=epochs, callbacks=[note, *callbacks], verbose=0
+            )
+
+        train(2)
+        for epoch in range(2):
+            self.assertEqual(
+                shows[epoch], dict.fromkeys(range(2000), epoch + 1)
+            )
+        shows.clear()
+        train(4, _Recorder(300, restart))
+        restarts.pop().join()
+        # What the lost worker had been sent is not sent again.
+        self.assertLessEqual(max(shows[0].values()), 1)
+        self.assertBetween(sum(shows[0].values()), 1000, 2000)
+        for before, after in itertools.pairwise(shows):
+            self.assertEqual(
+                {k: v - before.get(k, 0) for k, v in after.items()},
+                dict.fromkeys(range(2000), 1),
+            )
+        del readers
+
+
+if __name__ == "__main__":
+    tf.test.main()
