@@ -55,7 +55,8 @@ class ShareTest(tf.test.TestCase):
     def _share(self, batches=4):
         groups = Groups(tf.TensorSpec([], tf.int64), 1)
         return groups, Share(
-            lambda: groups.of(_numbers(batches).shuffle(batches, seed=1))
+            lambda: groups.of(_numbers(batches).shuffle(batches, seed=1)),
+            groups.first_size(),
         )
 
     def _epoch(self, groups, share, epoch):

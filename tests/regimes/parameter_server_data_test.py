@@ -131,14 +131,6 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
             model.predict(util.data(40, 16), verbose=0),
         )
 
-    def test_functions_need_steps(self):
-        with _CLUSTER.strategy.scope():
-            model = util.model()
-        with self.assertRaisesRegex(
-            ValueError, "`steps_per_epoch` of fit must be an integer where"
-        ):
-            model.fit(lambda context: util.data(), verbose=0)
-
     def test_functions_whose_data_ends(self):
         with _CLUSTER.strategy.scope():
             model = util.model()

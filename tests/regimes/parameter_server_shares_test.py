@@ -232,122 +232,100 @@ class SharesTest(TestCase, parameterized.TestCase):
 
 
 class LostWorkerTest(TestCase):
-    def test_workers_that_come_back(self):
-        cluster = util.Cluster()
-        self.addCleanup(cluster.stop)
-        cluster.start()
-        restarts = []
+    def setUp(self):
+        super().setUp()
+        self._restart = None
+
+    def _restarting(self, step):
+        """A callback that has worker 0 killed, and started again."""
 
         def restart():
-            cluster.processes.kill("worker", 0)
-            restarts.append(
-                threading.Thread(
-                    target=cluster.processes.restart, args=("worker", 0)
-                )
+            _CLUSTER.processes.kill("worker", 0)
+            self._restart = threading.Thread(
+                target=_CLUSTER.processes.restart, args=("worker", 0)
             )
-            restarts[-1].start()
+            self._restart.start()
 
-        with self.subTest("shares"):
-            model = _counting(cluster.strategy)
-            model.fit(
-                _in_shares(400, 4000),
-                callbacks=[_Recorder(60, restart)],
-                verbose=0,
-            )
-            restarts.pop().join()
-            shows = _shows(model)
-            # Its share begins anew; a step under way may count in part.
-            self.assertEqual(
-                {shows[sample] for sample in range(400, 4400)}, {1}
-            )
-            again = {shows[sample] for sample in range(400)}
-            self.assertContainsSubset(again, {1, 2})
-            self.assertIn(2, again)
-            iterations = number(model.optimizer.iterations)
-            self.assertAlmostEqual(iterations, sum(shows.values()) / 4, delta=1)
-            model.fit(_in_shares(400, 4000), verbose=0)
-            after = _shows(model)
-            self.assertEqual(after, {k: v + 1 for k, v in shows.items()})
-        with self.subTest("a share that has ended"):
-            model = _counting(cluster.strategy)
-            model.fit(
-                _in_shares(4, 4000),
-                callbacks=[_Recorder(500, restart)],
-                epochs=2,
-                verbose=0,
-            )
-            restarts.pop().join()
-            self.assertEqual(_shows(model), dict.fromkeys(range(4004), 2))
+        return _Recorder(step, restart)
 
+    def tearDown(self):
+        self._restart.join()
+        super().tearDown()
 
-class ServiceTest(TestCase):
-    def test_dynamic_sharding(self):
-        cluster = util.Cluster()
-        self.addCleanup(cluster.stop)
-        cluster.start()
+    def test_its_share_begins_anew(self):
+        model = _counting(_CLUSTER.strategy)
+        data = _in_shares(400, 200)
+        model.fit(data, callbacks=[self._restarting(30)], verbose=0)
+        shows = _shows(model)
+        others = {shows[sample] for sample in range(400, 600)}
+        self.assertEqual(others, {1})
+        again = {shows[sample] for sample in range(400)}
+        self.assertEqual(again, {1, 2})
+        # A step that was under way may have counted in part.
+        iterations = number(model.optimizer.iterations)
+        self.assertAlmostEqual(iterations, sum(shows.values()) / 4, delta=1)
+        model.fit(data, verbose=0)
+        self.assertEqual(
+            _shows(model), {sample: n + 1 for sample, n in shows.items()}
+        )
+
+    def test_a_share_that_has_ended(self):
+        model = _counting(_CLUSTER.strategy)
+        model.fit(
+            _in_shares(4, 400),
+            callbacks=[self._restarting(40)],
+            epochs=2,
+            verbose=0,
+        )
+        self.assertEqual(_shows(model), dict.fromkeys(range(404), 2))
+
+    def test_dynamic_sharding_by_tf_data_service(self):
         service = tf.data.experimental.service
         dispatcher = service.DispatchServer()
         address = dispatcher.target.removeprefix("grpc://")
-        readers = [
-            service.WorkerServer(
-                service.WorkerConfig(dispatcher_address=address)
-            )
-            for _ in range(2)
-        ]
-        shows = []
-        restarts = []
+        config = service.WorkerConfig(dispatcher_address=address)
+        readers = [service.WorkerServer(config) for _ in range(2)]
+        job = str(uuid.uuid4())
 
-        def restart():
-            cluster.processes.kill("worker", 0)
-            restarts.append(
-                threading.Thread(
-                    target=cluster.processes.restart, args=("worker", 0)
-                )
-            )
-            restarts[-1].start()
-
-        def train(epochs, *callbacks):
-            job = str(uuid.uuid4())
-
-            def make(context):
-                del context
-                return (
-                    _samples(range(2000))
-                    .batch(_BATCH)
-                    .apply(
-                        service.distribute(
-                            service.ShardingPolicy.DYNAMIC,
-                            dispatcher.target,
-                            job_name=job,
-                        )
+        def make(context):
+            del context
+            return (
+                _samples(range(800))
+                .batch(_BATCH)
+                .apply(
+                    service.distribute(
+                        service.ShardingPolicy.DYNAMIC,
+                        dispatcher.target,
+                        job_name=job,
                     )
                 )
-
-            model = _counting(cluster.strategy)
-            note = keras.callbacks.LambdaCallback(
-                on_epoch_end=lambda epoch, logs: shows.append(_shows(model))
-            )
-            model.fit(
-                make, epochs=epochs, callbacks=[note, *callbacks], verbose=0
             )
 
-        train(2)
-        for epoch in range(2):
-            self.assertEqual(
-                shows[epoch], dict.fromkeys(range(2000), epoch + 1)
+        model = _counting(_CLUSTER.strategy)
+        shows = []
+        note = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: shows.append(_shows(model))
+        )
+        # In the second of four epochs.
+        restarting = self._restarting(60)
+        second = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: setattr(
+                restarting, "_at", 60 if epoch == 1 else None
             )
-        shows.clear()
-        train(4, _Recorder(300, restart))
-        restarts.pop().join()
-        # What the lost worker had been sent is not sent again.
-        self.assertLessEqual(max(shows[0].values()), 1)
-        self.assertBetween(sum(shows[0].values()), 1000, 2000)
-        for before, after in itertools.pairwise(shows):
-            self.assertEqual(
-                {k: v - before.get(k, 0) for k, v in after.items()},
-                dict.fromkeys(range(2000), 1),
-            )
+        )
+        model.fit(
+            make, epochs=4, callbacks=[note, second, restarting], verbose=0
+        )
         del readers
+        self.assertEqual(shows[0], dict.fromkeys(range(800), 1))
+        # What the lost worker had been sent is not sent again.
+        counts = set(shows[1].values())
+        self.assertContainsSubset(counts, {1, 2})
+        self.assertBetween(sum(shows[1].values()), 1100, 1600)
+        for before, after in itertools.pairwise(shows[1:]):
+            self.assertEqual(
+                after, {sample: n + 1 for sample, n in before.items()}
+            )
 
 
 if __name__ == "__main__":

@@ -168,8 +168,8 @@ class InFlight:
             others = " that has data left" if idle else ""
             raise TimeoutError(
                 f"No step has ended for {_GIVE_UP_SECONDS:g} s, for no worker"
-                f"{others} answers: {found}. Continue them or start them again, "
-                "and run this program again: it goes on from its last "
+                f"{others} answers: {found}. Continue them or start them "
+                "again, and run this program again: it goes on from its last "
                 "checkpoint."
             )
 

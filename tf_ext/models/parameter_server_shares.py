@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_ext._compat import clusters
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.models.fit_arguments import make_dataset
-from tf_ext.models.worker_share import Groups, Share
+from tf_ext.models.worker_share import ITERATOR, Groups, Share
 
 
 class ShareFeed:
@@ -54,8 +54,12 @@ class ShareFeed:
         self._parking = clusters.separate_workers(coordinator)
         workers = len(cluster_of(coordinator.strategy)["worker"])
         self.element_spec: typing.Any = None
+        first_size = Groups.first_size()
         self._shares = [
-            Share(self._traced(dataset_fn, class_weight, workers, worker))
+            Share(
+                self._traced(dataset_fn, class_weight, workers, worker),
+                first_size,
+            )
             for worker in range(workers)
         ]
         self._lock = threading.Lock()
@@ -152,16 +156,10 @@ class ShareFeed:
         step: typing.Any,
     ) -> Callable[[int], typing.Any]:
         """The function that schedules a Step of what `epoch` yields."""
-        spec = tf.data.IteratorSpec(
-            (
-                tf.TensorSpec([None], tf.variant),
-                tf.TensorSpec([], tf.int64),
-            )
-        )
         sizes = {1, self.steps_per_execution}
         whole, other = (
             clusters.traced_for_workers(
-                coordinator, step.function_for(size), spec
+                coordinator, step.function_for(size), ITERATOR
             )
             for size in (max(sizes), min(sizes))
         )

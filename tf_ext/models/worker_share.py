@@ -10,6 +10,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+ITERATOR = tf.data.IteratorSpec(
+    (tf.TensorSpec([None], tf.variant), tf.TensorSpec([], tf.int64))
+)
+"""Of the datasets that `Groups.of` returns."""
+
 
 class Groups:
     """The batches of an execution as one tensor, and how to get them back.
@@ -46,6 +51,19 @@ class Groups:
             .prefetch(tf.data.AUTOTUNE)
         )
 
+    @staticmethod
+    def first_size() -> Callable[[typing.Any], tf.Tensor]:
+        """The function of an iterator that reads the size of the first group.
+
+        A graph, because TensorFlow reads eagerly in an executor of its own,
+        which it cannot free after an error.
+        """
+        return tf.function(
+            lambda iterator: next(iterator)[1],
+            input_signature=[ITERATOR],
+            autograph=False,
+        ).get_concrete_function()
+
     def take(self, group: tf.Tensor, index: int | tf.Tensor) -> typing.Any:
         """A batch of a group; to be called in the step."""
         tensors = tf.raw_ops.OptionalGetValue(
@@ -72,11 +90,13 @@ class Share:
 
     Attributes:
       make: function that makes the dataset of groups, on the worker.
+      first_size: function that `Groups.first_size` returned.
       epoch: int, the epoch of the attributes below, from 0.
       left: int, size of the next group; None if the epoch has not begun.
     """
 
     make: Callable[[], tf.data.Dataset]
+    first_size: Callable[[typing.Any], tf.Tensor]
     epoch: int = -1
     left: int | None = None
     _dataset: tf.data.Dataset | None = None
@@ -97,8 +117,7 @@ class Share:
             for _ in range(epoch):
                 iter(self._dataset)
         self._iterator = iter(self._dataset)
-        _, following = next(self._iterator)
-        self.left = int(following)
+        self.left = int(self.first_size(self._iterator).numpy())
 
     def run(
         self, function: Callable[[typing.Any], Sequence[tf.Tensor]]
