@@ -270,12 +270,13 @@ class ProgramTest(tf.test.TestCase):
     @pytest.mark.slow
     def test_parameter_server_columns(self):
         lines = self._on_a_cluster("parameter_server_columns")
-        self.assertEqual([line["tables"] for line in lines], [1] * 3 + [16] * 3)
-        cases = [line["case"] for line in lines[:3]]
+        self.assertEqual([line["tables"] for line in lines], [1] * 6 + [16] * 6)
+        cases = [line["case"] for line in lines[:6]]
+        self.assertEqual(cases[:2], ["one process", "the chief reads"])
         self.assertEqual(
-            cases,
-            ["one process", "the chief reads", "the worker reads, 8 at once"],
+            cases[2:4], ["the worker reads", "the worker reads to the end"]
         )
+        self.assertEqual(cases[4], "the worker reads, 8 at once")
 
     @pytest.mark.slow
     def test_multi_worker(self):

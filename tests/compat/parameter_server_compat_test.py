@@ -38,6 +38,45 @@ class ClusterTest(absltest.TestCase):
         coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
         self.assertIs(clusters.coordinator_of(_strategy), coordinator)
 
+    def test_2_functions_run_in_the_thread_of_a_worker(self):
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
+        parking = clusters.separate_workers(coordinator)
+        self.assertIs(clusters.separate_workers(coordinator), parking)
+        devices = []
+
+        def run(worker):
+            devices.append(tf.identity(1).device)
+            parking.park(worker)
+            return [worker]
+
+        found = clusters.schedule_in_thread(coordinator, run).get()
+        self.assertEqual([int(worker) for worker in found], [0])
+        self.assertIn("/job:worker/replica:0/task:0", devices[0])
+        # It is parked, but resources can be made on it.
+        waiting = clusters.schedule_in_thread(coordinator, run)
+        data = coordinator.create_per_worker_dataset(
+            lambda: tf.data.Dataset.range(3)
+        )
+        for remote in iter(data)._values:
+            remote._wait_and_maybe_error()
+        self.assertFalse(coordinator.done())
+        self.assertLen(devices, 1)
+        parking.release()
+        waiting.get()
+        self.assertLen(devices, 2)
+        parking.release()
+
+    def test_2_steps_are_traced_and_cancelled(self):
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
+        step = tf.function(lambda x: _strategy.run(lambda: x + 1))
+        spec = tf.TensorSpec([], tf.int32)
+        traced = clusters.traced_for_workers(coordinator, step, spec)
+        whole = clusters.cancelled_with_steps(coordinator, traced)
+        found = clusters.schedule_in_thread(
+            coordinator, lambda worker: [whole(tf.constant(2))]
+        )
+        self.assertEqual(int(found.get()[0]), 3)
+
     def test_2_nothing_waits_for_a_tensor_freed_on_a_stopped_task(self):
         coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
         clusters.separate_workers(coordinator)
