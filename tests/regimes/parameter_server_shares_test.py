@@ -3,6 +3,7 @@
 import itertools
 import threading
 import uuid
+from unittest import mock
 
 import numpy as np
 import parameter_server_util as util
@@ -15,6 +16,8 @@ import tf_ext
 from tf_ext._compat import clusters
 from tf_ext._keras import keras
 from tf_ext.callbacks import point_files
+from tf_ext.models import inflight
+from tf_ext.models.parameter_server_shares import ShareFeed
 
 _CLUSTER = util.Cluster()
 _BATCH = 4
@@ -129,6 +132,18 @@ class SharesTest(TestCase, parameterized.TestCase):
         self.assertGreaterEqual(len(recorder.begun), len(recorder.ended))
         self.assertLess(len(recorder.begun), len(recorder.ended) + 3 * 4)
 
+    def test_a_worker_whose_data_have_ended_takes_no_steps(self):
+        model = _counting(_CLUSTER.strategy)
+        asked = mock.patch.object(
+            ShareFeed, "sent_again", autospec=True, return_value=[]
+        )
+        with asked as found_no_data:
+            recorder = _Recorder()
+            model.fit(_in_shares(4, 400), callbacks=[recorder], verbose=0)
+        self.assertLen(recorder.ended, 101)
+        # What is in flight when the data of all have ended.
+        self.assertLessEqual(found_no_data.call_count, 4)
+
     def test_evaluate(self):
         model = _counting(_CLUSTER.strategy)
         recorder = _Recorder()
@@ -236,21 +251,43 @@ class LostWorkerTest(TestCase):
         super().setUp()
         self._restart = None
 
+    def _start_again(self):
+        self._restart = threading.Thread(
+            target=_CLUSTER.processes.restart, args=("worker", 0)
+        )
+        self._restart.start()
+
     def _restarting(self, step):
         """A callback that has worker 0 killed, and started again."""
 
         def restart():
             _CLUSTER.processes.kill("worker", 0)
-            self._restart = threading.Thread(
-                target=_CLUSTER.processes.restart, args=("worker", 0)
-            )
-            self._restart.start()
+            self._start_again()
 
         return _Recorder(step, restart)
 
     def tearDown(self):
         self._restart.join()
         super().tearDown()
+
+    def test_a_worker_that_does_not_come_back(self):
+        model = _counting(_CLUSTER.strategy)
+
+        def kill():
+            _CLUSTER.processes.kill("worker", 0)
+
+        with (
+            mock.patch.object(inflight, "_GIVE_UP_SECONDS", 6.0),
+            self.assertRaisesRegex(
+                TimeoutError, "no worker that has data left.*worker/task:0"
+            ),
+        ):
+            model.fit(
+                _in_shares(400, 200), callbacks=[_Recorder(30, kill)], verbose=0
+            )
+        self._start_again()
+        shows = _shows(model)
+        self.assertEqual({shows[sample] for sample in range(400, 600)}, {1})
 
     def test_its_share_begins_anew(self):
         model = _counting(_CLUSTER.strategy)

@@ -143,11 +143,12 @@ class ShareFeed:
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         """Each worker's data start again; returns both arguments."""
-        tf.get_logger().warning(
-            "The position in data that workers read is no part of a recovery "
-            "point: their datasets of epoch %d begin anew.",
-            epoch,
-        )
+        if first_step:
+            tf.get_logger().warning(
+                "The position in data that workers read is no part of a "
+                "recovery point: their datasets of epoch %d begin anew.",
+                epoch,
+            )
         return epoch, first_step
 
     def starter(
