@@ -97,14 +97,15 @@ class InFlight:
           TimeoutError: all workers that are not idle have been silent for too
             long.
         """
-        self._idle = idle
         self._moved = time.monotonic()
         self._has_given_up = False
-        return _Run(self, start, limit, repeatable).results(iter(batches))
+        run = _Run(self, start, limit, repeatable, idle)
+        return run.results(iter(batches))
 
     def schedule(self, step: _Step) -> None:
         """Schedules a step on a worker."""
         remote = step.run.start(step.batch)
+        self._idle = step.run.idle
         self._under_way += 1
         if self._under_way > len(self._waiters):
             waiter = threading.Thread(
@@ -193,10 +194,12 @@ class _Run:
       start: as of `InFlight.run`.
       limit: int, steps that may be scheduled and not finished.
       repeatable: bool.
+      idle: as of `InFlight.run`.
 
     Attributes:
       start: as of `InFlight.run`.
       repeatable: bool, whether a step whose result was lost is run again.
+      idle: as of `InFlight.run`.
       waiting: int, steps that are scheduled and not finished.
     """
 
@@ -206,8 +209,10 @@ class _Run:
         start: Callable[[typing.Any], typing.Any],
         limit: int,
         repeatable: bool,
+        idle: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self.start = start
+        self.idle = idle
         self.repeatable = repeatable
         self.waiting = 0
         self._inflight = inflight
