@@ -81,6 +81,7 @@ OPS_SOURCES = [
     "cc/ops/hash_ops.cc",
     "cc/ops/kernel_util.cc",
     "cc/ops/maintenance_kernels.cc",
+    "cc/ops/op_counts.cc",
     "cc/ops/owner_kernels.cc",
     "cc/ops/owner_ops.cc",
     "cc/ops/snapshot_files.cc",

@@ -38,7 +38,7 @@ class ExchangePullOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     Inputs inputs;
-    std::vector<std::shared_ptr<Table>> tables(dims_.size());
+    std::vector<HeldTable> tables(dims_.size());
     OP_REQUIRES_OK(ctx, GetInputs(ctx, &inputs, &tables));
     TensorShape shape;
     OP_REQUIRES_OK(ctx,
@@ -49,13 +49,19 @@ class ExchangePullOp : public OpKernel {
     LayOut(inputs, packed->flat<float>().data(), &parts);
     const ParallelFor parallel_for = MakeParallelFor(ctx);
     for (size_t i = 0; i < parts.size(); ++i) {
-      OP_REQUIRES_OK(ctx, ToTf(tables[i]->Pull(
+      const auto begin = OpCounts::Clock::now();
+      OP_REQUIRES_OK(ctx, ToTf(tables[i].table->Pull(
                               parts[i], inputs.training[i].scalar<bool>()(),
                               parallel_for, statistics_[i] > 0)));
+      tables[i].counts->pull.Add(inputs.signs[i].dim_size(0), begin);
     }
   }
 
  private:
+  struct HeldTable {
+    std::shared_ptr<Table> table;
+    TableCounts* counts = nullptr;
+  };
   struct Inputs {
     OpInputList signs, split_sizes, training;
     int64_t peers;
@@ -63,7 +69,7 @@ class ExchangePullOp : public OpKernel {
   };
 
   absl::Status GetInputs(OpKernelContext* ctx, Inputs* inputs,
-                         std::vector<std::shared_ptr<Table>>* tables) const {
+                         std::vector<HeldTable>* tables) const {
     TF_RETURN_IF_ERROR(ctx->input_list("signs", &inputs->signs));
     TF_RETURN_IF_ERROR(ctx->input_list("split_sizes", &inputs->split_sizes));
     TF_RETURN_IF_ERROR(ctx->input_list("training", &inputs->training));
@@ -86,8 +92,9 @@ class ExchangePullOp : public OpKernel {
       TF_RETURN_IF_ERROR(
           CheckSplitSizes(name, sizes, inputs->signs[i].dim_size(0),
                           absl::StrCat("the number of signs[", i, "]")));
-      TF_RETURN_IF_ERROR(LookupTable(ctx, i, &(*tables)[i]));
-      const TableConfig& config = (*tables)[i]->config();
+      HeldTable& held = (*tables)[i];
+      TF_RETURN_IF_ERROR(LookupTable(ctx, i, &held.table, &held.counts));
+      const TableConfig& config = held.table->config();
       if (config.dim != dims_[i]) {
         return absl::InvalidArgumentError(absl::StrCat(
             "dims[", i, "] is ", dims_[i], ", but the rows of the table '",

@@ -11,6 +11,7 @@
 #include "cc/core/hashing/hash_columns.h"
 #include "cc/core/hashing/hash_strings.h"
 #include "cc/ops/kernel_util.h"
+#include "cc/ops/op_counts.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/tstring.h"
@@ -213,6 +214,7 @@ class HashCategoryOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
+    const auto begin = OpCounts::Clock::now();
     std::vector<HashInput> inputs;
     int64_t batch = 0;
     absl::Status error = ReadInputs(ctx, &inputs);
@@ -245,6 +247,7 @@ class HashCategoryOp : public OpKernel {
     }
     hasher_->Hash(inputs, batch, splits, parallel_for, signs,
                   weighted ? weights : nullptr);
+    CountsOfHashing().Add(splits[bags], begin);
   }
 
  private:

@@ -1,12 +1,9 @@
 // Kernels that release the tables that a killed run left on a server.
 
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -26,51 +23,6 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 using tensorflow::core::RefCountPtr;
-using tensorflow::core::WeakPtr;
-
-struct Owner {
-  std::string address;
-  std::string run;
-};
-
-// The live tables of this process that have an owner.
-class OwnedTables {
- public:
-  static OwnedTables& Get() {
-    static OwnedTables* const tables = new OwnedTables;
-    return *tables;
-  }
-
-  void SetOwner(TableResource* table, Owner owner) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto it = tables_.begin(); it != tables_.end();) {
-      it = it->second.table.GetNewRef() == nullptr ? tables_.erase(it) : ++it;
-    }
-    tables_[table] = {std::move(owner), WeakPtr<TableResource>(table)};
-  }
-
-  // The tables of the owner's address that are of another run.
-  std::vector<RefCountPtr<TableResource>> OfOtherRuns(const Owner& owner) {
-    std::vector<RefCountPtr<TableResource>> found;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (auto& [unused, entry] : tables_) {
-      if (entry.owner.address != owner.address || entry.owner.run == owner.run)
-        continue;
-      RefCountPtr<TableResource> table = entry.table.GetNewRef();
-      if (table != nullptr) found.push_back(std::move(table));
-    }
-    return found;
-  }
-
- private:
-  struct Entry {
-    Owner owner;
-    WeakPtr<TableResource> table;
-  };
-
-  std::mutex mutex_;
-  std::map<const TableResource*, Entry> tables_;
-};
 
 absl::Status GetText(OpKernelContext* ctx, const char* name, int input,
                      std::string* text) {
@@ -81,7 +33,7 @@ absl::Status GetText(OpKernelContext* ctx, const char* name, int input,
 }
 
 absl::Status GetOwner(OpKernelContext* ctx, int address, int run,
-                      Owner* owner) {
+                      TableResource::Owner* owner) {
   TF_RETURN_IF_ERROR(GetText(ctx, "owner", address, &owner->address));
   return GetText(ctx, "run", run, &owner->run);
 }
@@ -93,9 +45,9 @@ class SparseTableSetOwnerOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     RefCountPtr<TableResource> resource;
     OP_REQUIRES_OK(ctx, LookupTableResource(ctx, kHandle, &resource));
-    Owner owner;
+    TableResource::Owner owner;
     OP_REQUIRES_OK(ctx, GetOwner(ctx, kOwner, kRun, &owner));
-    OwnedTables::Get().SetOwner(resource.get(), std::move(owner));
+    resource->SetOwner(std::move(owner));
   }
 
  private:
@@ -107,16 +59,18 @@ class ReleaseSparseTablesOp : public OpKernel {
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    Owner owner;
+    TableResource::Owner owner;
     OP_REQUIRES_OK(ctx, GetOwner(ctx, kOwner, kRun, &owner));
     Tensor* released = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({2}), &released));
     auto counts = released->vec<int64_t>();
     counts.setZero();
-    for (const auto& resource : OwnedTables::Get().OfOtherRuns(owner)) {
+    for (const auto& resource : TableResource::Live()) {
+      const TableResource::Owner found = resource->owner();
+      if (found.address != owner.address || found.run == owner.run) continue;
       const std::shared_ptr<Table> table = resource->Release();
       if (table == nullptr) continue;  // by another call
-      const TableStats stats = table->Stats();
+      const TableStats stats = table->Stats(/*with_probes=*/false);
       counts(0) += 1;
       counts(1) += stats.slab_bytes + stats.index_bytes;
     }

@@ -181,8 +181,10 @@ class SparseTablePullOp : public AsyncOpKernel {
   enum Inputs { kHandle, kSigns, kTraining };
 
   absl::Status Pull(OpKernelContext* ctx) {
+    const auto begin = OpCounts::Clock::now();
     std::shared_ptr<Table> held;
-    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
+    TableCounts* counts = nullptr;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held, &counts));
     Table& table = *held;
     const Tensor& signs = ctx->input(kSigns);
     const Tensor& training = ctx->input(kTraining);
@@ -200,9 +202,11 @@ class SparseTablePullOp : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(MakeShape("rows", {n, dim_ + statistics_}, &shape));
     Tensor* rows = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &rows));
-    return ToTf(table.Pull(
+    TF_RETURN_IF_ERROR(ToTf(table.Pull(
         signs.flat<int64_t>().data(), n, training.scalar<bool>()(),
-        rows->flat<float>().data(), MakeParallelFor(ctx), statistics_ > 0));
+        rows->flat<float>().data(), MakeParallelFor(ctx), statistics_ > 0)));
+    counts->pull.Add(n, begin);
+    return absl::OkStatus();
   }
 
   int64_t dim_ = 0;
@@ -256,24 +260,30 @@ class SparseTablePushOp : public AsyncOpKernel {
   }
 
   absl::Status Push(OpKernelContext* ctx) {
+    const auto begin = OpCounts::Clock::now();
     std::shared_ptr<Table> held;
-    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
+    TableCounts* counts = nullptr;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held, &counts));
     Table& table = *held;
     TF_RETURN_IF_ERROR(CheckShapes(ctx, table.config().dim));
     const Tensor& signs = ctx->input(kSigns);
     const Tensor& hyperparameters = ctx->input(kHyperparameters);
     const Tensor& statistics = ctx->input(kStatistics);
     const bool counted = statistics.dim_size(1) > 0;
+    const int64_t step = ctx->input(kStep).scalar<int64_t>()();
     Tensor* updated = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &updated));
-    return ToTf(table.Push(
+    TF_RETURN_IF_ERROR(ToTf(table.Push(
         signs.flat<int64_t>().data(),
         ctx->input(kGradients).flat<float>().data(), signs.dim_size(0),
         hyperparameters.flat<double>().data(), hyperparameters.dim_size(0),
-        ctx->input(kStep).scalar<int64_t>()(), MakeParallelFor(ctx),
-        &updated->scalar<int64_t>()(), ctx->input(kTime).scalar<int64_t>()(),
+        step, MakeParallelFor(ctx), &updated->scalar<int64_t>()(),
+        ctx->input(kTime).scalar<int64_t>()(),
         counted ? statistics.flat<float>().data() : nullptr,
-        statistics.dim_size(1)));
+        statistics.dim_size(1))));
+    counts->push.Add(signs.dim_size(0), begin);
+    counts->step.store(step, std::memory_order_relaxed);
+    return absl::OkStatus();
   }
 };
 

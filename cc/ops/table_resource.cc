@@ -1,9 +1,11 @@
 #include "cc/ops/table_resource.h"
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
@@ -21,6 +23,7 @@ using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
 using tensorflow::TypeIndex;
 using tensorflow::core::RefCountPtr;
+using tensorflow::core::WeakPtr;
 
 constexpr char kWanted[] =
     "handle must be that of a sparse table (a tf_ext::TableResource)";
@@ -37,13 +40,66 @@ absl::Status CheckType(const ResourceHandle& handle) {
       tensorflow::port::Demangle(handle.maybe_type_name().c_str()), "."));
 }
 
+// A table is here from its creation to its end.
+class LiveTables {
+ public:
+  static LiveTables& Get() {
+    static LiveTables* const tables = new LiveTables;
+    return *tables;
+  }
+
+  void Add(TableResource* table) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tables_.emplace(table, WeakPtr<TableResource>(table));
+  }
+
+  void Remove(const TableResource* table) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tables_.erase(table);
+  }
+
+  std::vector<RefCountPtr<TableResource>> All() {
+    std::vector<RefCountPtr<TableResource>> found;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [unused, weak] : tables_) {
+      RefCountPtr<TableResource> table = weak.GetNewRef();
+      if (table != nullptr) found.push_back(std::move(table));
+    }
+    return found;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const TableResource*, WeakPtr<TableResource>> tables_;
+};
+
 }  // namespace
+
+TableResource::TableResource(std::unique_ptr<Table> table)
+    : counts_(CountsOfTable(table->config().name)), table_(std::move(table)) {}
+
+TableResource::~TableResource() { LiveTables::Get().Remove(this); }
+
+std::vector<RefCountPtr<TableResource>> TableResource::Live() {
+  return LiveTables::Get().All();
+}
+
+void TableResource::SetOwner(Owner owner) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  owner_ = std::move(owner);
+}
+
+TableResource::Owner TableResource::owner() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return owner_;
+}
 
 absl::Status TableResource::Create(const TableConfig& config,
                                    RefCountPtr<TableResource>* resource) {
   std::unique_ptr<Table> table;
   TF_RETURN_IF_ERROR(ToTf(Table::Create(config, &table)));
   resource->reset(new TableResource(std::move(table)));
+  LiveTables::Get().Add(resource->get());
   return absl::OkStatus();
 }
 
@@ -58,7 +114,7 @@ std::string TableResource::DebugString() const {
 int64_t TableResource::MemoryUsed() const {
   const std::shared_ptr<Table> table = GetOrNull();
   if (table == nullptr) return static_cast<int64_t>(sizeof(*this));
-  const TableStats stats = table->Stats();
+  const TableStats stats = table->Stats(/*with_probes=*/false);
   return static_cast<int64_t>(sizeof(*this)) + stats.slab_bytes +
          stats.index_bytes;
 }
@@ -105,9 +161,10 @@ absl::Status LookupTableResource(OpKernelContext* ctx, int input,
 }
 
 absl::Status LookupTable(OpKernelContext* ctx, int input,
-                         std::shared_ptr<Table>* table) {
+                         std::shared_ptr<Table>* table, TableCounts** counts) {
   RefCountPtr<TableResource> resource;
   TF_RETURN_IF_ERROR(LookupTableResource(ctx, input, &resource));
+  if (counts != nullptr) *counts = &resource->counts();
   return resource->Get(table);
 }
 

@@ -6,12 +6,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/table.h"
+#include "cc/ops/op_counts.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_base.h"
 #include "tensorflow/core/platform/refcount.h"
@@ -24,6 +25,25 @@ class TableResource : public tensorflow::ResourceBase {
       const TableConfig& config,
       tensorflow::core::RefCountPtr<TableResource>* resource);
 
+  // All that are alive in this process.
+  static std::vector<tensorflow::core::RefCountPtr<TableResource>> Live();
+
+  ~TableResource() override;
+
+  // What ops on tables of this name count.
+  TableCounts& counts() const { return counts_; }
+
+  // The program that created the table, and may release it when it starts
+  // again. `address` is unique among running programs, `run` identifies a
+  // start.
+  struct Owner {
+    std::string address;
+    std::string run;
+  };
+  void SetOwner(Owner owner);
+  // Empty strings if it has none.
+  Owner owner() const;
+
   // Fails if the table was released. An op holds it while it uses it.
   absl::Status Get(std::shared_ptr<Table>* table) const;
 
@@ -35,12 +55,13 @@ class TableResource : public tensorflow::ResourceBase {
   int64_t MemoryUsed() const override;
 
  private:
-  explicit TableResource(std::unique_ptr<Table> table)
-      : table_(std::move(table)) {}
+  explicit TableResource(std::unique_ptr<Table> table);
 
   std::shared_ptr<Table> GetOrNull() const;
 
+  TableCounts& counts_;
   mutable std::mutex mutex_;
+  Owner owner_;
   std::shared_ptr<Table> table_;  // null once it was released
 };
 
@@ -53,7 +74,8 @@ absl::Status LookupTableResource(
 
 // Looks up the table of that resource; fails also if it was released.
 absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
-                         std::shared_ptr<Table>* table);
+                         std::shared_ptr<Table>* table,
+                         TableCounts** counts = nullptr);
 
 // The statistics that a pull reads must be none, or those that the rows of the
 // table have; `name` is the attribute.

@@ -309,7 +309,7 @@ class LibraryTest(tf.test.TestCase, parameterized.TestCase):
             _library.check_tensorflow_version("2.21.1", running)
 
     def test_a_missing_library_is_told(self):
-        with mock.patch.object(_library, "_PATH", "/nowhere/_tf_ext_ops.so"):
+        with mock.patch.object(_library, "PATH", "/nowhere/_tf_ext_ops.so"):
             with self.assertRaisesRegex(
                 ImportError,
                 r"not compiled for .*: /nowhere/_tf_ext_ops.so is missing",

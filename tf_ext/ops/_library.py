@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_ext import _compiled
 
-_PATH = os.path.join(
+PATH = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
     "_tf_ext_ops.so",
 )
@@ -73,12 +73,12 @@ def _load() -> typing.Any:
     except ImportError as error:
         raise _compiled.missing("tf_ext._build_info") from error
     check_tensorflow_version(TENSORFLOW_VERSION, tf.__version__)
-    if not os.path.exists(_PATH):
-        raise _compiled.missing(_PATH)
+    if not os.path.exists(PATH):
+        raise _compiled.missing(PATH)
     try:
-        return tf.load_op_library(_PATH)
+        return tf.load_op_library(PATH)
     except tf.errors.NotFoundError as error:
         raise ImportError(
-            f"The op library of tf_ext, {_PATH}, does not load with TensorFlow "
+            f"The op library of tf_ext, {PATH}, does not load with TensorFlow "
             f"{tf.__version__}; build tf_ext again. {error.message}"
         ) from error

@@ -381,7 +381,7 @@ std::vector<int64_t> Stripe::ErasedSigns(bool taken) const {
   return taken ? marks_->taken_erased() : marks_->current_erased();
 }
 
-Stripe::Stats Stripe::GetStats(int64_t period) const {
+Stripe::Stats Stripe::GetStats(int64_t period, bool with_probes) const {
   const SharedLock lock(mutex_);
   Stats stats;
   stats.rows = rows_.slabs.live();
@@ -389,8 +389,10 @@ Stripe::Stats Stripe::GetStats(int64_t period) const {
   stats.slab_bytes = rows_.slabs.bytes();
   if (marks_ != nullptr) stats.slab_bytes += marks_->bytes();
   stats.index_bytes = static_cast<int64_t>(rows_.index.bytes());
-  stats.max_probe_length = rows_.index.MaxProbeLength(
-      [this](uint32_t row) { return TableHash(rows_.slabs.SignAt(row)); });
+  if (with_probes) {
+    stats.max_probe_length = rows_.index.MaxProbeLength(
+        [this](uint32_t row) { return TableHash(rows_.slabs.SignAt(row)); });
+  }
   stats.waiting = counters_.Size(period);
   stats.counter_bytes = counters_.bytes();
   stats.admitted = admitted_;

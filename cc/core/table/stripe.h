@@ -240,8 +240,9 @@ class alignas(64) Stripe {
     int64_t admitted = 0;
     int64_t saturated = 0;
   };
-  // `period`: of the last push, for counters.
-  Stats GetStats(int64_t period) const;
+  // `period`: of the last push, for counters. `with_probes`: whether to walk
+  // the index for max_probe_length, which is 0 otherwise.
+  Stats GetStats(int64_t period, bool with_probes) const;
   int64_t Size() const;
 
   StripeMutex& mutex() const { return mutex_; }

@@ -335,7 +335,7 @@ int64_t Table::Size() const {
   return size;
 }
 
-TableStats Table::Stats() const {
+TableStats Table::Stats(bool with_probes) const {
   TableStats total;
   total.stripes = kStripes;
   total.row_bytes = layout_.stride();
@@ -344,7 +344,8 @@ TableStats Table::Stats() const {
   total.saturated = saturated_;
   total.min_stripe_rows = INT64_MAX;
   for (const auto& stripe : stripes_) {
-    const Stripe::Stats stats = stripe->GetStats(admission_period_);
+    const Stripe::Stats stats =
+        stripe->GetStats(admission_period_, with_probes);
     total.rows += stats.rows;
     total.free_rows += stats.free_rows;
     total.slab_bytes += stats.slab_bytes;
