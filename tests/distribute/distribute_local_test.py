@@ -233,7 +233,7 @@ class ServerTest(LocalClusterTestCase):
         for job, task in _TASKS:
             self.assertRegex(
                 _cluster.log(job, task),
-                f"/job:{job}/task:{task} listens at "
+                f"/job:{job}/task:{task}: Listens at "
                 f"{_cluster.cluster[job][task]}, and at that port of all other "
                 "addresses of this machine, without encryption or "
                 f"authentication \\(tf_ext {tf_ext.__version__}, TensorFlow "
@@ -262,7 +262,11 @@ class ServerTest(LocalClusterTestCase):
             os.kill(_cluster.pid(*task), number)
             process = _cluster._processes[task]
             self.assertEqual(process.wait(_STOP_TIMEOUT_SECONDS), 0)
-            self.assertIn(f"ends on {number.name}", _cluster.log(*task))
+            job, index = task
+            self.assertIn(
+                f"/job:{job}/task:{index}: Ends on {number.name}",
+                _cluster.log(*task),
+            )
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(lambda task: _cluster.restart(*task), ended))
 
@@ -280,7 +284,7 @@ class ServerTest(LocalClusterTestCase):
         )
         self.assertEqual(done.returncode, 98, done.stderr)
         self.assertIn(
-            f"/job:ps/task:1 cannot listen at {_cluster.cluster['ps'][1]}: "
+            f"/job:ps/task:1: Cannot listen at {_cluster.cluster['ps'][1]}: "
             "Address already in use. Is another process using the port?",
             done.stderr,
         )

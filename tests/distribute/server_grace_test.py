@@ -36,14 +36,14 @@ class GraceTest(parameterized.TestCase):
 
     def leave(self, grace_seconds):
         with self.assertRaises(_EndedError):
-            server._leave("ps", signal.SIGTERM, self.chief, grace_seconds)
+            server._leave(signal.SIGTERM, self.chief, grace_seconds)
 
     def test_stays_while_the_chief_is_there(self):
         with self.assertLogs("tf_ext.distribute.server", "INFO") as logs:
             self.leave(1e9)
         self.assertEqual(self.slept, 3)
-        self.assertIn("ps stays on SIGTERM until the chief at", logs.output[0])
-        self.assertIn("ps ends on SIGTERM", logs.output[1])
+        self.assertIn("Stays on SIGTERM until the chief at", logs.output[0])
+        self.assertIn("Ends on SIGTERM", logs.output[1])
         # Those who send it twice want no less time.
         self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_IGN)
 

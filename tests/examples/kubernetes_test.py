@@ -7,8 +7,10 @@ import pathlib
 import re
 import signal
 import tempfile
+import urllib.error
 
 import kubernetes_validate
+import metrics_client
 import processes
 import pytest
 import yaml
@@ -20,6 +22,7 @@ from tf_ext.distribute.ports import free_ports
 
 _FILE = ROOT / "examples" / "kubernetes" / "parameter_servers.yaml"
 _VERSIONS = ("1.32", kubernetes_validate.latest_version())
+_METRICS_PORT = 9090
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
@@ -69,19 +72,49 @@ class ManifestTest(parameterized.TestCase):
             if task == "evaluator":
                 continue
             [container] = spec["containers"]
-            [port] = container["ports"]
+            port = container["ports"][0]
             found.setdefault(task, []).append(
                 f"{pod}.{service}:{port['containerPort']}"
             )
             if task == "chief":
                 self.assertEqual(spec["subdomain"], service)
-            else:
-                probe = container["readinessProbe"]["tcpSocket"]
-                self.assertEqual(probe["port"], port["containerPort"])
         self.assertEqual(found, self.cluster)
         for (kind, _), one in self.objects.items():
             if kind == "StatefulSet":
                 self.assertEqual(one["spec"]["serviceName"], service)
+
+    def test_all_serve_metrics_and_probes(self):
+        [block] = blocks("docs/kubernetes.md", "python")
+        for task, _, _, spec in _tasks(self.objects):
+            [container] = spec["containers"]
+            [port] = [p for p in container["ports"] if "name" in p]
+            self.assertEqual(
+                port, {"name": "metrics", "containerPort": _METRICS_PORT}
+            )
+            self.assertEqual(
+                container["readinessProbe"],
+                {"httpGet": {"path": "/ready", "port": port["name"]}},
+            )
+            if task in ("ps", "worker"):
+                self.assertIn("--metrics_host=0.0.0.0", container["command"])
+                self.assertIn(
+                    f"--metrics_port={_METRICS_PORT}", container["command"]
+                )
+            else:
+                self.assertIn("train.py", container["command"])
+        self.assertIn(
+            f'serve_metrics({_METRICS_PORT}, host="0.0.0.0")', block.text
+        )
+        for one in self.objects.values():
+            if one["kind"] in ("Job", "StatefulSet"):
+                metadata = one["spec"]["template"]["metadata"]
+                self.assertEqual(
+                    metadata["annotations"],
+                    {
+                        "prometheus.io/scrape": "true",
+                        "prometheus.io/port": str(_METRICS_PORT),
+                    },
+                )
 
     def test_selectors_are_labels_of_the_pods(self):
         for (kind, name), one in self.objects.items():
@@ -97,7 +130,8 @@ class ManifestTest(parameterized.TestCase):
         service = self.objects["Service", "training"]["spec"]
         self.assertEqual(service["selector"], {"job": "training"})
         policy = self.objects["NetworkPolicy", "training"]["spec"]
-        [rule] = policy["ingress"]
+        rule, of_metrics = policy["ingress"]
+        self.assertEqual(of_metrics["ports"], [{"port": "metrics"}])
         for selector in (policy, rule["from"][0]):
             self.assertEqual(
                 selector["podSelector"], {"matchLabels": {"job": "training"}}
@@ -130,6 +164,8 @@ class ManifestTest(parameterized.TestCase):
             text = block.text.replace('"/points"', f'"{folder}/points"')
             # The evaluator starts when all points are there.
             text = text.replace("timeout_seconds=3600", "timeout_seconds=1")
+            [port] = free_ports(1)
+            text = text.replace(str(_METRICS_PORT), str(port))
             pathlib.Path(folder, "train.py").write_text(text)
             started = {}
             with contextlib.ExitStack() as stack:
@@ -142,6 +178,7 @@ class ManifestTest(parameterized.TestCase):
                             )
 
                 start("ps", "worker", "chief")
+                self.check_probes(started)
                 started["chief", 0].wait()
                 start("evaluator")
                 evaluated = started["evaluator", 0].wait()
@@ -150,6 +187,18 @@ class ManifestTest(parameterized.TestCase):
                     if task in ("ps", "worker"):
                         run.process.send_signal(signal.SIGTERM)
                         self.assertIn(f"/job:{task}/", run.wait() + run.log())
+
+    def check_probes(self, started):
+        """All servers become ready."""
+        for (task, _), run in started.items():
+            if task in ("ps", "worker"):
+                processes.wait_until(lambda run=run: _is_ready(run))
+
+
+def _is_ready(run):
+    with contextlib.suppress(urllib.error.URLError):
+        return metrics_client.get(run.metrics_port, "/ready")[0] == 200
+    return False
 
 
 def _start(spec, index, objects, local, folder):
@@ -177,7 +226,11 @@ def _start(spec, index, objects, local, folder):
     assert program == "python"
     if arguments[0] != "-m":
         arguments[0] = str(pathlib.Path(folder, arguments[0]))
-    return processes.Program(*arguments, **environment)
+    [port] = free_ports(1)  # All tasks are on one machine.
+    arguments = [a.replace(str(_METRICS_PORT), str(port)) for a in arguments]
+    run = processes.Program(*arguments, **environment)
+    run.metrics_port = port
+    return run
 
 
 if __name__ == "__main__":

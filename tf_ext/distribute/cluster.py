@@ -13,7 +13,7 @@ from tf_ext.distribute.addresses import split_address
 
 COORDINATOR = "chief"
 # How a server reports to the process that started it: log and exit status.
-LISTENS = "listens at"
+LISTENS = "Listens at"
 PORT_IN_USE_STATUS = 98
 
 

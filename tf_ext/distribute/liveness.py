@@ -10,14 +10,13 @@ again when it answers again.
 import concurrent.futures
 import contextlib
 import dataclasses
-import logging
 import socket
 import threading
 import time
 import weakref
 
 from tf_ext._compat.clusters import plain_address, shut_connections_down
-from tf_ext.distribute import handshake
+from tf_ext.distribute import handshake, this_task
 from tf_ext.distribute.addresses import split_address
 
 # A task that has not answered for this long, in several attempts, counts as
@@ -33,7 +32,7 @@ _THREADS = 64
 # that fails, too. It waits longer before each new attempt.
 _BREAKS = 3
 
-_logger = logging.getLogger(__name__)
+_logger = this_task.logger(__name__)
 
 
 @dataclasses.dataclass

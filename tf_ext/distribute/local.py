@@ -210,7 +210,7 @@ class LocalCluster:
                     f"{name} ended with status {status} when it was started. "
                     f"Its log ends with:\n{log_end(text)}"
                 )
-            if f"{name} {LISTENS}" in text:
+            if f"{name}: {LISTENS}" in text:
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(

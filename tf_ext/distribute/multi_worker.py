@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_ext
 from tf_ext._checks import is_finite, is_int, refuse
 from tf_ext._compat.clusters import configure_coordination, keeping_sigterm
-from tf_ext.distribute import coordination
+from tf_ext.distribute import coordination, this_task
 from tf_ext.distribute.addresses import (
     named,
     split_address,
@@ -87,6 +87,7 @@ def multi_worker_strategy(
     tasks = {} if own is None else task_addresses(own.cluster, _JOBS)
     if own is None or len(tasks) < 2:
         return tf.distribute.MultiWorkerMirroredStrategy(_resolver(None))
+    this_task.set_connecting(own.job, own.index)
     _check_begin(own)
     configure_coordination(
         own.cluster,
@@ -97,6 +98,7 @@ def multi_worker_strategy(
     strategy = _connect(own, timeout_seconds)
     with naming_lost_tasks(strategy):
         _check_versions(strategy, tasks)
+    this_task.set_connected(own.job, own.index)
     return strategy
 
 

@@ -1,21 +1,20 @@
 """Recovery after the loss of a parameter server."""
 
 import gc
-import logging
 import typing
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
 from tf_ext._checks import check_count
-from tf_ext.distribute import coordinators
+from tf_ext.distribute import coordinators, this_task
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import ServerLostError, naming_lost_tasks
 from tf_ext.distribute.handshake import wait_until_answering
 from tf_ext.distribute.strategy import parameter_server_strategy
 
-_logger = logging.getLogger(__name__)
+_logger = this_task.logger(__name__)
 
 
 def run_with_recovery(

@@ -12,7 +12,7 @@ recovery point, but after `--grace_seconds` at the latest.
 TensorFlow's server listens at its port on all interfaces, whatever the host of
 its address: whoever reaches the port can run any code (SECURITY.md). The number
 of threads is TensorFlow's: one a processor, or what `TF_NUM_INTRAOP_THREADS`
-says.
+says. With `--metrics_port` it serves `/metrics` and `/ready` over HTTP.
 """
 
 import argparse
@@ -29,11 +29,8 @@ import tensorflow as tf
 from tf_ext import ops
 from tf_ext._checks import is_finite
 from tf_ext._compat.grpc_options import set_grpc_options
-from tf_ext.distribute.addresses import (
-    is_listening,
-    split_address,
-    task_name,
-)
+from tf_ext.distribute import this_task
+from tf_ext.distribute.addresses import is_listening, split_address
 from tf_ext.distribute.cluster import (
     COORDINATOR,
     LISTENS,
@@ -44,20 +41,25 @@ from tf_ext.distribute.cluster import (
     parse_json,
     task_from_environment,
 )
+from tf_ext.distribute.handshake import problem
+from tf_ext.distribute.metrics_server import LOOPBACK, MetricsServer
 from tf_ext.distribute.ports import why_not_free
 from tf_ext.ops import _version_ops
 
-_logger = logging.getLogger("tf_ext.distribute.server")
+_logger = this_task.logger("tf_ext.distribute.server")
 
+_USAGE_STATUS = 2  # As argparse ends programs.
 # Kubernetes kills a process 30 s after SIGTERM.
 _GRACE_SECONDS = 25.0
 _POLL_SECONDS = 0.2
+# A probe waits 1 s for an answer, unless it is told otherwise.
+_OWN_ANSWER_SECONDS = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> typing.NoReturn:
     """Runs the task until a signal ends the process.
 
-    The process ends with status 98 if the port is in use.
+    The process ends with status 98 if a port is in use.
 
     Args:
       arguments: list of strings, the command line. None: this process's.
@@ -69,27 +71,29 @@ def main(arguments: Sequence[str] | None = None) -> typing.NoReturn:
     options = parser.parse_args(arguments)
     try:
         task = _task(options)
+        _check_metrics(options, task)
     except ValueError as error:
         parser.error(str(error))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
     )
-    name = task_name(task.job, task.index)
+    this_task.set_connecting(task.job, task.index)
     chief = task.cluster[COORDINATOR][0]
-    signal.signal(signal.SIGINT, lambda number, _: _stop(name, number))
+    signal.signal(signal.SIGINT, lambda number, _: _stop(number))
     signal.signal(
         signal.SIGTERM,
-        lambda number, _: _leave(name, number, chief, options.grace_seconds),
+        lambda number, _: _leave(number, chief, options.grace_seconds),
     )
+    if options.metrics_port is not None:
+        _serve_metrics(options.metrics_port, options.metrics_host, task)
     server = _start(task)  # noqa: F841 (it ends with its object)
     tf_ext_version, tensorflow_version = (
         version.decode() for version in _version_ops.versions().numpy()
     )
     _logger.info(
-        "%s %s %s, and at that port of all other addresses of this machine, "
+        "%s %s, and at that port of all other addresses of this machine, "
         "without encryption or authentication (tf_ext %s, TensorFlow %s, "
         "process %d)",
-        name,
         LISTENS,
         task.cluster[task.job][task.index],
         tf_ext_version,
@@ -119,7 +123,25 @@ def _parser() -> argparse.ArgumentParser:
         help="how long the task runs on after SIGTERM while the chief, which "
         "may have got it too, is there: %(default)g by default",
     )
+    parser.add_argument(
+        "--metrics_port",
+        type=_port,
+        help="serve /metrics and /ready over HTTP at this port",
+    )
+    parser.add_argument(
+        "--metrics_host",
+        help=f"the address to serve them at: {LOOPBACK} by default, 0.0.0.0 "
+        "for all interfaces",
+    )
     return parser
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(
+            f"must be a port, 1 to 65535. Received: {text}"
+        )
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -154,6 +176,41 @@ def _task(options: argparse.Namespace) -> Task:
     return Task(cluster, job, index)
 
 
+def _check_metrics(options: argparse.Namespace, task: Task) -> None:
+    port, host = options.metrics_port, options.metrics_host
+    if host is not None and port is None:
+        raise ValueError(
+            "--metrics_host must be given together with --metrics_port. "
+            f"Received: --metrics_host={host}"
+        )
+    if port == _port_of(task):
+        raise ValueError(
+            "--metrics_port must be another port than the task's own. "
+            f"Received: --metrics_port={port}"
+        )
+
+
+def _port_of(task: Task) -> int:
+    return split_address(task.cluster[task.job][task.index])[1]
+
+
+def _serve_metrics(port: int, host: str | None, task: Task) -> None:
+    own = f"{LOOPBACK}:{_port_of(task)}"
+
+    def why_not_ready() -> str | None:
+        found = problem(own, _OWN_ANSWER_SECONDS)
+        return None if found is None else f"the port of TensorFlow {found}"
+
+    try:
+        MetricsServer(port, LOOPBACK if host is None else host, why_not_ready)
+    except (ModuleNotFoundError, ValueError) as error:
+        _logger.error("%s", error)
+        _end(_USAGE_STATUS)
+    except RuntimeError as error:
+        _logger.error("%s", error)
+        _end(PORT_IN_USE_STATUS)
+
+
 def _start(task: Task) -> tf.distribute.Server:
     set_grpc_options()
     ops.library()  # A server can run the ops registered in its process.
@@ -176,8 +233,7 @@ def _start(task: Task) -> tf.distribute.Server:
 
 
 def _check_port(task: Task) -> None:
-    _, port = split_address(task.cluster[task.job][task.index])
-    reason = why_not_free(port)
+    reason = why_not_free(_port_of(task))
     if reason is not None:
         _fail(task, reason)
 
@@ -185,35 +241,31 @@ def _check_port(task: Task) -> None:
 def _fail(task: Task, reason: str) -> typing.NoReturn:
     address = task.cluster[task.job][task.index]
     _logger.error(
-        "%s cannot listen at %s: %s. Is another process using the port?",
-        task_name(task.job, task.index),
+        "Cannot listen at %s: %s. Is another process using the port?",
         address,
         reason,
     )
     _end(PORT_IN_USE_STATUS)
 
 
-def _leave(
-    name: str, number: int, chief: str, grace_seconds: float
-) -> typing.NoReturn:
+def _leave(number: int, chief: str, grace_seconds: float) -> typing.NoReturn:
     """Ends the process when the chief needs it no longer."""
     signal.signal(number, signal.SIG_IGN)
     deadline = time.monotonic() + grace_seconds
     if grace_seconds and is_listening(chief):
         _logger.info(
-            "%s stays on %s until the chief at %s has ended, for %g s at most",
-            name,
+            "Stays on %s until the chief at %s has ended, for %g s at most",
             signal.Signals(number).name,
             chief,
             grace_seconds,
         )
         while time.monotonic() < deadline and is_listening(chief):
             time.sleep(_POLL_SECONDS)
-    _stop(name, number)
+    _stop(number)
 
 
-def _stop(name: str, number: int) -> typing.NoReturn:
-    _logger.info("%s ends on %s", name, signal.Signals(number).name)
+def _stop(number: int) -> typing.NoReturn:
+    _logger.info("Ends on %s", signal.Signals(number).name)
     _end()
 
 

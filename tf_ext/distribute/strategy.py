@@ -1,7 +1,6 @@
 """ParameterServerStrategy on tasks that were checked."""
 
 import functools
-import logging
 import os
 import time
 import typing
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 import tf_ext
 from tf_ext._compat.grpc_options import set_grpc_options
+from tf_ext.distribute import this_task
 from tf_ext.distribute.addresses import named, task_addresses
 from tf_ext.distribute.cluster import (
     COORDINATOR,
@@ -30,7 +30,7 @@ _ANSWER_SECONDS = 10.0
 _RELEASE_SECONDS = 60.0
 _T = typing.TypeVar("_T")
 _checked: weakref.WeakSet[typing.Any] = weakref.WeakSet()
-_logger = logging.getLogger(__name__)
+_logger = this_task.logger(__name__)
 
 
 def parameter_server_strategy(
@@ -70,6 +70,7 @@ def parameter_server_strategy(
     ```
     """
     resolver = cluster_resolver(cluster)
+    this_task.set_connecting(COORDINATOR, 0)
     set_grpc_options()
     cluster = resolver.cluster_spec().as_dict()
     tasks = task_addresses(cluster)
@@ -157,6 +158,7 @@ def check_cluster(
         for task, address in servers.items():
             _release_tables(task, address, owner)
     _checked.add(strategy)
+    this_task.set_connected(COORDINATOR, 0)
 
 
 def table_owner(strategy: tf.distribute.Strategy) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import tensorflow as tf
 
 from tf_ext._compat.clusters import separate_workers
+from tf_ext.distribute import training_counts
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import ServerLostError
@@ -52,6 +53,9 @@ class InFlight:
 
     Args:
       coordinator: tf.distribute.coordinator.ClusterCoordinator.
+
+    Attributes:
+      under_way: int, steps that are scheduled and have not ended.
     """
 
     def __init__(
@@ -65,12 +69,13 @@ class InFlight:
         self._watch = Watch(self._workers, self._servers)
         self._scheduled: queue.SimpleQueue[typing.Any] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[typing.Any] = queue.SimpleQueue()
-        self._under_way = 0
+        self.under_way = 0
         self._waiters: list[threading.Thread] = []
         weakref.finalize(self, _end_waiters, self._waiters, self._scheduled)
         self._moved = 0.0
         self._idle: Callable[[], Collection[int]] = tuple
         self._has_given_up = False
+        training_counts.add_schedule(self)
 
     def run(
         self,
@@ -106,8 +111,8 @@ class InFlight:
         """Schedules a step on a worker."""
         remote = step.run.start(step.batch)
         self._idle = step.run.idle
-        self._under_way += 1
-        if self._under_way > len(self._waiters):
+        self.under_way += 1
+        if self.under_way > len(self._waiters):
             waiter = threading.Thread(
                 target=_wait,
                 args=(self._scheduled, self._outcomes),
@@ -139,7 +144,7 @@ class InFlight:
         error: Exception | None,
     ) -> None:
         self._moved = time.monotonic()
-        self._under_way -= 1
+        self.under_way -= 1
         if error is not None:
             self._raise_cause()
             # It ran, but its worker was lost before the result came.

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_ext._compat.clusters import own_executor
 from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.distribute import training_counts
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.models import recommenders
 from tf_ext.models.building import (
@@ -75,6 +76,7 @@ class ParameterServerLoop(TrainingLoop):
                 if tensors is not None:
                     logs = step.logs(tensors)
                     staleness.append(logs.pop(STALENESS, 0.0))
+                    training_counts.add_staleness(float(staleness[-1]))
                 mean = float(np.mean(staleness or [0.0]))
                 yield steps, {**logs, STALENESS: mean}
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_ext._compat.models import is_compiled, start_of_training
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.distribute import naming_lost_tasks
+from tf_ext.distribute import naming_lost_tasks, training_counts
 from tf_ext.models.fit_arguments import split_arrays
 from tf_ext.models.resume import restored_point
 from tf_ext.regimes import regime_of_model
@@ -122,6 +122,7 @@ class TrainingLoop(abc.ABC):
         batches = self._begun("train", feed, callbacks, first_step)
         for steps, logs in self._train_steps(feed, batches, limit):
             self._count("_train_counter", steps)
+            training_counts.add_steps(steps)
             done += steps
             callbacks.on_train_batch_end(done - 1, logs)
         if logs is None:

@@ -1,5 +1,6 @@
-"""The counterpart of `keras.utils` for models with tables."""
+"""The counterpart of `keras.utils` for models with tables; metrics of them."""
 
+from tf_ext.distribute.metrics_server import MetricsServer, serve_metrics
 from tf_ext.utils.sidecar_evaluator import SidecarEvaluator
 
-__all__ = ["SidecarEvaluator"]
+__all__ = ["MetricsServer", "SidecarEvaluator", "serve_metrics"]

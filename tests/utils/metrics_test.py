@@ -1,0 +1,159 @@
+"""What serve_metrics serves, and at which addresses."""
+
+import os
+import re
+import socket
+from unittest import mock
+
+import metrics_client
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from paths import ROOT
+from prometheus_client.parser import text_string_to_metric_families
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.distribute import this_task
+from tf_ext.ops._op_counts import read_counts
+
+
+def _model(name):
+    ids = keras.Input([1], dtype="int64", name="id")
+    column = tf_ext.feature_column.category_column("id", hashing="identity")
+    table = tf_ext.SparseTable(name, dim=4)
+    rows = tf_ext.layers.EmbeddingFeatures([column], table)({"id": ids})
+    model = tf_ext.Model({"id": ids}, keras.layers.Dense(1)(rows))
+    model.compile(tf_ext.optimizers.Optimizer("adam"), "mse")
+    return model
+
+
+class MetricsTest(tf.test.TestCase, parameterized.TestCase):
+    def serve(self, *arguments):
+        server = tf_ext.utils.serve_metrics(*arguments)
+        self.addCleanup(server.close)
+        return server.port
+
+    def test_training(self):
+        port = self.serve(0)
+        model = _model("trained")
+        x = {"id": np.arange(200)[:, None] % 50}
+        model.fit(x, np.ones([200, 1]), batch_size=10, epochs=3, verbose=0)
+        found = metrics_client.samples(port)
+        self.assertNotIn(("tf_ext_steps_in_flight",), found)
+        self.assertEqual(found["tf_ext_table_step", "trained"], 60)
+        self.assertEqual(found["tf_ext_table_rows", "trained"], 50)
+        stats = model.tables[0].stats()
+        parts = [
+            found["tf_ext_table_bytes", part, "trained"]
+            for part in ("rows", "index", "counters")
+        ]
+        self.assertEqual(sum(parts), stats["bytes"] + stats["counter_bytes"])
+        self.assertEqual(
+            found["tf_ext_table_updated_rows_total", "trained"],
+            stats["updated"],
+        )
+        seconds = "tf_ext_table_op_seconds"
+        for op in ("pull", "push"):
+            calls = found[f"{seconds}_count", op, "trained"]
+            self.assertEqual(
+                calls, found[f"{seconds}_bucket", "+Inf", op, "trained"]
+            )
+            self.assertGreater(found[f"{seconds}_sum", op, "trained"], 0)
+        self.assertEqual(calls, 60)
+        pushed = found["tf_ext_table_op_ids_total", "push", "trained"]
+        self.assertEqual(pushed, stats["updated"])
+        hashing = read_counts().hashing
+        self.assertEqual(found["tf_ext_hash_ids_total",], hashing.signs)
+        self.assertIn(("process_resident_memory_bytes",), found)
+
+    def test_both_formats(self):
+        port = self.serve(0)
+        _, openmetrics = metrics_client.get(port, "/metrics")
+        self.assertEndsWith(openmetrics, "# EOF\n")
+        _, text = metrics_client.get(port, "/metrics", accept="text/plain")
+        [info] = [
+            sample
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "tf_ext_task_info"
+        ]
+        self.assertEqual(info.labels["tf_ext"], tf_ext.__version__)
+        self.assertEqual(info.labels["tensorflow"], tf.__version__)
+        self.assertEqual(info.labels["task"], this_task.name())
+
+    def test_the_page_has_all(self):
+        page = (ROOT / "docs" / "metrics.md").read_text()
+        port = self.serve(0)
+        _, text = metrics_client.get(port, "/metrics", accept="text/plain")
+        names = set(re.findall("^# TYPE (tf_ext_[a-z_]+)", text, re.MULTILINE))
+        self.assertGreaterEqual(len(names), 12)
+        for name in names:
+            self.assertIn(f"`{name}`", page)
+
+    def test_paths(self):
+        port = self.serve(0)
+        self.assertEqual(metrics_client.get(port, "/ready"), (200, "ready\n"))
+        status, text = metrics_client.get(port, "/")
+        self.assertEqual(status, 404)
+        self.assertIn("/metrics and /ready", text)
+        with mock.patch.dict(os.environ, TF_CONFIG="{}"):
+            status, text = metrics_client.get(port, "/ready")
+        self.assertEqual(status, 503)
+        self.assertIn("Not ready: it has not connected", text)
+
+    def test_listens_on_loopback_unless_told_otherwise(self):
+        port = self.serve(0)
+        with self.assertRaises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
+        port = self.serve(0, "0.0.0.0")
+        metrics_client.samples(port)
+        socket.create_connection(("127.0.0.2", port)).close()
+        port = self.serve(0, "::1")
+        self.assertEqual(metrics_client.get(port, "/ready", "[::1]")[0], 200)
+
+    def test_closes(self):
+        server = tf_ext.utils.serve_metrics(0)
+        server.close()
+        with self.assertRaises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+
+    @parameterized.parameters(
+        ("port", -1),
+        ("port", 65536),
+        ("port", True),
+        ("port", "80"),
+        ("host", ""),
+        ("host", None),
+        ("host", 1),
+    )
+    def test_refuses_other_arguments(self, name, value):
+        with self.assertRaisesRegex(
+            ValueError,
+            f"Argument `{name}` of serve_metrics must be .*Received: {name}=",
+        ):
+            tf_ext.utils.serve_metrics(**{"port": 0, name: value})
+
+    def test_names_what_it_cannot_listen_at(self):
+        port = self.serve(0)
+        with self.assertRaisesRegex(
+            RuntimeError, f"127.0.0.1:{port}: Address already in use. Is anoth"
+        ):
+            tf_ext.utils.serve_metrics(port)
+        with self.assertRaisesRegex(
+            RuntimeError, "served at nowhere.invalid:0: [^?]*$"
+        ):
+            tf_ext.utils.serve_metrics(0, "nowhere.invalid")
+
+    def test_says_what_is_not_installed(self):
+        with (
+            mock.patch.dict("sys.modules", prometheus_client=None),
+            self.assertRaisesRegex(
+                ModuleNotFoundError, r"pip install 'tf_ext\[metrics\]'"
+            ),
+        ):
+            tf_ext.utils.serve_metrics(0)
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,174 @@
+"""The metrics of this process, as Prometheus and other scrapers read them."""
+
+import typing
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+import tf_ext
+from tf_ext.distribute import this_task, training_counts
+from tf_ext.ops import _op_counts
+
+_BYTES = {"rows": "slab_bytes", "index": "index_bytes"} | {
+    "counters": "counter_bytes"
+}
+_GAUGES = {
+    "rows": ("rows", "Rows of the shard."),
+    "free_rows": ("free_rows", "Removed rows whose memory is kept."),
+    "waiting": ("waiting_ids", "Ids that are counted for admission."),
+}
+_TOTALS = {
+    "updated": ("updated_rows", "Rows updated, once per push of a row."),
+    "admitted": ("admitted_rows", "Rows admitted."),
+    "evicted": ("evicted_rows", "Rows evicted."),
+    "saturated": (
+        "saturated_values",
+        "Values limited to the largest finite one of a narrow type.",
+    ),
+}
+
+
+def registry(prometheus_client: typing.Any) -> typing.Any:
+    """A registry of the metrics of this process.
+
+    Args:
+      prometheus_client: the module.
+
+    Returns:
+      A `prometheus_client.CollectorRegistry`.
+    """
+    made = prometheus_client.CollectorRegistry()
+    prometheus_client.ProcessCollector(registry=made)
+    made.register(_Collector(prometheus_client.core))
+    return made
+
+
+class _Collector:
+    """Reads all counts when it is asked; nothing is kept in between.
+
+    Args:
+      core: the module `prometheus_client.core`.
+    """
+
+    def __init__(self, core: typing.Any) -> None:
+        self._core = core
+
+    def collect(self) -> Iterator[typing.Any]:
+        """Yields the metrics."""
+        yield self._core.InfoMetricFamily(
+            "tf_ext_task",
+            "Which task of the cluster the process is, and what it runs.",
+            {
+                "task": this_task.name(),
+                "tf_ext": tf_ext.__version__,
+                "tensorflow": tf.__version__,
+            },
+        )
+        counts = _op_counts.read_counts()
+        yield from self._of_ops(counts)
+        stats = {
+            name: table.stats
+            for name, table in counts.tables.items()
+            if table.stats is not None
+        }
+        yield from self._of_rows(stats)
+        yield from self._of_training(training_counts.read())
+
+    def _of_ops(self, counts: _op_counts.ProcessCounts) -> Iterator[typing.Any]:
+        seconds = self._core.HistogramMetricFamily(
+            "tf_ext_table_op_seconds",
+            "How long pulls and pushes took in this process.",
+            labels=["table", "op"],
+        )
+        ids = self._core.CounterMetricFamily(
+            "tf_ext_table_op_ids",
+            "Distinct ids of pulls and pushes.",
+            labels=["table", "op"],
+        )
+        step = self._core.GaugeMetricFamily(
+            "tf_ext_table_step",
+            "The optimizer's step of the latest push.",
+            labels=["table"],
+        )
+        for name, table in counts.tables.items():
+            for op, done in (("pull", table.pull), ("push", table.push)):
+                self._add_op(seconds, [name, op], done, counts.bounds)
+                ids.add_metric([name, op], done.signs)
+            if table.step >= 0:
+                step.add_metric([name], table.step)
+        hashing = self._core.HistogramMetricFamily(
+            "tf_ext_hash_seconds",
+            "How long the hashing of batches took in this process.",
+            labels=[],
+        )
+        self._add_op(hashing, [], counts.hashing, counts.bounds)
+        hashed = self._core.CounterMetricFamily(
+            "tf_ext_hash_ids", "Values of features that were hashed to ids."
+        )
+        hashed.add_metric([], counts.hashing.signs)
+        yield from (seconds, ids, step, hashing, hashed)
+
+    def _add_op(
+        self,
+        family: typing.Any,
+        labels: list[str],
+        counts: _op_counts.OpCounts,
+        bounds: list[float],
+    ) -> None:
+        buckets, total = [], 0
+        for bound, calls in zip(
+            [*map(str, bounds), "+Inf"], counts.calls, strict=True
+        ):
+            total += calls
+            buckets.append((bound, total))
+        family.add_metric(labels, buckets=buckets, sum_value=counts.seconds)
+
+    def _of_rows(
+        self, stats: dict[str, dict[str, int]]
+    ) -> Iterator[typing.Any]:
+        size = self._core.GaugeMetricFamily(
+            "tf_ext_table_bytes",
+            "Memory of the shard, by what it is for.",
+            labels=["table", "part"],
+        )
+        for table, values in stats.items():
+            for part, member in _BYTES.items():
+                size.add_metric([table, part], values[member])
+        yield size
+        for make, members in (
+            (self._core.GaugeMetricFamily, _GAUGES),
+            (self._core.CounterMetricFamily, _TOTALS),
+        ):
+            yield from self._by_table(make, members, stats)
+
+    def _by_table(
+        self,
+        make: Callable[..., typing.Any],
+        members: dict[str, tuple[str, str]],
+        stats: dict[str, dict[str, int]],
+    ) -> Iterator[typing.Any]:
+        for member, (name, text) in members.items():
+            family = make(f"tf_ext_table_{name}", text, labels=["table"])
+            for table, values in stats.items():
+                family.add_metric([table], values[member])
+            yield family
+
+    def _of_training(
+        self, counts: training_counts.TrainingCounts
+    ) -> Iterator[typing.Any]:
+        if counts.steps or counts.in_flight is not None:
+            yield self._core.CounterMetricFamily(
+                "tf_ext_steps", "Training steps that have ended.", counts.steps
+            )
+        if counts.in_flight is not None:
+            yield self._core.GaugeMetricFamily(
+                "tf_ext_steps_in_flight",
+                "Steps that are scheduled on workers and have not ended.",
+                counts.in_flight,
+            )
+            yield self._core.SummaryMetricFamily(
+                "tf_ext_staleness_steps",
+                "Steps of others between the reads and the update of a step.",
+                counts.stale_updates,
+                counts.staleness,
+            )

@@ -1,0 +1,169 @@
+"""Serves the metrics of this process over HTTP, and whether it is ready."""
+
+import errno
+import socket
+import threading
+import typing
+import wsgiref.simple_server
+from collections.abc import Callable, Iterable
+
+from tf_ext._checks import is_int, refuse
+from tf_ext.distribute import metrics, this_task
+
+LOOPBACK = "127.0.0.1"
+# A client that says nothing must not keep a thread.
+_SILENCE_SECONDS = 10.0
+
+_logger = this_task.logger(__name__)
+
+
+def serve_metrics(port: int, host: str = LOOPBACK) -> "MetricsServer":
+    """Serves the metrics of this process over HTTP, from a thread.
+
+    For the chief and for synchronous workers; `python -m
+    tf_ext.distribute.server` has the options `--metrics_port` and
+    `--metrics_host`. Call it first, before the strategy is made.
+
+    - `/metrics`: in the format of OpenMetrics or Prometheus, by what the client
+      accepts. docs/metrics.md lists them.
+    - `/ready`: status 200 if this process has connected to its cluster, or has
+      none; otherwise 503.
+
+    There is no authentication and no encryption: whoever reaches the port reads
+    the names of tables and how large they are.
+
+    Args:
+      port: int, 0 to 65535. 0: one that is free, see the attribute `port`.
+      host: string, the address or name to listen at: "127.0.0.1" is this
+        machine alone, "0.0.0.0" all interfaces of IPv4, "::" all interfaces.
+
+    Returns:
+      A `MetricsServer`. It serves until it is closed or the process ends.
+
+    Raises:
+      ModuleNotFoundError: prometheus_client is not installed.
+      RuntimeError: the address cannot be listened at, as its port is in use.
+      ValueError: an argument is invalid.
+
+    Example:
+      >>> import urllib.request
+      >>> server = tf_ext.utils.serve_metrics(0)
+      >>> url = f"http://127.0.0.1:{server.port}/metrics"
+      >>> text = urllib.request.urlopen(url).read().decode()
+      >>> "tf_ext_task_info" in text
+      True
+      >>> server.close()
+    """
+    return MetricsServer(port, host, this_task.why_not_connected)
+
+
+class MetricsServer:
+    """What `serve_metrics` returns.
+
+    Args:
+      port: int.
+      host: string.
+      why_not_ready: function that returns None if this process is ready, or
+        else a text that says why not.
+
+    Attributes:
+      port: int, where it listens.
+    """
+
+    def __init__(
+        self, port: int, host: str, why_not_ready: Callable[[], str | None]
+    ) -> None:
+        if not is_int(port) or not 0 <= port <= 65535:
+            refuse("serve_metrics", "port", "an int of 0 to 65535", port)
+        if not isinstance(host, str) or not host:
+            refuse("serve_metrics", "host", "an address or a name", host)
+        registry = metrics.registry(_prometheus_client())
+        app = _app(registry, why_not_ready)
+        try:
+            self._server = _listen(port, host, app)
+        except OSError as error:
+            hint = ""
+            if error.errno == errno.EADDRINUSE:
+                hint = ". Is another process using the port?"
+            raise RuntimeError(
+                f"Metrics cannot be served at {host}:{port}: "
+                f"{error.strerror or error}{hint}"
+            ) from error
+        self.port: int = self._server.server_address[1]
+        threading.Thread(
+            target=self._server.serve_forever,
+            name="tf_ext_metrics",
+            daemon=True,
+        ).start()
+        _logger.info("Metrics are served at %s, port %d.", host, self.port)
+
+    def close(self) -> None:
+        """Stops serving."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _prometheus_client() -> typing.Any:
+    try:
+        import prometheus_client.core
+        import prometheus_client.exposition
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "prometheus_client":
+            raise
+        raise ModuleNotFoundError(
+            "Metrics are served by prometheus_client, which is not installed: "
+            "pip install 'tf_ext[metrics]'",
+            name="prometheus_client",
+        ) from None
+    return prometheus_client
+
+
+def _app(
+    registry: typing.Any, why_not_ready: Callable[[], str | None]
+) -> Callable[..., Iterable[bytes]]:
+    """The WSGI application of both paths."""
+    of_metrics = _prometheus_client().make_wsgi_app(registry)
+
+    def app(
+        environ: dict[str, typing.Any], start_response: Callable[..., object]
+    ) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return typing.cast(
+                Iterable[bytes], of_metrics(environ, start_response)
+            )
+        status, text = "404 Not Found", "There are /metrics and /ready."
+        if path == "/ready":
+            why_not = why_not_ready()
+            status, text = (
+                ("200 OK", "ready")
+                if why_not is None
+                else ("503 Service Unavailable", f"Not ready: {why_not}.")
+            )
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{text}\n".encode()]
+
+    return app
+
+
+class _Handler(wsgiref.simple_server.WSGIRequestHandler):
+    timeout = _SILENCE_SECONDS
+
+    def log_message(self, format: str, *args: typing.Any) -> None:
+        """Probes every few seconds would fill the log."""
+
+
+def _listen(
+    port: int, host: str, app: Callable[..., Iterable[bytes]]
+) -> wsgiref.simple_server.WSGIServer:
+    [family, _, _, _, address], *_ = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    of_family = type(
+        "_Server",
+        (_prometheus_client().exposition.ThreadingWSGIServer,),
+        {"address_family": family},
+    )
+    return wsgiref.simple_server.make_server(
+        str(address[0]), port, app, of_family, _Handler
+    )

@@ -1,0 +1,63 @@
+"""What the training of this process counts, for its metrics."""
+
+import dataclasses
+import threading
+import typing
+import weakref
+
+
+class _Schedules(typing.Protocol):
+    under_way: int  # steps that are scheduled and have not ended
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingCounts:
+    """What `read` returns.
+
+    Attributes:
+      steps: int, training steps of `TrainingLoop` that have ended.
+      stale_updates: int, those whose staleness is known.
+      staleness: float, the sum of their staleness.
+      in_flight: int, scheduled steps that have not ended, with parameter
+        servers; None without.
+    """
+
+    steps: int
+    stale_updates: int
+    staleness: float
+    in_flight: int | None
+
+
+_lock = threading.Lock()
+_steps = 0
+_stale_updates = 0
+_staleness = 0.0
+_schedules: weakref.WeakSet[typing.Any] = weakref.WeakSet()
+
+
+def add_steps(steps: int) -> None:
+    """Counts training steps that have ended."""
+    global _steps
+    with _lock:
+        _steps += steps
+
+
+def add_staleness(staleness: float) -> None:
+    """Counts the staleness of an update."""
+    global _stale_updates, _staleness
+    with _lock:
+        _stale_updates += 1
+        _staleness += staleness
+
+
+def add_schedule(schedule: _Schedules) -> None:
+    """Has the steps of `schedule` counted as in flight, while it exists."""
+    _schedules.add(schedule)
+
+
+def read() -> TrainingCounts:
+    """The counts since this process began."""
+    schedules = list(_schedules)
+    in_flight = sum(one.under_way for one in schedules) if schedules else None
+    with _lock:
+        return TrainingCounts(_steps, _stale_updates, _staleness, in_flight)
