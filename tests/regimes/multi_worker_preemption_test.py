@@ -13,17 +13,18 @@ from paths import SUPPORT
 from saving_util import TestCase
 
 from tf_ext import distribute
+from tf_ext._keras import IS_KERAS_3
 from tf_ext.callbacks import preemption
 
 _TIMEOUT_SECONDS = 200
 
 
 class PreemptionTest(TestCase):
-    def _workers(self, folder, number):
+    def _workers(self, folder, number, count=2):
         command = [sys.executable, SUPPORT / "preemption_program.py"]
         return distribute.LocalWorkers(
             [*command, folder, "workers", number],
-            2,
+            count,
             environment=multi_worker_util.ENVIRONMENT,
         )
 
@@ -47,17 +48,42 @@ class PreemptionTest(TestCase):
                 results = workers.wait(_TIMEOUT_SECONDS)
             for result in results:
                 self.assertEqual(result.status, preemption.STATUS, result.log)
-                self.assertIn("On SIGTERM, training ends after", result.log)
-        with self._workers(folder, 1) as workers:
+                self.assertRegex(
+                    result.log,
+                    "/job:worker/task:[01]: On SIGTERM, training ends after",
+                )
+        # Of another number of workers.
+        with self._workers(folder, 1, 3) as workers:
             results = workers.wait(_TIMEOUT_SECONDS)
         counts = {}
-        for result in results:
+        for worker, result in enumerate(results):
             self.assertEqual(result.status, 0, result.log)
-            counts |= json.loads(result.output.splitlines()[-1])
+            before, after, metrics, rows = map(
+                json.loads, result.output.splitlines()[-4:]
+            )
+            self.assertEqual([before[0], after[0]], [503, 200])
+            self._check_metrics(metrics, worker, rows)
+            counts |= rows
         self.assertEqual(
             counts,
             {str(sample): program.EPOCHS for sample in range(program.SAMPLES)},
         )
+
+    def _check_metrics(self, metrics, worker, rows):
+        whole = program.EPOCHS * program.SAMPLES // program.BATCH
+        self.assertEqual(metrics["tf_ext_table_step counts"], whole)
+        self.assertEqual(metrics["tf_ext_table_rows counts"], len(rows))
+        for op in ("pull", "push"):
+            calls = metrics[f"tf_ext_table_op_seconds_count {op} counts"]
+            self.assertBetween(calls, 1, whole)
+            if IS_KERAS_3:
+                self.assertEqual(metrics["tf_ext_steps_total"], calls)
+        [task] = [
+            name.split()[1]
+            for name in metrics
+            if name.startswith("tf_ext_task_info ")
+        ]
+        self.assertEqual(task, f"/job:worker/task:{worker}")
 
 
 if __name__ == "__main__":

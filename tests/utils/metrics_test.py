@@ -39,6 +39,7 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
         model = _model("trained")
         x = {"id": np.arange(200)[:, None] % 50}
         model.fit(x, np.ones([200, 1]), batch_size=10, epochs=3, verbose=0)
+        model.predict(x, batch_size=200, verbose=0)
         found = metrics_client.samples(port)
         self.assertNotIn(("tf_ext_steps_in_flight",), found)
         self.assertEqual(found["tf_ext_table_step", "trained"], 60)
@@ -54,15 +55,17 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
             stats["updated"],
         )
         seconds = "tf_ext_table_op_seconds"
-        for op in ("pull", "push"):
+        for op, expected in (("pull", 61), ("push", 60)):
             calls = found[f"{seconds}_count", op, "trained"]
             self.assertEqual(
                 calls, found[f"{seconds}_bucket", "+Inf", op, "trained"]
             )
+            self.assertEqual(calls, expected)
             self.assertGreater(found[f"{seconds}_sum", op, "trained"], 0)
-        self.assertEqual(calls, 60)
         pushed = found["tf_ext_table_op_ids_total", "push", "trained"]
         self.assertEqual(pushed, stats["updated"])
+        pulled = found["tf_ext_table_op_ids_total", "pull", "trained"]
+        self.assertEqual(pulled, pushed + 50)
         hashing = read_counts().hashing
         self.assertEqual(found["tf_ext_hash_ids_total",], hashing.signs)
         self.assertIn(("process_resident_memory_bytes",), found)
