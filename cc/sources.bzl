@@ -91,6 +91,8 @@ OPS_SOURCES = [
     "cc/ops/table_kernels.cc",
     "cc/ops/table_ops.cc",
     "cc/ops/table_resource.cc",
+    "cc/ops/text_kernels.cc",
+    "cc/ops/text_ops.cc",
     "cc/ops/update_kernels.cc",
     "cc/ops/update_ops.cc",
     "cc/ops/version_kernels.cc",

@@ -1,6 +1,23 @@
-"""Datasets: files of days, and batches that several workers share."""
+"""Datasets: records of files, files of days, shares of workers."""
 
 from tf_ext.data.day_files import list_files
+from tf_ext.data.errors import (
+    DamagedFileError,
+    ReadErrors,
+    TooManyErrorsError,
+)
+from tf_ext.data.reading import read
+from tf_ext.data.schema import Field, Schema
 from tf_ext.data.worker_batches import variable_batch_size, worker_share
 
-__all__ = ["list_files", "variable_batch_size", "worker_share"]
+__all__ = [
+    "DamagedFileError",
+    "Field",
+    "ReadErrors",
+    "Schema",
+    "TooManyErrorsError",
+    "list_files",
+    "read",
+    "variable_batch_size",
+    "worker_share",
+]

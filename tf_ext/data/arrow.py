@@ -1,0 +1,308 @@
+"""From columns of Apache Arrow to a Part, without the malformed records."""
+
+import typing
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_ext.data.isolation import isolate
+from tf_ext.data.parts import Layout, Part
+from tf_ext.data.schema import WEIGHT_SUFFIX, Field, Schema
+from tf_ext.ops import _text_ops
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ImportError:  # `require_pyarrow` says so when it is needed.
+    pa = pc = None
+
+BAD_NUMBER = "bad number"
+MISSING = "missing value"
+UNKNOWN = "unknown value"
+WITHOUT_WEIGHT = "bad weight"
+_NUMBERS = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
+
+Array: typing.TypeAlias = typing.Any
+# Of each row: None, or why it is malformed.
+Reasons: typing.TypeAlias = dict[int, str]
+
+
+def require_pyarrow(what: str) -> None:
+    """Raises ImportError if there is no pyarrow."""
+    if pa is None:
+        raise ImportError(f"{what} needs pyarrow: pip install 'tf-ext[data]'")
+
+
+def type_of(field: Field) -> typing.Any:
+    """The type of Arrow in which a dense field is read."""
+    if field.values is not None or field.dtype == "string":
+        return pa.binary()
+    return pa.type_for_alias(field.dtype)
+
+
+class Converter:
+    """Makes Parts of tables of Arrow.
+
+    Args:
+      schema: Schema.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self.layout = Layout(schema)
+        self._schema = schema
+
+    def part(self, columns: dict[str, Array]) -> tuple[Part, Reasons]:
+        """The well-formed rows, and why others are malformed.
+
+        Args:
+          columns: dict from names of fields to arrays without chunks: of
+            `type_of`, or of bytes for any field; of bags bytes or lists.
+
+        Returns:
+          `(part, reasons)`.
+        """
+        reasons: Reasons = {}
+        dense: dict[str, Array] = {}
+        bags: dict[str, tuple[Array, npt.NDArray[np.int64]]] = {}
+        for field in self._schema.used:
+            column = columns[field.name]
+            if field.bag:
+                self._bags(field, column, bags, reasons)
+            elif field.dtype == "string":
+                dense[field.name] = _filled(column, field.default)
+            else:
+                dense[field.name] = _numbers(field, column, reasons)
+        rows = len(next(iter(columns.values())))
+        if reasons:
+            good = np.ones(rows, bool)
+            good[list(reasons)] = False
+            kept = np.flatnonzero(good)
+            dense = {
+                name: column.take(kept)
+                if isinstance(column, pa.Array)
+                else column[kept]
+                for name, column in dense.items()
+            }
+            bags = {name: _kept(*bag, kept) for name, bag in bags.items()}
+            rows = len(kept)
+        return self._to_part(rows, dense, bags), reasons
+
+    def _to_part(
+        self,
+        rows: int,
+        dense: dict[str, Array],
+        bags: dict[str, tuple[Array, npt.NDArray[np.int64]]],
+    ) -> Part:
+        matrices = {}
+        for dtype, fields in self.layout.dense.items():
+            of_type = [dense[field.name] for field in fields]
+            matrices[dtype] = (
+                strings(of_type)
+                if dtype == "string"
+                else tf.constant(np.stack(of_type))
+            )
+        tensors = {
+            name: (
+                strings([values])[0]
+                if isinstance(values, pa.Array)
+                else tf.constant(values),
+                tf.constant(splits, tf.int64),
+            )
+            for name, (values, splits) in bags.items()
+        }
+        return self.layout.part(rows, matrices, tensors)
+
+    def _bags(
+        self,
+        field: Field,
+        column: Array,
+        bags: dict[str, tuple[Array, npt.NDArray[np.int64]]],
+        reasons: Reasons,
+    ) -> None:
+        lists = column
+        if not pa.types.is_list(column.type):
+            lists = self._split(column, field)
+        flat, splits = lists.flatten(), _splits(lists)
+        owners = np.repeat(np.arange(len(lists)), np.diff(splits))
+        if field.weight_separator is not None:
+            flat, weights = _weighted(flat, field, owners, reasons)
+            bags[field.name + WEIGHT_SUFFIX] = weights, splits
+        if flat.null_count:
+            _add(reasons, owners[_nulls(flat)], MISSING)
+        if field.dtype == "string":
+            values = _filled(flat, "")
+        else:
+            values = to_numbers(flat, field.dtype, owners, reasons)
+        bags[field.name] = values, splits
+
+    def _split(self, column: Array, field: Field) -> Array:
+        """Lists of the texts of each bag; of missing ones empty lists."""
+        texts = column.cast(pa.binary())
+        missing = pa.array([m.encode() for m in self._schema.missing])
+        is_empty = pc.or_kleene(
+            pc.is_in(texts, value_set=missing.cast(pa.binary())),
+            texts.is_null(),
+        )
+        parts = pc.split_pattern(texts, pattern=field.separator)
+        if not pc.any(is_empty).as_py():
+            return parts
+        lengths = np.diff(_splits(parts))
+        empty = is_empty.to_numpy(zero_copy_only=False)
+        keep = np.repeat(~empty, lengths)
+        splits = np.concatenate([[0], np.cumsum(np.where(empty, 0, lengths))])
+        return pa.ListArray.from_arrays(
+            splits.astype(np.int32), parts.flatten().filter(pa.array(keep))
+        )
+
+
+def strings(columns: Sequence[Array]) -> tf.Tensor:
+    """A string tensor `[columns, n]` of arrays of bytes or texts."""
+    texts, offsets = [], []
+    for column in columns:
+        _, ends, text = column.buffers()
+        first, size = column.offset, len(column)
+        of_column = np.zeros(1, np.int32)
+        if size:
+            of_column = np.frombuffer(ends, np.int32)[first:][: size + 1]
+        offsets.append(of_column)
+        texts.append(np.frombuffer(text or b"", np.uint8))
+    return _text_ops.strings_of_columns(texts, offsets)
+
+
+def to_numbers(
+    column: Array,
+    dtype: str,
+    owners: npt.NDArray[np.int64] | None,
+    reasons: Reasons,
+) -> npt.NDArray[typing.Any]:
+    """Numbers of an array, in which null is 0.
+
+    Args:
+      column: array of numbers, bytes or texts.
+      dtype: string, of the numbers.
+      owners: int64, the row of each value; None if there is one a row.
+      reasons: dict that rows with bad numbers are added to.
+    """
+    wanted = pa.type_for_alias(dtype)
+    bad: Sequence[int] = ()
+    if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+        column, bad = _parsed(column, wanted)
+    elif column.type != wanted:
+        column, bad = _cast(column, wanted)
+    numbers = column
+    if column.null_count:
+        numbers = column.fill_null(0)
+    numbers = numbers.to_numpy(zero_copy_only=False)
+    if dtype == "float32" and not np.isfinite(numbers).all():
+        bad = [*bad, *np.flatnonzero(~np.isfinite(numbers))]
+    _add(reasons, bad if owners is None else owners[list(bad)], BAD_NUMBER)
+    return numbers
+
+
+def _parsed(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
+    texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    return _cast(texts, wanted)
+
+
+def _cast(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
+    """Numbers, and where there are none; those are null."""
+    # Beyond float32, infinities come out, which are found later.
+    done, bad = isolate(
+        len(column),
+        lambda begin, end: column[begin:end].cast(wanted),
+        lambda _: pa.nulls(1, wanted),
+        (pa.ArrowInvalid, pa.ArrowNotImplementedError),
+    )
+    whole = done[0] if len(done) == 1 else pa.concat_arrays(done)
+    return whole, bad
+
+
+def _numbers(field: Field, column: Array, reasons: Reasons) -> Array:
+    if column.null_count:
+        if field.default is None:
+            _add(reasons, np.flatnonzero(_nulls(column)), MISSING)
+    nulls = _nulls(column) if column.null_count else None
+    if field.values is not None:
+        numbers = _looked_up(field, column, nulls, reasons)
+    else:
+        numbers = to_numbers(column, field.dtype, None, reasons)
+    if nulls is not None and field.default is not None:
+        numbers = np.where(nulls, field.default, numbers)
+    return np.asarray(numbers, _NUMBERS[field.dtype])
+
+
+def _looked_up(
+    field: Field,
+    column: Array,
+    nulls: npt.NDArray[np.bool_] | None,
+    reasons: Reasons,
+) -> npt.NDArray[typing.Any]:
+    values = field.values or {}
+    texts = pa.array([text.encode() for text in values], pa.binary())
+    places = pc.index_in(column.cast(pa.binary()), value_set=texts)
+    places = places.fill_null(-1).to_numpy(zero_copy_only=False)
+    unknown = places < 0
+    if nulls is not None:
+        unknown &= ~nulls
+    _add(reasons, np.flatnonzero(unknown), UNKNOWN)
+    return np.array(list(values.values()), _NUMBERS[field.dtype])[places]
+
+
+def _weighted(
+    flat: Array, field: Field, owners: npt.NDArray[np.int64], reasons: Reasons
+) -> tuple[Array, npt.NDArray[np.float32]]:
+    """Values and weights of texts such as "a:0.5"."""
+    pairs = pc.split_pattern(
+        flat.cast(pa.binary()),
+        pattern=field.weight_separator,
+        max_splits=1,
+        reverse=True,
+    )
+    sizes = np.diff(_splits(pairs))
+    _add(reasons, owners[sizes != 2], WITHOUT_WEIGHT)
+    ends = _splits(pairs)
+    parts = pairs.flatten()
+    weights = to_numbers(
+        parts.take(pa.array(ends[1:] - 1)), "float32", owners, reasons
+    )
+    return parts.take(pa.array(ends[:-1])), weights
+
+
+def _filled(column: Array, default: typing.Any) -> Array:
+    if not pa.types.is_binary(column.type):
+        column = column.cast(pa.binary())
+    if not column.null_count:
+        return column
+    return column.fill_null(str(default).encode())
+
+
+def _splits(lists: Array) -> npt.NDArray[np.int64]:
+    """Row splits from 0, of lists in which null is an empty list."""
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _kept(
+    values: Array, splits: npt.NDArray[np.int64], kept: npt.NDArray[np.int64]
+) -> tuple[Array, npt.NDArray[np.int64]]:
+    """The bags of some rows."""
+    lengths = np.diff(splits)
+    good = np.zeros(len(lengths), bool)
+    good[kept] = True
+    of_values = np.repeat(good, lengths)
+    is_arrow = isinstance(values, pa.Array)
+    values = (
+        values.filter(pa.array(of_values)) if is_arrow else (values[of_values])
+    )
+    return values, np.concatenate([[0], np.cumsum(lengths[kept])])
+
+
+def _nulls(column: Array) -> npt.NDArray[np.bool_]:
+    return column.is_null().to_numpy(zero_copy_only=False)
+
+
+def _add(reasons: Reasons, rows: typing.Any, reason: str) -> None:
+    for row in rows:
+        reasons.setdefault(int(row), reason)

@@ -1,0 +1,169 @@
+"""Fields of lines that are separated by commas, tabs or another character."""
+
+import csv
+import itertools
+import typing
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tf_ext.data.arrow import Converter, type_of
+from tf_ext.data.errors import DamagedFileError, Malformed
+from tf_ext.data.lines import Lines, check, read_lines
+from tf_ext.data.parts import Part
+from tf_ext.data.schema import Schema
+
+try:
+    import pyarrow as pa
+    import pyarrow.csv as arrow_csv
+except ImportError:
+    pa = arrow_csv = None
+
+WIDTH = "wrong number of fields"
+BLOCK = typing.TypeVar("BLOCK")
+
+
+class Parsed(typing.NamedTuple):
+    """A block of a file, parsed.
+
+    part: the well-formed records; records: the number of all records;
+    malformed: the others.
+    """
+
+    part: Part
+    records: int
+    malformed: list[Malformed]
+
+
+class CsvFiles:
+    """Reads CSV (quotes as in RFC 4180) or TSV (without quotes).
+
+    Args:
+      schema: Schema.
+      separator: string, one character.
+      quoted: bool, whether quotes have a meaning.
+      header: bool, whether a file begins with a line of names.
+    """
+
+    def __init__(
+        self, schema: Schema, separator: str, quoted: bool, header: bool
+    ) -> None:
+        self._schema = schema
+        self._separator = separator
+        self._quoted = quoted
+        self._header = header
+        self._converter = Converter(schema)
+        self.layout = self._converter.layout
+
+    def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
+        """Yields functions that parse the blocks of a file, in any thread."""
+        blocks = read_lines(file)
+        names = [field.name for field in self._schema.fields]
+        if self._header:
+            first = next(blocks, None)
+            if first is None:
+                return
+            line, _, rest = first.data.partition(b"\n")
+            names = self._names(file, line)
+            blocks = itertools.chain([Lines(rest, 2)] if rest else [], blocks)
+        for block in blocks:
+            yield lambda block=block: self._parse(block, names)
+
+    def _names(self, file: str, line: bytes) -> list[str]:
+        text = line.rstrip(b"\r").decode(errors="replace")
+        quoting = csv.QUOTE_MINIMAL if self._quoted else csv.QUOTE_NONE
+        names = next(
+            csv.reader([text], delimiter=self._separator, quoting=quoting), []
+        )
+        absent = [f.name for f in self._schema.used if f.name not in names]
+        if absent or len(set(names)) < len(names):
+            raise DamagedFileError(
+                f"The header of {file} must have each field of the schema "
+                f"once. Absent: {absent}. Its first line: {text[:500]!r}. If "
+                "the file has no header, read it with header=False."
+            )
+        return names
+
+    def _parse(self, block: Lines, names: list[str]) -> Parsed:
+        separator = self._separator.encode() if self._quoted else None
+        lines = check(block, separator)
+        wrong: list[int] = []
+        columns = self._columns(lines.data, names, wrong)
+        numbers = np.delete(lines.numbers, wrong)
+        part, reasons = self._converter.part(columns)
+        malformed = [
+            *lines.malformed,
+            *(Malformed(f"line {lines.numbers[row]}", WIDTH) for row in wrong),
+            *(
+                Malformed(f"line {numbers[row]}", reason)
+                for row, reason in sorted(reasons.items())
+            ),
+        ]
+        return Parsed(part, lines.records, malformed)
+
+    def _columns(
+        self, data: bytes, names: list[str], wrong: list[int]
+    ) -> dict[str, typing.Any]:
+        """Columns of all rows but those of a wrong width, which are noted."""
+        used = self._schema.used
+        types = {
+            field.name: pa.binary() if field.bag else type_of(field)
+            for field in used
+        }
+        if data:
+            try:
+                table = self._table(data, names, types, wrong)
+            except pa.ArrowInvalid:
+                # Some numbers are none: `Converter` finds them.
+                wrong.clear()
+                texts = dict.fromkeys(types, pa.binary())
+                table = self._table(data, names, texts, wrong)
+        else:
+            table = pa.schema(list(types.items())).empty_table()
+        return {
+            field.name: table.column(field.name).combine_chunks()
+            for field in used
+        }
+
+    def _table(
+        self,
+        data: bytes,
+        names: list[str],
+        types: dict[str, typing.Any],
+        wrong: list[int],
+    ) -> typing.Any:
+        def leave_out(row: typing.Any) -> str:
+            wrong.append(row.number - 1)
+            return "skip"
+
+        used = [field for field in self._schema.used if not field.bag]
+        # A string that is missing is the text "" in any case.
+        has_null_strings = any(
+            field.values is not None
+            or (field.dtype == "string" and field.default != "")
+            for field in used
+        ) or list(self._schema.missing) != [""]
+        has_null_strings |= pa.binary() in [
+            types[field.name] for field in used if field.dtype != "string"
+        ]
+        return arrow_csv.read_csv(
+            pa.BufferReader(data),
+            arrow_csv.ReadOptions(
+                use_threads=False,
+                block_size=len(data) + 1,
+                column_names=names,
+            ),
+            arrow_csv.ParseOptions(
+                delimiter=self._separator,
+                quote_char='"' if self._quoted else False,
+                double_quote=self._quoted,
+                invalid_row_handler=leave_out,
+            ),
+            arrow_csv.ConvertOptions(
+                check_utf8=False,
+                column_types=types,
+                include_columns=list(types),
+                null_values=list(self._schema.missing),
+                strings_can_be_null=has_null_strings,
+            ),
+        )

@@ -1,0 +1,375 @@
+"""Datasets of the records of files."""
+
+import collections
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import posixpath
+import typing
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext._checks import check_count, is_int, refuse
+from tf_ext.data.arrow import require_pyarrow
+from tf_ext.data.csv_files import CsvFiles, Parsed
+from tf_ext.data.errors import ReadErrors, check_max_errors
+from tf_ext.data.parts import Layout, Part
+from tf_ext.data.schema import Schema
+
+_NAME = "read"
+_FORMATS = ("csv", "tsv")
+Files: typing.TypeAlias = str | os.PathLike[str]
+Shard: typing.TypeAlias = tuple[int, int] | tf.distribute.InputContext
+
+
+def read(
+    files: Files | Iterable[Files],
+    schema: Schema,
+    format: str = "csv",
+    *,
+    batch_size: int,
+    header: bool = False,
+    shuffle: int | None = None,
+    seed: int = 0,
+    repeat: bool = False,
+    shard: Shard | None = None,
+    max_errors: float = 0.01,
+    errors: ReadErrors | None = None,
+    threads: int = 2,
+) -> tf.data.Dataset:
+    """Reads files of records into batches.
+
+    A malformed record costs that record alone. It is counted by file and
+    reason, and the first few are logged with file and line; more than
+    `max_errors` end the reading with an error. docs/data.md lists what is
+    malformed in each format.
+
+    The dataset is the same each time it is read, also with `shuffle`, so that
+    `fit` with `tf_ext.callbacks.TableSnapshot` continues a killed training with
+    the sample after the last one. The records are parsed in this process: give
+    `fit` the dataset, or under MultiWorkerMirroredStrategy a function that makes
+    it of the `tf.distribute.InputContext`.
+
+    Args:
+      files: path or pattern of `tf.io.gfile.glob`, or several, on any file
+        system of TensorFlow. Files of text may be compressed by gzip.
+      schema: tf_ext.data.Schema.
+      format: "csv", with quotes as in RFC 4180; or "tsv", separated by tabs,
+        without quotes. In both, a line is a record.
+      batch_size: int, the records of a batch; the last one of a pass over the
+        files may have fewer.
+      header: bool, whether each text file begins with a line of names. Fields
+        are then found by name.
+      shuffle: int, how many records are shuffled together; files are shuffled,
+        too. None: in order.
+      seed: int, of the order.
+      repeat: bool, whether it goes on without end; with `shuffle`, each pass
+        has another order. Without, each iteration has the order of the first
+        pass.
+      shard: `(index, count)` or a tf.distribute.InputContext: only each
+        `count`-th file, from `index`; there must be at least `count` files.
+      max_errors: float, the greatest share of malformed records.
+      errors: tf_ext.data.ReadErrors that counts them.
+      threads: int, how many blocks of a file are parsed at the same time.
+
+    Returns:
+      tf.data.Dataset of batches: features, `(features, labels)` or
+      `(features, labels, sample_weights)`, as the schema says. Features are a
+      dict of tensors `[batch_size]`, and of ragged ones `[batch_size, None]`
+      for bags.
+
+    Raises:
+      ValueError: an argument is not as above.
+      FileNotFoundError: there are no files.
+      ImportError: without pyarrow.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> file = pathlib.Path(tempfile.mkdtemp()) / "clicks.tsv"
+      >>> _ = file.write_text("1\\tann\\tred|new\\t2.5\\n0\\tbob\\t\\t\\n")
+      >>> schema = tf_ext.data.Schema(
+      ...     [tf_ext.data.Field("click", "float32"),
+      ...      tf_ext.data.Field("user"),
+      ...      tf_ext.data.Field("tags", separator="|"),
+      ...      tf_ext.data.Field("price", "float32", default=-1.0)],
+      ...     label="click")
+      >>> data = tf_ext.data.read(file, schema, "tsv", batch_size=2)
+      >>> for features, labels in data:
+      ...     print(features["tags"].to_list(), features["price"].numpy(),
+      ...         labels.numpy())
+      [[b'red', b'new'], []] [ 2.5 -1. ] [1. 0.]
+    """
+    if not isinstance(schema, Schema):
+        refuse(_NAME, "schema", "a tf_ext.data.Schema", schema)
+    if format not in _FORMATS:
+        refuse(_NAME, "format", f"one of {', '.join(_FORMATS)}", format)
+    check_count(_NAME, "batch_size", batch_size, 1)
+    if shuffle is not None:
+        check_count(_NAME, "shuffle", shuffle, 1)
+    check_count(_NAME, "seed", seed, 0)
+    check_count(_NAME, "threads", threads, 1)
+    check_max_errors(_NAME, max_errors)
+    if errors is not None and not isinstance(errors, ReadErrors):
+        refuse(_NAME, "errors", "a tf_ext.data.ReadErrors or None", errors)
+    if tf.inside_function():
+        raise RuntimeError(
+            "tf_ext.data.read parses in the process that calls it, so it must "
+            "not be called in a function that TensorFlow traces, such as one "
+            "that makes a dataset on workers of a ParameterServerStrategy: "
+            "give `fit` the dataset."
+        )
+    require_pyarrow(f"tf_ext.data.read(format={format!r})")
+    reader = _reader(schema, format, header)
+    passes = _Passes(
+        reader,
+        _shard(_find(files), shard),
+        batch_size=int(batch_size),
+        shuffle=shuffle,
+        seed=int(seed),
+        repeat=bool(repeat),
+        max_errors=max_errors,
+        errors=errors if errors is not None else ReadErrors(),
+        threads=int(threads),
+    )
+    policies = tf.data.experimental.AutoShardPolicy
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = (
+        policies.DATA if shard is None else policies.OFF
+    )
+    return _dataset(passes, reader.layout, int(batch_size)).with_options(
+        options
+    )
+
+
+def _reader(schema: Schema, format: str, header: bool) -> typing.Any:
+    if not isinstance(header, bool):
+        refuse(_NAME, "header", "True or False", header)
+    separator = "\t" if format == "tsv" else ","
+    return CsvFiles(schema, separator, format == "csv", header)
+
+
+def _find(files: Files | Iterable[Files]) -> list[str]:
+    given = [files] if isinstance(files, str | os.PathLike) else list(files)
+    found: list[str] = []
+    for file in given:
+        path = os.fspath(file)
+        is_pattern = any(c in posixpath.basename(path) for c in "*?[")
+        if is_pattern and not tf.io.gfile.exists(path):
+            matching = sorted(tf.io.gfile.glob(path))
+            if not matching:
+                raise FileNotFoundError(f"No file matches {path}")
+            found += matching
+            continue
+        if not tf.io.gfile.exists(path):
+            raise FileNotFoundError(f"There is no file {path}")
+        found.append(path)
+    if not found or len(set(found)) < len(found):
+        refuse(_NAME, "files", "paths of files, each once", files)
+    return found
+
+
+def _shard(files: list[str], shard: Shard | None) -> list[str]:
+    if shard is None:
+        return files
+    if isinstance(shard, tf.distribute.InputContext):
+        shard = (shard.input_pipeline_id, shard.num_input_pipelines)
+    if (
+        not isinstance(shard, tuple)
+        or len(shard) != 2
+        or not all(is_int(number) for number in shard)
+        or not 0 <= shard[0] < shard[1]
+    ):
+        allowed = "(index, count) or a tf.distribute.InputContext"
+        refuse(_NAME, "shard", allowed, shard)
+    index, count = shard
+    if len(files) < count:
+        allowed = f"of at most as many shards as there are files, {len(files)}"
+        refuse(_NAME, "shard", allowed, shard)
+    return files[index::count]
+
+
+class _Window(typing.NamedTuple):
+    """Records that batches are cut from, after an order if there is one."""
+
+    part: Part
+    order: typing.Any
+
+
+class _Passes:
+    """What an iteration of the dataset reads."""
+
+    def __init__(
+        self,
+        reader: typing.Any,
+        files: list[str],
+        batch_size: int,
+        shuffle: int | None,
+        seed: int,
+        repeat: bool,
+        max_errors: float,
+        errors: ReadErrors,
+        threads: int,
+    ) -> None:
+        self._reader = reader
+        self._layout: Layout = reader.layout
+        self._files = files
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._repeat = repeat
+        self._max_errors = max_errors
+        self._errors = errors
+        self._threads = threads
+
+    def windows(self) -> Iterator[_Window]:
+        """Yields windows; all but a pass's last one are of whole batches."""
+        for number in itertools.count():
+            some = False
+            for window in self._of_pass(number):
+                some = True
+                yield window
+            self._errors.check(self._max_errors, at_end=True)
+            if not (self._repeat and some):
+                return
+
+    def _of_pass(self, number: int) -> Iterator[_Window]:
+        rng = np.random.default_rng((self._seed, number))
+        files = self._files
+        if self._shuffle is not None:
+            files = [files[i] for i in rng.permutation(len(files))]
+        wanted = self._shuffle or 1
+        waiting: list[Part] = []
+        rows = 0
+        with contextlib.closing(self._parts(files)) as parts:
+            for part in parts:
+                waiting.append(part)
+                rows += part.rows
+                if rows < max(wanted, self._batch_size):
+                    continue
+                cut = rows - rows % self._batch_size
+                last = part.rows - (rows - cut)
+                # Of these parts the last one alone has rows of later batches.
+                waiting[-1] = self._layout.slice(part, 0, last)
+                yield from self._cut(waiting, rng)
+                rows -= cut
+                waiting = [self._layout.slice(part, last, part.rows)]
+        if rows:
+            yield from self._cut(waiting, rng)
+
+    def _cut(
+        self, parts: list[Part], rng: np.random.Generator
+    ) -> Iterator[_Window]:
+        """Yields parts as one window, or as few as copy little."""
+        parts = [part for part in parts if part.rows] or parts[:1]
+        if self._shuffle is not None:
+            whole = self._layout.concat(parts)
+            yield _Window(whole, rng.permutation(whole.rows))
+            return
+        first = sum(part.rows for part in parts[:-1])
+        # A batch that begins in earlier parts and ends in the last one.
+        head = -first % self._batch_size
+        if not first or head >= parts[-1].rows:
+            yield _Window(self._layout.concat(parts), None)
+            return
+        last = parts[-1]
+        begin = self._layout.slice(last, 0, head)
+        yield _Window(self._layout.concat([*parts[:-1], begin]), None)
+        yield _Window(self._layout.slice(last, head, last.rows), None)
+
+    def _parts(self, files: list[str]) -> Iterator[Part]:
+        """Yields the well-formed records of files, block by block, in order."""
+        blocks = (
+            (file, index, parse)
+            for file in files
+            for index, parse in enumerate(self._reader.blocks(file))
+        )
+        with contextlib.closing(_ordered(blocks, self._threads)) as parsed:
+            for file, index, block in parsed:
+                self._errors.add(file, index, block.records, block.malformed)
+                self._errors.check(self._max_errors)
+                yield block.part
+
+
+def _ordered(
+    blocks: Iterator[tuple[str, int, Callable[[], Parsed]]], threads: int
+) -> Iterator[tuple[str, int, Parsed]]:
+    """Parses blocks by threads; yields them in order."""
+    ahead: collections.deque[typing.Any] = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(threads) as executor:
+        try:
+            for file, index, parse in blocks:
+                ahead.append((file, index, executor.submit(parse)))
+                if len(ahead) > threads:
+                    first = ahead.popleft()
+                    yield (*first[:2], first[2].result())
+            while ahead:
+                first = ahead.popleft()
+                yield (*first[:2], first[2].result())
+        finally:
+            for _, _, future in ahead:
+                future.cancel()
+
+
+def _dataset(
+    passes: _Passes, layout: Layout, batch_size: int
+) -> tf.data.Dataset:
+    """The batches of the windows of `passes`."""
+    # Tensors would be copied into NumPy's objects and back on their way through
+    # from_generator: it passes numbers, by which they are fetched.
+    fetched: dict[int, list[tf.Tensor]] = {}
+    numbers = itertools.count()
+
+    def generate() -> Iterator[int]:
+        with contextlib.closing(passes.windows()) as windows:
+            for window in windows:
+                order = window.order
+                if order is None:
+                    order = np.empty(0, np.int64)
+                number = next(numbers)
+                rows = tf.constant(window.part.rows, tf.int64)
+                fetched[number] = [
+                    rows,
+                    tf.constant(order, tf.int64),
+                    *window.part.tensors,
+                ]
+                try:
+                    yield number
+                finally:
+                    fetched.pop(number, None)
+
+    def fetch(number: tf.Tensor) -> list[tf.Tensor]:
+        return fetched.pop(int(number))
+
+    def window(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        tensors = tf.py_function(
+            fetch, [number], [tf.int64, tf.int64, *layout.dtypes]
+        )
+        tensors[0].set_shape([])
+        tensors[1].set_shape([None])
+        layout.set_shapes(tensors[2:])
+        return tuple(tensors)
+
+    is_shuffled = passes._shuffle is not None
+
+    def batches(
+        rows: tf.Tensor, order: tf.Tensor, *tensors: tf.Tensor
+    ) -> tf.data.Dataset:
+        def batch(begin: tf.Tensor) -> typing.Any:
+            end = tf.minimum(begin + batch_size, rows)
+            if is_shuffled:
+                return layout.batch(tensors, order[begin:end])
+            return layout.batch(tensors, slice(begin, end))
+
+        return tf.data.Dataset.range(0, rows, batch_size).map(batch)
+
+    return (
+        tf.data.Dataset.from_generator(
+            generate, output_signature=tf.TensorSpec([], tf.int64)
+        )
+        .map(window)
+        .flat_map(batches)
+        .prefetch(tf.data.AUTOTUNE)
+    )
