@@ -1,6 +1,5 @@
 // The kernel that makes string tensors of columns of text.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -13,61 +12,60 @@
 namespace tf_ext {
 namespace {
 
-using tensorflow::OpInputList;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::tstring;
-
-absl::Status CheckColumn(int column, const Tensor& text, const Tensor& offsets,
-                         int64_t rows) {
-  TF_RETURN_IF_ERROR(CheckVector(absl::StrCat("text[", column, "]"), text));
-  TF_RETURN_IF_ERROR(
-      CheckVector(absl::StrCat("offsets[", column, "]"), offsets));
-  if (offsets.dim_size(0) != rows + 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "offsets must be of one size, at least 1, but offsets[", column,
-        "] is of size ", offsets.dim_size(0), ", offsets[0] of size ", rows + 1,
-        "."));
-  }
-  const auto ends = offsets.vec<int32_t>();
-  const bool rises =
-      ends(0) >= 0 && std::is_sorted(ends.data(), ends.data() + ends.size());
-  if (!rises || ends(rows) > text.dim_size(0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "offsets[", column, "] must rise from at least 0 to at most ",
-        text.dim_size(0), ", the size of text[", column, "]."));
-  }
-  return absl::OkStatus();
-}
 
 class StringsOfColumnsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* ctx) override {
-    OpInputList texts, offsets;
-    OP_REQUIRES_OK(ctx, ctx->input_list("text", &texts));
-    OP_REQUIRES_OK(ctx, ctx->input_list("offsets", &offsets));
-    OP_REQUIRES_OK(ctx, CheckVector("offsets[0]", offsets[0]));
-    const int64_t rows = std::max<int64_t>(offsets[0].dim_size(0) - 1, 0);
-    for (int i = 0; i < texts.size(); ++i) {
-      OP_REQUIRES_OK(ctx, CheckColumn(i, texts[i], offsets[i], rows));
+    const Tensor& text = ctx->input(0);
+    const Tensor& offsets = ctx->input(1);
+    const Tensor& rows = ctx->input(2);
+    OP_REQUIRES_OK(ctx, CheckVector("text", text));
+    OP_REQUIRES_OK(ctx, CheckMatrix("offsets", offsets));
+    OP_REQUIRES_OK(ctx, CheckVector("rows", rows));
+    OP_REQUIRES(ctx,
+                offsets.dim_size(0) == num_outputs() && offsets.dim_size(1) > 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "offsets must be of shape [", num_outputs(),
+                    ", n + 1] (columns, values), but its shape is ",
+                    offsets.shape().DebugString(), ".")));
+    const int64_t n = offsets.dim_size(1) - 1;
+    for (int column = 0; column < num_outputs(); ++column) {
+      Tensor* strings = nullptr;
+      OP_REQUIRES_OK(ctx, ctx->allocate_output(column, rows.shape(), &strings));
+      OP_REQUIRES_OK(ctx, Copy(text, &offsets.matrix<int64_t>()(column, 0), n,
+                               rows, strings->flat<tstring>().data()));
     }
-    Tensor* strings = nullptr;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(0, TensorShape({texts.size(), rows}),
-                                  &strings));
-    tstring* out = strings->flat<tstring>().data();
-    for (int i = 0; i < texts.size(); ++i) {
-      const char* text =
-          reinterpret_cast<const char*>(texts[i].flat<uint8_t>().data());
-      const int32_t* ends = offsets[i].flat<int32_t>().data();
-      for (int64_t row = 0; row < rows; ++row) {
-        (out++)->assign(text + ends[row], ends[row + 1] - ends[row]);
+  }
+
+ private:
+  static absl::Status Copy(const Tensor& text, const int64_t* offsets,
+                           int64_t n, const Tensor& rows, tstring* out) {
+    const char* begin =
+        reinterpret_cast<const char*>(text.flat<uint8_t>().data());
+    const auto wanted = rows.flat<int64_t>();
+    for (int64_t i = 0; i < wanted.size(); ++i) {
+      const int64_t row = wanted(i);
+      if (row < 0 || row >= n) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("rows[", i, "] is ", row, "; allowed are 0 to ", n - 1,
+                         " for offsets of ", n, " values."));
       }
+      const int64_t first = offsets[row], end = offsets[row + 1];
+      if (first < 0 || end < first || end > text.dim_size(0)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("offsets must rise from at least 0 to at most ",
+                         text.dim_size(0), ", the size of text, but value ",
+                         row, " is from ", first, " up to ", end, "."));
+      }
+      out[i].assign(begin + first, end - first);
     }
+    return absl::OkStatus();
   }
 };
 

@@ -1,6 +1,7 @@
 // The interface of the op that makes string tensors of columns of text.
 
 #include "absl/status/status.h"
+#include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -8,25 +9,32 @@ namespace tf_ext {
 namespace {
 
 using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status StringsOfColumnsShape(InferenceContext* c) {
-  // Whatever is wrong with shapes, the kernel says which column has it.
-  c->set_output(0, c->Matrix(c->num_inputs() / 2, c->UnknownDim()));
+  ShapeHandle text, offsets, rows;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "text", 1, &text));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "offsets", 2, &offsets));
+  TF_RETURN_IF_ERROR(InputOfRank(c, "rows", 1, &rows));
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, rows);
   return absl::OkStatus();
 }
 
 REGISTER_OP("TfExt>StringsOfColumns")
-    .Input("text: N * uint8")
-    .Input("offsets: N * int32")
-    .Output("strings: string")
-    .Attr("N: int >= 1")
+    .Input("text: uint8")
+    .Input("offsets: int64")
+    .Input("rows: int64")
+    .Output("strings: columns * string")
+    .Attr("columns: int >= 1")
     .SetShapeFn(StringsOfColumnsShape)
     .Doc(R"doc(
-Strings of columns that are texts and offsets, as Apache Arrow stores them.
+Strings of some rows of columns that are a text and offsets.
 
-text: each `[bytes]`, the values of a column, one after the other.
-offsets: each `[n + 1]`: value i is from offsets[i] up to offsets[i + 1].
-strings: `[N, n]`.
+text: `[bytes]`, the values of all columns.
+offsets: `[columns, n + 1]`: value i of a column is the text from offsets[i] up
+  to offsets[i + 1].
+rows: `[m]`, 0 to n - 1.
+strings: for each column `[m]`.
 )doc");
 
 }  // namespace

@@ -1,7 +1,8 @@
-"""Callbacks that save, restore, evict and watch rows, and compute metrics."""
+"""Callbacks that save, restore, evict and watch rows, metrics and data."""
 
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.callbacks.evict import Evict
+from tf_ext.callbacks.read_error_logs import ReadErrorLogs
 from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.callbacks.table_stats import TableStats
 from tf_ext.callbacks.user_metrics import UserMetrics
@@ -9,6 +10,7 @@ from tf_ext.callbacks.user_metrics import UserMetrics
 __all__ = [
     "EarlyStopping",
     "Evict",
+    "ReadErrorLogs",
     "TableSnapshot",
     "TableStats",
     "UserMetrics",

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from tf_ext.data.isolation import isolate
-from tf_ext.data.parts import Layout, Part
+from tf_ext.data.parts import Bag, Part
 from tf_ext.data.schema import WEIGHT_SUFFIX, Field, Schema
-from tf_ext.ops import _text_ops
 
 try:
     import pyarrow as pa
@@ -43,14 +41,13 @@ def type_of(field: Field) -> typing.Any:
 
 
 class Converter:
-    """Makes Parts of tables of Arrow.
+    """Makes Parts of columns of Arrow.
 
     Args:
       schema: Schema.
     """
 
     def __init__(self, schema: Schema) -> None:
-        self.layout = Layout(schema)
         self._schema = schema
 
     def part(self, columns: dict[str, Array]) -> tuple[Part, Reasons]:
@@ -65,7 +62,7 @@ class Converter:
         """
         reasons: Reasons = {}
         dense: dict[str, Array] = {}
-        bags: dict[str, tuple[Array, npt.NDArray[np.int64]]] = {}
+        bags: dict[str, Bag] = {}
         for field in self._schema.used:
             column = columns[field.name]
             if field.bag:
@@ -75,50 +72,17 @@ class Converter:
             else:
                 dense[field.name] = _numbers(field, column, reasons)
         rows = len(next(iter(columns.values())))
+        part = Part(rows, dense, bags)
         if reasons:
-            good = np.ones(rows, bool)
-            good[list(reasons)] = False
-            kept = np.flatnonzero(good)
-            dense = {
-                name: column.take(kept)
-                if isinstance(column, pa.Array)
-                else column[kept]
-                for name, column in dense.items()
-            }
-            bags = {name: _kept(*bag, kept) for name, bag in bags.items()}
-            rows = len(kept)
-        return self._to_part(rows, dense, bags), reasons
-
-    def _to_part(
-        self,
-        rows: int,
-        dense: dict[str, Array],
-        bags: dict[str, tuple[Array, npt.NDArray[np.int64]]],
-    ) -> Part:
-        matrices = {}
-        for dtype, fields in self.layout.dense.items():
-            of_type = [dense[field.name] for field in fields]
-            matrices[dtype] = (
-                strings(of_type)
-                if dtype == "string"
-                else tf.constant(np.stack(of_type))
-            )
-        tensors = {
-            name: (
-                strings([values])[0]
-                if isinstance(values, pa.Array)
-                else tf.constant(values),
-                tf.constant(splits, tf.int64),
-            )
-            for name, (values, splits) in bags.items()
-        }
-        return self.layout.part(rows, matrices, tensors)
+            kept = np.delete(np.arange(rows), list(reasons))
+            part = part.take(kept)
+        return part, reasons
 
     def _bags(
         self,
         field: Field,
         column: Array,
-        bags: dict[str, tuple[Array, npt.NDArray[np.int64]]],
+        bags: dict[str, Bag],
         reasons: Reasons,
     ) -> None:
         lists = column
@@ -128,14 +92,14 @@ class Converter:
         owners = np.repeat(np.arange(len(lists)), np.diff(splits))
         if field.weight_separator is not None:
             flat, weights = _weighted(flat, field, owners, reasons)
-            bags[field.name + WEIGHT_SUFFIX] = weights, splits
+            bags[field.name + WEIGHT_SUFFIX] = Bag(weights, splits)
         if flat.null_count:
             _add(reasons, owners[_nulls(flat)], MISSING)
         if field.dtype == "string":
             values = _filled(flat, "")
         else:
             values = to_numbers(flat, field.dtype, owners, reasons)
-        bags[field.name] = values, splits
+        bags[field.name] = Bag(values, splits)
 
     def _split(self, column: Array, field: Field) -> Array:
         """Lists of the texts of each bag; of missing ones empty lists."""
@@ -155,20 +119,6 @@ class Converter:
         return pa.ListArray.from_arrays(
             splits.astype(np.int32), parts.flatten().filter(pa.array(keep))
         )
-
-
-def strings(columns: Sequence[Array]) -> tf.Tensor:
-    """A string tensor `[columns, n]` of arrays of bytes or texts."""
-    texts, offsets = [], []
-    for column in columns:
-        _, ends, text = column.buffers()
-        first, size = column.offset, len(column)
-        of_column = np.zeros(1, np.int32)
-        if size:
-            of_column = np.frombuffer(ends, np.int32)[first:][: size + 1]
-        offsets.append(of_column)
-        texts.append(np.frombuffer(text or b"", np.uint8))
-    return _text_ops.strings_of_columns(texts, offsets)
 
 
 def to_numbers(
@@ -282,21 +232,6 @@ def _splits(lists: Array) -> npt.NDArray[np.int64]:
     """Row splits from 0, of lists in which null is an empty list."""
     lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-def _kept(
-    values: Array, splits: npt.NDArray[np.int64], kept: npt.NDArray[np.int64]
-) -> tuple[Array, npt.NDArray[np.int64]]:
-    """The bags of some rows."""
-    lengths = np.diff(splits)
-    good = np.zeros(len(lengths), bool)
-    good[kept] = True
-    of_values = np.repeat(good, lengths)
-    is_arrow = isinstance(values, pa.Array)
-    values = (
-        values.filter(pa.array(of_values)) if is_arrow else (values[of_values])
-    )
-    return values, np.concatenate([[0], np.cumsum(lengths[kept])])
 
 
 def _nulls(column: Array) -> npt.NDArray[np.bool_]:

@@ -20,7 +20,6 @@ except ImportError:
     pa = arrow_csv = None
 
 WIDTH = "wrong number of fields"
-BLOCK = typing.TypeVar("BLOCK")
 
 
 class Parsed(typing.NamedTuple):
@@ -53,7 +52,6 @@ class CsvFiles:
         self._quoted = quoted
         self._header = header
         self._converter = Converter(schema)
-        self.layout = self._converter.layout
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
         """Yields functions that parse the blocks of a file, in any thread."""
@@ -93,9 +91,9 @@ class CsvFiles:
         part, reasons = self._converter.part(columns)
         malformed = [
             *lines.malformed,
-            *(Malformed(f"line {lines.numbers[row]}", WIDTH) for row in wrong),
+            *(Malformed(int(lines.numbers[row]), WIDTH) for row in wrong),
             *(
-                Malformed(f"line {numbers[row]}", reason)
+                Malformed(int(numbers[row]), reason)
                 for row, reason in sorted(reasons.items())
             ),
         ]

@@ -18,10 +18,10 @@ _FEWEST_RECORDS = 1000
 class Malformed(typing.NamedTuple):
     """A record that was left out.
 
-    position: where it is, such as "line 7"; reason: one of a few texts.
+    line: its number in the file, from 1; reason: one of a few texts.
     """
 
-    position: str
+    line: int
     reason: str
 
 
@@ -34,7 +34,7 @@ class TooManyErrorsError(ValueError):
 
 
 class ReadErrors:
-    """Counts of the malformed records that `read` left out.
+    r"""Counts of the malformed records that `read` left out.
 
     Give it to `read`, and to `tf_ext.callbacks.ReadErrorLogs` to see the counts
     in the logs of `fit`. A record counts once however often it is read, so the
@@ -44,7 +44,7 @@ class ReadErrors:
     Example:
       >>> import pathlib, tempfile
       >>> file = pathlib.Path(tempfile.mkdtemp()) / "ratings.csv"
-      >>> _ = file.write_text("user,score\\n1,5\\n2,good\\n3,4\\n")
+      >>> _ = file.write_text("user,score\n1,5\n2,good\n3,4\n")
       >>> schema = tf_ext.data.Schema([
       ...     tf_ext.data.Field("user"), tf_ext.data.Field("score", "float32")])
       >>> errors = tf_ext.data.ReadErrors()
@@ -127,10 +127,11 @@ class ReadErrors:
             before = self._errors
             self._records += records
             self._errors += len(malformed)
-        for one in malformed[: max(0, _LOGGED - before)]:
+        in_order = sorted(malformed)
+        for one in in_order[: max(0, _LOGGED - before)]:
             _LOG.warning(
-                "Left out a malformed record: %s, %s: %s",
-                *(file, one.position, one.reason),
+                "Left out a malformed record: %s, line %d: %s",
+                *(file, one.line, one.reason),
             )
         if before < _LOGGED <= before + len(malformed):
             _LOG.warning("Further malformed records are counted, not logged.")

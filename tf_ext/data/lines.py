@@ -131,7 +131,7 @@ def check(lines: Lines, separator: bytes | None) -> Checked:
         _note(reasons, _wrongly_quoted(block, ends, separator[0]), QUOTES)
     empty = np.flatnonzero(ends == begins)
     malformed = [
-        Malformed(f"line {lines.first + index}", reasons[index])
+        Malformed(lines.first + index, reasons[index])
         for index in sorted(reasons)
     ]
     records = len(ends) - len(empty)

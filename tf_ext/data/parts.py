@@ -1,125 +1,198 @@
-"""Records as few flat tensors, which batches are cut from.
+"""Records as few flat arrays, and the batches that are cut from them.
 
-A Part has the dense fields of a type in one matrix, so that a batch is a slice
-for each type rather than for each field.
+The dense fields of a type are one matrix, and strings are bytes and offsets
+until a batch is made of them: a string is copied into a tensor once.
 """
 
+import dataclasses
 import typing
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext.data.schema import DTYPES, WEIGHT_SUFFIX, Field, Schema
+from tf_ext.ops import _text_ops
+
+try:
+    import pyarrow as pa
+except ImportError:
+    pa = None
+
+# Numbers, or an array of Arrow of bytes.
+Values: typing.TypeAlias = typing.Any
 
 
-class Part(typing.NamedTuple):
+class Bag(typing.NamedTuple):
+    """The values of all rows, one after the other, and int64 row splits."""
+
+    values: Values
+    splits: npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass
+class Part:
     """Well-formed records.
 
-    rows: their number; tensors: as `Layout` orders them.
+    Attributes:
+      rows: int, their number.
+      dense: dict from names to values.
+      bags: dict from names to Bags.
     """
 
     rows: int
-    tensors: list[tf.Tensor]
+    dense: dict[str, Values]
+    bags: dict[str, Bag]
+
+    def slice(self, begin: int, end: int) -> "Part":
+        """The rows from `begin` up to `end`."""
+        if (begin, end) == (0, self.rows):
+            return self
+        bags = {}
+        for name, (values, splits) in self.bags.items():
+            some = splits[begin : end + 1]
+            bags[name] = Bag(values[some[0] : some[-1]], some - some[0])
+        dense = {name: v[begin:end] for name, v in self.dense.items()}
+        return Part(end - begin, dense, bags)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "Part":
+        """The given rows, which rise."""
+        bags = {}
+        for name, (values, splits) in self.bags.items():
+            lengths = np.diff(splits)
+            is_kept = np.zeros(self.rows, bool)
+            is_kept[rows] = True
+            places = np.flatnonzero(np.repeat(is_kept, lengths))
+            bags[name] = Bag(values.take(places), _to_splits(lengths[rows]))
+        dense = {name: values.take(rows) for name, values in self.dense.items()}
+        return Part(len(rows), dense, bags)
+
+
+def concat(parts: Sequence[Part]) -> Part:
+    """Parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    dense = {
+        name: _concat([part.dense[name] for part in parts])
+        for name in parts[0].dense
+    }
+    bags = {}
+    for name in parts[0].bags:
+        of_parts = [part.bags[name] for part in parts]
+        lengths = [np.diff(bag.splits) for bag in of_parts]
+        bags[name] = Bag(
+            _concat([bag.values for bag in of_parts]),
+            _to_splits(np.concatenate(lengths)),
+        )
+    return Part(sum(part.rows for part in parts), dense, bags)
+
+
+def _concat(values: list[Values]) -> Values:
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    return pa.concat_arrays(values)
+
+
+def _to_splits(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 class Layout:
-    """Where the tensors of a Part are.
+    """Where in a list of tensors the fields of a Part are.
+
+    Args:
+      schema: Schema.
 
     Attributes:
-      dense: dict from types to lists of the dense Fields of that type: a matrix
-        `[fields, rows]` each.
-      bags: list of `(name, dtype)`: values and int64 row splits each.
-      dtypes: list of tf.DType of all tensors.
+      signature: list of `tf.TensorSpec` of the tensors.
     """
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self.dense: dict[str, list[Field]] = {}
-        self.bags: list[tuple[str, str]] = []
+        self._dense: dict[str, list[Field]] = {}
+        self._bags: list[tuple[str, str]] = []
         for field in schema.used:
             if not field.bag:
-                self.dense.setdefault(field.dtype, []).append(field)
+                self._dense.setdefault(field.dtype, []).append(field)
                 continue
-            self.bags.append((field.name, field.dtype))
+            self._bags.append((field.name, field.dtype))
             if field.weight_separator is not None:
-                self.bags.append((field.name + WEIGHT_SUFFIX, "float32"))
-        self.dtypes = [DTYPES[dtype] for dtype in self.dense]
-        for _, dtype in self.bags:
-            self.dtypes += [DTYPES[dtype], tf.int64]
+                self._bags.append((field.name + WEIGHT_SUFFIX, "float32"))
+        self.signature: list[tf.TensorSpec] = []
+        for dtype, fields in self._dense.items():
+            self._add(dtype, [len(fields), None])
+        for _, dtype in self._bags:
+            self._add(dtype, [1, None])
+            self.signature.append(tf.TensorSpec([None], tf.int64))
 
-    def set_shapes(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Sets the static shapes of tensors from Python."""
-        fields = [len(fields) for fields in self.dense.values()]
-        for index, tensor in enumerate(tensors):
-            is_dense = index < len(fields)
-            tensor.set_shape([fields[index], None] if is_dense else [None])
+    def _add(self, dtype: str, shape: list[int | None]) -> None:
+        if dtype == "string":
+            self.signature.append(tf.TensorSpec([None], tf.uint8))
+            dtype = "int64"
+        self.signature.append(tf.TensorSpec(shape, DTYPES[dtype]))
 
-    def part(
-        self,
-        rows: int,
-        dense: dict[str, tf.Tensor],
-        bags: dict[str, tuple[tf.Tensor, tf.Tensor]],
-    ) -> Part:
-        """A Part of matrices by type, and of `(values, splits)` by name."""
-        tensors = [dense[dtype] for dtype in self.dense]
-        for name, _ in self.bags:
-            tensors += bags[name]
-        return Part(rows, tensors)
+    def tensors(self, part: Part) -> list[npt.NDArray[typing.Any]]:
+        """A Part as arrays of `signature`."""
+        arrays = []
+        for fields in self._dense.values():
+            arrays += _matrix([part.dense[field.name] for field in fields])
+        for name, _ in self._bags:
+            bag = part.bags[name]
+            arrays += [*_matrix([bag.values]), bag.splits]
+        return arrays
 
     def batch(
-        self, tensors: Sequence[tf.Tensor], rows: tf.Tensor | slice
+        self, tensors: Sequence[tf.Tensor], rows: tf.Tensor
     ) -> typing.Any:
-        """Some rows of a Part, as an element of the dataset.
+        """Some rows, as an element of the dataset.
 
         Args:
-          tensors: those of a Part.
-          rows: a slice, or int64 `[n]`, the indices.
+          tensors: list of tensors of `signature`.
+          rows: int64 `[n]`, their indices.
         """
-        values = {}
+        values: dict[str, typing.Any] = {}
         left = iter(tensors)
-        for fields in self.dense.values():
-            matrix = _columns(next(left), rows)
-            for field, column in zip(
-                fields, tf.unstack(matrix, len(fields)), strict=True
-            ):
+        for dtype, fields in self._dense.items():
+            columns = _gathered(dtype, left, rows, len(fields))
+            for field, column in zip(fields, columns, strict=True):
                 values[field.name] = column
-        for name, _ in self.bags:
-            bag = _ragged(next(left), next(left))
-            is_slice = isinstance(rows, slice)
-            values[name] = bag[rows] if is_slice else tf.gather(bag, rows)
+        for name, dtype in self._bags:
+            own = [next(left) for _ in range(3 if dtype == "string" else 2)]
+            size = tf.gather(own[-1], tf.size(own[-1]) - 1)
+            places = tf.gather(_ragged(tf.range(size), own[-1]), rows)
+            [flat] = _gathered(dtype, iter(own), places.values, 1)
+            values[name] = places.with_values(flat)
         names = [field.name for field in self._schema.used]
         names += [name for name in values if name not in names]
         return self._schema.split({name: values[name] for name in names})
 
-    def slice(self, part: Part, begin: int, end: int) -> Part:
-        """The rows of a Part from `begin` up to `end`."""
-        if (begin, end) == (0, part.rows):
-            return part
-        left, tensors = iter(part.tensors), []
-        for _ in self.dense:
-            tensors.append(next(left)[:, begin:end])
-        for _ in self.bags:
-            bag = _ragged(next(left), next(left))[begin:end]
-            tensors += [bag.values, bag.row_splits]
-        return Part(end - begin, tensors)
 
-    def concat(self, parts: Sequence[Part]) -> Part:
-        """Parts, one after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        columns = zip(*(part.tensors for part in parts), strict=True)
-        tensors = [tf.concat(next(columns), 1) for _ in self.dense]
-        for _ in self.bags:
-            bags = map(_ragged, next(columns), next(columns))
-            bag = tf.concat(list(bags), 0)
-            tensors += [bag.values, bag.row_splits]
-        return Part(sum(part.rows for part in parts), tensors)
+def _matrix(columns: list[Values]) -> list[npt.NDArray[typing.Any]]:
+    """Columns of a type as one matrix, of strings as text and offsets."""
+    if isinstance(columns[0], np.ndarray):
+        return [np.stack(columns)]
+    texts = []
+    offsets = np.zeros([len(columns), len(columns[0]) + 1], np.int64)
+    position = 0
+    for of_column, column in zip(offsets, columns, strict=True):
+        _, ends, text = column.buffers()
+        if not len(column):
+            continue
+        ends = np.frombuffer(ends, np.int32)[column.offset :][: len(column) + 1]
+        texts.append(np.frombuffer(text or b"", np.uint8)[ends[0] : ends[-1]])
+        np.add(ends, position - int(ends[0]), out=of_column, casting="unsafe")
+        position = int(of_column[-1])
+    return [np.concatenate(texts or [np.empty(0, np.uint8)]), offsets]
 
 
-def _columns(matrix: tf.Tensor, rows: tf.Tensor | slice) -> tf.Tensor:
-    if isinstance(rows, slice):
-        return matrix[:, rows]
-    return tf.gather(matrix, rows, axis=1)
+def _gathered(
+    dtype: str, tensors: typing.Any, rows: tf.Tensor, count: int
+) -> list[tf.Tensor]:
+    if dtype == "string":
+        text, offsets = next(tensors), next(tensors)
+        return _text_ops.strings_of_columns(text, offsets, rows, count)
+    return tf.unstack(tf.gather(next(tensors), rows, axis=1), count)
 
 
 def _ragged(values: tf.Tensor, splits: tf.Tensor) -> tf.RaggedTensor:

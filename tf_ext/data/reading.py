@@ -10,13 +10,14 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext._checks import check_count, is_int, refuse
 from tf_ext.data.arrow import require_pyarrow
 from tf_ext.data.csv_files import CsvFiles, Parsed
 from tf_ext.data.errors import ReadErrors, check_max_errors
-from tf_ext.data.parts import Layout, Part
+from tf_ext.data.parts import Layout, Part, concat
 from tf_ext.data.schema import Schema
 
 _NAME = "read"
@@ -40,7 +41,7 @@ def read(
     errors: ReadErrors | None = None,
     threads: int = 2,
 ) -> tf.data.Dataset:
-    """Reads files of records into batches.
+    r"""Reads files of records into batches.
 
     A malformed record costs that record alone. It is counted by file and
     reason, and the first few are logged with file and line; more than
@@ -50,8 +51,8 @@ def read(
     The dataset is the same each time it is read, also with `shuffle`, so that
     `fit` with `tf_ext.callbacks.TableSnapshot` continues a killed training with
     the sample after the last one. The records are parsed in this process: give
-    `fit` the dataset, or under MultiWorkerMirroredStrategy a function that makes
-    it of the `tf.distribute.InputContext`.
+    `fit` the dataset, or under MultiWorkerMirroredStrategy a function from the
+    `tf.distribute.InputContext`, as `shard`, to the dataset.
 
     Args:
       files: path or pattern of `tf.io.gfile.glob`, or several, on any file
@@ -89,7 +90,7 @@ def read(
     Example:
       >>> import pathlib, tempfile
       >>> file = pathlib.Path(tempfile.mkdtemp()) / "clicks.tsv"
-      >>> _ = file.write_text("1\\tann\\tred|new\\t2.5\\n0\\tbob\\t\\t\\n")
+      >>> _ = file.write_text("1\tann\tred|new\t2.5\n0\tbob\t\t\n")
       >>> schema = tf_ext.data.Schema(
       ...     [tf_ext.data.Field("click", "float32"),
       ...      tf_ext.data.Field("user"),
@@ -139,14 +140,17 @@ def read(
     options.experimental_distribute.auto_shard_policy = (
         policies.DATA if shard is None else policies.OFF
     )
-    return _dataset(passes, reader.layout, int(batch_size)).with_options(
-        options
-    )
+    dataset = _dataset(passes, Layout(schema), int(batch_size))
+    return dataset.with_options(options)
 
 
 def _reader(schema: Schema, format: str, header: bool) -> typing.Any:
     if not isinstance(header, bool):
         refuse(_NAME, "header", "True or False", header)
+    for field in schema.used:
+        if field.bag and field.separator is None:
+            allowed = f"one in which bags have a `separator` for {format}"
+            refuse(_NAME, "schema", allowed, field)
     separator = "\t" if format == "tsv" else ","
     return CsvFiles(schema, separator, format == "csv", header)
 
@@ -192,10 +196,14 @@ def _shard(files: list[str], shard: Shard | None) -> list[str]:
 
 
 class _Window(typing.NamedTuple):
-    """Records that batches are cut from, after an order if there is one."""
+    """Records, and the order of their rows in batches."""
 
     part: Part
-    order: typing.Any
+    order: npt.NDArray[np.int64]
+
+
+def _in_order(part: Part) -> _Window:
+    return _Window(part, np.arange(part.rows))
 
 
 class _Passes:
@@ -214,7 +222,6 @@ class _Passes:
         threads: int,
     ) -> None:
         self._reader = reader
-        self._layout: Layout = reader.layout
         self._files = files
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -252,10 +259,10 @@ class _Passes:
                 cut = rows - rows % self._batch_size
                 last = part.rows - (rows - cut)
                 # Of these parts the last one alone has rows of later batches.
-                waiting[-1] = self._layout.slice(part, 0, last)
+                waiting[-1] = part.slice(0, last)
                 yield from self._cut(waiting, rng)
                 rows -= cut
-                waiting = [self._layout.slice(part, last, part.rows)]
+                waiting = [part.slice(last, part.rows)]
         if rows:
             yield from self._cut(waiting, rng)
 
@@ -265,19 +272,19 @@ class _Passes:
         """Yields parts as one window, or as few as copy little."""
         parts = [part for part in parts if part.rows] or parts[:1]
         if self._shuffle is not None:
-            whole = self._layout.concat(parts)
+            whole = concat(parts)
             yield _Window(whole, rng.permutation(whole.rows))
             return
         first = sum(part.rows for part in parts[:-1])
         # A batch that begins in earlier parts and ends in the last one.
         head = -first % self._batch_size
         if not first or head >= parts[-1].rows:
-            yield _Window(self._layout.concat(parts), None)
+            yield _in_order(concat(parts))
             return
         last = parts[-1]
-        begin = self._layout.slice(last, 0, head)
-        yield _Window(self._layout.concat([*parts[:-1], begin]), None)
-        yield _Window(self._layout.slice(last, head, last.rows), None)
+        begin = last.slice(0, head)
+        yield _in_order(concat([*parts[:-1], begin]))
+        yield _in_order(last.slice(head, last.rows))
 
     def _parts(self, files: list[str]) -> Iterator[Part]:
         """Yields the well-formed records of files, block by block, in order."""
@@ -317,59 +324,21 @@ def _dataset(
     passes: _Passes, layout: Layout, batch_size: int
 ) -> tf.data.Dataset:
     """The batches of the windows of `passes`."""
-    # Tensors would be copied into NumPy's objects and back on their way through
-    # from_generator: it passes numbers, by which they are fetched.
-    fetched: dict[int, list[tf.Tensor]] = {}
-    numbers = itertools.count()
 
-    def generate() -> Iterator[int]:
+    def generate() -> Iterator[tuple[typing.Any, ...]]:
         with contextlib.closing(passes.windows()) as windows:
             for window in windows:
-                order = window.order
-                if order is None:
-                    order = np.empty(0, np.int64)
-                number = next(numbers)
-                rows = tf.constant(window.part.rows, tf.int64)
-                fetched[number] = [
-                    rows,
-                    tf.constant(order, tf.int64),
-                    *window.part.tensors,
-                ]
-                try:
-                    yield number
-                finally:
-                    fetched.pop(number, None)
+                yield (window.order, *layout.tensors(window.part))
 
-    def fetch(number: tf.Tensor) -> list[tf.Tensor]:
-        return fetched.pop(int(number))
-
-    def window(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        tensors = tf.py_function(
-            fetch, [number], [tf.int64, tf.int64, *layout.dtypes]
-        )
-        tensors[0].set_shape([])
-        tensors[1].set_shape([None])
-        layout.set_shapes(tensors[2:])
-        return tuple(tensors)
-
-    is_shuffled = passes._shuffle is not None
-
-    def batches(
-        rows: tf.Tensor, order: tf.Tensor, *tensors: tf.Tensor
-    ) -> tf.data.Dataset:
+    def batches(order: tf.Tensor, *tensors: tf.Tensor) -> tf.data.Dataset:
         def batch(begin: tf.Tensor) -> typing.Any:
-            end = tf.minimum(begin + batch_size, rows)
-            if is_shuffled:
-                return layout.batch(tensors, order[begin:end])
-            return layout.batch(tensors, slice(begin, end))
+            return layout.batch(tensors, order[begin : begin + batch_size])
 
-        return tf.data.Dataset.range(0, rows, batch_size).map(batch)
+        begins = tf.data.Dataset.range(0, tf.size(order, tf.int64), batch_size)
+        return begins.map(batch)
 
-    return (
-        tf.data.Dataset.from_generator(
-            generate, output_signature=tf.TensorSpec([], tf.int64)
-        )
-        .map(window)
-        .flat_map(batches)
-        .prefetch(tf.data.AUTOTUNE)
+    windows = tf.data.Dataset.from_generator(
+        generate,
+        output_signature=(tf.TensorSpec([None], tf.int64), *layout.signature),
     )
+    return windows.flat_map(batches).prefetch(tf.data.AUTOTUNE)

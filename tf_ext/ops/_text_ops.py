@@ -1,13 +1,11 @@
-"""The op that makes string tensors of columns of text.
+"""The op that makes strings of columns of text.
 
 It is private: the reader of data uses it. It raises
-`tf.errors.InvalidArgumentError` for offsets that do not fit.
+`tf.errors.InvalidArgumentError` for offsets and rows that do not fit.
 """
 
-from collections.abc import Sequence
+import typing
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext.ops._library import library
@@ -16,28 +14,36 @@ tf.no_gradient("TfExt>StringsOfColumns")
 
 
 def strings_of_columns(
-    text: Sequence[npt.NDArray[np.uint8]],
-    offsets: Sequence[npt.NDArray[np.int32]],
+    text: typing.Any,
+    offsets: typing.Any,
+    rows: typing.Any,
+    columns: int,
     name: str | None = None,
-) -> tf.Tensor:
-    """Makes strings of columns as Apache Arrow stores them.
+) -> list[tf.Tensor]:
+    """Makes strings of some rows of columns.
 
     Args:
-      text: list of uint8 `[bytes]`, the values of a column, one after the
-        other.
-      offsets: list of int32 `[n + 1]`, as many: value i of a column is from
+      text: uint8 `[bytes]`, the values of all columns.
+      offsets: int64 `[columns, n + 1]`: value i of a column is from
         `offsets[i]` up to `offsets[i + 1]`.
+      rows: int64 `[m]`, 0 to n - 1.
+      columns: int, the number of columns.
       name: optional name of the operation.
 
     Returns:
-      string `[columns, n]`.
+      List of string `[m]`, one for each column.
 
     Example:
       >>> from tf_ext.ops import _text_ops
-      >>> text = np.frombuffer(b"annbob", np.uint8)
-      >>> _text_ops.strings_of_columns([text], [[0, 3, 3, 6]]).numpy()
-      array([[b'ann', b'', b'bob']], dtype=object)
+      >>> [names] = _text_ops.strings_of_columns(
+      ...     list(b"annbob"), [[0, 3, 3, 6]], rows=[2, 0], columns=1)
+      >>> names.numpy().tolist()
+      [b'bob', b'ann']
     """
     return library().tf_ext_strings_of_columns(
-        list(text), [tf.convert_to_tensor(o, tf.int32) for o in offsets], name
+        tf.convert_to_tensor(text, tf.uint8),
+        tf.convert_to_tensor(offsets, tf.int64),
+        tf.convert_to_tensor(rows, tf.int64),
+        columns=columns,
+        name=name,
     )

@@ -1,0 +1,522 @@
+"""Datasets of records of text files."""
+
+import gzip
+import pathlib
+import tempfile
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import absltest, parameterized
+from readable_files import SCHEMA, Field, bad_lines, good_line, write_broken
+
+import tf_ext
+import tf_ext.data.lines
+
+Schema = tf_ext.data.Schema
+
+
+def _numbers(dataset):
+    return [n for x, _ in dataset for n in x["number"].numpy().tolist()]
+
+
+class _FilesTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.folder = pathlib.Path(folder)
+
+    def _write(self, name, data):
+        path = self.folder / name
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+        return path
+
+    def _lines(self, name, numbers, separator=","):
+        lines = [good_line(number, separator) for number in numbers]
+        return self._write(name, b"\n".join(lines) + b"\n")
+
+    def _one(self, path, fields, format="csv", **kwargs):
+        """The only batch of a file, as lists."""
+        kwargs = {"batch_size": 100, **kwargs}
+        missing = kwargs.pop("missing", ("",))
+        schema = Schema(fields, missing=missing)
+        [batch] = tf_ext.data.read(path, schema, format, **kwargs)
+        return {
+            name: value.to_list()
+            if isinstance(value, tf.RaggedTensor)
+            else value.numpy().tolist()
+            for name, value in batch.items()
+        }
+
+
+class ReadTest(_FilesTest):
+    @parameterized.parameters("csv", "tsv")
+    def test_values_types_and_shapes(self, format):
+        separator = "," if format == "csv" else "\t"
+        path = self._lines("a", range(10), separator)
+        dataset = tf_ext.data.read(path, SCHEMA, format, batch_size=4)
+        features, labels = dataset.element_spec
+        self.assertEqual(labels, tf.TensorSpec([None], tf.float32))
+        self.assertEqual(features["number"], tf.TensorSpec([None], tf.int64))
+        self.assertEqual(
+            features["tags"], tf.RaggedTensorSpec([None, None], tf.string)
+        )
+        batches = list(dataset)
+        self.assertEqual([len(labels) for _, labels in batches], [4, 4, 2])
+        number = 0
+        for features, labels in batches:
+            self.assertEqual(
+                list(features), ["number", "price", "name", "tags"]
+            )
+            for i, label in enumerate(labels.numpy()):
+                self.assertEqual(label, number % 2)
+                self.assertEqual(features["number"][i], number)
+                price = number / 4 if number % 5 else -1.0
+                self.assertEqual(features["price"][i], price)
+                self.assertEqual(
+                    features["name"][i].numpy().decode(), f"näme{number}"
+                )
+                self.assertEqual(
+                    features["tags"][i].numpy().tolist(),
+                    [f"t{number}-{j}".encode() for j in range(number % 3)],
+                )
+                number += 1
+
+    def test_criteo_as_it_is(self):
+        fields = [Field("label", "float32")]
+        fields += [Field(f"I{i}", "float32", default=-2.0) for i in range(13)]
+        fields += [Field(f"C{i}") for i in range(26)]
+        line = "1\t5\t\t" + "\t".join(["7"] * 11 + ["68fd1e64", ""] * 13)
+        found = self._one(self._write("day_0", f"{line}\n"), fields, "tsv")
+        self.assertEqual(found["label"], [1.0])
+        self.assertEqual([found["I0"], found["I1"]], [[5.0], [-2.0]])
+        self.assertEqual([found["C0"], found["C25"]], [[b"68fd1e64"], [b""]])
+
+    def test_avazu_as_it_is(self):
+        path = self._write(
+            "train.csv",
+            "id,click,hour,C1,banner_pos\n"
+            "1000009418151094273,0,14102100,1005,0\n"
+            "10000169349117863715,1,14102100,1005,1\n",
+        )
+        fields = [Field("click", "float32"), Field("id"), Field("C1", "int32")]
+        found = self._one(path, fields, header=True)
+        self.assertEqual(found["click"], [0.0, 1.0])
+        self.assertEqual(found["id"][1], b"10000169349117863715")
+        self.assertEqual(found["C1"], [1005, 1005])
+
+    def test_movielens_as_it_is(self):
+        path = self._write(
+            "u.data", "196\t242\t3\t881250949\n186\t302\t4\t891717742\n"
+        )
+        fields = [
+            Field("user", "int64"),
+            Field("item", "int64"),
+            Field("rating", "float32"),
+            Field("time", "unused"),
+        ]
+        self.assertEqual(
+            self._one(path, fields, "tsv"),
+            {"user": [196, 186], "item": [242, 302], "rating": [3.0, 4.0]},
+        )
+
+    def test_quotes_of_csv(self):
+        path = self._write("a.csv", 'a,"b,""c"""\n"",\n"d",e\n')
+        found = self._one(path, [Field("x"), Field("y")])
+        self.assertEqual(found["x"], [b"a", b"", b"d"])
+        self.assertEqual(found["y"], [b'b,"c"', b"", b"e"])
+
+    def test_quotes_of_tsv_are_text(self):
+        path = self._write("a.tsv", '"a\tb"\n')
+        found = self._one(path, [Field("x"), Field("y")], "tsv")
+        self.assertEqual(found, {"x": [b'"a'], "y": [b'b"']})
+
+    def test_missing_and_default_values(self):
+        path = self._write("a.csv", "?,?,?\n,,\n1,2,x\n")
+        fields = [
+            Field("i", "int32", default=-5),
+            Field("f", "float32", default=float("-inf")),
+            Field("s", default="none"),
+        ]
+        found = self._one(path, fields, missing=["", "?"])
+        self.assertEqual(found["i"], [-5, -5, 1])
+        self.assertEqual(found["f"], [float("-inf"), float("-inf"), 2.0])
+        self.assertEqual(found["s"], [b"none", b"none", b"x"])
+
+    def test_bags_of_numbers_and_weights(self):
+        path = self._write("a.csv", "1|2,a:0.5|b::2\n,\n3,c:1\n")
+        fields = [
+            Field("n", "int64", separator="|"),
+            Field("w", separator="|", weight_separator=":"),
+        ]
+        found = self._one(path, fields)
+        self.assertEqual(found["n"], [[1, 2], [], [3]])
+        self.assertEqual(found["w"], [[b"a", b"b:"], [], [b"c"]])
+        self.assertEqual(found["w_weight"], [[0.5, 2.0], [], [1.0]])
+
+    def test_malformed_bags_cost_their_record(self):
+        path = self._write("a.csv", "1|x,a:1\n2,a\n3,a:b\n4|5,c:1\n")
+        fields = [
+            Field("n", "int64", separator="|"),
+            Field("w", separator="|", weight_separator=":"),
+        ]
+        errors = tf_ext.data.ReadErrors()
+        found = self._one(path, fields, max_errors=1.0, errors=errors)
+        self.assertEqual(found["n"], [[4, 5]])
+        self.assertEqual(found["w_weight"], [[1.0]])
+        self.assertEqual(errors.by_reason(), {"bad number": 2, "bad weight": 1})
+
+    def test_values_of_texts(self):
+        path = self._write("a.csv", "yes\nno\nmaybe\n\nyes\n")
+        errors = tf_ext.data.ReadErrors()
+        fields = [Field("x", "float32", values={"yes": 1.0, "no": 0.0})]
+        found = self._one(path, fields, max_errors=1.0, errors=errors)
+        self.assertEqual(found["x"], [1.0, 0.0, 1.0])
+        self.assertEqual(errors.by_reason(), {"unknown value": 1})
+
+    def test_line_ends_byte_order_mark_and_no_end_of_last_line(self):
+        path = self._write("a.csv", b"\xef\xbb\xbfx,y\r\n1,a\r\n\r\n2,b")
+        found = self._one(path, [Field("x", "int32"), Field("y")], header=True)
+        self.assertEqual(found, {"x": [1, 2], "y": [b"a", b"b"]})
+
+    def test_gzip_with_any_name(self):
+        lines = b"".join(good_line(n) + b"\n" for n in range(50))
+        path = self._write("a", gzip.compress(lines))
+        dataset = tf_ext.data.read(path, SCHEMA, batch_size=8)
+        self.assertEqual(_numbers(dataset), list(range(50)))
+
+    def test_damaged_gzip_is_an_error_with_file_and_position(self):
+        lines = b"".join(good_line(n) + b"\n" for n in range(5000))
+        data = gzip.compress(lines)
+        path = self._write("a.gz", data[: len(data) // 2])
+        with self.assertRaisesRegex(Exception, r"a\.gz is damaged: what fol"):
+            list(tf_ext.data.read(path, SCHEMA, batch_size=8))
+
+    def test_empty_files(self):
+        empty = self._write("empty", b"")
+        some = self._lines("some", range(3))
+        dataset = tf_ext.data.read([empty, some], SCHEMA, batch_size=8)
+        self.assertEqual(_numbers(dataset), [0, 1, 2])
+        self.assertEmpty(
+            list(tf_ext.data.read(empty, SCHEMA, batch_size=1, repeat=True))
+        )
+
+    def test_labels_and_weights(self):
+        path = self._write("a.csv", "1,2,3\n")
+        fields = [Field(name, "float32") for name in "abc"]
+        schema = Schema(fields, label=["a", "b"], sample_weight="c")
+        [(features, labels, weights)] = tf_ext.data.read(
+            path, schema, batch_size=1
+        )
+        self.assertEqual(features, {})
+        self.assertEqual(list(labels), ["a", "b"])
+        self.assertEqual(weights.numpy().tolist(), [3.0])
+
+
+class OrderTest(_FilesTest):
+    def setUp(self):
+        super().setUp()
+        # Blocks end within batches.
+        self.enterContext(
+            mock.patch.object(tf_ext.data.lines, "BLOCK_BYTES", 700)
+        )
+        self.files = [
+            self._lines(f"part-{i}", range(100 * i, 100 * i + 100))
+            for i in range(4)
+        ]
+
+    def _read(self, batch_size=16, **kwargs):
+        return tf_ext.data.read(
+            self.files, SCHEMA, batch_size=batch_size, **kwargs
+        )
+
+    @parameterized.parameters(1, 7, 16, 64, 1000)
+    def test_batches_are_whole_and_in_order(self, batch_size):
+        dataset = self._read(batch_size)
+        sizes = [len(labels) for _, labels in dataset]
+        self.assertEqual(sizes[:-1], [batch_size] * (len(sizes) - 1))
+        self.assertEqual(_numbers(dataset), list(range(400)))
+
+    @parameterized.parameters(1, 5)
+    def test_threads_do_not_change_the_order(self, threads):
+        self.assertEqual(_numbers(self._read(threads=threads)), [*range(400)])
+
+    @parameterized.parameters(1, 50, 1000)
+    def test_shuffles_within_and_over_files(self, shuffle):
+        dataset = self._read(shuffle=shuffle)
+        first, again = _numbers(dataset), _numbers(dataset)
+        self.assertCountEqual(first, range(400))
+        self.assertEqual(first, again)
+        self.assertNotEqual(first, list(range(400)))
+        self.assertNotEqual(
+            first, _numbers(self._read(shuffle=shuffle, seed=1))
+        )
+        if shuffle == 1000:
+            jumps = np.abs(np.diff(first))
+            self.assertGreater(np.median(jumps), 50)
+
+    def test_bags_follow_their_rows(self):
+        for features, labels in self._read(shuffle=200):
+            for i, number in enumerate(features["number"].numpy()):
+                tags = features["tags"][i].numpy().tolist()
+                self.assertLen(tags, number % 3)
+                for tag in tags:
+                    self.assertStartsWith(tag.decode(), f"t{number}-")
+                self.assertEqual(labels[i], number % 2)
+
+    def test_repeats_in_another_order(self):
+        batches = self._read(50, shuffle=400, repeat=True).take(24)
+        passes = np.reshape(_numbers(batches), [3, 400])
+        for one in passes:
+            self.assertCountEqual(one, range(400))
+        self.assertNotEqual(passes[0].tolist(), passes[1].tolist())
+        self.assertNotEqual(passes[1].tolist(), passes[2].tolist())
+
+    def test_shards_are_disjoint_files(self):
+        context = tf.distribute.InputContext(2, 1, 2)
+        for shards in (((0, 2), (1, 2)), ((0, 2), context)):
+            numbers = [_numbers(self._read(shard=shard)) for shard in shards]
+            self.assertEqual(numbers[0], [*range(100), *range(200, 300)])
+            self.assertCountEqual(numbers[0] + numbers[1], range(400))
+
+    def test_a_skip_continues_where_another_iteration_ended(self):
+        dataset = self._read(32, shuffle=100, repeat=True)
+        whole = _numbers(dataset.take(40))
+        begun = _numbers(self._read(32, shuffle=100, repeat=True).take(17))
+        rest = self._read(32, shuffle=100, repeat=True).skip(17).take(23)
+        self.assertEqual(begun + _numbers(rest), whole)
+
+    def test_iterations_that_are_left_end(self):
+        for _ in range(3):
+            next(iter(self._read(8, repeat=True, threads=2)))
+
+
+class MalformedTest(_FilesTest):
+    @parameterized.product(separator=[",", "\t"], block=[3000, 4 << 20])
+    def test_exactly_the_malformed_records_are_lost(self, separator, block):
+        path = self.folder / "broken"
+        numbers, counts = write_broken(path, 4000, separator)
+        errors = tf_ext.data.ReadErrors()
+        format = "csv" if separator == "," else "tsv"
+        with mock.patch.object(tf_ext.data.lines, "BLOCK_BYTES", block):
+            dataset = tf_ext.data.read(
+                path, SCHEMA, format, batch_size=64, errors=errors
+            )
+            self.assertEqual(_numbers(dataset), numbers)
+            # Reading again counts nothing twice.
+            self.assertEqual(_numbers(dataset), numbers)
+        self.assertEqual(errors.by_file(), {str(path): counts})
+        self.assertEqual(errors.records, 4000)
+        self.assertEqual(errors.errors, 40)
+        self.assertLen(counts, 9 if separator == "," else 8)
+
+    @parameterized.parameters(",", "\t")
+    def test_each_kind_alone_is_logged_with_file_and_line(self, separator):
+        format = "csv" if separator == "," else "tsv"
+        for index, (line, reason) in enumerate(bad_lines(separator)):
+            lines = [good_line(1, separator), line, good_line(2, separator)]
+            path = self._write(f"file{index}", b"\n".join(lines))
+            errors = tf_ext.data.ReadErrors()
+            with self.assertLogs("tf_ext") as logs:
+                dataset = tf_ext.data.read(
+                    path,
+                    SCHEMA,
+                    format,
+                    batch_size=8,
+                    max_errors=0.5,
+                    errors=errors,
+                )
+                self.assertEqual(_numbers(dataset), [1, 2], (line, reason))
+            self.assertEqual(errors.by_reason(), {reason: 1})
+            self.assertIn(f"file{index}, line 2: {reason}", logs.output[0])
+
+    def test_lines_are_counted_behind_headers_and_empty_lines(self):
+        path = self._write("a.csv", "x,y\n\n1,2\n\nx,3\n4,5,6\n7,8\n9,\n")
+        fields = [Field("x", "int32"), Field("y", "int32")]
+        with self.assertLogs("tf_ext") as logs:
+            found = self._one(path, fields, header=True, max_errors=1.0)
+        self.assertEqual(found, {"x": [1, 7], "y": [2, 8]})
+        lines = [text.split(", ")[-1] for text in logs.output]
+        self.assertEqual(
+            lines,
+            [
+                "line 5: bad number",
+                "line 6: wrong number of fields",
+                "line 8: missing value",
+            ],
+        )
+
+    def test_too_many_end_the_reading_with_a_sentence(self):
+        path = self.folder / "broken.csv"
+        write_broken(path, 4000, every=50)
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            r"80 of the first 4000 records are malformed, a share above "
+            r"max_errors=0\.01\. Of the first files: .*broken\.csv: ",
+        ):
+            list(tf_ext.data.read(path, SCHEMA, batch_size=64))
+        list(tf_ext.data.read(path, SCHEMA, batch_size=64, max_errors=0.02))
+
+    def test_none_allowed(self):
+        path = self._write("a", b"\n".join([good_line(1), b"x"]))
+        with self.assertRaisesRegex(Exception, "1 of the first 2 records"):
+            list(tf_ext.data.read(path, SCHEMA, batch_size=1, max_errors=0))
+
+    def test_a_few_of_few_are_judged_at_the_end(self):
+        lines = [good_line(1), b"x", *map(good_line, range(2, 30))]
+        path = self._write("a", b"\n".join(lines))
+        batches = iter(tf_ext.data.read(path, SCHEMA, batch_size=4))
+        next(batches)
+        with self.assertRaisesRegex(Exception, "1 of the first 30 records"):
+            list(batches)
+
+    def test_the_first_ten_are_logged(self):
+        path = self._write("a", b"x\n" * 40)
+        with self.assertLogs("tf_ext") as logs:
+            list(tf_ext.data.read(path, SCHEMA, batch_size=4, max_errors=1))
+        self.assertLen(logs.output, 11)
+        self.assertIn("counted, not logged", logs.output[-1])
+
+    def test_a_header_without_the_fields(self):
+        path = self._write("a.csv", "x,z\n1,2\n")
+        with self.assertRaisesRegex(Exception, r"Absent: \['y'\].*'x,z'"):
+            self._one(path, [Field("x"), Field("y")], header=True)
+
+
+class DamageTest(_FilesTest):
+    def _check_flips(self, separator, format, packed, flips):
+        """Single bits that flip cost few records, or end with an error."""
+        rng = np.random.default_rng(0)
+        lines = b"".join(good_line(n, separator) + b"\n" for n in range(300))
+        whole = gzip.compress(lines) if packed else lines
+        ended = 0
+        for _ in range(flips):
+            data = bytearray(whole)
+            place = int(rng.integers(len(data)))
+            data[place] ^= 1 << int(rng.integers(8))
+            path = self._write("flipped", bytes(data))
+            errors = tf_ext.data.ReadErrors()
+            dataset = tf_ext.data.read(
+                path,
+                SCHEMA,
+                format,
+                batch_size=64,
+                max_errors=0.02,
+                errors=errors,
+            )
+            try:
+                numbers = _numbers(dataset)
+            except tf.errors.InvalidArgumentError as error:
+                self.assertRegex(error.message, "flipped is damaged|malformed")
+                ended += 1
+                continue
+            # A line break that flips joins two records, or cuts one.
+            self.assertBetween(errors.records, 299, 301)
+            self.assertLen(numbers, errors.records - errors.errors)
+            self.assertLessEqual(errors.errors, 2)
+            self.assertGreaterEqual(
+                len(set(numbers) & set(range(300))), 298, place
+            )
+        # The checksum of gzip notices, unless its header is hit.
+        if packed:
+            self.assertGreater(ended, flips * 0.9)
+        else:
+            self.assertEqual(ended, 0)
+
+    @parameterized.parameters((",", "csv"), ("\t", "tsv"))
+    def test_flipped_bits_of_text(self, separator, format):
+        self._check_flips(separator, format, False, 12)
+
+    def test_flipped_bits_of_compressed_text(self):
+        self._check_flips(",", "csv", True, 12)
+
+    @pytest.mark.slow
+    @parameterized.product(
+        case=[(",", "csv"), ("\t", "tsv")], packed=[False, True]
+    )
+    def test_many_flipped_bits(self, case, packed):
+        self._check_flips(*case, packed, 500)
+
+
+class ArgumentsTest(_FilesTest):
+    def test_refusals_of_read(self):
+        path = self._lines("a", range(3))
+        for argument, value in (
+            ("format", "xml"),
+            ("batch_size", 0),
+            ("shuffle", 0),
+            ("seed", -1),
+            ("threads", 0),
+            ("max_errors", 2),
+            ("max_errors", float("nan")),
+            ("errors", {}),
+            ("header", 1),
+            ("shard", (1, 1)),
+            ("shard", (0, 2)),
+            ("shard", 3),
+        ):
+            with self.assertRaisesRegex(
+                ValueError, f"Argument `{argument}` of read must be"
+            ):
+                tf_ext.data.read(
+                    path, SCHEMA, **{"batch_size": 1, argument: value}
+                )
+        with self.assertRaisesRegex(ValueError, "`schema` of read"):
+            tf_ext.data.read(path, [Field("x")], batch_size=1)
+        with self.assertRaisesRegex(ValueError, "`files` of read"):
+            tf_ext.data.read([path, path], SCHEMA, batch_size=1)
+        for missing in (self.folder / "b", self.folder / "b*"):
+            with self.assertRaisesRegex(FileNotFoundError, r"/b\*?$"):
+                tf_ext.data.read(missing, SCHEMA, batch_size=1)
+
+    def test_refused_in_traced_functions(self):
+        path = self._lines("a", range(3))
+        with self.assertRaisesRegex(RuntimeError, "in a function that Tensor"):
+            tf.function(
+                lambda: tf_ext.data.read(path, SCHEMA, batch_size=1)
+            ).get_concrete_function()
+
+    @parameterized.parameters(
+        ({"name": ""}, "name"),
+        ({"dtype": "float64"}, "dtype"),
+        ({"default": 3}, "default"),
+        ({"dtype": "int32", "default": 2**31}, "default"),
+        ({"dtype": "int32", "default": 0.5}, "default"),
+        ({"separator": "|", "default": ""}, "default"),
+        ({"separator": ""}, "separator"),
+        ({"weight_separator": ":"}, "weight_separator"),
+        ({"separator": ":", "weight_separator": ":"}, "weight_separator"),
+        ({"values": {"a": 1}}, "values"),
+        ({"dtype": "int32", "values": {}}, "values"),
+        ({"dtype": "int32", "values": {"a": 0.5}}, "values"),
+    )
+    def test_refusals_of_fields(self, arguments, named):
+        with self.assertRaisesRegex(
+            ValueError, f"^Argument `{named}` of Field.* must be "
+        ):
+            Field(**{"name": "x", **arguments})
+
+    @parameterized.parameters(
+        ({"fields": []}, "fields"),
+        ({"fields": [Field("x"), Field("x")]}, "fields"),
+        ({"label": "y"}, "label"),
+        ({"label": ["x", "y"]}, "label"),
+        ({"sample_weight": "x"}, "sample_weight"),
+        ({"missing": "?"}, "missing"),
+    )
+    def test_refusals_of_schemas(self, arguments, named):
+        with self.assertRaisesRegex(
+            ValueError, f"^Argument `{named}` of Schema must be "
+        ):
+            Schema(**{"fields": [Field("x")], **arguments})
+
+    def test_a_bag_without_separator_in_text(self):
+        path = self._lines("a", range(3))
+        schema = Schema([Field("x", bag=True)])
+        with self.assertRaisesRegex(ValueError, "separator"):
+            tf_ext.data.read(path, schema, batch_size=1)
+
+
+if __name__ == "__main__":
+    absltest.main()
