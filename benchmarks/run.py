@@ -12,6 +12,7 @@ r"""Benchmarks of tf_ext and of their references, which take turns.
     python benchmarks/run.py memory pull push --dtype=float16
     python benchmarks/run.py small_rows plot_small_rows --json=results.jsonl
     python benchmarks/run.py retrieval --dim=64 --repeats=30
+    python benchmarks/run.py read --threads 1 2 --repeats=5
     python benchmarks/run.py plot_table_stats --json=LOGS/tables.jsonl
 
 The ratio of a reference is its time over that of tf_ext: above 1, tf_ext is
@@ -62,6 +63,7 @@ BENCHMARKS = {
     "lifetime": ("lifetime_benchmarks", "lifetime"),
     "small_rows": ("small_rows_benchmarks", "small_rows"),
     "retrieval": ("retrieval_benchmarks", "retrieval"),
+    "read": ("read_benchmarks", "read"),
     "plot": ("publishing", "plot"),
     "publish": ("publishing", "publish"),
     "publish_defaults": ("default_rates", "publish_defaults"),
@@ -80,14 +82,14 @@ _REPEATS = 200
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
 # What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
-# `snapshot`, `updates` and `serving` a disk, `retrieval` wants
+# `snapshot`, `updates` and `serving` a disk, `retrieval` and `read` want
 # other libraries, and the others fill the machine with processes.
 _NOT_IN_ALL = (
     *("core", "scale", "snapshot", "updates", "serving"),
     *("parameter_server", "parameter_server_steps"),
     "parameter_server_columns",
     *("multi_worker", "multi_worker_steps"),
-    *("defaults", "lifetime", "small_rows", "retrieval"),
+    *("defaults", "lifetime", "small_rows", "retrieval", "read"),
     *_PUBLISHING,
 )
 

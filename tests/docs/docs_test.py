@@ -138,6 +138,11 @@ class CodeTest(absltest.TestCase):
         found = re.findall(r"b'(\w+)'", printed[2])
         self.assertCountEqual(found, ["bread", "soap", "rice"])
 
+    def test_reading(self):
+        first = blocks("docs/data.md", "python")[0]
+        shown = (ROOT / "docs/data.md").read_text().split("```")[3].strip()
+        self.assertEqual(self._run([first]).strip(), shown)
+
     def test_recipes(self):
         printed = self._run(
             [
