@@ -1,6 +1,7 @@
 """Fields of lines that are separated by commas, tabs or another character."""
 
 import csv
+import functools
 import itertools
 import typing
 from collections.abc import Callable, Iterator
@@ -65,14 +66,16 @@ class CsvFiles:
             names = self._names(file, line)
             blocks = itertools.chain([Lines(rest, 2)] if rest else [], blocks)
         for block in blocks:
-            yield lambda block=block: self._parse(block, names)
+            yield functools.partial(self._parse, block, names)
 
     def _names(self, file: str, line: bytes) -> list[str]:
         text = line.rstrip(b"\r").decode(errors="replace")
-        quoting = csv.QUOTE_MINIMAL if self._quoted else csv.QUOTE_NONE
-        names = next(
-            csv.reader([text], delimiter=self._separator, quoting=quoting), []
+        reader = csv.reader(
+            [text],
+            delimiter=self._separator,
+            quoting=csv.QUOTE_MINIMAL if self._quoted else csv.QUOTE_NONE,
         )
+        names = next(reader, [])
         absent = [f.name for f in self._schema.used if f.name not in names]
         if absent or len(set(names)) < len(names):
             raise DamagedFileError(

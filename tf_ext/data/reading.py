@@ -7,7 +7,7 @@ import itertools
 import os
 import posixpath
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -231,7 +231,7 @@ class _Passes:
         self._errors = errors
         self._threads = threads
 
-    def windows(self) -> Iterator[_Window]:
+    def windows(self) -> Generator[_Window, None, None]:
         """Yields windows; all but a pass's last one are of whole batches."""
         for number in itertools.count():
             some = False
@@ -247,18 +247,20 @@ class _Passes:
         files = self._files
         if self._shuffle is not None:
             files = [files[i] for i in rng.permutation(len(files))]
-        wanted = self._shuffle or 1
+        batches = -(-(self._shuffle or 1) // self._batch_size)
+        wanted = batches * self._batch_size
         waiting: list[Part] = []
         rows = 0
         with contextlib.closing(self._parts(files)) as parts:
             for part in parts:
                 waiting.append(part)
                 rows += part.rows
-                if rows < max(wanted, self._batch_size):
+                if rows < wanted:
                     continue
                 cut = rows - rows % self._batch_size
                 last = part.rows - (rows - cut)
-                # Of these parts the last one alone has rows of later batches.
+                # Without the last part there are fewer than `wanted`, so that it
+                # alone has rows of later batches.
                 waiting[-1] = part.slice(0, last)
                 yield from self._cut(waiting, rng)
                 rows -= cut
@@ -286,7 +288,7 @@ class _Passes:
         yield _in_order(concat([*parts[:-1], begin]))
         yield _in_order(last.slice(head, last.rows))
 
-    def _parts(self, files: list[str]) -> Iterator[Part]:
+    def _parts(self, files: list[str]) -> Generator[Part, None, None]:
         """Yields the well-formed records of files, block by block, in order."""
         blocks = (
             (file, index, parse)
@@ -302,7 +304,7 @@ class _Passes:
 
 def _ordered(
     blocks: Iterator[tuple[str, int, Callable[[], Parsed]]], threads: int
-) -> Iterator[tuple[str, int, Parsed]]:
+) -> Generator[tuple[str, int, Parsed], None, None]:
     """Parses blocks by threads; yields them in order."""
     ahead: collections.deque[typing.Any] = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(threads) as executor:
