@@ -259,7 +259,7 @@ class _Passes:
                     continue
                 cut = rows - rows % self._batch_size
                 last = part.rows - (rows - cut)
-                # Without the last part there are fewer than `wanted`, so that it
+                # Without the last part there are fewer than `wanted`: it
                 # alone has rows of later batches.
                 waiting[-1] = part.slice(0, last)
                 yield from self._cut(waiting, rng)
