@@ -76,19 +76,17 @@ def _chunks(file: str) -> Iterator[bytes]:
 
 
 def _unzipped(file: str, raw: typing.Any) -> Iterator[bytes]:
-    position = 0
     begin = True
     try:
         with gzip.GzipFile(fileobj=raw, mode="rb") as unzipped:
             while chunk := unzipped.read(BLOCK_BYTES):
-                position += len(chunk)
                 yield chunk.removeprefix(codecs.BOM_UTF8) if begin else chunk
                 begin = False
     except (EOFError, OSError, zlib.error) as error:
         raise DamagedFileError(
-            f"{file} is damaged: what follows {position} bytes of text cannot "
-            f"be decompressed ({error}). How many records are lost is not "
-            "known: mend the file or leave it out."
+            f"{file} is damaged before byte {raw.tell()}: it cannot be "
+            f"decompressed ({error}). How many records are lost is not known: "
+            "mend the file or leave it out."
         ) from error
 
 
