@@ -37,11 +37,11 @@ def measure(
     batches = min(_BATCHES, args.rows // BATCH + 1)
     steps = min(_STEPS_AN_EPOCH, 8 * batches)
     with strategy.scope():
-        model = _make(tables, execution or 1)
+        model = make(tables, execution or 1)
 
     def data(context=None):
-        dataset = _dataset(batches)
-        return dataset.take(steps) if is_finite else dataset
+        data = dataset(batches)
+        return data.take(steps) if is_finite else data
 
     return fit(
         model,
@@ -54,19 +54,42 @@ def measure(
     )
 
 
-def _dataset(batches):
-    rng = np.random.default_rng(1)
-    samples = batches * BATCH
-    features = {
-        f"c{i}": np.minimum(rng.zipf(_EXPONENT, samples), _IDS)
-        for i in range(_COLUMNS)
-    }
+def _ids(samples, seed):
+    """The ids of a column at a time: int64 `[samples]`."""
+    rng = np.random.default_rng(seed)
+    for _ in range(_COLUMNS):
+        yield np.minimum(rng.zipf(_EXPONENT, samples), _IDS)
+
+
+def dataset(batches, batch=BATCH, seed=1):
+    """Made-up ids and labels in so many batches, for ever."""
+    samples = batches * batch
+    ids = _ids(samples, seed)
+    features = {f"c{i}": column for i, column in enumerate(ids)}
+    rng = np.random.default_rng([seed, samples])
     labels = rng.integers(0, 2, samples).astype(np.float32)
     dataset = tf.data.Dataset.from_tensor_slices((features, labels))
-    return dataset.batch(BATCH).cache().repeat()
+    return dataset.batch(batch).cache().repeat()
 
 
-def _make(tables, steps_per_execution):
+def distinct(batches, batch=BATCH, seed=1):
+    """How many distinct ids of all columns a batch has, on average."""
+    found = sum(
+        len(np.unique(part))
+        for column in _ids(batches * batch, seed)
+        for part in np.split(column, batches)
+    )
+    return found / batches
+
+
+def make(tables, steps_per_execution, dim=_DIM):
+    """Makes and compiles the model.
+
+    Args:
+      tables: int, the columns' tables.
+      steps_per_execution: int.
+      dim: int, of the tables.
+    """
     columns = [
         tf_ext.feature_column.category_column(f"c{i}") for i in range(_COLUMNS)
     ]
@@ -76,7 +99,7 @@ def _make(tables, steps_per_execution):
     }
     embedded = tf_ext.layers.EmbeddingFeatures(
         {
-            tf_ext.SparseTable(f"t{i}", _DIM): columns[i::tables]
+            tf_ext.SparseTable(f"t{i}", dim): columns[i::tables]
             for i in range(tables)
         }
     )(inputs)

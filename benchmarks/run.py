@@ -13,6 +13,7 @@ r"""Benchmarks of tf_ext and of their references, which take turns.
     python benchmarks/run.py small_rows plot_small_rows --json=results.jsonl
     python benchmarks/run.py retrieval --dim=64 --repeats=30
     python benchmarks/run.py read --threads 1 2 --repeats=5
+    python benchmarks/run.py scaling fit_scaling --repeats=4 --json=FILE
     python benchmarks/run.py plot_table_stats --json=LOGS/tables.jsonl
 
 The ratio of a reference is its time over that of tf_ext: above 1, tf_ext is
@@ -59,6 +60,7 @@ BENCHMARKS = {
     ),
     "multi_worker": ("multi_worker_benchmarks", "multi_worker"),
     "multi_worker_steps": ("multi_worker_benchmarks", "multi_worker_steps"),
+    "scaling": ("scaling_benchmarks", "scaling"),
     "defaults": ("default_rates", "defaults"),
     "lifetime": ("lifetime_benchmarks", "lifetime"),
     "small_rows": ("small_rows_benchmarks", "small_rows"),
@@ -69,12 +71,13 @@ BENCHMARKS = {
     "publish_defaults": ("default_rates", "publish_defaults"),
     "plot_lifetime": ("lifetime_benchmarks", "plot_lifetime"),
     "plot_small_rows": ("small_rows_benchmarks", "plot_small_rows"),
+    "fit_scaling": ("scaling_fit", "fit_scaling"),
     "plot_table_stats": ("table_stats_plot", "plot_table_stats"),
 }
 # These take results and measure nothing.
 _PUBLISHING = (
     *("plot", "publish", "publish_defaults"),
-    *("plot_lifetime", "plot_small_rows", "plot_table_stats"),
+    *("plot_lifetime", "plot_small_rows", "plot_table_stats", "fit_scaling"),
 )
 # What can measure small rows.
 _OF_TYPES = ("pull", "push", "insert", "train_step", "memory", "snapshot")
@@ -88,7 +91,7 @@ _NOT_IN_ALL = (
     *("core", "scale", "snapshot", "updates", "serving"),
     *("parameter_server", "parameter_server_steps"),
     "parameter_server_columns",
-    *("multi_worker", "multi_worker_steps"),
+    *("multi_worker", "multi_worker_steps", "scaling"),
     *("defaults", "lifetime", "small_rows", "retrieval", "read"),
     *_PUBLISHING,
 )

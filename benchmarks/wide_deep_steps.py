@@ -14,7 +14,7 @@ _STEPS_AN_EPOCH = 100
 _EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 
 
-class _EpochTimes(keras.callbacks.Callback):
+class EpochTimes(keras.callbacks.Callback):
     """Wall and CPU milliseconds per step of each epoch."""
 
     def __init__(self, pids, steps):
@@ -93,7 +93,7 @@ def fit(model, data, steps, repeats, name, pids=None, is_finite=False):
     Returns:
       The result of `harness.summarize` for a step.
     """
-    epochs = _EpochTimes(pids, steps)
+    epochs = EpochTimes(pids, steps)
     model.fit(
         data,
         epochs=1 + repeats,

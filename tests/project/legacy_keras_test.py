@@ -14,6 +14,7 @@ _WITHOUT_KERAS = {
     "benchmarks/benchmarks_comparing_test.py",
     "benchmarks/benchmarks_lifetime_test.py",
     "benchmarks/benchmarks_retrieval_test.py",
+    "benchmarks/benchmarks_scaling_test.py",
     "benchmarks/benchmarks_serving_test.py",
     "benchmarks/benchmarks_small_rows_test.py",
     "benchmarks/benchmarks_table_stats_test.py",
