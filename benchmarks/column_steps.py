@@ -40,8 +40,8 @@ def measure(
         model = make(tables, execution or 1)
 
     def data(context=None):
-        data = dataset(batches)
-        return data.take(steps) if is_finite else data
+        endless = dataset(batches)
+        return endless.take(steps) if is_finite else endless
 
     return fit(
         model,

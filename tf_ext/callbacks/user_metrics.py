@@ -195,11 +195,12 @@ def _scoring_class() -> typing.Any:
 
         def _one(self, values: typing.Any) -> typing.Any:
             """What belongs to the output; one tensor belongs to all."""
-            if self._output is None or not isinstance(
-                values, (dict, list, tuple)
-            ):
-                return values
-            return values[self._output]
+            is_one = not isinstance(values, (dict, list, tuple))
+            return (
+                values
+                if is_one or self._output is None
+                else typing.cast(typing.Any, values)[self._output]
+            )
 
     return Scoring
 
