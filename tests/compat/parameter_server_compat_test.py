@@ -41,6 +41,7 @@ class ClusterTest(absltest.TestCase):
     def test_2_functions_run_in_the_thread_of_a_worker(self):
         coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
         parking = clusters.separate_workers(coordinator)
+        self.assertIsInstance(parking, clusters.Parking)
         self.assertIs(clusters.separate_workers(coordinator), parking)
         devices = []
 

@@ -93,7 +93,10 @@ def separate_workers(coordinator):
 
 
 class Parking:
-    """Workers of a ClusterCoordinator that take no steps for some time."""
+    """Workers of a ClusterCoordinator that take no steps for some time.
+
+    Seen in: TensorFlow 2.21, whose coordinator gives steps to any worker.
+    """
 
     # How late a parked thread notices what does not release it.
     _POLL_SECONDS = 0.5
