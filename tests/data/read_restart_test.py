@@ -26,8 +26,8 @@ class RestartTest(absltest.TestCase):
                 lines.insert(index, "malformed\n")
                 (folder / f"part-{index}").write_text("".join(lines))
             read = []
-            # Within an epoch, at the end of one, and never.
-            for life, killed in enumerate((5, 11, 0)):
+            # Within the first epoch, within the third, and never.
+            for life, killed in enumerate((5, 12, 0)):
                 ended = subprocess.run(
                     [
                         sys.executable,

@@ -68,7 +68,7 @@ class Converter:
             if field.bag:
                 self._bags(field, column, bags, reasons)
             elif field.dtype == "string":
-                dense[field.name] = _filled(column, field.default)
+                dense[field.name] = _filled(column, field.default or "")
             else:
                 dense[field.name] = _numbers(field, column, reasons)
         rows = len(next(iter(columns.values())))

@@ -141,7 +141,7 @@ class CsvFiles:
         # A string that is missing is the text "" in any case.
         has_null_strings = any(
             field.values is not None
-            or (field.dtype == "string" and field.default != "")
+            or (field.dtype == "string" and bool(field.default))
             for field in used
         ) or list(self._schema.missing) != [""]
         has_null_strings |= pa.binary() in [

@@ -102,9 +102,7 @@ class Field:
                 allowed = "None for a bag or a field that is unused"
                 refuse(self._owner, "default", allowed, self.default)
         elif self.dtype == "string":
-            if self.default is None:
-                object.__setattr__(self, "default", "")
-            elif not isinstance(self.default, str):
+            if not isinstance(self.default, str | None):
                 refuse(self._owner, "default", "a string", self.default)
         elif self.default is not None and not self._fits(self.default):
             allowed = f"None or a number that fits into {self.dtype}"
