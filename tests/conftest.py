@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 
 from processes import CLUSTER_TESTS
 
@@ -30,6 +31,12 @@ def pytest_sessionstart(session):
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * 2
     )
+
+
+def pytest_sessionfinish(session):
+    # Not imported here: few tests need a cluster.
+    if util := sys.modules.get("parameter_server_util"):
+        util.stop_shared()
 
 
 def pytest_ignore_collect(collection_path, config):

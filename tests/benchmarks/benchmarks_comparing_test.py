@@ -10,6 +10,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from paths import ROOT
@@ -200,6 +201,7 @@ class BuildsTest(tf.test.TestCase):
                 comparing.compare(name, args, 2)
         return harness.read_json(path)
 
+    @pytest.mark.slow
     def test_two_builds(self):
         other = pathlib.Path(_folder(self))
         (other / "tf_ext").symlink_to(_SOURCES / "tf_ext")

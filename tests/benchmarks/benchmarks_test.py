@@ -150,6 +150,7 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("| tf_ext pull, 1,000 rows |", text)
 
 
+@pytest.mark.slow
 class CoreTest(tf.test.TestCase, parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -244,12 +245,14 @@ def _has(module):
 class ProgramTest(tf.test.TestCase):
     def test_each_number_of_threads_has_its_own_process(self):
         path = _results(self)
-        arguments = ["hash", "--threads", "1", "2", "--repeats=1"]
-        done = _program(*arguments, f"--json={path}")
+        arguments = ["hash", "--threads", "1", "2"]
+        sizes = ["--batch=100", "--repeats=1"]
+        done = _program(*arguments, *sizes, f"--json={path}")
         self.assertEqual(done.returncode, 0, done.stderr[-4000:])
         lines = harness.read_json(path)
         self.assertEqual([line["threads"] for line in lines], [1] * 3 + [2] * 3)
 
+    @pytest.mark.slow
     def test_parameter_server(self):
         lines = self._on_a_cluster("parameter_server")
         places = {(line["servers"], line["dim"]) for line in lines}

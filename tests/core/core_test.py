@@ -1,10 +1,14 @@
-"""Compiles and runs the C++ tests of cc/core."""
+"""Compiles and runs the C++ tests of cc/core.
+
+Bazel runs them, too, which is what CI does.
+"""
 
 import importlib.util
 import pathlib
 import subprocess
 import unittest
 
+import pytest
 from absl.testing import absltest, parameterized
 from paths import ROOT
 
@@ -24,6 +28,7 @@ _compiler = _load(ROOT / "build_backend" / "compiler.py")
 _SOURCES = _compiler.read_sources()
 
 
+@pytest.mark.slow
 class CoreTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):

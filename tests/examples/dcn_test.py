@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from movielens_files import write_movielens
 from paths import ROOT
@@ -40,6 +41,7 @@ def _run(*arguments):
 
 
 class ProgramTest(tf.test.TestCase):
+    @pytest.mark.slow
     def test_made_up_ratings(self):
         result = _run("--events=40000", "--epochs=3", "--batch_size=256")
         # About 0.95 is the RMSE of the mean of all ratings.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 from absl.testing import absltest, parameterized
 from movielens_files import write_movielens
 from paths import ROOT, TESTS
@@ -62,6 +63,7 @@ class _ExampleTest(parameterized.TestCase):
 
 class DinTest(_ExampleTest):
     @parameterized.named_parameters(("keras_3", False), ("tf_keras", True))
+    @pytest.mark.slow
     def test_made_up(self, legacy):
         result, printed = _run(
             "din.py",
@@ -119,6 +121,7 @@ class DailyTest(_ExampleTest):
                 [f"2024-01-0{day}" for day in range(1, 5)],
             )
 
+    @pytest.mark.slow
     def test_movielens_in_tf_keras(self):
         result, _ = _run(
             "daily.py", self.folder / "out", f"--data={self.movielens}",
@@ -139,6 +142,7 @@ class MmoeTest(_ExampleTest):
         ("pcgrad", False, ["--pcgrad"]),
         ("pcgrad_in_tf_keras", True, ["--pcgrad"]),
     )
+    @pytest.mark.slow
     def test_made_up(self, legacy, options):
         result, _ = _run(
             "mmoe.py", "--events=30000", "--epochs=1", "--batch_size=128",

@@ -5,6 +5,7 @@ import sys
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from movielens_files import write_movielens
 from paths import ROOT
@@ -16,6 +17,7 @@ import two_tower
 
 
 class TwoTowerTest(tf.test.TestCase):
+    @pytest.mark.slow
     def test_made_up_data(self):
         found = two_tower.main(["--events=40000", "--users=1000", "--epochs=2"])
         self.assertEqual(found["items"], 800)

@@ -41,7 +41,10 @@ class StringsOfColumnsTest(parameterized.TestCase, tf.test.TestCase):
             (([1], [0, 1], [0]), "offsets must be a matrix"),
             (([1], [[0, 1]], 0), "rows must be a vector"),
             (([1], [[0, 1], [0, 1]], [0]), r"offsets must be of shape \[1, n"),
-            (([1], np.zeros([1, 0]), []), r"offsets must be of shape \[1, n"),
+            (
+                ([1], np.zeros([1, 0], np.int64), []),
+                r"offsets must be of shape \[1, n",
+            ),
             (([1], [[0, 1]], [1]), r"rows\[0\] is 1; allowed are 0 to 0"),
             (([1], [[0, 1]], [-1]), r"rows\[0\] is -1; allowed are 0 to 0"),
             (

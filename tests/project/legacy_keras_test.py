@@ -7,8 +7,8 @@ from absl.testing import absltest, parameterized
 from paths import TESTS
 from processes import CLUSTER_TESTS, run_test_files
 
-# Files that Keras cannot make a difference to. A new file runs with both
-# unless it is put here.
+# Files that Keras cannot make a difference to. A new file runs with both, in
+# tf_keras with `-m slow`, unless it is in one of these lists.
 _WITHOUT_KERAS = {
     "analysis/importance_results_test.py",
     "benchmarks/benchmarks_comparing_test.py",
@@ -108,53 +108,63 @@ _WITHOUT_KERAS = {
     "tables/sharding_test.py",
 }
 
-# Files that take long: they run again only with `-m slow`.
-_SLOW = {
-    "callbacks/snapshot_restart_test.py",
-    "docs/docs_cluster_test.py",
-    "docs/docs_test.py",
-    "examples/dcn_test.py",
-    "examples/serve_test.py",
-    "examples/two_tower_test.py",
-    "examples/wide_deep_cluster_test.py",
-    "examples/wide_deep_test.py",
-    "models/sequence_twin_test.py",
-    "regimes/multi_worker_batch_normalization_test.py",
-    "regimes/multi_worker_long_test.py",
-    "regimes/multi_worker_preemption_test.py",
-    "regimes/multi_worker_recovery_test.py",
-    "regimes/multi_worker_saving_test.py",
-    "regimes/multi_worker_train_test.py",
-    "regimes/parameter_server_batch_normalization_test.py",
-    "regimes/parameter_server_callbacks_test.py",
-    "regimes/parameter_server_checkpoint_test.py",
-    "regimes/parameter_server_data_test.py",
-    "regimes/parameter_server_executions_test.py",
-    "regimes/parameter_server_faults_test.py",
-    "regimes/parameter_server_frozen_test.py",
-    "regimes/parameter_server_loops_test.py",
-    "regimes/parameter_server_metrics_test.py",
-    "regimes/parameter_server_model_test.py",
-    "regimes/parameter_server_preemption_test.py",
-    "regimes/parameter_server_recovery_test.py",
-    "regimes/parameter_server_sizes_test.py",
-    "regimes/parameter_server_snapshot_test.py",
-    "regimes/parameter_server_tables_test.py",
-    "regimes/parameter_server_transfers_test.py",
-    "tables/memory_test.py",
+# Files of what is written for each Keras by itself: they run again by default,
+# the others only with `-m slow`.
+_BY_DEFAULT = {
+    "callbacks/early_stopping_test.py",
+    "callbacks/evict_test.py",
+    "compat/compat_calls_test.py",
+    "compat/compat_checkpoints_test.py",
+    "compat/compat_graphs_test.py",
+    "compat/compat_masks_test.py",
+    "compat/compat_models_test.py",
+    "compat/compat_optimizers_test.py",
+    "compat/compat_variables_test.py",
+    "feature_column/feature_column_test.py",
+    "layers/batch_normalization_test.py",
+    "layers/cvm_test.py",
+    "layers/embedding_features_test.py",
+    "layers/own_column_test.py",
+    "layers/sequences_test.py",
+    "metrics/calibration_test.py",
+    "models/arrays_test.py",
+    "models/composed_optimizers_test.py",
+    "models/mirrored_test.py",
+    "models/model_test.py",
+    "models/recommenders_test.py",
+    "models/twin_test.py",
+    "models/unknown_length_test.py",
+    "optimizers/clipping_test.py",
+    "optimizers/keras_rules_test.py",
+    "optimizers/learning_rate_test.py",
+    "optimizers/optimizer_test.py",
+    "regimes/multi_worker_errors_test.py",
+    "regimes/parameter_server_fit_test.py",
+    "regimes/regime_test.py",
+    "saving/column_record_test.py",
+    "saving/earlier_files_test.py",
+    "saving/saving_test.py",
+    "serving/export_test.py",
+    "serving/signature_test.py",
+    "tables/cloning_test.py",
+    "tables/sparse_table_test.py",
+    "user_errors_test.py",
 }
 
 
 # A process's start takes as long as many a file.
-_PROCESSES = 6
+_PROCESSES = 3
 
-_FILES = [
-    path
-    for path in sorted(TESTS.rglob("*_test.py"))
-    if str(path.relative_to(TESTS)) not in _WITHOUT_KERAS | _SLOW
+_NAMES = [
+    name
+    for name in (
+        str(path.relative_to(TESTS)) for path in TESTS.rglob("*_test.py")
+    )
+    if name not in _WITHOUT_KERAS
 ]
-_TOGETHER = [path for path in _FILES if path not in CLUSTER_TESTS]
-_ALONE = [path for path in _FILES if path in CLUSTER_TESTS]
+_TOGETHER = sorted(n for n in _BY_DEFAULT if TESTS / n not in CLUSTER_TESTS)
+_ALONE = sorted(_BY_DEFAULT.difference(_TOGETHER))
+_LATER = sorted(set(_NAMES) - _BY_DEFAULT)
 
 
 @pytest.mark.timeout(960)
@@ -164,21 +174,22 @@ class LegacyKerasTest(parameterized.TestCase):
             (f"{i}_of_{_PROCESSES}", _TOGETHER[i::_PROCESSES])
             for i in range(_PROCESSES)
         ),
-        *((path.stem, [path]) for path in _ALONE),
+        *((pathlib.Path(name).stem, [name]) for name in _ALONE),
     )
-    def test_passes(self, files):
-        run_test_files(files, TF_USE_LEGACY_KERAS="1")
+    def test_passes(self, names):
+        run_test_files([TESTS / n for n in names], TF_USE_LEGACY_KERAS="1")
 
     @parameterized.named_parameters(
-        *((pathlib.Path(name).stem, name) for name in sorted(_SLOW))
+        *((pathlib.Path(name).stem, name) for name in _LATER)
     )
     @pytest.mark.slow
     def test_passes_slow(self, name):
         run_test_files([TESTS / name], TF_USE_LEGACY_KERAS="1")
 
     def test_files_exist(self):
-        for name in _WITHOUT_KERAS | _SLOW:
+        for name in _WITHOUT_KERAS | _BY_DEFAULT:
             self.assertTrue((TESTS / name).exists(), name)
+        self.assertEmpty(_WITHOUT_KERAS & _BY_DEFAULT)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import tensorflow as tf
 from absl.testing import parameterized
 from multi_worker_cases import Cases
 
+pytestmark = pytest.mark.slow
+
 _MOST_BYTES = 5_000_000
 _MOST_THREADS = 10
 

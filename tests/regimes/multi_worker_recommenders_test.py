@@ -3,11 +3,14 @@
 TensorFlow Recommenders' under tf_keras, keras-rs's under Keras 3.
 """
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from multi_worker_cases import Cases, alone, merge_rows
 
 from tf_ext._keras import IS_KERAS_3
+
+pytestmark = pytest.mark.slow
 
 if IS_KERAS_3:
     import keras_rs_cases as cases

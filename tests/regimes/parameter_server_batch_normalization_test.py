@@ -12,16 +12,13 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import BatchNormalization
 
-_CLUSTER = util.Cluster()
+_CLUSTER = None
 _BATCH = 16
 
 
 def setUpModule():
-    _CLUSTER.start()
-
-
-def tearDownModule():
-    _CLUSTER.stop()
+    global _CLUSTER
+    _CLUSTER = util.shared()
 
 
 def _model(momentum, learning_rate=0.0):

@@ -17,15 +17,12 @@ from small_models import compiled, functional, table
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-_CLUSTER = util.Cluster()
+_CLUSTER = None
 
 
 def setUpModule():
-    _CLUSTER.start()
-
-
-def tearDownModule():
-    _CLUSTER.stop()
+    global _CLUSTER
+    _CLUSTER = util.shared()
 
 
 class _Fail(keras.callbacks.Callback):
@@ -383,7 +380,9 @@ class OtherCallbacksTest(_Test):
         batches = _scalars(directory / "train")["batch_loss"]
         steps = [step for step, _ in batches]
         self.assertEqual(steps, sorted(steps))
-        self.assertGreaterEqual(len(steps), 8)
+        # Each fourth step, of those that the counter has when it is read:
+        # two workers may have moved it past one.
+        self.assertBetween(len(steps), 4, 16)
 
     def test_no_number_ends_training(self):
         def spoil(features, labels):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import small_models
 import tensorflow as tf
 from absl.testing import parameterized
@@ -12,6 +13,8 @@ from small_models import Subclassed, compiled, functional, table
 
 from tf_ext._keras import keras
 from tf_ext.admission import Count
+
+pytestmark = pytest.mark.slow
 
 
 class CheckpointTest(TestCase, parameterized.TestCase):

@@ -10,15 +10,12 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.models.batch_packing import Packing
 
-_CLUSTER = util.Cluster()
+_CLUSTER = None
 
 
 def setUpModule():
-    _CLUSTER.start()
-
-
-def tearDownModule():
-    _CLUSTER.stop()
+    global _CLUSTER
+    _CLUSTER = util.shared()
 
 
 @keras.utils.register_keras_serializable(package="tf_ext_tests")

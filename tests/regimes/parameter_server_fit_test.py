@@ -11,15 +11,12 @@ from model_building import number, rows_of
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-_CLUSTER = util.Cluster()
+_CLUSTER = None
 
 
 def setUpModule():
-    _CLUSTER.start()
-
-
-def tearDownModule():
-    _CLUSTER.stop()
+    global _CLUSTER
+    _CLUSTER = util.shared()
 
 
 def _validation_data():

@@ -156,6 +156,7 @@ class FrozenWorkerTest(tf.test.TestCase):
             self.model.fit(_data(), callbacks=[stop], verbose=0)
         self.assertFalse(settled[_SAMPLES // 2 - 1])
 
+    @pytest.mark.slow
     def test_evaluate_and_predict(self):
         self.counts.import_rows(
             np.arange(_SAMPLES),
@@ -173,6 +174,7 @@ class FrozenWorkerTest(tf.test.TestCase):
         self.assertEqual(stop.ends, list(range(_SAMPLES)))
         self.assertAllClose(found["loss"], -(_SAMPLES - 1) / 2, 0.01)
 
+    @pytest.mark.slow
     def test_no_worker_answers(self):
         stop = _StopWorker(_STOP_AT, workers=(0, 1))
         with (

@@ -11,17 +11,14 @@ from absl.testing import parameterized
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-_CLUSTER = util.Cluster()
+_CLUSTER = None
 _SAMPLES = 400
 _CLASSES = 4
 
 
 def setUpModule():
-    _CLUSTER.start()
-
-
-def tearDownModule():
-    _CLUSTER.stop()
+    global _CLUSTER
+    _CLUSTER = util.shared()
 
 
 def _binary():

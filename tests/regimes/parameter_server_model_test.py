@@ -14,15 +14,12 @@ from small_models import Subclassed, compiled, functional, table
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-_CLUSTER = util.Cluster()
+_CLUSTER = None
 
 
 def setUpModule():
-    _CLUSTER.start()
-
-
-def tearDownModule():
-    _CLUSTER.stop()
+    global _CLUSTER
+    _CLUSTER = util.shared()
 
 
 class ModelTest(tf.test.TestCase, parameterized.TestCase):

@@ -15,15 +15,12 @@ if IS_KERAS_3:
 else:
     import recommenders_models as models
 
-_CLUSTER = util.Cluster()
+_CLUSTER = None
 
 
 def setUpModule():
-    _CLUSTER.start()
-
-
-def tearDownModule():
-    _CLUSTER.stop()
+    global _CLUSTER
+    _CLUSTER = util.shared()
 
 
 class _RegimeTest(tf.test.TestCase):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import small_models
 import tensorflow as tf
 from absl.testing import parameterized
@@ -120,6 +121,7 @@ class ServerLostTest(TestCase):
             for sign, row in values.items():
                 self.assertAllClose(rows[field][sign], row, 1e-5, 1e-5)
 
+    @pytest.mark.slow
     def test_checkpoints_and_asynchronous_steps(self):
         data = self.data()
         expected_auc, expected = self.undisturbed(data)

@@ -12,8 +12,31 @@ FEATURES = 8
 _IDS = 50
 
 
+_shared = None
+
+
+def shared():
+    """Two workers and two parameter servers, which no test may end.
+
+    The first caller starts them and connects to them; `stop_shared` ends them.
+    """
+    global _shared
+    if _shared is None:
+        _shared = Cluster()
+        _shared.start()
+    return _shared
+
+
+def stop_shared():
+    """Ends what `shared` started, if it did; when all tests have run."""
+    global _shared
+    if _shared is not None:
+        _shared.stop()
+        _shared = None
+
+
 class Cluster:
-    """Two workers and two parameter servers that a module's tests share."""
+    """Workers and parameter servers of a module's tests."""
 
     def __init__(self):
         self._stack = contextlib.ExitStack()
@@ -21,7 +44,7 @@ class Cluster:
     def start(self, workers=2, ps=2, **options):
         """Starts the processes and connects to them; for setUpModule.
 
-        What TensorFlow made before is lost by that.
+        What TensorFlow made before is lost by that, also what is `shared`.
         """
         cluster = tf_ext.distribute.local_cluster(workers, ps, **options)
         self.processes = self._stack.enter_context(cluster)
