@@ -107,9 +107,7 @@ PYTHON_SOURCES = [
 ]
 
 CORE_TESTS = [
-    "cc/core/bags/combine_test.cc",
     "cc/core/bags/gradient_sum_test.cc",
-    "cc/core/bags/unique_test.cc",
     "cc/core/hashing/fingerprint_test.cc",
     "cc/core/hashing/hash_columns_errors_test.cc",
     "cc/core/hashing/hash_columns_test.cc",
@@ -126,10 +124,16 @@ CORE_TESTS = [
     "cc/core/table/bucket_index_test.cc",
     "cc/core/table/config_test.cc",
     "cc/core/table/row_conversion_test.cc",
+    "cc/core/table/table_counters_test.cc",
+]
+
+# Those that start threads, and so run under ThreadSanitizer, too.
+CORE_THREADED_TESTS = [
+    "cc/core/bags/combine_test.cc",
+    "cc/core/bags/unique_test.cc",
     "cc/core/table/table_admission_test.cc",
     "cc/core/table/table_compact_stress_test.cc",
     "cc/core/table/table_compact_test.cc",
-    "cc/core/table/table_counters_test.cc",
     "cc/core/table/table_evict_test.cc",
     "cc/core/table/table_export_test.cc",
     "cc/core/table/table_lifetime_stress_test.cc",

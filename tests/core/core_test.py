@@ -26,6 +26,7 @@ def _load(path):
 
 _compiler = _load(ROOT / "build_backend" / "compiler.py")
 _SOURCES = _compiler.read_sources()
+_TESTS = _SOURCES["CORE_TESTS"] + _SOURCES["CORE_THREADED_TESTS"]
 
 
 @pytest.mark.slow
@@ -52,14 +53,12 @@ class CoreTest(parameterized.TestCase):
                         ["-w", "-O0", include, f"-I{_GOOGLETEST}"],
                     ),
                     # Templates of tests compile slowly, and need no speed.
-                    "tests": (_SOURCES["CORE_TESTS"], ["-O1", include]),
+                    "tests": (_TESTS, ["-O1", include]),
                     "core": (_SOURCES["CORE_SOURCES"], _SOURCES["CORE_COPTS"]),
                 }
             )
             cls.programs = {}
-            for path, tested in zip(
-                _SOURCES["CORE_TESTS"], objects["tests"], strict=True
-            ):
+            for path, tested in zip(_TESTS, objects["tests"], strict=True):
                 cls.programs[path] = str(folder / pathlib.Path(path).stem)
                 compiler.link(
                     [tested, *objects["core"], *objects["googletest"]],
@@ -68,7 +67,7 @@ class CoreTest(parameterized.TestCase):
                 )
 
     @parameterized.named_parameters(
-        *((pathlib.Path(path).stem, path) for path in _SOURCES["CORE_TESTS"])
+        *((pathlib.Path(path).stem, path) for path in _TESTS)
     )
     def test_passes(self, path):
         done = subprocess.run(

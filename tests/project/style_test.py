@@ -101,6 +101,14 @@ class SourceListTest(absltest.TestCase):
             listed.elements(), found, "cc/sources.bzl is the one list"
         )
 
+    def test_tests_that_start_threads_are_listed_as_such(self):
+        lists = _source_lists()
+        threads = re.compile(r"\bThreads\(|\bstd::thread|_stress_test_util")
+        for name in ("CORE_TESTS", "CORE_THREADED_TESTS"):
+            for path in lists[name]:
+                found = bool(threads.search((ROOT / path).read_text()))
+                self.assertEqual(found, name == "CORE_THREADED_TESTS", path)
+
     def test_tests_and_only_tests_are_listed_as_tests(self):
         for name, paths in _source_lists().items():
             if name.endswith(("_SOURCES", "_TESTS")):
