@@ -107,8 +107,8 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
         self._check_one_at_a_time(8)
 
     # All steps of an epoch, and more.
-    @pytest.mark.slow
     @parameterized.named_parameters(("13", 13), ("50", 50))
+    @pytest.mark.slow
     def test_long_executions_are_one_process(self, steps):
         self._check_one_at_a_time(steps)
 
