@@ -3,7 +3,6 @@
 import counted_rows
 import metric_cases
 import multi_worker_metric_cases as metrics
-import multi_worker_round_trip_cases as round_trips
 import multi_worker_step_cases as step
 import multi_worker_training_cases as training
 import numpy as np
@@ -15,8 +14,6 @@ import two_tower_cases
 from absl.testing import parameterized
 from multi_worker_cases import Cases, alone, merge_rows
 
-from tf_ext._keras import IS_KERAS_3
-
 _DIM = step.DIM
 
 # What one process returns, by case.
@@ -25,7 +22,7 @@ _expected = {}
 _CASES = {
     2: Cases(
         [
-            *(training, step, metrics, round_trips),
+            *(training, step, metrics),
             *(sequence_cases, small_row_cases, two_tower_cases),
         ],
         workers=2,
@@ -232,17 +229,6 @@ class SumTest(tf.test.TestCase):
             for one, other in zip(result, expected):
                 self.assertEqual(one.dtype, other.dtype)
                 self.assertAllEqual(one, other)
-
-
-class RoundTripsTest(tf.test.TestCase):
-    """A collective takes a round trip, so a step waits for those in a row."""
-
-    def test_of_a_step(self):
-        if not IS_KERAS_3:
-            self.skipTest("tf_keras sums metrics by TensorFlow's collectives")
-        for result in _CASES[2][round_trips.collectives_in_a_row]:
-            # Signs, rows, gradients; dense gradients and metrics meanwhile.
-            self.assertEqual(result[-1], (5, 3))
 
 
 class EntangledTest(parameterized.TestCase, tf.test.TestCase):

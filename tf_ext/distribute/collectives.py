@@ -4,8 +4,7 @@ TensorFlow keeps the state of a collective for ever under its instance key, and
 refuses the same key for another shape. So a key here stands for a kind and a
 shape, and sizes that vary are rounded up to a few values: memory does not grow
 with the number of steps. Every worker has to make the same calls in the same
-order. Tokens keep this order among those with the same key; others do not wait
-for each other, because each takes a round trip.
+order; calls of one process are ordered by a token that all of them take.
 """
 
 import bisect
@@ -90,25 +89,14 @@ class Collectives:
         self.rank = rank
         self.device = device
         self._remembered = {}
-        self._tokens = {}
-
-    def _token(self, key):
-        """What the collectives take that have to run one after the other.
-
-        Automatic control dependencies keep operations on one resource in the
-        order of the program, in nested functions too.
-
-        Args:
-          key: hashable, of those collectives.
-        """
-        if key not in self._tokens:
-            with tf.init_scope(), tf.device(self.device):
-                self._tokens[key] = tf.raw_ops.VarHandleOp(
-                    dtype=tf.float32,
-                    shape=[],
-                    shared_name=f"tf_ext_collectives_{key}",
-                )
-        return self._tokens[key]
+        with tf.init_scope(), tf.device(device):
+            # Automatic control dependencies keep operations on one resource
+            # in the order of the program, in nested functions too.
+            self._token = tf.raw_ops.VarHandleOp(
+                dtype=tf.float32,
+                shape=[],
+                shared_name="tf_ext_collectives",
+            )
 
     def all_to_all(self, pack, dtype, wanted):
         """Sends a row to each worker, and receives a row from each.
@@ -129,7 +117,7 @@ class Collectives:
                 group_size=self.size,
                 group_key=_GROUP_KEY,
                 instance_key=_instance_key(f"all_to_all {dtype.name}", index),
-                ordering_token=[self._token("all_to_all")],
+                ordering_token=[self._token],
             )
         received.set_shape([self.size, None])
         return received
@@ -180,7 +168,7 @@ class Collectives:
                 group_size=self.size,
                 group_key=_GROUP_KEY,
                 instance_key=instance_key,
-                ordering_token=[self._token(instance_key)],
+                ordering_token=[self._token],
             )
         gathered.set_shape([self.size, *values.shape])
         return gathered
@@ -231,7 +219,7 @@ class Collectives:
                 group_size=self.size,
                 group_key=_GROUP_KEY,
                 instance_key=instance_key,
-                ordering_token=[self._token(instance_key)],
+                ordering_token=[self._token],
                 merge_op="Add",
                 final_op="Id",
             )
