@@ -2,11 +2,7 @@
 
 import pytest
 from absl.testing import absltest, parameterized
-from processes import (
-    CLUSTER_TESTS,
-    SHARED_CLUSTER_TESTS,
-    run_test_files,
-)
+from processes import CLUSTER_TESTS, run_test_files
 
 _SLOW_TIMEOUT_SECONDS = 4200
 _HOLD_SLOW_TESTS = [
@@ -14,22 +10,16 @@ _HOLD_SLOW_TESTS = [
     for path in sorted(CLUSTER_TESTS)
     if "pytest.mark.slow" in path.read_text()
 ]
-
-
 _ALONE = [
     path
-    for path in sorted(CLUSTER_TESTS.difference(*SHARED_CLUSTER_TESTS))
+    for path in sorted(CLUSTER_TESTS)
     # All of its tests.
     if "pytestmark = pytest.mark.slow" not in path.read_text()
 ]
 
 
-@pytest.mark.timeout(1260)
+@pytest.mark.timeout(960)
 class ClusterTest(parameterized.TestCase):
-    @parameterized.parameters(*SHARED_CLUSTER_TESTS)
-    def test_pass_in_one_cluster(self, *paths):
-        run_test_files(paths, timeout_seconds=1200)
-
     @parameterized.named_parameters(*((path.stem, path) for path in _ALONE))
     def test_passes(self, path):
         run_test_files([path])

@@ -30,16 +30,6 @@ CLUSTER_TESTS = frozenset(
     ]
 )
 
-# Of these, files whose tests all leave a cluster as it was: those of a group
-# share one, in one process, as starts take longer than most of these tests.
-SHARED_CLUSTER_TESTS = tuple(
-    tuple(TESTS / "regimes" / f"parameter_server_{n}_test.py" for n in names)
-    for names in (
-        ("callbacks", "data", "fit", "batch_normalization"),
-        ("loops", "metrics", "model", "recommenders"),
-    )
-)
-
 
 def run(program, *arguments, timeout_seconds=300, **environment):
     """Runs `tests/support/<program>` to its end.
