@@ -1,6 +1,6 @@
 """Compiles and runs the C++ tests of cc/core.
 
-Bazel runs them, too, which is what CI does.
+Only with `-m slow`: Bazel runs them in continuous integration.
 """
 
 import importlib.util
