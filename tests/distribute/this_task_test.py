@@ -55,6 +55,24 @@ class ThisTaskTest(absltest.TestCase):
         this_task.set_connecting("chief", 0)
         self.assertIsNotNone(this_task.why_not_connected())
 
+    def test_is_what_it_was_when_connecting_fails(self):
+        for name in ("", "/job:chief/task:0"):
+            this_task._task.name = name
+            this_task._task.connected = bool(name)
+            with self.assertRaises(TimeoutError):
+                with this_task.connecting("worker", 3):
+                    self.assertEqual(this_task.name(), "/job:worker/task:3")
+                    self.assertIsNotNone(this_task.why_not_connected())
+                    raise TimeoutError
+            self.assertEqual(this_task.name(), name)
+            self.assertIsNone(this_task.why_not_connected())
+
+    def test_is_ready_after_connecting(self):
+        with this_task.connecting("worker", 3):
+            pass
+        self.assertEqual(this_task.name(), "/job:worker/task:3")
+        self.assertIsNone(this_task.why_not_connected())
+
     def test_is_not_ready_before_it_connects(self):
         for text in ("{}", '{"task": {"type": "chief", "index": 0}}'):
             os.environ["TF_CONFIG"] = text

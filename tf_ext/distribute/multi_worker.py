@@ -87,18 +87,17 @@ def multi_worker_strategy(
     tasks = {} if own is None else task_addresses(own.cluster, _JOBS)
     if own is None or len(tasks) < 2:
         return tf.distribute.MultiWorkerMirroredStrategy(_resolver(None))
-    this_task.set_connecting(own.job, own.index)
-    _check_begin(own)
-    configure_coordination(
-        own.cluster,
-        coordination.leader(own.cluster),
-        timeout_seconds,
-        heartbeat_timeout_seconds,
-    )
-    strategy = _connect(own, timeout_seconds)
-    with naming_lost_tasks(strategy):
-        _check_versions(strategy, tasks)
-    this_task.set_connected(own.job, own.index)
+    with this_task.connecting(own.job, own.index):
+        _check_begin(own)
+        configure_coordination(
+            own.cluster,
+            coordination.leader(own.cluster),
+            timeout_seconds,
+            heartbeat_timeout_seconds,
+        )
+        strategy = _connect(own, timeout_seconds)
+        with naming_lost_tasks(strategy):
+            _check_versions(strategy, tasks)
     return strategy
 
 

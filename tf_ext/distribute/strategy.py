@@ -70,7 +70,15 @@ def parameter_server_strategy(
     ```
     """
     resolver = cluster_resolver(cluster)
-    this_task.set_connecting(COORDINATOR, 0)
+    with this_task.connecting(COORDINATOR, 0):
+        return _connected(resolver, timeout_seconds, variable_partitioner)
+
+
+def _connected(
+    resolver: tf.distribute.cluster_resolver.ClusterResolver,
+    timeout_seconds: float,
+    variable_partitioner: Callable[..., typing.Any] | None,
+) -> tf.distribute.Strategy:
     set_grpc_options()
     cluster = resolver.cluster_spec().as_dict()
     tasks = task_addresses(cluster)

@@ -1,8 +1,10 @@
 """Which task of a cluster this process is: for its log, and for probes."""
 
+import contextlib
 import json
 import logging
 import os
+from collections.abc import Iterator
 
 from tf_ext.distribute.addresses import task_name
 
@@ -45,6 +47,19 @@ logger("tf_ext")
 def set_connecting(job: str, index: int) -> None:
     """Notes which task this process is, when it begins to connect."""
     _task.name, _task.connected = task_name(job, index), False
+
+
+@contextlib.contextmanager
+def connecting(job: str, index: int) -> Iterator[None]:
+    """This process is a task that connects; if that fails, what it was."""
+    before = _task.name, _task.connected
+    set_connecting(job, index)
+    try:
+        yield
+    except BaseException:
+        _task.name, _task.connected = before
+        raise
+    set_connected(job, index)
 
 
 def set_connected(job: str, index: int) -> None:
