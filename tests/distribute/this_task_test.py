@@ -1,5 +1,6 @@
 """What a process's log and probes say of its task."""
 
+import importlib
 import logging
 import os
 from unittest import mock
@@ -33,6 +34,7 @@ class ThisTaskTest(absltest.TestCase):
             "tf_ext.distribute.metrics_server",
         ):
             with self.subTest(name):
+                importlib.import_module(name)
                 this_task._task.name = ""
                 self.assertEqual(self.logged(name), "7% of {'rows': 1}")
                 this_task.set_connecting("worker", 3)
