@@ -65,7 +65,8 @@ class BuildNative(build_ext):
         }
 
     def _build(self, compiler, sources, tensorflow):
-        objects = compiler.compile(_units(sources, tensorflow))
+        units = _units(sources, tensorflow, self.build_temp)
+        objects = compiler.compile(units)
         outputs = self._outputs()
         os.makedirs(os.path.dirname(outputs["info"]), exist_ok=True)
         # A name that TensorFlow does not have should fail here, not at a
@@ -87,7 +88,7 @@ class BuildNative(build_ext):
         )
 
 
-def _units(sources, tensorflow):
+def _units(sources, tensorflow, folder):
     """Group -> (sources, options); ops first, for they take longest."""
     # Headers of others are system headers: their warnings are not ours.
     ops_options = [
@@ -100,10 +101,21 @@ def _units(sources, tensorflow):
         f"-isystem{sysconfig.get_path('include')}",
     ]
     return {
-        "ops": (sources["OPS_SOURCES"], ops_options),
+        "ops": (_write_ops_units(sources, folder), ops_options),
         "core": (sources["CORE_SOURCES"], sources["CORE_COPTS"]),
         "python": (sources["PYTHON_SOURCES"], python_options),
     }
+
+
+def _write_ops_units(sources, folder):
+    """Writes files that include the ops' sources; returns their paths."""
+    count = sources["OPS_UNITS"]
+    paths = [os.path.join(folder, f"ops_{i}.cc") for i in range(count)]
+    for i, path in enumerate(paths):
+        included = sources["OPS_SOURCES"][i::count]
+        text = "".join(f'#include "{source}"\n' for source in included)
+        _write_if_changed(path, text)
+    return paths
 
 
 def _check_sources_exist(sources):
