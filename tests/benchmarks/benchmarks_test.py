@@ -243,6 +243,7 @@ def _has(module):
 
 
 class ProgramTest(tf.test.TestCase):
+    @pytest.mark.slow
     def test_each_number_of_threads_has_its_own_process(self):
         path = _results(self)
         arguments = ["hash", "--threads", "1", "2"]

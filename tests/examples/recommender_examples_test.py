@@ -152,6 +152,7 @@ class MmoeTest(_ExampleTest):
             self.assertGreater(result[task]["auc"], least, task)
             self.assertLess(result[task]["auc"], result[task]["best_auc"])
 
+    @pytest.mark.slow
     def test_movielens_in_tf_keras(self):
         result, _ = _run(
             "mmoe.py", f"--data={self.movielens}", "--epochs=10",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 
+import pytest
 import tensorflow as tf
 from paths import ROOT
 
@@ -73,7 +74,7 @@ def _server_of(parent):
 
 
 class RunTest(tf.test.TestCase):
-    def test_learns_as_one_process_does_and_survives_a_lost_server(self):
+    def test_learns_as_one_process_does(self):
         _, alone = _run(*_DATA)
         for strategy in (_CLUSTER, _SYNCHRONOUS):
             _, result = _run(*_DATA, *strategy)
@@ -82,6 +83,9 @@ class RunTest(tf.test.TestCase):
             for same in ("rows", "examples", "best_auc"):
                 self.assertEqual(result[same], alone[same])
 
+    @pytest.mark.slow
+    def test_survives_a_lost_server(self):
+        _, alone = _run(*_DATA)
         killed = []
 
         def kill_a_server(run, line):

@@ -41,6 +41,7 @@ class KerasRsTest(parameterized.TestCase, tf.test.TestCase):
     def test_pairwise(self, loss):
         self._assert_learns(loss)
 
+    @pytest.mark.slow
     def test_two_replicas_are_as_one(self):
         trained = []
         for strategy in (tf.distribute.get_strategy(), mirrored_strategy()):

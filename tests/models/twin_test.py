@@ -1,6 +1,7 @@
 """Models on tables against the same models on variables, step by step."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import (
@@ -213,13 +214,23 @@ class TwinTest(tf.test.TestCase, parameterized.TestCase):
         self._assert_same_training(twins, data, ragged=False)
 
     @parameterized.named_parameters(
+        ("layer_called_twice_ftrl", "layer_called_twice", "ftrl"),
+        ("wide_and_deep_adagrad", "wide_and_deep", "adagrad"),
+    )
+    def test_two_mirrored_replicas_(self, use, rule):
+        self._assert_replicas_are_as_one(use, rule)
+
+    @parameterized.named_parameters(
         ("one_layer_sgd", "one_layer", "sgd"),
         ("one_layer_ftrl", "one_layer", "ftrl"),
         ("two_layers_adagrad", "two_layers", "adagrad"),
         ("layer_called_twice_adagrad", "layer_called_twice", "adagrad"),
-        ("wide_and_deep_adagrad", "wide_and_deep", "adagrad"),
     )
-    def test_two_mirrored_replicas_(self, use, rule):
+    @pytest.mark.slow
+    def test_more_of_two_mirrored_replicas_(self, use, rule):
+        self._assert_replicas_are_as_one(use, rule)
+
+    def _assert_replicas_are_as_one(self, use, rule):
         data = self._data()
         twins = _Twins(use, rule, data, mirrored_strategy())
         self._assert_same_training(twins, data, ragged=True)

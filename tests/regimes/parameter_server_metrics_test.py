@@ -5,6 +5,7 @@ import re
 import metric_cases
 import numpy as np
 import parameter_server_util as util
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -210,6 +211,19 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("binary", "binary", _binary, 1, "sigmoid", "binary_crossentropy"),
+        (
+            "classes",
+            "class",
+            _classes,
+            _CLASSES,
+            "softmax",
+            "sparse_categorical_crossentropy",
+        ),
+    )
+    def test_of_keras_are_those_of_one_process(self, *case):
+        self._assert_as_one_process(*case)
+
+    @parameterized.named_parameters(
         ("regression", "number", _regression, 1, "softplus", "mse"),
         (
             "multi_label",
@@ -227,18 +241,12 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
             "softmax",
             "categorical_crossentropy",
         ),
-        (
-            "classes",
-            "class",
-            _classes,
-            _CLASSES,
-            "softmax",
-            "sparse_categorical_crossentropy",
-        ),
     )
-    def test_of_keras_are_those_of_one_process(
-        self, labels, metrics, units, activation, loss
-    ):
+    @pytest.mark.slow
+    def test_more_of_keras_are_those_of_one_process(self, *case):
+        self._assert_as_one_process(*case)
+
+    def _assert_as_one_process(self, labels, metrics, units, activation, loss):
         data = self.data(labels)
         alone = _model(units, activation, loss, metrics())
         with _CLUSTER.strategy.scope():

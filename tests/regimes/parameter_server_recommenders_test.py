@@ -71,6 +71,7 @@ class KerasRsTest(_RegimeTest):
         if not IS_KERAS_3:
             self.skipTest("keras-rs needs Keras 3.")
 
+    @pytest.mark.slow
     def test_list_mle(self):
         self.assert_as_one_process(
             keras_rs_models.make_model, keras_rs_models.data(samples=403)
