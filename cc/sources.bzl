@@ -16,6 +16,8 @@ CORE_SOURCES = [
     "cc/core/initializers/initializer_avx2.cc",
     "cc/core/initializers/initializer_avx512.cc",
     "cc/core/initializers/initializer_scalar.cc",
+    "cc/core/records/example_columns.cc",
+    "cc/core/records/record_block.cc",
     "cc/core/rules/adagrad.cc",
     "cc/core/rules/adam.cc",
     "cc/core/rules/ftrl.cc",
@@ -107,6 +109,7 @@ OPS_SOURCES = [
 # The pybind11 module tf_ext._core.
 PYTHON_SOURCES = [
     "cc/python/core_module.cc",
+    "cc/python/records_module.cc",
     "cc/python/rules_module.cc",
     "cc/python/snapshot_module.cc",
 ]
@@ -117,6 +120,7 @@ CORE_TESTS = [
     "cc/core/hashing/hash_columns_errors_test.cc",
     "cc/core/hashing/hash_columns_test.cc",
     "cc/core/initializers/initializer_test.cc",
+    "cc/core/records/example_columns_test.cc",
     "cc/core/rules/narrow_test.cc",
     "cc/core/rules/update_rule_adam_test.cc",
     "cc/core/rules/update_rule_narrow_test.cc",

@@ -1,5 +1,5 @@
-// tf_ext._core: hashing, initial rows and snapshots for NumPy users, and the
-// descriptions of update rules. Needs no TensorFlow.
+// tf_ext._core: hashing, initial rows, snapshots and TFRecord for NumPy users,
+// and the descriptions of update rules. Needs no TensorFlow.
 
 #include <cmath>
 #include <cstdint>
@@ -18,6 +18,7 @@
 #include "cc/core/table/config.h"
 #include "cc/core/table/row_format.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/python/records_module.h"
 #include "cc/python/rules_module.h"
 #include "cc/python/snapshot_module.h"
 #include "pybind11/numpy.h"
@@ -340,8 +341,9 @@ py::array_t<float> InitialRows(const std::string& config_text,
 
 PYBIND11_MODULE(_core, m) {
   m.doc() =
-      "Hashing and snapshots for NumPy, and what update rules are; see "
-      "tf_ext.hashing, tf_ext.snapshot, tf_ext.optimizers.";
+      "Hashing and snapshots for NumPy, what update rules are, and TFRecord; "
+      "see "
+      "tf_ext.hashing, tf_ext.snapshot, tf_ext.optimizers, tf_ext.data.";
   m.attr("HASH_VERSION") = kHashVersion;
   m.def("fingerprint64", [](const py::bytes& text) {
     return Fingerprint64(ViewText(text, "text"));
@@ -361,6 +363,7 @@ PYBIND11_MODULE(_core, m) {
                         PyBytes_GET_SIZE(data.ptr()));
   });
   m.def("initial_rows", &InitialRows, py::arg("config"), py::arg("signs"));
+  DefineRecords(&m);
   DefineRules(&m);
   DefineSnapshots(&m);
 }

@@ -30,6 +30,7 @@ _CORE_FOLDERS = {
     "initializers": ("support", "hashing"),
     "rules": ("support", "hashing"),
     "snapshot": ("support", "hashing"),
+    "records": ("snapshot",),
     "table": ("support", "hashing", "initializers", "rules", "snapshot"),
     "benchmarks": ("support", "hashing", "bags", "table"),
 }

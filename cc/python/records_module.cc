@@ -1,0 +1,113 @@
+#include "cc/python/records_module.h"
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "cc/core/records/example_columns.h"
+#include "cc/core/records/record_block.h"
+#include "pybind11/numpy.h"
+#include "pybind11/stl.h"
+
+namespace tf_ext {
+namespace {
+
+namespace py = pybind11;
+
+template <typename T>
+py::array Copied(const std::vector<T>& values) {
+  return py::array_t<T>(values.size(), values.data());
+}
+
+py::tuple Split(const py::bytes& block) {
+  const std::string_view text = block;
+  RecordBlock found;
+  {
+    py::gil_scoped_release release;
+    found = SplitRecords(text);
+  }
+  return py::make_tuple(Copied(found.begins), Copied(found.ends),
+                        found.consumed, found.damaged, found.next_size);
+}
+
+ValueKind KindOf(const std::string& name) {
+  if (name == "string") return ValueKind::kBytes;
+  return name == "float32" ? ValueKind::kFloat : ValueKind::kInt64;
+}
+
+py::tuple ColumnTuple(const ExampleField& field, const ExampleColumn& column) {
+  py::object values;
+  switch (field.kind) {
+    case ValueKind::kBytes:
+      values = py::make_tuple(py::bytes(column.text),
+                              py::array(Copied(column.ends)));
+      break;
+    case ValueKind::kInt64:
+      values = Copied(column.ints);
+      break;
+    case ValueKind::kFloat:
+      values = Copied(column.floats);
+      break;
+  }
+  return py::make_tuple(
+      values, field.bag ? Copied(column.splits) : Copied(column.given));
+}
+
+py::tuple Decode(
+    const py::bytes& block, const py::array_t<int64_t>& begins,
+    const py::array_t<int64_t>& ends,
+    const std::vector<std::tuple<std::string, std::string, bool>>& fields) {
+  const std::string_view text = block;
+  // Where texts end and rows are split is 32 bits wide, and no column has more
+  // values than its block has bytes.
+  if (text.size() > std::numeric_limits<int32_t>::max()) {
+    throw py::value_error("block must be below 2 GiB.");
+  }
+  const int64_t records = begins.size();
+  if (ends.size() != records) {
+    throw py::value_error("begins and ends must be of the same size.");
+  }
+  const int64_t* const begin = begins.data();
+  const int64_t* const end = ends.data();
+  for (int64_t i = 0; i < records; ++i) {
+    if (begin[i] < 0 || end[i] < begin[i] ||
+        end[i] > static_cast<int64_t>(text.size()) - 4) {
+      throw py::value_error("begins and ends must be within the block.");
+    }
+  }
+  std::vector<ExampleField> wanted;
+  for (const auto& [name, dtype, bag] : fields) {
+    wanted.push_back({name, KindOf(dtype), bag});
+  }
+  ExampleColumns columns(std::move(wanted));
+  std::vector<uint8_t> errors(records);
+  {
+    py::gil_scoped_release release;
+    for (int64_t i = 0; i < records; ++i) {
+      const ExampleError error =
+          HasChecksum(text, begin[i], end[i])
+              ? columns.Append(text.substr(begin[i], end[i] - begin[i]))
+              : ExampleError::kChecksum;
+      errors[i] = static_cast<uint8_t>(error);
+    }
+  }
+  py::list found;
+  for (size_t i = 0; i < columns.fields().size(); ++i) {
+    found.append(ColumnTuple(columns.fields()[i], columns.columns()[i]));
+  }
+  return py::make_tuple(found, Copied(errors));
+}
+
+}  // namespace
+
+void DefineRecords(py::module_* m) {
+  m->def("split_records", &Split, py::arg("block"));
+  m->def("decode_examples", &Decode, py::arg("block"), py::arg("begins"),
+         py::arg("ends"), py::arg("fields"));
+}
+
+}  // namespace tf_ext
