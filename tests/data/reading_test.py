@@ -6,7 +6,6 @@ import tempfile
 from unittest import mock
 
 import numpy as np
-import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from readable_files import SCHEMA, Field, bad_lines, good_line, write_broken
@@ -391,61 +390,6 @@ class MalformedTest(_FilesTest):
         path = self._write("a.csv", "x,z\n1,2\n")
         with self.assertRaisesRegex(Exception, r"Absent: \['y'\].*'x,z'"):
             self._one(path, [Field("x"), Field("y")], header=True)
-
-
-class DamageTest(_FilesTest):
-    def _check_flips(self, separator, format, packed, flips):
-        """Single bits that flip cost few records, or end with an error."""
-        rng = np.random.default_rng(0)
-        lines = b"".join(good_line(n, separator) + b"\n" for n in range(300))
-        whole = gzip.compress(lines) if packed else lines
-        ended = 0
-        for _ in range(flips):
-            data = bytearray(whole)
-            place = int(rng.integers(len(data)))
-            data[place] ^= 1 << int(rng.integers(8))
-            path = self._write("flipped", bytes(data))
-            errors = tf_ext.data.ReadErrors()
-            dataset = tf_ext.data.read(
-                path,
-                SCHEMA,
-                format,
-                batch_size=64,
-                max_errors=0.02,
-                errors=errors,
-            )
-            try:
-                numbers = _numbers(dataset)
-            except tf.errors.InvalidArgumentError as error:
-                self.assertRegex(error.message, "flipped is damaged|malformed")
-                ended += 1
-                continue
-            # A line break that flips joins two records, or cuts one.
-            self.assertBetween(errors.records, 299, 301)
-            self.assertLen(numbers, errors.records - errors.errors)
-            self.assertLessEqual(errors.errors, 2)
-            self.assertGreaterEqual(
-                len(set(numbers) & set(range(300))), 298, place
-            )
-        # The checksum of gzip notices, unless its header is hit.
-        if packed:
-            self.assertGreater(ended, flips * 0.9)
-        else:
-            self.assertEqual(ended, 0)
-
-    @parameterized.parameters((",", "csv"), ("\t", "tsv"))
-    def test_flipped_bits_of_text(self, separator, format):
-        self._check_flips(separator, format, False, 12)
-
-    def test_flipped_bits_of_compressed_text(self):
-        self._check_flips(",", "csv", True, 12)
-
-    @parameterized.product(
-        case=[(",", "csv"), ("\t", "tsv")], packed=[False, True]
-    )
-    @pytest.mark.slow
-    def test_many_flipped_bits(self, case, packed):
-        self._check_flips(*case, packed, 500)
 
 
 if __name__ == "__main__":

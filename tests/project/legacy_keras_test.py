@@ -27,6 +27,8 @@ _WITHOUT_KERAS = {
     "core/core_test.py",
     "data/day_files_test.py",
     "data/reading_arguments_test.py",
+    "data/reading_damage_test.py",
+    "data/reading_formats_test.py",
     "data/reading_test.py",
     "data/worker_batches_test.py",
     "distribute/distribute_errors_test.py",

@@ -20,6 +20,7 @@ BAD_NUMBER = "bad number"
 MISSING = "missing value"
 UNKNOWN = "unknown value"
 WITHOUT_WEIGHT = "bad weight"
+WRONG_TYPE = "wrong type"
 _NUMBERS = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
 
 Array: typing.TypeAlias = typing.Any
@@ -71,6 +72,11 @@ class Converter:
                 dense[field.name] = _filled(column, field.default or "")
             else:
                 dense[field.name] = _numbers(field, column, reasons)
+        for name, weights in bags.items():
+            bag = bags.get(name.removesuffix(WEIGHT_SUFFIX))
+            if bag is not None and bag is not weights:
+                differ = np.diff(bag.splits) != np.diff(weights.splits)
+                _add(reasons, np.flatnonzero(differ), WITHOUT_WEIGHT)
         rows = len(next(iter(columns.values())))
         part = Part(rows, dense, bags)
         if reasons:
@@ -161,7 +167,10 @@ def _cast(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
     # Beyond float32, infinities come out, which are found later.
     done, bad = isolate(
         len(column),
-        lambda begin, end: column[begin:end].cast(wanted),
+        # Integers may be rounded to floats.
+        lambda begin, end: column[begin:end].cast(
+            wanted, safe=not pa.types.is_floating(wanted)
+        ),
         lambda _: pa.nulls(1, wanted),
         (pa.ArrowInvalid, pa.ArrowNotImplementedError),
     )

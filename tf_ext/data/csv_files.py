@@ -11,7 +11,7 @@ import numpy as np
 from tf_ext.data.arrow import Converter, type_of
 from tf_ext.data.errors import DamagedFileError, Malformed
 from tf_ext.data.lines import Lines, check, read_lines
-from tf_ext.data.parts import Part
+from tf_ext.data.parts import Parsed
 from tf_ext.data.schema import Schema
 
 try:
@@ -21,18 +21,6 @@ except ImportError:
     pa = arrow_csv = None
 
 WIDTH = "wrong number of fields"
-
-
-class Parsed(typing.NamedTuple):
-    """A block of a file, parsed.
-
-    part: the well-formed records; records: the number of all records;
-    malformed: the others.
-    """
-
-    part: Part
-    records: int
-    malformed: list[Malformed]
 
 
 class CsvFiles:

@@ -18,10 +18,11 @@ _FEWEST_RECORDS = 1000
 class Malformed(typing.NamedTuple):
     """A record that was left out.
 
-    line: its number in the file, from 1; reason: one of a few texts.
+    number: of the line, record or row in the file, from 1; reason: one of a few
+    texts.
     """
 
-    line: int
+    number: int
     reason: str
 
 
@@ -109,6 +110,7 @@ class ReadErrors:
         block: int,
         records: int,
         malformed: Sequence[Malformed],
+        unit: str = "line",
     ) -> None:
         """Counts the records of a block of a file, unless that was done.
 
@@ -117,6 +119,7 @@ class ReadErrors:
           block: int, which block it is.
           records: int, its records, malformed ones included.
           malformed: list of Malformed.
+          unit: string, what their numbers are those of.
         """
         with self._lock:
             blocks = self._blocks.setdefault(file, {})
@@ -130,8 +133,8 @@ class ReadErrors:
         in_order = sorted(malformed)
         for one in in_order[: max(0, _LOGGED - before)]:
             _LOG.warning(
-                "Left out a malformed record: %s, line %d: %s",
-                *(file, one.line, one.reason),
+                "Left out a malformed record: %s, %s %d: %s",
+                *(file, unit, one.number, one.reason),
             )
         if before < _LOGGED <= before + len(malformed):
             _LOG.warning("Further malformed records are counted, not logged.")

@@ -19,7 +19,7 @@ from tf_ext.data.errors import DamagedFileError, Malformed
 BLOCK_BYTES = 4 << 20
 # A longer one is malformed: it would be held in memory to look for its end.
 MAX_LINE_BYTES = 1 << 20
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
 
 LONG_LINE = "line above 1 MiB"
 NUL = "NUL byte"
@@ -64,24 +64,29 @@ def read_lines(file: str) -> Iterator[Lines]:
 
 def _chunks(file: str) -> Iterator[bytes]:
     with tf.io.gfile.GFile(file, "rb") as raw:
-        begin = raw.read(len(codecs.BOM_UTF8))
-        if begin.startswith(_GZIP):
-            raw.seek(0)
-            yield from _unzipped(file, raw)
-            return
-        if begin != codecs.BOM_UTF8:
-            yield begin
-        while chunk := raw.read(BLOCK_BYTES):
-            yield chunk
+        is_gzip = raw.read(len(GZIP)) == GZIP
+        raw.seek(0)
+        chunks = unzipped(file, raw) if is_gzip else read_chunks(raw)
+        first = next(chunks, b"")
+        yield first.removeprefix(codecs.BOM_UTF8)
+        yield from chunks
 
 
-def _unzipped(file: str, raw: typing.Any) -> Iterator[bytes]:
-    begin = True
+def read_chunks(raw: typing.Any) -> Iterator[bytes]:
+    """Yields what is left of an open file."""
+    while chunk := raw.read(BLOCK_BYTES):
+        yield chunk
+
+
+def unzipped(file: str, raw: typing.Any) -> Iterator[bytes]:
+    """Yields what an open file has when it is decompressed.
+
+    Raises:
+      DamagedFileError: it cannot be read to its end.
+    """
     try:
-        with gzip.GzipFile(fileobj=raw, mode="rb") as unzipped:
-            while chunk := unzipped.read(BLOCK_BYTES):
-                yield chunk.removeprefix(codecs.BOM_UTF8) if begin else chunk
-                begin = False
+        with gzip.GzipFile(fileobj=raw, mode="rb") as plain:
+            yield from read_chunks(plain)
     except (EOFError, OSError, zlib.error) as error:
         raise DamagedFileError(
             f"{file} is damaged before byte {raw.tell()}: it cannot be "
@@ -139,7 +144,7 @@ def check(lines: Lines, separator: bytes | None) -> Checked:
     left_out = np.union1d(empty, np.array(list(reasons), np.int64))
     numbers = np.delete(np.arange(len(ends)), left_out)
     return Checked(
-        _without(data, begins, ends, left_out.astype(np.int64)),
+        without(data, begins, ends, left_out.astype(np.int64)),
         numbers + lines.first,
         malformed,
         records,
@@ -153,12 +158,20 @@ def _note(
         reasons.setdefault(int(line), reason)
 
 
-def _without(
+def without(
     data: bytes,
     begins: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
     left_out: npt.NDArray[np.int64],
 ) -> bytes:
+    """Lines without some.
+
+    Args:
+      data: bytes.
+      begins: int64, where each line begins.
+      ends: int64, its line break.
+      left_out: int64, the indices of the lines to leave out, which rise.
+    """
     view, pieces, begin = memoryview(data), [], 0
     for line in left_out:
         pieces.append(view[begin : begins[line]])

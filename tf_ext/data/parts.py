@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_ext.data.errors import Malformed
 from tf_ext.data.schema import DTYPES, WEIGHT_SUFFIX, Field, Schema
 from tf_ext.ops import _text_ops
 
@@ -67,6 +68,19 @@ class Part:
             bags[name] = Bag(values.take(places), _to_splits(lengths[rows]))
         dense = {name: values.take(rows) for name, values in self.dense.items()}
         return Part(len(rows), dense, bags)
+
+
+class Parsed(typing.NamedTuple):
+    """A block of a file, parsed.
+
+    part: the well-formed records; records: the number of all records;
+    malformed: the others; unit: what their numbers are those of.
+    """
+
+    part: Part
+    records: int
+    malformed: list[Malformed]
+    unit: str = "line"
 
 
 def concat(parts: Sequence[Part]) -> Part:

@@ -15,13 +15,17 @@ import tensorflow as tf
 
 from tf_ext._checks import check_count, is_int, refuse
 from tf_ext.data.arrow import require_pyarrow
-from tf_ext.data.csv_files import CsvFiles, Parsed
+from tf_ext.data.csv_files import CsvFiles
 from tf_ext.data.errors import ReadErrors, check_max_errors
-from tf_ext.data.parts import Layout, Part, concat
+from tf_ext.data.json_files import JsonFiles
+from tf_ext.data.parquet_files import ParquetFiles
+from tf_ext.data.parts import Layout, Parsed, Part, concat
+from tf_ext.data.record_files import RecordFiles
 from tf_ext.data.schema import Schema
 
 _NAME = "read"
-_FORMATS = ("csv", "tsv")
+_TEXT = ("csv", "tsv")
+_FORMATS = (*_TEXT, "jsonl", "tfrecord", "parquet")
 Files: typing.TypeAlias = str | os.PathLike[str]
 Shard: typing.TypeAlias = tuple[int, int] | tf.distribute.InputContext
 
@@ -44,8 +48,8 @@ def read(
     r"""Reads files of records into batches.
 
     A malformed record costs that record alone. It is counted by file and
-    reason, and the first few are logged with file and line; more than
-    `max_errors` end the reading with an error. docs/data.md lists what is
+    reason, and the first few are logged with file and line, record or row; more
+    than `max_errors` end the reading with an error. docs/data.md lists what is
     malformed in each format.
 
     The dataset is the same each time it is read, also with `shuffle`, so that
@@ -56,14 +60,15 @@ def read(
 
     Args:
       files: path or pattern of `tf.io.gfile.glob`, or several, on any file
-        system of TensorFlow. Files of text may be compressed by gzip.
+        system of TensorFlow. All but Parquet may be compressed by gzip.
       schema: tf_ext.data.Schema.
       format: "csv", with quotes as in RFC 4180; or "tsv", separated by tabs,
-        without quotes. In both, a line is a record.
+        without quotes; "jsonl", JSON lines; "tfrecord", of tf.train.Example;
+        or "parquet". In files of text, a line is a record.
       batch_size: int, the records of a batch; the last one of a pass over the
         files may have fewer.
-      header: bool, whether each text file begins with a line of names. Fields
-        are then found by name.
+      header: bool, whether each file of CSV or TSV begins with a line of names.
+        Fields are then found by name.
       shuffle: int, how many records are shuffled together; files are shuffled,
         too. None: in order.
       seed: int, of the order.
@@ -123,7 +128,7 @@ def read(
             "give `fit` the dataset."
         )
     require_pyarrow(f"tf_ext.data.read(format={format!r})")
-    reader = _reader(schema, format, header)
+    reader = _reader(schema, format, header, int(threads))
     passes = _Passes(
         reader,
         _shard(_find(files), shard),
@@ -140,13 +145,22 @@ def read(
     options.experimental_distribute.auto_shard_policy = (
         policies.DATA if shard is None else policies.OFF
     )
-    dataset = _dataset(passes, Layout(schema), int(batch_size))
-    return dataset.with_options(options)
+    return _dataset(passes, Layout(schema), int(batch_size), options)
 
 
-def _reader(schema: Schema, format: str, header: bool) -> typing.Any:
+def _reader(
+    schema: Schema, format: str, header: bool, threads: int
+) -> typing.Any:
     if not isinstance(header, bool):
         refuse(_NAME, "header", "True or False", header)
+    if header and format not in _TEXT:
+        refuse(_NAME, "header", f"False for {format}", header)
+    if format == "jsonl":
+        return JsonFiles(schema)
+    if format == "tfrecord":
+        return RecordFiles(schema)
+    if format == "parquet":
+        return ParquetFiles(schema, threads)
     for field in schema.used:
         if field.bag and field.separator is None:
             allowed = f"one in which bags have a `separator` for {format}"
@@ -297,7 +311,9 @@ class _Passes:
         )
         with contextlib.closing(_ordered(blocks, self._threads)) as parsed:
             for file, index, block in parsed:
-                self._errors.add(file, index, block.records, block.malformed)
+                self._errors.add(
+                    *(file, index, block.records, block.malformed, block.unit)
+                )
                 self._errors.check(self._max_errors)
                 yield block.part
 
@@ -323,7 +339,10 @@ def _ordered(
 
 
 def _dataset(
-    passes: _Passes, layout: Layout, batch_size: int
+    passes: _Passes,
+    layout: Layout,
+    batch_size: int,
+    options: tf.data.Options,
 ) -> tf.data.Dataset:
     """The batches of the windows of `passes`."""
 
@@ -332,15 +351,24 @@ def _dataset(
             for window in windows:
                 yield (window.order, *layout.tensors(window.part))
 
-    def batches(order: tf.Tensor, *tensors: tf.Tensor) -> tf.data.Dataset:
-        def batch(begin: tf.Tensor) -> typing.Any:
-            return layout.batch(tensors, order[begin : begin + batch_size])
+    # AutoGraph would take longer than the reading of a small file.
+    @tf.autograph.experimental.do_not_convert
+    def begins(order: tf.Tensor, *tensors: tf.Tensor) -> tf.data.Dataset:
+        rows = tf.size(order, tf.int64)
+        return tf.data.Dataset.range(0, rows, batch_size).map(
+            lambda begin: (begin, order, *tensors)
+        )
 
-        begins = tf.data.Dataset.range(0, tf.size(order, tf.int64), batch_size)
-        return begins.map(batch)
+    @tf.autograph.experimental.do_not_convert
+    def batch(
+        begin: tf.Tensor, order: tf.Tensor, *tensors: tf.Tensor
+    ) -> typing.Any:
+        return layout.batch(tensors, order[begin : begin + batch_size])
 
     windows = tf.data.Dataset.from_generator(
         generate,
         output_signature=(tf.TensorSpec([None], tf.int64), *layout.signature),
-    )
-    return windows.flat_map(batches).prefetch(tf.data.AUTOTUNE)
+    ).with_options(options)
+    # Each stage counts the bytes of all strings of an element, so they are made
+    # in the last one.
+    return windows.flat_map(begins).map(batch).prefetch(tf.data.AUTOTUNE)

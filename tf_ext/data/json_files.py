@@ -1,0 +1,193 @@
+"""JSON lines: an object on each line."""
+
+import functools
+import json
+import re
+import typing
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_ext.data.arrow import BAD_NUMBER, WRONG_TYPE, Converter, type_of
+from tf_ext.data.errors import Malformed
+from tf_ext.data.isolation import isolate
+from tf_ext.data.lines import Checked, Lines, check, read_lines, without
+from tf_ext.data.parts import Parsed
+from tf_ext.data.schema import Field, Schema
+
+try:
+    import pyarrow as pa
+    import pyarrow.json as arrow_json
+except ImportError:
+    pa = arrow_json = None
+
+BAD_JSON = "bad JSON"
+NO_OBJECT = "no JSON object"
+# A second value on a line, which pyarrow would take for a record of its own. It
+# crashes at a null that comes first, so it is given none outside of objects.
+_SECOND = re.compile(rb"\}[ \t]*[^ \t\n,\]}]")
+
+
+class JsonFiles:
+    """Reads JSON lines.
+
+    Args:
+      schema: Schema.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._types = pa.schema([(f.name, _type_of(f)) for f in schema.used])
+        self._converter = Converter(schema)
+
+    def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
+        """Yields functions that parse the blocks of a file, in any thread."""
+        for block in read_lines(file):
+            yield functools.partial(self._parse, block)
+
+    def _parse(self, block: Lines) -> Parsed:
+        lines = _objects(check(block, None))
+        data, ends = lines.data, _ends(lines.data)
+        begins = np.concatenate([[0], ends])
+        tables, bad = isolate(
+            len(ends),
+            lambda begin, end: self._table(
+                data[begins[begin] : begins[end]], end - begin
+            ),
+            lambda _: self._types.empty_table(),
+            (pa.ArrowInvalid, pa.ArrowNotImplementedError),
+        )
+        whole = pa.concat_tables(tables)
+        part, reasons = self._converter.part(
+            {f.name: whole[f.name].combine_chunks() for f in self._schema.used}
+        )
+        numbers = np.delete(lines.numbers, bad)
+        malformed = [
+            *lines.malformed,
+            *(
+                Malformed(
+                    int(lines.numbers[row]),
+                    self._reason(data[begins[row] : begins[row + 1]]),
+                )
+                for row in bad
+            ),
+            *(
+                Malformed(int(numbers[row]), reason)
+                for row, reason in sorted(reasons.items())
+            ),
+        ]
+        return Parsed(part, lines.records, malformed)
+
+    def _table(self, data: bytes, rows: int) -> typing.Any:
+        if not rows:
+            return self._types.empty_table()
+        table = arrow_json.read_json(
+            pa.BufferReader(data),
+            arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            arrow_json.ParseOptions(
+                explicit_schema=self._types,
+                unexpected_field_behavior="ignore",
+            ),
+        )
+        if table.num_rows != rows:
+            raise pa.ArrowInvalid("A line does not have one object.")
+        return table
+
+    def _reason(self, line: bytes) -> str:
+        """Why pyarrow refuses a line."""
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return BAD_JSON
+        fields = self._schema.used
+        if not all(_has_type(field, found.get(field.name)) for field in fields):
+            return WRONG_TYPE
+        for field in fields:
+            if _holds_numbers(field):
+                record = {field.name: found.get(field.name)}
+                if not self._reads(record):
+                    return BAD_NUMBER
+        # Such as a name that is there twice, or half of a pair of surrogates.
+        return BAD_JSON
+
+    def _reads(self, record: dict[str, typing.Any]) -> bool:
+        try:
+            self._table(json.dumps(record, allow_nan=False).encode(), 1)
+            return True
+        except (ValueError, pa.ArrowNotImplementedError):
+            return False
+
+
+def _type_of(field: Field) -> typing.Any:
+    if not field.bag:
+        return type_of(field)
+    if field.separator is not None:
+        return pa.binary()
+    return pa.list_(type_of(field))
+
+
+def _is_list(field: Field) -> bool:
+    return field.bag and field.separator is None
+
+
+def _holds_numbers(field: Field) -> bool:
+    return not (
+        field.dtype == "string"
+        or field.values is not None
+        or field.separator is not None
+    )
+
+
+def _has_type(field: Field, value: object) -> bool:
+    if value is None:
+        return True
+    if _is_list(field) != isinstance(value, list):
+        return False
+    values = value if isinstance(value, list) else [value]
+    allowed = (int | float | None) if _holds_numbers(field) else (str | None)
+    return all(
+        isinstance(one, allowed) and not isinstance(one, bool) for one in values
+    )
+
+
+def _ends(data: bytes) -> npt.NDArray[np.int64]:
+    """Behind the line breaks."""
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + 1
+
+
+def _objects(lines: Checked) -> Checked:
+    """Leaves out lines that are not one object, as far as that is seen."""
+    data = lines.data
+    if not data:
+        return lines
+    block, ends = np.frombuffer(data, np.uint8), _ends(data)
+    begins = np.concatenate([[0], ends[:-1]])
+    suspects = (block[begins] != ord("{")) | (block[ends - 2] != ord("}"))
+    places = [found.start() for found in _SECOND.finditer(data)]
+    suspects[np.searchsorted(ends, places, "right")] = True
+    reasons = {}
+    for row in np.flatnonzero(suspects):
+        reason = _reason_of(data[begins[row] : ends[row]])
+        if reason is not None:
+            reasons[int(row)] = reason
+    if not reasons:
+        return lines
+    malformed = [
+        Malformed(int(lines.numbers[row]), reason)
+        for row, reason in reasons.items()
+    ]
+    left_out = np.array(list(reasons), np.int64)
+    return Checked(
+        without(data, begins, ends - 1, left_out),
+        np.delete(lines.numbers, left_out),
+        [*lines.malformed, *malformed],
+        lines.records,
+    )
+
+
+def _reason_of(line: bytes) -> str | None:
+    try:
+        return None if isinstance(json.loads(line), dict) else NO_OBJECT
+    except (ValueError, RecursionError):
+        return BAD_JSON

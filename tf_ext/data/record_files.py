@@ -1,0 +1,168 @@
+"""TFRecord files of tf.train.Example."""
+
+import functools
+import typing
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from tf_ext import _core
+from tf_ext.data import lines
+from tf_ext.data.arrow import WRONG_TYPE, Converter
+from tf_ext.data.errors import DamagedFileError, Malformed
+from tf_ext.data.parts import Parsed
+from tf_ext.data.schema import Field, Schema
+
+try:
+    import pyarrow as pa
+except ImportError:
+    pa = None
+
+# A record is held in memory; a longer one is no sample.
+MAX_RECORD_BYTES = 64 << 20
+CHECKSUM = "wrong checksum"
+NO_EXAMPLE = "no tf.train.Example"
+SEVERAL = "several values"
+# Of each ExampleError of cc/core/records/example_columns.h.
+_REASONS = (None, CHECKSUM, NO_EXAMPLE, WRONG_TYPE, SEVERAL)
+_HEADER_BYTES = 12
+
+
+class RecordFiles:
+    """Reads TFRecord files, which may be compressed by gzip.
+
+    Args:
+      schema: Schema.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._converter = Converter(schema)
+        self._fields = [
+            (field.name, _kind_of(field), _is_list(field))
+            for field in schema.used
+        ]
+
+    def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
+        """Yields functions that parse the blocks of a file, in any thread."""
+        rest, place, first, wanted = b"", 0, 1, _HEADER_BYTES
+        waiting: list[bytes] = []
+        size = 0
+        for chunk in _chunks(file):
+            waiting.append(chunk)
+            size += len(chunk)
+            if size < wanted:
+                continue
+            data = b"".join(waiting)
+            begins, ends, used, damaged, wanted = _core.split_records(data)
+            if len(begins):
+                yield functools.partial(self._parse, data, begins, ends, first)
+            place += used
+            first += len(begins)
+            if damaged or wanted > MAX_RECORD_BYTES:
+                raise DamagedFileError(
+                    f"{file} is damaged at byte {place}: "
+                    + (
+                        "the length of record %d does not have its checksum"
+                        if damaged
+                        else "record %d is above 64 MiB"
+                    )
+                    % first
+                    + ". How many records are lost is not known: mend the file "
+                    "or leave it out."
+                )
+            wanted = wanted or _HEADER_BYTES
+            rest = data[used:]
+            waiting, size = [rest], len(rest)
+        if size:
+            raise DamagedFileError(
+                f"{file} ends within record {first}, which begins at byte "
+                f"{place}: it was not written to its end. Mend the file or "
+                "leave it out."
+            )
+
+    def _parse(
+        self,
+        data: bytes,
+        begins: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
+        first: int,
+    ) -> Parsed:
+        columns, codes = _core.decode_examples(data, begins, ends, self._fields)
+        bad = np.flatnonzero(codes)
+        part, reasons = self._converter.part(
+            {
+                name: _to_arrow(kind, is_list, *column)
+                for (name, kind, is_list), column in zip(
+                    self._fields, columns, strict=True
+                )
+            }
+        )
+        numbers = np.delete(np.arange(len(begins)), bad) + first
+        malformed = [
+            Malformed(int(row) + first, _REASONS[codes[row]] or "")
+            for row in bad
+        ]
+        malformed += [
+            Malformed(int(numbers[row]), reason)
+            for row, reason in reasons.items()
+        ]
+        return Parsed(part, len(begins), malformed, "record")
+
+
+def _kind_of(field: Field) -> str:
+    if field.values is not None or field.separator is not None:
+        return "string"
+    return "int64" if field.dtype == "int32" else field.dtype
+
+
+def _is_list(field: Field) -> bool:
+    return field.bag and field.separator is None
+
+
+def _chunks(file: str) -> Iterator[bytes]:
+    with tf.io.gfile.GFile(file, "rb") as raw:
+        begin = raw.read(_HEADER_BYTES)
+        raw.seek(0)
+        # A record may have a length whose bytes are those of gzip.
+        is_record = (
+            len(begin) == _HEADER_BYTES and not (_core.split_records(begin)[3])
+        )
+        if begin.startswith(lines.GZIP) and not is_record:
+            yield from lines.unzipped(file, raw)
+        else:
+            yield from lines.read_chunks(raw)
+
+
+def _to_arrow(
+    kind: str,
+    is_list: bool,
+    values: typing.Any,
+    rows: npt.NDArray[typing.Any],
+) -> typing.Any:
+    """An array of Arrow: of lists, or in which values that miss are null.
+
+    Args:
+      kind: string, "string", "int64" or "float32".
+      is_list: bool.
+      values: numbers, or text and where each value begins.
+      rows: int32 row splits of lists, or uint8, whether there is a value.
+    """
+    present = None
+    if not is_list and not rows.all():
+        present = pa.py_buffer(np.packbits(rows, bitorder="little"))
+    if kind == "string":
+        text, ends = values
+        buffers = [present, pa.py_buffer(ends), pa.py_buffer(text)]
+        array = pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
+    else:
+        array = pa.Array.from_buffers(
+            pa.type_for_alias(kind),
+            len(values),
+            [present, pa.py_buffer(values)],
+        )
+    if is_list:
+        return pa.ListArray.from_arrays(pa.array(rows), array)
+    return array
