@@ -6,68 +6,106 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 import read_restart_program as program
-from absl.testing import absltest
+import readable_records as records
+from absl.testing import absltest, parameterized
 from paths import ROOT
 
-import tf_ext
+# Within the first epoch, within the third, and never.
+_KILLED = (5, 12, 0)
 
 
-class RestartTest(absltest.TestCase):
-    def test_lives_read_what_one_would_have(self):
-        with tempfile.TemporaryDirectory() as name:
-            folder = pathlib.Path(name)
-            for index in range(program.FILES):
-                first = index * program.RECORDS
-                lines = [
-                    f"{number}\t1\n"
-                    for number in range(first, first + program.RECORDS)
-                ]
-                lines.insert(index, "malformed\n")
-                (folder / f"part-{index}").write_text("".join(lines))
-            read = []
-            # Within the first epoch, within the third, and never.
-            for life, killed in enumerate((5, 12, 0)):
-                ended = subprocess.run(
-                    [
-                        sys.executable,
-                        ROOT / "tests/support/read_restart_program.py",
-                        *(folder, str(life), str(killed)),
-                    ],
-                    timeout=240,
-                    capture_output=True,
-                    text=True,
-                )
-                expected = -9 if killed else 0
-                self.assertEqual(ended.returncode, expected, ended.stderr)
-                text = (folder / f"{life}.txt").read_text()
-                read += [int(number) for number in re.findall(r"\d+", text)]
-            self.assertEqual(read, self._whole(folder))
+class _KilledError(Exception):
+    pass
 
-    def _whole(self, folder):
-        schema = tf_ext.data.Schema(
-            [
-                tf_ext.data.Field("id", "int64"),
-                tf_ext.data.Field("y", "float32"),
-            ],
-            label="y",
-        )
-        data = tf_ext.data.read(
-            folder / "part-*",
-            schema,
-            "tsv",
-            batch_size=program.BATCH,
-            shuffle=40,
-            repeat=True,
-            max_errors=0.1,
-        ).take(program.STEPS * program.EPOCHS)
-        numbers = [n for x, _ in data for n in x["id"].numpy().tolist()]
-        records = program.FILES * program.RECORDS
-        for first in range(0, len(numbers) - records, records):
-            self.assertCountEqual(
-                numbers[first : first + records], range(records)
+
+def _raise():
+    raise _KilledError
+
+
+def _write(folder, format):
+    for index in range(program.FILES):
+        first = index * program.RECORDS
+        numbers = range(first, first + program.RECORDS)
+        if format == "tsv":
+            samples = [f"{number}\t1".encode() for number in numbers]
+            bad = b"malformed"
+        else:
+            samples = [records.sample(number, format) for number in numbers]
+            bad = records.malformed(format)
+        samples.insert(index, bad)
+        records.write_samples(folder / f"part-{index}", format, samples)
+
+
+class RestartTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.folder = pathlib.Path(folder)
+
+    def _check(self, format):
+        """The lives have read what one would have."""
+        read = []
+        for life in range(len(_KILLED)):
+            text = (self.folder / f"{life}.txt").read_text()
+            read += [int(number) for number in re.findall(r"\d+", text)]
+        data = program.read(self.folder, format)
+        data = data.take(program.STEPS * program.EPOCHS)
+        whole = [n for x, _ in data for n in x["number"].numpy().tolist()]
+        self.assertEqual(read, whole)
+        index, count = program.SHARD
+        numbers = [
+            number
+            for file in range(program.FILES)[index::count]
+            for number in range(program.RECORDS * program.FILES)
+            if number // program.RECORDS == file
+        ]
+        passes = len(whole) // len(numbers)
+        self.assertGreaterEqual(passes, 2)
+        orders = set()
+        for first in range(passes):
+            one = whole[first * len(numbers) :][: len(numbers)]
+            self.assertCountEqual(one, numbers)
+            orders.add(tuple(one))
+        self.assertLen(orders, passes)
+
+    def _kill_processes(self, format):
+        _write(self.folder, format)
+        for life, killed in enumerate(_KILLED):
+            ended = subprocess.run(
+                [
+                    sys.executable,
+                    ROOT / "tests/support/read_restart_program.py",
+                    *(self.folder, format, str(life), str(killed)),
+                ],
+                timeout=240,
+                capture_output=True,
+                text=True,
             )
-        return numbers
+            expected = -9 if killed else 0
+            self.assertEqual(ended.returncode, expected, ended.stderr)
+        self._check(format)
+
+    def test_processes_that_are_killed(self):
+        self._kill_processes("tsv")
+
+    @parameterized.parameters(*records.FORMATS)
+    @pytest.mark.slow
+    def test_processes_that_are_killed_with_other_formats(self, format):
+        self._kill_processes(format)
+
+    @parameterized.parameters(*records.FORMATS)
+    def test_training_that_fails(self, format):
+        _write(self.folder, format)
+        for life, killed in enumerate(_KILLED):
+            stop = program.Stop(killed, _raise)
+            if killed:
+                with self.assertRaises(_KilledError):
+                    program.train(self.folder, format, life, stop)
+            else:
+                program.train(self.folder, format, life, stop)
+        self._check(format)
 
 
 if __name__ == "__main__":

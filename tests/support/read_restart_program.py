@@ -1,7 +1,7 @@
 """One life of a training on files; `read_restart_test` runs it.
 
-    read_restart_program.py DIRECTORY LIFE STEP   is killed after this step
-    read_restart_program.py DIRECTORY LIFE 0      goes on to the end
+    read_restart_program.py DIRECTORY FORMAT LIFE STEP   is killed after a step
+    read_restart_program.py DIRECTORY FORMAT LIFE 0      goes on to the end
 
 It appends the samples of each step to DIRECTORY/LIFE.txt.
 """
@@ -16,67 +16,82 @@ import tensorflow as tf
 import tf_ext
 from tf_ext._keras import keras
 
-FILES = 3
-RECORDS = 50  # of a file
+FILES = 5
+SHARD = (1, 2)  # Files 1 and 3.
+RECORDS = 40  # of a file
 BATCH = 8
 STEPS = 8  # of an epoch, of which two passes over the files are not a multiple
-EPOCHS = 5
+EPOCHS = 3
 
 
-class _Killed(keras.callbacks.Callback):
-    def __init__(self, step):
+class Stop(keras.callbacks.Callback):
+    """Calls a function after a number of steps."""
+
+    def __init__(self, steps, stop):
         super().__init__()
-        self._left = step
+        self._left = steps
+        self._stop = stop
 
     def on_train_batch_end(self, batch, logs=None):
         self._left -= 1
         if not self._left:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._stop()
 
 
-def main():
-    folder, life = pathlib.Path(sys.argv[1]), sys.argv[2]
+def read(folder, format):
+    """The dataset that is trained on."""
+    schema = tf_ext.data.Schema(
+        [
+            tf_ext.data.Field("number", "int64"),
+            tf_ext.data.Field("label", "float32"),
+        ],
+        label="label",
+    )
+    return tf_ext.data.read(
+        folder / "part-*",
+        schema,
+        format,
+        batch_size=BATCH,
+        shuffle=40,
+        repeat=True,
+        shard=SHARD,
+        max_errors=0.1,
+    )
+
+
+def train(folder, format, life, stop):
+    """One life."""
     log = folder / f"{life}.txt"
 
     class Seeing(tf_ext.Model):
         def train_step(self, data):
             tf.print(
-                data[0]["id"],
+                data[0]["number"],
                 summarize=-1,
                 output_stream=f"file://{log}",
             )
             return super().train_step(data)
 
-    schema = tf_ext.data.Schema(
-        [
-            tf_ext.data.Field("id", "int64"),
-            tf_ext.data.Field("y", "float32"),
-        ],
-        label="y",
-    )
-    data = tf_ext.data.read(
-        folder / "part-*",
-        schema,
-        "tsv",
-        batch_size=BATCH,
-        shuffle=40,
-        max_errors=0.1,
-        repeat=True,
-    )
-    table = tf_ext.SparseTable("id", dim=1)
-    column = tf_ext.feature_column.category_column("id")
-    inputs = {"id": keras.Input([], dtype="int64", name="id")}
+    table = tf_ext.SparseTable("number", dim=1)
+    column = tf_ext.feature_column.category_column("number")
+    inputs = {"number": keras.Input([], dtype="int64", name="number")}
     rows = tf_ext.layers.EmbeddingFeatures([column], table)(inputs)
     model = Seeing(inputs, rows)
     model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
     points = tf_ext.callbacks.TableSnapshot(folder / "points", steps=1)
     model.fit(
-        data,
+        read(folder, format),
         epochs=EPOCHS,
         steps_per_epoch=STEPS,
         verbose=0,
-        callbacks=[points, _Killed(int(sys.argv[3]))],
+        callbacks=[points, stop],
     )
+
+
+def main():
+    folder, format, life, step = sys.argv[1:]
+    stop = Stop(int(step), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    train(pathlib.Path(folder), format, life, stop)
 
 
 if __name__ == "__main__":
