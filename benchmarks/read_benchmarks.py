@@ -1,122 +1,155 @@
-"""Rows a CPU-second of readers of text files, beside TensorFlow's own."""
+"""Rows a CPU-second of readers of files, beside TensorFlow's own."""
 
 import os
 import pathlib
 import tempfile
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
+import pyarrow.json as arrow_json
+import pyarrow.parquet as parquet
 import tensorflow as tf
 from harness import Case, measure, report
+from read_files import FORMATS, NAMES, NUMBERS, SEPARATORS, write
 
 import tf_ext
 
 _ROWS = 200_000
-_NUMBERS, _STRINGS = 14, 26
 _BATCH = 1024
-_NAMES = [
-    *(f"I{i}" for i in range(_NUMBERS)),
-    *(f"C{i}" for i in range(_STRINGS)),
-]
-_SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 def read(args):
     """Whole files of 40 columns, of which 26 are strings, in all readers."""
     rows = min(args.rows, _ROWS)
+    pa.set_cpu_count(args.threads)
     with tempfile.TemporaryDirectory() as folder:
-        for format, separator in _SEPARATORS.items():
+        for format in FORMATS:
             path = os.fspath(pathlib.Path(folder, format))
-            _write(path, rows, separator)
-            cases = _cases(path, rows, format, separator, args.threads)
+            write(path, format, rows)
             settings = {
                 "threads": args.threads,
                 "format": format,
                 "batch": _BATCH,
                 "unit": "rows",
             }
+            cases = _cases(path, rows, format, args.threads)
             results = measure(cases, args.repeats, warmup=1, settle=False)
             report("read", results, settings, args.json)
+            os.remove(path)
 
 
-def _write(path, rows, separator):
-    """Numbers below 1,000 and hexadecimal ids, as of Criteo."""
-    rng = np.random.default_rng(0)
-    numbers = rng.integers(0, 1000, [rows, _NUMBERS])
-    ids = rng.integers(0, 1 << 32, [rows, _STRINGS])
-    with open(path, "w") as file:
-        for of_numbers, of_ids in zip(numbers, ids, strict=True):
-            fields = [*map(str, of_numbers), *(f"{i:08x}" for i in of_ids)]
-            file.write(separator.join(fields) + "\n")
+def _cases(path, rows, format, threads):
+    """The subject, what TensorFlow has, and pyarrow."""
+    datasets = {"tf_ext.data.read": lambda: _ours(path, format, threads)}
+    if format in SEPARATORS:
+        separator = SEPARATORS[format]
+        datasets["make_csv_dataset"] = lambda: _made(path, separator)
+        datasets["TextLineDataset, decode_csv"] = lambda: _decoded(
+            path, separator, threads
+        )
+    elif format == "tfrecord":
+        datasets["TFRecordDataset, parse_example"] = lambda: _parsed(
+            path, threads
+        )
+    cases = [
+        Case(name, lambda make=make: _check(_rows(make()), rows), rows)
+        for name, make in datasets.items()
+    ]
+    if format != "tfrecord":
+        cases.append(
+            Case(
+                "pyarrow alone, no tensors",
+                lambda: _check(len(_bare(path, format, threads > 1)), rows),
+                rows,
+            )
+        )
+    return cases
 
 
-def _cases(path, rows, format, separator, threads):
+def _ours(path, format, threads):
     schema = tf_ext.data.Schema(
         [
-            tf_ext.data.Field(name, "float32" if name[0] == "I" else "string")
-            for name in _NAMES
+            tf_ext.data.Field(name, "float32" if name in NUMBERS else "string")
+            for name in NAMES
         ]
     )
-    defaults = [
-        tf.constant([], tf.float32 if name[0] == "I" else tf.string)
-        for name in _NAMES
-    ]
+    return tf_ext.data.read(
+        path, schema, format, batch_size=_BATCH, threads=threads
+    )
 
-    def all_of(dataset):
-        count = 0
-        for batch in dataset:
-            first = batch["I0"] if isinstance(batch, dict) else batch[0]
-            count += len(first)
-        _check(count, rows)
 
-    def decoded():
-        lines = tf.data.TextLineDataset(path).batch(_BATCH)
-        return lines.map(
-            lambda line: tuple(
-                tf.io.decode_csv(line, defaults, field_delim=separator)
-            ),
-            num_parallel_calls=threads,
-        ).prefetch(2)
-
-    def made():
-        return tf.data.experimental.make_csv_dataset(
-            path,
-            _BATCH,
-            column_names=_NAMES,
-            column_defaults=defaults,
-            field_delim=separator,
-            header=False,
-            num_epochs=1,
-            shuffle=False,
-            num_parallel_reads=1,
-        )
-
-    def ours():
-        return tf_ext.data.read(
-            path, schema, format, batch_size=_BATCH, threads=threads
-        )
-
-    def bare():
-        table = arrow_csv.read_csv(
-            path,
-            arrow_csv.ReadOptions(use_threads=threads > 1, column_names=_NAMES),
-            arrow_csv.ParseOptions(delimiter=separator),
-            arrow_csv.ConvertOptions(
-                column_types={
-                    name: pa.float32() if name[0] == "I" else pa.string()
-                    for name in _NAMES
-                }
-            ),
-        )
-        _check(len(table), rows)
-
+def _defaults():
     return [
-        Case("tf_ext.data.read", lambda: all_of(ours()), rows),
-        Case("make_csv_dataset", lambda: all_of(made()), rows),
-        Case("TextLineDataset, decode_csv", lambda: all_of(decoded()), rows),
-        Case("pyarrow alone, no tensors", bare, rows),
+        tf.constant([], tf.float32 if name in NUMBERS else tf.string)
+        for name in NAMES
     ]
+
+
+def _made(path, separator):
+    return tf.data.experimental.make_csv_dataset(
+        path,
+        _BATCH,
+        column_names=NAMES,
+        column_defaults=_defaults(),
+        field_delim=separator,
+        header=False,
+        num_epochs=1,
+        shuffle=False,
+        num_parallel_reads=1,
+    )
+
+
+def _decoded(path, separator, threads):
+    defaults = _defaults()
+    lines = tf.data.TextLineDataset(path).batch(_BATCH)
+    return lines.map(
+        lambda line: tuple(
+            tf.io.decode_csv(line, defaults, field_delim=separator)
+        ),
+        num_parallel_calls=threads,
+    ).prefetch(2)
+
+
+def _parsed(path, threads):
+    features = {
+        name: tf.io.FixedLenFeature(
+            [], tf.float32 if name in NUMBERS else tf.string
+        )
+        for name in NAMES
+    }
+    records = tf.data.TFRecordDataset(path).batch(_BATCH)
+    return records.map(
+        lambda serialized: tf.io.parse_example(serialized, features),
+        num_parallel_calls=threads,
+    ).prefetch(2)
+
+
+def _bare(path, format, use_threads):
+    types = {
+        name: pa.float32() if name in NUMBERS else pa.string() for name in NAMES
+    }
+    if format == "parquet":
+        return parquet.read_table(path, use_threads=use_threads)
+    if format == "jsonl":
+        return arrow_json.read_json(
+            path,
+            arrow_json.ReadOptions(use_threads=use_threads),
+            arrow_json.ParseOptions(explicit_schema=pa.schema(types)),
+        )
+    return arrow_csv.read_csv(
+        path,
+        arrow_csv.ReadOptions(use_threads=use_threads, column_names=NAMES),
+        arrow_csv.ParseOptions(delimiter=SEPARATORS[format]),
+        arrow_csv.ConvertOptions(column_types=types),
+    )
+
+
+def _rows(dataset):
+    count = 0
+    for batch in dataset:
+        first = batch[NAMES[0]] if isinstance(batch, dict) else batch[0]
+        count += len(first)
+    return count
 
 
 def _check(found, expected):

@@ -109,6 +109,31 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("worst batch, ms", printed)
         self.assertIn(f", machine={harness.machine()}\n", printed)
 
+    @pytest.mark.slow
+    def test_read(self):
+        _, lines = self._run("read")
+        cases = [
+            (line["format"], line["case"].partition(",")[0]) for line in lines
+        ]
+        self.assertEqual(
+            cases[:5],
+            [
+                *(("csv", "tf_ext.data.read"), ("csv", "make_csv_dataset")),
+                *(("csv", "TextLineDataset"), ("csv", "pyarrow alone")),
+                ("tsv", "tf_ext.data.read"),
+            ],
+        )
+        self.assertEqual(
+            cases[8:],
+            [
+                *(("jsonl", "tf_ext.data.read"), ("jsonl", "pyarrow alone")),
+                ("tfrecord", "tf_ext.data.read"),
+                ("tfrecord", "TFRecordDataset"),
+                ("parquet", "tf_ext.data.read"),
+                ("parquet", "pyarrow alone"),
+            ],
+        )
+
     def test_updates(self):
         printed, lines = self._run("updates", f"--output={self.get_temp_dir()}")
         self.assertIn("absent", printed)
