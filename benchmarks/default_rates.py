@@ -96,7 +96,8 @@ class Data:
     """
 
     def __init__(self, source, shuffled):
-        self.fields = source.fields
+        self.schema = source.schema
+        self.boundaries = source.boundaries
         self.crosses = source.crosses
         self.features, self.labels = _whole(source.train())
         self.test_features, labels = _whole(source.test())
@@ -316,15 +317,7 @@ def fit(data, dim, wide, batch_size, seed, **arguments):
       **arguments: of both tables.
     """
     keras.utils.set_random_seed(seed)
-    inputs = {
-        field.name: keras.Input(
-            (None,) if field.ragged else (),
-            dtype=field.dtype,
-            ragged=field.ragged,
-            name=field.name,
-        )
-        for field in data.fields
-    }
+    inputs = wide_deep.make_inputs(data.schema)
     _, layer, dense = _layers(data, dim, wide, seed=seed, **arguments)
     model = tf_ext.Model(inputs, _logits(layer, dense, inputs))
     model.compile(

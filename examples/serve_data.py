@@ -1,7 +1,7 @@
 """The features of serve.py, as JSON has them and as models take them."""
 
 import tensorflow as tf
-from wide_deep_generator import FIELDS
+from wide_deep_generator import SCHEMA
 
 # How many the servers are asked for; a request has some of them.
 SAMPLES = 64
@@ -22,9 +22,9 @@ ONE_SAMPLE = {
 def to_lists(features):
     """A batch as lists by feature, of strings as text."""
     lists = {}
-    for field in FIELDS:
+    for field in SCHEMA.features:
         values = features[field.name]
-        values = values.to_list() if field.ragged else values.numpy().tolist()
+        values = values.to_list() if field.bag else values.numpy().tolist()
         if field.dtype == "string":
             values = [value.decode() for value in values]
         lists[field.name] = values
@@ -38,14 +38,14 @@ def to_features(lists):
       ValueError: a feature is missing, or holds something else.
     """
     features = {}
-    for field in FIELDS:
+    for field in SCHEMA.features:
         if field.name not in lists:
             raise ValueError(f"The feature {field.name!r} is missing.")
         values = lists[field.name]
         try:
             features[field.name] = (
                 tf.ragged.constant(values, field.dtype, ragged_rank=1)
-                if field.ragged
+                if field.bag
                 else tf.constant(values, field.dtype, [len(values)])
             )
         except (TypeError, ValueError) as error:

@@ -6,9 +6,10 @@ a table of dim 1, trained by FTRL. Its deep part is a multilayer perceptron on
 embeddings: a table of dim 16, trained by the default rule, row-wise Adagrad. No
 vocabulary is built: a row appears in a table when training first meets its id.
 
-By default the examples are made up while the program runs, three million
-of them with more than a million distinct ids, and the best AUC that any model
-could reach is known and printed:
+By default the examples are made up, three million of them with more than a
+million distinct ids, and the best AUC that any model could reach is known and
+printed. They are written into a temporary folder (420 MB), as all examples are
+read from files, by tf_ext.data.read: pip install 'tf-ext[data]'.
 
     python wide_deep.py
 
@@ -194,16 +195,29 @@ def load_data(args):
     return GeneratedStream(args.examples, args.batch_size, args.seed)
 
 
+def make_inputs(schema):
+    """Returns the inputs of a model, by feature."""
+    return {
+        field.name: keras.Input(
+            (None,) if field.bag else (),
+            dtype=field.dtype,
+            ragged=field.bag,
+            name=field.name,
+        )
+        for field in schema.features
+    }
+
+
 def make_columns(data, bucket_size):
     """Returns the features' columns and the crosses of some of them."""
     columns = {
         field.name: tf_ext.feature_column.category_column(
             field.name,
             bucket_size=bucket_size,
-            boundaries=field.boundaries,
+            boundaries=data.boundaries.get(field.name),
             combiner="mean",
         )
-        for field in data.fields
+        for field in data.schema.features
     }
     crosses = [
         tf_ext.feature_column.crossed_column(
@@ -239,15 +253,7 @@ def make_tables(args):
 
 def make_model(data, wide, deep, bucket_size):
     """Returns a model of the probability that an example's label is 1."""
-    inputs = {
-        field.name: keras.Input(
-            (None,) if field.ragged else (),
-            dtype=field.dtype,
-            ragged=field.ragged,
-            name=field.name,
-        )
-        for field in data.fields
-    }
+    inputs = make_inputs(data.schema)
     columns, crosses = make_columns(data, bucket_size)
     features = tf_ext.layers.EmbeddingFeatures(
         {wide: columns + crosses, deep: columns}

@@ -7,16 +7,26 @@ and the label is drawn from it. Nothing can predict the labels better than that
 logit, so its AUC is the best that a model could reach.
 """
 
+import atexit
 import dataclasses
+import pathlib
+import shutil
+import tempfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import tensorflow as tf
-from wide_deep_data import Field
+from pyarrow import csv
+
+import tf_ext
+from tf_ext.data import Field
 
 TEST_FRACTION = 0.1
 PRICE_BOUNDARIES = np.geomspace(0.25, 64.0, 33).astype(np.float32).tolist()
 BIAS = -1.2
 MAX_TAGS = 5
+SEPARATOR = "|"  # Of tags.
 NUM_DEVICES = 6
 
 
@@ -59,32 +69,45 @@ CAMPAIGNS = Vocabulary(3, 2_000, 4_000, 0.6, 0.8)
 TAGS = Vocabulary(4, 2_000, 4_000, 0.7, 1.0)
 
 
-FIELDS = [
-    Field("user", "string"),
-    Field("item", "int64"),
-    Field("campaign", "int64"),
-    Field("tags", "int64", ragged=True),
-    Field("device", "string"),
-    Field("hour", "int32"),
-    Field("price", "float32", boundaries=PRICE_BOUNDARIES),
-]
+SCHEMA = tf_ext.data.Schema(
+    [
+        Field("user"),
+        Field("item", "int64"),
+        Field("campaign", "int64"),
+        Field("tags", "int64", separator=SEPARATOR),
+        Field("device"),
+        Field("hour", "int32"),
+        Field("price", "float32"),
+        Field("label", "float32"),
+    ],
+    label="label",
+)
 CROSSES = [("device", "hour")]
 
 
 class GeneratedStream:
     """Examples for training, then examples of the stream's end for testing.
 
-    A batch is a function of the seed and its number alone, so that the stream
-    can be read again, or from several processes.
+    They are written into a folder when they are first read, and removed when
+    the process ends. A batch is a function of the seed and its number alone, so
+    that all processes write the same files.
 
     Args:
       examples: int, how many there are to train on.
       batch_size: int.
       seed: int.
+
+    Attributes:
+      schema: tf_ext.data.Schema.
+      boundaries: dict from the names of numbers to rising lists of floats, by
+        which they become ids.
+      crosses: list of tuples of names.
+      train_examples, test_examples: int.
     """
 
     def __init__(self, examples, batch_size, seed):
-        self.fields = FIELDS
+        self.schema = SCHEMA
+        self.boundaries = {"price": PRICE_BOUNDARIES}
         self.crosses = CROSSES
         self.train_examples = examples
         self.test_examples = max(1, int(examples * TEST_FRACTION))
@@ -92,16 +115,16 @@ class GeneratedStream:
         self._seed = seed
         self._train_batches = -(-self.train_examples // batch_size)
         self._test_batches = -(-self.test_examples // batch_size)
+        self._folder = None
 
     def train(self):
         """A dataset of one epoch: (features, labels) in batches."""
-        return self._dataset(0, self._train_batches)
+        return self._read("train.tsv", range(self._train_batches))
 
     def test(self):
         """A dataset of the test examples."""
-        return self._dataset(
-            self._train_batches, self._train_batches + self._test_batches
-        )
+        begin = self._train_batches
+        return self._read("test.tsv", range(begin, begin + self._test_batches))
 
     def test_labels(self):
         """Labels of the test examples, in order."""
@@ -145,31 +168,45 @@ class GeneratedStream:
         batch["label"] = random.random(count) < batch["probability"]
         return batch
 
-    def _dataset(self, begin, end):
-        names = ["user", "item", "campaign", "tags", "tag_counts", "device"]
-        names += ["hour", "price", "label"]
-        dtypes = [tf.int64] * 6 + [tf.int32, tf.float32, tf.bool]
+    def _read(self, name, indices):
+        """A dataset of the batches of some numbers, from a file of them."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="wide_deep_")
+            # Datasets may be read until then.
+            atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        path = pathlib.Path(self._folder, name)
+        if not path.exists():
+            self._write(path, indices)
+        dataset = tf_ext.data.read(
+            path, SCHEMA, "tsv", batch_size=self._batch_size, max_errors=0
+        )
+        cardinality = tf.data.experimental.assert_cardinality(len(indices))
+        return dataset.apply(cardinality)
 
-        def draw(index):
-            batch = self.batch(int(index))
-            return [batch[name] for name in names]
+    def _write(self, path, indices):
+        options = csv.WriteOptions(
+            include_header=False, delimiter="\t", quoting_style="none"
+        )
+        columns = pa.schema(
+            [(field.name, pa.string()) for field in SCHEMA.fields]
+        )
+        with csv.CSVWriter(path, columns, write_options=options) as writer:
+            for index in indices:
+                batch = to_texts(self.batch(index))
+                writer.write_table(pa.table(batch, columns))
 
-        def load(index):
-            tensors = tf.numpy_function(draw, [index], dtypes, stateful=False)
-            for tensor in tensors:
-                tensor.set_shape([None])
-            batch = dict(zip(names, tensors, strict=True))
-            labels = tf.cast(batch.pop("label"), tf.float32)
-            batch["tags"] = tf.RaggedTensor.from_row_lengths(
-                batch["tags"], batch.pop("tag_counts"), validate=False
-            )
-            for name in ("user", "device"):
-                batch[name] = tf.strings.as_string(batch[name])
-            return batch, labels
 
-        dataset = tf.data.Dataset.range(begin, end)
-        dataset = dataset.map(load, num_parallel_calls=tf.data.AUTOTUNE)
-        return dataset.prefetch(tf.data.AUTOTUNE)
+def to_texts(batch):
+    """A batch as columns of texts: a dict of arrays of Arrow."""
+    columns = {
+        **{name: pa.array(values) for name, values in batch.items()},
+        "label": pa.array(batch["label"].astype(np.int8)),
+    }
+    texts = {name: values.cast(pa.string()) for name, values in columns.items()}
+    ends = np.cumsum([0, *batch["tag_counts"]]).astype(np.int32)
+    bags = pa.ListArray.from_arrays(ends, texts["tags"])
+    texts["tags"] = pc.binary_join(bags, SEPARATOR)
+    return {field.name: texts[field.name] for field in SCHEMA.fields}
 
 
 def hash_ids(ids, salt):

@@ -5,6 +5,7 @@ import io
 import pathlib
 import sys
 import tempfile
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -46,64 +47,58 @@ class AdultTest(tf.test.TestCase):
         features, labels = next(iter(data.train()))
         self.assertEqual(len(features), 14)
         self.assertAllEqual(features["age"], [39.0])
-        self.assertAllEqual(features["workclass"], [b"State-gov"])
-        self.assertAllEqual(features["native_country"], [b"United-States"])
+        self.assertAllEqual(features["workclass"], [b" State-gov"])
+        self.assertAllEqual(features["native_country"], [b" United-States"])
         self.assertAllEqual(labels, [0.0])
         self.assertAllEqual(data.test_labels(), [1.0])
         self.assertIsNone(data.best_predictions())
         self.assertEmpty(errors)
 
-    def test_fields_say_how_the_model_reads_them(self):
-        fields = {
-            field.name: field for field in self._read(_ADULT_LINE)[0].fields
-        }
-        self.assertEqual(fields["age"].dtype, "float32")
-        self.assertEqual(fields["age"].boundaries, [39.0])
-        self.assertEqual(fields["sex"].dtype, "string")
-        self.assertIsNone(fields["sex"].boundaries)
-        self.assertNotIn("income", fields)
+    def test_inputs_and_columns_are_as_the_schema(self):
+        data, _ = self._read(_ADULT_LINE)
+        inputs = wide_deep.make_inputs(data.schema)
+        self.assertEqual(inputs["age"].dtype, "float32")
+        self.assertEqual(inputs["sex"].dtype, "string")
+        self.assertNotIn("income", inputs)
+        columns, _ = wide_deep.make_columns(data, None)
+        found = {column.key: column.boundaries for column in columns}
+        self.assertCountEqual(found, inputs)
+        self.assertAllEqual(found["age"], [39.0])
+        self.assertIsNone(found["sex"])
 
-    def test_bad_lines_are_counted_reported_and_left_out(self):
-        good = [_ADULT_LINE.replace("39", f"{age}") for age in range(20, 27)]
+    def test_malformed_records_are_counted_reported_and_left_out(self):
         lines = [
-            good[0],
+            _ADULT_LINE.replace("39", "20"),
             "39, State-gov",
-            good[1],
-            good[2] + ", one field too many",
-            good[3],
+            _ADULT_LINE.replace("39", "21"),
+            _ADULT_LINE.replace("39", "22") + ", one field too many",
             _ADULT_LINE.replace("39", "old"),
             _ADULT_LINE.replace("39", "nan"),
             _ADULT_LINE.replace("39", "1e999"),
+            "",
             _ADULT_LINE.replace("<=50K", "unknown"),
-            _ADULT_LINE.replace("<=50K", ""),
-            *good[4:],
+            # Otherwise a larger share than a hundredth.
+            *[_ADULT_LINE] * 704,
         ]
-        # Age 22 has too many fields.
-        data, errors = self._read("\n".join(lines), lines[1] + "\n" + good[0])
+        text = "\n".join(lines)
+        data, errors = self._read(text, f"{lines[1]}\n{lines[0]}", 99)
         self.assertEqual(
             errors,
-            "Skipped 7 of 13 lines of the training part: "
-            "wrong number of fields: 2, unparsable number: 3, "
-            "unknown label: 2\n"
-            "Skipped 1 of 2 lines of the test part: "
-            "wrong number of fields: 1\n",
+            "Left out 7 of 714 records: bad number: 3, unknown value: 1, "
+            "wrong number of fields: 3\n",
         )
-        self.assertEqual(data.train_examples, 6)
+        self.assertEqual(data.train_examples, 706)
         self.assertEqual(data.test_examples, 1)
-        ages = np.concatenate([f["age"] for f, _ in data.train()])
-        self.assertCountEqual(ages, [20, 21, 23, 24, 25, 26])
+        ages = [features["age"].numpy() for features, _ in data.train()]
+        self.assertCountEqual(np.concatenate(ages), [20, 21, *[39] * 704])
+        self.assertEqual([len(batch) for batch in ages], [99] * 7 + [13])
+        self.assertEqual(data.train().cardinality(), 8)
 
-    def test_batches_are_full_in_spite_of_bad_lines(self):
-        lines = [_ADULT_LINE, "bad", "bad", "bad", _ADULT_LINE, "bad"]
-        data, _ = self._read("\n".join(lines * 3))
-        sizes = [len(labels) for _, labels in data.train()]
-        self.assertEqual(sizes, [2, 2, 2])
-        self.assertEqual(data.train().cardinality(), 3)
-
-    def test_empty_lines_are_not_bad(self):
-        data, errors = self._read(f"\n{_ADULT_LINE}\n   \n{_ADULT_LINE}\n\n")
-        self.assertEqual(data.train_examples, 2)
-        self.assertEmpty(errors)
+    def test_too_many_malformed_records(self):
+        with self.assertRaisesRegex(
+            tf.errors.OpError, "1 of the first 2 records are malformed, a share"
+        ):
+            self._read(f"{_ADULT_LINE}\nbad")
 
     def test_missing_values_read_as_the_default(self):
         line = _ADULT_LINE.replace("State-gov", "?").replace("39", "?")
@@ -112,8 +107,7 @@ class AdultTest(tf.test.TestCase):
         features, _ = next(iter(data.test()))
         self.assertAllEqual(features["workclass"], [b""])
         self.assertAllEqual(features["age"], [float("-inf")])
-        (age,) = [field for field in data.fields if field.name == "age"]
-        self.assertEqual(age.boundaries, [39.0])
+        self.assertEqual(data.boundaries["age"], [39.0])
 
     def test_epochs_are_shuffled_the_test_part_is_not(self):
         ages = list(range(20, 60))
@@ -139,11 +133,11 @@ class AdultTest(tf.test.TestCase):
         ):
             wide_deep_data.TextFiles(folder, wide_deep_data.ADULT, 2, 1)
 
-    def test_a_part_without_a_good_line(self):
+    def test_a_part_without_records(self):
         with self.assertRaisesRegex(
-            ValueError, "The test part has no line that can be read."
+            ValueError, "No record of .*/adult-test.csv can be read."
         ):
-            self._read(_ADULT_LINE, "bad")
+            self._read(_ADULT_LINE, "\n")
 
 
 class CriteoCsvTest(tf.test.TestCase):
@@ -187,29 +181,10 @@ class CriteoCsvTest(tf.test.TestCase):
         ]
         data, errors = self._read(lines * 5)
         self.assertEmpty(errors)
-        self.assertEqual(len(data.fields), 39)
+        self.assertLen(data.schema.features, 39)
         features, _ = next(iter(data.test()))
         self.assertAllEqual(features["I1"], [1, float("-inf"), float("-inf")])
         self.assertAllEqual(features["C1"], [b"3380029.0", b"", b"1.0"])
-
-    def test_bad_lines(self):
-        lines = [
-            self._line(1),
-            "77,0",
-            self._line("1.0.0"),
-            self._line(1, label=""),
-        ]
-        data, errors = self._read(lines * 5)
-        self.assertEqual(
-            errors,
-            "Skipped 12 of 16 lines of the training part: "
-            "wrong number of fields: 4, unparsable number: 4, "
-            "unknown label: 4\n"
-            "Skipped 3 of 4 lines of the test part: "
-            "wrong number of fields: 1, unparsable number: 1, "
-            "unknown label: 1\n",
-        )
-        self.assertEqual(data.train_examples, 4)
 
 
 class CriteoTest(tf.test.TestCase):
@@ -241,7 +216,7 @@ class CriteoTest(tf.test.TestCase):
         )
         self.assertEmpty(errors)
         self.assertEqual((data.train_examples, data.test_examples), (8, 2))
-        self.assertLen(data.fields, 39)
+        self.assertLen(data.schema.features, 39)
         ((features, labels),) = data.test()
         self.assertAllEqual(labels, [0.0, 1.0])
         self.assertAllEqual(features["I1"], [8.0, 9.0])
@@ -251,11 +226,30 @@ class CriteoTest(tf.test.TestCase):
         self.assertAllEqual(features["C2"], [b"", b""])
         self.assertAllEqual(features["C26"], [b"0a", b""])
 
-    def test_lines_without_a_label_are_bad(self):
-        # As in the challenge's test.txt.
-        lines = [self._line(i) for i in range(4)]
-        _, errors = self._load([*lines, lines[0].partition("\t")[2], lines[0]])
-        self.assertIn("wrong number of fields: 1\n", errors)
+    def test_a_file_without_labels(self):
+        # As the challenge's test.txt.
+        lines = [self._line(i).partition("\t")[2] for i in range(4)]
+        with self.assertRaisesRegex(
+            tf.errors.OpError, "4 of the first 4 .* 4 wrong number of fields"
+        ):
+            self._load(lines)
+
+    def test_parts_and_orders_of_many_windows(self):
+        with mock.patch.object(wide_deep_data, "WINDOW_SIZE", 7):
+            data, _ = self._load([self._line(i) for i in range(50)])
+            dataset, again = data.train(), data.train()
+        epochs = [
+            np.concatenate([features["I1"] for features, _ in part])
+            for part in (dataset, dataset, again, data.test())
+        ]
+        self.assertCountEqual(epochs[0], range(40))
+        self.assertCountEqual(epochs[1], range(40))
+        self.assertNotAllEqual(epochs[0], epochs[1])
+        self.assertAllEqual(epochs[0], epochs[2])
+        # Together are the rows of a window.
+        self.assertCountEqual(epochs[0][:7], range(7))
+        self.assertNotAllEqual(epochs[0][:7], range(7))
+        self.assertAllEqual(epochs[3], range(40, 50))
 
     def test_days_and_no_archives(self):
         (self.folder / "day_0.gz").write_text("not text")

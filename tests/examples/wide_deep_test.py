@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 from paths import ROOT
+from tensorflow import keras
 
 _EXAMPLES = ROOT / "examples"
 _DATA = ROOT.parent / "shared" / "data"
@@ -101,7 +102,14 @@ class GeneratedRunTest(tf.test.TestCase):
         if importlib.util.find_spec("tensorboard") is None:
             self.skipTest("tensorboard is not installed")
         log_dir = pathlib.Path(self.get_temp_dir(), "logs")
-        _run("--examples=5000", "--batch_size=512", f"--log_dir={log_dir}")
+        files = pathlib.Path(self.get_temp_dir(), "files")
+        files.mkdir()
+        _run(
+            *("--examples=5000", "--batch_size=512", f"--log_dir={log_dir}"),
+            TMPDIR=str(files),
+        )
+        # What was generated is gone.
+        self.assertEmpty(list(files.glob("wide_deep_*")))
         self.assertNotEmpty(list(log_dir.rglob("events.out.tfevents.*")))
 
 
@@ -118,6 +126,48 @@ class RealDataRunTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(result["auc"], bound)
         self.assertIsNone(result["best_auc"])
         self.assertEqual(result["examples"], examples)
+
+
+class BackupTest(tf.test.TestCase):
+    def test_each_epoch_has_each_example_once_in_spite_of_a_failure(self):
+        folder = pathlib.Path(self.get_temp_dir())
+        expected = _trained(folder / "whole")
+        with self.assertRaisesRegex(RuntimeError, "killed"):
+            _trained(folder / "failed", _FailingBackup)
+        found = _trained(folder / "failed")
+        # Three epochs of 16 batches: the begun one is trained from its begin.
+        self.assertEqual(found.optimizer.iterations, 48)
+        [[batch, _], *_] = _small(folder)[0].test()
+        # Before the last epoch, they differ by more than 0.01.
+        self.assertAllClose(found(batch), expected(batch), atol=1e-3)
+
+
+class _FailingBackup(keras.callbacks.BackupAndRestore):
+    def on_train_batch_end(self, batch, logs=None):
+        super().on_train_batch_end(batch, logs)
+        if self.model.optimizer.iterations == 37:
+            raise RuntimeError("killed")
+
+
+def _small(folder):
+    """Data and arguments of a short training."""
+    args = wide_deep.parse_arguments(
+        ["--examples=1000", "--batch_size=64", "--epochs=3"]
+        + [f"--backup_dir={folder}"]
+    )
+    return wide_deep.load_data(args), args
+
+
+def _trained(folder, backup=keras.callbacks.BackupAndRestore):
+    """A model after `wide_deep.train`; without what differs by chance."""
+    data, args = _small(folder)
+    keras.utils.set_random_seed(args.seed)
+    with mock.patch.object(wide_deep, "DROPOUT", 0.0):
+        model = wide_deep.make_model(data, *wide_deep.make_tables(args), None)
+    wide_deep.compile_model(model, args)
+    with mock.patch.object(keras.callbacks, "BackupAndRestore", backup):
+        wide_deep.train(model, data, args)
+    return model
 
 
 class GeneratedStreamTest(tf.test.TestCase):
@@ -142,8 +192,16 @@ class GeneratedStreamTest(tf.test.TestCase):
         self.assertAllEqual(
             features["tags"].row_lengths(), expected["tag_counts"]
         )
+        for name in ("campaign", "hour", "price"):
+            self.assertAllEqual(features[name], expected[name])
+        self.assertAllEqual(features["device"], expected["device"].astype(str))
         self.assertAllEqual(labels, expected["label"])
         self.assertIn(0, expected["tag_counts"])
+        # The file is written once.
+        path = pathlib.Path(stream._folder, "train.tsv")
+        changed = path.stat().st_mtime_ns
+        stream.train()
+        self.assertEqual(path.stat().st_mtime_ns, changed)
 
     def test_test_examples_follow_the_training_examples(self):
         stream = wide_deep_generator.GeneratedStream(1000, 64, seed=3)
