@@ -73,6 +73,51 @@ def build_for(model, batch):
     model._maybe_symbolic_build(data_batch=batch)
 
 
+def readers_of(model, symbolic):
+    """The layers and operations that take an input of a functional model.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+
+    Args:
+      model: functional keras.Model.
+      symbolic: what `keras.Input` returned.
+
+    Returns:
+      List of layers of the model; in Keras 3, of operations.
+    """
+    return [
+        layer
+        for layer in (model.operations if IS_KERAS_3 else model.layers)
+        if any(
+            given is symbolic
+            for node in layer._inbound_nodes
+            for given in (
+                node.input_tensors if IS_KERAS_3 else node.keras_inputs
+            )
+        )
+    ]
+
+
+def spec_of_input(symbolic):
+    """The `tf.TypeSpec` of what `keras.Input` returned.
+
+    Seen in: Keras 3.15, whose specs have flags; tf_keras 2.21.
+    """
+    if not IS_KERAS_3:
+        return symbolic.type_spec
+    dtype = tf.as_dtype(symbolic.dtype)
+    if symbolic.ragged:
+        return tf.RaggedTensorSpec(
+            symbolic.shape,
+            dtype,
+            symbolic.ragged_rank or 1,
+            tf.as_dtype(symbolic.row_splits_dtype or "int64"),
+        )
+    if symbolic.sparse:
+        return tf.SparseTensorSpec(symbolic.shape, dtype)
+    return tf.TensorSpec(symbolic.shape, dtype)
+
+
 # A subclass calls what the Keras class after it has.
 _Base: typing.Any = object
 

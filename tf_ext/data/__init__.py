@@ -1,4 +1,4 @@
-"""Datasets: records of files, files of days, shares of workers."""
+"""Datasets: records of files, hashing, files of days, shares of workers."""
 
 from tf_ext.data.day_files import list_files
 from tf_ext.data.errors import (
@@ -6,6 +6,7 @@ from tf_ext.data.errors import (
     ReadErrors,
     TooManyErrorsError,
 )
+from tf_ext.data.hashed_datasets import hash_columns
 from tf_ext.data.reading import read
 from tf_ext.data.schema import Field, Schema
 from tf_ext.data.worker_batches import variable_batch_size, worker_share
@@ -16,6 +17,7 @@ __all__ = [
     "ReadErrors",
     "Schema",
     "TooManyErrorsError",
+    "hash_columns",
     "list_files",
     "read",
     "variable_batch_size",

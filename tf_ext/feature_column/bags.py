@@ -46,11 +46,13 @@ class HashedBatch(typing.NamedTuple):
       bags: Bags. Those of a sequence hold the ids that are in its output.
       masks: dict of the sequences' masks, bool `[batch_size, length]`, by
         column: as often True as there are signs.
+      lengths: dict of the numbers of their positions, int64 `[batch_size]`.
       error: string scalar, "" if there is no error, or none is returned.
     """
 
     bags: Bags
     masks: dict[SequenceColumn, tf.Tensor]
+    lengths: dict[SequenceColumn, tf.Tensor]
     error: tf.Tensor
 
 
@@ -160,12 +162,12 @@ def hash_batch(
             hashed = _hash_with_sequences(columns, inputs, checks)
         else:
             [found] = _hash([_op_arguments(columns, inputs, checks)], checks)
-            hashed = HashedBatch(_bags(found), {}, found.error)
+            hashed = HashedBatch(_bags(found), {}, {}, found.error)
         if not return_error or not checks:
             return hashed
         error = checks.first_error(hashed.error)
         bags = _empty_unless(tf.equal(error, ""), hashed.bags)
-        return HashedBatch(bags, hashed.masks, error)
+        return hashed._replace(bags=bags, error=error)
 
 
 def _hash(
@@ -217,7 +219,9 @@ def _hash_with_sequences(
     error = found[0].error
     for one in found[1:]:
         error = tf.where(tf.equal(error, ""), one.error, error)
-    return HashedBatch(bags, {c: one.mask for c, one in kept.items()}, error)
+    masks = {c: one.mask for c, one in kept.items()}
+    lengths = {c: one.lengths for c, one in kept.items()}
+    return HashedBatch(bags, masks, lengths, error)
 
 
 def _check_batch_sizes(
@@ -272,7 +276,7 @@ def _op_arguments(
         "values": [one.values for one in op_inputs],
         "row_splits": [one.row_splits for one in op_inputs],
         "weights": [one.weights for one in op_inputs],
-        **_describe(columns, places),
+        **describe(columns, places),
     }
 
 
@@ -351,7 +355,7 @@ def _read(part: CategoryColumn, inputs: _Inputs, checks: BatchChecks) -> _Input:
     return _Input(values, row_splits, weights)
 
 
-def _describe(
+def describe(
     columns: Sequence[Column], places: Sequence[int]
 ) -> dict[str, typing.Any]:
     """The op's attributes for columns whose parts read inputs at `places`."""

@@ -49,12 +49,14 @@ class Kept(typing.NamedTuple):
       counts: int64 `[batch_size]`, how many of them each example has.
       weights: float32 `[m]`; None without weights.
       mask: bool `[batch_size, length]`, with m times True.
+      lengths: int64 `[batch_size]`, how many positions each example has.
     """
 
     signs: tf.Tensor
     counts: tf.Tensor
     weights: tf.Tensor | None
     mask: tf.Tensor
+    lengths: tf.Tensor
 
     def bags(self, batch_size: tf.Tensor) -> Bags:
         """The ids in bags; of empty examples where batch sizes differ."""
@@ -175,6 +177,7 @@ def keep(column: SequenceColumn, positions: Positions, bags: Bags) -> Kept:
         tf.reduce_sum(tf.cast(mask, tf.int64), 1),
         tf.gather(weights, kept) if column.is_weighted else None,
         mask,
+        tf.minimum(lengths, length),
     )
 
 
@@ -211,9 +214,11 @@ def keep_none(column: SequenceColumn, batch_size: tf.Tensor) -> Kept:
     length = column.max_length or 1
     mask = tf.zeros(tf.stack([batch_size, length]), tf.bool)
     mask.set_shape([None, length])
+    zeros = tf.zeros(tf.reshape(batch_size, [1]), tf.int64)
     return Kept(
         tf.zeros([0], tf.int64),
-        tf.zeros(tf.reshape(batch_size, [1]), tf.int64),
+        zeros,
         tf.zeros([0], tf.float32) if column.is_weighted else None,
         mask,
+        zeros,
     )

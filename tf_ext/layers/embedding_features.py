@@ -8,14 +8,15 @@ import tensorflow as tf
 from tf_ext._compat import masks as keras_masks
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import Bags, SequenceColumn, features
-from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.column import Column
 from tf_ext.layers import clicks
 from tf_ext.layers import cvm as cvm_numbers
 from tf_ext.layers.arguments import by_table, check_shapes
 from tf_ext.layers.column_sets import ColumnSets, Part
 from tf_ext.layers.combining import combine
+from tf_ext.feature_column.hashed_features import identity_of
 from tf_ext.layers.given import Give, given_embeddings
+from tf_ext.layers.hashed_inputs import find_hashed, hash_inputs
 from tf_ext.layers.pulling import pull_differentiable
 from tf_ext.regimes import (
     PullPlan,
@@ -49,7 +50,8 @@ class EmbeddingFeatures(keras.layers.Layer):
     Inputs are a dict of features, by column key: dense `[batch_size]` or
     `[batch_size, n]`, `tf.SparseTensor` `[batch_size, n]` or
     `tf.RaggedTensor` `[batch_size, None]`, of strings, integers or, for
-    columns with boundaries, floats. Other keys are ignored.
+    columns with boundaries, floats. Other keys are ignored. Features that
+    `tf_ext.data.hash_columns` has hashed may take their place.
 
     Args:
       columns: list of columns of `tf_ext.feature_column`, with `table`; or a
@@ -207,11 +209,11 @@ class EmbeddingFeatures(keras.layers.Layer):
             return self._take(give, inputs)
         insert = _as_flag(training, self.trainable)
         regime = regime_of_tables(self.tables)
-        bags, masks, error = hash_batch(
-            self._sets.columns, inputs, regime.raises_together
+        hashed = hash_inputs(
+            self.name, self._sets.columns, inputs, regime.raises_together
         )
-        if not regime.raises_together:
-            error = None
+        bags, masks = hashed.bags, hashed.masks
+        error = hashed.error if regime.raises_together else None
         its_clicks = None
         if self.click is not None and regime.trains and self.trainable:
             its_clicks, error = clicks.of_batch(
@@ -370,7 +372,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         wanted = [c for c in self._sets.columns if _is_masked(c)]
         if not wanted:
             return None
-        masks = hash_batch(wanted, inputs, return_error=False).masks
+        masks = hash_inputs(self.name, wanted, inputs, False).masks
         return self._structured(
             {c.name: masks[c] if _is_masked(c) else None for c in columns}
             for columns in self._columns
@@ -385,17 +387,24 @@ class EmbeddingFeatures(keras.layers.Layer):
           ValueError: an input is missing, or of a type that its column does
             not take.
         """
-        features.check_mapping("EmbeddingFeatures", inputs)
-        for column in self._sets.columns:
-            column.check(inputs)
-        batch = next(iter(inputs.values())).shape[0] if inputs else None
+        hashed = find_hashed(self.name, self._sets.columns, inputs)
+        if hashed is None:
+            for column in self._sets.columns:
+                column.check(inputs)
+        tensors = tf.nest.flatten(inputs)
+        batch = tensors[0].shape[0] if tensors else None
 
         def spec(
             shape: tuple[int | None, ...], column: Column | None
         ) -> typing.Any:
             if not isinstance(column, SequenceColumn):
                 return keras.KerasTensor((batch, *shape), self.compute_dtype)
-            shape = (batch, column.length_of(inputs), shape[-1])
+            length = (
+                column.length_of(inputs)
+                if hashed is None or column.ragged
+                else hashed[identity_of(column)]["mask"].shape[1]
+            )
+            shape = (batch, length, shape[-1])
             made = keras.KerasTensor(
                 shape, self.compute_dtype, ragged=column.ragged
             )

@@ -21,6 +21,7 @@ from tf_ext.models.building import (
     specs_of,
     wrapped_optimizers,
 )
+from tf_ext.models.replaced_inputs import replaced_inputs
 from tf_ext.models.resume import awaiting_sigterm
 from tf_ext.models.saving import replaced_when_whole
 from tf_ext.models.training import check_max_inflight_steps, training_of
@@ -53,7 +54,8 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
 
     def __call__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.__call__`."""
-        outputs = super().__call__(*args, **kwargs)
+        with replaced_inputs(self, args) as given:
+            outputs = super().__call__(*given, **kwargs)
         if self.tf_ext_inputs is None and args:
             self.tf_ext_inputs = specs_of(args[0])
         return outputs

@@ -1,0 +1,136 @@
+"""Hashing in the threads of a dataset, beside the training."""
+
+import typing
+from collections.abc import Collection, Mapping, Sequence
+
+import tensorflow as tf
+
+from tf_ext._checks import is_int, refuse
+from tf_ext.feature_column import features
+from tf_ext.feature_column.bags import hash_batch
+from tf_ext.feature_column.column import Column
+from tf_ext.feature_column.hashed_features import (
+    KEY,
+    has_one_value,
+    identity_of,
+    keys_read,
+    split,
+)
+from tf_ext.feature_column.sequence_column import SequenceColumn
+
+_NAME = "hash_columns"
+_Columns: typing.TypeAlias = Sequence["Column | Sequence[Column]"]
+
+
+def hash_columns(
+    dataset: tf.data.Dataset,
+    columns: _Columns,
+    *,
+    keep: Collection[str] = (),
+    num_parallel_calls: int | None = tf.data.AUTOTUNE,
+) -> tf.data.Dataset:
+    """Hashes the features of a dataset in its own threads, while a model trains.
+
+    The signs take the place of the features that the columns read. The model is
+    the same one as without: its `tf_ext.layers.EmbeddingFeatures` find their
+    columns hashed, read the same rows and train them to the same bits, and take
+    raw features elsewhere, such as in `predict` and when the model is served.
+    The columns must be those of the layers, except for names and combiners.
+
+    Functional models whose inputs are replaced must be `tf_ext.Model`.
+
+    Args:
+      dataset: tf.data.Dataset of batches: features, a dict by key, or a tuple
+        that begins with them.
+      columns: list of all columns of one or more layers; or `layer.columns`.
+      keep: keys of features that something else reads, too, and that remain
+        although they are hashed. Features that no column reads always do.
+      num_parallel_calls: int, the batches that are hashed at the same time;
+        `tf.data.AUTOTUNE`; or None for one at a time, when it is asked for. The
+        order of batches does not depend on it.
+
+    Returns:
+      tf.data.Dataset of the same batches with hashed features, under the key
+      "tf_ext_hashed". It can be shared, repeated, cached and saved like any
+      other.
+
+    Raises:
+      ValueError: an argument is not as above, or a feature is missing or of a
+        type that its column does not take.
+      tf.errors.InvalidArgumentError: of a batch, as of
+        `tf_ext.feature_column.columns_to_bags`, when it is read.
+
+    Example:
+      >>> user = tf_ext.feature_column.category_column("user")
+      >>> layer = tf_ext.layers.EmbeddingFeatures(
+      ...     [user], tf_ext.SparseTable("hashed", 4))
+      >>> data = tf.data.Dataset.from_tensor_slices(
+      ...     ({"user": ["ann", "bob", "cem"]}, [1.0, 0.0, 1.0])).batch(2)
+      >>> hashed = tf_ext.data.hash_columns(data, layer.columns)
+      >>> for (raw, _), (signs, _) in zip(data, hashed):
+      ...     print("user" in signs, np.array_equal(layer(raw), layer(signs)))
+      False True
+      False True
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        refuse(_NAME, "dataset", "a tf.data.Dataset", dataset)
+    if num_parallel_calls is not None and not (
+        is_int(num_parallel_calls)
+        and (num_parallel_calls > 0 or num_parallel_calls == tf.data.AUTOTUNE)
+    ):
+        allowed = "a positive integer, tf.data.AUTOTUNE or None"
+        refuse(_NAME, "num_parallel_calls", allowed, num_parallel_calls)
+    by_identity = {identity_of(c): c for c in _to_columns(columns)}
+    _check_features(dataset.element_spec)
+    is_tuple = isinstance(dataset.element_spec, tuple)
+    read = set().union(*map(keys_read, by_identity))
+    if isinstance(keep, str) or not set(keep) <= read:
+        names = features.names(read)
+        refuse(_NAME, "keep", f"of the keys that columns read, {names}", keep)
+    left_out = read - set(keep)
+
+    def hash_features(*element: typing.Any) -> typing.Any:
+        raw, *rest = element
+        # Those of one value for each example first, sequences last.
+        ordered = sorted(
+            by_identity.values(),
+            key=lambda c: (
+                isinstance(c, SequenceColumn),
+                not has_one_value(c, raw),
+            ),
+        )
+        with tf.name_scope(_NAME):
+            hashed = hash_batch(ordered, raw, return_error=False)
+            kept = {k: v for k, v in raw.items() if k not in left_out}
+            kept[KEY] = split(ordered, hashed, raw)
+        return (kept, *rest) if is_tuple else kept
+
+    return dataset.map(
+        # Errors of ours would begin with words of AutoGraph.
+        tf.autograph.experimental.do_not_convert(hash_features),
+        num_parallel_calls=num_parallel_calls,
+        deterministic=True if num_parallel_calls is not None else None,
+    )
+
+
+def _to_columns(columns: _Columns) -> list[Column]:
+    allowed = "a list of columns of tf_ext.feature_column, or of lists of them"
+    found: list[typing.Any] = []
+    if not isinstance(columns, list | tuple):
+        refuse(_NAME, "columns", allowed, columns)
+    for one in columns:
+        found += one if isinstance(one, list | tuple) else [one]
+    if not found or not all(isinstance(one, Column) for one in found):
+        refuse(_NAME, "columns", allowed, columns)
+    return found
+
+
+def _check_features(element_spec: typing.Any) -> None:
+    is_tuple = isinstance(element_spec, tuple) and element_spec
+    inputs = element_spec[0] if is_tuple else element_spec
+    if not isinstance(inputs, Mapping):
+        allowed = "of batches whose features are a dict by key"
+        refuse(_NAME, "dataset", allowed, element_spec)
+    if KEY in inputs:
+        allowed = "one that is not hashed yet: hash all columns at once"
+        refuse(_NAME, "dataset", allowed, element_spec)

@@ -1,0 +1,231 @@
+"""Features whose columns have been hashed before they reach a layer.
+
+Each column is an entry of a dict, which is itself an entry of the features. All
+its tensors have one value, or one row, for each example, so that a batch can be
+cut, joined and sent like any other. Its key says how it was hashed: a layer
+finds its columns by it, and no others.
+"""
+
+import functools
+import json
+import typing
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tf_ext.feature_column import bags as hashing
+from tf_ext.feature_column.bag_blocks import Bags
+from tf_ext.feature_column.bags import HashedBatch
+from tf_ext.feature_column.column import Column
+from tf_ext.feature_column.sequence_column import SequenceColumn
+
+KEY = "tf_ext_hashed"
+"""Of the hashed columns among the features of a batch."""
+
+Hashed: typing.TypeAlias = Mapping[str, Mapping[str, typing.Any]]
+"""By `identity_of` a column: "signs", int64 `[batch_size]` if each example has
+one, or `[batch_size, None]`; "weights", float32 of the same structure, if the
+column has any; and "mask" of a sequence, bool `[batch_size, length]`, which is
+ragged if the length depends on the batch."""
+
+
+@functools.lru_cache(maxsize=4096)
+def identity_of(column: Column) -> str:
+    """A JSON text of all that the signs, weights and mask of a batch depend on.
+
+    Columns that differ in their names or combiners only have the same.
+
+    Args:
+      column: Column.
+    """
+    described = hashing.describe([column], range(len(column.parts)))
+    del described["part_inputs"]
+    lists: dict[str, typing.Any] = {
+        "features": [part.key for part in column.parts],
+        "weights": [part.weights for part in column.parts],
+        **described,
+    }
+    # Most are what they are unless given: 0, "", False or None.
+    entries = {name: values for name, values in lists.items() if any(values)}
+    if isinstance(column, SequenceColumn):
+        entries["sequence"] = [column.max_length, column.truncating]
+    return json.dumps(entries)
+
+
+def keys_read(identity: str) -> set[str]:
+    """The features and weights that a column reads, by its identity."""
+    entries = json.loads(identity)
+    return {*entries["features"], *filter(None, entries.get("weights", ()))}
+
+
+def split(
+    columns: Sequence[Column],
+    hashed: HashedBatch,
+    inputs: Mapping[str, typing.Any],
+) -> dict[str, dict[str, typing.Any]]:
+    """What stands for columns in the features of a batch.
+
+    Args:
+      columns: list of Column, those of one value for each example first.
+      hashed: HashedBatch of them.
+      inputs: dict of the raw features by key.
+
+    Returns:
+      A dict as of `Hashed`.
+    """
+    signs, row_splits, weights = hashed.bags
+    batch = (tf.size(row_splits, tf.int64) - 1) // len(columns)
+    if any(column.is_weighted for column in columns):
+        missing = tf.size(signs) - tf.size(weights)
+        weights = tf.concat([weights, tf.ones([missing])], 0)
+    singles = [c for c in columns if has_one_value(c, inputs)]
+    end = len(singles) * batch
+    found = _split_singles(columns[: len(singles)], signs[:end], weights[:end])
+    if len(singles) < len(columns):
+        found += _split_ragged(
+            columns[len(singles) :],
+            Bags(signs[end:], row_splits[end:] - end, weights[end:]),
+            batch,
+        )
+    for column, entry in zip(columns, found, strict=True):
+        if column in hashed.masks:
+            assert isinstance(column, SequenceColumn)
+            entry["mask"] = _mask(column, hashed, inputs)
+    return dict(zip(map(identity_of, columns), found, strict=True))
+
+
+def has_one_value(column: Column, inputs: Mapping[str, typing.Any]) -> bool:
+    """Whether a column has one sign for each example, as the shapes tell."""
+    if isinstance(column, SequenceColumn):
+        return False
+    features = [inputs.get(part.key) for part in column.parts]
+    return all(
+        isinstance(feature, tf.Tensor)
+        and feature.shape.rank is not None
+        and feature.shape[1:].num_elements() == 1
+        # NaN is no value.
+        and not feature.dtype.is_floating
+        and part.missing is None
+        for feature, part in zip(features, column.parts, strict=True)
+    )
+
+
+def _split_singles(
+    columns: Sequence[Column], signs: tf.Tensor, weights: tf.Tensor
+) -> list[dict[str, typing.Any]]:
+    count = len(columns)
+    if not count:
+        return []
+    found = [
+        {"signs": of_column}
+        for of_column in tf.unstack(tf.reshape(signs, [count, -1]))
+    ]
+    weighted = [i for i, column in enumerate(columns) if column.is_weighted]
+    if weighted:
+        matrix = tf.reshape(weights, [count, -1])
+        for index in weighted:
+            found[index]["weights"] = matrix[index]
+    return found
+
+
+def _split_ragged(
+    columns: Sequence[Column], bags: Bags, batch: tf.Tensor
+) -> list[dict[str, typing.Any]]:
+    count = len(columns)
+    begins = tf.range(count + 1, dtype=tf.int64) * batch
+    bounds = tf.gather(bags.row_splits, begins)
+    sizes = bounds[1:] - bounds[:-1]
+    places = begins[:-1, tf.newaxis] + tf.range(batch + 1)
+    splits = tf.gather(bags.row_splits, places) - bounds[:-1, tf.newaxis]
+    signs = tf.split(bags.signs, sizes, num=count)
+    weighted = any(column.is_weighted for column in columns)
+    weights = tf.split(bags.weights, sizes, num=count) if weighted else signs
+    found = []
+    for column, of_column, its_weights, its_splits in zip(
+        columns, signs, weights, tf.unstack(splits, count), strict=True
+    ):
+        bag = tf.RaggedTensor.from_row_splits(
+            of_column, its_splits, validate=False
+        )
+        entry = {"signs": bag}
+        if column.is_weighted:
+            entry["weights"] = bag.with_values(its_weights)
+        found.append(entry)
+    return found
+
+
+def _mask(
+    column: SequenceColumn,
+    hashed: HashedBatch,
+    inputs: Mapping[str, typing.Any],
+) -> tf.Tensor | tf.RaggedTensor:
+    mask = hashed.masks[column]
+    given = [inputs[part.key] for part in column.parts if part.key in inputs]
+    if column.max_length is not None or not given:
+        return mask
+    if isinstance(given[0], tf.Tensor):
+        return mask
+    return tf.RaggedTensor.from_tensor(mask, hashed.lengths[column])
+
+
+def join(columns: Sequence[Column], hashed: Hashed) -> HashedBatch:
+    """The batch of columns, all of which are in `hashed`.
+
+    It is what `hash_batch` would have made of the raw features, bit by bit.
+
+    Args:
+      columns: list of Column.
+      hashed: Hashed.
+    """
+    entries = [hashed[identity_of(column)] for column in columns]
+    signs = [entry["signs"] for entry in entries]
+    if all(isinstance(s, tf.Tensor) and s.shape.rank == 1 for s in signs):
+        values = tf.concat(signs, 0)
+        row_splits = tf.range(tf.size(values, tf.int64) + 1)
+    else:
+        values = tf.concat([_flat(one) for one in signs], 0)
+        lengths = tf.concat([_lengths(one) for one in signs], 0)
+        row_splits = tf.concat([[0], tf.cumsum(lengths)], 0)
+    weights = tf.zeros([0])
+    if any(column.is_weighted for column in columns):
+        weights = tf.concat(
+            [
+                _flat(entry["weights"])
+                if column.is_weighted
+                else tf.ones_like(_flat(entry["signs"]), tf.float32)
+                for column, entry in zip(columns, entries, strict=True)
+            ],
+            0,
+        )
+    masks = {
+        column: _padded(column, entry["mask"])
+        for column, entry in zip(columns, entries, strict=True)
+        if isinstance(column, SequenceColumn)
+    }
+    return HashedBatch(
+        Bags(values, row_splits, weights), masks, {}, tf.constant("")
+    )
+
+
+def _flat(feature: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+    if isinstance(feature, tf.RaggedTensor):
+        return feature.flat_values
+    return tf.reshape(feature, [-1])
+
+
+def _lengths(feature: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+    if isinstance(feature, tf.RaggedTensor):
+        return tf.cast(feature.row_lengths(), tf.int64)
+    sizes = tf.shape(feature, tf.int64)
+    return tf.fill(sizes[:1], tf.reduce_prod(sizes[1:]))
+
+
+def _padded(
+    column: SequenceColumn, mask: tf.Tensor | tf.RaggedTensor
+) -> tf.Tensor:
+    if not isinstance(mask, tf.RaggedTensor):
+        return mask
+    length = tf.maximum(mask.bounding_shape(1), 1)
+    padded = mask.to_tensor(False, shape=tf.stack([mask.nrows(), length]))
+    padded.set_shape([None, None])
+    return padded

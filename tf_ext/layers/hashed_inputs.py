@@ -1,0 +1,118 @@
+"""Whether a layer hashes its features, or finds them hashed."""
+
+import contextlib
+import contextvars
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+
+from tf_ext.feature_column import features
+from tf_ext.feature_column.bags import HashedBatch, hash_batch
+from tf_ext.feature_column.column import Column
+from tf_ext.feature_column.hashed_features import (
+    KEY,
+    Hashed,
+    identity_of,
+    join,
+    keys_read,
+)
+
+_Inputs = Mapping[str, typing.Any]
+
+
+class Replaced(typing.NamedTuple):
+    """Hashed columns, and the features that are not in the batch any more.
+
+    Attributes:
+      columns: Hashed.
+      features: set of strings.
+    """
+
+    columns: Hashed
+    features: frozenset[str]
+
+
+_REPLACED: contextvars.ContextVar[Replaced | None] = contextvars.ContextVar(
+    "tf_ext_hashed_columns", default=None
+)
+
+
+def replaced_in(inputs: object) -> Replaced | None:
+    """What is hashed in the features of a batch; None if nothing is."""
+    if not isinstance(inputs, Mapping) or KEY not in inputs:
+        return None
+    read = [keys_read(identity) for identity in inputs[KEY]]
+    return Replaced(inputs[KEY], frozenset().union(*read) - inputs.keys())
+
+
+@contextlib.contextmanager
+def hashed_features(replaced: Replaced) -> Iterator[None]:
+    """Makes layers find hashed columns that are not among their inputs.
+
+    The layers of a functional model only have the inputs that it was made with.
+
+    Args:
+      replaced: Replaced.
+    """
+    token = _REPLACED.set(replaced)
+    try:
+        yield
+    finally:
+        _REPLACED.reset(token)
+
+
+def find_hashed(
+    layer: str, columns: Sequence[Column], inputs: _Inputs
+) -> Hashed | None:
+    """The hashed columns of a layer; None if it is to hash raw features.
+
+    Args:
+      layer: string, its name.
+      columns: list of Column.
+      inputs: dict of its inputs.
+
+    Raises:
+      ValueError: some columns are hashed and others are not, or features are
+        gone that others read.
+    """
+    features.check_mapping("EmbeddingFeatures", inputs)
+    replaced = replaced_in(inputs) or _REPLACED.get()
+    if replaced is None:
+        return None
+    absent = [c for c in columns if identity_of(c) not in replaced.columns]
+    if not absent:
+        return replaced.columns
+    read = set().union(*(keys_read(identity_of(c)) for c in absent))
+    if len(absent) == len(columns) and not read & replaced.features:
+        return None
+    wanted = identity_of(absent[0])
+    alike = [
+        other
+        for other in replaced.columns
+        if keys_read(other) & keys_read(wanted)
+    ]
+    raise ValueError(
+        f"Column {absent[0].name!r} of layer {layer!r} is not among those that "
+        "tf_ext.data.hash_columns has hashed. Give it all columns of the "
+        f"layer. The column is {wanted}; hashed of the same features are: "
+        f"{', '.join(alike) or 'none'}."
+    )
+
+
+def hash_inputs(
+    layer: str,
+    columns: Sequence[Column],
+    inputs: _Inputs,
+    return_error: bool,
+) -> HashedBatch:
+    """The batch of a layer's columns, from features hashed or raw.
+
+    Args:
+      layer: string, its name.
+      columns: list of Column.
+      inputs: dict of its inputs.
+      return_error: bool, as of `hash_batch`.
+    """
+    hashed = find_hashed(layer, columns, inputs)
+    if hashed is not None:
+        return join(columns, hashed)
+    return hash_batch(columns, inputs, return_error)

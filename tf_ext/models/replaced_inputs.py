@@ -1,0 +1,89 @@
+"""Functional models whose inputs `tf_ext.data.hash_columns` has replaced."""
+
+import contextlib
+import typing
+from collections.abc import Iterator, Mapping
+
+import tensorflow as tf
+
+from tf_ext._compat.models import Functional, readers_of, spec_of_input
+from tf_ext._keras import keras
+from tf_ext.data.worker_batches import batch_size_of
+from tf_ext.layers import EmbeddingFeatures
+from tf_ext.layers.hashed_inputs import (
+    Replaced,
+    hashed_features,
+    replaced_in,
+)
+
+
+@contextlib.contextmanager
+def replaced_inputs(
+    model: keras.Model, args: tuple[typing.Any, ...]
+) -> Iterator[tuple[typing.Any, ...]]:
+    """Makes a functional model take hashed features for its own inputs.
+
+    Keras passes the layers of such a model what it was made with. In place of
+    features that are gone it gets empty ones, which nothing reads: layers find
+    the hashed columns beside them.
+
+    Args:
+      model: keras.Model, of any kind.
+      args: of its call.
+
+    Yields:
+      The arguments to call Keras with.
+
+    Raises:
+      ValueError: something else than a layer of tables reads such a feature.
+    """
+    replaced = replaced_in(args[0]) if args else None
+    if replaced is None or not isinstance(model, Functional):
+        yield args
+        return
+    given = dict(args[0])
+    for key, symbolic in _inputs_of(model).items():
+        if key in replaced.features:
+            _check_readers(model, key, symbolic)
+            given[key] = _empty(symbolic, replaced)
+    wanted = {k: v for k, v in given.items() if k in _inputs_of(model)}
+    with hashed_features(replaced):
+        yield (wanted, *args[1:])
+
+
+def _inputs_of(model: keras.Model) -> dict[str, typing.Any]:
+    """The symbolic inputs of a functional model, by key."""
+    if isinstance(model.input, Mapping):
+        return dict(model.input)
+    return {one.name: one for one in tf.nest.flatten(model.input)}
+
+
+def _check_readers(model: keras.Model, key: str, symbolic: typing.Any) -> None:
+    for reader in readers_of(model, symbolic):
+        if not isinstance(reader, EmbeddingFeatures | keras.layers.InputLayer):
+            raise ValueError(
+                f"The feature {key!r} is not in the batch, because "
+                "tf_ext.data.hash_columns has hashed it, but layer "
+                f"{reader.name!r} of model {model.name!r} reads it, too. Let "
+                f"it stay there: hash_columns(..., keep=[{key!r}])."
+            )
+
+
+def _empty(symbolic: typing.Any, replaced: Replaced) -> typing.Any:
+    """A feature of the batch's size without values, or with empty ones."""
+    spec = spec_of_input(symbolic)
+    size = batch_size_of(replaced.columns)
+    sizes = tf.stack([size, *(n or 0 for n in spec.shape[1:])])
+    if isinstance(spec, tf.RaggedTensorSpec):
+        inner = [0, *(n or 0 for n in spec.shape[spec.ragged_rank + 1 :])]
+        splits = [tf.zeros([size + 1], spec.row_splits_dtype)]
+        splits += [tf.zeros([1], spec.row_splits_dtype)] * (
+            spec.ragged_rank - 1
+        )
+        return tf.RaggedTensor.from_nested_row_splits(
+            tf.zeros(inner, spec.dtype), splits, validate=False
+        )
+    if isinstance(spec, tf.SparseTensorSpec):
+        indices = tf.zeros([0, spec.shape.rank], tf.int64)
+        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), sizes)
+    return tf.zeros(sizes, spec.dtype)
