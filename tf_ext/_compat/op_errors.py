@@ -10,6 +10,9 @@ _AROUND = re.compile(
     r"\A(?:Graph execution error:\s+)?"
     r"(?:Detected at node .*?\n\n)*"
     r"(?:\{\{function_node [^}]*\}\} ?)?"
+    # Of a function that a dataset maps.
+    r"(?:Error in user-defined function passed to \S+ transformation with "
+    r"iterator: \S+: )*"
     r"(?:assertion failed: \[(?P<assertion>.*?)\](?=\s|\Z))?"
     r"(?P<text>.*?)"
     # Suffixes.

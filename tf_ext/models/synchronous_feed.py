@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tf_ext._compat.op_errors import in_own_words
 from tf_ext.data import worker_batches
 from tf_ext.models.fit_arguments import dataset_of, makes_dataset
 from tf_ext.regimes import SynchronousRegime
@@ -108,7 +109,8 @@ class SynchronousFeed:
     def _next(self) -> tuple[typing.Any, tf.Tensor] | None:
         batch, error = None, None
         try:
-            batch = next(self._iterator, None)
+            with in_own_words():
+                batch = next(self._iterator, None)
         except Exception as caught:  # Raised when the other workers know it.
             error = caught
         size = 0 if batch is None else worker_batches.known_batch_size(batch)
