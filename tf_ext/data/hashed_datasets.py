@@ -29,7 +29,7 @@ def hash_columns(
     keep: Collection[str] = (),
     num_parallel_calls: int | None = tf.data.AUTOTUNE,
 ) -> tf.data.Dataset:
-    """Hashes the features of a dataset in its own threads, while a model trains.
+    """Hashes the features of a dataset in its threads, while a model trains.
 
     The signs take the place of the features that the columns read. The model is
     the same one as without: its `tf_ext.layers.EmbeddingFeatures` find their

@@ -9,12 +9,12 @@ from tf_ext._compat import masks as keras_masks
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import Bags, SequenceColumn, features
 from tf_ext.feature_column.column import Column
+from tf_ext.feature_column.hashed_features import identity_of
 from tf_ext.layers import clicks
 from tf_ext.layers import cvm as cvm_numbers
 from tf_ext.layers.arguments import by_table, check_shapes
 from tf_ext.layers.column_sets import ColumnSets, Part
 from tf_ext.layers.combining import combine
-from tf_ext.feature_column.hashed_features import identity_of
 from tf_ext.layers.given import Give, given_embeddings
 from tf_ext.layers.hashed_inputs import find_hashed, hash_inputs
 from tf_ext.layers.pulling import pull_differentiable
