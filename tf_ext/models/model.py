@@ -48,8 +48,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
 
     tf_ext_tables = True
 
-    # Returns the `tf.TypeSpec`s of the inputs of the first call. (Keras 3 keeps
-    # no types. It would track a dict, and wrap it.)
+    # To the `tf.TypeSpec`s of the first call's inputs. (Keras 3 keeps none.)
     tf_ext_inputs: Callable[[], typing.Any] | None = None
 
     def __call__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
@@ -425,9 +424,8 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
     """
 
     def __new__(cls, *args: typing.Any, **kwargs: typing.Any) -> typing.Self:
-        # Keras would turn this very class into a functional model's, after
-        # which it could not be subclassed; so functional models have their
-        # own.
+        # Keras would turn this very class into a functional model's, which
+        # could not be subclassed; so functional models have their own.
         if cls is Model and ("inputs" in kwargs or len(args) >= 2):
             return FunctionalModel(*args, **kwargs)
         return super().__new__(cls, *args, **kwargs)
