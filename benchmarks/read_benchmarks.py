@@ -1,4 +1,4 @@
-"""Rows a CPU-second of readers of files, beside TensorFlow's own."""
+"""Readers of files, beside TensorFlow's own; training on such a file."""
 
 import os
 import pathlib
@@ -10,9 +10,10 @@ import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 import tensorflow as tf
 from harness import Case, measure, report
-from read_files import FORMATS, NAMES, NUMBERS, SEPARATORS, write
+from read_files import FORMATS, NAMES, NUMBERS, SEPARATORS, STRINGS, write
 
 import tf_ext
+from tf_ext._keras import keras
 
 _ROWS = 200_000
 _BATCH = 1024
@@ -36,6 +37,56 @@ def read(args):
             results = measure(cases, args.repeats, warmup=1, settle=False)
             report("read", results, settings, args.json)
             os.remove(path)
+
+
+def read_fit(args):
+    """Epochs of `fit` on a TSV file, hashed in the dataset or in the model."""
+    rows = min(args.rows, _ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.fspath(pathlib.Path(folder, "tsv"))
+        write(path, "tsv", rows)
+        cases = [
+            Case(
+                f"{name}, {keras.__name__.split('.')[0]}",
+                _epoch(path, args, hashed),
+                rows,
+            )
+            for name, hashed in (("hash_columns", True), ("model", False))
+        ]
+        settings = {
+            "threads": args.threads,
+            "batch": _BATCH,
+            "dim": args.dim,
+            "unit": "rows",
+        }
+        # The first epoch creates all rows.
+        results = measure(cases, args.repeats, warmup=2, settle=False)
+        report("read_fit", results, settings, args.json)
+
+
+def _epoch(path, args, hashed):
+    table = tf_ext.SparseTable("ids", args.dim, "adagrad")
+    layer = tf_ext.layers.EmbeddingFeatures(
+        [tf_ext.feature_column.category_column(name) for name in STRINGS], table
+    )
+    inputs = {n: keras.Input((), dtype="string", name=n) for n in STRINGS}
+    hidden = keras.layers.Dense(64, "relu")(layer(inputs))
+    model = tf_ext.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile(tf_ext.optimizers.Optimizer("adam"), "mse")
+    fields = [
+        tf_ext.data.Field(
+            name,
+            "string" if name in STRINGS else "float32",
+        )
+        for name in (NUMBERS[0], *STRINGS)
+    ]
+    unused = [tf_ext.data.Field(n, "unused") for n in NUMBERS[1:]]
+    schema = tf_ext.data.Schema([fields[0], *unused, *fields[1:]], label=NUMBERS[0])
+    dataset = tf_ext.data.read(path, schema, "tsv", batch_size=_BATCH)
+    if hashed:
+        dataset = tf_ext.data.hash_columns(dataset, layer.columns)
+    dataset = dataset.prefetch(2)
+    return lambda: model.fit(dataset, verbose=0)
 
 
 def _cases(path, rows, format, threads):

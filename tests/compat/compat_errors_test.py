@@ -34,6 +34,27 @@ class OwnWordsTest(parameterized.TestCase):
                 call(tf.constant(_TEXT))
         self.assertEqual(caught.exception.message, f"{_TEXT} Really.")
 
+    @parameterized.parameters(
+        "",
+        "Graph execution error:\n\n",
+        "Graph execution error:\n\nDetected at node a/Assert defined at (most "
+        "recent call last):\n<stack traces unavailable>\n",
+        "Graph execution error:\n\nDetected at node a defined at (most recent "
+        'call last):\n  File "a.py", line 1, in <module>\n\n  File "b.py", '
+        "line 2, in f\n\nDetected at node b defined at (most recent call "
+        'last):\n  File "a.py", line 1, in <module>\n\n  File "c.py", '
+        "line 3, in g\n\n",
+    )
+    def test_errors_within_a_dataset(self, before):
+        function = (
+            "Error in user-defined function passed to ParallelMapDatasetV2:4 "
+            "transformation with iterator: Iterator::Root::ParallelMapV2: "
+        )
+        after = "\n\t [[{{node a}}]]\n\t [[IteratorGetNext]] [Op:__inference_1]"
+        for text in (_TEXT, f"assertion failed: [{_TEXT}]"):
+            message = before + function + text + after
+            self.assertEqual(op_errors.own_words(message), _TEXT)
+
     def test_errors_of_other_ops_stay_as_they_are(self):
         with self.assertRaises(tf.errors.InvalidArgumentError) as caught:
             with op_errors.in_own_words():

@@ -39,17 +39,6 @@ class ModelsTest(absltest.TestCase):
             found = {r.name for r in models.readers_of(model, model.input[key])}
             self.assertEqual(found - {"a", "b"}, names)
 
-    def test_specs_of_inputs(self):
-        spec = models.spec_of_input(keras.Input([3], dtype="int64"))
-        self.assertEqual(spec.shape.as_list(), [None, 3])
-        self.assertEqual(spec.dtype, tf.int64)
-        ragged = keras.Input([None], dtype="string", ragged=True)
-        spec = models.spec_of_input(ragged)
-        self.assertIsInstance(spec, tf.RaggedTensorSpec)
-        self.assertEqual((spec.dtype, spec.ragged_rank), (tf.string, 1))
-        sparse = models.spec_of_input(keras.Input([3], sparse=True))
-        self.assertIsInstance(sparse, tf.SparseTensorSpec)
-
     def test_says_whether_it_is_compiled(self):
         model = _dense()
         self.assertFalse(models.is_compiled(model))

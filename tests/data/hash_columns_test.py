@@ -1,10 +1,12 @@
 """Columns that are hashed in a dataset: the same signs, rows and errors."""
 
+import functools
 import pathlib
 import tempfile
 
 import numpy as np
 import pytest
+import sequence_models
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import rows_of
@@ -78,15 +80,40 @@ def _features():
     }
 
 
-def _data(features=None):
+def _data():
+    """Batches of 8, 8, 7 and 0 samples."""
     labels = tf.cast(tf.range(_SAMPLES) % 2, tf.float32)[:, tf.newaxis]
-    slices = (features or _features(), labels)
-    return tf.data.Dataset.from_tensor_slices(slices).batch(_BATCH)
+    data = tf.data.Dataset.from_tensor_slices((_features(), labels))
+    data = data.batch(_BATCH)
+    return data.concatenate(data.take(1).map(_without_samples))
 
 
-def _passed_on(batch, spec):
-    packing = Packing(spec)
-    return packing.unpack(packing.pack(batch))
+def _without_samples(*batch):
+    def cut(value):
+        if isinstance(value, tf.SparseTensor):
+            size = [0, value.dense_shape[1]]
+            return tf.sparse.slice(value, [0, 0], size)
+        return value[:0]
+
+    return tf.nest.map_structure(cut, batch)
+
+
+@functools.cache
+def _all_hashed():
+    """All columns of `_data`; tests share it, because it takes long to make."""
+    return tf_ext.data.hash_columns(_data(), [*_POOLED, *_SEQUENCES])
+
+
+def _sent(data):
+    """Batches as a cluster's workers receive them."""
+    packing = Packing(data.element_spec)
+    return data.map(lambda *batch: packing.unpack(packing.pack(batch)))
+
+
+def _saved_and_loaded(data):
+    with tempfile.TemporaryDirectory() as path:
+        data.save(path)
+        yield from tf.data.Dataset.load(path)
 
 
 class BatchTest(tf.test.TestCase, parameterized.TestCase):
@@ -103,29 +130,31 @@ class BatchTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("whole", lambda data: data),
-        ("shares", lambda data: worker_batches.worker_share(data, 3, 2)),
-        ("other_sizes", lambda data: data.rebatch(5)),
         (
-            "sent",
-            lambda data: data.map(
-                lambda *batch: _passed_on(batch, data.element_spec)
-            ),
+            "in_shares_that_are_sent",
+            lambda data: _sent(worker_batches.worker_share(data, 3, 2)),
         ),
+        ("saved", _saved_and_loaded),
     )
-    def test_all_columns_in_all_ways(self, change):
-        columns = [*_POOLED, *_SEQUENCES]
-        raw = _data()
-        hashed = tf_ext.data.hash_columns(raw, columns)
-        self.assertEqual(hashed.cardinality(), 3)
-        batches = 0
+    def test_all_columns(self, change):
+        self._check(change)
+
+    @pytest.mark.slow
+    def test_all_columns_in_other_batch_sizes(self):
+        self._check(lambda data: data.rebatch(5))
+
+    def _check(self, change):
+        self.assertEqual(_all_hashed().cardinality(), 4)
+        sizes = []
         for (features, labels), (signs, others) in zip(
-            change(raw), change(hashed), strict=True
+            change(_data()), change(_all_hashed()), strict=True
         ):
             self.assertCountEqual(signs, ["price", KEY])
             self.assertAllEqual(labels, others)
-            self._assert_same(columns, features, signs)
-            batches += 1
-        self.assertGreaterEqual(batches, 3)
+            self._assert_same([*_POOLED, *_SEQUENCES], features, signs)
+            sizes.append(len(labels))
+        self.assertGreaterEqual(len(sizes), 4)
+        self.assertGreater(max(sizes), 1)
 
     def test_single_values_alone_and_some_columns_in_another_order(self):
         crossed = feature_column.crossed_column(["user", "rated"])
@@ -138,47 +167,30 @@ class BatchTest(tf.test.TestCase, parameterized.TestCase):
         for some in (columns, columns[:2], columns[2:], columns[::-1]):
             self._assert_same(some, raw, hashed)
 
-    def test_no_samples(self):
-        columns = [*_POOLED, *_SEQUENCES]
-        raw = _data().map(
-            lambda features, _: tf.nest.map_structure(
-                lambda v: (
-                    tf.sparse.slice(v, [0, 0], [0, v.dense_shape[1]])
-                    if isinstance(v, tf.SparseTensor)
-                    else v[:0]
-                ),
-                features,
-            )
-        )
-        hashed = next(iter(tf_ext.data.hash_columns(raw, columns)))
-        self._assert_same(columns, next(iter(raw)), hashed)
-        empty = worker_batches.empty_batch(
-            tf_ext.data.hash_columns(_data(), columns).element_spec
-        )
-        self.assertEqual(join(_POOLED, empty[0][KEY]).bags.row_splits, [0])
-
-    def test_saved_datasets(self):
-        path = tempfile.mkdtemp(dir=self.get_temp_dir())
-        tf_ext.data.hash_columns(_data(), _POOLED).save(path)
-        loaded = tf.data.Dataset.load(path)
-        for (raw, _), (hashed, _) in zip(_data(), loaded, strict=True):
-            self._assert_same(_POOLED, raw, hashed)
+    def test_filler_batches_of_workers_without_data(self):
+        empty = worker_batches.empty_batch(_all_hashed().element_spec)
+        found = join([*_POOLED, *_SEQUENCES], empty[0][KEY])
+        self.assertEqual(found.bags.row_splits, [0])
 
     def test_order_with_threads(self):
-        data = tf.data.Dataset.range(200).map(lambda i: {"id": i}).batch(1)
+        data = tf.data.Dataset.range(100).map(lambda i: {"id": i}).batch(1)
         column = _category("id", hashing="identity")
         for calls in (4, None):
             hashed = tf_ext.data.hash_columns(
                 data, [column], num_parallel_calls=calls
             )
-            signs = [join([column], one[KEY]).bags.signs[0] for one in hashed]
-            self.assertAllEqual(signs, range(200))
+            [signs] = zip(*(tf.nest.flatten(batch) for batch in hashed))
+            self.assertAllEqual(tf.concat(signs, 0), range(100))
+
+
+def _first(data):
+    return next(iter(data))[0]
 
 
 class LayerTest(tf.test.TestCase):
     def _batches(self, columns, **kwargs):
-        data = tf_ext.data.hash_columns(_data(), columns, **kwargs)
-        return next(iter(_data()))[0], next(iter(data))[0]
+        hashed = tf_ext.data.hash_columns(_data(), columns, **kwargs)
+        return _first(_data()), _first(hashed)
 
     def test_other_combiners_and_names_are_the_same_column(self):
         mean = _category("user", combiner="mean")
@@ -192,7 +204,7 @@ class LayerTest(tf.test.TestCase):
         layer = EmbeddingFeatures(
             [*_SEQUENCES, _USER], tf_ext.SparseTable("b", 2), concatenate=False
         )
-        raw, hashed = self._batches(layer.columns)
+        raw, hashed = _first(_data()), _first(_all_hashed())
         wanted, found = layer(raw), layer(hashed)
         for name, output in wanted.items():
             self.assertAllEqual(output, found[name])
@@ -209,8 +221,7 @@ class LayerTest(tf.test.TestCase):
         self.assertAllEqual(layer(raw), layer(hashed))
 
     def test_columns_that_are_hashed_in_another_way(self):
-        raw, hashed = self._batches([_USER, _WEIGHTED, _SEQUENCES[1]])
-        del raw
+        _, hashed = self._batches([_USER, _WEIGHTED, _SEQUENCES[1]])
         for column in (
             _category("user", bucket_size=7),
             _category("user", namespace="other"),
@@ -247,7 +258,8 @@ class LayerTest(tf.test.TestCase):
             layer(hashed)
 
 
-def _tables():
+def _model(kind):
+    """A model of all kinds of columns; all start with the same weights."""
     deep = tf_ext.SparseTable(
         "deep",
         3,
@@ -255,57 +267,69 @@ def _tables():
         statistics=["show", "click"],
         admission=tf_ext.admission.Count(2),
     )
-    return deep, tf_ext.SparseTable("wide", 1, "ftrl", seed=2)
-
-
-def _model(kind):
-    keras.utils.set_random_seed(1)
-    deep, wide = _tables()
-    # Names are there once, and the others are in no input of Keras.
-    pooled = {column.name: column for column in _POOLED}
-    pooled = [column for name, column in pooled.items() if name != "absent"]
-    embed = EmbeddingFeatures({deep: pooled, wide: pooled[::2]}, click="price")
+    wide = tf_ext.SparseTable("wide", 1, "ftrl", seed=2)
+    crossed = feature_column.crossed_column(["user", _WEIGHTED], bucket_size=9)
+    ages = _category("age", boundaries=[20.5, 60])
+    embed = EmbeddingFeatures(
+        {deep: [_USER, _WEIGHTED, crossed], wide: [ages, _USER]}, click="price"
+    )
     statistics = EmbeddingFeatures([_USER], deep, cvm=True)
-    history = EmbeddingFeatures([_SEQUENCES[0]], wide, concatenate=False)
-    masked = keras.layers.GlobalMaxPooling1D()
-    join_all, dense = keras.layers.Concatenate(), keras.layers.Dense(1)
+    history = EmbeddingFeatures([_sequence("tags")], wide, concatenate=False)
+    masked = sequence_models.MaskedSum()
+    join_all = keras.layers.Concatenate()
+    dense = keras.layers.Dense(1, kernel_initializer="ones")
 
     def call(inputs):
-        rows = embed(inputs)
         sequence = masked(history(inputs)["tags"])
-        parts = [*rows.values(), statistics(inputs), sequence, inputs["price"]]
-        return dense(join_all(parts))
+        parts = [*embed(inputs).values(), statistics(inputs), sequence]
+        return dense(join_all([*parts, inputs["price"]]))
+
+    class Subclassed(tf_ext.Model):
+        def __init__(self):
+            super().__init__()
+            self.parts = [embed, statistics, history, masked, join_all, dense]
+
+        def call(self, inputs, training=None):
+            return call(inputs)
 
     if kind == "functional":
-        inputs = {
-            key: keras.Input(
-                value.shape[1:],
-                dtype=value.dtype.name,
-                ragged=isinstance(value, tf.RaggedTensor),
-                sparse=isinstance(value, tf.SparseTensor),
-                name=key,
-            )
-            for key, value in _features().items()
-        }
+        inputs = _inputs(["user", "age", "tags", "tag_weights", "price"])
         model = tf_ext.Model(inputs, call(inputs))
     else:
-
-        class Subclassed(tf_ext.Model):
-            def __init__(self):
-                super().__init__()
-                self.parts = [embed, statistics, history, masked]
-                self.parts += [join_all, dense]
-
-            def call(self, inputs, training=None):
-                return call(inputs)
-
         model = Subclassed()
-    model.compile(tf_ext.optimizers.Optimizer("adam"), "mse", metrics=["mae"])
+    model.compile(tf_ext.optimizers.Optimizer("adam"), "mse")
     return model
 
 
-def _clicks(features):
-    return {**features, "price": tf.abs(features["price"])}
+def _inputs(keys):
+    features = _features()
+    return {
+        key: keras.Input(
+            features[key].shape[1:],
+            dtype=features[key].dtype.name,
+            ragged=isinstance(features[key], tf.RaggedTensor),
+            name=key,
+        )
+        for key in keys
+    }
+
+
+@keras.utils.register_keras_serializable(package="hash_columns_test")
+class Small(tf_ext.Model):
+    """One column, one number a row."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embed = EmbeddingFeatures([_USER], tf_ext.SparseTable("small", 1))
+
+    def call(self, inputs, training=None):
+        return self.embed(inputs, training=training)
+
+
+def _small_functional():
+    inputs = _inputs(["user"])
+    table = tf_ext.SparseTable("small", 1)
+    return tf_ext.Model(inputs, EmbeddingFeatures([_USER], table)(inputs))
 
 
 class ModelTest(tf.test.TestCase, parameterized.TestCase):
@@ -317,14 +341,29 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         self._compare("subclassed")
 
     def _compare(self, kind):
-        raw = _data(_clicks(_features()))
-        hashed = tf_ext.data.hash_columns(raw, [*_POOLED, *_SEQUENCES])
+        raw = _data().map(
+            lambda features, labels: (
+                {**features, "price": tf.abs(features["price"])},
+                labels,
+                # Of the samples.
+                features["price"] ** 2,
+            )
+        )
         models = _model(kind), _model(kind)
+        columns = [
+            column
+            for layer in models[0].layers
+            if isinstance(layer, EmbeddingFeatures)
+            for column in layer.columns
+        ]
+        hashed = tf_ext.data.hash_columns(raw, columns)
+        data = raw.take(3), hashed.take(3)
         histories = [
-            model.fit(data, epochs=2, verbose=0).history
-            for model, data in zip(models, (raw, hashed), strict=True)
+            model.fit(d, epochs=2, validation_data=d, verbose=0).history
+            for model, d in zip(models, data, strict=True)
         ]
         self.assertEqual(*histories)
+        self.assertLen(histories[0]["val_loss"], 2)
         for one, other in zip(*(m.get_weights() for m in models), strict=True):
             self.assertAllEqual(one, other)
         for one, other in zip(*(m.tables for m in models), strict=True):
@@ -336,36 +375,47 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
                 self.assertEqual(wanted.keys(), found.keys())
                 for sign, row in wanted.items():
                     self.assertAllEqual(row, found[sign])
-        wanted = models[0].predict(raw, verbose=0)
-        for data in (raw, hashed):
-            self.assertAllEqual(wanted, models[1].predict(data, verbose=0))
+        # Each predicts from what it has not been trained on.
+        self.assertAllEqual(
+            *(
+                model.predict(d, verbose=0)
+                for model, d in zip(models, reversed(data), strict=True)
+            )
+        )
 
-    def test_inputs_of_served_models_are_raw(self):
-        model = _model("subclassed")
-        data = _data(_clicks(_features()))
-        raw = next(iter(data))[0]
-        hashed = tf_ext.data.hash_columns(data, [*_POOLED, *_SEQUENCES])
-        model.predict(hashed, verbose=0)
-        path = pathlib.Path(self.get_temp_dir(), "served")
-        with self.assertRaisesRegex(
-            ValueError, "is neither functional nor has it been called"
-        ):
-            tf_ext.serving.export(model, path)
-        wanted = model(raw)
-        folder = tf_ext.serving.export(model, path)
-        loaded = tf.saved_model.load(folder)
-        self.assertAllClose(wanted, loaded.serve(raw))
+    @parameterized.named_parameters(
+        ("functional", _small_functional), ("subclassed", Small)
+    )
+    def test_saved_and_served_models_take_raw_features(self, make):
+        folder = pathlib.Path(self.create_tempdir().full_path)
+        raw = _first(_data())
+        hashed = _first(tf_ext.data.hash_columns(_data(), [_USER]))
+        model = make()
+        wanted = model(hashed, training=True)
+        if make is Small:
+            with self.assertRaisesRegex(
+                ValueError, "has it been called with features.*not hashed"
+            ):
+                tf_ext.serving.export(model, folder / "served")
+        self.assertAllEqual(model(raw), wanted)
+        served = tf_ext.serving.export(model, folder / "served")
+        served = tf.saved_model.load(served)
+        self.assertAllEqual(served.serve({"user": raw["user"]}), wanted)
+        model.save(folder / "model.keras")
+        loaded = keras.models.load_model(folder / "model.keras")
+        self.assertAllEqual(loaded(hashed), wanted)
+        self.assertAllEqual(loaded(raw), wanted)
 
     def test_features_that_another_layer_reads(self):
         table = tf_ext.SparseTable("f", 2)
         price = _category("price", boundaries=[0.0])
-        inputs = {"price": keras.Input([1], name="price")}
+        inputs = _inputs(["price"])
         rows = EmbeddingFeatures([price], table)(inputs)
         both = keras.layers.Concatenate(name="both")([rows, inputs["price"]])
         model = tf_ext.Model(inputs, both)
-        raw = {"price": next(iter(_data()))[0]["price"]}
+        raw = {"price": _first(_data())["price"]}
         [hashed, kept] = (
-            next(iter(tf_ext.data.hash_columns(_data(), [price], keep=keep)))[0]
+            _first(tf_ext.data.hash_columns(_data(), [price], keep=keep))
             for keep in ((), ["price"])
         )
         with self.assertRaisesRegex(
@@ -376,49 +426,34 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         ):
             model(hashed)
         self.assertAllEqual(model(raw), model(kept))
+        counted = tf_ext.SparseTable("i", 2, statistics=["show", "click"])
+        layer = EmbeddingFeatures([price], counted, click="price", name="its")
+        with self.assertRaisesRegex(ValueError, "layer 'its' of model"):
+            tf_ext.Model(inputs, layer(inputs))(hashed)
 
     def test_errors_of_a_batch(self):
-        column = _category("tags", weights="tag_weights")
-        features = {
-            "tags": tf.ragged.constant([["a"], ["b", "c"]]),
-            "tag_weights": tf.ragged.constant([[1.0, 2.0], [3.0]]),
-        }
-        inputs = {
-            key: keras.Input([None], dtype=value.dtype.name, ragged=True)
-            for key, value in features.items()
-        }
-        layer = EmbeddingFeatures([column], tf_ext.SparseTable("g", 2))
+        columns = [_USER, _WEIGHTED]
+        inputs = _inputs(["user", "tags", "tag_weights"])
+        layer = EmbeddingFeatures(columns, tf_ext.SparseTable("g", 2))
         model = tf_ext.Model(inputs, layer(inputs))
         model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
-        raw = tf.data.Dataset.from_tensors((features, tf.zeros([2, 2])))
-        with self.assertRaises(tf.errors.InvalidArgumentError) as wanted:
-            feature_column.columns_to_bags([column], features)
-        with self.assertRaises(tf.errors.InvalidArgumentError) as found:
-            model.fit(tf_ext.data.hash_columns(raw, [column]), verbose=0)
-        self.assertRegex(found.exception.message, "^The weights .* differ.$")
-        self.assertEqual(wanted.exception.message, found.exception.message)
-
-    def test_errors_of_the_op(self):
-        columns = [_category("a"), _category("b")]
-        sizes = tf.TensorSpec([None], tf.int64)
-        raw = tf.data.Dataset.from_generator(
-            lambda: [({"a": [1], "b": [1, 2]}, [[0.0]])],
-            output_signature=(
-                {"a": sizes, "b": sizes},
-                tf.TensorSpec([None, 1]),
-            ),
-        )
-        inputs = {key: keras.Input((), dtype="int64") for key in "ab"}
-        layer = EmbeddingFeatures(columns, tf_ext.SparseTable("h", 1))
-        model = tf_ext.Model(inputs, layer(inputs))
-        model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
-        hashed = tf_ext.data.hash_columns(raw, columns)
-        with self.assertRaises(tf.errors.InvalidArgumentError) as wanted:
-            feature_column.columns_to_bags(columns, next(iter(raw))[0])
-        with self.assertRaises(tf.errors.InvalidArgumentError) as found:
-            model.fit(hashed, verbose=0)
-        self.assertIn("one batch size", wanted.exception.message)
-        self.assertEqual(wanted.exception.message, found.exception.message)
+        tags = tf.ragged.constant([["a"], ["b", "c"]])
+        for users, weights, message in (
+            (["x", "y"], [[1.0, 2.0], [3.0]], "^The weights .* differ.$"),
+            (["x"], [[1.0], [2.0, 3.0]], "must have one batch size"),
+        ):
+            features = {
+                "user": tf.constant(users),
+                "tags": tags,
+                "tag_weights": tf.ragged.constant(weights),
+            }
+            raw = tf.data.Dataset.from_tensors((features, tf.zeros([2, 4])))
+            with self.assertRaises(tf.errors.InvalidArgumentError) as wanted:
+                feature_column.columns_to_bags(columns, features)
+            with self.assertRaises(tf.errors.InvalidArgumentError) as found:
+                model.fit(tf_ext.data.hash_columns(raw, columns), verbose=0)
+            self.assertRegex(wanted.exception.message, message)
+            self.assertEqual(wanted.exception.message, found.exception.message)
 
 
 class ArgumentTest(tf.test.TestCase, parameterized.TestCase):
@@ -433,6 +468,7 @@ class ArgumentTest(tf.test.TestCase, parameterized.TestCase):
         ("column", {"columns": [_USER, 1]}, "`columns` .* a list of columns"),
         ("none", {"columns": []}, "`columns` .* a list of columns"),
         ("keep", {"keep": "user"}, "`keep` .* that columns read, 'user'"),
+        ("no_keys", {"keep": 1}, "`keep` .* Received: keep=1"),
         ("kept", {"keep": ["age"]}, r"Received: keep=\['age'\]"),
         ("calls", {"num_parallel_calls": 0}, "AUTOTUNE or None.*=0"),
         (

@@ -9,6 +9,7 @@ from absl.testing import parameterized
 from model_building import generator, mirrored_strategy, number, rows_of
 from small_models import Subclassed, compiled, functional, table
 
+import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column
 
@@ -70,26 +71,32 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllInRange(rows, -10.0, 10.0)
         self.assertEqual(number(mirrored.optimizer.iterations), 5)
 
-    @parameterized.named_parameters(
-        ("functional", functional), ("subclassed", Subclassed)
-    )
-    def test_features_of_strings(self, make):
+    def test_features_of_strings_hashed_or_not(self):
         text = tf.strings.as_string
         strings = [category_column("user"), category_column("items")]
 
         def to_strings(features, labels):
             return tf.nest.map_structure(text, features), labels
 
-        data = self.data(32).map(to_strings)
+        raw = self.data(32).map(to_strings)
+        hashed = tf_ext.data.hash_columns(raw, strings)
+        results = []
         with (
-            self.strategy.scope(),
             mock.patch.object(small_models, "columns", lambda: strings),
             mock.patch.object(small_models, "DTYPE", "string"),
         ):
-            model = compiled(make(table()))
-        model.fit(data, verbose=0)
-        model.evaluate(data, verbose=0)
-        self.assertGreater(model.tables[0].size(), 0)
+            for make, data in ((functional, hashed), (Subclassed, raw)):
+                with self.strategy.scope():
+                    model = compiled(make(table()))
+                model.fit(data, verbose=0)
+                logs = model.evaluate(data, verbose=0)
+                results.append((logs, rows_of(model.tables[0])))
+        (logs, rows), (others, other_rows) = results
+        self.assertNotEmpty(rows)
+        self.assertCountEqual(rows, other_rows)
+        for sign, row in rows.items():
+            self.assertAllEqual(row, other_rows[sign])
+        self.assertAllEqual(logs, others)
 
     def test_mixed_precision(self):
         keras.mixed_precision.set_global_policy("mixed_float16")

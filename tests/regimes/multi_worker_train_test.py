@@ -258,7 +258,7 @@ class EntangledTest(parameterized.TestCase, tf.test.TestCase):
             self.assertAllEqual(row, [0.0] * _DIM)
 
 
-class SequencesTest(tf.test.TestCase):
+class SequencesTest(tf.test.TestCase, parameterized.TestCase):
     def test_as_one_process(self):
         results = _CASES[2][sequence_cases.trained]
         expected = sequence_cases.trained(alone())
@@ -273,6 +273,14 @@ class SequencesTest(tf.test.TestCase):
             expected["tables"]["item"]["weights"],
         )
         self.assertAllClose(values, wanted, rtol=0.0, atol=1e-5)
+
+    @parameterized.parameters(
+        sequence_cases.trained_on_hashed, sequence_cases.trained_on_hashed_parts
+    )
+    def test_same_bits_with_hashed_columns(self, case):
+        wanted, found = _CASES[2][sequence_cases.trained], _CASES[2][case]
+        for one, other in zip(wanted, found, strict=True):
+            tf.nest.map_structure(self.assertAllEqual, one, other)
 
 
 class TwoTowersTest(tf.test.TestCase, parameterized.TestCase):

@@ -49,6 +49,10 @@ class Twice(tf_ext.Model):
         return {**logs, "twice": 2.0 * tf.convert_to_tensor(logs["loss"])}
 
 
+def _hashed(data):
+    return tf_ext.data.hash_columns(data, small_models.columns())
+
+
 class ExecutionsTest(TestCase, parameterized.TestCase):
     def data(self, batches=13):
         features, labels = small_models.batch(generator(self), 16 * batches - 5)
@@ -125,7 +129,7 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
         self.assertEqual(recorder.begun, 2 * begun)
         self.assertEqual(recorder.ended, 2 * [*ended, 12])
 
-    def test_schedules_and_epochs_that_go_on(self):
+    def test_schedules_hashed_columns_and_epochs_that_go_on(self):
         # Epochs of 5 steps do not end with an execution of 3.
         def dense():
             schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
@@ -133,9 +137,10 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
 
         alone, spread = self.alone(dense=dense), self.spread(3, dense=dense)
         options = {"epochs": 3, "steps_per_epoch": 5, "verbose": 0}
+        options["class_weight"] = {0: 1.0, 1: 2.0}
         one = alone.fit(self.data().repeat(), **options)
         other = spread.fit(
-            self.data().repeat(), max_inflight_steps=5, **options
+            _hashed(self.data()).repeat(), max_inflight_steps=5, **options
         )
         self.assert_same(one, other, alone, spread)
 
@@ -252,7 +257,7 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
         alone, spread = self.alone(), self.spread(4)
         for method in ("evaluate", "predict"):
             self.assertAllClose(
-                getattr(spread, method)(self.data(), verbose=0),
+                getattr(spread, method)(_hashed(self.data()), verbose=0),
                 getattr(alone, method)(self.data(), verbose=0),
                 1e-6,
                 1e-6,

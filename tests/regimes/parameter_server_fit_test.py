@@ -2,6 +2,7 @@
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import sequence_cases
 import sequence_models
 import tensorflow as tf
@@ -116,10 +117,19 @@ class OneStepAtATimeTest(_Test):
             self.assertAllClose(mine, theirs, 1e-6, 1e-6)
 
     def test_sequences(self):
+        self._check_sequences(lambda data: data)
+
+    @pytest.mark.slow
+    def test_hashed_sequences(self):
+        self._check_sequences(sequence_cases.hashed)
+
+    def _check_sequences(self, change):
         alone, spread = self.make(sequence_cases.model)
         data = sequence_cases.dataset()
         one = alone.fit(data, epochs=2, verbose=0)
-        other = spread.fit(data, epochs=2, verbose=0, max_inflight_steps=1)
+        other = spread.fit(
+            change(data), epochs=2, verbose=0, max_inflight_steps=1
+        )
         self.assert_same_training(one, other)
         for mine, theirs in zip(alone.get_weights(), spread.get_weights()):
             self.assertAllClose(mine, theirs, 1e-6, 1e-6)

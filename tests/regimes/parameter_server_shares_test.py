@@ -81,7 +81,7 @@ def _samples(ids):
     )
 
 
-def _in_shares(*lengths):
+def _in_shares(*lengths, hashed=False):
     """A function whose datasets have consecutive ids, so many a worker."""
     ends = np.cumsum(lengths)
 
@@ -89,7 +89,10 @@ def _in_shares(*lengths):
         worker = context.input_pipeline_id
         assert context.num_input_pipelines == len(lengths)
         ids = range(ends[worker] - lengths[worker], ends[worker])
-        return _samples(ids).shuffle(100).batch(_BATCH)
+        data = _samples(ids).shuffle(100).batch(_BATCH)
+        if hashed:
+            data = tf_ext.data.hash_columns(data, [id_column("id")])
+        return data
 
     return make
 
@@ -102,16 +105,19 @@ def _shows(model):
 
 class SharesTest(TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
-        ("uneven", 1, (45, 14), [*range(12 + 4)]),
-        ("one_of_them_empty", 1, (0, 9), [*range(3)]),
-        ("in_executions", 4, (53, 22), None),
-        ("in_loops", 17, (77, 6), None),
+        ("uneven", 1, (45, 14), [*range(12 + 4)], False),
+        ("one_of_them_empty", 1, (0, 9), [*range(3)], True),
+        ("in_executions", 4, (53, 22), None, True),
+        ("in_loops", 17, (77, 6), None, False),
     )
-    def test_each_sample_once_an_epoch(self, execution, lengths, ended):
+    def test_each_sample_once_an_epoch(self, execution, lengths, ended, hashed):
         model = _counting(_CLUSTER.strategy, steps_per_execution=execution)
         recorder = _Recorder()
         history = model.fit(
-            _in_shares(*lengths), epochs=3, callbacks=[recorder], verbose=0
+            _in_shares(*lengths, hashed=hashed),
+            epochs=3,
+            callbacks=[recorder],
+            verbose=0,
         ).history
         samples = sum(lengths)
         self.assertEqual(_shows(model), dict.fromkeys(range(samples), 3))

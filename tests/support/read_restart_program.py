@@ -72,15 +72,19 @@ def train(folder, format, life, stop):
             )
             return super().train_step(data)
 
+    data = read(folder, format)
     table = tf_ext.SparseTable("number", dim=1)
     column = tf_ext.feature_column.category_column("number")
+    if str(life) == "1":
+        # The others train the same model on raw features.
+        data = tf_ext.data.hash_columns(data, [column], keep=["number"])
     inputs = {"number": keras.Input([], dtype="int64", name="number")}
     rows = tf_ext.layers.EmbeddingFeatures([column], table)(inputs)
     model = Seeing(inputs, rows)
     model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
     points = tf_ext.callbacks.TableSnapshot(folder / "points", steps=1)
     model.fit(
-        read(folder, format),
+        data,
         epochs=EPOCHS,
         steps_per_epoch=STEPS,
         verbose=0,

@@ -5,6 +5,8 @@ import sequence_models
 import tensorflow as tf
 from multi_worker_cases import export
 
+import tf_ext
+
 _STEPS, _BATCH_SIZE = 10, 16
 
 
@@ -22,10 +24,11 @@ def model():
     return sequence_models.model(ragged=True, max_length=None)
 
 
-def trained(worker):
+def trained(worker, change=lambda data: data):
     with worker.strategy.scope():
         made = model()
-    history = made.fit(dataset(), epochs=2, verbose=0, shuffle=False)
+    data = change(dataset())
+    history = made.fit(data, epochs=2, verbose=0, shuffle=False)
     return {
         "losses": history.history["loss"],
         "variables": made.get_weights(),
@@ -33,4 +36,28 @@ def trained(worker):
     }
 
 
-CASES = ["trained"]
+def hashed(data):
+    """The dataset with hashed columns."""
+    columns = sequence_models.columns(max_length=None)
+    return tf_ext.data.hash_columns(data, columns)
+
+
+def trained_on_hashed(worker):
+    return trained(worker, hashed)
+
+
+def trained_on_hashed_parts(worker):
+    """By a function, which is given this worker's share of the batches."""
+    return trained(
+        worker,
+        lambda data: (
+            lambda context: hashed(
+                tf_ext.data.worker_share(
+                    data, context.num_input_pipelines, context.input_pipeline_id
+                )
+            )
+        ),
+    )
+
+
+CASES = ["trained", "trained_on_hashed", "trained_on_hashed_parts"]

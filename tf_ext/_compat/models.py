@@ -98,26 +98,6 @@ def readers_of(model, symbolic):
     ]
 
 
-def spec_of_input(symbolic):
-    """The `tf.TypeSpec` of what `keras.Input` returned.
-
-    Seen in: Keras 3.15, whose specs have flags; tf_keras 2.21.
-    """
-    if not IS_KERAS_3:
-        return symbolic.type_spec
-    dtype = tf.as_dtype(symbolic.dtype)
-    if symbolic.ragged:
-        return tf.RaggedTensorSpec(
-            symbolic.shape,
-            dtype,
-            symbolic.ragged_rank or 1,
-            tf.as_dtype(symbolic.row_splits_dtype or "int64"),
-        )
-    if symbolic.sparse:
-        return tf.SparseTensorSpec(symbolic.shape, dtype)
-    return tf.TensorSpec(symbolic.shape, dtype)
-
-
 # A subclass calls what the Keras class after it has.
 _Base: typing.Any = object
 

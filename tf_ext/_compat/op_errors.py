@@ -8,8 +8,8 @@ import tensorflow as tf
 _AROUND = re.compile(
     # Prefixes, of an op that was called eagerly or in a graph.
     r"\A(?:Graph execution error:\s+)?"
-    r"(?:Detected at node .*?\n(?:\n|<stack traces unavailable>\n))*"
-    r"(?:\s*File \"[^\n]*\n\n)*"
+    r"(?:Detected at node .*?\n(?:\n|<stack traces unavailable>\n)"
+    r"(?:\s*File \"[^\n]*\n\n)*)*"
     r"(?:\{\{function_node [^}]*\}\} ?)?"
     # Of a function that a dataset maps.
     r"(?:Error in user-defined function passed to \S+ transformation with "

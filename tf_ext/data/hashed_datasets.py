@@ -11,12 +11,10 @@ from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.hashed_features import (
     KEY,
-    has_one_value,
     identity_of,
     keys_read,
     split,
 )
-from tf_ext.feature_column.sequence_column import SequenceColumn
 
 _NAME = "hash_columns"
 _Columns: typing.TypeAlias = Sequence["Column | Sequence[Column]"]
@@ -81,28 +79,25 @@ def hash_columns(
         allowed = "a positive integer, tf.data.AUTOTUNE or None"
         refuse(_NAME, "num_parallel_calls", allowed, num_parallel_calls)
     by_identity = {identity_of(c): c for c in _to_columns(columns)}
+    distinct = list(by_identity.values())
     _check_features(dataset.element_spec)
     is_tuple = isinstance(dataset.element_spec, tuple)
     read = set().union(*map(keys_read, by_identity))
-    if isinstance(keep, str) or not set(keep) <= read:
+    if (
+        isinstance(keep, str)
+        or not isinstance(keep, Collection)
+        or not read.issuperset(keep)
+    ):
         names = features.names(read)
         refuse(_NAME, "keep", f"of the keys that columns read, {names}", keep)
     left_out = read - set(keep)
 
     def hash_features(*element: typing.Any) -> typing.Any:
         raw, *rest = element
-        # Those of one value for each example first, sequences last.
-        ordered = sorted(
-            by_identity.values(),
-            key=lambda c: (
-                isinstance(c, SequenceColumn),
-                not has_one_value(c, raw),
-            ),
-        )
         with tf.name_scope(_NAME):
-            hashed = hash_batch(ordered, raw, return_error=False)
+            hashed = hash_batch(distinct, raw, return_error=False)
             kept = {k: v for k, v in raw.items() if k not in left_out}
-            kept[KEY] = split(ordered, hashed, raw)
+            kept[KEY] = split(distinct, hashed, raw)
         return (kept, *rest) if is_tuple else kept
 
     return dataset.map(

@@ -46,7 +46,8 @@ class HashedBatch(typing.NamedTuple):
       bags: Bags. Those of a sequence hold the ids that are in its output.
       masks: dict of the sequences' masks, bool `[batch_size, length]`, by
         column: as often True as there are signs.
-      lengths: dict of the numbers of their positions, int64 `[batch_size]`.
+      lengths: dict of the lengths of their rows, int64 `[batch_size]`; what
+        follows is padding of the batch.
       error: string scalar, "" if there is no error, or none is returned.
     """
 

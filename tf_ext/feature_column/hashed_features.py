@@ -66,7 +66,7 @@ def split(
     """What stands for columns in the features of a batch.
 
     Args:
-      columns: list of Column, those of one value for each example first.
+      columns: list of Column.
       hashed: HashedBatch of them.
       inputs: dict of the raw features by key.
 
@@ -74,27 +74,40 @@ def split(
       A dict as of `Hashed`.
     """
     signs, row_splits, weights = hashed.bags
-    batch = (tf.size(row_splits, tf.int64) - 1) // len(columns)
-    if any(column.is_weighted for column in columns):
+    count = len(columns)
+    weighted = any(column.is_weighted for column in columns)
+    if weighted:
         missing = tf.size(signs) - tf.size(weights)
         weights = tf.concat([weights, tf.ones([missing])], 0)
-    singles = [c for c in columns if has_one_value(c, inputs)]
-    end = len(singles) * batch
-    found = _split_singles(columns[: len(singles)], signs[:end], weights[:end])
-    if len(singles) < len(columns):
-        found += _split_ragged(
-            columns[len(singles) :],
-            Bags(signs[end:], row_splits[end:] - end, weights[end:]),
-            batch,
-        )
-    for column, entry in zip(columns, found, strict=True):
-        if column in hashed.masks:
-            assert isinstance(column, SequenceColumn)
-            entry["mask"] = _mask(column, hashed, inputs)
-    return dict(zip(map(identity_of, columns), found, strict=True))
+    batch = (tf.size(row_splits, tf.int64) - 1) // count
+    firsts = tf.range(count + 1, dtype=tf.int64) * batch
+    bounds = tf.gather(row_splits, firsts)
+    sizes = bounds[1:] - bounds[:-1]
+    places = firsts[:-1, tf.newaxis] + tf.range(batch + 1)
+    splits = tf.gather(row_splits, places) - bounds[:-1, tf.newaxis]
+    entries = {}
+    for column, its_signs, its_weights, its_splits in zip(
+        columns,
+        tf.split(signs, sizes, num=count),
+        tf.split(weights, sizes, num=count) if weighted else [None] * count,
+        tf.unstack(splits, count),
+        strict=True,
+    ):
+        entry = {"signs": its_signs}
+        if column.is_weighted:
+            entry["weights"] = its_weights
+        if not _has_one_value(column, inputs):
+            for name, values in entry.items():
+                entry[name] = tf.RaggedTensor.from_row_splits(
+                    values, its_splits, validate=False
+                )
+        if isinstance(column, SequenceColumn):
+            entry["mask"] = _mask(column, hashed)
+        entries[identity_of(column)] = entry
+    return entries
 
 
-def has_one_value(column: Column, inputs: Mapping[str, typing.Any]) -> bool:
+def _has_one_value(column: Column, inputs: Mapping[str, typing.Any]) -> bool:
     """Whether a column has one sign for each example, as the shapes tell."""
     if isinstance(column, SequenceColumn):
         return False
@@ -110,61 +123,13 @@ def has_one_value(column: Column, inputs: Mapping[str, typing.Any]) -> bool:
     )
 
 
-def _split_singles(
-    columns: Sequence[Column], signs: tf.Tensor, weights: tf.Tensor
-) -> list[dict[str, typing.Any]]:
-    count = len(columns)
-    if not count:
-        return []
-    found = [
-        {"signs": of_column}
-        for of_column in tf.unstack(tf.reshape(signs, [count, -1]))
-    ]
-    weighted = [i for i, column in enumerate(columns) if column.is_weighted]
-    if weighted:
-        matrix = tf.reshape(weights, [count, -1])
-        for index in weighted:
-            found[index]["weights"] = matrix[index]
-    return found
-
-
-def _split_ragged(
-    columns: Sequence[Column], bags: Bags, batch: tf.Tensor
-) -> list[dict[str, typing.Any]]:
-    count = len(columns)
-    begins = tf.range(count + 1, dtype=tf.int64) * batch
-    bounds = tf.gather(bags.row_splits, begins)
-    sizes = bounds[1:] - bounds[:-1]
-    places = begins[:-1, tf.newaxis] + tf.range(batch + 1)
-    splits = tf.gather(bags.row_splits, places) - bounds[:-1, tf.newaxis]
-    signs = tf.split(bags.signs, sizes, num=count)
-    weighted = any(column.is_weighted for column in columns)
-    weights = tf.split(bags.weights, sizes, num=count) if weighted else signs
-    found = []
-    for column, of_column, its_weights, its_splits in zip(
-        columns, signs, weights, tf.unstack(splits, count), strict=True
-    ):
-        bag = tf.RaggedTensor.from_row_splits(
-            of_column, its_splits, validate=False
-        )
-        entry = {"signs": bag}
-        if column.is_weighted:
-            entry["weights"] = bag.with_values(its_weights)
-        found.append(entry)
-    return found
-
-
 def _mask(
-    column: SequenceColumn,
-    hashed: HashedBatch,
-    inputs: Mapping[str, typing.Any],
+    column: SequenceColumn, hashed: HashedBatch
 ) -> tf.Tensor | tf.RaggedTensor:
     mask = hashed.masks[column]
-    given = [inputs[part.key] for part in column.parts if part.key in inputs]
-    if column.max_length is not None or not given:
+    if mask.shape[1] is not None:
         return mask
-    if isinstance(given[0], tf.Tensor):
-        return mask
+    # As long as the longest sequence, which may be in another part of a batch.
     return tf.RaggedTensor.from_tensor(mask, hashed.lengths[column])
 
 
@@ -179,13 +144,12 @@ def join(columns: Sequence[Column], hashed: Hashed) -> HashedBatch:
     """
     entries = [hashed[identity_of(column)] for column in columns]
     signs = [entry["signs"] for entry in entries]
-    if all(isinstance(s, tf.Tensor) and s.shape.rank == 1 for s in signs):
-        values = tf.concat(signs, 0)
-        row_splits = tf.range(tf.size(values, tf.int64) + 1)
-    else:
-        values = tf.concat([_flat(one) for one in signs], 0)
+    values = tf.concat([_flat(one) for one in signs], 0)
+    if any(isinstance(one, tf.RaggedTensor) for one in signs):
         lengths = tf.concat([_lengths(one) for one in signs], 0)
         row_splits = tf.concat([[0], tf.cumsum(lengths)], 0)
+    else:
+        row_splits = tf.range(tf.size(values, tf.int64) + 1)
     weights = tf.zeros([0])
     if any(column.is_weighted for column in columns):
         weights = tf.concat(
@@ -198,7 +162,7 @@ def join(columns: Sequence[Column], hashed: Hashed) -> HashedBatch:
             0,
         )
     masks = {
-        column: _padded(column, entry["mask"])
+        column: _padded(entry["mask"])
         for column, entry in zip(columns, entries, strict=True)
         if isinstance(column, SequenceColumn)
     }
@@ -210,19 +174,17 @@ def join(columns: Sequence[Column], hashed: Hashed) -> HashedBatch:
 def _flat(feature: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
     if isinstance(feature, tf.RaggedTensor):
         return feature.flat_values
+    # Some training loops of Keras make [batch_size, 1] of [batch_size].
     return tf.reshape(feature, [-1])
 
 
 def _lengths(feature: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
     if isinstance(feature, tf.RaggedTensor):
         return tf.cast(feature.row_lengths(), tf.int64)
-    sizes = tf.shape(feature, tf.int64)
-    return tf.fill(sizes[:1], tf.reduce_prod(sizes[1:]))
+    return tf.ones_like(_flat(feature))
 
 
-def _padded(
-    column: SequenceColumn, mask: tf.Tensor | tf.RaggedTensor
-) -> tf.Tensor:
+def _padded(mask: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
     if not isinstance(mask, tf.RaggedTensor):
         return mask
     length = tf.maximum(mask.bounding_shape(1), 1)

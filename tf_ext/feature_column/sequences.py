@@ -49,7 +49,8 @@ class Kept(typing.NamedTuple):
       counts: int64 `[batch_size]`, how many of them each example has.
       weights: float32 `[m]`; None without weights.
       mask: bool `[batch_size, length]`, with m times True.
-      lengths: int64 `[batch_size]`, how many positions each example has.
+      lengths: int64 `[batch_size]`, how many positions of the mask each
+        example has; the others are padding of the batch.
     """
 
     signs: tf.Tensor
@@ -177,7 +178,10 @@ def keep(column: SequenceColumn, positions: Positions, bags: Bags) -> Kept:
         tf.reduce_sum(tf.cast(mask, tf.int64), 1),
         tf.gather(weights, kept) if column.is_weighted else None,
         mask,
-        tf.minimum(lengths, length),
+        # All rows of a dense feature are of one length.
+        tf.minimum(lengths, length)
+        if positions.width is None
+        else tf.fill(tf.shape(lengths), length),
     )
 
 

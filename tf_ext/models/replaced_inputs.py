@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import tensorflow as tf
 
-from tf_ext._compat.models import Functional, readers_of, spec_of_input
+from tf_ext._compat.models import Functional, readers_of
 from tf_ext._keras import keras
 from tf_ext.data.worker_batches import batch_size_of
 from tf_ext.layers import EmbeddingFeatures
@@ -60,7 +60,10 @@ def _inputs_of(model: keras.Model) -> dict[str, typing.Any]:
 
 def _check_readers(model: keras.Model, key: str, symbolic: typing.Any) -> None:
     for reader in readers_of(model, symbolic):
-        if not isinstance(reader, EmbeddingFeatures | keras.layers.InputLayer):
+        finds_it_hashed = isinstance(reader, EmbeddingFeatures) and (
+            reader.click != key
+        )
+        if not (finds_it_hashed or isinstance(reader, keras.layers.InputLayer)):
             raise ValueError(
                 f"The feature {key!r} is not in the batch, because "
                 "tf_ext.data.hash_columns has hashed it, but layer "
@@ -69,21 +72,8 @@ def _check_readers(model: keras.Model, key: str, symbolic: typing.Any) -> None:
             )
 
 
-def _empty(symbolic: typing.Any, replaced: Replaced) -> typing.Any:
-    """A feature of the batch's size without values, or with empty ones."""
-    spec = spec_of_input(symbolic)
+def _empty(symbolic: typing.Any, replaced: Replaced) -> tf.Tensor:
+    """A dense feature of the batch's size, of zeros or without values."""
     size = batch_size_of(replaced.columns)
-    sizes = tf.stack([size, *(n or 0 for n in spec.shape[1:])])
-    if isinstance(spec, tf.RaggedTensorSpec):
-        inner = [0, *(n or 0 for n in spec.shape[spec.ragged_rank + 1 :])]
-        splits = [tf.zeros([size + 1], spec.row_splits_dtype)]
-        splits += [tf.zeros([1], spec.row_splits_dtype)] * (
-            spec.ragged_rank - 1
-        )
-        return tf.RaggedTensor.from_nested_row_splits(
-            tf.zeros(inner, spec.dtype), splits, validate=False
-        )
-    if isinstance(spec, tf.SparseTensorSpec):
-        indices = tf.zeros([0, spec.shape.rank], tf.int64)
-        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), sizes)
-    return tf.zeros(sizes, spec.dtype)
+    inner = [n or 0 for n in symbolic.shape[1:]]
+    return tf.zeros(tf.stack([size, *inner]), symbolic.dtype)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_ext._compat.models import Functional
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.layers.hashed_inputs import replaced_in
 from tf_ext.models.arrays import to_arrays
 
 Structure: typing.TypeAlias = typing.Any
@@ -37,15 +38,17 @@ def infer(
     called_with = getattr(model, "tf_ext_inputs", None)
     if called_with is not None:
         return _map(_to_spec, called_with())
-    if not IS_KERAS_3 and model.save_spec() is not None:
-        return _map(_to_spec, model.save_spec()[0][0])
+    saved = None if IS_KERAS_3 else model.save_spec()
+    if saved is not None and replaced_in(saved[0][0]) is None:
+        return _map(_to_spec, saved[0][0])
     if isinstance(model, keras.Sequential) and model.inputs:
         return _map(_to_spec, model.inputs[0])
     if warmup is not None:
         return _map(_to_spec, to_arrays(warmup))
     raise ValueError(
-        f"Model {model.name!r} is neither functional nor has it been called, "
-        "so its inputs are unknown. Call it once, or pass "
+        f"Model {model.name!r} is neither functional nor has it been called "
+        "with features that tf_ext.data.hash_columns has not hashed, so its "
+        "inputs are unknown. Call it once, or pass "
         "`signature`: a tf.TensorSpec for each feature, in the structure of "
         "the model's inputs."
     )
