@@ -81,7 +81,9 @@ def _epoch(path, args, hashed):
         for name in (NUMBERS[0], *STRINGS)
     ]
     unused = [tf_ext.data.Field(n, "unused") for n in NUMBERS[1:]]
-    schema = tf_ext.data.Schema([fields[0], *unused, *fields[1:]], label=NUMBERS[0])
+    schema = tf_ext.data.Schema(
+        [fields[0], *unused, *fields[1:]], label=NUMBERS[0]
+    )
     dataset = tf_ext.data.read(path, schema, "tsv", batch_size=_BATCH)
     if hashed:
         dataset = tf_ext.data.hash_columns(dataset, layer.columns)
