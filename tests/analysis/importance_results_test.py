@@ -1,5 +1,6 @@
 """The results of `column_importance`: intervals, text and plot."""
 
+import importlib.util
 import pathlib
 import sys
 import unittest.mock
@@ -33,6 +34,9 @@ class ResultsTest(tf.test.TestCase):
             "no    -0.0100  [-0.0300, 0.0100]",
         )
 
+    @unittest.skipUnless(
+        importlib.util.find_spec("matplotlib"), "matplotlib is not installed"
+    )
     def test_plot(self):
         path = pathlib.Path(self.get_temp_dir(), "importance.svg")
         with unittest.mock.patch.dict(

@@ -1,6 +1,7 @@
 """The code of README.md and of some pages of docs/ runs, in their order."""
 
 import dataclasses
+import importlib.util
 import pathlib
 import re
 import shlex
@@ -167,6 +168,8 @@ class CodeTest(absltest.TestCase):
         self.assertEqual(printed.split(), ["True"] * 3)
 
     def test_importance(self):
+        if importlib.util.find_spec("matplotlib") is None:
+            self.skipTest("matplotlib is not installed")
         section = "Importance of columns"
         printed = self._run(blocks(_MODELS, "python", section=section))
         names = [line.split()[0] for line in printed.splitlines()]

@@ -2,6 +2,7 @@
 
 import pytest
 from absl.testing import absltest, parameterized
+from paths import TESTS
 from processes import CLUSTER_TESTS, run_test_files
 
 _SLOW_TIMEOUT_SECONDS = 4200
@@ -12,7 +13,7 @@ _HOLD_SLOW_TESTS = [
 ]
 _ALONE = [
     path
-    for path in sorted(CLUSTER_TESTS)
+    for path in sorted(CLUSTER_TESTS - {TESTS / "docs" / "site_test.py"})
     # All of its tests.
     if "pytestmark = pytest.mark.slow" not in path.read_text()
 ]

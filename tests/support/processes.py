@@ -17,7 +17,7 @@ _NO_TESTS_COLLECTED = 5
 
 # Files that connect to a cluster, which cannot be undone in a process, and
 # files whose tests share one run of workers, or one site, which each process
-# would start, or build.
+# would start, or build. The site's is run when it is named alone.
 CLUSTER_TESTS = frozenset(
     [
         *TESTS.rglob("parameter_server_*_test.py"),
