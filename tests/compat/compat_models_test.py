@@ -53,6 +53,43 @@ class ModelsTest(absltest.TestCase):
             self.assertIsInstance(steps, int)
             self.assertEqual(steps, expected)
 
+    def test_what_makes_a_model_functional(self):
+        inputs = keras.Input([1])
+        outputs = keras.layers.Dense(1)(inputs)
+        for args, kwargs in (
+            ([inputs, outputs], {}),
+            ([inputs], {"outputs": outputs}),
+            ([], {"inputs": inputs, "outputs": outputs}),
+            ([], {}),
+            ([], {"name": "model"}),
+        ):
+            functional = isinstance(
+                keras.Model(*args, **kwargs), models.Functional
+            )
+            found = models.is_functional_call(args, kwargs)
+            self.assertEqual(found, functional)
+
+    def test_a_base_is_replaced(self):
+        class Base(keras.Model):
+            pass
+
+        class Other(models.Functional):
+            pass
+
+        class Between(Base):
+            pass
+
+        class Last(Between):
+            pass
+
+        self.assertIs(models.replace_base(Last, Base, Other), Last)
+        self.assertEqual(Last.__bases__, (Between,))
+        self.assertEqual(Between.__bases__, (Other,))
+        self.assertEqual(Base.__bases__, (keras.Model,))
+        inputs = keras.Input([1])
+        model = Last(inputs, keras.layers.Dense(1)(inputs))
+        self.assertEqual(model(np.ones([2, 1])).shape, (2, 1))
+
     def test_functional_models_have_a_class(self):
         self.assertIsInstance(_dense(), models.Functional)
         self.assertTrue(issubclass(models.Functional, keras.Model))

@@ -266,6 +266,42 @@ class KindsTest(ModelTestCase):
         self.assertIsNone(alive())
 
 
+class Doubled(tf_ext.Model):
+    def train_step(self, data):
+        return {**super().train_step(data), "own": 2.0}
+
+
+class DoubledMore(Doubled):
+    pass
+
+
+class OwnCall(tf_ext.Model):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, inputs):
+        return self.dense(inputs["x"])
+
+
+class FunctionalSubclassTest(ModelTestCase):
+    @parameterized.parameters(Doubled, DoubledMore)
+    def test_leaves_other_classes_as_they_are(self, cls):
+        bases = tf_ext.Model.__bases__
+        for _ in range(2):
+            inputs = {"x": keras.Input([1], name="x")}
+            outputs = keras.layers.Dense(1)(inputs["x"])
+            model = cls(inputs=inputs, outputs=outputs)
+            self.assertIsInstance(model, tf_ext.Model)
+            self.assertIsInstance(model, cls)
+            model.compile(Optimizer("sgd"), "mse")
+            x = {"x": np.ones([4, 1], np.float32)}
+            history = model.fit(x, np.ones([4, 1]), verbose=0).history
+            self.assertEqual(history["own"], [2.0])
+            self.assertEqual(tf_ext.Model.__bases__, bases)
+            self.assertEqual(OwnCall(3)(x).shape, (4, 3))
+
+
 class RefusedTest(ModelTestCase):
     def test_compiling_with_xla(self):
         with self.assertRaisesRegex(

@@ -73,6 +73,44 @@ def build_for(model, batch):
     model._maybe_symbolic_build(data_batch=batch)
 
 
+def is_functional_call(args, kwargs):
+    """Whether arguments of a model are inputs and outputs, as Keras tells.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+
+    Args:
+      args: list, of `keras.Model.__init__`.
+      kwargs: dict, of the same call.
+    """
+    return (
+        len(args) == 2
+        or (len(args) == 1 and "outputs" in kwargs)
+        or ("inputs" in kwargs and "outputs" in kwargs)
+    )
+
+
+def replace_base(cls, base, other):
+    """Gives a class and its bases another base class, as Keras does.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+
+    Args:
+      cls: a subclass of `base`, whose bases are changed.
+      base: class, which remains as it is.
+      other: class, what stands in its place.
+
+    Returns:
+      The class that stands in the place of `cls`.
+    """
+    if cls is base:
+        return other
+    if issubclass(cls, base):
+        cls.__bases__ = tuple(
+            replace_base(b, base, other) for b in cls.__bases__
+        )
+    return cls
+
+
 def readers_of(model, symbolic):
     """The layers and operations that take an input of a functional model.
 

@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from tf_ext._checks import check_count, refuse
 from tf_ext._compat.checkpoints import OwnChildren
-from tf_ext._compat.models import BuiltForOneReplica, Functional
+from tf_ext._compat.models import (
+    BuiltForOneReplica,
+    Functional,
+    is_functional_call,
+    replace_base,
+)
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks.early_stopping import EarlyStopping
@@ -23,7 +28,7 @@ from tf_ext.models.building import (
 )
 from tf_ext.models.replaced_inputs import replaced_inputs
 from tf_ext.models.resume import awaiting_sigterm
-from tf_ext.models.saving import replaced_when_whole
+from tf_ext.models.saving import refuse_hdf5, replaced_when_whole
 from tf_ext.models.training import check_max_inflight_steps, training_of
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
@@ -35,7 +40,6 @@ from tf_ext.tables.sparse_table import SparseTable
 
 # The name of a table among a model's checkpoint children, with its index.
 _TABLE_CHILD = "tf_ext_table_"
-
 # Suffixes of the file names of Keras's formats.
 _MODEL = ".keras"
 _WEIGHTS = ".weights.h5"
@@ -267,7 +271,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         Raises:
           ValueError: an HDF5 file, which holds variables only.
         """
-        _refuse_hdf5(filepath, _MODEL)
+        refuse_hdf5(filepath, _MODEL)
         save = super().save
         given = inspect.signature(save).bind(filepath, *args, **kwargs)
         # A SavedModel and an unzipped archive are directories.
@@ -296,7 +300,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
           ValueError: an HDF5 file of the old format, which holds variables
             only.
         """
-        _refuse_hdf5(filepath, _WEIGHTS)
+        refuse_hdf5(filepath, _WEIGHTS)
         save = super().save_weights
         given = inspect.signature(save).bind(filepath, *args, **kwargs)
         with regime_of_model(self).file_of_all(str(filepath)) as path:
@@ -424,11 +428,17 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
     """
 
     def __new__(cls, *args: typing.Any, **kwargs: typing.Any) -> typing.Self:
-        # Keras would turn this very class into a functional model's, which
-        # could not be subclassed; so functional models have their own.
+        # Keras would make this very class functional, also for a subclass.
         if cls is Model and ("inputs" in kwargs or len(args) >= 2):
             return FunctionalModel(*args, **kwargs)
         return super().__new__(cls, *args, **kwargs)
+
+    def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None:
+        if is_functional_call(args, kwargs):
+            replace_base(type(self), Model, FunctionalModel)
+            FunctionalModel.__init__(self, *args, **kwargs)
+        else:
+            super().__init__(*args, **kwargs)
 
 
 def _bind(
@@ -488,13 +498,3 @@ def _save_whole(
     with replaced_when_whole(path, suffix) as part:
         given.arguments["filepath"] = part
         return save(*given.args, **given.kwargs)
-
-
-def _refuse_hdf5(filepath: str | os.PathLike[str], instead: str) -> None:
-    path = str(filepath)
-    if path.endswith((".h5", ".hdf5")) and not path.endswith(".weights.h5"):
-        raise ValueError(
-            f"Argument `filepath` must end in {instead!r}: HDF5 files of "
-            "Keras's old format hold variables but no rows. Received: "
-            f"filepath={path!r}"
-        )

@@ -34,3 +34,22 @@ def replaced_when_whole(filepath: str, suffix: str) -> Iterator[str]:
         with contextlib.suppress(tf.errors.NotFoundError):
             tf.io.gfile.remove(part)
         raise
+
+
+def refuse_hdf5(filepath: str | os.PathLike[str], instead: str) -> None:
+    """Refuses the files of Keras's old format, which hold no rows.
+
+    Args:
+      filepath: string or path.
+      instead: string, what its name must end in.
+
+    Raises:
+      ValueError: it is the name of such a file.
+    """
+    path = str(filepath)
+    if path.endswith((".h5", ".hdf5")) and not path.endswith(".weights.h5"):
+        raise ValueError(
+            f"Argument `filepath` must end in {instead!r}: HDF5 files of "
+            "Keras's old format hold variables but no rows. Received: "
+            f"filepath={path!r}"
+        )
