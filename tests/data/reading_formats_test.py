@@ -11,6 +11,7 @@ import pyarrow.parquet as parquet
 import readable_records as records
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from readable_files import numbers_of
 from readable_records import FORMATS, SCHEMA, Field
 
 import tf_ext
@@ -23,10 +24,6 @@ from tf_ext.data import lines as lines_module
 Schema = tf_ext.data.Schema
 # Each kind of bad line once, at 1 % of them.
 _RECORDS = 3100
-
-
-def _numbers(dataset):
-    return [n for x, _ in dataset for n in x["number"].numpy().tolist()]
 
 
 class _FilesTest(parameterized.TestCase):
@@ -87,12 +84,14 @@ class ReadTest(_FilesTest):
                     self.path, SCHEMA, format, batch_size=16, **kwargs
                 )
 
-            self.assertEqual(_numbers(read()), list(range(300)))
+            self.assertEqual(numbers_of(read()), list(range(300)))
             shuffled = read(shuffle=100, repeat=True)
-            whole = _numbers(shuffled.take(40))
+            whole = numbers_of(shuffled.take(40))
             self.assertCountEqual(whole[:300], range(300))
             self.assertNotEqual(whole[:300], list(range(300)))
-            self.assertEqual(_numbers(shuffled.skip(17).take(23)), whole[272:])
+            self.assertEqual(
+                numbers_of(shuffled.skip(17).take(23)), whole[272:]
+            )
 
     @parameterized.parameters(*FORMATS)
     def test_labels_and_weights(self, format):
@@ -218,7 +217,7 @@ class MalformedTest(_FilesTest):
             errors=errors,
         )
         with self.assertLogs("tf_ext") as logs:
-            self.assertEqual(_numbers(dataset), numbers)
+            self.assertEqual(numbers_of(dataset), numbers)
         self.assertEqual(errors.by_file(), {str(self.path): counts})
         self.assertEqual((errors.records, errors.errors), (_RECORDS, 31))
         unit = {"jsonl": "line", "tfrecord": "record", "parquet": "row"}
@@ -280,7 +279,7 @@ class MalformedTest(_FilesTest):
         dataset = tf_ext.data.read(
             self.path, SCHEMA, "tfrecord", batch_size=16, errors=errors
         )
-        self.assertEqual(_numbers(dataset), list(range(1, 200)))
+        self.assertEqual(numbers_of(dataset), list(range(1, 200)))
         self.assertEqual(errors.by_reason(), {"wrong checksum": 1})
 
 
@@ -314,7 +313,7 @@ class DamagedFileTest(_FilesTest):
         records.write_records(self.path, [serialized])
         self.assertStartsWith(self.path.read_bytes(), b"\x1f\x8b")
         dataset = tf_ext.data.read(self.path, SCHEMA, "tfrecord", batch_size=1)
-        self.assertEqual(_numbers(dataset), [1])
+        self.assertEqual(numbers_of(dataset), [1])
 
     @parameterized.parameters("jsonl", "tfrecord")
     def test_compressed_files_without_an_end(self, format):

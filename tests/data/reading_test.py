@@ -8,16 +8,19 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from readable_files import SCHEMA, Field, bad_lines, good_line, write_broken
+from readable_files import (
+    SCHEMA,
+    Field,
+    bad_lines,
+    good_line,
+    numbers_of,
+    write_broken,
+)
 
 import tf_ext
 import tf_ext.data.lines
 
 Schema = tf_ext.data.Schema
-
-
-def _numbers(dataset):
-    return [n for x, _ in dataset for n in x["number"].numpy().tolist()]
 
 
 class _FilesTest(parameterized.TestCase):
@@ -183,7 +186,7 @@ class ReadTest(_FilesTest):
         lines = b"".join(good_line(n) + b"\n" for n in range(50))
         path = self._write("a", gzip.compress(lines))
         dataset = tf_ext.data.read(path, SCHEMA, batch_size=8)
-        self.assertEqual(_numbers(dataset), list(range(50)))
+        self.assertEqual(numbers_of(dataset), list(range(50)))
 
     def test_damaged_gzip_is_an_error_with_file_and_position(self):
         lines = b"".join(good_line(n) + b"\n" for n in range(5000))
@@ -198,7 +201,7 @@ class ReadTest(_FilesTest):
         empty = self._write("empty", b"")
         some = self._lines("some", range(3))
         dataset = tf_ext.data.read([empty, some], SCHEMA, batch_size=8)
-        self.assertEqual(_numbers(dataset), [0, 1, 2])
+        self.assertEqual(numbers_of(dataset), [0, 1, 2])
         self.assertEmpty(
             list(tf_ext.data.read(empty, SCHEMA, batch_size=1, repeat=True))
         )
@@ -237,21 +240,21 @@ class OrderTest(_FilesTest):
         dataset = self._read(batch_size)
         sizes = [len(labels) for _, labels in dataset]
         self.assertEqual(sizes[:-1], [batch_size] * (len(sizes) - 1))
-        self.assertEqual(_numbers(dataset), list(range(400)))
+        self.assertEqual(numbers_of(dataset), list(range(400)))
 
     @parameterized.parameters(1, 5)
     def test_threads_do_not_change_the_order(self, threads):
-        self.assertEqual(_numbers(self._read(threads=threads)), [*range(400)])
+        self.assertEqual(numbers_of(self._read(threads=threads)), [*range(400)])
 
     @parameterized.parameters(1, 50, 1000)
     def test_shuffles_within_and_over_files(self, shuffle):
         dataset = self._read(shuffle=shuffle)
-        first, again = _numbers(dataset), _numbers(dataset)
+        first, again = numbers_of(dataset), numbers_of(dataset)
         self.assertCountEqual(first, range(400))
         self.assertEqual(first, again)
         self.assertNotEqual(first, list(range(400)))
         self.assertNotEqual(
-            first, _numbers(self._read(shuffle=shuffle, seed=1))
+            first, numbers_of(self._read(shuffle=shuffle, seed=1))
         )
         if shuffle == 1000:
             jumps = np.abs(np.diff(first))
@@ -268,7 +271,7 @@ class OrderTest(_FilesTest):
 
     def test_repeats_in_another_order(self):
         batches = self._read(50, shuffle=400, repeat=True).take(24)
-        passes = np.reshape(_numbers(batches), [3, 400])
+        passes = np.reshape(numbers_of(batches), [3, 400])
         for one in passes:
             self.assertCountEqual(one, range(400))
         self.assertNotEqual(passes[0].tolist(), passes[1].tolist())
@@ -277,16 +280,16 @@ class OrderTest(_FilesTest):
     def test_shards_are_disjoint_files(self):
         context = tf.distribute.InputContext(2, 1, 2)
         for shards in (((0, 2), (1, 2)), ((0, 2), context)):
-            numbers = [_numbers(self._read(shard=shard)) for shard in shards]
+            numbers = [numbers_of(self._read(shard=shard)) for shard in shards]
             self.assertEqual(numbers[0], [*range(100), *range(200, 300)])
             self.assertCountEqual(numbers[0] + numbers[1], range(400))
 
     def test_a_skip_continues_where_another_iteration_ended(self):
         dataset = self._read(32, shuffle=100, repeat=True)
-        whole = _numbers(dataset.take(40))
-        begun = _numbers(self._read(32, shuffle=100, repeat=True).take(17))
+        whole = numbers_of(dataset.take(40))
+        begun = numbers_of(self._read(32, shuffle=100, repeat=True).take(17))
         rest = self._read(32, shuffle=100, repeat=True).skip(17).take(23)
-        self.assertEqual(begun + _numbers(rest), whole)
+        self.assertEqual(begun + numbers_of(rest), whole)
 
     def test_iterations_that_are_left_end(self):
         for _ in range(3):
@@ -310,9 +313,9 @@ class MalformedTest(_FilesTest):
                 max_errors=0.015,
                 errors=errors,
             )
-            self.assertEqual(_numbers(dataset), numbers)
+            self.assertEqual(numbers_of(dataset), numbers)
             # Reading again counts nothing twice.
-            self.assertEqual(_numbers(dataset), numbers)
+            self.assertEqual(numbers_of(dataset), numbers)
         self.assertEqual(errors.by_file(), {str(path): counts})
         self.assertEqual(errors.records, 4000)
         self.assertEqual(errors.errors, 40)
@@ -334,7 +337,7 @@ class MalformedTest(_FilesTest):
                     max_errors=0.5,
                     errors=errors,
                 )
-                self.assertEqual(_numbers(dataset), [1, 2], (line, reason))
+                self.assertEqual(numbers_of(dataset), [1, 2], (line, reason))
             self.assertEqual(errors.by_reason(), {reason: 1})
             self.assertIn(f"file{index}, line 2: {reason}", logs.output[0])
 

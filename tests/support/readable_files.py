@@ -79,3 +79,8 @@ def write_broken(path, records, separator=",", every=100, seed=0):
                     numbers.append(number)
                 file.write(line + b"\n")
     return numbers, dict(sorted(counts.items()))
+
+
+def numbers_of(dataset):
+    """The numbers of all records of a dataset that was read, in order."""
+    return [n for x, _ in dataset for n in x["number"].numpy().tolist()]

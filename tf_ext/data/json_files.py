@@ -14,7 +14,7 @@ from tf_ext.data.errors import Malformed
 from tf_ext.data.isolation import isolate
 from tf_ext.data.lines import Checked, Lines, check, read_lines, without
 from tf_ext.data.parts import Parsed
-from tf_ext.data.schema import Field, Schema
+from tf_ext.data.schema import Field, Schema, is_list, is_text
 
 try:
     import pyarrow as pa
@@ -104,7 +104,7 @@ class JsonFiles:
         if not all(_has_type(field, found.get(field.name)) for field in fields):
             return WRONG_TYPE
         for field in fields:
-            if _holds_numbers(field):
+            if not is_text(field):
                 record = {field.name: found.get(field.name)}
                 if not self._reads(record):
                     return BAD_NUMBER
@@ -127,25 +127,13 @@ def _type_of(field: Field) -> typing.Any:
     return pa.list_(type_of(field))
 
 
-def _is_list(field: Field) -> bool:
-    return field.bag and field.separator is None
-
-
-def _holds_numbers(field: Field) -> bool:
-    return not (
-        field.dtype == "string"
-        or field.values is not None
-        or field.separator is not None
-    )
-
-
 def _has_type(field: Field, value: object) -> bool:
     if value is None:
         return True
-    if _is_list(field) != isinstance(value, list):
+    if is_list(field) != isinstance(value, list):
         return False
     values = value if isinstance(value, list) else [value]
-    allowed = (int | float | None) if _holds_numbers(field) else (str | None)
+    allowed = (str | None) if is_text(field) else (int | float | None)
     return all(
         isinstance(one, allowed) and not isinstance(one, bool) for one in values
     )

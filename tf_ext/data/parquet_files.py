@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_ext.data.arrow import Converter
 from tf_ext.data.errors import DamagedFileError, Malformed
 from tf_ext.data.parts import Parsed
-from tf_ext.data.schema import Field, Schema
+from tf_ext.data.schema import Field, Schema, is_list, is_text
 
 try:
     import pyarrow as pa
@@ -195,13 +195,11 @@ def _is_list(type_: typing.Any) -> bool:
 
 
 def _fits(field: Field, type_: typing.Any) -> bool:
-    if field.bag and field.separator is None:
+    if is_list(field):
         if not _is_list(type_):
             return False
         type_ = type_.value_type
-    if field.separator is not None or field.values is not None:
-        return _is_text(type_)
-    if field.dtype == "string":
+    if is_text(field):
         return _is_text(type_)
     if pa.types.is_integer(type_) or pa.types.is_boolean(type_):
         return True
@@ -214,10 +212,9 @@ def _wanted(field: Field) -> str:
     numbers = "integers or booleans"
     if field.dtype == "float32":
         numbers = "numbers or booleans"
-    is_text = field.dtype == "string" or field.values is not None
     if field.separator is not None:
         return "text, as the field has a separator"
-    wanted = "text" if is_text else numbers
+    wanted = "text" if is_text(field) else numbers
     return f"lists of {wanted}" if field.bag else wanted
 
 

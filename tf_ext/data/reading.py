@@ -21,7 +21,7 @@ from tf_ext.data.json_files import JsonFiles
 from tf_ext.data.parquet_files import ParquetFiles
 from tf_ext.data.parts import Layout, Parsed, Part, concat
 from tf_ext.data.record_files import RecordFiles
-from tf_ext.data.schema import Schema
+from tf_ext.data.schema import Schema, is_list
 
 _NAME = "read"
 _TEXT = ("csv", "tsv")
@@ -162,7 +162,7 @@ def _reader(
     if format == "parquet":
         return ParquetFiles(schema, threads)
     for field in schema.used:
-        if field.bag and field.separator is None:
+        if is_list(field):
             allowed = f"one in which bags have a `separator` for {format}"
             refuse(_NAME, "schema", allowed, field)
     separator = "\t" if format == "tsv" else ","

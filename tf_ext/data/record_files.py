@@ -13,7 +13,7 @@ from tf_ext.data import lines
 from tf_ext.data.arrow import WRONG_TYPE, Converter
 from tf_ext.data.errors import DamagedFileError, Malformed
 from tf_ext.data.parts import Parsed
-from tf_ext.data.schema import Field, Schema
+from tf_ext.data.schema import Field, Schema, is_list, is_text
 
 try:
     import pyarrow as pa
@@ -41,7 +41,7 @@ class RecordFiles:
         self._schema = schema
         self._converter = Converter(schema)
         self._fields = [
-            (field.name, _kind_of(field), _is_list(field))
+            (field.name, _kind_of(field), is_list(field))
             for field in schema.used
         ]
 
@@ -113,13 +113,9 @@ class RecordFiles:
 
 
 def _kind_of(field: Field) -> str:
-    if field.values is not None or field.separator is not None:
+    if is_text(field):
         return "string"
     return "int64" if field.dtype == "int32" else field.dtype
-
-
-def _is_list(field: Field) -> bool:
-    return field.bag and field.separator is None
 
 
 def _chunks(file: str) -> Iterator[bytes]:

@@ -218,3 +218,17 @@ class Schema:
         if self.sample_weight is None:
             return features, labels
         return features, labels, values[self.sample_weight]
+
+
+def is_list(field: Field) -> bool:
+    """Whether a format with lists has one of the field's values."""
+    return field.bag and field.separator is None
+
+
+def is_text(field: Field) -> bool:
+    """Whether files have a field, or the values of its list, as text."""
+    return (
+        field.dtype == "string"
+        or field.values is not None
+        or field.separator is not None
+    )

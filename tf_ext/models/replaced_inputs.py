@@ -41,12 +41,12 @@ def replaced_inputs(
     if replaced is None or not isinstance(model, Functional):
         yield args
         return
-    given = dict(args[0])
-    for key, symbolic in _inputs_of(model).items():
+    given, own = dict(args[0]), _inputs_of(model)
+    for key, symbolic in own.items():
         if key in replaced.features:
             _check_readers(model, key, symbolic)
             given[key] = _empty(symbolic, replaced)
-    wanted = {k: v for k, v in given.items() if k in _inputs_of(model)}
+    wanted = {k: v for k, v in given.items() if k in own}
     with hashed_features(replaced):
         yield (wanted, *args[1:])
 
