@@ -23,6 +23,7 @@ using tensorflow::DataType;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
+using tensorflow::PartialTensorShape;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
@@ -90,6 +91,10 @@ class UnbundleOp : public OpKernel {
   explicit UnbundleOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &types_));
     OP_REQUIRES_OK(ctx, CheckTypes(types_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("shapes", &shapes_));
+    if (shapes_.empty()) shapes_.resize(types_.size());
+    OP_REQUIRES_OK(ctx, CheckListSize("shapes", shapes_.size(),
+                                      static_cast<int>(types_.size())));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -103,6 +108,11 @@ class UnbundleOp : public OpKernel {
           shapes[i].num_elements() * tensorflow::DataTypeSize(types_[i]);
       OP_REQUIRES(ctx, bytes <= bundle.NumElements() - start,
                   Malformed(absl::StrCat("value ", i, " ends after it")));
+      OP_REQUIRES(ctx, shapes_[i].IsCompatibleWith(shapes[i]),
+                  absl::InvalidArgumentError(absl::StrCat(
+                      "value ", i, " must be of shape shapes[", i,
+                      "] = ", shapes_[i].DebugString(), ", but its shape is ",
+                      shapes[i].DebugString(), ".")));
       Tensor value;
       OP_REQUIRES_OK(ctx, Take(ctx, bundle.Slice(start, start + bytes),
                                types_[i], shapes[i], &value));
@@ -170,6 +180,7 @@ class UnbundleOp : public OpKernel {
   }
 
   std::vector<DataType> types_;
+  std::vector<PartialTensorShape> shapes_;
 };
 
 class BundleTransfersOp : public OpKernel {

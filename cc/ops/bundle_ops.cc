@@ -7,13 +7,30 @@
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace tf_ext {
 namespace {
 
+using tensorflow::PartialTensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status UnbundleShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "bundle", 1, &unused));
+  std::vector<PartialTensorShape> shapes;
+  TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+  if (shapes.empty()) shapes.resize(c->num_outputs());
+  TF_RETURN_IF_ERROR(CheckListSize("shapes", shapes.size(), c->num_outputs()));
+  for (int i = 0; i < c->num_outputs(); ++i) {
+    ShapeHandle shape;
+    TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+    c->set_output(i, shape);
+  }
+  return absl::OkStatus();
+}
 
 REGISTER_OP("TfExt>BundleTransfers")
     .SetIsStateful()
@@ -44,19 +61,14 @@ REGISTER_OP("TfExt>Unbundle")
     .Input("bundle: uint8")
     .Output("values: T")
     .Attr("T: list(type) >= 0")
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(InputOfRank(c, "bundle", 1, &unused));
-      for (int i = 0; i < c->num_outputs(); ++i) {
-        c->set_output(i, c->UnknownShape());
-      }
-      return absl::OkStatus();
-    })
+    .Attr("shapes: list(shape) >= 0 = []")
+    .SetShapeFn(UnbundleShape)
     .Doc(R"doc(
 Takes the tensors from a bundle. They share its memory.
 
 bundle: `[bytes]`, from Bundle.
 values: Of the types that were put in.
+shapes: What is known of the shape of each value; empty if nothing is.
 )doc");
 
 }  // namespace

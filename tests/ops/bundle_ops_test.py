@@ -6,6 +6,7 @@ from absl.testing import parameterized
 from ops_util import MODES
 
 from tf_ext import ops
+from tf_ext.ops import _bundle_ops
 from tf_ext.ops._bundle_ops import bundle_transfers
 
 _VALUES = (
@@ -89,6 +90,34 @@ class BundleTest(parameterized.TestCase, tf.test.TestCase):
                     mode(lambda bundle, t=arguments[1]: _unbundle(bundle, t))(
                         arguments[0]
                     )
+
+    def test_shapes_are_known_and_checked(self):
+        bundle = _bundle(tf.ones([2, 3]), tf.constant(3, tf.int64))
+        number = tf.TensorSpec([], tf.int64)
+
+        @tf.function
+        def function(bundle, *sizes):
+            specs = [tf.TensorSpec(sizes), number]
+            values = _bundle_ops.unbundle(bundle, specs)
+            self.assertEqual(values[0].shape.as_list(), list(sizes))
+            self.assertEqual(values[1].shape, [])
+            return values
+
+        self.assertAllEqual(function(bundle, None, 3)[0], tf.ones([2, 3]))
+        for sizes, shape in (((2,), r"\[2\]"), ((None, 4), r"\[\?,4\]")):
+            with self.assertRaisesRegex(
+                tf.errors.InvalidArgumentError,
+                rf"value 0 must be of shape shapes\[0\] = {shape}, but its "
+                r"shape is \[2,3\]",
+            ):
+                function(bundle, *sizes)
+        with self.assertRaisesRegex(
+            (tf.errors.InvalidArgumentError, ValueError),
+            "shapes must have N = 2 values, but has 1",
+        ):
+            ops.library().tf_ext_unbundle(
+                bundle, T=[tf.float32, tf.int64], shapes=[[2, 3]]
+            )
 
     def test_refuses_strings(self):
         with self.assertRaisesRegex(

@@ -1,7 +1,8 @@
-"""Packs the tensors of a batch by type, to send them.
+"""Packs the tensors of a batch, to send them.
 
 A batch of many features has many tensors, and each would take a message. They
-are concatenated before sending and split again on the worker.
+are put into one tensor before sending, and taken out again on the worker.
+Strings are not copied byte by byte, so they are another tensor.
 """
 
 import typing
@@ -9,24 +10,24 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_ext.ops import _bundle_ops
+
 
 class Packing:
-    """Concatenates the tensors of a batch by type, and splits them.
+    """Bundles the tensors of a batch, and takes them out again.
 
     Args:
       element_spec: nested structure of `tf.TypeSpec`.
 
     Attributes:
-      signature: list of `tf.TensorSpec`: one flat tensor per type, then the
-        dynamic sizes, int64.
+      signature: list of `tf.TensorSpec`: the bundle of all tensors, in which
+        the sizes of those of strings are in their places; if there are some,
+        all strings.
     """
 
     def __init__(self, element_spec: typing.Any) -> None:
         self._spec = element_spec
         self._specs = tf.nest.flatten(element_spec, expand_composites=True)
-        self._dtypes = sorted(
-            {spec.dtype for spec in self._specs}, key=lambda dtype: dtype.name
-        )
         for spec in self._specs:
             if spec.shape.rank is None:
                 raise ValueError(
@@ -34,8 +35,9 @@ class Packing:
                     f"Received: element_spec={element_spec}. Set the rank with "
                     "`tf.ensure_shape` in `dataset.map`."
                 )
-        self.signature = [tf.TensorSpec([None], d) for d in self._dtypes]
-        self.signature.append(tf.TensorSpec([None], tf.int64))
+        self.signature = [tf.TensorSpec([None], tf.uint8)]
+        if any(spec.dtype == tf.string for spec in self._specs):
+            self.signature.append(tf.TensorSpec([None], tf.string))
 
     def pack(self, batch: typing.Any) -> tuple[tf.Tensor, ...]:
         """Joins the tensors of a batch.
@@ -47,43 +49,32 @@ class Packing:
           Tuple of tensors, as `signature` says.
         """
         tensors = tf.nest.flatten(batch, expand_composites=True)
-        joined = [
-            tf.concat(
-                [tf.reshape(t, [-1]) for t in tensors if t.dtype == dtype], 0
-            )
-            for dtype in self._dtypes
-        ]
-        sizes = [
-            tf.shape(tensor, tf.int64)[axis]
-            for tensor, spec in zip(tensors, self._specs, strict=True)
-            for axis in _unknown(spec)
-        ]
-        sizes = tf.stack(sizes) if sizes else tf.zeros([0], tf.int64)
-        return (*joined, sizes)
+        strings = [tf.reshape(t, [-1]) for t in tensors if _is_string(t)]
+        bundle = _bundle_ops.bundle(
+            [tf.shape(t, tf.int64) if _is_string(t) else t for t in tensors]
+        )
+        return (bundle, tf.concat(strings, 0)) if strings else (bundle,)
 
     def unpack(self, packed: Sequence[tf.Tensor]) -> typing.Any:
         """The batch that was packed."""
-        *joined, sizes = packed
-        position, shapes = 0, []
-        for spec in self._specs:
-            shape = [0 if size is None else size for size in spec.shape]
-            for axis in _unknown(spec):
-                shape[axis] = sizes[position]
-                position += 1
-            shapes.append(shape)
-        tensors = [None] * len(self._specs)
-        for dtype, flat in zip(self._dtypes, joined, strict=True):
-            of_type = [
-                index
-                for index, spec in enumerate(self._specs)
-                if spec.dtype == dtype
-            ]
-            counts = [_product(shapes[index]) for index in of_type]
-            parts = tf.split(flat, tf.stack(counts), num=len(of_type))
-            for index, part in zip(of_type, parts, strict=True):
-                tensor = tf.reshape(part, tf.stack(_int64(shapes[index])))
-                tensors[index] = tf.ensure_shape(
-                    tensor, self._specs[index].shape
+        bundle, *strings = packed
+        tensors = _bundle_ops.unbundle(
+            bundle,
+            [
+                tf.TensorSpec([spec.shape.rank], tf.int64)
+                if _is_string(spec)
+                else spec
+                for spec in self._specs
+            ],
+        )
+        if strings:
+            of_strings = [i for i, s in enumerate(self._specs) if _is_string(s)]
+            shapes = [tensors[i] for i in of_strings]
+            counts = tf.stack([tf.reduce_prod(shape) for shape in shapes])
+            parts = tf.split(*strings, counts, num=len(shapes))
+            for i, part, shape in zip(of_strings, parts, shapes, strict=True):
+                tensors[i] = tf.ensure_shape(
+                    tf.reshape(part, shape), self._specs[i].shape
                 )
         return tf.nest.pack_sequence_as(
             self._spec, tensors, expand_composites=True
@@ -97,16 +88,15 @@ class Joining:
       packing: Packing of each batch.
 
     Attributes:
-      signature: list of `tf.TensorSpec`: one flat tensor per type, the length
-        of each batch's part of each type, and the batches' dynamic sizes.
+      signature: list of `tf.TensorSpec`: those of a batch, of all batches, and
+        the length of each batch's part of each.
     """
 
     def __init__(self, packing: Packing) -> None:
-        *flat, sizes = packing.signature
+        count = len(packing.signature)
         self.signature = [
-            *flat,
-            tf.TensorSpec([None, len(flat)], tf.int64),
-            tf.TensorSpec([None, *sizes.shape], tf.int64),
+            *packing.signature,
+            tf.TensorSpec([None, count], tf.int64),
         ]
 
     @staticmethod
@@ -118,12 +108,10 @@ class Joining:
         Returns:
           Tuple of tensors, as `signature` says.
         """
-        *flat, sizes = zip(*batches, strict=True)
-        lengths = [[len(part) for part in parts] for parts in flat]
+        lengths = [[len(part) for part in batch] for batch in batches]
         return (
-            *(tf.concat(parts, 0) for parts in flat),
-            tf.transpose(tf.constant(lengths, tf.int64)),
-            tf.stack(sizes),
+            *(tf.concat(parts, 0) for parts in zip(*batches, strict=True)),
+            tf.constant(lengths, tf.int64),
         )
 
     @staticmethod
@@ -136,22 +124,12 @@ class Joining:
           joined: tuple of tensors that `join` returned.
           index: int64 scalar, which batch.
         """
-        *flat, lengths, sizes = joined
+        *flat, lengths = joined
         starts = tf.unstack(tf.reduce_sum(lengths[:index], 0), len(flat))
         ends = tf.unstack(tf.reduce_sum(lengths[: index + 1], 0), len(flat))
         parts = zip(flat, starts, ends, strict=True)
-        return (*(part[start:end] for part, start, end in parts), sizes[index])
+        return tuple(part[start:end] for part, start, end in parts)
 
 
-def _unknown(spec: tf.TensorSpec) -> list[int]:
-    return [axis for axis, size in enumerate(spec.shape) if size is None]
-
-
-def _int64(shape: list[typing.Any]) -> typing.Any:
-    return [tf.cast(size, tf.int64) for size in shape] or tf.zeros(
-        [0], tf.int64
-    )
-
-
-def _product(shape: list[typing.Any]) -> tf.Tensor:
-    return tf.reduce_prod(tf.stack(_int64(shape)))
+def _is_string(tensor: tf.Tensor | tf.TensorSpec) -> bool:
+    return tensor.dtype == tf.string

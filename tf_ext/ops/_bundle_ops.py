@@ -1,4 +1,4 @@
-"""The op that lets the tensors between tasks travel together."""
+"""Ops that let tensors travel between tasks together."""
 
 import tensorflow as tf
 
@@ -23,3 +23,54 @@ def bundle_transfers(name=None):
       The operation; None in eager mode.
     """
     return library().tf_ext_bundle_transfers(name=name)
+
+
+def bundle(values, name=None):
+    """Puts tensors, with their shapes, into one.
+
+    Args:
+      values: list of tensors of any shapes and types, except strings.
+      name: optional name of the operation.
+
+    Returns:
+      uint8 `[bytes]`.
+
+    Raises:
+      tf.errors.InvalidArgumentError: a value is of strings, or of another type
+        that is not copied byte by byte.
+
+    Example:
+      >>> from tf_ext.ops import _bundle_ops
+      >>> bundled = _bundle_ops.bundle([[1.0, 2.0], True])
+      >>> [x.numpy() for x in _bundle_ops.unbundle(
+      ...     bundled, [tf.TensorSpec([None]), tf.TensorSpec([], tf.bool)])]
+      [array([1., 2.], dtype=float32), True]
+    """
+    return library().tf_ext_bundle(
+        [tf.convert_to_tensor(value) for value in values], name=name
+    )
+
+
+def unbundle(bundle, specs, name=None):
+    """Takes the tensors from a bundle. They share its memory.
+
+    Args:
+      bundle: uint8 `[bytes]`, from `bundle`.
+      specs: list of `tf.TensorSpec`, of the tensors that were put in.
+      name: optional name of the operation.
+
+    Returns:
+      List of tensors.
+
+    Raises:
+      tf.errors.InvalidArgumentError: the bundle is malformed, or its tensors
+        are others than `specs`.
+
+    Example: see `bundle`.
+    """
+    return library().tf_ext_unbundle(
+        bundle,
+        T=[spec.dtype for spec in specs],
+        shapes=[spec.shape for spec in specs],
+        name=name,
+    )
