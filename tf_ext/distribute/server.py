@@ -220,6 +220,9 @@ def _start(task: Task) -> tf.distribute.Server:
     config.inter_op_parallelism_threads = max(
         os.cpu_count() or 1, len(task.cluster["worker"]) + 1
     )
+    # A step waits for other tasks several times, while idle threads would use
+    # CPU time to look for work.
+    config.experimental.disable_thread_spinning = True
     try:
         return tf.distribute.Server(
             tf.train.ClusterSpec(task.cluster),
