@@ -70,6 +70,12 @@ class BundleTest(parameterized.TestCase, tf.test.TestCase):
             changed[place] = number
             return np.frombuffer(changed.tobytes(), np.uint8)
 
+        # A number of values that is beyond int64.
+        square = np.frombuffer(
+            np.array([2, 1 << 32, 1 << 32, *[0] * 13], np.int64).tobytes(),
+            np.uint8,
+        )
+
         for arguments, message in (
             ((tf.reshape(bundle, [1, -1]), types), "bundle must be a vector"),
             ((bundle[:-64], types), "value 1 ends after it"),
@@ -82,6 +88,9 @@ class BundleTest(parameterized.TestCase, tf.test.TestCase):
             ((forged(0, 1 << 40), types), "value 0 has no rank"),
             ((forged(1, -5), types), "values cannot be of shape"),
             ((forged(1, 1 << 62), types), "value 0 is larger"),
+            ((forged(1, 96), types), "value 0 ends after it"),
+            ((forged(1, 18), types), "value 1 ends after it"),
+            ((square, [tf.float32]), "values cannot be of shape"),
         ):
             with self.subTest(message):
                 with self.assertRaisesRegex(

@@ -8,7 +8,6 @@ from model_building import number
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.models.batch_packing import Packing
 
 _CLUSTER = None
 
@@ -152,44 +151,6 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
             model = util.model()
         with self.assertRaisesRegex(ValueError, "Dataset.from_generator"):
             model.fit(iter([(1, 2)]), steps_per_epoch=2, verbose=0)
-
-
-class PackingTest(tf.test.TestCase):
-    def test_there_and_back(self):
-        batch = {
-            "scalar": tf.constant(3),
-            "matrix": tf.constant([[1.0, 2.0], [3.0, 4.0]]),
-            "strings": tf.constant([["a"], [""]]),
-            "flags": (tf.constant([True, False]), tf.zeros([0, 3])),
-            "ragged": tf.ragged.constant([[[1], []], [[2, 3]]]),
-            "sparse": tf.sparse.from_dense([[0, 5], [6, 0]]),
-        }
-        specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
-        specs["matrix"] = tf.TensorSpec([None, None])
-        specs["strings"] = tf.TensorSpec([None, 1], tf.string)
-        packing = Packing(specs)
-        packed = packing.pack(batch)
-        self.assertLen(packed, len(packing.signature))
-        for tensor, spec in zip(packed, packing.signature, strict=True):
-            self.assertTrue(spec.is_compatible_with(tensor))
-        function = tf.function(
-            packing.unpack, input_signature=[tuple(packing.signature)]
-        )
-        found = function(packed)
-        tf.nest.assert_same_structure(found, batch, expand_composites=True)
-        for one, other in zip(
-            tf.nest.flatten(found, expand_composites=True),
-            tf.nest.flatten(batch, expand_composites=True),
-            strict=True,
-        ):
-            self.assertAllEqual(one, other)
-            self.assertEqual(one.dtype, other.dtype)
-
-    def test_an_unknown_rank_is_refused(self):
-        with self.assertRaisesRegex(
-            ValueError, "must have a known rank.*ensure"
-        ):
-            Packing(tf.TensorSpec(None))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from saving_util import TestCase, contents
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import point_files
-from tf_ext.models.batch_packing import Joining, Packing
 
 _CLUSTER = util.Cluster()
 
@@ -288,38 +287,6 @@ class LostWorkerTest(tf.test.TestCase):
         self.assertLen(history.epoch, 1)
         # Its executions are run again: what they had applied counts twice.
         self.assertBetween(number(model.optimizer.iterations), 400, 416)
-
-
-class JoiningTest(tf.test.TestCase):
-    def test_there_and_back(self):
-        batches = [
-            {
-                "ragged": tf.ragged.constant([[1], [2, 3]][:rows]),
-                "dense": tf.ones([rows, 2]) * rows,
-                "strings": tf.constant(["a", "b"][:rows], tf.string),
-            }
-            for rows in (1, 2, 0)
-        ]
-        specs = {
-            "ragged": tf.RaggedTensorSpec([None, None], tf.int32),
-            "dense": tf.TensorSpec([None, 2]),
-            "strings": tf.TensorSpec([None], tf.string),
-        }
-        batches[2]["ragged"] = tf.RaggedTensor.from_row_splits(
-            tf.zeros([0], tf.int32), tf.zeros([1], tf.int64)
-        )
-        packing = Packing(specs)
-        joining = Joining(packing)
-        joined = joining.join([packing.pack(batch) for batch in batches])
-        for tensor, spec in zip(joined, joining.signature, strict=True):
-            self.assertTrue(spec.is_compatible_with(tensor))
-        for index, batch in enumerate(batches):
-            found = packing.unpack(
-                joining.take(joined, tf.constant(index, tf.int64))
-            )
-            self.assertAllEqual(found["ragged"], batch["ragged"])
-            self.assertAllEqual(found["dense"], batch["dense"])
-            self.assertAllEqual(found["strings"], batch["strings"])
 
 
 if __name__ == "__main__":

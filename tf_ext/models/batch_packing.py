@@ -35,6 +35,11 @@ class Packing:
                     f"Received: element_spec={element_spec}. Set the rank with "
                     "`tf.ensure_shape` in `dataset.map`."
                 )
+            if spec.dtype in (tf.variant, tf.resource):
+                raise ValueError(
+                    "The tensors of a dataset must be of numbers, booleans or "
+                    f"strings. Received: element_spec={element_spec}"
+                )
         self.signature = [tf.TensorSpec([None], tf.uint8)]
         if any(spec.dtype == tf.string for spec in self._specs):
             self.signature.append(tf.TensorSpec([None], tf.string))
@@ -70,8 +75,7 @@ class Packing:
         if strings:
             of_strings = [i for i, s in enumerate(self._specs) if _is_string(s)]
             shapes = [tensors[i] for i in of_strings]
-            counts = tf.stack([tf.reduce_prod(shape) for shape in shapes])
-            parts = tf.split(*strings, counts, num=len(shapes))
+            parts = _split(*strings, shapes)
             for i, part, shape in zip(of_strings, parts, shapes, strict=True):
                 tensors[i] = tf.ensure_shape(
                     tf.reshape(part, shape), self._specs[i].shape
@@ -129,6 +133,18 @@ class Joining:
         ends = tf.unstack(tf.reduce_sum(lengths[: index + 1], 0), len(flat))
         parts = zip(flat, starts, ends, strict=True)
         return tuple(part[start:end] for part, start, end in parts)
+
+
+def _split(flat: tf.Tensor, shapes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    counts = tf.stack([tf.reduce_prod(shape) for shape in shapes])
+    # A single part is not checked by tf.split, nor by a reshape that the graph
+    # optimizer takes for redundant.
+    tf.debugging.assert_equal(
+        tf.size(flat, tf.int64),
+        tf.reduce_sum(counts),
+        "The strings of a batch must be as many as its shapes say.",
+    )
+    return tf.split(flat, counts, num=len(shapes))
 
 
 def _is_string(tensor: tf.Tensor | tf.TensorSpec) -> bool:

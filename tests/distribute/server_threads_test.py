@@ -1,0 +1,38 @@
+"""The threads of a server."""
+
+import os
+from unittest import mock
+
+import tensorflow as tf
+from absl.testing import absltest
+
+from tf_ext.distribute import ports, server
+from tf_ext.distribute.cluster import Task
+
+
+class ServerThreadsTest(absltest.TestCase):
+    def test_their_number_and_what_they_do_without_work(self):
+        workers = 2 * os.cpu_count()
+        [port] = ports.free_ports(1)
+        task = Task(
+            {
+                "chief": ["a:1"],
+                "worker": [f"b:{i + 1}" for i in range(workers)],
+                "ps": [f"127.0.0.1:{port}"],
+            },
+            *("ps", 0),
+        )
+        with (
+            mock.patch.dict(os.environ),
+            mock.patch.object(tf.distribute, "Server") as made,
+        ):
+            server._start(task)
+        config = made.call_args.kwargs["config"]
+        self.assertEqual(config.inter_op_parallelism_threads, workers + 1)
+        # As many as TF_NUM_INTRAOP_THREADS says.
+        self.assertEqual(config.intra_op_parallelism_threads, 0)
+        self.assertTrue(config.experimental.disable_thread_spinning)
+
+
+if __name__ == "__main__":
+    absltest.main()
