@@ -47,6 +47,7 @@ _WITHOUT_KERAS = {
     "examples/recommender_data_test.py",
     "examples/recommender_examples_test.py",
     "examples/wide_deep_data_test.py",
+    "feature_column/bag_blocks_test.py",
     "feature_column/columns_to_bags_errors_test.py",
     "hashing_test.py",
     "metrics/user_means_test.py",

@@ -51,8 +51,8 @@ class ColumnSets:
           A list with a Part for each table: its bags in the order of its
           columns, and a key that is equal for equal parts.
         """
-        parts: dict[tuple[int, ...], Bags] = {}
-        for places in self._places:
-            if places not in parts:
-                parts[places] = bag_blocks.select(bags, self.columns, places)
+        sets = list(dict.fromkeys(self._places))
+        parts = dict(
+            zip(sets, bag_blocks.select_each(bags, self.columns, sets))
+        )
         return [Part(places, parts[places]) for places in self._places]

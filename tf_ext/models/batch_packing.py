@@ -75,7 +75,7 @@ class Packing:
         if strings:
             of_strings = [i for i, s in enumerate(self._specs) if _is_string(s)]
             shapes = [tensors[i] for i in of_strings]
-            parts = _split(*strings, shapes)
+            parts = _split(strings[0], shapes)
             for i, part, shape in zip(of_strings, parts, shapes, strict=True):
                 tensors[i] = tf.ensure_shape(
                     tf.reshape(part, shape), self._specs[i].shape
