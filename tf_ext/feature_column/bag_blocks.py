@@ -66,8 +66,8 @@ def select_each(
     """What `select` returns for each of several sets of columns.
 
     Where the columns of a set are consecutive, as those of a table usually are,
-    the set takes three ops instead of almost thirty: what all sets need is
-    computed together.
+    the set takes three ops instead of about 25: what all sets need is computed
+    together.
 
     Args:
       bags: Bags of `columns`.
