@@ -12,7 +12,7 @@ r"""Benchmarks of tf_ext and of their references, which take turns.
     python benchmarks/run.py memory pull push --dtype=float16
     python benchmarks/run.py small_rows plot_small_rows --json=results.jsonl
     python benchmarks/run.py retrieval --dim=64 --repeats=30
-    python benchmarks/run.py read read_fit --threads 1 2 --repeats=5
+    python benchmarks/run.py read read_fit fit_files --threads 1 2 --repeats=5
     python benchmarks/run.py scaling fit_scaling --repeats=4 --json=FILE
     python benchmarks/run.py plot_table_stats --json=LOGS/tables.jsonl
 
@@ -67,6 +67,7 @@ BENCHMARKS = {
     "retrieval": ("retrieval_benchmarks", "retrieval"),
     "read": ("read_benchmarks", "read"),
     "read_fit": ("read_benchmarks", "read_fit"),
+    "fit_files": ("file_fit_benchmarks", "fit_files"),
     "plot": ("publishing", "plot"),
     "publish": ("publishing", "publish"),
     "publish_defaults": ("default_rates", "publish_defaults"),
@@ -86,15 +87,16 @@ _REPEATS = 200
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
 # What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
-# `snapshot`, `updates` and `serving` a disk, `retrieval`, `read` and `read_fit`
-# want other libraries, and the others fill the machine with processes.
+# `snapshot`, `updates` and `serving` a disk, `retrieval`, `read`, `read_fit` and
+# `fit_files` want other libraries, and the others fill the machine with
+# processes.
 _NOT_IN_ALL = (
     *("core", "scale", "snapshot", "updates", "serving"),
     *("parameter_server", "parameter_server_steps"),
     "parameter_server_columns",
     *("multi_worker", "multi_worker_steps", "scaling"),
     *("defaults", "lifetime", "small_rows", "retrieval"),
-    *("read", "read_fit"),
+    *("read", "read_fit", "fit_files"),
     *_PUBLISHING,
 )
 

@@ -82,6 +82,15 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(lines[0]["cpu_ratio"], 1.0)
         self.assertEqual(lines[0]["wall_ratio"], 1.0)
 
+    @pytest.mark.slow
+    def test_fit_files(self):
+        _, lines = self._run("fit_files")
+        cases = [line["case"] for line in lines]
+        self.assertEqual(cases[0], "tf_ext")
+        for name in ("StringLookup", "StringLookup and adapt", "Hashing"):
+            self.assertIn(f"{name}, tf_keras", cases)
+        self.assertEqual({line["items"] for line in lines}, {1000})
+
     def test_options_are_as_before_for_what_comes_next(self):
         get_options = tf.config.optimizer.get_experimental_options
         name = "disable_meta_optimizer"
