@@ -87,8 +87,8 @@ _REPEATS = 200
 # TensorFlow's threads make no difference to these.
 _WITHOUT_THREADS = ("core", *_PUBLISHING)
 # What `all` leaves out: `core` wants a compiler, `scale` much time and memory,
-# `snapshot`, `updates` and `serving` a disk, `retrieval`, `read`, `read_fit` and
-# `fit_files` want other libraries, and the others fill the machine with
+# `snapshot`, `updates` and `serving` a disk; `retrieval`, `read`, `read_fit`
+# and `fit_files` want other libraries; the others fill the machine with
 # processes.
 _NOT_IN_ALL = (
     *("core", "scale", "snapshot", "updates", "serving"),

@@ -7,12 +7,14 @@ import multi_worker_step_cases as step
 import multi_worker_training_cases as training
 import numpy as np
 import pytest
+import reading_cases
 import sequence_cases
 import small_row_cases
 import tensorflow as tf
 import two_tower_cases
 from absl.testing import parameterized
 from multi_worker_cases import Cases, alone, merge_rows
+from readable_records import FORMATS
 
 _DIM = step.DIM
 
@@ -22,7 +24,7 @@ _expected = {}
 _CASES = {
     2: Cases(
         [
-            *(training, step, metrics),
+            *(training, step, metrics, reading_cases),
             *(sequence_cases, small_row_cases, two_tower_cases),
         ],
         workers=2,
@@ -218,6 +220,20 @@ class EpochTest(parameterized.TestCase, tf.test.TestCase):
         self.assertCountEqual(rows["weights"], range(300))
         for sign, row in rows["weights"].items():
             self.assertAllEqual(row, [-1.0] * _DIM, f"sample {sign}")
+
+
+class ReadingTest(parameterized.TestCase, tf.test.TestCase):
+    """Malformed records in files, of which each worker reads all or some."""
+
+    @parameterized.parameters(*FORMATS)
+    def test_exactly_the_malformed_records_are_lost(self, format):
+        results = [r[format] for r in _CASES[2][reading_cases.trained]]
+        shown = merge_rows([exported for *_, exported in results])["show"]
+        written = results[0][0]
+        reading_cases.check(self, written, shown, 2 * reading_cases.EPOCHS)
+        for rank, (_, whole, by_file, _) in enumerate(results):
+            reading_cases.check_counts(self, written, whole)
+            reading_cases.check_counts(self, written, by_file, [rank])
 
 
 class SumTest(tf.test.TestCase):

@@ -1,10 +1,15 @@
 """What `fit`, `evaluate` and `predict` read on a cluster."""
 
+import contextlib
+
 import numpy as np
 import parameter_server_util as util
+import reading_cases
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import number
+from multi_worker_cases import export
+from readable_records import FORMATS
 
 import tf_ext
 from tf_ext._keras import keras
@@ -126,6 +131,18 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
             model.predict(lambda context: util.data(40, 16), verbose=0),
             model.predict(util.data(40, 16), verbose=0),
         )
+
+    def test_files_with_malformed_records(self):
+        self.enterContext(contextlib.chdir(self.get_temp_dir()))
+        with _CLUSTER.strategy.scope():
+            model = reading_cases.model()
+        for format in FORMATS:
+            written = reading_cases.write(format)
+            found = reading_cases.fit(model, *reading_cases.read(format))
+            reading_cases.check_counts(self, written, found)
+            shown = export(model.tables[0])["show"]
+            reading_cases.check(self, written, shown, reading_cases.EPOCHS)
+            model.tables[0].clear()
 
     def test_functions_whose_data_ends(self):
         with _CLUSTER.strategy.scope():

@@ -108,7 +108,8 @@ def write_samples(path, format, samples, compressed=False):
         write_parquet(path, samples, write_page_checksum=compressed)
     else:
         text = b"".join(line + b"\n" for line in samples)
-        path.write_bytes(gzip.compress(text) if compressed else text)
+        with open(path, "wb") as file:
+            file.write(gzip.compress(text) if compressed else text)
 
 
 def write(path, format, numbers, compressed=False):
@@ -183,8 +184,15 @@ def bad_rows():
     ]
 
 
-def write_broken(path, format, records, every=100):
+def write_broken(path, format, records, every=100, first=0):
     """Writes records of which each n-th is malformed, each kind in turn.
+
+    Args:
+      path: path of the file.
+      format: string.
+      records: int, the number of records.
+      every: int, which of them are malformed.
+      first: int, the number of the first record.
 
     Returns:
       `(numbers, counts)`: of the well-formed records, in order, and dict of
@@ -196,7 +204,7 @@ def write_broken(path, format, records, every=100):
         "parquet": bad_rows,
     }[format]()
     found, numbers, counts = [], [], {}
-    for number in range(records):
+    for number in range(first, first + records):
         if number % every != every // 2:
             found.append(sample(number, format))
             numbers.append(number)
