@@ -91,15 +91,9 @@ def _our_case(files, rows, args):
     ]
     schema = tf_ext.data.Schema(fields, label=_LABEL)
 
-    def dataset():
-        return tf_ext.data.read(
-            files,
-            schema,
-            batch_size=_BATCH,
-            header=True,
-            threads=args.threads,
-        )
-
+    dataset = tf_ext.data.read(
+        files, schema, batch_size=_BATCH, header=True, threads=args.threads
+    )
     # Like a vocabulary that is not built yet: each epoch inserts all rows.
     table = tf_ext.SparseTable("rows", args.dim, optimizer="adagrad")
     columns = map(tf_ext.feature_column.category_column, _STRINGS)
@@ -131,15 +125,11 @@ def _reference_cases(library, files, rows, args):
             indices = {name: lookups[name](features[name]) for name in _STRINGS}
             return {**features, **indices}, labels
 
-        def dataset():
-            return (
-                read(files, args.threads)
-                .map(to_indices, num_parallel_calls=args.threads)
-                .prefetch(2)
-            )
-
+        dataset = read(files, args.threads).map(
+            to_indices, num_parallel_calls=args.threads
+        )
         model = _dense_model(library, sizes, args.dim)
-        return _epoch(model, dataset, rows)
+        return _epoch(model, dataset.prefetch(2), rows)
 
     lookups = adapted()
     sizes = {name: lookups[name].vocabulary_size() for name in _STRINGS}
@@ -232,7 +222,7 @@ def _epoch(model, dataset, rows):
 
     def run():
         before = int(model.optimizer.iterations)
-        model.fit(dataset(), shuffle=False, verbose=0)
+        model.fit(dataset, shuffle=False, verbose=0)
         done = int(model.optimizer.iterations) - before
         # Keras 3 counts one more where it does not know a dataset's length.
         if done not in (steps, steps + 1):

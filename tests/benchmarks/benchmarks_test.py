@@ -83,6 +83,13 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(lines[0]["wall_ratio"], 1.0)
 
     @pytest.mark.slow
+    def test_read_fit(self):
+        _, lines = self._run("read_fit")
+        cases = [line["case"].partition(",")[0] for line in lines]
+        self.assertEqual(cases, ["hash_columns", "model"])
+        self.assertEqual({line["items"] for line in lines}, {1000})
+
+    @pytest.mark.slow
     def test_fit_files(self):
         _, lines = self._run("fit_files")
         cases = [line["case"] for line in lines]

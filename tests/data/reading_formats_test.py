@@ -93,6 +93,12 @@ class ReadTest(_FilesTest):
                 numbers_of(shuffled.skip(17).take(23)), whole[272:]
             )
 
+    def test_parquet_that_only_tensorflow_can_open(self):
+        records.write(self.path, "parquet", range(70))
+        file = f"file://{self.path}"
+        dataset = tf_ext.data.read(file, SCHEMA, "parquet", batch_size=16)
+        self.assertEqual(numbers_of(dataset), list(range(70)))
+
     @parameterized.parameters(*FORMATS)
     def test_labels_and_weights(self, format):
         records.write(self.path, format, [3, 10])

@@ -14,7 +14,7 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext._compat import clusters
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks import point_files
 from tf_ext.models import inflight
 from tf_ext.models.parameter_server_shares import ShareFeed
@@ -82,7 +82,10 @@ def _samples(ids):
 
 
 def _in_shares(*lengths, hashed=False):
-    """A function whose datasets have consecutive ids, so many a worker."""
+    """A function whose datasets have consecutive ids, so many a worker.
+
+    Hashed ones are made by the object that tf_keras has for it.
+    """
     ends = np.cumsum(lengths)
 
     def make(context):
@@ -94,6 +97,8 @@ def _in_shares(*lengths, hashed=False):
             data = tf_ext.data.hash_columns(data, [id_column("id")])
         return data
 
+    if hashed and not IS_KERAS_3:
+        return keras.utils.experimental.DatasetCreator(make)
     return make
 
 

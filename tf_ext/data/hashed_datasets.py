@@ -129,3 +129,6 @@ def _check_features(element_spec: typing.Any) -> None:
     if KEY in inputs:
         allowed = "one that is not hashed yet: hash all columns at once"
         refuse(_NAME, "dataset", allowed, element_spec)
+    # A feature [n] of one sample would be taken for a batch of n.
+    if any(spec.shape.rank == 0 for spec in tf.nest.flatten(element_spec)):
+        refuse(_NAME, "dataset", "of batches, not of samples", element_spec)

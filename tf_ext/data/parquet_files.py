@@ -1,7 +1,9 @@
 """Parquet files."""
 
+import contextlib
 import functools
 import io
+import os
 import typing
 from collections.abc import Callable, Iterator
 
@@ -40,11 +42,10 @@ class ParquetFiles:
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
         """Yields functions that convert the blocks of a file, in any thread."""
-        with tf.io.gfile.GFile(file, "rb") as raw:
+        with _source(file) as source:
             try:
                 opened = parquet.ParquetFile(
-                    pa.PythonFile(_Readable(raw), "r"),
-                    page_checksum_verification=True,
+                    source, page_checksum_verification=True
                 )
                 schema, metadata = opened.schema_arrow, opened.metadata
                 groups = [
@@ -133,6 +134,18 @@ class ParquetFiles:
             Malformed(first + row, reason) for row, reason in reasons.items()
         ]
         return Parsed(part, batch.num_rows, malformed, "row")
+
+
+@contextlib.contextmanager
+def _source(file: str) -> Iterator[typing.Any]:
+    """What pyarrow reads a file by."""
+    if os.path.isfile(file):
+        # A third less CPU time than with the copies of bytes below.
+        with pa.OSFile(file, "rb") as source:
+            yield source
+        return
+    with tf.io.gfile.GFile(file, "rb") as raw:
+        yield pa.PythonFile(_Readable(raw), "r")
 
 
 class _Readable(io.RawIOBase):
