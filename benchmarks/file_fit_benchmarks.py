@@ -116,8 +116,10 @@ def _reference_cases(library, files, rows, args):
         lookups = {}
         for name in _STRINGS:
             lookups[name] = layers.StringLookup()
-            texts = [features[name].numpy() for features in seen]
-            lookups[name].adapt(np.concatenate(texts))
+            texts = tf.concat([features[name] for features in seen], 0)
+            # Of an array, tf_keras would take 32 at a time.
+            batches_of_texts = tf.data.Dataset.from_tensor_slices(texts)
+            lookups[name].adapt(batches_of_texts.batch(_BATCH))
         return lookups
 
     def epoch(lookups, sizes, read=_decoded):

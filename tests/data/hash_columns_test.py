@@ -460,6 +460,9 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         raw = {"user": _first(_data())["user"]}
         hashed = _first(tf_ext.data.hash_columns(_data(), [_USER]))
         self.assertAllEqual(model(raw), model(hashed))
+        self.assertEqual(model.tables[0].stats()["rows"], 0)
+        model(hashed, True)  # Training, without the name of the argument.
+        self.assertGreater(model.tables[0].stats()["rows"], 0)
 
     def test_errors_of_a_batch(self):
         columns = [_USER, _WEIGHTED]
