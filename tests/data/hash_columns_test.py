@@ -1,14 +1,24 @@
 """Columns that are hashed in a dataset: the same signs, rows and errors."""
 
-import functools
 import pathlib
 import tempfile
 
-import numpy as np
 import pytest
 import sequence_models
 import tensorflow as tf
 from absl.testing import parameterized
+from hash_columns_cases import (
+    POOLED,
+    SEQUENCES,
+    STRUCTURES,
+    USER,
+    WEIGHTED,
+    all_hashed,
+    category,
+    data_of_all,
+    features_of_all,
+    sequence,
+)
 from model_building import rows_of
 
 import tf_ext
@@ -19,96 +29,6 @@ from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.hashed_features import KEY, join
 from tf_ext.layers import EmbeddingFeatures
 from tf_ext.models.batch_packing import Packing
-
-_SAMPLES, _BATCH = 23, 8
-_category = feature_column.category_column
-_sequence = feature_column.sequence_category_column
-
-_USER = _category("user")
-_WEIGHTED = _category("tags", weights="tag_weights", combiner="mean")
-_POOLED = [
-    _USER,
-    _category("user", bucket_size=5, namespace="u"),
-    _category("age", boundaries=[10, 20.5, 60]),
-    _category("number", missing=-1, combiner="max"),
-    _category("pair", hashing="identity"),
-    _category("sparse", combiner="sqrtn"),
-    _category("rated", weights="rating"),
-    _category("absent", optional=True),
-    _WEIGHTED,
-    feature_column.crossed_column([_USER, _WEIGHTED, "pair"], bucket_size=99),
-    feature_column.crossed_column(["user", "rated"]),
-]
-_SEQUENCES = [
-    _sequence("tags"),
-    _sequence(_category("tags", missing="3"), max_length=2, name="last"),
-    _sequence(_category("sparse"), truncating="post", name="first"),
-    _sequence("pair"),
-    _sequence(_category("padded", missing=0), name="padded"),
-    _sequence(_category("padded", missing=0), max_length=2, name="cut"),
-    _sequence(_WEIGHTED, ragged=True, append_weight=True, name="ragged"),
-    _sequence(_category("absent", optional=True), name="absent sequence"),
-]
-
-
-def _features():
-    rng = np.random.default_rng(0)
-
-    def ragged():
-        lengths = rng.integers(0, 4, _SAMPLES)
-        values = rng.integers(0, 30, lengths.sum()).astype(str)
-        return tf.RaggedTensor.from_row_lengths(values, lengths)
-
-    ages = rng.uniform(0, 80, _SAMPLES).astype(np.float32)
-    ages[3] = np.nan
-    tags = ragged()
-    weights = rng.uniform(size=len(tags.flat_values)).astype(np.float32)
-    padded = rng.integers(1, 9, [_SAMPLES, 3])
-    padded[np.arange(3) >= rng.integers(0, 4, _SAMPLES)[:, np.newaxis]] = 0
-    return {
-        "user": tf.constant(rng.integers(0, 9, _SAMPLES).astype(str)),
-        "age": tf.constant(ages),
-        "number": tf.constant(rng.integers(-1, 3, _SAMPLES)),
-        "pair": tf.constant(rng.integers(0, 9, [_SAMPLES, 2]), tf.int32),
-        "sparse": ragged().to_sparse(),
-        "rated": tf.constant(rng.integers(0, 9, [_SAMPLES, 1])),
-        "rating": tf.constant(rng.uniform(size=[_SAMPLES, 1]), tf.float32),
-        "tags": tags,
-        "tag_weights": tags.with_values(tf.constant(weights)),
-        "padded": tf.constant(padded),
-        "price": tf.constant(rng.normal(size=[_SAMPLES, 1]), tf.float32),
-    }
-
-
-def _data():
-    """Batches of 8, 8, 7 and 0 samples."""
-    labels = tf.cast(tf.range(_SAMPLES) % 2, tf.float32)[:, tf.newaxis]
-    data = tf.data.Dataset.from_tensor_slices((_features(), labels))
-    data = data.batch(_BATCH)
-    return data.concatenate(data.take(1).map(_without_samples))
-
-
-def _without_samples(*batch):
-    def cut(value):
-        if isinstance(value, tf.SparseTensor):
-            size = [0, value.dense_shape[1]]
-            return tf.sparse.slice(value, [0, 0], size)
-        return value[:0]
-
-    return tf.nest.map_structure(cut, batch)
-
-
-@functools.cache
-def _all_hashed():
-    """All columns of `_data`; tests share it, because it takes long to make."""
-    return tf_ext.data.hash_columns(_data(), [*_POOLED, *_SEQUENCES])
-
-
-# One of each structure of signs, weights and masks.
-_STRUCTURES = [
-    *(_USER, _WEIGHTED, _category("sparse")),
-    *(_category("rated", weights="rating"), _SEQUENCES[0], _SEQUENCES[1]),
-]
 
 
 def _sent(data):
@@ -154,9 +74,11 @@ class BatchTest(tf.test.TestCase, parameterized.TestCase):
         self._check(_sent_share)
 
     def _check(self, change):
-        self.assertEqual(_all_hashed().cardinality(), 4)
-        columns = [*_POOLED, *_SEQUENCES]
-        for features, signs in self._batches(change, _data(), _all_hashed()):
+        self.assertEqual(all_hashed().cardinality(), 4)
+        columns = [*POOLED, *SEQUENCES]
+        for features, signs in self._batches(
+            change, data_of_all(), all_hashed()
+        ):
             self.assertCountEqual(signs, ["price", KEY])
             self._assert_same(columns, features, signs)
 
@@ -172,16 +94,16 @@ class BatchTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_each_structure_in_shares_that_are_sent(self):
         keys = ["user", "tags", "tag_weights", "sparse", "rated", "rating"]
-        raw = _data().map(lambda x, y: ({key: x[key] for key in keys}, y))
-        hashed = tf_ext.data.hash_columns(raw, _STRUCTURES)
+        raw = data_of_all().map(lambda x, y: ({key: x[key] for key in keys}, y))
+        hashed = tf_ext.data.hash_columns(raw, STRUCTURES)
         for features, signs in self._batches(_sent_share, raw, hashed):
-            self._assert_same(_STRUCTURES, features, signs)
+            self._assert_same(STRUCTURES, features, signs)
 
     def test_single_values_alone_and_some_columns_in_another_order(self):
         crossed = feature_column.crossed_column(["user", "rated"])
-        columns = [_USER, crossed, _category("rated", weights="rating")]
-        raw = next(iter(_data()))[0]
-        hashed = next(iter(tf_ext.data.hash_columns(_data(), columns)))[0]
+        columns = [USER, crossed, category("rated", weights="rating")]
+        raw = next(iter(data_of_all()))[0]
+        hashed = next(iter(tf_ext.data.hash_columns(data_of_all(), columns)))[0]
         self.assertEqual(
             [one["signs"].shape for one in hashed[KEY].values()], [[8]] * 3
         )
@@ -189,13 +111,13 @@ class BatchTest(tf.test.TestCase, parameterized.TestCase):
             self._assert_same(some, raw, hashed)
 
     def test_filler_batches_of_workers_without_data(self):
-        empty = worker_batches.empty_batch(_all_hashed().element_spec)
-        found = join([*_POOLED, *_SEQUENCES], empty[0][KEY])
+        empty = worker_batches.empty_batch(all_hashed().element_spec)
+        found = join([*POOLED, *SEQUENCES], empty[0][KEY])
         self.assertEqual(found.bags.row_splits, [0])
 
     def test_order_with_threads(self):
         data = tf.data.Dataset.range(100).map(lambda i: {"id": i}).batch(1)
-        column = _category("id", hashing="identity")
+        column = category("id", hashing="identity")
         for calls in (4, None):
             hashed = tf_ext.data.hash_columns(
                 data, [column], num_parallel_calls=calls
@@ -210,22 +132,22 @@ def _first(data):
 
 class LayerTest(tf.test.TestCase):
     def _batches(self, columns, **kwargs):
-        hashed = tf_ext.data.hash_columns(_data(), columns, **kwargs)
-        return _first(_data()), _first(hashed)
+        hashed = tf_ext.data.hash_columns(data_of_all(), columns, **kwargs)
+        return _first(data_of_all()), _first(hashed)
 
     def test_other_combiners_and_names_are_the_same_column(self):
-        mean = _category("user", combiner="mean")
+        mean = category("user", combiner="mean")
         named = feature_column.crossed_column(["user", "pair"], name="both")
         layer = EmbeddingFeatures([mean, named], tf_ext.SparseTable("a", 2))
         unnamed = feature_column.crossed_column(["user", "pair"])
-        raw, hashed = self._batches([_USER, unnamed])
+        raw, hashed = self._batches([USER, unnamed])
         self.assertAllEqual(layer(raw), layer(hashed))
 
     def test_masks(self):
         layer = EmbeddingFeatures(
-            [*_SEQUENCES, _USER], tf_ext.SparseTable("b", 2), concatenate=False
+            [*SEQUENCES, USER], tf_ext.SparseTable("b", 2), concatenate=False
         )
-        raw, hashed = _first(_data()), _first(_all_hashed())
+        raw, hashed = _first(data_of_all()), _first(all_hashed())
         wanted, found = layer(raw), layer(hashed)
         for name, output in wanted.items():
             self.assertAllEqual(output, found[name])
@@ -236,23 +158,23 @@ class LayerTest(tf.test.TestCase):
 
     def test_another_layer_hashes_what_is_there(self):
         table = tf_ext.SparseTable("c", 2)
-        price = _category("price", boundaries=[0.0])
-        raw, hashed = self._batches([_USER, price], keep=["price"])
-        layer = EmbeddingFeatures([_category("price", boundaries=[1.0])], table)
+        price = category("price", boundaries=[0.0])
+        raw, hashed = self._batches([USER, price], keep=["price"])
+        layer = EmbeddingFeatures([category("price", boundaries=[1.0])], table)
         self.assertAllEqual(layer(raw), layer(hashed))
 
     def test_columns_that_are_hashed_in_another_way(self):
-        _, hashed = self._batches([_USER, _WEIGHTED, _SEQUENCES[1]])
+        _, hashed = self._batches([USER, WEIGHTED, SEQUENCES[1]])
         for column in (
-            _category("user", bucket_size=7),
-            _category("user", namespace="other"),
-            _category("user", missing="1"),
-            _category("user", optional=True, missing=""),
-            _category("tags"),
-            _category("tags", weights="tag_weights", optional=True, missing=""),
-            _sequence(_category("tags", missing="3"), max_length=3),
-            _sequence(
-                _category("tags", missing="3"), max_length=2, truncating="post"
+            category("user", bucket_size=7),
+            category("user", namespace="other"),
+            category("user", missing="1"),
+            category("user", optional=True, missing=""),
+            category("tags"),
+            category("tags", weights="tag_weights", optional=True, missing=""),
+            sequence(category("tags", missing="3"), max_length=3),
+            sequence(
+                category("tags", missing="3"), max_length=2, truncating="post"
             ),
         ):
             layer = EmbeddingFeatures(
@@ -268,9 +190,9 @@ class LayerTest(tf.test.TestCase):
                 layer(hashed)
 
     def test_some_columns_that_are_not_hashed(self):
-        _, hashed = self._batches([_USER], keep=["user"])
+        _, hashed = self._batches([USER], keep=["user"])
         layer = EmbeddingFeatures(
-            [_USER, _category("price", boundaries=[0])],
+            [USER, category("price", boundaries=[0])],
             tf_ext.SparseTable("e", 2),
         )
         with self.assertRaisesRegex(
@@ -292,13 +214,13 @@ def _model(kind):
         admission=tf_ext.admission.Count(2),
     )
     wide = tf_ext.SparseTable("wide", 1, "ftrl", seed=2)
-    crossed = feature_column.crossed_column(["user", _WEIGHTED], bucket_size=9)
-    ages = _category("age", boundaries=[20.5, 60])
+    crossed = feature_column.crossed_column(["user", WEIGHTED], bucket_size=9)
+    ages = category("age", boundaries=[20.5, 60])
     embed = EmbeddingFeatures(
-        {deep: [_USER, _WEIGHTED, crossed], wide: [ages, _USER]}, click="price"
+        {deep: [USER, WEIGHTED, crossed], wide: [ages, USER]}, click="price"
     )
-    statistics = EmbeddingFeatures([_USER], deep, cvm=True)
-    history = EmbeddingFeatures([_sequence("tags")], wide, concatenate=False)
+    statistics = EmbeddingFeatures([USER], deep, cvm=True)
+    history = EmbeddingFeatures([sequence("tags")], wide, concatenate=False)
     masked = sequence_models.MaskedSum()
     join_all = keras.layers.Concatenate()
     dense = keras.layers.Dense(1, kernel_initializer="ones")
@@ -326,7 +248,7 @@ def _model(kind):
 
 
 def _inputs(keys):
-    features = _features()
+    features = features_of_all()
     return {
         key: keras.Input(
             features[key].shape[1:],
@@ -342,7 +264,7 @@ def _inputs(keys):
 class Small(tf_ext.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.embed = EmbeddingFeatures([_USER], tf_ext.SparseTable("small", 1))
+        self.embed = EmbeddingFeatures([USER], tf_ext.SparseTable("small", 1))
 
     def call(self, inputs, training=None):
         return self.embed(inputs, training=training)
@@ -351,7 +273,7 @@ class Small(tf_ext.Model):
 def _small_functional():
     inputs = _inputs(["user"])
     table = tf_ext.SparseTable("small", 1)
-    return tf_ext.Model(inputs, EmbeddingFeatures([_USER], table)(inputs))
+    return tf_ext.Model(inputs, EmbeddingFeatures([USER], table)(inputs))
 
 
 class ModelTest(tf.test.TestCase, parameterized.TestCase):
@@ -363,7 +285,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         self._compare("subclassed")
 
     def _compare(self, kind):
-        raw = _data().map(
+        raw = data_of_all().map(
             lambda features, labels: (
                 {key: features[key] for key in _MODEL_KEYS}
                 | {"price": tf.abs(features["price"])},
@@ -408,8 +330,8 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
     )
     def test_saved_and_served_models_take_raw_features(self, make):
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
-        raw = {"user": _first(_data())["user"]}
-        hashed = _first(tf_ext.data.hash_columns(_data(), [_USER]))
+        raw = {"user": _first(data_of_all())["user"]}
+        hashed = _first(tf_ext.data.hash_columns(data_of_all(), [USER]))
         model = make()
         wanted = model(hashed, training=True)
         if make is Small:
@@ -430,14 +352,14 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_features_that_another_layer_reads(self):
         table = tf_ext.SparseTable("f", 2)
-        price = _category("price", boundaries=[0.0])
+        price = category("price", boundaries=[0.0])
         inputs = _inputs(["price"])
         rows = EmbeddingFeatures([price], table)(inputs)
         both = keras.layers.Concatenate(name="both")([rows, inputs["price"]])
         model = tf_ext.Model(inputs, both)
-        raw = {"price": _first(_data())["price"]}
+        raw = {"price": _first(data_of_all())["price"]}
         [hashed, kept] = (
-            _first(tf_ext.data.hash_columns(_data(), [price], keep=keep))
+            _first(tf_ext.data.hash_columns(data_of_all(), [price], keep=keep))
             for keep in ((), ["price"])
         )
         with self.assertRaisesRegex(
@@ -455,17 +377,17 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_inputs_that_are_a_list(self):
         users = _inputs(["user"])["user"]
-        layer = EmbeddingFeatures([_USER], tf_ext.SparseTable("j", 2))
+        layer = EmbeddingFeatures([USER], tf_ext.SparseTable("j", 2))
         model = tf_ext.Model([users], layer({"user": users}))
-        raw = {"user": _first(_data())["user"]}
-        hashed = _first(tf_ext.data.hash_columns(_data(), [_USER]))
+        raw = {"user": _first(data_of_all())["user"]}
+        hashed = _first(tf_ext.data.hash_columns(data_of_all(), [USER]))
         self.assertAllEqual(model(raw), model(hashed))
         self.assertEqual(model.tables[0].stats()["rows"], 0)
-        model(hashed, True)  # Training, without the name of the argument.
+        model(hashed, training=True)
         self.assertGreater(model.tables[0].stats()["rows"], 0)
 
     def test_errors_of_a_batch(self):
-        columns = [_USER, _WEIGHTED]
+        columns = [USER, WEIGHTED]
         inputs = _inputs(["user", "tags", "tag_weights"])
         layer = EmbeddingFeatures(columns, tf_ext.SparseTable("g", 2))
         model = tf_ext.Model(inputs, layer(inputs))
@@ -501,16 +423,16 @@ class ArgumentTest(tf.test.TestCase, parameterized.TestCase):
         ),
         (
             "samples",
-            {"dataset": _data().unbatch()},
+            {"dataset": data_of_all().unbatch()},
             "`dataset` .* of batches, not of samples",
         ),
         (
             "labels",
-            {"dataset": _data().map(lambda x, y: (x, y[0, 0]))},
+            {"dataset": data_of_all().map(lambda x, y: (x, y[0, 0]))},
             "`dataset` .* of batches, not of samples",
         ),
         ("columns", {"columns": "user"}, "`columns` .* a list of columns"),
-        ("column", {"columns": [_USER, 1]}, "`columns` .* a list of columns"),
+        ("column", {"columns": [USER, 1]}, "`columns` .* a list of columns"),
         ("none", {"columns": []}, "`columns` .* a list of columns"),
         ("keep", {"keep": "user"}, "`keep` .* that columns read, 'user'"),
         ("no_keys", {"keep": 1}, "`keep` .* Received: keep=1"),
@@ -518,23 +440,23 @@ class ArgumentTest(tf.test.TestCase, parameterized.TestCase):
         ("calls", {"num_parallel_calls": 0}, "AUTOTUNE or None.*=0"),
         (
             "missing",
-            {"columns": [_category("other")]},
+            {"columns": [category("other")]},
             "^The feature 'other' of column 'other' is missing",
         ),
         (
             "type",
-            {"columns": [_category("age")]},
+            {"columns": [category("age")]},
             "^The feature 'age' is of floats, which are no ids",
         ),
     )
     def test_refused(self, arguments, message):
-        arguments = {"dataset": _data(), "columns": [_USER], **arguments}
+        arguments = {"dataset": data_of_all(), "columns": [USER], **arguments}
         with self.assertRaisesRegex(ValueError, message):
             tf_ext.data.hash_columns(**arguments)
 
     def test_hashed_twice(self):
         with self.assertRaisesRegex(ValueError, "hash all columns at once"):
-            tf_ext.data.hash_columns(_all_hashed(), [_category("age")])
+            tf_ext.data.hash_columns(all_hashed(), [category("age")])
 
 
 if __name__ == "__main__":
