@@ -33,6 +33,7 @@ _WITHOUT_KERAS = {
     "data/worker_batches_test.py",
     "distribute/distribute_errors_test.py",
     "distribute/distribute_local_test.py",
+    "distribute/forked_processes_test.py",
     "distribute/local_workers_test.py",
     "distribute/multi_worker_launch_test.py",
     "distribute/multi_worker_strategy_test.py",

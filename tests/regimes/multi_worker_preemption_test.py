@@ -3,16 +3,13 @@
 import json
 import pathlib
 import signal
-import sys
 
 import multi_worker_util
 import preemption_program as program
 import processes
 import tensorflow as tf
-from paths import SUPPORT
 from saving_util import TestCase
 
-from tf_ext import distribute
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.callbacks import preemption
 
@@ -21,11 +18,8 @@ _TIMEOUT_SECONDS = 200
 
 class PreemptionTest(TestCase):
     def _workers(self, folder, number, count=2):
-        command = [sys.executable, SUPPORT / "preemption_program.py"]
-        return distribute.LocalWorkers(
-            [*command, folder, "workers", number],
-            count,
-            environment=multi_worker_util.ENVIRONMENT,
+        return multi_worker_util.started(
+            "preemption_program.py", folder, "workers", number, workers=count
         )
 
     def test_goes_on_at_the_next_step(self):

@@ -1,10 +1,7 @@
 """A synchronous worker dies; all start again and go on from the last backup."""
 
 import json
-import os
-import sys
 import tempfile
-from unittest import mock
 
 import multi_worker_util
 import pytest
@@ -20,9 +17,9 @@ _TIMEOUT_SECONDS = 200
 class RecoveryTest(tf.test.TestCase):
     def train(self, *options, restarts=0):
         folder = tempfile.mkdtemp(dir=self.get_temp_dir())
-        with mock.patch.dict(os.environ, multi_worker_util.ENVIRONMENT):
+        with multi_worker_util.forks():
             results = distribute.run_local_workers(
-                [sys.executable, _PROGRAM, folder, *options],
+                [_PROGRAM, folder, *options],
                 workers=2,
                 timeout_seconds=_TIMEOUT_SECONDS,
                 restarts=restarts,

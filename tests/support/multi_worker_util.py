@@ -1,22 +1,34 @@
 """Runs a program of the tests as several workers of a cluster on loopback."""
 
 import contextlib
+import functools
 import json
 import os
-import pathlib
-import sys
+from unittest import mock
 
+import processes
 from paths import SUPPORT
 
-import tf_ext
-from tf_ext.distribute.local_workers import LocalWorkers
+from tf_ext import distribute
+from tf_ext.distribute import child_processes, local_workers
 
-# Where programs find the modules of the tests, and the same tf_ext as here.
-ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join(
-        [str(SUPPORT), str(pathlib.Path(tf_ext.__file__).parents[1])]
-    )
-}
+
+@contextlib.contextmanager
+def forks():
+    """Lets local workers start as forks, by commands without `python`."""
+    environment = processes.program_environment()
+    server = processes.fork_server(environment)
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(
+            local_workers,
+            "ChildProcesses",
+            functools.partial(
+                child_processes.ChildProcesses, fork_server=server
+            ),
+        ),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -33,8 +45,12 @@ def started(program, *arguments, workers=2, start=None):
       A `LocalWorkers`. What the workers wrote is printed in the end, which
       pytest shows if the test fails.
     """
-    command = [sys.executable, "-P", SUPPORT / program, *arguments]
-    with LocalWorkers(command, workers, start, ENVIRONMENT) as running:
+    with (
+        forks(),
+        distribute.LocalWorkers(
+            [SUPPORT / program, *arguments], workers, start
+        ) as running,
+    ):
         try:
             yield running
         finally:

@@ -1,7 +1,9 @@
 """Runs programs of the tests in processes of their own."""
 
+import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +12,7 @@ import time
 from paths import ROOT, SUPPORT, TESTS
 
 import tf_ext
+from tf_ext.distribute import forked_processes
 
 _TEST_FILE_TIMEOUT_SECONDS = 900
 _STOP_TIMEOUT_SECONDS = 200
@@ -48,7 +51,7 @@ def run(program, *arguments, timeout_seconds=300, **environment):
         the end of what it wrote.
     """
     return _run(
-        _command(program, *arguments),
+        _arguments(program, *arguments),
         f"{program} {arguments}",
         timeout_seconds,
         **environment,
@@ -70,12 +73,11 @@ class Program:
         # Not pipes, which nothing would read meanwhile.
         self._output = tempfile.TemporaryFile()
         self._log = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            _command(program, *arguments),
-            env={**_environment(), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._log,
+        self.process = _start(
+            _arguments(program, *arguments),
+            self._output,
+            self._log,
+            {**program_environment(), **environment},
         )
 
     def __enter__(self):
@@ -138,47 +140,97 @@ def run_program(text, folder, timeout_seconds=300):
         f"{number:4} {line}" for number, line in enumerate(text.splitlines(), 1)
     )
     return _run(
-        [sys.executable, "-P", str(path)],
+        [str(path)],
         f"The program\n{lines}\n",
         timeout_seconds,
         folder,
     )
 
 
-def _command(program, *arguments):
+def _arguments(program, *arguments):
     start = program if program == "-m" else str(SUPPORT / program)
-    return [sys.executable, "-P", start, *map(str, arguments)]
+    return [start, *map(str, arguments)]
 
 
-def _run(command, name, timeout_seconds, folder=None, **environment):
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env={**_environment(), **environment},
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
+def _run(arguments, name, timeout_seconds, folder=None, **environment):
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
+        process = _start(
+            arguments,
+            output,
+            log,
+            {**program_environment(), **environment},
+            folder,
         )
+        status = _wait(process, name, timeout_seconds, output, log)
+        if status != 0:
+            raise AssertionError(
+                f"{name} ended with {status}:\n"
+                f"{_end(_text_of(output))}\n{_end(_text_of(log))}"
+            )
+        return _text_of(output)
+
+
+def _start(arguments, output, log, environment, folder=None):
+    """Starts `python <arguments>`, which has a session of its own.
+
+    It is a fork of a process that has imported TensorFlow, unless the variables
+    of its environment could make a difference to that.
+    """
+    server = fork_server(environment)
+    if server:
+        return server.start(arguments, environment, output, log, folder)
+    return subprocess.Popen(
+        [sys.executable, "-P", *arguments],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
+_fork_servers = []
+
+
+def fork_server(environment):
+    """A `ForkServer` of an environment; None for one that is rare."""
+    common = _without(program_environment(), "TF_CONFIG", "TF_USE_LEGACY_KERAS")
+    if common != _without(environment, "TF_CONFIG", "TF_USE_LEGACY_KERAS"):
+        return None
+    own = _without(environment, "TF_CONFIG")
+    for others, server in _fork_servers:
+        if others == own:
+            return server
+    server = forked_processes.ForkServer(own)
+    _fork_servers.append((own, server))
+    return server
+
+
+def _without(environment, *names):
+    # pytest's changes with each test.
+    names = {*names, "PYTEST_CURRENT_TEST"}
+    return {n: v for n, v in environment.items() if n not in names}
+
+
+def _wait(process, name, timeout_seconds, output, log):
+    try:
+        return process.wait(timeout_seconds)
     except subprocess.TimeoutExpired as error:
         raise AssertionError(
             f"{name} took more than {timeout_seconds} s:\n"
-            f"{_end(error.stdout)}\n{_end(error.stderr)}"
+            f"{_end(_text_of(output))}\n{_end(_text_of(log))}"
         ) from error
-    if done.returncode != 0:
-        raise AssertionError(
-            f"{name} ended with {done.returncode}:\n"
-            f"{_end(done.stdout)}\n{_end(done.stderr)}"
-        )
-    return done.stdout
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def _environment():
+def program_environment():
     """The variables of a process that imports tf_ext from anywhere."""
     return dict(
         os.environ,
-        TF_CPP_MIN_LOG_LEVEL="2",
         # The same tf_ext, wherever this process has it from.
         PYTHONPATH=os.pathsep.join(
             [str(SUPPORT), str(pathlib.Path(tf_ext.__file__).parents[1])]
@@ -200,23 +252,21 @@ def run_test_files(
     Raises:
       AssertionError: a test failed; the message holds what pytest wrote.
     """
-    done = subprocess.run(
-        [
-            *[sys.executable, "-m", "pytest", *map(str, paths)],
-            *["-q", "-n", "0", "-p", "no:cacheprovider", "--durations=5"],
-            *options,
-        ],
-        cwd=ROOT,
-        env=dict(os.environ, **environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout_seconds,
-        check=False,
-    )
-    if done.returncode not in (0, _NO_TESTS_COLLECTED):
-        names = ", ".join(path.name for path in paths)
-        raise AssertionError(f"{names} failed:\n{done.stdout}")
+    names = ", ".join(path.name for path in paths)
+    arguments = [
+        *["-m", "pytest", *map(str, paths)],
+        *["-q", "-n", "0", "-p", "no:cacheprovider", "--durations=5"],
+        *options,
+    ]
+    with tempfile.TemporaryFile() as log:
+        process = _start(
+            arguments, log, log, {**program_environment(), **environment}, ROOT
+        )
+        status = _wait(process, names, timeout_seconds, log, log)
+        if status not in (0, _NO_TESTS_COLLECTED):
+            raise AssertionError(
+                f"{names} failed with {status}:\n{_text_of(log)}"
+            )
 
 
 def wait_until(condition):

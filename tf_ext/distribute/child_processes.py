@@ -25,9 +25,11 @@ class ChildProcesses:
       count: int, how many there will be. The processors are divided among them,
         unless the environment variable `TF_NUM_INTRAOP_THREADS` says how many
         threads each has.
+      fork_server: `ForkServer` that starts them, which is not closed here.
+        None: each is started by itself.
     """
 
-    def __init__(self, count):
+    def __init__(self, count, fork_server=None):
         self._threads = max(1, len(os.sched_getaffinity(0)) // count)
         self._processes = {}
         self._watched = set()
@@ -39,25 +41,34 @@ class ChildProcesses:
             # This process alone handles an interrupt from the terminal.
             start_new_session=True,
         )
+        self._fork_server = fork_server
 
     def start(self, key, command, output, log, **environment):
         """Starts a process, and replaces one of the same key that has ended.
 
         Args:
           key: what identifies it here.
-          command: list of strings.
+          command: list of strings; for a fork server as of its `start`.
           output: file for standard output.
           log: file for standard error.
           **environment: variables that it gets, besides this process's.
         """
-        process = subprocess.Popen(
-            command,
-            env=dict(self._environment(), **environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=log,
-            start_new_session=True,
-        )
+        environment = {
+            "TF_NUM_INTRAOP_THREADS": str(self._threads),
+            **task_environment(),
+            **environment,
+        }
+        if self._fork_server:
+            process = self._fork_server.start(command, environment, output, log)
+        else:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=log,
+                start_new_session=True,
+            )
         with self._lock:
             self._tell("+", process)
             self._processes[key] = process
@@ -114,18 +125,19 @@ class ChildProcesses:
         self._watchdog.stdin.write(f"{sign}{process.pid}\n")
         self._watchdog.stdin.flush()
 
-    def _environment(self):
-        environment = dict(os.environ)
-        environment.pop("TF_CONFIG", None)
-        environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-        environment.setdefault("TF_NUM_INTRAOP_THREADS", str(self._threads))
-        # The same tf_ext, wherever this process has it from.
-        own = str(pathlib.Path(tf_ext.__file__).resolve().parents[1])
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [own, *filter(None, [inherited])]
-        )
-        return environment
+
+def task_environment():
+    """The environment variables of a process of a cluster on this machine."""
+    environment = dict(os.environ)
+    environment.pop("TF_CONFIG", None)
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    # The same tf_ext, wherever this process has it from.
+    own = str(pathlib.Path(tf_ext.__file__).resolve().parents[1])
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [own, *filter(None, [inherited])]
+    )
+    return environment
 
 
 def log_end(text):

@@ -3,7 +3,6 @@
 import json
 import pathlib
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,8 +14,13 @@ import tensorflow as tf
 from tf_ext._checks import check_count
 from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import task_name
-from tf_ext.distribute.child_processes import ChildProcesses, log_end
+from tf_ext.distribute.child_processes import (
+    ChildProcesses,
+    log_end,
+    task_environment,
+)
 from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
+from tf_ext.distribute.forked_processes import ForkServer
 from tf_ext.distribute.ports import free_ports
 from tf_ext.distribute.strategy import parameter_server_strategy
 
@@ -85,6 +89,7 @@ class LocalCluster:
         self._counts = {"worker": workers, "ps": ps}
         self._start_timeout_seconds = start_timeout_seconds
         self._restart_lost = restart_lost
+        self._fork_server: typing.Any = None
         self._processes: typing.Any = None
         self._strategies: weakref.WeakSet[typing.Any] = weakref.WeakSet()
         # Held where processes are started and ended.
@@ -96,7 +101,10 @@ class LocalCluster:
 
     def __enter__(self) -> typing.Self:
         self._folder = tempfile.TemporaryDirectory(prefix="tf_ext_cluster_")
-        self._processes = ChildProcesses(sum(self._counts.values()))
+        self._fork_server = ForkServer(task_environment())
+        self._processes = ChildProcesses(
+            sum(self._counts.values()), self._fork_server
+        )
         try:
             self._start_all()
         except BaseException:
@@ -183,7 +191,7 @@ class LocalCluster:
         """Starts a process; returns where its part of the log begins."""
         path = self._log_path(job, task)
         command = [
-            *[sys.executable, "-P", "-m", _MODULE],
+            *["-m", _MODULE],
             f"--cluster={json.dumps(self.cluster)}",
             *[f"--job={job}", f"--task={task}"],
             "--grace_seconds=0",  # The chief ends it.
@@ -240,6 +248,7 @@ class LocalCluster:
         for strategy in self._strategies:
             coordinators.keep(strategy)
         self._processes.close()
+        self._fork_server.close()
         self._folder.cleanup()
         self.cluster = None
 

@@ -1,0 +1,206 @@
+"""Forks of a process behave as processes that were started by themselves."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+
+import processes
+from absl.testing import absltest
+
+from tf_ext.distribute.forked_processes import ForkServer
+
+_NAMED = """
+import os, sys
+print(__name__, sys.argv, os.getcwd(), os.environ.get("OWN"),
+      os.environ.get("COMMON"), os.getsid(0) == os.getpid())
+print("log", file=sys.stderr)
+"""
+
+
+def _environment(folder, **variables):
+    # In place of TensorFlow, whose import takes seconds.
+    return dict(os.environ, PYTHONPATH=str(folder), **variables)
+
+
+class TestCase(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.folder = pathlib.Path(self.directory())
+        self.output = self.enterContext(tempfile.TemporaryFile())
+        self.log = self.enterContext(tempfile.TemporaryFile())
+
+    def directory(self):
+        return self.enterContext(tempfile.TemporaryDirectory())
+
+    def server(self, tensorflow=""):
+        (self.folder / "tensorflow.py").write_text(tensorflow)
+        server = ForkServer(_environment(self.folder, COMMON="common"))
+        self.addCleanup(server.close)
+        return server
+
+    def start(self, server, program, *arguments, **options):
+        # Not one that another fork has yet to read.
+        path = pathlib.Path(self.directory(), "program.py")
+        path.write_text(program)
+        options = {"environment": _environment(self.folder), **options}
+        return server.start(
+            [path, *arguments], output=self.output, log=self.log, **options
+        )
+
+    def written(self, file):
+        return os.pread(file.fileno(), 10_000, 0).decode()
+
+
+class StartTest(TestCase):
+    def test_has_its_arguments_folder_and_environment(self):
+        folder = self.directory()
+        server = self.server()
+        process = self.start(
+            server,
+            _NAMED,
+            "one",
+            environment=_environment(self.folder, OWN="own"),
+            folder=folder,
+        )
+        self.assertEqual(process.wait(60), 0)
+        self.assertEqual(
+            self.written(self.output),
+            f"__main__ {process.args} {folder} own None True\n",
+        )
+        self.assertEqual(self.written(self.log), "log\n")
+
+    def test_runs_modules(self):
+        (self.folder / "named.py").write_text(_NAMED)
+        process = self.server().start(
+            ["-m", "named", "two"],
+            _environment(self.folder, COMMON="common"),
+            self.output,
+            self.log,
+        )
+        self.assertEqual(process.wait(60), 0)
+        arguments = [str(self.folder / "named.py"), "two"]
+        self.assertEqual(
+            self.written(self.output),
+            f"__main__ {arguments} {os.getcwd()} None common True\n",
+        )
+
+    def test_imports_tensorflow_once(self):
+        server = self.server("import os\npid = os.getpid()")
+        program = "import tensorflow\nprint(tensorflow.pid)"
+        for _ in range(2):
+            self.start(server, program).wait(60)
+        first, second = self.written(self.output).splitlines()
+        self.assertEqual(first, second)
+
+    def test_draws_other_numbers_in_each(self):
+        server = self.server()
+        program = "import numpy as np\nprint(np.random.random())"
+        for _ in range(2):
+            self.start(server, program).wait(60)
+        first, second = self.written(self.output).splitlines()
+        self.assertNotEqual(first, second)
+
+    def test_has_no_files_of_the_server(self):
+        program = """
+import os
+for file in os.listdir("/proc/self/fd"):
+    try:
+        print(os.readlink(f"/proc/self/fd/{file}"))
+    except FileNotFoundError:
+        pass  # The folder.
+"""
+        server = self.server()
+        sleeping = self.start(server, "import time\ntime.sleep(60)")
+        self.addCleanup(sleeping.kill)
+        self.start(server, program).wait(60)
+        self.assertNotIn("socket:", self.written(self.output))
+        self.assertNotIn("pidfd", self.written(self.output))
+
+
+class StatusTest(TestCase):
+    def test_is_that_of_the_program(self):
+        server = self.server()
+        for program, status in {
+            "": 0,
+            "import sys\nsys.exit(7)": 7,
+            "raise SystemExit('why')": 1,
+            "1 / 0": 1,
+            "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)": -9,
+            "import atexit, os\natexit.register(os._exit, 5)": 5,
+        }.items():
+            with self.subTest(program):
+                self.assertEqual(self.start(server, program).wait(60), status)
+        log = self.written(self.log)
+        self.assertIn("why\n", log)
+        self.assertIn("ZeroDivisionError: division by zero\n", log)
+
+    def test_of_several_that_run_at_once(self):
+        server = self.server()
+        program = "import sys, time\ntime.sleep(60)"
+        running = [self.start(server, program) for _ in range(3)]
+        self.assertEqual([p.poll() for p in running], [None] * 3)
+        with self.assertRaises(subprocess.TimeoutExpired):
+            running[0].wait(0.05)
+        running[1].send_signal(signal.SIGTERM)
+        running[2].kill()
+        self.assertEqual(running[2].wait(60), -signal.SIGKILL)
+        self.assertEqual(running[1].wait(60), -signal.SIGTERM)
+        self.assertIsNone(running[0].poll())
+        running[0].kill()
+        running[0].wait(60)
+        running[0].kill()  # Of one that has ended, nothing.
+
+
+class EndTest(TestCase):
+    def test_ends_when_it_is_closed(self):
+        server = self.server()
+        self.start(server, "").wait(60)
+        pid = server._process.pid
+        server.close()
+        self.assertFalse(processes.is_running(pid))
+
+    def test_ends_with_its_parent(self):
+        (self.folder / "tensorflow.py").write_text("")
+        program = f"""
+import os, signal, tempfile
+from tf_ext.distribute.forked_processes import ForkServer
+server = ForkServer(dict(os.environ, PYTHONPATH={str(self.folder)!r}))
+with tempfile.TemporaryFile() as file:
+    server.start(["-m", "this"], dict(os.environ), file, file).wait()
+print(server._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+        parent = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        self.assertEqual(parent.returncode, -signal.SIGKILL)
+        processes.wait_until_ended([int(parent.stdout)])
+
+    def test_shows_why_it_cannot_start(self):
+        server = self.server("raise ImportError('no such library')")
+        for _ in range(2):
+            with self.assertRaisesRegex(
+                RuntimeError,
+                "(?s)^The process that forks others has ended with status 1. "
+                "Its log ends with:.*ImportError: no such library",
+            ):
+                self.start(server, "")
+
+    def test_ends_all_when_it_is_killed(self):
+        server = self.server()
+        running = self.start(server, "import time\ntime.sleep(60)")
+        os.kill(server._process.pid, signal.SIGKILL)
+        self.assertEqual(running.wait(60), -signal.SIGKILL)
+        processes.wait_until_ended([running.pid])
+        with self.assertRaisesRegex(RuntimeError, "has ended with status -9"):
+            self.start(server, "")
+
+
+if __name__ == "__main__":
+    absltest.main()
