@@ -36,6 +36,7 @@ def setUpModule():
 
 def tearDownModule():
     pids = [_cluster.pid(*task) for task in _TASKS]
+    pids.append(_cluster._fork_server._process.pid)
     _cluster.__exit__(None, None, None)
     left = [pid for pid in pids if processes.is_running(pid)]
     assert not left, f"processes are left: {left}"

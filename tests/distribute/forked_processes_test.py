@@ -15,6 +15,7 @@ from tf_ext.distribute.forked_processes import ForkServer
 _NAMED = """
 import os, sys
 print(__name__, sys.argv, os.getcwd(), os.environ.get("OWN"),
+      os.environ.get("CHANGED"),
       os.environ.get("COMMON"), os.getsid(0) == os.getpid())
 print("log", file=sys.stderr)
 """
@@ -22,7 +23,9 @@ print("log", file=sys.stderr)
 
 def _environment(folder, **variables):
     # In place of TensorFlow, whose import takes seconds.
-    return dict(os.environ, PYTHONPATH=str(folder), **variables)
+    environment = dict(os.environ, PYTHONPATH=str(folder), **variables)
+    environment.pop("PYTHONUNBUFFERED", None)
+    return environment
 
 
 class TestCase(absltest.TestCase):
@@ -37,7 +40,9 @@ class TestCase(absltest.TestCase):
 
     def server(self, tensorflow=""):
         (self.folder / "tensorflow.py").write_text(tensorflow)
-        server = ForkServer(_environment(self.folder, COMMON="common"))
+        server = ForkServer(
+            _environment(self.folder, COMMON="common", CHANGED="old")
+        )
         self.addCleanup(server.close)
         return server
 
@@ -62,13 +67,13 @@ class StartTest(TestCase):
             server,
             _NAMED,
             "one",
-            environment=_environment(self.folder, OWN="own"),
+            environment=_environment(self.folder, OWN="own", CHANGED="new"),
             folder=folder,
         )
         self.assertEqual(process.wait(60), 0)
         self.assertEqual(
             self.written(self.output),
-            f"__main__ {process.args} {folder} own None True\n",
+            f"__main__ {process.args} {folder} own new None True\n",
         )
         self.assertEqual(self.written(self.log), "log\n")
 
@@ -84,8 +89,15 @@ class StartTest(TestCase):
         arguments = [str(self.folder / "named.py"), "two"]
         self.assertEqual(
             self.written(self.output),
-            f"__main__ {arguments} {os.getcwd()} None common True\n",
+            f"__main__ {arguments} {os.getcwd()} None None common True\n",
         )
+
+    def test_writes_each_line_at_once(self):
+        process = self.start(
+            self.server(), "import time\nprint('line')\ntime.sleep(60)"
+        )
+        self.addCleanup(process.kill)
+        processes.wait_until(lambda: self.written(self.output) == "line\n")
 
     def test_imports_tensorflow_once(self):
         server = self.server("import os\npid = os.getpid()")
@@ -96,7 +108,7 @@ class StartTest(TestCase):
         self.assertEqual(first, second)
 
     def test_draws_other_numbers_in_each(self):
-        server = self.server()
+        server = self.server("import numpy.random")
         program = "import numpy as np\nprint(np.random.random())"
         for _ in range(2):
             self.start(server, program).wait(60)
@@ -116,8 +128,9 @@ for file in os.listdir("/proc/self/fd"):
         sleeping = self.start(server, "import time\ntime.sleep(60)")
         self.addCleanup(sleeping.kill)
         self.start(server, program).wait(60)
-        self.assertNotIn("socket:", self.written(self.output))
-        self.assertNotIn("pidfd", self.written(self.output))
+        files = self.written(self.output).splitlines()
+        self.assertLen(files, 3)
+        self.assertEqual(files[0], os.devnull)
 
 
 class StatusTest(TestCase):
@@ -159,6 +172,8 @@ class EndTest(TestCase):
         server = self.server()
         self.start(server, "").wait(60)
         pid = server._process.pid
+        # An interrupt from the terminal does not reach it.
+        self.assertEqual(os.getsid(pid), pid)
         server.close()
         self.assertFalse(processes.is_running(pid))
 
