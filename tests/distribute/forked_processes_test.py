@@ -61,7 +61,7 @@ class TestCase(absltest.TestCase):
 
 class StartTest(TestCase):
     def test_has_its_arguments_folder_and_environment(self):
-        folder = self.directory()
+        folder = pathlib.Path(self.directory())
         server = self.server()
         process = self.start(
             server,

@@ -59,7 +59,7 @@ class ForkServer:
         environment: dict[str, str],
         output: typing.IO[bytes],
         log: typing.IO[bytes],
-        folder: str | None = None,
+        folder: str | os.PathLike[str] | None = None,
     ) -> "ForkedProcess":
         """Starts a process in a session of its own.
 
@@ -69,7 +69,7 @@ class ForkServer:
           environment: dict of its environment variables.
           output: file for standard output.
           log: file for standard error.
-          folder: string, its working folder. None: this process's.
+          folder: string or path, its working folder. None: this process's.
 
         Returns:
           The `ForkedProcess`.
@@ -81,7 +81,7 @@ class ForkServer:
         command = list(map(str, arguments))
         message = {
             "arguments": command,
-            "folder": folder or os.getcwd(),
+            "folder": str(folder or os.getcwd()),
             "set": {
                 name: value
                 for name, value in environment.items()
