@@ -231,9 +231,13 @@ def program_environment():
     """The variables of a process that imports tf_ext from anywhere."""
     return dict(
         os.environ,
-        # The same tf_ext, wherever this process has it from.
         PYTHONPATH=os.pathsep.join(
-            [str(SUPPORT), str(pathlib.Path(tf_ext.__file__).parents[1])]
+            [
+                str(SUPPORT),
+                # The same tf_ext, wherever this process has it from.
+                str(pathlib.Path(tf_ext.__file__).parents[1]),
+                *filter(None, [os.environ.get("PYTHONPATH")]),
+            ]
         ),
     )
 
