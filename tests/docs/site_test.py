@@ -134,7 +134,8 @@ class SiteTest(absltest.TestCase):
 
     def test_tutorial_trains_and_serves(self):
         text = self._text("docs/tutorial.html")
-        self.assertRegex(text, r"\n50 of \d+ lines are left out")
+        self.assertRegex(text, r" read_errors: 50\.0+\n")
+        self.assertIn("{'bad number': 20, 'wrong number of fields': 30}", text)
         found, best = re.search(
             r"\nAUC (0\.\d+), at best (0\.\d+)\n", text
         ).groups()
