@@ -28,6 +28,7 @@ from tf_ext.data import worker_batches
 from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.hashed_features import KEY, join
 from tf_ext.layers import EmbeddingFeatures
+from tf_ext.layers.hashed_inputs import hashed_features, replaced_in
 from tf_ext.models.batch_packing import Packing
 
 
@@ -162,6 +163,19 @@ class LayerTest(tf.test.TestCase):
         raw, hashed = self._batches([USER, price], keep=["price"])
         layer = EmbeddingFeatures([category("price", boundaries=[1.0])], table)
         self.assertAllEqual(layer(raw), layer(hashed))
+
+    def test_what_is_there_before_what_the_model_was_given(self):
+        raw, hashed = self._batches([USER])
+        others = {"user": tf.reverse(raw["user"], [0])}
+        table = tf_ext.SparseTable("e", 2, initializer="uniform")
+        layer = EmbeddingFeatures([USER], table)
+        outer = tf_ext.data.hash_columns(
+            tf.data.Dataset.from_tensors(others), [USER]
+        )
+        expected = layer(raw)
+        with hashed_features(replaced_in(next(iter(outer)))):
+            self.assertAllEqual(layer(hashed), expected)
+        self.assertNotAllEqual(layer(others), expected)
 
     def test_columns_that_are_hashed_in_another_way(self):
         _, hashed = self._batches([USER, WEIGHTED, SEQUENCES[1]])
