@@ -17,6 +17,10 @@ from tf_ext.distribute import forked_processes
 _TEST_FILE_TIMEOUT_SECONDS = 900
 _STOP_TIMEOUT_SECONDS = 200
 _NO_TESTS_COLLECTED = 5
+# Programs that check how a process without TensorFlow gets it, or does not.
+_NOT_FORKED = frozenset(
+    ["cpp_session.py", "serving_load_program.py", "split_lookup_program.py"]
+)
 
 # Files that connect to a cluster, which cannot be undone in a process, and
 # files whose tests share one run of workers, or one site, which each process
@@ -174,9 +178,10 @@ def _start(arguments, output, log, environment, folder=None):
     """Starts `python <arguments>`, which has a session of its own.
 
     It is a fork of a process that has imported TensorFlow, unless the variables
-    of its environment could make a difference to that.
+    of its environment, or the program itself, could make a difference to that.
     """
-    server = fork_server(environment)
+    name = pathlib.Path(arguments[0]).name
+    server = None if name in _NOT_FORKED else fork_server(environment)
     if server:
         return server.start(arguments, environment, output, log, folder)
     return subprocess.Popen(

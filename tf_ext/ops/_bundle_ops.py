@@ -42,9 +42,9 @@ def bundle(values, name=None):
     Example:
       >>> from tf_ext.ops import _bundle_ops
       >>> bundled = _bundle_ops.bundle([[1.0, 2.0], True])
-      >>> [x.numpy() for x in _bundle_ops.unbundle(
+      >>> [x.numpy().tolist() for x in _bundle_ops.unbundle(
       ...     bundled, [tf.TensorSpec([None]), tf.TensorSpec([], tf.bool)])]
-      [array([1., 2.], dtype=float32), True]
+      [[1.0, 2.0], True]
     """
     return library().tf_ext_bundle(
         [tf.convert_to_tensor(value) for value in values], name=name
