@@ -55,6 +55,11 @@ class TestCase(absltest.TestCase):
             [path, *arguments], output=self.output, log=self.log, **options
         )
 
+    def printed_by_two(self, server, program):
+        for _ in range(2):
+            self.start(server, program).wait(60)
+        return self.written(self.output).splitlines()
+
     def written(self, file):
         return os.pread(file.fileno(), 10_000, 0).decode()
 
@@ -102,17 +107,13 @@ class StartTest(TestCase):
     def test_imports_tensorflow_once(self):
         server = self.server("import os\npid = os.getpid()")
         program = "import tensorflow\nprint(tensorflow.pid)"
-        for _ in range(2):
-            self.start(server, program).wait(60)
-        first, second = self.written(self.output).splitlines()
+        first, second = self.printed_by_two(server, program)
         self.assertEqual(first, second)
 
     def test_draws_other_numbers_in_each(self):
         server = self.server("import numpy.random")
         program = "import numpy as np\nprint(np.random.random())"
-        for _ in range(2):
-            self.start(server, program).wait(60)
-        first, second = self.written(self.output).splitlines()
+        first, second = self.printed_by_two(server, program)
         self.assertNotEqual(first, second)
 
     def test_has_no_files_of_the_server(self):

@@ -111,8 +111,8 @@ class Program:
         found = self.process.wait(_STOP_TIMEOUT_SECONDS)
         if found != status:
             raise AssertionError(
-                f"{self._name} ended with {found}:\n{_end(self.output())}\n"
-                f"{_end(self.log())}"
+                f"{self._name} ended with {found}:\n"
+                f"{_ends_of(self._output, self._log)}"
             )
         return self.output()
 
@@ -168,8 +168,7 @@ def _run(arguments, name, timeout_seconds, folder=None, **environment):
         status = _wait(process, name, timeout_seconds, output, log)
         if status != 0:
             raise AssertionError(
-                f"{name} ended with {status}:\n"
-                f"{_end(_text_of(output))}\n{_end(_text_of(log))}"
+                f"{name} ended with {status}:\n{_ends_of(output, log)}"
             )
         return _text_of(output)
 
@@ -224,7 +223,7 @@ def _wait(process, name, timeout_seconds, output, log):
     except subprocess.TimeoutExpired as error:
         raise AssertionError(
             f"{name} took more than {timeout_seconds} s:\n"
-            f"{_end(_text_of(output))}\n{_end(_text_of(log))}"
+            f"{_ends_of(output, log)}"
         ) from error
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -309,6 +308,5 @@ def wait_until_ended(pids):
     wait_until(lambda: not any(map(is_running, pids)))
 
 
-def _end(text):
-    text = text.decode(errors="replace") if isinstance(text, bytes) else text
-    return (text or "")[-4000:]
+def _ends_of(*files):
+    return "\n".join(_text_of(file)[-4000:] for file in files)

@@ -74,7 +74,7 @@ class ChildProcesses:
             self._processes[key] = process
 
     def __getitem__(self, key):
-        """The `subprocess.Popen` of a key; KeyError if there is none."""
+        """The process of a key, as `subprocess.Popen`; KeyError if none."""
         return self._processes[key]
 
     def keys(self):

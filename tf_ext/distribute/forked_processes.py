@@ -14,6 +14,7 @@ import typing
 from collections.abc import Sequence
 
 from tf_ext.distribute import fork_server
+from tf_ext.distribute.child_processes import log_end
 
 _POLL_SECONDS = 0.01
 
@@ -104,7 +105,7 @@ class ForkServer:
                 raise RuntimeError(
                     "The process that forks others has ended with status "
                     f"{self._process.wait()}. Its log ends with:\n"
-                    f"{self._log_end()}"
+                    f"{self._log_text()}"
                 ) from error
             process = ForkedProcess(self, command, pid)
             self._running[pid] = process
@@ -140,9 +141,9 @@ class ForkServer:
             self._running.pop(pid).returncode = status
         return pid, status
 
-    def _log_end(self) -> str:
+    def _log_text(self) -> str:
         self._log.seek(0)
-        return self._log.read()[-4000:].decode(errors="replace")
+        return log_end(self._log.read().decode(errors="replace"))
 
 
 class ForkedProcess:

@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import subprocess
 import tempfile
 import threading
 import time
@@ -20,7 +19,7 @@ from tf_ext.distribute.child_processes import (
     task_environment,
 )
 from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
-from tf_ext.distribute.forked_processes import ForkServer
+from tf_ext.distribute.forked_processes import ForkedProcess, ForkServer
 from tf_ext.distribute.ports import free_ports
 from tf_ext.distribute.strategy import parameter_server_strategy
 
@@ -228,7 +227,7 @@ class LocalCluster:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _process(self, job: str, task: int) -> subprocess.Popen[bytes]:
+    def _process(self, job: str, task: int) -> ForkedProcess:
         known = self._processes.keys()
         if (job, task) not in known:
             known = ", ".join(task_name(*key) for key in known)
@@ -236,7 +235,8 @@ class LocalCluster:
                 f"Arguments `job` and `task` must name one of {known}. "
                 f"Received: {task_name(job, task)}"
             )
-        return self._processes[job, task]
+        process: ForkedProcess = self._processes[job, task]
+        return process
 
     def _log_path(self, job: str, task: int) -> pathlib.Path:
         return pathlib.Path(self._folder.name) / f"{job}-{task}.log"
