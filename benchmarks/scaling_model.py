@@ -53,7 +53,7 @@ COEFFICIENTS: dict[str, dict[str, float]] = {
     "delays": {
         "servers: calls": 12.52,
         "servers: steps": 3.45,
-        "workers: steps": 12.0,
+        "workers: steps": 6.84,
         "workers: ring": 0.3701,
     },
 }

@@ -3,6 +3,7 @@
 import counted_rows
 import metric_cases
 import multi_worker_metric_cases as metrics
+import multi_worker_round_trip_cases as round_trips
 import multi_worker_step_cases as step
 import multi_worker_training_cases as training
 import numpy as np
@@ -16,6 +17,8 @@ from absl.testing import parameterized
 from multi_worker_cases import Cases, alone, merge_rows
 from readable_records import FORMATS
 
+from tf_ext._keras import IS_KERAS_3
+
 _DIM = step.DIM
 
 # What one process returns, by case.
@@ -24,7 +27,7 @@ _expected = {}
 _CASES = {
     2: Cases(
         [
-            *(training, step, metrics, reading_cases),
+            *(training, step, metrics, reading_cases, round_trips),
             *(sequence_cases, small_row_cases, two_tower_cases),
         ],
         workers=2,
@@ -240,11 +243,32 @@ class SumTest(tf.test.TestCase):
     def test_over_workers(self):
         parts = zip(*map(step.summands, range(2)))
         expected = [first + second for first, second in parts]
+        expected.append(np.stack([step.told_by(rank) for rank in range(2)]))
         for result in _CASES[2][step.sums]:
             self.assertLen(result, len(expected))
             for one, other in zip(result, expected):
                 self.assertEqual(one.dtype, other.dtype)
                 self.assertAllEqual(one, other)
+
+
+class RoundTripsTest(tf.test.TestCase):
+    """A collective takes a round trip, so a step waits for those in a row."""
+
+    def test_of_a_step(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras sums metrics by TensorFlow's collectives")
+        for result in _CASES[2][round_trips.collectives_in_a_row]:
+            # Signs, rows, gradients, metrics; dense gradients meanwhile.
+            self.assertEqual(result[-1], (5, 4))
+
+    def test_sizes_of_batches_take_none(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras reads batches by itself")
+        for steps in _CASES[2][round_trips.reads_ahead]:
+            # A batch ahead, but not of the next epoch.
+            self.assertEqual([s["read"] for s in steps], [2, 3, 3, 5, 6, 6])
+            asked = [s["asked"] for s in steps]
+            self.assertEqual(asked, [asked[0]] * 3 + [asked[0] + 1] * 3)
 
 
 class EntangledTest(parameterized.TestCase, tf.test.TestCase):

@@ -459,13 +459,21 @@ def summands(rank):
         np.float32(rank + 0.1),
         rng.normal(size=[2]),
         rng.integers(-9, 9, 300_000),
+        rng.normal(size=[3]).astype(np.float16),
+        rng.integers(-(2**30), 2**30, [2, 3], np.int32),
     ]
 
 
 def sums(worker):
     workers = collectives_of(worker.strategy)
-    add = tf.function(lambda tensors: workers.sum(tensors))
-    return [value.numpy() for value in add(summands(worker.rank))]
+    add = tf.function(workers.sum_and_gather)
+    summed, told = add(summands(worker.rank), told_by(worker.rank))
+    return [value.numpy() for value in [*summed, told]]
+
+
+def told_by(rank):
+    """What a worker tells the others beside."""
+    return np.array([rank, -(2**62) + rank, 2**40])
 
 
 CASES = [*PUSHES, *EPOCHS, *ENTANGLED, *STATISTICS, "custom_loop", "sums"]

@@ -116,6 +116,8 @@ class TableSnapshot(keras.callbacks.Callback):
         self.max_bytes_per_second = max_bytes_per_second
         self.on_sigterm = on_sigterm
         self._notice = preemption.Notice()
+        # What a loop told of it last, or None.
+        self._told_sigterm: bool | None = None
         self._steps_under_way = 0
         self._resumed = False
         self._claimed = False
@@ -131,6 +133,18 @@ class TableSnapshot(keras.callbacks.Callback):
             return contextlib.nullcontext()
         self._notice = preemption.Notice()
         return self._notice.awaited()
+
+    @property
+    def sigterm_received(self) -> bool:
+        """Whether SIGTERM has come to this process, if that is a notice."""
+        return self.on_sigterm and self._notice.received
+
+    def tell_sigterm(self, anywhere: bool) -> None:
+        """Tells whether SIGTERM had come to any worker as a step began.
+
+        A loop that tells it with each step saves the callback from asking.
+        """
+        self._told_sigterm = anywhere
 
     def can_resume(self) -> bool:
         """Whether `fit` should begin with `resume`: asked once, by `fit`."""
@@ -221,6 +235,7 @@ class TableSnapshot(keras.callbacks.Callback):
     ) -> None:
         # Data of unknown length end within a step that has begun.
         self._steps_under_way = 0
+        self._told_sigterm = None  # It may have come since.
         self._move(epoch=epoch + 1, step_in_epoch=0)
         if self.epoch_end or self._at_epoch_end:
             self._save()
@@ -251,6 +266,9 @@ class TableSnapshot(keras.callbacks.Callback):
 
     def _is_preempted(self) -> bool:
         """Whether SIGTERM has come to any of the processes that train."""
+        told, self._told_sigterm = self._told_sigterm, None
+        if told is not None:
+            return told
         regime = regime_of_tables(self.model.tables)
         if regime.num_processes > 1:
             mine = tf.constant([int(self._notice.received)], tf.int64)

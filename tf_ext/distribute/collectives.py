@@ -4,7 +4,8 @@ TensorFlow keeps the state of a collective for ever under its instance key, and
 refuses the same key for another shape. So a key here stands for a kind and a
 shape, and sizes that vary are rounded up to a few values: memory does not grow
 with the number of steps. Every worker has to make the same calls in the same
-order; calls of one process are ordered by a token that all of them take.
+order. Tokens keep this order among those with the same key; others do not wait
+for each other, because each takes a round trip.
 """
 
 import bisect
@@ -31,6 +32,7 @@ _KINDS = {
     "sum bfloat16": 7,
     "sum int32": 8,
     "sum int64": 9,
+    "gather int32": 10,
 }
 _ERROR_BYTES = 1024
 _GATHERED_WORDS = 1 << 15
@@ -38,6 +40,7 @@ _GATHERED_WORDS = 1 << 15
 # Up to this size in all, workers add up what each receives from all others: a
 # reduction by a ring sends less, but takes twice the rounds.
 _GATHERED_SUM_BYTES = 1 << 20
+_WORD_BYTES = 4
 
 _lock = threading.Lock()
 _of_device = {}
@@ -89,14 +92,25 @@ class Collectives:
         self.rank = rank
         self.device = device
         self._remembered = {}
-        with tf.init_scope(), tf.device(device):
-            # Automatic control dependencies keep operations on one resource
-            # in the order of the program, in nested functions too.
-            self._token = tf.raw_ops.VarHandleOp(
-                dtype=tf.float32,
-                shape=[],
-                shared_name="tf_ext_collectives",
-            )
+        self._tokens = {}
+
+    def _token(self, key):
+        """What the collectives take that have to run one after the other.
+
+        Automatic control dependencies keep operations on one resource in the
+        order of the program, in nested functions too.
+
+        Args:
+          key: hashable, of those collectives.
+        """
+        if key not in self._tokens:
+            with tf.init_scope(), tf.device(self.device):
+                self._tokens[key] = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float32,
+                    shape=[],
+                    shared_name=f"tf_ext_collectives_{key}",
+                )
+        return self._tokens[key]
 
     def all_to_all(self, pack, dtype, wanted):
         """Sends a row to each worker, and receives a row from each.
@@ -117,7 +131,7 @@ class Collectives:
                 group_size=self.size,
                 group_key=_GROUP_KEY,
                 instance_key=_instance_key(f"all_to_all {dtype.name}", index),
-                ordering_token=[self._token],
+                ordering_token=[self._token("all_to_all")],
             )
         received.set_shape([self.size, None])
         return received
@@ -168,7 +182,7 @@ class Collectives:
                 group_size=self.size,
                 group_key=_GROUP_KEY,
                 instance_key=instance_key,
-                ordering_token=[self._token],
+                ordering_token=[self._token(instance_key)],
             )
         gathered.set_shape([self.size, *values.shape])
         return gathered
@@ -182,47 +196,83 @@ class Collectives:
         Returns:
           List of tensors like `tensors`, the same on all workers.
         """
+        return self.sum_and_gather(tensors, tf.zeros([0], tf.int64))[0]
+
+    def sum_and_gather(self, tensors, values):
+        """Sums tensors and gathers values, in one collective if all are small.
+
+        Args:
+          tensors: as of `sum`.
+          values: int64 `[n]`, n static and less than 2^16.
+
+        Returns:
+          `(sums, gathered)`: a list of tensors like `tensors`, and int64
+          `[size, n]`, row p from worker p.
+        """
+        places = {}
+        for i, tensor in enumerate(tensors):
+            places.setdefault(tensor.dtype, []).append(i)
+        vectors = {
+            dtype: _flatten([tensors[i] for i in its])
+            for dtype, its in places.items()
+        }
+        small = {d: v for d, v in vectors.items() if self._is_small(v)}
+        *parts, gathered = self._gather_vectors([*small.values(), values])
+        # In the order of ranks, so that all get the same.
+        totals = {dtype: tf.add_n(rows) for dtype, rows in zip(small, parts)}
         summed = list(tensors)
-        for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
-            places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-            parts = self._sum_one_type([tensors[i] for i in places], dtype)
-            for place, part in zip(places, parts):
-                summed[place] = part
-        return summed
+        for dtype, its in places.items():
+            if dtype not in totals:
+                totals[dtype] = self._reduce(vectors[dtype])
+            like = [tensors[i] for i in its]
+            for i, part in zip(its, _unflatten(totals[dtype], like)):
+                summed[i] = part
+        return summed, tf.stack(gathered)
 
-    def _sum_one_type(self, tensors, dtype):
-        sizes = [t.shape.num_elements() for t in tensors]
-        total = sum(sizes)
-        index = bisect.bisect_left(_FINE_LADDER, total)
-        padding = tf.zeros([_FINE_LADDER[index] - total], dtype)
+    def _is_small(self, vector):
+        size = self.size * vector.shape[0] * vector.dtype.size
+        return size <= _GATHERED_SUM_BYTES
+
+    def _gather_vectors(self, vectors):
+        """The vectors of all workers: of each vector a list, by rank.
+
+        Args:
+          vectors: list of `[n]`, each of any type of 2, 4 or 8 bytes.
+        """
+        sizes = [_words_of(vector) for vector in vectors]
+        words = sum(sizes)
+        if not words:
+            return [[vector] * self.size for vector in vectors]
+        index = bisect.bisect_left(_FINE_LADDER, words)
+        sizes.append(_FINE_LADDER[index] - words)
         with tf.device(self.device):
-            flat = tf.concat(
-                [tf.reshape(t, [-1]) for t in tensors] + [padding], 0
+            packed = tf.concat(
+                [*map(_to_words, vectors), tf.zeros(sizes[-1:], tf.int32)], 0
             )
-            key = _instance_key(f"sum {dtype.name}", index)
-            if self.size * flat.shape[0] * dtype.size <= _GATHERED_SUM_BYTES:
-                # In the order of ranks, so that all get the same.
-                flat = tf.add_n(tf.unstack(self._gather(flat, key)))
-            else:
-                flat = self._reduce(flat, key)
-        ends = np.cumsum([0, *sizes])
-        return [
-            tf.reshape(flat[begin:end], t.shape)
-            for t, begin, end in zip(tensors, ends[:-1], ends[1:])
-        ]
+            gathered = self._gather(
+                packed, _instance_key("gather int32", index)
+            )
+            rows = [tf.split(row, sizes) for row in tf.unstack(gathered)]
+            return [
+                [_from_words(row[i], vector) for row in rows]
+                for i, vector in enumerate(vectors)
+            ]
 
-    def _reduce(self, values, instance_key):
+    def _reduce(self, values):
         """The sums of values `[n]` over all workers."""
+        count = values.shape[0]
+        index = bisect.bisect_left(_FINE_LADDER, count)
+        key = _instance_key(f"sum {values.dtype.name}", index)
         with tf.device(self.device):
             return tf.raw_ops.CollectiveReduceV2(
-                input=values,
+                input=tf.pad(values, [[0, _FINE_LADDER[index] - count]]),
                 group_size=self.size,
                 group_key=_GROUP_KEY,
-                instance_key=instance_key,
-                ordering_token=[self._token],
+                instance_key=key,
+                ordering_token=[self._token(key)],
                 merge_op="Add",
                 final_op="Id",
-            )
+            )[:count]
 
     def gather_bytes(self, data):
         """Gathers bytes of all workers, outside of graphs.
@@ -298,6 +348,38 @@ class Collectives:
             ),
             "",
         )
+
+
+def _flatten(tensors):
+    """One vector of tensors of one type."""
+    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+
+def _unflatten(vector, like):
+    """The parts of a vector that `_flatten` makes of tensors `like` these."""
+    parts = tf.split(vector, [t.shape.num_elements() for t in like])
+    return [tf.reshape(part, t.shape) for part, t in zip(parts, like)]
+
+
+def _words_of(vector):
+    return -(-vector.shape[0] * vector.dtype.size // _WORD_BYTES)
+
+
+def _to_words(vector):
+    """The bits of a vector, int32 `[n]`; types of two bytes are filled up."""
+    if vector.dtype.size < _WORD_BYTES:
+        vector = tf.pad(vector, [[0, vector.shape[0] % 2]])
+        vector = tf.reshape(vector, [-1, 2])
+    return tf.reshape(tf.bitcast(vector, tf.int32), [-1])
+
+
+def _from_words(words, like):
+    """The vector of whose bits `_to_words` made these words."""
+    if like.dtype.size > _WORD_BYTES:
+        words = tf.reshape(words, [-1, 2])
+    vector = tf.reshape(tf.bitcast(words, like.dtype), [-1])
+    return vector[: like.shape[0]] if like.dtype.size < _WORD_BYTES else vector
 
 
 def _instance_key(kind, index):

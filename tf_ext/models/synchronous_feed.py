@@ -1,13 +1,16 @@
 """The data of synchronous workers: a share of every global batch.
 
 Before each step they agree whether any worker has data left, and on the total
-number of samples: a worker without data continues with empty batches.
+number of samples: a worker without data continues with empty batches. A batch
+is read before the step on the one before it, which takes along what the workers
+tell each other of it.
 """
 
 import itertools
 import typing
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.op_errors import in_own_words
@@ -17,6 +20,8 @@ from tf_ext.regimes import SynchronousRegime
 
 # Results of reading a batch; the largest over the workers decides.
 _FAILED, _HAS_BATCH, _ENDED = 2, 1, 0
+# The numbers that a worker tells of a batch: that result, and its samples.
+TOLD = 2
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
@@ -42,8 +47,13 @@ class SynchronousFeed:
         self._dataset = dataset
         self._steps = steps
         self._iterator: typing.Any = None
-        # Batches read ahead, of an epoch that continues.
+        # Of an epoch that continues after a restart.
         self._next_step: tuple[typing.Any, tf.Tensor] | None = None
+        # The batch that was read last, its size and an error of reading it.
+        self._read_batch: tuple[typing.Any, int, Exception | None] | None = None
+        # What all workers told of theirs; None until a step took it along.
+        self._told: np.ndarray | None = None
+        self._is_last = False
         self.num_batches = steps or self._most_batches()
 
     def _most_batches(self) -> int | None:
@@ -80,12 +90,34 @@ class SynchronousFeed:
             if self._steps is None
             else range(first_step, self._steps)
         )
-        for _ in steps:
+        self._told = None
+        for number in steps:
             step, self._next_step = self._next_step or self._next(), None
             if step is None:
                 self._iterator = None
                 return
+            self._is_last = number + 1 == self._steps
             yield step
+
+    def read_ahead(self) -> list[int]:
+        """Reads the batch of the next step of the epoch.
+
+        An error of reading it is raised when that step is asked for.
+
+        Returns:
+          What the workers have to tell each other about it, `TOLD` numbers,
+          for `take`.
+        """
+        # The next epoch may never come, and the data may be waited for.
+        return [_ENDED, 0] if self._is_last else self._read()
+
+    def take(self, told: np.ndarray) -> None:
+        """Takes what all workers told.
+
+        Args:
+          told: int64 `[workers, TOLD]`, what `read_ahead` returned on each.
+        """
+        self._told = None if self._is_last else told
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         """Skips what was read before a restart.
@@ -106,7 +138,7 @@ class SynchronousFeed:
                 return epoch + 1, 0
         return epoch, first_step
 
-    def _next(self) -> tuple[typing.Any, tf.Tensor] | None:
+    def _read(self) -> list[int]:
         batch, error = None, None
         try:
             with in_own_words():
@@ -115,8 +147,16 @@ class SynchronousFeed:
             error = caught
         size = 0 if batch is None else worker_batches.known_batch_size(batch)
         state = _ENDED if batch is None else _HAS_BATCH
-        mine = [_FAILED if error is not None else state, size]
-        rows = self._regime.gather(tf.constant(mine, tf.int64)).numpy()
+        self._read_batch = batch, size, error
+        return [_FAILED if error is not None else state, size]
+
+    def _next(self) -> tuple[typing.Any, tf.Tensor] | None:
+        rows, self._told = self._told, None
+        if rows is None:
+            mine = tf.constant(self._read(), tf.int64)
+            rows = self._regime.gather(mine).numpy()
+        assert self._read_batch is not None
+        (batch, size, error), self._read_batch = self._read_batch, None
         if rows[:, 0].max() == _FAILED:
             self._raise(error)
         if rows[:, 0].max() == _ENDED:

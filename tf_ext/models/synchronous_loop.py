@@ -12,9 +12,15 @@ import tensorflow as tf
 
 from tf_ext._compat.models import build_for, layers_of
 from tf_ext._keras import keras
+from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.models.building import build_optimizer, example_of
+from tf_ext.models.resume import find_snapshot
 from tf_ext.models.synchronous_checks import check_layers
-from tf_ext.models.synchronous_feed import SynchronousFeed, worker_dataset
+from tf_ext.models.synchronous_feed import (
+    TOLD,
+    SynchronousFeed,
+    worker_dataset,
+)
 from tf_ext.models.training_loop import TrainingLoop
 from tf_ext.regimes import worker_weight
 
@@ -30,6 +36,7 @@ class SynchronousLoop(TrainingLoop):
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         self._functions: dict[tuple[str, str], Callable[..., typing.Any]] = {}
+        self._snapshot: TableSnapshot | None = None
 
     def _training_feed(
         self, arguments: dict[str, typing.Any]
@@ -56,6 +63,7 @@ class SynchronousLoop(TrainingLoop):
 
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
         callbacks.on_train_begin()
+        self._snapshot = find_snapshot(callbacks)
         if self._regime.rank != 0:
             _detach_backups(callbacks)
 
@@ -90,32 +98,61 @@ class SynchronousLoop(TrainingLoop):
             self._functions[key] = self._make_step(kind, feed.element_spec)
         function = self._functions[key]
         for batch, weight in batches:
-            yield function(batch, weight)
+            mine = [*feed.read_ahead(), self._is_preempted()]
+            result, told = function(batch, weight, tf.constant(mine, tf.int64))
+            told = told.numpy()
+            feed.take(told[:, :TOLD])
+            if kind == "train" and self._snapshot is not None:
+                self._snapshot.tell_sigterm(bool(told[:, TOLD].any()))
+            yield result
+
+    def _is_preempted(self) -> bool:
+        return self._snapshot is not None and self._snapshot.sigterm_received
 
     def _make_step(
         self, kind: str, element_spec: typing.Any
     ) -> Callable[..., typing.Any]:
         call = getattr(self._model, f"{kind}_step")
 
-        def replica_step(batch: typing.Any, weight: tf.Tensor) -> typing.Any:
+        def replica_step(
+            batch: typing.Any, weight: tf.Tensor, mine: tf.Tensor
+        ) -> typing.Any:
             with worker_weight(weight):
                 result = call(batch)
             if kind == "predict":
-                return _gather(result)
-            return self._global_logs(result, weight)
+                result = _gather(result)
+            with tf.control_dependencies(self._last_of_step(kind, result)):
+                mine = tf.identity(mine)
+            if kind == "predict":
+                return result, self._regime.gather(mine)
+            return self._global_logs(result, weight, mine)
 
         return tf.function(
-            lambda batch, weight: self._regime.strategy.run(
-                replica_step, args=(batch, weight)
-            ),
-            input_signature=[element_spec, tf.TensorSpec([], tf.float32)],
+            lambda *args: self._regime.strategy.run(replica_step, args=args),
+            input_signature=[
+                element_spec,
+                tf.TensorSpec([], tf.float32),
+                tf.TensorSpec([TOLD + 1], tf.int64),
+            ],
             autograph=False,  # As in Keras.
         )
 
+    def _last_of_step(self, kind: str, result: typing.Any) -> list[tf.Tensor]:
+        """What a step computes last, after everything that may raise.
+
+        An error would leave a collective that has begun in the other workers,
+        whose next one with the same key fails.
+        """
+        last = tf.nest.flatten(result)
+        if kind == "train" and self._model.optimizer is not None:
+            iterations = self._model.optimizer.iterations
+            last.append(tf.convert_to_tensor(iterations))
+        return last
+
     def _global_logs(
-        self, logs: dict[str, typing.Any], weight: tf.Tensor
-    ) -> dict[str, typing.Any]:
-        """What a step returned, over all workers.
+        self, logs: dict[str, typing.Any], weight: tf.Tensor, mine: tf.Tensor
+    ) -> tuple[dict[str, typing.Any], tf.Tensor]:
+        """What a step returned, over all workers, and `mine` of each.
 
         Metrics are computed from the sums of their variables; anything else
         is the mean over all samples.
@@ -131,11 +168,13 @@ class SynchronousLoop(TrainingLoop):
             if name not in own
         }
         states = [tf.convert_to_tensor(v) for v in variables]
-        sums = self._regime.workers.sum([*states, *others.values()])
+        sums, told = self._regime.workers.sum_and_gather(
+            [*states, *others.values()], mine
+        )
         with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
             metrics = model.get_metrics_result()
         values = {**metrics, **dict(zip(others, sums[len(variables) :]))}
-        return {name: values[name] for name in logs}
+        return {name: values[name] for name in logs}, told
 
 
 def _gather(outputs: typing.Any) -> typing.Any:

@@ -221,11 +221,14 @@ def _merge_replicas(
             for (table, _), i, v in zip(slices, indices, values)
         ]
         tables = merge(parts, summed)
-        checks = [] if adapter.skips_nonfinite else check_finite(tables)
+        gradients = DenseGradients(dense, variables, strategy)
+        checks = []
+        if not adapter.skips_nonfinite:
+            # An error must not end a sum over workers that is under way.
+            with tf.control_dependencies(_values(gradients.of_first_replica())):
+                checks = check_finite(tables)
         with tf.control_dependencies(checks):
-            _update_or_skip(
-                adapter, DenseGradients(dense, variables, strategy), tables
-            )
+            _update_or_skip(adapter, gradients, tables)
 
     indices = [g.indices for _, g in slices]
     values = [g.values for _, g in slices]
@@ -265,11 +268,15 @@ def all_finite(
     dense: Sequence[typing.Any], tables: Sequence[TableGradient]
 ) -> tf.Tensor:
     """Whether every gradient value is finite: bool scalar tensor."""
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in dense]
+    values = _values(dense)
     values += [t.values for t in tables if t.finite is None]
     finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values]
     finite += [t.finite for t in tables if t.finite is not None]
     return tf.reduce_all(tf.stack(finite))
+
+
+def _values(dense: Sequence[typing.Any]) -> list[tf.Tensor]:
+    return [g.values if isinstance(g, tf.IndexedSlices) else g for g in dense]
 
 
 def _update(
