@@ -52,6 +52,13 @@ GENRES = (
     "War Western"
 ).split()
 
+_EVENTS = tf_ext.data.Schema(
+    [
+        tf_ext.data.Field(name, "int64")
+        for name in ("user", "item", "rating", "timestamp")
+    ]
+)
+
 
 @dataclasses.dataclass
 class Ratings:
@@ -299,7 +306,8 @@ def read_movielens(folder, split="ua"):
 
     Raises:
       FileNotFoundError: a file is missing.
-      ValueError: a line of a file is not as in MovieLens.
+      ValueError: what a file says is not as in MovieLens.
+      tf.errors.InvalidArgumentError: a line of events is malformed.
     """
     folder = pathlib.Path(folder)
     users = _read_users(folder / "u.user")
@@ -325,25 +333,32 @@ def read_movielens(folder, split="ua"):
     )
 
 
-def _lines(path, separator, width):
-    """Yields (line number, fields) of a file of MovieLens."""
+def _check_file(path):
     if not path.is_file():
         raise FileNotFoundError(
             f"There is no file {path}. --data must be a folder that has the "
             "files of MovieLens-100K: u.item, u.user, and the two files of the "
             "split, such as ua.base and ua.test, or u.data with --split=time."
         )
-    number = 0
+
+
+def _lines(path, width):
+    """Yields (line number, fields) of a file that describes users or items.
+
+    They are of another format than those that `tf_ext.data.read` reads, and in
+    Latin-1.
+    """
+    _check_file(path)
     for number, line in enumerate(
         path.read_text("latin-1").split("\n"), start=1
     ):
-        fields = line.rstrip("\r").split(separator)
+        fields = line.rstrip("\r").split("|")
         if fields == [""]:
             continue
         if len(fields) != width:
             raise ValueError(
                 f"{path}, line {number}: a line of MovieLens-100K has {width} "
-                f"fields, separated by {separator!r}, but this one has "
+                f"fields, separated by '|', but this one has "
                 f"{len(fields)}: {line[:80]!r}."
             )
         yield number, fields
@@ -367,9 +382,7 @@ def _columns(rows, path):
 
 def _read_users(path):
     rows = []
-    for number, (user, age, gender, occupation, zip_code) in _lines(
-        path, "|", 5
-    ):
+    for number, (user, age, gender, occupation, zip_code) in _lines(path, 5):
         ids = [_integer(path, number, text) for text in (user, age)]
         rows.append((*ids, gender, occupation, zip_code))
     user, age, *texts = _columns(rows, path)
@@ -384,7 +397,7 @@ def _read_users(path):
 
 def _read_items(path):
     rows = []
-    for number, fields in _lines(path, "|", 5 + len(GENRES)):
+    for number, fields in _lines(path, 5 + len(GENRES)):
         flags = fields[5:]
         if not set(flags) <= {"0", "1"}:
             raise ValueError(
@@ -406,31 +419,35 @@ def _read_items(path):
 
 
 def _read_events(path, users, items):
-    rows = []
-    known = (set(users["user"].tolist()), set(items["item"].tolist()))
-    for number, fields in _lines(path, "\t", 4):
-        row = [_integer(path, number, text) for text in fields]
-        for name, found, ids in zip(("user", "item"), row[:2], known):
-            if found not in ids:
-                raise ValueError(
-                    f"{path}, line {number}: the {name} {found} is not in "
-                    f"{path.with_name('u.' + name)}."
-                )
-        if not 1 <= row[2] <= 5:
-            raise ValueError(
-                f"{path}, line {number}: a rating must be 1 to 5, but is "
-                f"{row[2]}."
-            )
-        rows.append(row)
-    if not rows:
+    _check_file(path)
+    parts = [
+        *tf_ext.data.read(
+            path, _EVENTS, "tsv", batch_size=1 << 16, max_errors=0.0
+        ).as_numpy_iterator()
+    ]
+    if not parts:
         raise ValueError(f"{path} is empty.")
-    user, item, rating, timestamp = np.array(
-        sorted(rows, key=lambda row: row[3]), np.int64
-    ).T
+    events = {
+        name: np.concatenate([p[name] for p in parts]) for name in parts[0]
+    }
+    for name, known in (("user", users["user"]), ("item", items["item"])):
+        unknown = np.setdiff1d(events[name], known)
+        if unknown.size:
+            raise ValueError(
+                f"{path}: the {name} {unknown[0]} is not in "
+                f"{path.with_name('u.' + name)}."
+            )
+    rating = events["rating"]
+    wrong = rating[(rating < 1) | (rating > 5)]
+    if wrong.size:
+        raise ValueError(
+            f"{path}: a rating must be 1 to 5, but one is {wrong[0]}."
+        )
+    order = np.argsort(events["timestamp"], kind="stable")
+    events = _part(events, order)
+    rating = events["rating"]
     return {
-        "user": user,
-        "item": item,
-        "timestamp": timestamp,
+        **events,
         "rating": rating.astype(np.float32),
         "click": (rating >= 4).astype(np.float32),
         "like": (rating == 5).astype(np.float32),

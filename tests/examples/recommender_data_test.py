@@ -235,15 +235,22 @@ class MovieLensTest(tf.test.TestCase, parameterized.TestCase):
         ("columns", "u.user", "1|2|M|x\n", r"u.user, line 1: .* 5 .*has 4: '1"),
         ("text", "u.user", "a|2|M|x|1\n", r"u.user, line 1: 'a' is no integer"),
         ("flag", "u.item", "1|||" + "|0" * 19 + "|7\n", "u.item, line 1: .*0"),
-        ("rating", "ua.base", "1\t1\t6\t9\n", "ua.base, line 1: .*1 to 5.* 6"),
+        ("rating", "ua.base", "1\t1\t6\t9\n", "ua.base: .*1 to 5.* 6"),
         ("user", "ua.test", "1\t1\t5\t9\n99\t1\t5\t9\n",
-         "ua.test, line 2: the user 99 is not in .*u.user"),
-        ("item", "ua.test", "1\t99\t5\t9\n", "line 1: the item 99 .*u.item"),
+         "ua.test: the user 99 is not in .*u.user"),
+        ("item", "ua.test", "1\t99\t5\t9\n", "ua.test: the item 99 .*u.item"),
         ("empty", "ua.test", "", "ua.test is empty"),
     )  # fmt: skip
     def test_wrong_files(self, name, text, message):
         (self.folder / name).write_text(text)
         with self.assertRaisesRegex(ValueError, message):
+            recommender_data.read_movielens(self.folder)
+
+    def test_a_malformed_event(self):
+        (self.folder / "ua.base").write_text("1\t1\t5\t9\n1\t1\tx\t9\n")
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, r"ml/ua\.base: 1 bad number"
+        ):
             recommender_data.read_movielens(self.folder)
 
     @parameterized.named_parameters(
