@@ -358,7 +358,7 @@ def _lines(path, width):
         if len(fields) != width:
             raise ValueError(
                 f"{path}, line {number}: a line of MovieLens-100K has {width} "
-                f"fields, separated by '|', but this one has "
+                "fields, separated by '|', but this one has "
                 f"{len(fields)}: {line[:80]!r}."
             )
         yield number, fields
@@ -430,6 +430,7 @@ def _read_events(path, users, items):
     events = {
         name: np.concatenate([p[name] for p in parts]) for name in parts[0]
     }
+    events = _part(events, np.argsort(events["timestamp"], kind="stable"))
     for name, known in (("user", users["user"]), ("item", items["item"])):
         unknown = np.setdiff1d(events[name], known)
         if unknown.size:
@@ -443,9 +444,6 @@ def _read_events(path, users, items):
         raise ValueError(
             f"{path}: a rating must be 1 to 5, but one is {wrong[0]}."
         )
-    order = np.argsort(events["timestamp"], kind="stable")
-    events = _part(events, order)
-    rating = events["rating"]
     return {
         **events,
         "rating": rating.astype(np.float32),
