@@ -1,11 +1,13 @@
 """What TensorFlow's strategy and errors keep to themselves is still there."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
 import unittest
 
+import parameter_server_util as util
 import tensorflow as tf
 from absl.testing import absltest
 
@@ -77,6 +79,22 @@ class ClusterTest(absltest.TestCase):
             coordinator, lambda worker: [whole(tf.constant(2))]
         )
         self.assertEqual(int(found.get()[0]), 3)
+
+    def test_2_results_stay_until_they_are_fetched(self):
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
+        clusters.separate_workers(coordinator)
+        step = tf.function(lambda: tf.constant(3))
+        for block, fetched in (
+            (contextlib.nullcontext(), 1),
+            (clusters.results_stay(), 0),
+        ):
+            with util.recording_fetches() as threads:
+                with block:
+                    remote = coordinator.schedule(step)
+                coordinator.join()
+                self.assertLen(threads, fetched)
+                self.assertEqual(int(clusters.fetch(remote)), 3)
+                self.assertLen(threads, 1)
 
     def test_2_nothing_waits_for_a_tensor_freed_on_a_stopped_task(self):
         coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 import uuid
 from unittest import mock
 
@@ -268,10 +269,13 @@ class LostWorkerTest(TestCase):
         )
         self._restart.start()
 
-    def _restarting(self, step):
+    def _restarting(self, step, has_trained=lambda: True):
         """A callback that has worker 0 killed, and started again."""
 
         def restart():
+            # On a busy machine its first step may take longer than all others.
+            while not has_trained():
+                time.sleep(0.1)
             _CLUSTER.processes.kill("worker", 0)
             self._start_again()
 
@@ -303,7 +307,10 @@ class LostWorkerTest(TestCase):
     def test_its_share_begins_anew(self):
         model = _counting(_CLUSTER.strategy)
         data = _in_shares(400, 200)
-        model.fit(data, callbacks=[self._restarting(30)], verbose=0)
+        restarting = self._restarting(
+            30, lambda: any(sample < 400 for sample in _shows(model))
+        )
+        model.fit(data, callbacks=[restarting], verbose=0)
         shows = _shows(model)
         others = {shows[sample] for sample in range(400, 600)}
         self.assertEqual(others, {1})

@@ -1,6 +1,9 @@
 """A cluster on this machine, and dense models to train on it."""
 
 import contextlib
+import sys
+import threading
+import unittest.mock
 
 import numpy as np
 import tensorflow as tf
@@ -53,6 +56,23 @@ class Cluster:
     def stop(self):
         """Ends the processes; for tearDownModule."""
         self._stack.close()
+
+
+@contextlib.contextmanager
+def recording_fetches():
+    """Yields a list of the names of threads that fetch results of steps."""
+    values = sys.modules["tensorflow.python.distribute.coordinator.values"]
+    fetch = values.RemoteValueImpl._copy_to_local
+    threads = []
+
+    def recorded(value):
+        threads.append(threading.current_thread().name)
+        return fetch(value)
+
+    with unittest.mock.patch.object(
+        values.RemoteValueImpl, "_copy_to_local", recorded
+    ):
+        yield threads
 
 
 def data(samples=200, batch=32, seed=0):

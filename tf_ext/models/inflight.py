@@ -12,7 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import tensorflow as tf
 
-from tf_ext._compat.clusters import separate_workers
+from tf_ext._compat.clusters import (
+    fetch,
+    own_executor,
+    results_stay,
+    separate_workers,
+)
 from tf_ext.distribute import training_counts
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
@@ -109,7 +114,8 @@ class InFlight:
 
     def schedule(self, step: _Step) -> None:
         """Schedules a step on a worker."""
-        remote = step.run.start(step.batch)
+        with results_stay():
+            remote = step.run.start(step.batch)
         self._idle = step.run.idle
         self.under_way += 1
         if self.under_way > len(self._waiters):
@@ -266,17 +272,18 @@ def _wait(
 ) -> None:
     """Waits for steps, one after another, until it gets None.
 
-    It holds no reference to the coordinator, which could not be freed
-    otherwise.
+    Workers go on with their next steps while it fetches the results. It holds
+    no reference to the coordinator, which could not be freed otherwise.
     """
-    while (item := scheduled.get()) is not None:
-        step, remote = item
-        try:
-            outcome: typing.Any = step, remote.get(), None
-        except Exception as error:  # Raised in the waiting thread.
-            outcome = step, None, error
-        outcomes.put(outcome)
-        del item, step, remote, outcome
+    with own_executor():
+        while (item := scheduled.get()) is not None:
+            step, remote = item
+            try:
+                outcome: typing.Any = step, fetch(remote), None
+            except Exception as error:  # Raised in the waiting thread.
+                outcome = step, None, error
+            outcomes.put(outcome)
+            del item, step, remote, outcome
 
 
 def _end_waiters(
