@@ -54,11 +54,17 @@ CHECKED = (
 )
 DELAYED = (
     Job(1, 1, 512, 1, 16),
-    Job(1, 1, 512, 1, 16, execution=8),
     Job(1, 2, 512, 4, 16),
+    Job(1, 1, 2048, 1, 16, execution=16),
+    Job(1, 1, 2048, 1, 16, execution=16, overlap=True),
+    Job(1, 2, 2048, 1, 16, execution=16),
+    Job(1, 2, 2048, 1, 16, execution=16, overlap=True),
     Job(2, 0, 512, 1, 16),
     Job(3, 0, 512, 1, 64),
 )
+# Of an epoch. Its end has delays of its own, which are shared by many steps.
+_STEPS = 32
+_DELAYED_STEPS = 320
 _DELAYS_SECONDS = (0.0, 0.0001, 0.0005, 0.001, 0.002, 0.005)
 
 
@@ -90,6 +96,7 @@ def measure(args, jobs, repeats, delay_file=None):
         "servers": servers,
         "jobs": [job._asdict() for job in jobs],
         "repeats": repeats,
+        "steps": _DELAYED_STEPS if delay_file else _STEPS,
         "delays": _DELAYS_SECONDS if delay_file else (),
         "delay_file": delay_file,
     }

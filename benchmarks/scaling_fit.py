@@ -115,6 +115,7 @@ def name_of(job):
     kind = f"{job.workers} + {job.servers}" if job.servers else job.workers
     reads = ", the chief reads" if job.chief_reads else ""
     execution = f", {job.execution} at once" if job.execution > 1 else ""
+    execution += " that overlap" if job.overlap else ""
     return (
         f"| {kind} | {job.samples:,} | {job.tables} | {job.dim}"
         f"{execution}{reads} |"

@@ -51,8 +51,8 @@ COEFFICIENTS: dict[str, dict[str, float]] = {
         "workers: ring": 2.409,
     },
     "delays": {
-        "servers: calls": 12.52,
-        "servers: steps": 3.45,
+        "servers: calls": 8.7,
+        "servers: steps": 2.3,
         "workers: steps": 6.84,
         "workers: ring": 0.3701,
     },
@@ -73,6 +73,8 @@ class Job(typing.NamedTuple):
       dim: int, of all tables.
       execution: int, the steps of an execution; 1 for synchronous workers.
       chief_reads: bool, whether the chief reads the data and sends them.
+      overlap: bool, whether the steps of an execution overlap, which changes
+        what they wait for, but not what they cost.
     """
 
     workers: int
@@ -82,6 +84,7 @@ class Job(typing.NamedTuple):
     dim: int
     execution: int = 1
     chief_reads: bool = False
+    overlap: bool = False
 
 
 class Model(typing.NamedTuple):
@@ -122,6 +125,11 @@ def _check(job, model):
                 f"{name} must be at least {least}. Received: "
                 f"{getattr(job, name)}"
             )
+    if job.overlap and not 2 <= job.execution <= 16:
+        raise ValueError(
+            "Steps overlap in executions of 2 to 16 steps. Received: "
+            f"overlap=True, execution={job.execution}"
+        )
     if not job.servers and (job.execution > 1 or job.chief_reads):
         raise ValueError(
             "Synchronous workers (servers=0) read their own data and have "
@@ -194,7 +202,11 @@ def _with_servers(job, model, computed):
             "servers: megabytes": rows + dense + batch,
             "servers: batches": calls * job.chief_reads,
         },
-        "delays": {"servers: calls": calls, "servers: steps": 1.0},
+        "delays": {
+            "servers: calls": calls,
+            # They wait while the step before computes.
+            "servers: steps": float(not job.overlap),
+        },
     }
 
 

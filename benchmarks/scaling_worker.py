@@ -25,7 +25,6 @@ import tf_ext
 from tf_ext.distribute.collectives import collectives_of
 
 _BATCHES = 16
-_STEPS = 32
 
 
 def main():
@@ -102,8 +101,9 @@ def _measure(job, strategy, roles, rank, task):
         return column_steps.dataset(_BATCHES, job.samples, 1 + rank)
 
     # Under parameter servers these are the steps of all workers.
-    steps = _STEPS * (job.workers if job.servers else 1)
+    steps = task["steps"] * (job.workers if job.servers else 1)
     counts = _Counts(roles if rank == 0 else {}, steps, task)
+    options = {"overlap_steps": True} if job.overlap else {}
     model.fit(
         data if not job.chief_reads else data(),
         epochs=1 + task["repeats"],
@@ -111,6 +111,7 @@ def _measure(job, strategy, roles, rank, task):
         shuffle=False,
         callbacks=[counts],
         verbose=0,
+        **options,
     )
     shadows = job.tables * job.dim
     weights = sum(int(np.prod(w.shape)) for w in model.trainable_weights)
