@@ -191,6 +191,18 @@ class BundleTransfersOp : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
+class NextStageOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      ctx->set_output(i, ctx->input(i));
+    }
+  }
+  bool IsExpensive() override { return false; }
+};
+
 REGISTER_KERNEL_BUILDER(Name("TfExt>Bundle").Device(tensorflow::DEVICE_CPU),
                         BundleOp);
 REGISTER_KERNEL_BUILDER(Name("TfExt>Unbundle").Device(tensorflow::DEVICE_CPU),
@@ -198,6 +210,8 @@ REGISTER_KERNEL_BUILDER(Name("TfExt>Unbundle").Device(tensorflow::DEVICE_CPU),
 REGISTER_KERNEL_BUILDER(
     Name("TfExt>BundleTransfers").Device(tensorflow::DEVICE_CPU),
     BundleTransfersOp);
+REGISTER_KERNEL_BUILDER(Name("TfExt>NextStage").Device(tensorflow::DEVICE_CPU),
+                        NextStageOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -42,6 +42,21 @@ Where the function runs on several tasks, the tensors that one task sends to
 another and that do not depend on its answers are sent in one message.
 )doc");
 
+REGISTER_OP("TfExt>NextStage")
+    .Input("values: T")
+    .Output("same: T")
+    .Attr("T: list(type) >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Returns tensors unchanged, and keeps what follows apart from what is before.
+
+In functions with BundleTransfers, tensors that are made from these values do
+not travel together with those that these values waited for.
+)doc");
+
 REGISTER_OP("TfExt>Bundle")
     .Input("values: T")
     .Output("bundle: uint8")

@@ -9,6 +9,10 @@
 // needs the bundle, and the graph stays free of cycles. Control edges travel
 // along.
 //
+// The op NextStage counts as transfers. So of two computations that do not
+// need each other's results, the first one's need not wait for the second one's
+// to be sent, where the second one begins with NextStage after the first.
+//
 // What depends on a branch or is in a loop is sent as before: a bundle would be
 // dead as soon as one of its tensors is.
 
@@ -39,6 +43,10 @@ using tensorflow::Graph;
 using tensorflow::GraphOptimizationPassOptions;
 using tensorflow::Node;
 using tensorflow::NodeBuilder;
+
+// By how many stages NextStage keeps apart. More than a question and its answer
+// take, so that answers to earlier questions have stages of their own.
+constexpr int64_t kApart = 3;
 
 // What is sent from one device to another, to be there at one stage.
 struct Transfer {
@@ -93,6 +101,9 @@ class Bundler {
         stages_[node->id()] = std::max(
             stages_[node->id()], stages_[from] + (Crosses(*edge) ? 1 : 0));
         if (may_be_dead_[from]) may_be_dead_[node->id()] = true;
+      }
+      if (node->type_string() == "TfExt>NextStage") {
+        stages_[node->id()] += kApart;
       }
     }
   }

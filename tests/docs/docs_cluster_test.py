@@ -36,7 +36,7 @@ class CodeTest(absltest.TestCase):
 
     def test_parameter_servers_on_several_machines(self):
         model, _, *others = blocks("docs/parameter_servers.md", "python")
-        self.assertLen(others, 9)
+        self.assertLen(others, 10)
         run_program(
             _MACHINES + self._program([model, *others], "    "), self.folder
         )

@@ -38,6 +38,15 @@ class BundleTest(parameterized.TestCase, tf.test.TestCase):
             self.assertEqual(found.shape, value.shape)
             self.assertEqual(found.numpy().tobytes(), value.numpy().tobytes())
 
+    @parameterized.named_parameters(*MODES)
+    def test_the_next_stage_has_the_same_values(self, mode):
+        values = [*_VALUES, tf.constant(["a string"])]
+        found = mode(lambda *v: _bundle_ops.next_stage(v))(*values)
+        for value, one in zip(values, found, strict=True):
+            self.assertEqual(one.dtype, value.dtype)
+            self.assertEqual(one.shape, value.shape)
+            self.assertEqual(one.numpy().tobytes(), value.numpy().tobytes())
+
     def test_nothing(self):
         bundle = _bundle(tf.zeros([0]))
         [found] = _unbundle(bundle, [tf.float32])

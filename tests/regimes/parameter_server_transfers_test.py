@@ -1,6 +1,7 @@
 """How many messages a step takes, and what arrives in them."""
 
 import glob
+import graphlib
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ from model_building import id_column
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.ops._bundle_ops import bundle_transfers
+from tf_ext.ops._bundle_ops import bundle_transfers, next_stage
 
 _CLUSTER = util.Cluster()
 _FOLDER = None
@@ -36,13 +37,13 @@ def tearDownModule():
     shutil.rmtree(_FOLDER)
 
 
-def _messages(name):
-    """What a task receives in a call of a function: `{task: [tensors]}`.
+def _graphs(name):
+    """What tasks run in a call of a function: `{task: tf.compat.v1.GraphDef}`.
 
     Args:
       name: string, of the only function of this name since the last call.
     """
-    messages = {}
+    graphs = {}
     for path in glob.glob(f"{_FOLDER}/*.after_partition_passes.*"):
         found = re.fullmatch(
             rf"__inference_{name}_\d+_partition__"
@@ -51,15 +52,65 @@ def _messages(name):
         )
         if found:
             with open(path) as file:
-                graph = text_format.Parse(file.read(), tf.compat.v1.GraphDef())
-            messages["{}{}".format(*found.groups())] = [
-                node.attr["tensor_name"].s.decode()
-                for node in graph.node
-                if node.op in ("_Recv", "_HostRecv")
-            ]
+                graphs["{}{}".format(*found.groups())] = text_format.Parse(
+                    file.read(), tf.compat.v1.GraphDef()
+                )
     for path in glob.glob(f"{_FOLDER}/*"):
         os.remove(path)
-    return messages
+    return graphs
+
+
+def _name_of_tensor(node, *ops):
+    """What a node sends or receives, bytes; None unless it is of `ops`."""
+    return node.attr["tensor_name"].s if node.op in ops else None
+
+
+def _received(node):
+    return _name_of_tensor(node, "_Recv", "_HostRecv")
+
+
+def _messages(graphs):
+    """What each task receives: `{task: [tensors]}`, of `_graphs`."""
+    return {
+        task: [name for name in map(_received, graph.node) if name]
+        for task, graph in graphs.items()
+    }
+
+
+def _messages_between(graphs, op):
+    """The most messages on a way that has the most nodes of a type.
+
+    Args:
+      graphs: as of `_graphs`.
+      op: string, the nodes' type.
+
+    Returns:
+      `(nodes, messages)`.
+    """
+    nodes = {(task, n.name): n for task, g in graphs.items() for n in g.node}
+    senders = {
+        _name_of_tensor(node, "_Send", "_HostSend"): key
+        for key, node in nodes.items()
+    }
+
+    def before(key):
+        node = nodes[key]
+        names = {i.removeprefix("^").split(":")[0] for i in node.input}
+        keys = [(key[0], name) for name in names]
+        return [*keys, senders[_received(node)]] if _received(node) else keys
+
+    longest = {}
+    for key in graphlib.TopologicalSorter(
+        {key: before(key) for key in nodes}
+    ).static_order():
+        computed, messages = max(
+            (longest[k] for k in before(key)), default=(0, 0)
+        )
+        longest[key] = (
+            computed + (nodes[key].op == op),
+            messages + (_received(nodes[key]) is not None),
+        )
+    return max(longest.values())
 
 
 def _values(seed):
@@ -76,7 +127,7 @@ def _values(seed):
 
 
 class StepsTest(tf.test.TestCase):
-    def _messages_of_steps(self, tables, dim=4, steps=1):
+    def _graphs_of_steps(self, tables, dim=4, steps=1, overlap=False):
         data = {f"c{i}": np.arange(64) * (i + 1) % 50 for i in range(_COLUMNS)}
         labels = (np.arange(64) % 2).astype(np.float32)
         dataset = tf.data.Dataset.from_tensor_slices((data, labels)).batch(8)
@@ -108,16 +159,17 @@ class StepsTest(tf.test.TestCase):
                 metrics=["AUC", "accuracy"],
                 steps_per_execution=steps,
             )
-        _messages("")
-        model.fit(dataset, verbose=0)
-        return _messages("_run_one" if steps == 1 else "_run_whole")
+        _graphs("")
+        model.fit(dataset, overlap_steps=overlap, verbose=0)
+        many = "_run_overlapped" if overlap else "_run_whole"
+        return _graphs("_run_one" if steps == 1 else many)
 
     def test_messages_do_not_depend_on_the_number_of_tables(self):
         counts = []
         # Variables are on the servers in turn, and which of them an optimizer
         # needs first depends on their number: so tasks may change places.
         for tables in (2, 6):
-            messages = self._messages_of_steps(tables)
+            messages = _messages(self._graphs_of_steps(tables))
             self.assertCountEqual(messages, ["worker0", "ps0", "ps1"])
             counts.append(sorted(map(len, messages.values())))
         self.assertEqual(counts[0], counts[1])
@@ -125,26 +177,40 @@ class StepsTest(tf.test.TestCase):
         self.assertLessEqual(sum(counts[0]), 16)
 
     def test_the_steps_of_an_execution_take_fewer(self):
-        one = self._messages_of_steps(2)
-        four = self._messages_of_steps(2, steps=4)
+        one = _messages(self._graphs_of_steps(2))
+        four = _messages(self._graphs_of_steps(2, steps=4))
         self.assertCountEqual(four, one)
         self.assertLess(
             sum(map(len, four.values())), 4 * sum(map(len, one.values()))
         )
+
+    def test_steps_that_overlap_compute_without_waiting_for_updates(self):
+        def messages(steps, overlap):
+            computed, messages = _messages_between(
+                self._graphs_of_steps(2, steps=steps, overlap=overlap),
+                "TfExt>CombineBagsGrad",
+            )
+            self.assertGreaterEqual(computed, steps)
+            return messages
+
+        # Ids and rows of the first step, and the update of the last one.
+        counts = [messages(steps, True) for steps in (2, 4)]
+        self.assertEqual(counts, [4, 4])
+        self.assertGreater(messages(4, False), 2 * 4)
 
 
 class BundlesTest(tf.test.TestCase):
     """What bundles hold, by functions whose results are known."""
 
     def _run(self, function, *arguments):
-        _messages("")
+        _graphs("")
         coordinator = tf.distribute.coordinator.ClusterCoordinator(
             _CLUSTER.strategy
         )
         results = coordinator.schedule(
             tf.function(function), args=arguments
         ).fetch()
-        return results, _messages(function.__name__)
+        return results, _messages(_graphs(function.__name__))
 
     def test_values_of_all_kinds(self):
         def kinds(seed):
@@ -186,6 +252,28 @@ class BundlesTest(tf.test.TestCase):
         self.assertLen(messages["worker0"], 6)
         for task in ("ps0", "ps1"):
             self.assertLen(messages[task], 3)
+
+    def test_stages_that_are_kept_apart(self):
+        def together(value, apart=lambda values: values):
+            bundle_transfers()
+            with tf.device("/job:worker/task:0"):
+                first = value * 2
+                with tf.control_dependencies([first]):
+                    [later] = apart([value])
+                second = later * 3
+            with tf.device("/job:ps/task:0"):
+                first, second = first + 1, second + 1
+            with tf.device("/job:worker/task:0"):
+                return first + second
+
+        def kept_apart(value):
+            return together(value, next_stage)
+
+        for function, count in ((together, 1), (kept_apart, 2)):
+            found, messages = self._run(function, tf.constant([1.0, 2.0]))
+            self.assertAllEqual(found, [7.0, 12.0])
+            self.assertLen(messages["ps0"], count)
+            self.assertLen(messages["worker0"], 1)
 
     def test_branches_and_loops(self):
         def control_flow(count):

@@ -10,6 +10,28 @@ from tf_ext._keras import keras
 DEFAULT_BATCH_SIZE = 32
 
 
+class FitOptions(typing.NamedTuple):
+    """The arguments of `Model.fit` that Keras's does not have.
+
+    Attributes:
+      max_inflight_steps: int or None.
+      overlap_steps: bool.
+    """
+
+    max_inflight_steps: int | None = None
+    overlap_steps: bool = False
+
+    def check(self) -> None:
+        """Raises ValueError for values of other types."""
+        limit, overlap = self
+        is_int = isinstance(limit, int) and not isinstance(limit, bool)
+        if limit is not None and not (is_int and limit >= 1):
+            allowed = "a positive int or None"
+            refuse("fit", "max_inflight_steps", allowed, limit)
+        if not isinstance(overlap, bool):
+            refuse("fit", "overlap_steps", "True or False", overlap)
+
+
 def makes_dataset(x: typing.Any) -> bool:
     """Whether `x` of `fit` is a function that makes a dataset."""
     return callable(x) and not isinstance(x, tf.data.Dataset)

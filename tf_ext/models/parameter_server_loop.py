@@ -24,7 +24,11 @@ from tf_ext.models.building import (
     build_optimizer,
     example_of,
 )
-from tf_ext.models.fit_arguments import dataset_of, makes_dataset
+from tf_ext.models.fit_arguments import (
+    FitOptions,
+    dataset_of,
+    makes_dataset,
+)
 from tf_ext.models.inflight import InFlight
 from tf_ext.models.parameter_server_feed import Feed, WorkerFeed
 from tf_ext.models.parameter_server_shares import ShareFeed
@@ -66,9 +70,13 @@ class ParameterServerLoop(TrainingLoop):
         callbacks.on_train_begin()
 
     def _train_steps(
-        self, feed: typing.Any, batches: Iterable[typing.Any], limit: int | None
+        self,
+        feed: typing.Any,
+        batches: Iterable[typing.Any],
+        options: FitOptions,
     ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
-        step = self._functions.get("train", feed)
+        step = self._functions.get("train", feed, options.overlap_steps)
+        limit = options.max_inflight_steps
         staleness = []
         logs = {}
         with feed.explaining_errors():

@@ -8,13 +8,15 @@ import tensorflow as tf
 from tf_ext._compat.counters import make_metric_exact
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops._bundle_ops import bundle_transfers
+from tf_ext.optimizers.delaying import Updates, delayed_updates
+from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
 
 STALENESS = "staleness"
 
 # The most steps of a function without a loop: each adds to its graph, and to
 # the time until it first runs.
-_MOST_UNROLLED = 16
+MOST_UNROLLED = 16
 
 
 class StepFunctions:
@@ -28,22 +30,25 @@ class StepFunctions:
         self._model = model
         self._made: dict[tuple[typing.Any, ...], Step] = {}
 
-    def get(self, kind: str, feed: typing.Any) -> "Step":
+    def get(
+        self, kind: str, feed: typing.Any, overlaps: bool = False
+    ) -> "Step":
         """The step for the batches of a Feed.
 
         Args:
           kind: "train", "test" or "predict".
           feed: Feed or WorkerFeed.
+          overlaps: as of Step.
 
         Returns:
           Step.
         """
         key = (
             *(kind, type(feed).__name__, repr(feed.element_spec)),
-            feed.steps_per_execution,
+            *(feed.steps_per_execution, overlaps),
         )
         if key not in self._made:
-            self._made[key] = Step(self._model, kind, feed)
+            self._made[key] = Step(self._model, kind, feed, overlaps)
         return self._made[key]
 
 
@@ -61,12 +66,20 @@ class Step:
       model: keras.Model.
       kind: "train", "test" or "predict".
       feed: Feed or WorkerFeed.
+      overlaps: bool, whether a step of a whole execution computes while the
+        updates of the one before it are made; for 2 to MOST_UNROLLED steps.
 
     Attributes:
       steps_per_execution: int, the most steps of a call of a function.
     """
 
-    def __init__(self, model: keras.Model, kind: str, feed: typing.Any) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        kind: str,
+        feed: typing.Any,
+        overlaps: bool = False,
+    ) -> None:
         self._call = getattr(model, f"{kind}_step")
         self._read = {
             "train": self._train,
@@ -78,7 +91,8 @@ class Step:
         if IS_KERAS_3 and kind != "predict":
             for metric in model.metrics:
                 make_metric_exact(metric)
-        self._strategy = regime_of_model(model).strategy
+        self._regime = regime_of_model(model)
+        self._strategy = self._regime.strategy
         self._unpack = tf.autograph.experimental.do_not_convert(feed.unpack)
         self._steps_in = tf.autograph.experimental.do_not_convert(feed.steps_in)
         self.steps_per_execution = feed.steps_per_execution
@@ -96,8 +110,8 @@ class Step:
         else:
             self._function = function(self._run_several)
             self._whole = (
-                function(self._run_whole)
-                if self.steps_per_execution <= _MOST_UNROLLED
+                function(self._run_overlapped if overlaps else self._run_whole)
+                if self.steps_per_execution <= MOST_UNROLLED
                 else self._function
             )
 
@@ -163,6 +177,57 @@ class Step:
             logs = {**logs, STALENESS: staleness}
         return self._packed(logs)
 
+    def _run_overlapped(self, sent: typing.Any) -> list[tf.Tensor]:
+        """As `_run_whole`; each step reads before the last one's update.
+
+        Operations on the same rows or variables run in the order in which they
+        are traced here: a step reads what the step before the last one wrote.
+        """
+        bundle_transfers()
+        iterations = getattr(self._optimizer, "iterations", None)
+        before = None if iterations is None else tf.identity(iterations)
+        done: list[Updates] = []
+        waiting: typing.Any = None
+        for index in range(self.steps_per_execution):
+            # Two batches are prepared ahead of their steps: the second one's
+            # ids are sent together with the gradients for which they wait.
+            with tf.control_dependencies(_gradients(done[:-2])):
+                batch = self._unpack(sent, tf.constant(index, tf.int64))
+            logs, updates = self._strategy.run(
+                self._delayed, args=(batch, _gradients(done))
+            )
+            done.append(updates)
+            if waiting is not None:
+                self._strategy.run(self._update, args=waiting)
+            waiting = updates, batch
+        self._strategy.run(self._update, args=waiting)
+        if before is not None:
+            staleness = self._staleness(
+                before, tf.identity(iterations), self.steps_per_execution
+            )
+            # All steps but the first one miss an update of their own worker.
+            staleness += 1.0 - 1.0 / self.steps_per_execution
+            logs = {**logs, STALENESS: staleness}
+        return self._packed(logs)
+
+    def _delayed(
+        self, batch: typing.Any, before: list[tf.Tensor]
+    ) -> tuple[dict[str, typing.Any], Updates]:
+        """A step's logs, and its updates, which have not been made.
+
+        Args:
+          batch: nested structure of tensors.
+          before: list of tensors; the step computes when they are there.
+        """
+        with delayed_updates() as updates, self._regime.computing_after(before):
+            logs = self._call(batch)
+        return logs, updates
+
+    @staticmethod
+    def _update(updates: Updates, batch: typing.Any) -> None:
+        with after(batch):
+            updates.make()
+
     @staticmethod
     def _staleness(
         before: tf.Tensor, after: tf.Tensor, steps: int | tf.Tensor
@@ -221,3 +286,8 @@ class Step:
             tf.type_spec_from_value, outputs
         )
         return [tf.identity(tensor) for tensor in flat]
+
+
+def _gradients(steps: Sequence[Updates]) -> list[tf.Tensor]:
+    """Those of the last one of some steps, if there is one."""
+    return steps[-1].gradients if steps else []

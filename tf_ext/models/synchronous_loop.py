@@ -14,6 +14,7 @@ from tf_ext._compat.models import build_for, layers_of
 from tf_ext._keras import keras
 from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.models.building import build_optimizer, example_of
+from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.resume import find_snapshot
 from tf_ext.models.synchronous_checks import check_layers
 from tf_ext.models.synchronous_feed import (
@@ -74,9 +75,9 @@ class SynchronousLoop(TrainingLoop):
         self,
         feed: SynchronousFeed,
         batches: Iterable[typing.Any],
-        limit: int | None,
+        options: FitOptions,
     ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
-        del limit
+        del options
         for logs in self._steps("train", feed, batches):
             yield 1, logs
 

@@ -12,12 +12,16 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_ext._checks import check_count, refuse
+from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.data import worker_batches
 from tf_ext.distribute import naming_lost_tasks
 from tf_ext.models import recommenders, resume
 from tf_ext.models.building import wrapped_optimizers
+from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.parameter_server_loop import ParameterServerLoop
+from tf_ext.models.steps import MOST_UNROLLED
 from tf_ext.models.synchronous_checks import (
     check_layers,
     check_losses,
@@ -51,14 +55,14 @@ class KerasTraining:
         self,
         optimizer: typing.Any,
         options: dict[str, typing.Any],
-        steps_per_execution: int | str,
+        steps: int | str,
     ) -> None:
         """Raises ValueError for options that the regime does not support.
 
         Args:
           optimizer: a tf_ext.optimizers.Optimizer, a wrapper of one, or None.
           options: dict of the arguments of `compile`.
-          steps_per_execution: int or "auto".
+          steps: int or "auto", the `steps_per_execution` among them.
         """
 
     def after_compile(self) -> None:
@@ -68,16 +72,16 @@ class KerasTraining:
         self,
         keras_fit: Callable[..., typing.Any],
         given: inspect.BoundArguments,
-        max_inflight_steps: int | None,
+        options: FitOptions,
     ) -> keras.callbacks.History:
         """Calls `fit`.
 
         Args:
           keras_fit: the method of the model's Keras class.
           given: inspect.BoundArguments of it.
-          max_inflight_steps: int or None.
+          options: FitOptions.
         """
-        del max_inflight_steps
+        self._check_overlap(options)
         call = functools.partial(self._call_keras, keras_fit)
         return resume.fit(self._model, call, given)
 
@@ -97,6 +101,15 @@ class KerasTraining:
         Args:
           method: string, the name of the method called.
         """
+
+    def _check_overlap(self, options: FitOptions) -> None:
+        """Raises ValueError if steps should overlap, but cannot."""
+        if options.overlap_steps:
+            allowed = (
+                "False except under ParameterServerStrategy, where updates "
+                "travel to other tasks while the next step computes"
+            )
+            refuse("fit", "overlap_steps", allowed, True)
 
     def train_step(
         self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
@@ -133,10 +146,11 @@ class _LoopTraining(KerasTraining):
         self,
         keras_fit: Callable[..., typing.Any],
         given: inspect.BoundArguments,
-        max_inflight_steps: int | None,
+        options: FitOptions,
     ) -> keras.callbacks.History:
+        self._check_overlap(options)
         given.apply_defaults()
-        return self._loop().run("fit", given.arguments, max_inflight_steps)
+        return self._loop().run("fit", given.arguments, options)
 
     def run(
         self,
@@ -170,14 +184,22 @@ class ParameterServerTraining(_LoopTraining):
         self,
         optimizer: typing.Any,
         options: dict[str, typing.Any],
-        steps_per_execution: int | str,
+        steps: int | str,
     ) -> None:
-        if steps_per_execution != "auto":
-            check_count(
-                "compile", "steps_per_execution", steps_per_execution, 1
-            )
+        if steps != "auto":
+            check_count("compile", "steps_per_execution", steps, 1)
         for one in wrapped_optimizers(optimizer):
             self._regime.check_optimizer(one)
+
+    def _check_overlap(self, options: FitOptions) -> None:
+        steps = steps_per_execution(self._model)
+        if options.overlap_steps and not 2 <= steps <= MOST_UNROLLED:
+            raise ValueError(
+                "Argument `overlap_steps` of fit must be False unless "
+                "`steps_per_execution` of compile is between 2 and "
+                f"{MOST_UNROLLED}, as only the steps of an execution overlap. "
+                f"Received: overlap_steps=True, steps_per_execution={steps}"
+            )
 
 
 class _Synchronous(KerasTraining):
@@ -187,7 +209,7 @@ class _Synchronous(KerasTraining):
         self,
         optimizer: typing.Any,
         options: dict[str, typing.Any],
-        steps_per_execution: int | str,
+        steps: int | str,
     ) -> None:
         check_losses(options.get("loss"))
         check_optimizer(optimizer)
@@ -276,9 +298,29 @@ def training_of(model: keras.Model) -> KerasTraining:
     return _TRAINING[type(regime)](model, regime)
 
 
-def check_max_inflight_steps(value: typing.Any) -> None:
-    """Raises ValueError unless it is None or a positive int."""
-    if value is None:
+def check_callbacks(callbacks: typing.Any) -> None:
+    """Raises ValueError for callbacks that would leave out the rows.
+
+    Args:
+      callbacks: a callback, a list of them, a CallbackList, or None.
+    """
+    if callbacks is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        refuse("fit", "max_inflight_steps", "a positive int or None", value)
+    if not isinstance(callbacks, (list, tuple)):
+        callbacks = getattr(callbacks, "callbacks", [callbacks])
+    averaging = getattr(keras.callbacks, "SwapEMAWeights", ())
+    for callback in callbacks:
+        if (
+            isinstance(callback, keras.callbacks.EarlyStopping)
+            and callback.restore_best_weights
+            and not isinstance(callback, EarlyStopping)
+        ):
+            allowed = (
+                "without keras.callbacks.EarlyStopping(restore_best_weights="
+                "True), which restores variables but no rows: use "
+                "tf_ext.callbacks.EarlyStopping with the same arguments"
+            )
+            refuse("fit", "callbacks", allowed, callbacks)
+        if isinstance(callback, averaging):
+            allowed = "without SwapEMAWeights, which swaps no rows"
+            refuse("fit", "callbacks", allowed, callbacks)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_ext._compat.models import is_compiled, start_of_training
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import naming_lost_tasks, training_counts
-from tf_ext.models.fit_arguments import split_arrays
+from tf_ext.models.fit_arguments import FitOptions, split_arrays
 from tf_ext.models.resume import restored_point
 from tf_ext.regimes import regime_of_model
 
@@ -49,13 +49,13 @@ class TrainingLoop(abc.ABC):
             return getattr(self, method)(*arguments)
 
     def fit(
-        self, arguments: dict[str, typing.Any], limit: int | None = None
+        self, arguments: dict[str, typing.Any], options: FitOptions
     ) -> keras.callbacks.History:
         """Trains the model.
 
         Args:
           arguments: dict of all arguments of `keras.Model.fit`.
-          limit: int or None, the most steps in flight.
+          options: FitOptions, its further arguments.
 
         Returns:
           keras.callbacks.History.
@@ -79,7 +79,7 @@ class TrainingLoop(abc.ABC):
         while epoch < arguments["epochs"] and not model.stop_training:
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
-            logs = self._train_epoch(feed, callbacks, first_step, limit)
+            logs = self._train_epoch(feed, callbacks, first_step, options)
             logs.update(self._validate(arguments, callbacks, epoch))
             callbacks.on_epoch_end(epoch, logs)
             epoch, first_step = epoch + 1, 0
@@ -115,12 +115,12 @@ class TrainingLoop(abc.ABC):
         feed: typing.Any,
         callbacks: keras.callbacks.CallbackList,
         first_step: int,
-        limit: int | None,
+        options: FitOptions,
     ) -> dict[str, typing.Any]:
         logs = None
         done = first_step
         batches = self._begun("train", feed, callbacks, first_step)
-        for steps, logs in self._train_steps(feed, batches, limit):
+        for steps, logs in self._train_steps(feed, batches, options):
             self._count("_train_counter", steps)
             training_counts.add_steps(steps)
             done += steps
@@ -218,7 +218,10 @@ class TrainingLoop(abc.ABC):
 
     @abc.abstractmethod
     def _train_steps(
-        self, feed: typing.Any, batches: Iterable[typing.Any], limit: int | None
+        self,
+        feed: typing.Any,
+        batches: Iterable[typing.Any],
+        options: FitOptions,
     ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
         """Yields the number of steps and the logs of each training."""
 

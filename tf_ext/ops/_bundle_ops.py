@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tf_ext.ops._library import library
 
-for _op in ("Bundle", "BundleTransfers", "Unbundle"):
+for _op in ("Bundle", "BundleTransfers", "NextStage", "Unbundle"):
     tf.no_gradient(f"TfExt>{_op}")
 
 
@@ -23,6 +23,30 @@ def bundle_transfers(name=None):
       The operation; None in eager mode.
     """
     return library().tf_ext_bundle_transfers(name=name)
+
+
+def next_stage(values, name=None):
+    """Returns tensors unchanged, and keeps bundles before and after apart.
+
+    Where `bundle_transfers` was called, tensors that are made from these values
+    do not travel together with those that these values, or the operation's
+    control inputs, waited for. No gradient flows.
+
+    Args:
+      values: list of tensors.
+      name: optional name of the operation.
+
+    Returns:
+      List of tensors.
+
+    Example:
+      >>> from tf_ext.ops import _bundle_ops
+      >>> [x.numpy().tolist() for x in _bundle_ops.next_stage([[1.0], 2])]
+      [[1.0], 2]
+    """
+    return library().tf_ext_next_stage(
+        [tf.convert_to_tensor(value) for value in values], name=name
+    )
 
 
 def bundle(values, name=None):

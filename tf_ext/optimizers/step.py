@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tf_ext.optimizers.adapter import Adapter, Clipping, Rates
+from tf_ext.optimizers.delaying import update
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import (
     PushRequest,
@@ -112,7 +113,11 @@ def run(
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
             tables = merge([(t, [(g.indices, g.values)]) for t, g in slices])
-            _update_or_skip(adapter, DenseGradients(dense, variables), tables)
+            gradients = DenseGradients(dense, variables)
+            update(
+                [dense, [table.values for table in tables]],
+                lambda: _update_or_skip(adapter, gradients, tables),
+            )
         else:
             _merge_replicas(adapter, context, dense, variables, slices, summed)
 
@@ -252,7 +257,7 @@ def _update_or_skip(
         _update(adapter, dense, tables)
         return
 
-    def update() -> tf.Tensor:
+    def apply() -> tf.Tensor:
         _update(adapter, dense, tables)
         adapter.after_update()
         return tf.constant(0)
@@ -261,7 +266,7 @@ def _update_or_skip(
         adapter.after_skip()
         return tf.constant(0)
 
-    tf.cond(all_finite(dense.of_first_replica(), tables), update, skip)
+    tf.cond(all_finite(dense.of_first_replica(), tables), apply, skip)
 
 
 def all_finite(

@@ -1,5 +1,8 @@
 """Parameter servers: tables are on them, steps run on asynchronous workers."""
 
+import contextlib
+import threading
+
 import numpy as np
 import tensorflow as tf
 
@@ -8,7 +11,11 @@ from tf_ext._keras import IS_KERAS_3
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.strategy import check_cluster, table_owner
+from tf_ext.ops._bundle_ops import next_stage
 from tf_ext.regimes.regime import Placement, Regime
+
+# The tensors that a thread's pulls wait for, in `computing_after`.
+_pulling = threading.local()
 
 
 class ParameterServerRegime(Regime):
@@ -19,6 +26,24 @@ class ParameterServerRegime(Regime):
     """
 
     has_all = False
+
+    def pull(self, requests, error=None):
+        """As in Regime; the rows arrive after those of `computing_after`."""
+        rows = super().pull(requests, error)
+        before = getattr(_pulling, "before", None)
+        if not before:
+            return rows
+        with tf.control_dependencies(before):
+            return next_stage(rows)
+
+    @contextlib.contextmanager
+    def computing_after(self, tensors):
+        before = getattr(_pulling, "before", None)
+        _pulling.before = tensors
+        try:
+            yield
+        finally:
+            _pulling.before = before
 
     def placement(self):
         """A shard on the CPU of each server."""

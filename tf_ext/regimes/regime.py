@@ -148,6 +148,18 @@ class Regime:
             for table, plan, insert, statistics in requests
         ]
 
+    def computing_after(self, tensors):
+        """A context in which rows are pulled beside another computation.
+
+        What is pulled in it is there only when that computation has ended, so
+        that two steps that overlap do not compute at the same time.
+
+        Args:
+          tensors: list of tensors, the results of the other computation.
+        """
+        del tensors
+        return contextlib.nullcontext()
+
     def merge(self, parts):
         """Sums gradients by sign over layers, calls, replicas and workers.
 

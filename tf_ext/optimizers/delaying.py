@@ -1,0 +1,70 @@
+"""Updates that are made later than their step.
+
+A step whose update is delayed ends when its gradients are computed. So the next
+step can read rows and variables, and compute, while the update is on its way.
+"""
+
+import contextlib
+import threading
+import typing
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+# The updates that a thread collects, in `delayed_updates`.
+_collecting = threading.local()
+
+
+class Updates:
+    """The updates of a step that have not been made.
+
+    Attributes:
+      gradients: list of tensors, from which they will be made.
+    """
+
+    def __init__(self) -> None:
+        self.gradients: list[tf.Tensor] = []
+        self._functions: list[Callable[[], None]] = []
+
+    def add(self, gradients: typing.Any, function: Callable[[], None]) -> None:
+        """Adds an update.
+
+        Args:
+          gradients: nested structure of tensors and `tf.IndexedSlices`.
+          function: makes the update; it is called in the graph of the step.
+        """
+        self.gradients += tf.nest.flatten(gradients, expand_composites=True)
+        self._functions.append(function)
+
+    def make(self) -> None:
+        """Makes the updates, in a replica's context."""
+        for function in self._functions:
+            function()
+
+
+@contextlib.contextmanager
+def delayed_updates() -> Iterator[Updates]:
+    """A context, in a replica, that collects updates instead of making them.
+
+    Updates of other optimizers than those of tf_ext are made at once.
+    """
+    before = getattr(_collecting, "updates", None)
+    _collecting.updates = updates = Updates()
+    try:
+        yield updates
+    finally:
+        _collecting.updates = before
+
+
+def update(gradients: typing.Any, function: Callable[[], None]) -> None:
+    """Makes an update; later, if the thread is in `delayed_updates`.
+
+    Args:
+      gradients: nested structure of tensors and `tf.IndexedSlices`.
+      function: makes it.
+    """
+    updates = getattr(_collecting, "updates", None)
+    if updates is None:
+        function()
+    else:
+        updates.add(gradients, function)
