@@ -55,6 +55,8 @@ CHECKED = (
 DELAYED = (
     Job(1, 1, 512, 1, 16),
     Job(1, 2, 512, 4, 16),
+    Job(1, 1, 512, 1, 16, execution=8),
+    Job(1, 1, 2048, 1, 16, execution=8, overlap=True),
     Job(1, 1, 2048, 1, 16, execution=16),
     Job(1, 1, 2048, 1, 16, execution=16, overlap=True),
     Job(1, 2, 2048, 1, 16, execution=16),

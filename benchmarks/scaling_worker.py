@@ -103,7 +103,6 @@ def _measure(job, strategy, roles, rank, task):
     # Under parameter servers these are the steps of all workers.
     steps = task["steps"] * (job.workers if job.servers else 1)
     counts = _Counts(roles if rank == 0 else {}, steps, task)
-    options = {"overlap_steps": True} if job.overlap else {}
     model.fit(
         data if not job.chief_reads else data(),
         epochs=1 + task["repeats"],
@@ -111,7 +110,7 @@ def _measure(job, strategy, roles, rank, task):
         shuffle=False,
         callbacks=[counts],
         verbose=0,
-        **options,
+        overlap_steps=job.overlap,
     )
     shadows = job.tables * job.dim
     weights = sum(int(np.prod(w.shape)) for w in model.trainable_weights)

@@ -1,12 +1,13 @@
 """`steps_per_execution` on a cluster, against one process."""
 
+import execution_cases
 import parameter_server_util as util
 import pytest
 import small_models
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, number
-from saving_util import TestCase, contents
+from saving_util import contents
 
 import tf_ext
 from tf_ext._keras import keras
@@ -52,31 +53,8 @@ def _hashed(data):
     return tf_ext.data.hash_columns(data, small_models.columns())
 
 
-class ExecutionsTest(TestCase, parameterized.TestCase):
-    def data(self, batches=13):
-        features, labels = small_models.batch(generator(self), 16 * batches - 5)
-        return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
-
-    def make(self, strategy, rule="adam", dense=None, **options):
-        with strategy.scope():
-            table = small_models.table(rule)
-            dense = (
-                dense() if dense else keras.optimizers.Adam(0.05, clipnorm=0.1)
-            )
-            return small_models.compiled(
-                small_models.functional(table),
-                dense,
-                metrics=["AUC", "accuracy"],
-                **options,
-            )
-
-    def alone(self, **options):
-        return self.make(tf.distribute.get_strategy(), **options)
-
-    def spread(self, steps, **options):
-        return self.make(
-            _CLUSTER.strategy, steps_per_execution=steps, **options
-        )
+class ExecutionsTest(execution_cases.ExecutionsCase, parameterized.TestCase):
+    cluster = _CLUSTER
 
     def assert_same(self, one, other, alone, spread):
         found = dict(other.history)
@@ -84,27 +62,7 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
         self.assertCountEqual(found, one.history)
         for name, values in one.history.items():
             self.assertAllClose(found[name], values, 1e-6, 1e-6, msg=name)
-        self.assert_same_dense(alone, spread)
-        here, there = (contents(m.tables[0]) for m in (alone, spread))
-        for field, rows in here.items():
-            self.assertCountEqual(there[field], rows)
-            for sign, values in rows.items():
-                self.assertAllClose(there[field][sign], values, 1e-5, 1e-6)
-        self.assertEqual(
-            number(spread.optimizer.iterations),
-            number(alone.optimizer.iterations),
-        )
-
-    def assert_same_dense(self, alone, spread):
-        for mine, theirs in zip(
-            alone.layers[-1].weights, spread.layers[-1].weights, strict=True
-        ):
-            self.assertAllClose(
-                tf.convert_to_tensor(theirs),
-                tf.convert_to_tensor(mine),
-                1e-6,
-                1e-6,
-            )
+        self.assert_same_model(alone, spread)
 
     def test_one_execution_at_a_time_is_one_process(self):
         self._check_one_at_a_time(8)
@@ -272,21 +230,7 @@ class ExecutionsTest(TestCase, parameterized.TestCase):
 
 class LostWorkerTest(tf.test.TestCase):
     def test_a_worker_that_is_killed_within_executions(self):
-        cluster = util.Cluster()
-        self.addCleanup(cluster.stop)
-        cluster.start()
-        with cluster.strategy.scope():
-            model = util.model(steps_per_execution=8)
-
-        class Kill(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if batch == 103:
-                    cluster.processes.kill("worker", 0)
-
-        history = model.fit(util.data(3200, 8), callbacks=[Kill()], verbose=0)
-        self.assertLen(history.epoch, 1)
-        # Its executions are run again: what they had applied counts twice.
-        self.assertBetween(number(model.optimizer.iterations), 400, 416)
+        execution_cases.check_a_worker_that_is_killed(self)
 
 
 if __name__ == "__main__":

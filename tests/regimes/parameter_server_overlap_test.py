@@ -1,5 +1,6 @@
 """Steps that overlap, against updates that are made one step late."""
 
+import execution_cases
 import numpy as np
 import parameter_server_util as util
 import pytest
@@ -7,7 +8,7 @@ import small_models
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, number
-from saving_util import TestCase, contents
+from saving_util import contents
 
 from tf_ext._keras import keras
 
@@ -23,31 +24,14 @@ def tearDownModule():
     _CLUSTER.stop()
 
 
-def _adam():
-    return keras.optimizers.Adam(0.05, clipnorm=0.1)
-
-
 def _decaying():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
     return keras.optimizers.SGD(schedule, momentum=0.9)
 
 
-class OverlapTest(TestCase, parameterized.TestCase):
-    def data(self, batches=_BATCHES):
-        features, labels = small_models.batch(generator(self), 16 * batches - 5)
-        return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
-
-    def make(self, strategy, rule="adam", dense=_adam, **options):
-        with strategy.scope():
-            model = small_models.functional(small_models.table(rule))
-            return small_models.compiled(
-                model, dense(), metrics=["AUC", "accuracy"], **options
-            )
-
-    def spread(self, steps=4, **options):
-        return self.make(
-            _CLUSTER.strategy, steps_per_execution=steps, **options
-        )
+class OverlapTest(execution_cases.ExecutionsCase, parameterized.TestCase):
+    cluster = _CLUSTER
+    batches = _BATCHES
 
     def train_late(self, model, dataset, steps, epochs=1):
         """Makes each update after the next step's reads, if both overlap.
@@ -77,31 +61,12 @@ class OverlapTest(TestCase, parameterized.TestCase):
             model.optimizer.apply_gradients(zip(waiting, variables))
         return losses
 
-    def assert_same(self, spread, alone):
-        for mine, theirs in zip(
-            alone.layers[-1].weights, spread.layers[-1].weights, strict=True
-        ):
-            self.assertAllClose(
-                tf.convert_to_tensor(theirs),
-                tf.convert_to_tensor(mine),
-                1e-5,
-                1e-5,
-            )
-        here, there = (contents(m.tables[0]) for m in (alone, spread))
-        for field, rows in here.items():
-            self.assertCountEqual(there[field], rows)
-            for sign, values in rows.items():
-                self.assertAllClose(there[field][sign], values, 1e-5, 1e-5)
-        self.assertEqual(
-            number(spread.optimizer.iterations),
-            number(alone.optimizer.iterations),
-        )
-
     @parameterized.named_parameters(
-        ("adam", "adam", _adam, 4), ("decaying_sgd", "sgd", _decaying, 2)
+        ("adam", "adam", execution_cases.adam, 4),
+        ("decaying_sgd", "sgd", _decaying, 2),
     )
     def test_updates_are_one_step_late(self, rule, dense, steps):
-        alone = self.make(tf.distribute.get_strategy(), rule, dense)
+        alone = self.alone(rule=rule, dense=dense)
         losses = self.train_late(alone, self.data(), steps, 2)
         spread = self.spread(steps, rule=rule, dense=dense)
         history = spread.fit(
@@ -111,7 +76,7 @@ class OverlapTest(TestCase, parameterized.TestCase):
             overlap_steps=True,
             verbose=0,
         ).history
-        self.assert_same(spread, alone)
+        self.assert_same_model(alone, spread)
         # The last batch has 11 samples.
         weights = np.array([16.0] * (_BATCHES - 1) + [11.0])
         self.assertAllClose(
@@ -125,10 +90,7 @@ class OverlapTest(TestCase, parameterized.TestCase):
         self.assertAllClose(history["staleness"], [missed / executions] * 2)
 
     def test_without_overlap_updates_are_not_late(self):
-        alone, spread = (
-            self.make(tf.distribute.get_strategy()),
-            self.spread(),
-        )
+        alone, spread = self.alone(), self.spread()
         for overlap in (True, False):
             spread.fit(
                 self.data(4),
@@ -138,7 +100,7 @@ class OverlapTest(TestCase, parameterized.TestCase):
             )
         self.train_late(alone, self.data(4), 4)
         self.train_late(alone, self.data(4), 1)
-        self.assert_same(spread, alone)
+        self.assert_same_model(alone, spread)
 
     def test_data_that_workers_read(self):
         data = small_models.batch(generator(self), 64)
@@ -210,7 +172,7 @@ class OverlapTest(TestCase, parameterized.TestCase):
             ValueError, "`overlap_steps` of fit must be True or False.*'yes'"
         ):
             self.spread().fit(self.data(), overlap_steps="yes", verbose=0)
-        alone = self.make(tf.distribute.get_strategy(), steps_per_execution=4)
+        alone = self.alone(steps_per_execution=4)
         with self.assertRaisesRegex(
             ValueError, "must be False except under ParameterServerStrategy"
         ):
@@ -220,26 +182,7 @@ class OverlapTest(TestCase, parameterized.TestCase):
 @pytest.mark.slow
 class LostWorkerTest(tf.test.TestCase):
     def test_a_worker_that_is_killed_within_executions(self):
-        cluster = util.Cluster()
-        self.addCleanup(cluster.stop)
-        cluster.start()
-        with cluster.strategy.scope():
-            model = util.model(steps_per_execution=8)
-
-        class Kill(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch, logs=None):
-                if batch == 103:
-                    cluster.processes.kill("worker", 0)
-
-        history = model.fit(
-            util.data(3200, 8),
-            overlap_steps=True,
-            callbacks=[Kill()],
-            verbose=0,
-        )
-        self.assertLen(history.epoch, 1)
-        # Its executions are run again: what they had applied counts twice.
-        self.assertBetween(number(model.optimizer.iterations), 400, 416)
+        execution_cases.check_a_worker_that_is_killed(self, overlap_steps=True)
 
 
 if __name__ == "__main__":
