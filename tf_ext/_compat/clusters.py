@@ -1,6 +1,7 @@
 """What strategies and the runtime of TensorFlow do not make public."""
 
 import contextlib
+import contextvars
 import os
 import signal
 import socket
@@ -92,7 +93,7 @@ def separate_workers(coordinator):
     put = queue.put
 
     def put_marked(closure, *args, **kwargs):
-        if getattr(_scheduling, "results_stay", False):
+        if _results_stay.get():
             # The thread of a worker calls it, and waits for its result.
             closure.maybe_call_with_output_remote_value(
                 lambda value: vars(value).update(get=lambda: None)
@@ -103,8 +104,7 @@ def separate_workers(coordinator):
     return parking
 
 
-# Whether a thread is in `results_stay`.
-_scheduling = threading.local()
+_results_stay = contextvars.ContextVar("tf_ext_results_stay", default=False)
 
 
 @contextlib.contextmanager
@@ -116,11 +116,11 @@ def results_stay():
 
     Seen in: TensorFlow 2.21, for the coordinators of `separate_workers`.
     """
-    _scheduling.results_stay = True
+    token = _results_stay.set(True)
     try:
         yield
     finally:
-        _scheduling.results_stay = False
+        _results_stay.reset(token)
 
 
 def fetch(value):

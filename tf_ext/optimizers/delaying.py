@@ -5,14 +5,11 @@ step can read rows and variables, and compute, while the update is on its way.
 """
 
 import contextlib
-import threading
+import contextvars
 import typing
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
-
-# The updates that a thread collects, in `delayed_updates`.
-_collecting = threading.local()
 
 
 class Updates:
@@ -42,28 +39,34 @@ class Updates:
             function()
 
 
+# What `delayed_updates` collects.
+_COLLECTED: contextvars.ContextVar[Updates | None] = contextvars.ContextVar(
+    "tf_ext_delayed_updates", default=None
+)
+
+
 @contextlib.contextmanager
 def delayed_updates() -> Iterator[Updates]:
     """A context, in a replica, that collects updates instead of making them.
 
     Updates of other optimizers than those of tf_ext are made at once.
     """
-    before = getattr(_collecting, "updates", None)
-    _collecting.updates = updates = Updates()
+    updates = Updates()
+    token = _COLLECTED.set(updates)
     try:
         yield updates
     finally:
-        _collecting.updates = before
+        _COLLECTED.reset(token)
 
 
 def update(gradients: typing.Any, function: Callable[[], None]) -> None:
-    """Makes an update; later, if the thread is in `delayed_updates`.
+    """Makes an update; later, if in `delayed_updates`.
 
     Args:
       gradients: nested structure of tensors and `tf.IndexedSlices`.
       function: makes it.
     """
-    updates = getattr(_collecting, "updates", None)
+    updates = _COLLECTED.get()
     if updates is None:
         function()
     else:

@@ -1,7 +1,7 @@
 """Parameter servers: tables are on them, steps run on asynchronous workers."""
 
 import contextlib
-import threading
+import contextvars
 
 import numpy as np
 import tensorflow as tf
@@ -14,8 +14,8 @@ from tf_ext.distribute.strategy import check_cluster, table_owner
 from tf_ext.ops._bundle_ops import next_stage
 from tf_ext.regimes.regime import Placement, Regime
 
-# The tensors that a thread's pulls wait for, in `computing_after`.
-_pulling = threading.local()
+# The tensors that rows wait for, in `computing_after`.
+_before = contextvars.ContextVar("tf_ext_computed_before", default=())
 
 
 class ParameterServerRegime(Regime):
@@ -30,7 +30,7 @@ class ParameterServerRegime(Regime):
     def pull(self, requests, error=None):
         """As in Regime; the rows arrive after those of `computing_after`."""
         rows = super().pull(requests, error)
-        before = getattr(_pulling, "before", None)
+        before = _before.get()
         if not before:
             return rows
         with tf.control_dependencies(before):
@@ -38,12 +38,12 @@ class ParameterServerRegime(Regime):
 
     @contextlib.contextmanager
     def computing_after(self, tensors):
-        before = getattr(_pulling, "before", None)
-        _pulling.before = tensors
+        """Rows that are pulled in it wait for the tensors on the worker."""
+        token = _before.set(tensors)
         try:
             yield
         finally:
-            _pulling.before = before
+            _before.reset(token)
 
     def placement(self):
         """A shard on the CPU of each server."""
