@@ -258,8 +258,8 @@ class RoundTripsTest(tf.test.TestCase):
         if not IS_KERAS_3:
             self.skipTest("tf_keras sums metrics by TensorFlow's collectives")
         for result in _CASES[2][round_trips.collectives_in_a_row]:
-            # Signs, rows, gradients, metrics; dense gradients meanwhile.
-            self.assertEqual(result[-1], (5, 4))
+            # Signs, rows, gradients; metrics are sent with the gradients.
+            self.assertEqual(result[-1], (3, 3))
 
     def test_sizes_of_batches_take_none(self):
         if not IS_KERAS_3:

@@ -15,6 +15,7 @@ import threading
 import numpy as np
 import tensorflow as tf
 
+from tf_ext.distribute.bundles import Bundle
 from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.ops import _wire
 
@@ -40,7 +41,6 @@ _GATHERED_WORDS = 1 << 15
 # Up to this size in all, workers add up what each receives from all others: a
 # reduction by a ring sends less, but takes twice the rounds.
 _GATHERED_SUM_BYTES = 1 << 20
-_WORD_BYTES = 4
 
 _lock = threading.Lock()
 _of_device = {}
@@ -209,54 +209,50 @@ class Collectives:
           `(sums, gathered)`: a list of tensors like `tensors`, and int64
           `[size, n]`, row p from worker p.
         """
-        places = {}
-        for i, tensor in enumerate(tensors):
-            places.setdefault(tensor.dtype, []).append(i)
-        vectors = {
-            dtype: _flatten([tensors[i] for i in its])
-            for dtype, its in places.items()
-        }
-        small = {d: v for d, v in vectors.items() if self._is_small(v)}
-        *parts, gathered = self._gather_vectors([*small.values(), values])
-        # In the order of ranks, so that all get the same.
-        totals = {dtype: tf.add_n(rows) for dtype, rows in zip(small, parts)}
-        summed = list(tensors)
-        for dtype, its in places.items():
-            if dtype not in totals:
-                totals[dtype] = self._reduce(vectors[dtype])
-            like = [tensors[i] for i in its]
-            for i, part in zip(its, _unflatten(totals[dtype], like)):
-                summed[i] = part
-        return summed, tf.stack(gathered)
+        bundle = self.bundle(tensors, values)
+        return self.unbundle(bundle, self.gather_words(bundle.words))
 
-    def _is_small(self, vector):
-        size = self.size * vector.shape[0] * vector.dtype.size
-        return size <= _GATHERED_SUM_BYTES
+    def bundle(self, tensors, values):
+        """What `sum_and_gather` gathers, as one vector.
 
-    def _gather_vectors(self, vectors):
-        """The vectors of all workers: of each vector a list, by rank.
+        For those who gather it themselves, beside other data.
 
         Args:
-          vectors: list of `[n]`, each of any type of 2, 4 or 8 bytes.
+          tensors: as of `sum`.
+          values: as of `sum_and_gather`.
+
+        Returns:
+          Bundle.
         """
-        sizes = [_words_of(vector) for vector in vectors]
-        words = sum(sizes)
-        if not words:
-            return [[vector] * self.size for vector in vectors]
-        index = bisect.bisect_left(_FINE_LADDER, words)
-        sizes.append(_FINE_LADDER[index] - words)
+        return Bundle(tensors, values, _GATHERED_SUM_BYTES // self.size)
+
+    def unbundle(self, bundle, rows):
+        """The results of `sum_and_gather`.
+
+        Args:
+          bundle: Bundle.
+          rows: int32 `[size, n]`, row p the `words` of worker p's bundle.
+        """
         with tf.device(self.device):
-            packed = tf.concat(
-                [*map(_to_words, vectors), tf.zeros(sizes[-1:], tf.int32)], 0
-            )
-            gathered = self._gather(
-                packed, _instance_key("gather int32", index)
-            )
-            rows = [tf.split(row, sizes) for row in tf.unstack(gathered)]
-            return [
-                [_from_words(row[i], vector) for row in rows]
-                for i, vector in enumerate(vectors)
-            ]
+            return bundle.unpack(rows, self._reduce)
+
+    def gather_words(self, words):
+        """Words of all workers.
+
+        Args:
+          words: int32 `[n]`, n static.
+
+        Returns:
+          int32 `[size, n]`, row p from worker p.
+        """
+        (count,) = words.shape
+        if not count:
+            return tf.tile(words[tf.newaxis], [self.size, 1])
+        index = bisect.bisect_left(_FINE_LADDER, count)
+        key = _instance_key("gather int32", index)
+        with tf.device(self.device):
+            padded = tf.pad(words, [[0, _FINE_LADDER[index] - count]])
+            return self._gather(padded, key)[:, :count]
 
     def _reduce(self, values):
         """The sums of values `[n]` over all workers."""
@@ -348,38 +344,6 @@ class Collectives:
             ),
             "",
         )
-
-
-def _flatten(tensors):
-    """One vector of tensors of one type."""
-    flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-
-
-def _unflatten(vector, like):
-    """The parts of a vector that `_flatten` makes of tensors `like` these."""
-    parts = tf.split(vector, [t.shape.num_elements() for t in like])
-    return [tf.reshape(part, t.shape) for part, t in zip(parts, like)]
-
-
-def _words_of(vector):
-    return -(-vector.shape[0] * vector.dtype.size // _WORD_BYTES)
-
-
-def _to_words(vector):
-    """The bits of a vector, int32 `[n]`; types of two bytes are filled up."""
-    if vector.dtype.size < _WORD_BYTES:
-        vector = tf.pad(vector, [[0, vector.shape[0] % 2]])
-        vector = tf.reshape(vector, [-1, 2])
-    return tf.reshape(tf.bitcast(vector, tf.int32), [-1])
-
-
-def _from_words(words, like):
-    """The vector of whose bits `_to_words` made these words."""
-    if like.dtype.size > _WORD_BYTES:
-        words = tf.reshape(words, [-1, 2])
-    vector = tf.reshape(tf.bitcast(words, like.dtype), [-1])
-    return vector[: like.shape[0]] if like.dtype.size < _WORD_BYTES else vector
 
 
 def _instance_key(kind, index):

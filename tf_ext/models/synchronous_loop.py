@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_ext._compat.models import build_for, layers_of
 from tf_ext._keras import keras
 from tf_ext.callbacks.table_snapshot import TableSnapshot
+from tf_ext.distribute.bundles import Bundle
 from tf_ext.models.building import build_optimizer, example_of
 from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.resume import find_snapshot
@@ -23,7 +24,11 @@ from tf_ext.models.synchronous_feed import (
     worker_dataset,
 )
 from tf_ext.models.training_loop import TrainingLoop
-from tf_ext.regimes import worker_weight
+from tf_ext.optimizers.delaying import delayed_updates
+from tf_ext.regimes import piggybacked, worker_weight
+
+# Whose steps compute their logs of outputs and losses.
+_PACKAGES = ("keras", "tensorflow_recommenders", "tf_ext")
 
 
 class SynchronousLoop(TrainingLoop):
@@ -119,6 +124,8 @@ class SynchronousLoop(TrainingLoop):
             batch: typing.Any, weight: tf.Tensor, mine: tf.Tensor
         ) -> typing.Any:
             with worker_weight(weight):
+                if kind == "train" and logs_precede_update(self._model):
+                    return self._train_at_once(call, batch, weight, mine)
                 result = call(batch)
             if kind == "predict":
                 result = _gather(result)
@@ -126,7 +133,8 @@ class SynchronousLoop(TrainingLoop):
                 mine = tf.identity(mine)
             if kind == "predict":
                 return result, self._regime.gather(mine)
-            return self._global_logs(result, weight, mine)
+            bundle = self._bundle(result, weight, mine)
+            return self._global_logs(result, bundle, self._gathered(bundle))
 
         return tf.function(
             lambda *args: self._regime.strategy.run(replica_step, args=args),
@@ -137,6 +145,31 @@ class SynchronousLoop(TrainingLoop):
             ],
             autograph=False,  # As in Keras.
         )
+
+    def _train_at_once(
+        self,
+        call: Callable[..., dict[str, typing.Any]],
+        batch: typing.Any,
+        weight: tf.Tensor,
+        mine: tf.Tensor,
+    ) -> tuple[dict[str, typing.Any], tf.Tensor]:
+        """Trains; the gradients take along what workers tell each other.
+
+        So it is sent before the update, which uses the sums of gradients.
+        """
+        with delayed_updates() as updates:
+            logs = call(batch)
+        bundle = self._bundle(logs, weight, mine)
+        with piggybacked(bundle.words if bundle.is_whole else None) as carried:
+            updates.make()
+        rows = carried.rows
+        if rows is None:
+            with tf.control_dependencies(self._last_of_step("train", logs)):
+                rows = self._gathered(bundle)
+        return self._global_logs(logs, bundle, rows)
+
+    def _gathered(self, bundle: Bundle) -> tf.Tensor:
+        return self._regime.workers.gather_words(tf.identity(bundle.words))
 
     def _last_of_step(self, kind: str, result: typing.Any) -> list[tf.Tensor]:
         """What a step computes last, after everything that may raise.
@@ -150,32 +183,64 @@ class SynchronousLoop(TrainingLoop):
             last.append(tf.convert_to_tensor(iterations))
         return last
 
-    def _global_logs(
+    def _bundle(
         self, logs: dict[str, typing.Any], weight: tf.Tensor, mine: tf.Tensor
+    ) -> Bundle:
+        """What `_global_logs` sums, and `mine`."""
+        states = [tf.convert_to_tensor(v) for v in self._metric_variables()]
+        means = [
+            tf.cast(logs[name], tf.float32)
+            * weight
+            / self._regime.num_processes
+            for name in self._means(logs)
+        ]
+        return self._regime.workers.bundle([*states, *means], mine)
+
+    def _metric_variables(self) -> list[typing.Any]:
+        return [v for m in self._model.metrics for v in m.variables]
+
+    def _means(self, logs: dict[str, typing.Any]) -> list[str]:
+        """The names of logs that are no metrics."""
+        own = set(self._model.get_metrics_result())
+        return [name for name in logs if name not in own]
+
+    def _global_logs(
+        self, logs: dict[str, typing.Any], bundle: Bundle, rows: tf.Tensor
     ) -> tuple[dict[str, typing.Any], tf.Tensor]:
         """What a step returned, over all workers, and `mine` of each.
 
         Metrics are computed from the sums of their variables; anything else
         is the mean over all samples.
+
+        Args:
+          logs: dict that the step returned.
+          bundle: Bundle that `_bundle` returned.
+          rows: int32 `[workers, n]`, its words of all workers.
         """
-        model = self._model
-        variables = [v for m in model.metrics for v in m.variables]
-        own = set(model.get_metrics_result())
-        others = {
-            name: tf.cast(value, tf.float32)
-            * weight
-            / self._regime.num_processes
-            for name, value in logs.items()
-            if name not in own
-        }
-        states = [tf.convert_to_tensor(v) for v in variables]
-        sums, told = self._regime.workers.sum_and_gather(
-            [*states, *others.values()], mine
-        )
+        model, variables = self._model, self._metric_variables()
+        sums, told = self._regime.workers.unbundle(bundle, rows)
         with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
             metrics = model.get_metrics_result()
-        values = {**metrics, **dict(zip(others, sums[len(variables) :]))}
+        means = zip(self._means(logs), sums[len(variables) :])
+        values = {**metrics, **dict(means)}
         return {name: values[name] for name in logs}, told
+
+
+def logs_precede_update(model: keras.Model) -> bool:
+    """Whether the logs of a training step are the same before its update.
+
+    They are in the steps of Keras and TensorFlow Recommenders, which compute
+    them of outputs and losses.
+
+    Args:
+      model: keras.Model.
+    """
+    return all(
+        base.__module__.partition(".")[0] in _PACKAGES
+        for base in type(model).__mro__
+        for name in ("train_step", "compute_metrics")
+        if name in vars(base)
+    )
 
 
 def _gather(outputs: typing.Any) -> typing.Any:

@@ -14,6 +14,7 @@ Before `merge` each replica acts alone; from there on all replicas of a process
 act together. What differs between the two Kerases is in an `Adapter`.
 """
 
+import contextvars
 import dataclasses
 import typing
 from collections.abc import Callable, Sequence
@@ -119,7 +120,12 @@ def run(
                 lambda: _update_or_skip(adapter, gradients, tables),
             )
         else:
-            _merge_replicas(adapter, context, dense, variables, slices, summed)
+            update(
+                [dense, [grad for _, grad in slices]],
+                lambda: _merge_replicas(
+                    adapter, context, dense, variables, slices, summed
+                ),
+            )
 
 
 # Split.
@@ -186,18 +192,22 @@ def _as_slices(
 # Merge.
 
 
-def merge(parts: _Parts, summed: bool = False) -> list[TableGradient]:
+def merge(parts: _Parts) -> list[TableGradient]:
     """Sums gradients by sign for each table, over layers, calls, replicas.
 
     Args:
       parts: list of `(table, [(indices, values [n, dim]), ...])`, of slices.
-      summed: bool, whether they are what `Regime.sum_everywhere` returned.
 
     Returns:
       List of TableGradient.
     """
-    regime = regime_of_tables([table for table, _ in parts])
-    return regime.merge_summed(parts) if summed else regime.merge(parts)
+    return regime_of_tables([table for table, _ in parts]).merge(parts)
+
+
+def _regime_of(parts: _Parts) -> Regime:
+    if not parts:
+        return regime_in_scope()
+    return regime_of_tables([table for table, _ in parts])
 
 
 def _merge_replicas(
@@ -225,7 +235,10 @@ def _merge_replicas(
             (table, list(zip(local(i)[:count], local(v)[:count])))
             for (table, _), i, v in zip(slices, indices, values)
         ]
-        tables = merge(parts, summed)
+        if summed:
+            tables = _regime_of(parts).merge_summed(parts)
+        else:
+            dense, tables = _regime_of(parts).merge_beside(dense, parts)
         gradients = DenseGradients(dense, variables, strategy)
         checks = []
         if not adapter.skips_nonfinite:
@@ -237,7 +250,12 @@ def _merge_replicas(
 
     indices = [g.indices for _, g in slices]
     values = [g.values for _, g in slices]
-    context.merge_call(together, args=(dense, indices, values))
+    # It is called in another thread.
+    variables_of_thread = contextvars.copy_context()
+    context.merge_call(
+        lambda *args: variables_of_thread.run(together, *args),
+        args=(dense, indices, values),
+    )
 
 
 # Finite.

@@ -14,6 +14,7 @@ from tf_ext.regimes.choice import (
 from tf_ext.regimes.gradients import TableGradient, check_finite
 from tf_ext.regimes.local import LocalRegime
 from tf_ext.regimes.parameter_servers import ParameterServerRegime
+from tf_ext.regimes.piggyback import piggybacked
 from tf_ext.regimes.plan import PullPlan, plan_pull
 from tf_ext.regimes.regime import Placement, PullRequest, PushRequest, Regime
 from tf_ext.regimes.synchronous import SynchronousRegime
@@ -30,6 +31,7 @@ __all__ = [
     "SynchronousRegime",
     "TableGradient",
     "check_finite",
+    "piggybacked",
     "plan_pull",
     "regime_in_scope",
     "regime_of",

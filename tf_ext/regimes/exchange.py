@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.ops import _wire
+from tf_ext.regimes import piggyback
 from tf_ext.regimes.gradients import TableGradient, from_slices
 
 Route = collections.namedtuple(
@@ -112,7 +113,7 @@ class AllToAll:
         pieces, ways = self._find_ways(pieces, ways)
         sums = _sums(pieces, ways)
         sent = [(v, w) for one in sums for v, w in zip(one.values, one.ways)]
-        received = self._send_values(*zip(*sent))
+        received, offset = self._send_values(*zip(*sent))
         finite = tf.equal(tf.reduce_max(received[:, 0]), 0.0)
         summed = _wire.exchange_sum(
             received,
@@ -121,7 +122,7 @@ class AllToAll:
             [tf.size(one.unique.unique, tf.int64) for one in sums],
             dims=[one.dim for one in sums for _ in one.values],
             sum_of=[i for i, one in enumerate(sums) for _ in one.values],
-            offset=1,
+            offset=offset,
         )
         gradients = {}
         for one, total in zip(sums, summed):
@@ -257,25 +258,31 @@ class AllToAll:
         """Sends the values of signs to where the signs went.
 
         Returns:
-          float32 `[workers, width]`: of each worker, 1 if a value of its is
-          not finite or 0, and its values.
+          `(received, offset)`: float32 `[workers, width]`, of each worker 1 if
+          a value of its is not finite or 0, what is piggybacked, and its
+          values; int, where the values begin.
         """
         size = self.workers.size
         # The owner's sums stay finite as well.
         limit = tf.float32.max / (size * len(values))
-        # Signs that were sent together share one width.
+        beside = piggyback.waiting()
+        header = tf.concat([tf.zeros([1]), piggyback.to_floats(beside)], 0)
+        offset = header.shape[0]
+        # Signs that were sent together share one width, with a number.
         widths = {id(way.width): way.width for way in ways}
-        return self.workers.all_to_all(
+        received = self.workers.all_to_all(
             lambda width: _wire.exchange_pack(
                 values,
                 [way.split_sizes for way in ways],
-                tf.zeros([size, 1]),
+                tf.tile(header[tf.newaxis], [size, 1]),
                 width,
                 limit,
             ),
             tf.float32,
-            tf.add_n(list(widths.values())),
+            tf.add_n(list(widths.values())) + offset - 1,
         )
+        piggyback.deliver(beside, received[:, 1:offset])
+        return received, offset
 
 
 def _floats_per_sign(table):

@@ -172,6 +172,20 @@ class Regime:
         """
         return [_merge(table, pairs) for table, pairs in parts]
 
+    def merge_beside(self, dense, parts):
+        """As `merge`, beside what `sum_gradients` has not summed yet.
+
+        Args:
+          dense: list of gradients of variables, as `sum_gradients` returned
+            them, or distributed values of these.
+          parts: as of `merge`.
+
+        Returns:
+          `(dense, tables)`: gradients that are summed over all processes, and
+          what `merge` returns.
+        """
+        return dense, self.merge(parts)
+
     def merge_summed(self, parts):
         """As `merge`, for slices that `sum_everywhere` returned."""
         return self.merge(parts)
@@ -213,8 +227,8 @@ class Regime:
           slices: list of `(table, tf.IndexedSlices)`.
 
         Returns:
-          `(dense, slices)`: the sums for variables, and this replica's slices
-          for tables, which `merge` will sum.
+          `(dense, slices)`: the sums for variables, unless `merge_beside`
+          makes them, and this replica's slices for tables, which it will sum.
         """
         if self.num_replicas > 1 and dense:
             context = tf.distribute.get_replica_context()

@@ -12,6 +12,7 @@ from tf_ext.regimes import batches
 from tf_ext.regimes.exchange import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
 from tf_ext.regimes.gradients import from_slices, to_indices
+from tf_ext.regimes.piggyback import piggybacked
 from tf_ext.regimes.regime import Placement, Regime
 from tf_ext.regimes.worker_weight import current_worker_weight
 
@@ -51,34 +52,54 @@ class SynchronousRegime(AllToAll, Regime):
         raise self._unexportable(label, "spread over workers")
 
     def sum_gradients(self, dense, slices):
-        """Sums over workers, each weighted by its number of samples.
+        """Weights each worker by its samples; `merge_beside` sums.
 
         It uses tf_ext's collectives: TensorFlow's use a new key in each step,
-        and keep its state.
+        and keep its state. So only slices of variables are summed here.
         """
         weight = current_worker_weight()
         if weight is not None:
             dense = [_weighted(grad, weight) for grad in dense]
             slices = [(t, _weighted(grad, weight)) for t, grad in slices]
-        summed = list(dense)
+        context = tf.distribute.get_replica_context()
+        summed = [
+            context.all_reduce(tf.distribute.ReduceOp.SUM, grad)
+            if isinstance(grad, tf.IndexedSlices)
+            else grad
+            for grad in dense
+        ]
+        return summed, slices
+
+    def merge_beside(self, dense, parts):
+        """Sums gradients of variables and tables in one collective.
+
+        Those of variables are summed apart if they are large, or alone.
+        """
+        local = self.strategy.experimental_local_results
+        summed = [local(grad)[0] for grad in dense]
         places = [
             i
-            for i, grad in enumerate(dense)
+            for i, grad in enumerate(summed)
             if not isinstance(grad, tf.IndexedSlices)
         ]
-        if places:
-            sums = self.workers.sum([dense[i] for i in places])
-            for i, value in zip(places, sums):
-                summed[i] = value
-        context = tf.distribute.get_replica_context()
-        for i in set(range(len(dense))) - set(places):
-            summed[i] = context.all_reduce(tf.distribute.ReduceOp.SUM, dense[i])
-        return summed, slices
+        own = [summed[i] for i in places]
+        if parts:
+            bundle = self.workers.bundle(own, tf.zeros([0], tf.int64))
+            with piggybacked(bundle.words) as carried:
+                tables = self.merge(parts)
+            sums, _ = self.workers.unbundle(bundle, carried.rows)
+        else:
+            tables, sums = [], self.workers.sum(own)
+        for i, value in zip(places, sums):
+            summed[i] = value
+        return summed, tables
 
     def sum_everywhere(self, dense, slices):
         """Sums, and slices of the rows that this worker owns."""
         dense, slices = self.sum_gradients(dense, slices)
-        tables = self.merge([(t, [(g.indices, g.values)]) for t, g in slices])
+        dense, tables = self.merge_beside(
+            dense, [(t, [(g.indices, g.values)]) for t, g in slices]
+        )
         if dense and tables:
             # A check whether all are finite then gives the same result
             # everywhere.
