@@ -8,7 +8,7 @@ tell each other of it.
 
 import itertools
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext.data import worker_batches
 from tf_ext.models.fit_arguments import dataset_of, makes_dataset
+from tf_ext.models.optional_batches import as_optional, with_sizes
 from tf_ext.regimes import SynchronousRegime
 
 # Results of reading a batch; the largest over the workers decides.
@@ -44,20 +45,27 @@ class SynchronousFeed:
     ) -> None:
         self.element_spec = worker_batches.relaxed_spec(dataset.element_spec)
         self._regime = regime
-        self._dataset = dataset
+        # Of `(scalar that holds a batch, its size)`.
+        self._dataset: typing.Any
+        if isinstance(dataset, tf.data.Dataset):
+            self._dataset = with_sizes(dataset)
+        else:
+            self._dataset = _WithSizes(dataset)
         self._steps = steps
         self._iterator: typing.Any = None
         # Of an epoch that continues after a restart.
-        self._next_step: tuple[typing.Any, tf.Tensor] | None = None
+        self._next_step: tuple[tf.Tensor, tf.Tensor] | None = None
         # The batch that was read last, its size and an error of reading it.
-        self._read_batch: tuple[typing.Any, int, Exception | None] | None = None
+        self._read_batch: (
+            tuple[tf.Tensor | None, int, Exception | None] | None
+        ) = None
         # What all workers told of theirs; None until a step took it along.
         self._told: np.ndarray | None = None
         self._is_last = False
-        self.num_batches = steps or self._most_batches()
+        self.num_batches = steps or self._most_batches(dataset)
 
-    def _most_batches(self) -> int | None:
-        cardinality = getattr(self._dataset, "cardinality", None)
+    def _most_batches(self, dataset: typing.Any) -> int | None:
+        cardinality = getattr(dataset, "cardinality", None)
         count = int(cardinality()) if callable(cardinality) else -1
         counts = self._regime.gather(tf.constant([count], tf.int64))
         counts = counts.numpy().ravel()
@@ -71,13 +79,14 @@ class SynchronousFeed:
 
     def epoch(
         self, first_step: int = 0
-    ) -> Iterator[tuple[typing.Any, tf.Tensor]]:
+    ) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
         """Yields `(batch, weight)` for each step of the next epoch.
 
-        `weight`, float32, is the weight of this worker's batch: the number of
-        workers times its samples, divided by the samples of all. With `steps`,
-        an epoch continues where the last one ended, and restarts when the data
-        of all workers have ended.
+        `batch` is what `as_optional` returns. `weight`, float32, is the weight
+        of this worker's batch: the number of workers times its samples,
+        divided by the samples of all. With `steps`, an epoch continues where
+        the last one ended, and restarts when the data of all workers have
+        ended.
 
         Args:
           first_step: int, steps of this epoch that were made before.
@@ -139,18 +148,18 @@ class SynchronousFeed:
         return epoch, first_step
 
     def _read(self) -> list[int]:
-        batch, error = None, None
+        batch, size, error = None, 0, None
         try:
             with in_own_words():
-                batch = next(self._iterator, None)
+                batch, size = next(self._iterator, (None, 0))
         except Exception as caught:  # Raised when the other workers know it.
             error = caught
-        size = 0 if batch is None else worker_batches.known_batch_size(batch)
+        size = int(size)
         state = _ENDED if batch is None else _HAS_BATCH
         self._read_batch = batch, size, error
         return [_FAILED if error is not None else state, size]
 
-    def _next(self) -> tuple[typing.Any, tf.Tensor] | None:
+    def _next(self) -> tuple[tf.Tensor, tf.Tensor] | None:
         rows, self._told = self._told, None
         if rows is None:
             mine = tf.constant(self._read(), tf.int64)
@@ -162,7 +171,7 @@ class SynchronousFeed:
         if rows[:, 0].max() == _ENDED:
             return None
         if batch is None:
-            batch = worker_batches.empty_batch(self.element_spec)
+            batch = as_optional(worker_batches.empty_batch(self.element_spec))
         total = rows[:, 1].sum()
         weight = len(rows) * size / total if total else 0.0
         return batch, tf.constant(weight, tf.float32)
@@ -174,6 +183,21 @@ class SynchronousFeed:
             "The data of a worker cannot be read, which ends the training of "
             f"all. {first.numpy().decode(errors='replace')}"
         ) from error
+
+
+class _WithSizes:
+    """As `with_sizes` of another iterable than a tf.data.Dataset.
+
+    Args:
+      batches: iterable.
+    """
+
+    def __init__(self, batches: Iterable[typing.Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[tuple[tf.Tensor, int]]:
+        for batch in self._batches:
+            yield as_optional(batch), worker_batches.known_batch_size(batch)
 
 
 def worker_dataset(

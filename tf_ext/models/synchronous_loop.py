@@ -16,6 +16,7 @@ from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.distribute.bundles import Bundle
 from tf_ext.models.building import build_optimizer, example_of
 from tf_ext.models.fit_arguments import FitOptions
+from tf_ext.models.optional_batches import from_optional
 from tf_ext.models.resume import find_snapshot
 from tf_ext.models.synchronous_checks import check_layers
 from tf_ext.models.synchronous_feed import (
@@ -121,8 +122,9 @@ class SynchronousLoop(TrainingLoop):
         call = getattr(self._model, f"{kind}_step")
 
         def replica_step(
-            batch: typing.Any, weight: tf.Tensor, mine: tf.Tensor
+            sent: tf.Tensor, weight: tf.Tensor, mine: tf.Tensor
         ) -> typing.Any:
+            batch = from_optional(sent, element_spec)
             with worker_weight(weight):
                 if kind == "train" and logs_precede_update(self._model):
                     return self._train_at_once(call, batch, weight, mine)
@@ -139,7 +141,7 @@ class SynchronousLoop(TrainingLoop):
         return tf.function(
             lambda *args: self._regime.strategy.run(replica_step, args=args),
             input_signature=[
-                element_spec,
+                tf.TensorSpec([], tf.variant),
                 tf.TensorSpec([], tf.float32),
                 tf.TensorSpec([TOLD + 1], tf.int64),
             ],

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf_ext.models.optional_batches import as_optional, from_optional
+
 ITERATOR = tf.data.IteratorSpec(
     (tf.TensorSpec([None], tf.variant), tf.TensorSpec([], tf.int64))
 )
@@ -26,7 +28,6 @@ class Groups:
 
     def __init__(self, element_spec: typing.Any, size: int) -> None:
         self._spec = element_spec
-        self._specs = tf.nest.flatten(element_spec, expand_composites=True)
         self._size = size
 
     def of(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -40,8 +41,8 @@ class Groups:
           int64, the size of the next group, 0 after the last. The first group
           is an empty one.
         """
-        groups = dataset.map(_optional).batch(self._size)
-        none = tf.reshape(_optional(), [1])[:0]
+        groups = dataset.map(as_optional).batch(self._size)
+        none = tf.reshape(tf.raw_ops.OptionalNone(), [1])[:0]
         end = tf.data.Dataset.from_tensors(none)
         return (
             groups.concatenate(end)
@@ -66,22 +67,7 @@ class Groups:
 
     def take(self, group: tf.Tensor, index: int | tf.Tensor) -> typing.Any:
         """A batch of a group; to be called in the step."""
-        tensors = tf.raw_ops.OptionalGetValue(
-            optional=group[index],
-            output_types=[spec.dtype for spec in self._specs],
-            output_shapes=[spec.shape for spec in self._specs],
-        )
-        return tf.nest.pack_sequence_as(
-            self._spec, tensors, expand_composites=True
-        )
-
-
-def _optional(*batch: typing.Any) -> tf.Tensor:
-    """A scalar that holds the tensors of a batch, whatever their shapes."""
-    tensors = tf.nest.flatten(batch, expand_composites=True)
-    if not tensors:
-        return tf.raw_ops.OptionalNone()
-    return tf.raw_ops.OptionalFromValue(components=tensors)
+        return from_optional(group[index], self._spec)
 
 
 @dataclasses.dataclass
