@@ -2,6 +2,7 @@
 
 import counted_rows
 import metric_cases
+import multi_worker_log_cases as logs
 import multi_worker_metric_cases as metrics
 import multi_worker_round_trip_cases as round_trips
 import multi_worker_step_cases as step
@@ -27,7 +28,7 @@ _expected = {}
 _CASES = {
     2: Cases(
         [
-            *(training, step, metrics, reading_cases, round_trips),
+            *(training, step, metrics, reading_cases, round_trips, logs),
             *(sequence_cases, small_row_cases, two_tower_cases),
         ],
         workers=2,
@@ -269,6 +270,26 @@ class RoundTripsTest(tf.test.TestCase):
             self.assertEqual([s["read"] for s in steps], [2, 3, 3, 5, 6, 6])
             asked = [s["asked"] for s in steps]
             self.assertEqual(asked, [asked[0]] * 3 + [asked[0] + 1] * 3)
+
+
+class LogsTest(parameterized.TestCase, tf.test.TestCase):
+    @parameterized.named_parameters(
+        (name, getattr(logs, name)) for name in logs.CASES
+    )
+    def test_as_one_process(self, case):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras adds up the logs of workers")
+        expected = case(alone())
+        for result in _CASES[2][case]:
+            self.assertLen(result["logs"], len(expected["logs"]))
+            for one, other in zip(result["logs"], expected["logs"]):
+                self.assertAllClose(one, other, rtol=1e-4, atol=1e-5)
+            self.assertAllClose(
+                result["variables"], expected["variables"], rtol=0.0, atol=1e-4
+            )
+        # They depend on the step.
+        first, *_, last = expected["logs"]
+        self.assertNotAllClose(first["loss"], last["loss"], atol=1e-3)
 
 
 class EntangledTest(parameterized.TestCase, tf.test.TestCase):
