@@ -328,7 +328,6 @@ class ExchangeUnpackOp : public OpKernel {
 class ExchangeSumOp : public OpKernel {
  public:
   explicit ExchangeSumOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("offset", &offset_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sum_of", &sum_of_));
     int sums = 0;
@@ -362,10 +361,16 @@ class ExchangeSumOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor& packed = ctx->input(0);
     const Tensor& counts_tensor = ctx->input(1);
-    OP_REQUIRES_OK(ctx, CheckCounts(packed, counts_tensor, dims_, offset_));
+    const Tensor& offset_tensor = ctx->input(ctx->num_inputs() - 1);
+    OP_REQUIRES_OK(ctx, CheckScalar("offset", offset_tensor));
+    const int64_t offset = offset_tensor.scalar<int64_t>()();
+    OP_REQUIRES(ctx, offset >= 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "offset must be at least 0, but is ", offset, ".")));
+    OP_REQUIRES_OK(ctx, CheckCounts(packed, counts_tensor, dims_, offset));
     const auto counts = counts_tensor.matrix<int64_t>();
     const int64_t peers = packed.dim_size(0);
-    std::vector<int64_t> column(peers, offset_);
+    std::vector<int64_t> column(peers, offset);
     std::vector<std::vector<ValuePart>> parts(sum_dims_.size());
     for (size_t i = 0; i < dims_.size(); ++i) {
       for (int64_t peer = 0; peer < peers; ++peer) {
@@ -411,7 +416,6 @@ class ExchangeSumOp : public OpKernel {
         shape.dim_size(0), MakeParallelFor(ctx), output->flat<float>().data()));
   }
 
-  int64_t offset_ = 0;
   std::vector<int32_t> dims_;
   std::vector<int32_t> sum_of_;
   std::vector<int32_t> sum_dims_;

@@ -102,6 +102,8 @@ absl::Status ExchangeSumShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("sum_of", &sum_of));
   TF_RETURN_IF_ERROR(c->input("segments", &segments));
   TF_RETURN_IF_ERROR(c->input("totals", &totals));
+  ShapeHandle offset;
+  TF_RETURN_IF_ERROR(InputOfRank(c, "offset", 0, &offset));
   for (size_t i = 0; i < segments.size(); ++i) {
     ShapeHandle unused;
     TF_RETURN_IF_ERROR(c->WithRank(segments[i], 1, &unused));
@@ -206,9 +208,9 @@ REGISTER_OP("TfExt>ExchangeSum")
     .Input("counts: int64")
     .Input("segments: M * int32")
     .Input("totals: M * int64")
+    .Input("offset: int64")
     .Output("sums: M * float")
     .Attr("M: int >= 1")
-    .Attr("offset: int >= 0")
     .Attr("dims: list(int) >= 1")
     .Attr("sum_of: list(int) >= 1")
     .SetShapeFn(ExchangeSumShape)
@@ -224,7 +226,7 @@ segments: `[n_i]` each, the row of the sum, 0 to totals[i] - 1, to which each of
   its values' rows is added.
 totals: `[]` each, the number of rows of the sum.
 sums: `[totals[i], dim]` each.
-offset: columns before the values, which are skipped.
+offset: `[]`, columns before the values, which are skipped.
 dims: length of a row of each value.
 sum_of: the sum to which each value belongs; the values of a sum must have equal
   dims.

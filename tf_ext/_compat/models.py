@@ -136,6 +136,32 @@ def readers_of(model, symbolic):
     ]
 
 
+def inputs_of_only_call(model, layer):
+    """What a layer of a functional model is given, of the model's inputs.
+
+    Seen in: Keras 3.15.
+
+    Args:
+      model: functional keras.Model.
+      layer: one of its layers.
+
+    Returns:
+      The dict that it is called with; None if it is called several times, or
+      with anything else than a dict of inputs of the model.
+    """
+    calls = [
+        node.arguments
+        for nodes in model._nodes_by_depth.values()
+        for node in nodes
+        if node.operation is layer
+    ]
+    inputs = {id(tensor) for tensor in model.inputs}
+    if len(calls) != 1 or not {id(t) for t in calls[0].keras_tensors} <= inputs:
+        return None
+    given = [*calls[0].args, *calls[0].kwargs.values()][0]
+    return dict(given) if isinstance(given, dict) else None
+
+
 # A subclass calls what the Keras class after it has.
 _Base: typing.Any = object
 

@@ -17,6 +17,7 @@ from tf_ext.layers.column_sets import ColumnSets, Part
 from tf_ext.layers.combining import combine
 from tf_ext.layers.given import Give, given_embeddings
 from tf_ext.layers.hashed_inputs import find_hashed, hash_inputs
+from tf_ext.layers.prepared import Prepared, take_prepared
 from tf_ext.layers.pulling import pull_differentiable
 from tf_ext.regimes import (
     PullPlan,
@@ -209,10 +210,29 @@ class EmbeddingFeatures(keras.layers.Layer):
             return self._take(give, inputs)
         insert = _as_flag(training, self.trainable)
         regime = regime_of_tables(self.tables)
+        prepared = take_prepared(self) or self.prepare(inputs, training)
+        return self._structured(
+            self._combine(rows, statistics, columns, plan, part, prepared.masks)
+            for columns, (rows, statistics, plan, part) in zip(
+                self._columns, self._pull(regime, prepared, insert)
+            )
+        )
+
+    def prepare(
+        self, inputs: _Inputs, training: _Flag | None = None
+    ) -> Prepared:
+        """Hashes a batch, without reading rows.
+
+        Args:
+          inputs: as of a call.
+          training: as of a call.
+        """
+        insert = _as_flag(training, self.trainable)
+        regime = regime_of_tables(self.tables)
         hashed = hash_inputs(
             self.name, self._sets.columns, inputs, regime.raises_together
         )
-        bags, masks = hashed.bags, hashed.masks
+        bags = hashed.bags
         error = hashed.error if regime.raises_together else None
         its_clicks = None
         if self.click is not None and regime.trains and self.trainable:
@@ -225,13 +245,8 @@ class EmbeddingFeatures(keras.layers.Layer):
                 error,
             )
         parts = self._sets.split(bags)
-        pulled = self._pull(regime, parts, insert, error, its_clicks)
-        return self._structured(
-            self._combine(rows, statistics, columns, plan, part, masks)
-            for columns, (rows, statistics, plan, part) in zip(
-                self._columns, pulled
-            )
-        )
+        plans = self._plans(parts, its_clicks)
+        return Prepared(parts, plans, hashed.masks, error)
 
     def _take(self, give: Give, inputs: _Inputs) -> typing.Any:
         """The outputs, of embeddings that are given."""
@@ -257,17 +272,12 @@ class EmbeddingFeatures(keras.layers.Layer):
         by_name = {t.name: one for t, one in zip(self.tables, outputs)}
         return by_name if self._several else by_name[self.tables[0].name]
 
-    def _pull(
-        self,
-        regime: Regime,
-        parts: Sequence[Part],
-        insert: _Flag,
-        error: tf.Tensor | None,
-        its_clicks: tf.Tensor | None,
-    ) -> list[tuple[tf.Tensor, tf.Tensor | None, PullPlan, Bags]]:
-        """Rows for each table: a list of (rows, statistics, plan, bags)."""
-        # One plan for tables that read the same columns.
+    def _plans(
+        self, parts: Sequence[Part], its_clicks: tf.Tensor | None
+    ) -> list[PullPlan]:
+        """A plan for each table; one for tables that read the same columns."""
         plans: dict[typing.Any, PullPlan] = {}
+        found = []
         for table, part in zip(self.tables, parts):
             key = part.key, table.rows.num_shards
             if key not in plans:
@@ -278,19 +288,28 @@ class EmbeddingFeatures(keras.layers.Layer):
             )
             if counts_clicks and plan.counted is None:
                 plan.count(clicks.of_signs(its_clicks, part.bags.row_splits))
+            found.append(plan)
+        return found
+
+    def _pull(
+        self, regime: Regime, prepared: Prepared, insert: _Flag
+    ) -> list[tuple[tf.Tensor, tf.Tensor | None, PullPlan, Bags]]:
+        """Rows for each table: a list of (rows, statistics, plan, bags)."""
         requests = [
             PullRequest(
                 table,
-                plans[part.key, table.rows.num_shards],
+                plan,
                 insert if table.trainable else False,
                 cvm_numbers.COUNT if self.cvm else 0,
             )
-            for table, part in zip(self.tables, parts)
+            for table, plan in zip(self.tables, prepared.plans)
         ]
-        rows = pull_differentiable(regime, requests, self.trainable, error)
+        rows = pull_differentiable(
+            regime, requests, self.trainable, prepared.error
+        )
         return [
             (*pulled, request.plan, part.bags)
-            for pulled, request, part in zip(rows, requests, parts)
+            for pulled, request, part in zip(rows, requests, prepared.parts)
         ]
 
     def _combine(

@@ -61,6 +61,7 @@ class SynchronousFeed:
         ) = None
         # What all workers told of theirs; None until a step took it along.
         self._told: np.ndarray | None = None
+        self._empty: tf.Tensor | None = None
         self._is_last = False
         self.num_batches = steps or self._most_batches(dataset)
 
@@ -120,6 +121,12 @@ class SynchronousFeed:
         # The next epoch may never come, and the data may be waited for.
         return [_ENDED, 0] if self._is_last else self._read()
 
+    def following(self) -> tf.Tensor:
+        """What `read_ahead` read; an empty batch if there is none."""
+        if self._read_batch is None or self._read_batch[0] is None:
+            return self._empty_batch()
+        return self._read_batch[0]
+
     def take(self, told: np.ndarray) -> None:
         """Takes what all workers told.
 
@@ -171,10 +178,17 @@ class SynchronousFeed:
         if rows[:, 0].max() == _ENDED:
             return None
         if batch is None:
-            batch = as_optional(worker_batches.empty_batch(self.element_spec))
+            batch = self._empty_batch()
         total = rows[:, 1].sum()
         weight = len(rows) * size / total if total else 0.0
         return batch, tf.constant(weight, tf.float32)
+
+    def _empty_batch(self) -> tf.Tensor:
+        if self._empty is None:
+            self._empty = as_optional(
+                worker_batches.empty_batch(self.element_spec)
+            )
+        return self._empty
 
     def _raise(self, error: Exception | None) -> typing.NoReturn:
         text = "" if error is None else f"{type(error).__name__}: {error}"

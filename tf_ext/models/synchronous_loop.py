@@ -14,6 +14,7 @@ from tf_ext._compat.models import build_for, layers_of
 from tf_ext._keras import keras
 from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.distribute.bundles import Bundle
+from tf_ext.models.ahead import AheadOfStep
 from tf_ext.models.building import build_optimizer, example_of
 from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.optional_batches import from_optional
@@ -42,7 +43,7 @@ class SynchronousLoop(TrainingLoop):
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
-        self._functions: dict[tuple[str, str], Callable[..., typing.Any]] = {}
+        self._functions: dict[tuple[str, str], tuple[typing.Any, ...]] = {}
         self._snapshot: TableSnapshot | None = None
 
     def _training_feed(
@@ -103,10 +104,18 @@ class SynchronousLoop(TrainingLoop):
         key = (kind, repr(feed.element_spec))
         if key not in self._functions:
             self._functions[key] = self._make_step(kind, feed.element_spec)
-        function = self._functions[key]
+        function, send_first = self._functions[key]
+        state = None
         for batch, weight in batches:
             mine = [*feed.read_ahead(), self._is_preempted()]
-            result, told = function(batch, weight, tf.constant(mine, tf.int64))
+            mine = tf.constant(mine, tf.int64)
+            if send_first is None:
+                result, told = function(batch, weight, mine)
+            else:
+                state = send_first(batch) if state is None else state
+                result, told, state = function(
+                    batch, weight, mine, state, feed.following()
+                )
             told = told.numpy()
             feed.take(told[:, :TOLD])
             if kind == "train" and self._snapshot is not None:
@@ -118,15 +127,28 @@ class SynchronousLoop(TrainingLoop):
 
     def _make_step(
         self, kind: str, element_spec: typing.Any
-    ) -> Callable[..., typing.Any]:
+    ) -> tuple[Callable[..., typing.Any], Callable[..., typing.Any] | None]:
+        """The function of a step, and what makes its first state, if any."""
         call = getattr(self._model, f"{kind}_step")
+        at_once = kind == "train" and logs_precede_update(self._model)
+        ahead = None
+        if at_once:
+            ahead = AheadOfStep(self._model, self._regime, element_spec) or None
 
         def replica_step(
-            sent: tf.Tensor, weight: tf.Tensor, mine: tf.Tensor
+            sent: tf.Tensor,
+            weight: tf.Tensor,
+            mine: tf.Tensor,
+            *states: tf.Tensor,
         ) -> typing.Any:
             batch = from_optional(sent, element_spec)
             with worker_weight(weight):
-                if kind == "train" and logs_precede_update(self._model):
+                if ahead is not None:
+                    with ahead.step(*states) as following:
+                        result = self._train_at_once(call, batch, weight, mine)
+                    last = self._last_of_step(kind, result)
+                    return *result, following.state(last)
+                if at_once:
                     return self._train_at_once(call, batch, weight, mine)
                 result = call(batch)
             if kind == "predict":
@@ -138,15 +160,19 @@ class SynchronousLoop(TrainingLoop):
             bundle = self._bundle(result, weight, mine)
             return self._global_logs(result, bundle, self._gathered(bundle))
 
-        return tf.function(
+        signature = [
+            tf.TensorSpec([], tf.variant),
+            tf.TensorSpec([], tf.float32),
+            tf.TensorSpec([TOLD + 1], tf.int64),
+        ]
+        if ahead is not None:
+            signature += [tf.TensorSpec([], tf.variant)] * 2
+        function = tf.function(
             lambda *args: self._regime.strategy.run(replica_step, args=args),
-            input_signature=[
-                tf.TensorSpec([], tf.variant),
-                tf.TensorSpec([], tf.float32),
-                tf.TensorSpec([TOLD + 1], tf.int64),
-            ],
+            input_signature=signature,
             autograph=False,  # As in Keras.
         )
+        return function, ahead and ahead.first()
 
     def _train_at_once(
         self,

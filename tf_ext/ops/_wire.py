@@ -277,7 +277,7 @@ def exchange_sum(
       totals: list of int64 scalars, the number of rows of each sum.
       dims: list of int, the length of a row of each value.
       sum_of: list of int, the sum to which each value belongs.
-      offset: int, columns before the values, which are skipped.
+      offset: int64 scalar, columns before the values, which are skipped.
       name: optional name of the operation.
 
     Returns:
@@ -298,7 +298,7 @@ def exchange_sum(
         tf.convert_to_tensor(counts, tf.int64),
         [tf.convert_to_tensor(each, tf.int32) for each in segments],
         [tf.convert_to_tensor(total, tf.int64) for total in totals],
-        offset=offset,
+        tf.convert_to_tensor(offset, tf.int64),
         dims=list(dims),
         sum_of=list(sum_of),
         name=name,

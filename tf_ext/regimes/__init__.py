@@ -17,6 +17,7 @@ from tf_ext.regimes.parameter_servers import ParameterServerRegime
 from tf_ext.regimes.piggyback import piggybacked
 from tf_ext.regimes.plan import PullPlan, plan_pull
 from tf_ext.regimes.regime import Placement, PullRequest, PushRequest, Regime
+from tf_ext.regimes.sign_exchange import Route, SignExchange
 from tf_ext.regimes.synchronous import SynchronousRegime
 from tf_ext.regimes.worker_weight import worker_weight
 
@@ -28,6 +29,8 @@ __all__ = [
     "PullRequest",
     "PushRequest",
     "Regime",
+    "Route",
+    "SignExchange",
     "SynchronousRegime",
     "TableGradient",
     "check_finite",

@@ -14,17 +14,7 @@ from tf_ext import ops
 from tf_ext.ops import _wire
 from tf_ext.regimes import piggyback
 from tf_ext.regimes.gradients import TableGradient, from_slices
-
-Route = collections.namedtuple(
-    "Route", ["split_sizes", "counts", "signs", "width"]
-)
-Route.__doc__ = """The way of some distinct signs to their owners.
-
-split_sizes: int64 `[workers]`, how many went to each; counts: int64
-`[workers]`, how many came from each; signs: int64 `[n]`, those that came;
-width: int64 scalar, what was agreed on for the values of all that went along.
-"""
-
+from tf_ext.regimes.sign_exchange import SignExchange
 
 _Sum = collections.namedtuple(
     "_Sum", ["table", "dim", "unique", "values", "ways"]
@@ -60,18 +50,17 @@ class AllToAll:
         Raises:
           tf.errors.InvalidArgumentError: on all workers, the error of one.
         """
-        # Tables that read the same columns have one plan.
-        plans = {request.plan: 0 for request in requests}
-        for request in requests:
-            plans[request.plan] += _floats_per_sign(request.table)
-        routes = self._send_signs(
-            [(plan.signs, plan.split_sizes) for plan in plans],
-            list(plans.values()),
-            error,
-        )
-        for plan, route in zip(plans, routes):
-            plan.route = route
+        if requests[0].plan.route is None:
+            exchange = self.sign_exchange(
+                [(request.table, request.plan) for request in requests], error
+            )
+            exchange.send()
         ways = [request.plan.route for request in requests]
+        width = ways[0].width
+        if error is not None:
+            raised = self._raise(error, ways[0].flag > 0)
+            with tf.control_dependencies([raised]):
+                width = tf.identity(width)
         dims = [request.table.dim for request in requests]
         statistics = [request.statistics for request in requests]
         shards = [request.table.rows.shards[0] for request in requests]
@@ -86,12 +75,30 @@ class AllToAll:
                 statistics,
             ),
             tf.float32,
-            ways[0].width,
+            width,
         )
         return _wire.exchange_unpack(
             received,
             tf.stack([way.split_sizes for way in ways]),
             [dim + more for dim, more in zip(dims, statistics)],
+        )
+
+    def sign_exchange(self, plans, error=None):
+        """The exchange of signs that `pull` makes unless it has been made.
+
+        Args:
+          plans: list of `(table, PullPlan)`. Tables that read the same columns
+            have one plan.
+          error: as of `pull`.
+
+        Returns:
+          SignExchange, not yet sent.
+        """
+        floats = {}
+        for table, plan in plans:
+            floats[plan] = floats.get(plan, 0) + _floats_per_sign(table)
+        return SignExchange(
+            self.workers, list(floats), list(floats.values()), error
         )
 
     def merge(self, parts):
@@ -157,76 +164,6 @@ class AllToAll:
         """The sum of a float tensor over all workers."""
         return self.workers.sum([tensor])[0]
 
-    def _send_signs(self, signs, floats, error=None):
-        """Sends distinct signs to their owners.
-
-        Args:
-          signs: list of `(signs [n] by worker, split_sizes [workers])`.
-          floats: list of int, the number of values per sign.
-          error: string scalar or None.
-
-        Returns:
-          List of Route.
-        """
-        count = len(signs)
-        split_sizes = [sizes for _, sizes in signs]
-        header = _wire.exchange_header(
-            split_sizes,
-            floats,
-            0 if error is None else tf.cast(error != "", tf.int64),
-        )
-
-        def send(wanted):
-            return self.workers.all_to_all(
-                lambda width: _wire.exchange_pack(
-                    [values for values, _ in signs],
-                    split_sizes,
-                    header,
-                    width,
-                    all_or_none=True,
-                ),
-                tf.int64,
-                wanted,
-            )
-
-        # As wide as the last one needed, and some more. All workers know that
-        # width, though they may have traced this at different times.
-        expected = self.workers.remembered(
-            ("signs", *floats), count + _wire.HEADER_COLUMNS
-        )
-        received = send(expected.value)
-        agreed = _wire.exchange_agree(received, count)
-        width = agreed.signs_width
-        keep = expected.keep(
-            tf.maximum(
-                width + width // 8, expected.value - expected.value // 16
-            )
-        )
-        # Before anything can raise, so that it always runs.
-        with tf.control_dependencies([keep]):
-            width = tf.identity(width)
-        if error is not None:
-            raised = self._raise(error, agreed.flag > 0)
-            with tf.control_dependencies([raised]):
-                width = tf.identity(width)
-        received = tf.cond(
-            width <= tf.shape(received, tf.int64)[1],
-            lambda: received,
-            lambda: send(width),
-        )
-        arrived = _wire.exchange_unpack(
-            received,
-            agreed.counts,
-            [1] * count,
-            offset=count + _wire.HEADER_COLUMNS,
-        )
-        return [
-            Route(sizes, counts, part[:, 0], agreed.values_width)
-            for sizes, counts, part in zip(
-                split_sizes, tf.unstack(agreed.counts), arrived
-            )
-        ]
-
     def _raise(self, error, somewhere):
         """Raises the first worker's error, if there is one `somewhere`."""
         return _wire.raise_error(
@@ -245,13 +182,11 @@ class AllToAll:
         pieces, ways = list(pieces), list(ways)
         for i in lost:
             pieces[i] = pieces[i].summed_by_sign(self.workers.size)
-        plans = [pieces[i].plan for i in lost]
-        found = self._send_signs(
-            [(plan.signs, plan.split_sizes) for plan in plans],
-            [_floats_per_sign(pieces[i].table) for i in lost],
-        )
-        for i, way in zip(lost, found):
-            ways[i] = way
+        self.sign_exchange(
+            [(pieces[i].table, pieces[i].plan) for i in lost]
+        ).send()
+        for i in lost:
+            ways[i] = pieces[i].plan.route
         return pieces, ways
 
     def _send_values(self, values, ways):
@@ -260,29 +195,32 @@ class AllToAll:
         Returns:
           `(received, offset)`: float32 `[workers, width]`, of each worker 1 if
           a value of its is not finite or 0, what is piggybacked, and its
-          values; int, where the values begin.
+          values; int64 scalar, where the values begin.
         """
         size = self.workers.size
         # The owner's sums stay finite as well.
         limit = tf.float32.max / (size * len(values))
         beside = piggyback.waiting()
-        header = tf.concat([tf.zeros([1]), piggyback.to_floats(beside)], 0)
-        offset = header.shape[0]
+        header = tf.concat(
+            [tf.zeros([size, 1]), piggyback.to_floats(beside, size)], 1
+        )
+        offset = tf.shape(header, tf.int64)[1]
         # Signs that were sent together share one width, with a number.
         widths = {id(way.width): way.width for way in ways}
         received = self.workers.all_to_all(
             lambda width: _wire.exchange_pack(
                 values,
                 [way.split_sizes for way in ways],
-                tf.tile(header[tf.newaxis], [size, 1]),
+                header,
                 width,
                 limit,
             ),
             tf.float32,
             tf.add_n(list(widths.values())) + offset - 1,
         )
-        piggyback.deliver(beside, received[:, 1:offset])
-        return received, offset
+        before_errors = piggyback.deliver(beside, received[:, 1:offset])
+        with tf.control_dependencies(before_errors):
+            return tf.identity(received), offset
 
 
 def _floats_per_sign(table):

@@ -1,4 +1,4 @@
-"""Data that workers gather beside the gradients of tables.
+"""Data that workers send beside the gradients of tables.
 
 Each collective takes a round trip, and CPU time in all workers, however little
 it sends.
@@ -14,30 +14,41 @@ class Carried:
     """Words that wait to be carried, or have been.
 
     Attributes:
-      words: int32 `[n]`, n static, of this worker; or None.
-      rows: int32 `[workers, n]`, those of each worker; None if nothing has
+      words: int32 `[n]`, n static, for all workers, or `[workers, n]`, a row
+        for each; or None.
+      rows: int32 `[workers, n]`, row p from worker p; None if nothing has
         carried them.
     """
 
-    def __init__(self, words):
+    def __init__(self, words, complete):
         self.words = words
         self.rows = None
+        self._complete = complete
+
+    def deliver(self, rows):
+        """Sets `rows`; returns tensors that have to be there before errors."""
+        self.rows = rows
+        return [] if self._complete is None else self._complete(rows)
 
 
 _waiting = contextvars.ContextVar("tf_ext_piggybacked", default=())
 
 
 @contextlib.contextmanager
-def piggybacked(words):
+def piggybacked(words, complete=None):
     """A context whose first exchange of gradients carries words along.
 
     Args:
-      words: int32 `[n]`, n static; None to carry nothing.
+      words: as of Carried; None to carry nothing.
+      complete: function of the `rows`, to a list of tensors that depend on all
+        collectives it begins. It is called as soon as they have come: an error
+        of the step must not find another collective under way. None: nothing
+        is to be done.
 
     Yields:
       Carried.
     """
-    carried = Carried(words)
+    carried = Carried(words, complete)
     token = _waiting.set(_waiting.get() + (carried,) * (words is not None))
     try:
         yield carried
@@ -50,22 +61,41 @@ def waiting():
     return [carried for carried in _waiting.get() if carried.rows is None]
 
 
-def to_floats(waiting):
-    """The words of a list of Carried, by their bits: float32 `[n]`."""
-    words = [carried.words for carried in waiting]
+def to_floats(waiting, size):
+    """The words of a list of Carried, by their bits: float32 `[size, n]`.
+
+    Args:
+      waiting: list of Carried.
+      size: int, the number of workers.
+    """
+    parts = [
+        words
+        if words.shape.rank == 2
+        else tf.tile(words[tf.newaxis], [size, 1])
+        for words in (carried.words for carried in waiting)
+    ]
     return tf.bitcast(
-        tf.concat([tf.zeros([0], tf.int32), *words], 0), tf.float32
+        tf.concat([tf.zeros([size, 0], tf.int32), *parts], 1), tf.float32
     )
 
 
 def deliver(waiting, rows):
-    """Sets the `rows` of a list of Carried.
+    """Delivers the words of a list of Carried.
 
     Args:
       waiting: list of Carried.
-      rows: float32 `[workers, n]`, what `to_floats` returned on each.
+      rows: float32 `[workers, n]`, what `to_floats` made for this worker on
+        each.
+
+    Returns:
+      List of tensors that have to be there before an error is raised.
     """
-    sizes = [carried.words.shape[0] for carried in waiting]
-    parts = tf.split(tf.bitcast(rows, tf.int32), sizes, 1) if sizes else []
+    if not waiting:
+        return []
+    sizes = [tf.shape(carried.words)[-1] for carried in waiting]
+    parts = tf.split(tf.bitcast(rows, tf.int32), tf.stack(sizes), 1)
+    before_errors = []
     for carried, part in zip(waiting, parts):
-        carried.rows = part
+        part.set_shape([None, carried.words.shape[-1]])
+        before_errors += carried.deliver(part)
+    return before_errors

@@ -22,7 +22,7 @@ class PullPlan:
       inverse: int32 `[n]`, the index in `signs` of each sign of the batch.
       split_sizes: int64 `[num_shards]`, how many of `signs` each shard owns.
       num_shards: int, of the table.
-      route: of a pull over synchronous workers, its `exchange.Route`.
+      route: of a pull over synchronous workers, its `sign_exchange.Route`.
       counts: int64 `[u]`, how often each of `signs` occurs in the batch.
       statistics: float32 `[u, 2]`, show and click of each of `signs`; None
         before `count`.
@@ -57,6 +57,29 @@ class PullPlan:
         self.statistics = tf.concat([shows, summed], 1)
         self.counted = counted_signs.join(self.signs, self.statistics)
         self._attach(self.counted)
+
+    def tensors(self):
+        """The tensors of the plan but its route, for `with_tensors`."""
+        return [getattr(self, name) for name in self._names()]
+
+    def with_tensors(self, tensors):
+        """Another plan of the same kind, without a route.
+
+        Args:
+          tensors: iterator, of what `tensors` returned for it.
+        """
+        # Operations of their own, by which `plan_of` finds the plan.
+        own = {name: tf.stop_gradient(next(tensors)) for name in self._names()}
+        plan = dataclasses.replace(self, route=None, **own)
+        plan._attach(plan.signs)
+        if plan.counted is not None:
+            plan._attach(plan.counted)
+        return plan
+
+    def _names(self):
+        """The names of the tensors that there are."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return [name for name in names if tf.is_tensor(getattr(self, name))]
 
     def _attach(self, indices):
         """Lets `plan_of` find the plan by the indices of a gradient."""

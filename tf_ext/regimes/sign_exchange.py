@@ -1,0 +1,123 @@
+"""Distinct signs on their way to the workers that own them."""
+
+import collections
+
+import tensorflow as tf
+
+from tf_ext.ops import _wire
+
+Route = collections.namedtuple(
+    "Route", ["split_sizes", "counts", "signs", "width", "flag"]
+)
+Route.__doc__ = """The way of some distinct signs to their owners.
+
+split_sizes: int64 `[workers]`, how many went to each; counts: int64
+`[workers]`, how many came from each; signs: int64 `[n]`, those that came;
+width: int64 scalar, what was agreed on for the values of all that went along;
+flag: int64 scalar, above 0 if a worker that sent some had an error.
+"""
+
+
+class SignExchange:
+    """Sends the distinct signs of plans to their owners, together.
+
+    Args:
+      workers: `tf_ext.distribute.collectives.Collectives`.
+      plans: list of PullPlan, which get their `route`.
+      floats: list of int, the number of values per sign of each plan.
+      error: string scalar, the error of this worker, or ""; None where there
+        cannot be one.
+
+    Attributes:
+      is_complete: bool, whether the plans have their routes.
+    """
+
+    def __init__(self, workers, plans, floats, error=None):
+        self._workers = workers
+        self._plans = plans
+        self._header = _wire.exchange_header(
+            [plan.split_sizes for plan in plans],
+            floats,
+            0 if error is None else tf.cast(error != "", tf.int64),
+        )
+        # As wide as the last one needed, and some more. All workers know that
+        # width, though they may have traced this at different times.
+        self._expected = workers.remembered(
+            ("signs", *floats), len(plans) + _wire.HEADER_COLUMNS
+        )
+        self.is_complete = False
+
+    def words(self):
+        """The signs for each worker, for those who send them themselves.
+
+        Returns:
+          int32 `[workers, n]`, n the same on all workers. If signs of a worker
+          do not fit, it sends none yet.
+        """
+        packed = tf.bitcast(self._pack(self._expected.value), tf.int32)
+        return tf.reshape(packed, [self._workers.size, -1])
+
+    def take_words(self, rows):
+        """Finds the routes, by a collective if signs did not fit.
+
+        Args:
+          rows: int32 `[workers, n]`, row p from worker p's `words`.
+
+        Returns:
+          List of tensors that depend on that collective.
+        """
+        pairs = tf.reshape(rows, [self._workers.size, -1, 2])
+        self._complete(tf.bitcast(pairs, tf.int64))
+        return [plan.route.flag for plan in self._plans]
+
+    def send(self):
+        """Sends the signs, by a collective."""
+        self._complete(self._send(self._expected.value))
+
+    def _complete(self, received):
+        count = len(self._plans)
+        agreed = _wire.exchange_agree(received, count)
+        width, expected = agreed.signs_width, self._expected.value
+        keep = self._expected.keep(
+            tf.maximum(width + width // 8, expected - expected // 16)
+        )
+        # Before anything can raise, so that it always runs.
+        with tf.control_dependencies([keep]):
+            width = tf.identity(width)
+        received = tf.cond(
+            width <= tf.shape(received, tf.int64)[1],
+            lambda: received,
+            lambda: self._send(width),
+        )
+        arrived = _wire.exchange_unpack(
+            received,
+            agreed.counts,
+            [1] * count,
+            offset=count + _wire.HEADER_COLUMNS,
+        )
+        # An error must not find the other collective under way.
+        with tf.control_dependencies(arrived):
+            flag = tf.identity(agreed.flag)
+        for plan, counts, part in zip(
+            self._plans, tf.unstack(agreed.counts), arrived
+        ):
+            plan.route = Route(
+                plan.split_sizes,
+                counts,
+                part[:, 0],
+                agreed.values_width,
+                flag,
+            )
+        self.is_complete = True
+
+    def _send(self, wanted):
+        return self._workers.all_to_all(self._pack, tf.int64, wanted)
+
+    def _pack(self, width):
+        return _wire.exchange_pack(
+            [plan.signs for plan in self._plans],
+            [plan.split_sizes for plan in self._plans],
+            self._header,
+            width,
+            all_or_none=True,
+        )
