@@ -22,6 +22,11 @@ def _mirrored():
     )
 
 
+class _First(keras.layers.Layer):
+    def call(self, inputs):
+        return inputs["x"] if isinstance(inputs, dict) else inputs
+
+
 class ModelsTest(absltest.TestCase):
     def test_layers_inside_of_others_are_found(self):
         inner = _dense()
@@ -38,6 +43,34 @@ class ModelsTest(absltest.TestCase):
         for key, names in (("a", {"one", "sum"}), ("b", {"sum"})):
             found = {r.name for r in models.readers_of(model, model.input[key])}
             self.assertEqual(found - {"a", "b"}, names)
+
+    def test_inputs_of_an_only_call(self):
+        if not IS_KERAS_3:
+            self.skipTest("Keras 3 only.")
+        inputs = {key: keras.Input([1], name=key) for key in "ab"}
+        both = {"x": inputs["a"], "y": inputs["b"]}
+
+        def outputs_of(layer):
+            return {
+                "inputs": [layer(both)],
+                "keyword": [layer(inputs=both)],
+                "no_dict": [layer(inputs["a"])],
+                "computed": [layer({"x": inputs["a"] + 1.0})],
+                "two_calls": [layer(both), layer(both)],
+            }
+
+        def find(name):
+            layer = _First(name=name)
+            layer(both)  # Not in the model.
+            model = keras.Model(inputs, outputs_of(layer)[name])
+            return models.inputs_of_only_call(model, layer)
+
+        for name in ("inputs", "keyword"):
+            found = find(name)
+            self.assertEqual(found.keys(), {"x", "y"})
+            self.assertIs(found["x"], inputs["a"])
+        for name in ("no_dict", "computed", "two_calls"):
+            self.assertIsNone(find(name), name)
 
     def test_says_whether_it_is_compiled(self):
         model = _dense()

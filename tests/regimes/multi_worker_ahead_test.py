@@ -1,0 +1,68 @@
+"""Synchronous workers that send the ids of a batch a step ahead."""
+
+import multi_worker_ahead_cases as cases
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from multi_worker_cases import Cases, alone, merge_rows
+
+from tf_ext._keras import IS_KERAS_3
+
+_CASES = Cases([cases], workers=2)
+
+
+class AheadTest(parameterized.TestCase, tf.test.TestCase):
+    def setUp(self):
+        super().setUp()
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras has a loop of its own")
+
+    @parameterized.named_parameters(
+        (name, getattr(cases, name)) for name in cases.AS_ALONE
+    )
+    def test_as_one_process(self, case):
+        results, expected = _CASES[case], case(alone())
+        for result in results:
+            self.assertAllClose(result["losses"], expected["losses"], rtol=1e-4)
+            for one, other in zip(result["variables"], expected["variables"]):
+                self.assertAllClose(one, other, rtol=0.0, atol=1e-4)
+        for name, fields in expected["tables"].items():
+            rows = merge_rows([result["tables"][name] for result in results])
+            for field, wanted in fields.items():
+                self.assertEqual(rows[field].keys(), wanted.keys())
+                self.assertAllClose(
+                    np.array([rows[field][sign] for sign in wanted]),
+                    np.array(list(wanted.values())),
+                    rtol=1e-3,
+                    atol=1e-5,
+                )
+
+    def test_gradients_take_signs_along(self):
+        for result in _CASES[cases.exchanges_of_signs]:
+            # Of the first batch, and in a step.
+            self.assertEqual(result["several_epochs"], {(1, 1), (1, 0)})
+            self.assertEqual(result["computed_ids"], {(1, 1)})
+            self.assertEqual(result["frozen_rows"], {(1, 1)})
+
+    def test_error_is_that_of_its_step(self):
+        results = _CASES[cases.error_of_a_batch]
+        for result in results:
+            self.assertIn("Worker 1: The feature 'bought'", result["error"])
+            self.assertIn("finite and not negative", result["error"])
+            # Nothing is lost of the steps before, nor trained of this one.
+            self.assertEqual(result["steps"], (2, 2))
+        for key, of_two_batches, of_others in (
+            ("shows", 1, 0),
+            ("later", 2, 1),
+        ):
+            shows = {k: v for result in results for k, v in result[key].items()}
+            expected = {
+                80 * rank + i: of_two_batches if i < 32 else of_others
+                for rank in (0, 1)
+                for i in range(80)
+            }
+            self.assertEqual(shows, {k: v for k, v in expected.items() if v})
+
+
+if __name__ == "__main__":
+    tf.test.main()
