@@ -22,7 +22,7 @@ from tf_ext.regimes import (
     PullPlan,
     PullRequest,
     Regime,
-    plan_pull,
+    plan_pulls,
     regime_of_tables,
 )
 from tf_ext.tables import cloning
@@ -266,26 +266,27 @@ class EmbeddingFeatures(keras.layers.Layer):
         its_clicks: tf.Tensor | None,
     ) -> list[tuple[tf.Tensor, tf.Tensor | None, PullPlan, Bags]]:
         """Rows for each table: a list of (rows, statistics, plan, bags)."""
-        # One plan for tables that read the same columns.
-        plans: dict[typing.Any, PullPlan] = {}
-        for table, part in zip(self.tables, parts):
-            key = part.key, table.rows.num_shards
-            if key not in plans:
-                plans[key] = plan_pull(part.bags.signs, key[1])
-            plan = plans[key]
+        keys = [
+            (part.key, table.rows.num_shards)
+            for table, part in zip(self.tables, parts)
+        ]
+        plans = _plans(keys, [part.bags.signs for part in parts])
+        for table, part, key in zip(self.tables, parts, keys):
             counts_clicks = (
                 its_clicks is not None and "click" in table.statistics
             )
-            if counts_clicks and plan.counted is None:
-                plan.count(clicks.of_signs(its_clicks, part.bags.row_splits))
+            if counts_clicks and plans[key].counted is None:
+                plans[key].count(
+                    clicks.of_signs(its_clicks, part.bags.row_splits)
+                )
         requests = [
             PullRequest(
                 table,
-                plans[part.key, table.rows.num_shards],
+                plans[key],
                 insert if table.trainable else False,
                 cvm_numbers.COUNT if self.cvm else 0,
             )
-            for table, part in zip(self.tables, parts)
+            for table, key in zip(self.tables, keys)
         ]
         rows = pull_differentiable(regime, requests, self.trainable, error)
         return [
@@ -459,6 +460,27 @@ class EmbeddingFeatures(keras.layers.Layer):
         if config.pop("several"):
             return cls(dict(zip(tables, columns)), **config)
         return cls(columns[0], tables[0], **config)
+
+
+def _plans(
+    keys: Sequence[tuple[typing.Any, int]], signs: Sequence[tf.Tensor]
+) -> dict[tuple[typing.Any, int], PullPlan]:
+    """One plan for tables that read the same columns.
+
+    Args:
+      keys: list of (key of columns, number of shards), one for each table.
+      signs: list of int64 `[n]`, of the tables' columns.
+    """
+    wanted: dict[int, dict[typing.Any, tf.Tensor]] = {}
+    for (columns, num_shards), its in zip(keys, signs):
+        wanted.setdefault(num_shards, {}).setdefault(columns, its)
+    return {
+        (columns, num_shards): plan
+        for num_shards, its_signs in wanted.items()
+        for columns, plan in zip(
+            its_signs, plan_pulls(list(its_signs.values()), num_shards)
+        )
+    }
 
 
 def _is_masked(column: Column) -> typing.TypeGuard[SequenceColumn]:
