@@ -11,6 +11,8 @@ from harness import Case, add_ratios, measure, report
 
 import tf_ext
 from tf_ext import ops
+from tf_ext.optimizers import hyperparameters
+from tf_ext.regimes import steps
 
 _SEED = 1
 _SIGNS = (10_000, 100_000, 1_000_000)
@@ -131,12 +133,12 @@ class _ClusterCase(Case):
 def _measure_traffic(args, cluster, coordinator, traffic):
     dataset = traffic.dataset
     iterator = iter(coordinator.create_per_worker_dataset(dataset))
-    for kind, steps in traffic.steps().items():
+    for kind, its_steps in traffic.steps().items():
         cases = [
             _ClusterCase(
                 name, step, traffic.signs, cluster, coordinator, iterator
             )
-            for name, step in steps.items()
+            for name, step in its_steps.items()
         ]
         settings = {
             "threads": args.threads,
@@ -215,18 +217,27 @@ class _Traffic:
         return tf.function(lambda iterator: function(*next(iterator)))
 
     def _pull(self, signs, indices, gradients):
-        rows = self._table.rows.pull(signs, self._sizes, True, self.dim)
+        wanted = steps.RowsWanted(
+            self._table.rows, signs, self._sizes, True, self.dim
+        )
+        [rows] = steps.pull([wanted])
         return rows[-1, 0]
 
     def _push(self, signs, indices, gradients):
-        rate = tf.constant(0.01, tf.float64)
-        return self._table.rows.push(
-            signs,
-            self._sizes,
-            gradients,
-            self._table.optimizer.hyperparameters(rate),
-            tf.constant(1, tf.int64),
+        rule = self._table.optimizer
+        rates = tf.constant([0.01], tf.float64)
+        [updated] = tf.unstack(
+            steps.push(
+                [
+                    steps.RowsUpdate(
+                        self._table.rows, signs, self._sizes, gradients
+                    )
+                ],
+                hyperparameters.pack([rule], rates),
+                tf.constant(1, tf.int64),
+            )
         )
+        return updated
 
     def _send_and_get(self, signs, indices, gradients):
         def answer(signs, weights, slots):

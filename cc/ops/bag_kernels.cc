@@ -23,42 +23,70 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
+// Of one vector of signs, or of several.
 class UniqueByShardOp : public OpKernel {
  public:
   explicit UniqueByShardOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_shards", &num_shards_));
+    several_ = ctx->HasAttr("N");
   }
 
   void Compute(OpKernelContext* ctx) override {
-    const Tensor& signs = ctx->input(0);
-    OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
-    const int64_t n = signs.dim_size(0);
-    Tensor* inverse = nullptr;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(kInverse, TensorShape({n}), &inverse));
-    UniqueSigns unique;
-    OP_REQUIRES_OK(
-        ctx, ToTf(UniqueByShard(signs.flat<int64_t>().data(), n, num_shards_,
-                                &unique, inverse->flat<int32_t>().data())));
-    OP_REQUIRES_OK(ctx, Output(ctx, kUnique, unique.signs));
-    OP_REQUIRES_OK(ctx, Output(ctx, kCounts, unique.counts));
-    OP_REQUIRES_OK(ctx, Output(ctx, kSplitSizes, unique.split_sizes));
+    const int count = ctx->num_inputs();
+    std::vector<int32_t*> inverse(count);
+    int64_t signs = 0;
+    for (int i = 0; i < count; ++i) {
+      OP_REQUIRES_OK(ctx, AllocateInverse(ctx, i, &inverse[i]));
+      signs += ctx->input(i).dim_size(0);
+    }
+    std::vector<UniqueSigns> unique(count);
+    std::vector<Status> statuses(count);
+    RunBlocks(count, signs < kWorthThreads ? SerialFor : MakeParallelFor(ctx),
+              [&](int64_t i) {
+                const Tensor& input = ctx->input(i);
+                statuses[i] = UniqueByShard(input.flat<int64_t>().data(),
+                                            input.dim_size(0), num_shards_,
+                                            &unique[i], inverse[i]);
+              });
+    for (int i = 0; i < count; ++i) {
+      OP_REQUIRES_OK(ctx, ToTf(statuses[i]));
+      OP_REQUIRES_OK(ctx, Output(ctx, kUnique, i, unique[i].signs));
+      OP_REQUIRES_OK(ctx, Output(ctx, kCounts, i, unique[i].counts));
+      OP_REQUIRES_OK(ctx, Output(ctx, kSplitSizes, i, unique[i].split_sizes));
+    }
   }
 
  private:
+  // Each is a list of one tensor for each input.
   enum Outputs { kUnique, kCounts, kInverse, kSplitSizes };
 
-  static absl::Status Output(OpKernelContext* ctx, int index,
+  // Fewer signs take less than 50 microseconds.
+  static constexpr int64_t kWorthThreads = 4096;
+
+  absl::Status AllocateInverse(OpKernelContext* ctx, int i,
+                               int32_t** inverse) const {
+    const Tensor& signs = ctx->input(i);
+    TF_RETURN_IF_ERROR(CheckVector(
+        several_ ? absl::StrCat("signs[", i, "]") : "signs", signs));
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(kInverse * ctx->num_inputs() + i,
+                                            signs.shape(), &output));
+    *inverse = output->flat<int32_t>().data();
+    return absl::OkStatus();
+  }
+
+  static absl::Status Output(OpKernelContext* ctx, Outputs list, int i,
                              const std::vector<int64_t>& values) {
     Tensor* output = nullptr;
     const int64_t size = static_cast<int64_t>(values.size());
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(index, TensorShape({size}), &output));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(list * ctx->num_inputs() + i,
+                                            TensorShape({size}), &output));
     std::copy(values.begin(), values.end(), output->flat<int64_t>().data());
     return absl::OkStatus();
   }
 
   int64_t num_shards_ = 1;
+  bool several_ = false;
 };
 
 // The bags, which the forward and the backward op have in common. Their inputs
@@ -207,6 +235,9 @@ REGISTER_KERNEL_BUILDER(Name("TfExt>RouteGradient")
                         RouteGradientOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfExt>UniqueByShard").Device(tensorflow::DEVICE_CPU),
+    UniqueByShardOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfExt>UniqueByShardEach").Device(tensorflow::DEVICE_CPU),
     UniqueByShardOp);
 REGISTER_KERNEL_BUILDER(Name("TfExt>CombineBags")
                             .Device(tensorflow::DEVICE_CPU)

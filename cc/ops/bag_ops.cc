@@ -30,6 +30,22 @@ absl::Status UniqueByShardShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status UniqueByShardEachShape(InferenceContext* c) {
+  std::vector<ShapeHandle> signs;
+  TF_RETURN_IF_ERROR(InputsOfRank(c, "signs", 1, &signs));
+  int64_t num_shards;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_shards", &num_shards));
+  const int count = static_cast<int>(signs.size());
+  for (int i = 0; i < count; ++i) {
+    const DimensionHandle unique = c->UnknownDim();
+    c->set_output(i, c->Vector(unique));
+    c->set_output(count + i, c->Vector(unique));
+    c->set_output(2 * count + i, signs[i]);
+    c->set_output(3 * count + i, c->Vector(num_shards));
+  }
+  return absl::OkStatus();
+}
+
 // The inputs that CombineBags and its gradient share: `combined` is the shape
 // of the result, [batch_size, combiners * dim].
 absl::Status BagsShape(InferenceContext* c, ShapeHandle* rows,
@@ -118,6 +134,27 @@ unique: `[u]`. The distinct signs, ordered by shard; with one shard by first
 counts: `[u]`. The number of occurrences of each in signs.
 inverse: `[n]`. The index in unique of each of signs.
 split_sizes: `[num_shards]`. How many of the distinct signs each shard owns.
+num_shards: The number of shards, 1 to 2^20.
+)doc");
+
+REGISTER_OP("TfExt>UniqueByShardEach")
+    .Input("signs: N * int64")
+    .Output("unique: N * int64")
+    .Output("counts: N * int64")
+    .Output("inverse: N * int32")
+    .Output("split_sizes: N * int64")
+    .Attr("N: int >= 1")
+    .Attr("num_shards: int >= 1 = 1")
+    .SetShapeFn(UniqueByShardEachShape)
+    .Doc(R"doc(
+Finds the distinct signs of each of several vectors, as UniqueByShard does.
+
+signs: `[n_i]` each.
+unique: `[u_i]` each. The distinct signs, ordered by shard.
+counts: `[u_i]` each. The number of occurrences of each in signs.
+inverse: `[n_i]` each. The index in unique of each of signs.
+split_sizes: `[num_shards]` each. How many of the distinct signs each shard
+  owns.
 num_shards: The number of shards, 1 to 2^20.
 )doc");
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
+#include "cc/ops/table_access.h"
 #include "cc/ops/table_resource.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -38,30 +38,18 @@ class ExchangePullOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     Inputs inputs;
-    std::vector<HeldTable> tables(dims_.size());
-    OP_REQUIRES_OK(ctx, GetInputs(ctx, &inputs, &tables));
+    std::vector<TablePull> pulls(dims_.size());
+    OP_REQUIRES_OK(ctx, GetInputs(ctx, &inputs, &pulls));
     TensorShape shape;
     OP_REQUIRES_OK(ctx,
                    MakeShape("packed", {inputs.peers, inputs.width}, &shape));
     Tensor* packed = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &packed));
-    std::vector<std::vector<Table::PullPart>> parts(dims_.size());
-    LayOut(inputs, packed->flat<float>().data(), &parts);
-    const ParallelFor parallel_for = MakeParallelFor(ctx);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      const auto begin = OpCounts::Clock::now();
-      OP_REQUIRES_OK(ctx, ToTf(tables[i].table->Pull(
-                              parts[i], inputs.training[i].scalar<bool>()(),
-                              parallel_for, statistics_[i] > 0)));
-      tables[i].counts->pull.Add(inputs.signs[i].dim_size(0), begin);
-    }
+    LayOut(inputs, packed->flat<float>().data(), &pulls);
+    OP_REQUIRES_OK(ctx, PullTables(pulls, MakeParallelFor(ctx)));
   }
 
  private:
-  struct HeldTable {
-    std::shared_ptr<Table> table;
-    TableCounts* counts = nullptr;
-  };
   struct Inputs {
     OpInputList signs, split_sizes, training;
     int64_t peers;
@@ -69,7 +57,7 @@ class ExchangePullOp : public OpKernel {
   };
 
   absl::Status GetInputs(OpKernelContext* ctx, Inputs* inputs,
-                         std::vector<HeldTable>* tables) const {
+                         std::vector<TablePull>* pulls) const {
     TF_RETURN_IF_ERROR(ctx->input_list("signs", &inputs->signs));
     TF_RETURN_IF_ERROR(ctx->input_list("split_sizes", &inputs->split_sizes));
     TF_RETURN_IF_ERROR(ctx->input_list("training", &inputs->training));
@@ -92,16 +80,15 @@ class ExchangePullOp : public OpKernel {
       TF_RETURN_IF_ERROR(
           CheckSplitSizes(name, sizes, inputs->signs[i].dim_size(0),
                           absl::StrCat("the number of signs[", i, "]")));
-      HeldTable& held = (*tables)[i];
-      TF_RETURN_IF_ERROR(LookupTable(ctx, i, &held.table, &held.counts));
-      const TableConfig& config = held.table->config();
-      if (config.dim != dims_[i]) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "dims[", i, "] is ", dims_[i], ", but the rows of the table '",
-            config.name, "' have ", config.dim, " weights."));
-      }
-      TF_RETURN_IF_ERROR(CheckPulledStatistics(
-          absl::StrCat("statistics[", i, "]"), statistics_[i], config));
+      TablePull& pull = (*pulls)[i];
+      TF_RETURN_IF_ERROR(
+          LookupTable(ctx, i, &pull.held.table, &pull.held.counts));
+      TF_RETURN_IF_ERROR(
+          CheckPulledValues(absl::StrCat("dims[", i, "]"), dims_[i],
+                            absl::StrCat("statistics[", i, "]"), statistics_[i],
+                            pull.held.table->config()));
+      pull.insert = inputs->training[i].scalar<bool>()();
+      pull.with_statistics = statistics_[i] > 0;
     }
     return CheckWidth(inputs->width, Needed(*inputs));
   }
@@ -123,7 +110,7 @@ class ExchangePullOp : public OpKernel {
 
   // The destinations of the rows; the rest is filled with zeros.
   void LayOut(const Inputs& inputs, float* packed,
-              std::vector<std::vector<Table::PullPart>>* parts) const {
+              std::vector<TablePull>* pulls) const {
     std::vector<const int64_t*> signs;
     for (const Tensor& each : inputs.signs) {
       signs.push_back(each.flat<int64_t>().data());
@@ -132,7 +119,7 @@ class ExchangePullOp : public OpKernel {
       int64_t column = 0;
       for (size_t i = 0; i < signs.size(); ++i) {
         const int64_t n = inputs.split_sizes[i].vec<int64_t>()(peer);
-        (*parts)[i].push_back({signs[i], n, packed + column});
+        (*pulls)[i].parts.push_back({signs[i], n, packed + column});
         signs[i] += n;
         column += n * RowLength(i);
       }

@@ -61,7 +61,7 @@ absl::Status ColumnAttrs::Read(OpKernelConstruction* ctx) {
   return Check();
 }
 
-absl::Status CheckListSize(absl::string_view name, size_t size, size_t wanted,
+absl::Status CheckAttrSize(absl::string_view name, size_t size, size_t wanted,
                            absl::string_view size_of) {
   if (size == wanted) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, " must have ", wanted,
@@ -93,20 +93,20 @@ absl::Status ColumnAttrs::Check() const {
   const size_t columns = namespaces.size();
   constexpr char kColumns[] = "one a column, as namespaces";
   TF_RETURN_IF_ERROR(
-      CheckListSize("bucket_sizes", bucket_sizes.size(), columns, kColumns));
+      CheckAttrSize("bucket_sizes", bucket_sizes.size(), columns, kColumns));
   TF_RETURN_IF_ERROR(
-      CheckListSize("identity", identity.size(), columns, kColumns));
+      CheckAttrSize("identity", identity.size(), columns, kColumns));
   TF_RETURN_IF_ERROR(
-      CheckListSize("part_counts", part_counts.size(), columns, kColumns));
+      CheckAttrSize("part_counts", part_counts.size(), columns, kColumns));
   const size_t parts = part_inputs.size();
   constexpr char kParts[] = "one a part, as part_inputs";
-  TF_RETURN_IF_ERROR(CheckListSize("part_bucket_sizes",
+  TF_RETURN_IF_ERROR(CheckAttrSize("part_bucket_sizes",
                                    part_bucket_sizes.size(), parts, kParts));
-  TF_RETURN_IF_ERROR(CheckListSize("part_has_missing", part_has_missing.size(),
+  TF_RETURN_IF_ERROR(CheckAttrSize("part_has_missing", part_has_missing.size(),
                                    parts, kParts));
   TF_RETURN_IF_ERROR(
-      CheckListSize("part_missing", part_missing.size(), parts, kParts));
-  TF_RETURN_IF_ERROR(CheckListSize("part_boundary_counts",
+      CheckAttrSize("part_missing", part_missing.size(), parts, kParts));
+  TF_RETURN_IF_ERROR(CheckAttrSize("part_boundary_counts",
                                    part_boundary_counts.size(), parts, kParts));
   TF_RETURN_IF_ERROR(
       CheckCounts("part_counts", part_counts, 1, parts, "part_inputs"));
@@ -205,7 +205,7 @@ class HashCategoryOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("Tin", &types));
     int64_t num_inputs;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &num_inputs));
-    OP_REQUIRES_OK(ctx, CheckListSize("Tin", types.size(), num_inputs,
+    OP_REQUIRES_OK(ctx, CheckAttrSize("Tin", types.size(), num_inputs,
                                       "N, the number of inputs"));
     std::vector<ValueType> value_types;
     for (const DataType type : types) value_types.push_back(ToValueType(type));

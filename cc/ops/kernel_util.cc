@@ -125,6 +125,14 @@ absl::Status CheckMatrix(absl::string_view name, const Tensor& tensor) {
   return CheckRank(name, tensor, 2);
 }
 
+absl::Status CheckVectorOf(absl::string_view name, const Tensor& tensor,
+                           int64_t size, absl::string_view size_of) {
+  if (tensor.dims() == 1 && tensor.dim_size(0) == size) return absl::OkStatus();
+  return ShapeError(
+      name, tensor.shape().DebugString(),
+      absl::StrCat("a vector of ", size, " values (", size_of, ")"));
+}
+
 absl::Status CheckOptionalVectorOf(absl::string_view name, const Tensor& tensor,
                                    int64_t size, absl::string_view size_of) {
   if (tensor.dims() == 1 && tensor.dim_size(0) == 0) return absl::OkStatus();
@@ -179,6 +187,18 @@ absl::Status InputOfRank(InferenceContext* c, absl::string_view name, int rank,
   TF_RETURN_IF_ERROR(c->input(name, &shapes));
   if (c->WithRank(shapes[0], rank, shape).ok()) return absl::OkStatus();
   return ShapeError(name, c->DebugString(shapes[0]), kRankNames[rank]);
+}
+
+absl::Status InputsOfRank(InferenceContext* c, absl::string_view name, int rank,
+                          std::vector<ShapeHandle>* shapes) {
+  TF_RETURN_IF_ERROR(c->input(name, shapes));
+  for (size_t i = 0; i < shapes->size(); ++i) {
+    ShapeHandle& shape = (*shapes)[i];
+    if (c->WithRank(shape, rank, &shape).ok()) continue;
+    return ShapeError(absl::StrCat(name, "[", i, "]"), c->DebugString(shape),
+                      kRankNames[rank]);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckOptionalVectorInput(InferenceContext* c,

@@ -36,6 +36,10 @@ absl::Status CheckVector(absl::string_view name,
                          const tensorflow::Tensor& tensor);
 absl::Status CheckMatrix(absl::string_view name,
                          const tensorflow::Tensor& tensor);
+// `tensor` must be a vector of `size` values; `size_of` says what for.
+absl::Status CheckVectorOf(absl::string_view name,
+                           const tensorflow::Tensor& tensor, int64_t size,
+                           absl::string_view size_of);
 // `tensor` must be a vector of `size` values, or of 0, meaning none; `size_of`
 // names what else has that size.
 absl::Status CheckOptionalVectorOf(absl::string_view name,
@@ -74,6 +78,10 @@ absl::Status SetScalarOutput(tensorflow::OpKernelContext* ctx, int index,
 absl::Status InputOfRank(tensorflow::shape_inference::InferenceContext* c,
                          absl::string_view name, int rank,
                          tensorflow::shape_inference::ShapeHandle* shape);
+// The same of each input of the list `name`.
+absl::Status InputsOfRank(
+    tensorflow::shape_inference::InferenceContext* c, absl::string_view name,
+    int rank, std::vector<tensorflow::shape_inference::ShapeHandle>* shapes);
 // The same as CheckOptionalVectorOf, as far as the sizes are known.
 absl::Status CheckOptionalVectorInput(
     tensorflow::shape_inference::InferenceContext* c, absl::string_view name,

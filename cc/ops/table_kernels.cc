@@ -1,4 +1,4 @@
-// Kernels that create, read and train a table.
+// Kernels that create a table, or find it.
 
 #include <cstdint>
 #include <map>
@@ -21,7 +21,6 @@
 namespace tf_ext {
 namespace {
 
-using tensorflow::AsyncOpKernel;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -162,145 +161,12 @@ class SparseTableServingHandleOp : public OpKernel {
   RefCountPtr<TableResource> resource_;  // null before the first run
 };
 
-// Rows are in memory, so the calling thread reads them. The kernel is
-// asynchronous so that storage on disk or behind a network could call `done`
-// later.
-class SparseTablePullOp : public AsyncOpKernel {
- public:
-  explicit SparseTablePullOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("statistics", &statistics_));
-  }
-
-  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    OP_REQUIRES_OK_ASYNC(ctx, Pull(ctx), done);
-    done();
-  }
-
- private:
-  enum Inputs { kHandle, kSigns, kTraining };
-
-  absl::Status Pull(OpKernelContext* ctx) {
-    const auto begin = OpCounts::Clock::now();
-    std::shared_ptr<Table> held;
-    TableCounts* counts = nullptr;
-    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held, &counts));
-    Table& table = *held;
-    const Tensor& signs = ctx->input(kSigns);
-    const Tensor& training = ctx->input(kTraining);
-    TF_RETURN_IF_ERROR(CheckVector("signs", signs));
-    const int64_t n = signs.dim_size(0);
-    TF_RETURN_IF_ERROR(CheckScalar("training", training));
-    if (dim_ != table.config().dim) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "dim is ", dim_, ", but the rows of the table '", table.config().name,
-          "' have ", table.config().dim, " weights."));
-    }
-    TF_RETURN_IF_ERROR(
-        CheckPulledStatistics("statistics", statistics_, table.config()));
-    TensorShape shape;
-    TF_RETURN_IF_ERROR(MakeShape("rows", {n, dim_ + statistics_}, &shape));
-    Tensor* rows = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &rows));
-    TF_RETURN_IF_ERROR(ToTf(table.Pull(
-        signs.flat<int64_t>().data(), n, training.scalar<bool>()(),
-        rows->flat<float>().data(), MakeParallelFor(ctx), statistics_ > 0)));
-    counts->pull.Add(n, begin);
-    return absl::OkStatus();
-  }
-
-  int64_t dim_ = 0;
-  int64_t statistics_ = 0;
-};
-
-class SparseTablePushOp : public AsyncOpKernel {
- public:
-  explicit SparseTablePushOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {}
-
-  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
-    OP_REQUIRES_OK_ASYNC(ctx, Push(ctx), done);
-    done();
-  }
-
- private:
-  enum Inputs {
-    kHandle,
-    kSigns,
-    kGradients,
-    kStatistics,
-    kHyperparameters,
-    kStep,
-    kTime
-  };
-
-  static absl::Status CheckShapes(OpKernelContext* ctx, int64_t dim) {
-    TF_RETURN_IF_ERROR(CheckVector("signs", ctx->input(kSigns)));
-    const int64_t n = ctx->input(kSigns).dim_size(0);
-    const Tensor& gradients = ctx->input(kGradients);
-    TF_RETURN_IF_ERROR(CheckMatrix("gradients", gradients));
-    if (gradients.dim_size(0) != n || gradients.dim_size(1) != dim) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("gradients must be of shape [", n, ",", dim,
-                       "] (as signs, the table's dim), but its shape is ",
-                       gradients.shape().DebugString(), "."));
-    }
-    const Tensor& statistics = ctx->input(kStatistics);
-    TF_RETURN_IF_ERROR(CheckMatrix("statistics", statistics));
-    if (statistics.dim_size(0) != n &&
-        statistics.shape() != TensorShape({0, 0})) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "statistics must be of shape [", n,
-          ",s] (a row for each of the signs) or [0,0], but its shape is ",
-          statistics.shape().DebugString(), "."));
-    }
-    TF_RETURN_IF_ERROR(
-        CheckVector("hyperparameters", ctx->input(kHyperparameters)));
-    TF_RETURN_IF_ERROR(CheckScalar("step", ctx->input(kStep)));
-    return CheckScalar("time", ctx->input(kTime));
-  }
-
-  absl::Status Push(OpKernelContext* ctx) {
-    const auto begin = OpCounts::Clock::now();
-    std::shared_ptr<Table> held;
-    TableCounts* counts = nullptr;
-    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held, &counts));
-    Table& table = *held;
-    TF_RETURN_IF_ERROR(CheckShapes(ctx, table.config().dim));
-    const Tensor& signs = ctx->input(kSigns);
-    const Tensor& hyperparameters = ctx->input(kHyperparameters);
-    const Tensor& statistics = ctx->input(kStatistics);
-    const bool counted = statistics.dim_size(1) > 0;
-    const int64_t step = ctx->input(kStep).scalar<int64_t>()();
-    Tensor* updated = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({}), &updated));
-    TF_RETURN_IF_ERROR(ToTf(table.Push(
-        signs.flat<int64_t>().data(),
-        ctx->input(kGradients).flat<float>().data(), signs.dim_size(0),
-        hyperparameters.flat<double>().data(), hyperparameters.dim_size(0),
-        step, MakeParallelFor(ctx), &updated->scalar<int64_t>()(),
-        ctx->input(kTime).scalar<int64_t>()(),
-        counted ? statistics.flat<float>().data() : nullptr,
-        statistics.dim_size(1))));
-    counts->push.Add(signs.dim_size(0), begin);
-    counts->step.store(step, std::memory_order_relaxed);
-    return absl::OkStatus();
-  }
-};
-
 REGISTER_KERNEL_BUILDER(
     Name("TfExt>SparseTableHandle").Device(tensorflow::DEVICE_CPU),
     SparseTableHandleOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfExt>SparseTableServingHandle").Device(tensorflow::DEVICE_CPU),
     SparseTableServingHandleOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>SparseTablePull")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<float>("dtype"),
-                        SparseTablePullOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>SparseTablePush")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<float>("dtype"),
-                        SparseTablePushOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -168,14 +168,4 @@ absl::Status LookupTable(OpKernelContext* ctx, int input,
   return resource->Get(table);
 }
 
-absl::Status CheckPulledStatistics(absl::string_view name, int64_t statistics,
-                                   const TableConfig& config) {
-  if (statistics == 0 || statistics == config.statistics) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, " is ", statistics, ", but the rows of the table '", config.name,
-      "' have ", config.statistics, " statistics; it must be that or 0."));
-}
-
 }  // namespace tf_ext

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/op_counts.h"
@@ -76,11 +75,6 @@ absl::Status LookupTableResource(
 absl::Status LookupTable(tensorflow::OpKernelContext* ctx, int input,
                          std::shared_ptr<Table>* table,
                          TableCounts** counts = nullptr);
-
-// The statistics that a pull reads must be none, or those that the rows of the
-// table have; `name` is the attribute.
-absl::Status CheckPulledStatistics(absl::string_view name, int64_t statistics,
-                                   const TableConfig& config);
 
 }  // namespace tf_ext
 

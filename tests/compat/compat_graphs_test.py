@@ -53,7 +53,7 @@ class GraphsTest(absltest.TestCase):
         def step(x):
             found = graphs.source_of(tf.identity(tf.identity(x + 1)))
             self.assertEqual(found.type, "AddV2")
-            self.assertIs(graphs.source_of(x), x.op)
+            self.assertIs(graphs.source_of(x), x)
             return x
 
         step(tf.constant([1, 2]))
@@ -94,11 +94,11 @@ class GraphsTest(absltest.TestCase):
             known.append(
                 graphs.is_identity(gradient.indices, bag_ops.UNIQUE_SIGNS)
             )
-            known.append(graphs.source_of(gradient.indices).type)
+            known.append(graphs.source_of(gradient.indices).op.type)
             return outputs
 
         step(tf.constant([1, 2], tf.int64))
-        self.assertEqual(known, [True, "TfExt>UniqueByShard"])
+        self.assertEqual(known, [True, "TfExt>UniqueByShardEach"])
 
 
 class SparseSpecTest(absltest.TestCase):

@@ -377,9 +377,9 @@ class ArgumentTest(parameterized.TestCase, tf.test.TestCase):
         [pull] = [
             op
             for op in graph.get_operations()
-            if op.type == "TfExt>SparseTablePull"
+            if op.type == "TfExt>SparseTablesPull"
         ]
-        self.assertEqual(pull.get_attr("statistics"), 0)
+        self.assertEqual(pull.get_attr("statistics"), [0])
         self.assertEqual(pull.outputs[0].shape[1], _DIM)
 
 

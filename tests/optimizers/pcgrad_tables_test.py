@@ -208,7 +208,7 @@ class TableTest(tf.test.TestCase, parameterized.TestCase):
         optimizer.build(layer.trainable_variables)
         graph = step.get_concrete_function().graph
         kinds = [operation.type for operation in graph.get_operations()]
-        self.assertEqual(kinds.count("TfExt>UniqueByShard"), 1)
+        self.assertEqual(kinds.count("TfExt>UniqueByShardEach"), 1)
 
     def test_tables_of_one_task(self):
         one, other = self.tables()

@@ -405,7 +405,7 @@ class GraphTest(tf.test.TestCase):
             o for o in graph.get_operations() if "UniqueByShard" in o.type
         ]
         self.assertEmpty(unique.outputs[1].consumers())
-        [push] = [o for o in graph.get_operations() if "TablePush" in o.type]
+        [push] = [o for o in graph.get_operations() if "TablesPush" in o.type]
         self.assertIn([0, 0], [i.shape.as_list() for i in push.inputs])
         [route] = [o for o in graph.get_operations() if "Route" in o.type]
         self.assertIs(route.inputs[2], unique.outputs[0])

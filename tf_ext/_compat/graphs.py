@@ -47,16 +47,15 @@ def is_identity(tensor, name):
 
 
 def source_of(tensor):
-    """The operation that made a symbolic tensor, past any `tf.identity`.
+    """The symbolic tensor that a tensor equals, past any `tf.identity`.
 
     Layers and tapes insert identities, which carry no information.
 
     Seen in: TensorFlow 2.21.
     """
-    operation = tensor.op
-    while operation.type == "Identity":
-        operation = operation.inputs[0].op
-    return operation
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def in_other_function(graph):

@@ -13,17 +13,16 @@ from tf_ext.feature_column.hashed_features import identity_of
 from tf_ext.layers import clicks
 from tf_ext.layers import cvm as cvm_numbers
 from tf_ext.layers.arguments import by_table, check_shapes
-from tf_ext.layers.column_sets import ColumnSets, Part
+from tf_ext.layers.column_sets import ColumnSets
 from tf_ext.layers.combining import combine
 from tf_ext.layers.given import Give, given_embeddings
 from tf_ext.layers.hashed_inputs import find_hashed, hash_inputs
 from tf_ext.layers.prepared import Prepared, take_prepared
-from tf_ext.layers.pulling import pull_differentiable
+from tf_ext.layers.pulling import plan_tables, pull_differentiable
 from tf_ext.regimes import (
     PullPlan,
     PullRequest,
     Regime,
-    plan_pull,
     regime_of_tables,
 )
 from tf_ext.tables import cloning
@@ -245,7 +244,7 @@ class EmbeddingFeatures(keras.layers.Layer):
                 error,
             )
         parts = self._sets.split(bags)
-        plans = self._plans(parts, its_clicks)
+        plans = plan_tables(self.tables, parts, its_clicks)
         return Prepared(parts, plans, hashed.masks, error)
 
     def _take(self, give: Give, inputs: _Inputs) -> typing.Any:
@@ -271,25 +270,6 @@ class EmbeddingFeatures(keras.layers.Layer):
         """The layer's output, of those of its tables."""
         by_name = {t.name: one for t, one in zip(self.tables, outputs)}
         return by_name if self._several else by_name[self.tables[0].name]
-
-    def _plans(
-        self, parts: Sequence[Part], its_clicks: tf.Tensor | None
-    ) -> list[PullPlan]:
-        """A plan for each table; one for tables that read the same columns."""
-        plans: dict[typing.Any, PullPlan] = {}
-        found = []
-        for table, part in zip(self.tables, parts):
-            key = part.key, table.rows.num_shards
-            if key not in plans:
-                plans[key] = plan_pull(part.bags.signs, key[1])
-            plan = plans[key]
-            counts_clicks = (
-                its_clicks is not None and "click" in table.statistics
-            )
-            if counts_clicks and plan.counted is None:
-                plan.count(clicks.of_signs(its_clicks, part.bags.row_splits))
-            found.append(plan)
-        return found
 
     def _pull(
         self, regime: Regime, prepared: Prepared, insert: _Flag

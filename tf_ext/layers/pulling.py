@@ -1,12 +1,16 @@
-"""Reads rows so that their gradient goes to the tables."""
+"""Plans of pulls, and rows whose gradient goes to the tables."""
 
+import typing
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext._keras import IS_KERAS_3
-from tf_ext.regimes import PullRequest, Regime
+from tf_ext.layers import clicks
+from tf_ext.layers.column_sets import Part
+from tf_ext.regimes import PullPlan, PullRequest, Regime, plan_pulls
+from tf_ext.tables.sparse_table import SparseTable
 
 
 def pull_differentiable(
@@ -37,6 +41,41 @@ def pull_differentiable(
             rows = _attach_gradient(request, rows)
         pairs.append((rows, statistics))
     return pairs
+
+
+def plan_tables(
+    tables: Sequence[SparseTable],
+    parts: Sequence[Part],
+    its_clicks: tf.Tensor | None,
+) -> list[PullPlan]:
+    """The plans of a batch; tables that read the same columns have one.
+
+    Args:
+      tables: list of SparseTable.
+      parts: list of Part, one for each table.
+      its_clicks: float32 `[batch_size]`, or None.
+
+    Returns:
+      List of PullPlan, one for each table.
+    """
+    signs: dict[int, dict[typing.Any, tf.Tensor]] = {}
+    for table, part in zip(tables, parts):
+        of_columns = signs.setdefault(table.rows.num_shards, {})
+        of_columns.setdefault(part.key, part.bags.signs)
+    plans = {
+        num_shards: dict(
+            zip(of_columns, plan_pulls(list(of_columns.values()), num_shards))
+        )
+        for num_shards, of_columns in signs.items()
+    }
+    found = []
+    for table, part in zip(tables, parts):
+        plan = plans[table.rows.num_shards][part.key]
+        counts_clicks = its_clicks is not None and "click" in table.statistics
+        if counts_clicks and plan.counted is None:
+            plan.count(clicks.of_signs(its_clicks, part.bags.row_splits))
+        found.append(plan)
+    return found
 
 
 def _attach_gradient(request: PullRequest, pulled: tf.Tensor) -> tf.Tensor:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_ext.regimes import TableGradient
+from tf_ext.optimizers import hyperparameters
+from tf_ext.regimes import TableGradient, steps
 from tf_ext.tables import keras_store
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import config_text
@@ -53,16 +54,20 @@ class TableAccumulators(tf.Module):
         Args:
           gradients: list of TableGradient.
         """
-        rate = tf.constant(1.0, tf.float64)
+        updates = []
         for gradient in gradients:
             values = tf.cast(gradient.values, tf.float32)
             if gradient.statistics is not None:
                 values = tf.concat([values, gradient.statistics], 1)
-            self._sums[self._tables.index(gradient.table)].push(
-                gradient.signs,
-                None,  # All are in the same shard.
-                values,
-                _RULE.hyperparameters(rate),
+            sums = self._sums[self._tables.index(gradient.table)]
+            # All are in the same shard.
+            updates.append(steps.RowsUpdate(sums, gradient.signs, None, values))
+        if updates:
+            rules = [_RULE] * len(updates)
+            rates = tf.ones([len(updates)], tf.float64)
+            steps.push(
+                updates,
+                hyperparameters.pack(rules, rates),
                 tf.constant(1, tf.int64),
             )
 

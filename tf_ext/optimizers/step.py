@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf_ext.optimizers import hyperparameters
 from tf_ext.optimizers.adapter import Adapter, Clipping, Rates
 from tf_ext.optimizers.delaying import update
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import (
-    PushRequest,
     Regime,
     TableGradient,
     check_finite,
@@ -475,24 +475,24 @@ def push(tables: Sequence[TableGradient], rates: Rates) -> tf.Tensor:
       int64 scalar tensor, rows updated. Use it: the graph optimizer may drop
       operations whose results are not used.
     """
-    iterations = tf.cast(rates.iterations, tf.int64)
-    requests = []
-    for gradient in tables:
-        rule = gradient.table.optimizer
-        rate = rule.current_learning_rate(
-            iterations, rates.learning_rate, rates.factor
-        )
-        requests.append(
-            PushRequest(
-                gradient._replace(values=tf.cast(gradient.values, tf.float32)),
-                rule.hyperparameters(rate),
-                iterations + 1,
-                gradient.table.push_time(),
-            )
-        )
-    if not requests:
+    if not tables:
         return tf.constant(0, tf.int64)
-    return tf.add_n(_regime(tables).push(requests))
+    gradients = [
+        one._replace(values=tf.cast(one.values, tf.float32)) for one in tables
+    ]
+    updated = _regime(tables).push(
+        gradients,
+        hyperparameters.current([one.table.optimizer for one in tables], rates),
+        tf.cast(rates.iterations, tf.int64) + 1,
+        _time(tables),
+    )
+    return tf.reduce_sum(updated)
+
+
+def _time(tables: Sequence[TableGradient]) -> int | tf.Tensor:
+    """The time of a push: of the clock, if rows of a table record it."""
+    times = (gradient.table.push_time() for gradient in tables)
+    return next((time for time in times if tf.is_tensor(time)), 0)
 
 
 def _regime(tables: Sequence[TableGradient]) -> Regime:

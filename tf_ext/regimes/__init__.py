@@ -15,19 +15,20 @@ from tf_ext.regimes.gradients import TableGradient, check_finite
 from tf_ext.regimes.local import LocalRegime
 from tf_ext.regimes.parameter_servers import ParameterServerRegime
 from tf_ext.regimes.piggyback import piggybacked
-from tf_ext.regimes.plan import PullPlan, plan_pull
-from tf_ext.regimes.regime import Placement, PullRequest, PushRequest, Regime
+from tf_ext.regimes.plan import PullPlan, plan_pull, plan_pulls
+from tf_ext.regimes.regime import Placement, PullRequest, Regime
 from tf_ext.regimes.sign_exchange import Route, SignExchange
+from tf_ext.regimes.steps import Hyperparameters
 from tf_ext.regimes.synchronous import SynchronousRegime
 from tf_ext.regimes.worker_weight import worker_weight
 
 __all__ = [
+    "Hyperparameters",
     "LocalRegime",
     "ParameterServerRegime",
     "Placement",
     "PullPlan",
     "PullRequest",
-    "PushRequest",
     "Regime",
     "Route",
     "SignExchange",
@@ -36,6 +37,7 @@ __all__ = [
     "check_finite",
     "piggybacked",
     "plan_pull",
+    "plan_pulls",
     "regime_in_scope",
     "regime_of",
     "regime_of_model",

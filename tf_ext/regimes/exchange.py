@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.ops import _wire
-from tf_ext.regimes import piggyback
+from tf_ext.regimes import piggyback, steps
 from tf_ext.regimes.gradients import TableGradient, from_slices
 from tf_ext.regimes.sign_exchange import SignExchange
 
@@ -142,23 +142,26 @@ class AllToAll:
             gradients[one.table] = of_table
         return list(gradients.values())
 
-    def push(self, requests):
-        """Updates this worker's rows; returns their numbers, int64 `[]` each.
+    def push(self, gradients, hyperparameters, step, time=0):
+        """Updates this worker's rows; returns their numbers, int64 `[n]`.
 
         Args:
-          requests: list of PushRequest of signs that this worker owns.
+          gradients: list of TableGradient of signs that this worker owns.
+          hyperparameters: as of Regime, like the following.
+          step: int64 scalar.
+          time: int64 scalar.
         """
-        return [
-            gradient.table.rows.shards[0].push(
+        updates = [
+            steps.RowsUpdate(
+                gradient.table.rows,
                 gradient.signs,
+                None,
                 gradient.values,
-                hyperparameters,
-                step,
-                time,
                 gradient.statistics,
             )
-            for gradient, hyperparameters, step, time in requests
+            for gradient in gradients
         ]
+        return steps.push(updates, hyperparameters, step, time)
 
     def sum(self, tensor):
         """The sum of a float tensor over all workers."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext._compat.graphs import attached_to_graph, is_identity, source_of
-from tf_ext.ops import bag_ops
+from tf_ext.ops import _step_ops, bag_ops
 from tf_ext.regimes import counted_signs
 
 _PLANS = "pull_plans"
@@ -84,7 +84,7 @@ class PullPlan:
     def _attach(self, indices):
         """Lets `plan_of` find the plan by the indices of a gradient."""
         if not tf.executing_eagerly():
-            attached_to_graph(indices, _PLANS)[indices.op] = self
+            attached_to_graph(indices, _PLANS)[_place(indices)] = self
 
 
 def plan_pull(signs, num_shards):
@@ -97,24 +97,37 @@ def plan_pull(signs, num_shards):
     Returns:
       PullPlan. In a graph, `plan_of` returns it for the pull's gradient.
     """
-    unique = ops.unique_by_shard(signs, num_shards)
-    plan = PullPlan(
-        unique.unique,
-        unique.inverse,
-        unique.split_sizes,
-        num_shards,
-        counts=unique.counts,
-    )
-    plan._attach(plan.signs)
+    [plan] = plan_pulls([signs], num_shards)
     return plan
+
+
+def plan_pulls(signs, num_shards):
+    """The plans of several pulls, as of `plan_pull`, by one op.
+
+    Args:
+      signs: list of int64 `[n]`, not empty.
+      num_shards: int, of the tables.
+
+    Returns:
+      List of PullPlan.
+    """
+    plans = [
+        PullPlan(unique, inverse, split_sizes, num_shards, counts=counts)
+        for unique, counts, inverse, split_sizes in zip(
+            *_step_ops.unique_by_shard_each(signs, num_shards)
+        )
+    ]
+    for plan in plans:
+        plan._attach(plan.signs)
+    return plans
 
 
 def plan_of(signs):
     """The plan of the pull that a gradient belongs to, by its signs.
 
     Only a `tf.IndexedSlices` gets from the tape to the optimizer, and it cannot
-    hold the plan, so the plan is kept with the graph, by the op that made the
-    signs.
+    hold the plan, so the plan is kept with the graph, by the output that the
+    signs are.
 
     Args:
       signs: int64 `[n]`, the indices of a gradient; complex128 if statistics
@@ -126,6 +139,10 @@ def plan_of(signs):
     """
     if not is_identity(signs, bag_ops.UNIQUE_SIGNS):
         return None
-    operation = source_of(signs)
     plans = attached_to_graph(signs, _PLANS)
-    return plans.get(operation) or PullPlan(signs)
+    return plans.get(_place(source_of(signs))) or PullPlan(signs)
+
+
+def _place(tensor):
+    """Where in its graph a tensor is: its operation and the output of that."""
+    return tensor.op, tensor.value_index

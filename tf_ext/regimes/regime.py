@@ -12,6 +12,7 @@ import contextlib
 import tensorflow as tf
 
 from tf_ext.distribute.cluster import strategy_name
+from tf_ext.regimes import steps
 from tf_ext.regimes.gradients import TableGradient, from_slices
 
 Placement = collections.namedtuple(
@@ -31,16 +32,6 @@ PullRequest.__doc__ = """Rows wanted.
 plan: PullPlan for `table.rows.num_shards`; insert: bool or bool scalar tensor,
 whether absent signs are created; statistics: int, how many statistics follow
 the weights of a row: 0, or how many the table has.
-"""
-
-PushRequest = collections.namedtuple(
-    "PushRequest", ["gradient", "hyperparameters", "step", "time"]
-)
-PushRequest.__doc__ = """A gradient to apply.
-
-gradient: TableGradient, of float32; hyperparameters: float64, of the table's
-rule; step: int64 scalar, counting from 1; time: int64 scalar, in seconds since
-1970, or 0 if the table's rows do not record it.
 """
 
 
@@ -141,12 +132,19 @@ class Regime:
           List of float32 `[u, dim + statistics]`.
         """
         del error
-        return [
-            table.rows.pull(
-                plan.signs, plan.split_sizes, insert, table.dim, statistics
-            )
-            for table, plan, insert, statistics in requests
-        ]
+        return steps.pull(
+            [
+                steps.RowsWanted(
+                    table.rows,
+                    plan.signs,
+                    plan.split_sizes,
+                    insert,
+                    table.dim,
+                    statistics,
+                )
+                for table, plan, insert, statistics in requests
+            ]
+        )
 
     def computing_after(self, tensors):
         """A context in which rows are pulled beside another computation.
@@ -190,28 +188,31 @@ class Regime:
         """As `merge`, for slices that `sum_everywhere` returned."""
         return self.merge(parts)
 
-    def push(self, requests):
-        """Updates tables; returns the rows updated, a list of int64 `[]`.
+    def push(self, gradients, hyperparameters, step, time=0):
+        """Updates tables; returns the rows updated in each, int64 `[n]`.
 
         Args:
-          requests: list of PushRequest, of gradients that `merge` returned.
+          gradients: list of TableGradient, of float32, that `merge` returned;
+            not empty.
+          hyperparameters: Hyperparameters of the tables' rules.
+          step: int64 scalar, counting from 1.
+          time: int64 scalar, in seconds since 1970, or 0 if the rows of no
+            table record it.
         """
-        updated = []
-        for gradient, hyperparameters, step, time in requests:
+        updates = []
+        for gradient in gradients:
             rows = gradient.table.rows
             gradient, split_sizes = _by_shard(gradient, rows.num_shards)
-            updated.append(
-                rows.push(
+            updates.append(
+                steps.RowsUpdate(
+                    rows,
                     gradient.signs,
                     split_sizes,
                     gradient.values,
-                    hyperparameters,
-                    step,
-                    time,
                     gradient.statistics,
                 )
             )
-        return updated
+        return steps.push(updates, hyperparameters, step, time)
 
     def sum(self, tensor):
         """The sum of a float tensor over the processes that push."""

@@ -176,68 +176,6 @@ class TableRows(SavedResource):
         """The index, among all shards, of the first in `shards`, an int."""
         return self.regime.rank
 
-    def pull(self, signs, split_sizes, insert, dim, statistics=0):
-        """Reads the rows of signs from all shards in parallel.
-
-        Args:
-          signs: int64 `[n]`, ordered by shard.
-          split_sizes: int64 `[num_shards]`, the number of signs of each shard.
-          insert: bool or bool scalar tensor, whether absent signs are inserted.
-          dim: int, the table's dim.
-          statistics: int, how many statistics follow the weights: 0, or how
-            many the table has.
-
-        Returns:
-          float32 `[n, dim + statistics]`.
-        """
-        parts = self._split(signs, split_sizes)
-        return _concat(
-            [
-                shard.pull(part, insert, dim, statistics)
-                for shard, part in zip(self.shards, parts)
-            ]
-        )
-
-    def push(
-        self,
-        signs,
-        split_sizes,
-        gradients,
-        hyperparameters,
-        step,
-        time=0,
-        statistics=None,
-    ):
-        """Updates rows in all shards in parallel.
-
-        Args:
-          signs: int64 `[n]`, distinct, ordered by shard.
-          split_sizes: int64 `[num_shards]`, the number of signs of each shard.
-          gradients: float32 `[n, dim]`.
-          hyperparameters: float64 `[h]`, those of the table's rule.
-          step: int64 scalar, counting from 1.
-          time: int64 scalar, in seconds since 1970; 0 if rows do not record it.
-          statistics: float32 `[n, s]`, as of `TableGradient`, or None.
-
-        Returns:
-          int64 scalar, the number of rows updated.
-        """
-        statistics = (
-            [None] * len(self.shards)
-            if statistics is None
-            else self._split(statistics, split_sizes)
-        )
-        updated = [
-            shard.push(s, g, hyperparameters, step, time, c)
-            for shard, s, g, c in zip(
-                self.shards,
-                self._split(signs, split_sizes),
-                self._split(gradients, split_sizes),
-                statistics,
-            )
-        ]
-        return _add(updated)
-
     def _split(self, value, split_sizes):
         if self.num_shards == 1:
             return [value]

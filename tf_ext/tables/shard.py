@@ -37,61 +37,6 @@ class TableShard:
         """The device that holds the rows, for `tf.device`."""
         return self.resource_handle.device
 
-    def pull(self, signs, insert, dim, statistics=0):
-        """Reads the weights of signs, and their statistics.
-
-        Args:
-          signs: int64 `[n]`.
-          insert: bool or bool scalar tensor, whether absent signs are inserted.
-          dim: int, the table's dim.
-          statistics: int, how many statistics follow the weights: 0, or how
-            many the table has.
-
-        Returns:
-          float32 `[n, dim + statistics]`, on the shard's device.
-        """
-        with tf.device(self.device):
-            return ops.sparse_table_pull(
-                self.resource_handle,
-                signs,
-                training=insert,
-                dim=dim,
-                statistics=statistics,
-            )
-
-    def push(
-        self,
-        signs,
-        gradients,
-        hyperparameters,
-        step,
-        time=0,
-        statistics=None,
-    ):
-        """Updates rows.
-
-        Args:
-          signs: int64 `[n]`, distinct.
-          gradients: float32 `[n, dim]`.
-          hyperparameters: float64 `[h]`, those of the table's rule.
-          step: int64 scalar, counting from 1.
-          time: int64 scalar, in seconds since 1970; 0 if rows do not record it.
-          statistics: float32 `[n, s]`, as of `TableGradient`, or None.
-
-        Returns:
-          int64 scalar, the number of rows updated.
-        """
-        with tf.device(self.device):
-            return ops.sparse_table_push(
-                self.resource_handle,
-                signs,
-                gradients,
-                hyperparameters=hyperparameters,
-                step=step,
-                time=time,
-                statistics=statistics,
-            )
-
     def export(self, cursor=0, limit=-1, names=None, as_float32=False):
         """Copies out rows, starting at `cursor`.
 

@@ -20,8 +20,8 @@ from tf_ext._compat.scalars import scalar
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops._signs import to_signs
 from tf_ext.regimes import (
+    Hyperparameters,
     PullRequest,
-    PushRequest,
     check_finite,
     counted_signs,
     plan_pull,
@@ -414,8 +414,12 @@ class SparseTable(
             time = self.push_time()
         elif not tf.is_tensor(time):
             time = scalar(time, tf.int64)
-        request = PushRequest(summed, hyperparameters, step, time)
-        [updated] = regime.push([request])
+        count = len(self.optimizer.hyperparameter_values())
+        [updated] = tf.unstack(
+            regime.push(
+                [summed], Hyperparameters(hyperparameters, [count]), step, time
+            )
+        )
         return int(updated) if hasattr(updated, "numpy") else updated
 
     def size(self) -> int:

@@ -140,36 +140,45 @@ Status Table::CheckStatistics(const int64_t* signs, int64_t n,
   return Status::Ok();
 }
 
-Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
-                   const double* hyperparameters, int64_t hyperparameter_count,
-                   int64_t step, const ParallelFor& parallel_for,
-                   int64_t* updated, int64_t time, const float* statistics,
-                   int64_t statistics_width) {
-  *updated = 0;
-  Status status = CheckCount(n);
+Status Table::CheckPush(const PushBatch& batch,
+                        const ParallelFor& parallel_for) const {
+  Status status = CheckCount(batch.n);
   if (!status.ok()) return status;
-  status = CheckStatistics(signs, n, statistics, statistics_width);
+  status = CheckStatistics(batch.signs, batch.n, batch.statistics,
+                           batch.statistics_width);
   if (!status.ok()) return status;
-  status = rule_.Check(hyperparameters, hyperparameter_count, step);
-  if (!status.ok()) return status;
-  const int64_t values = n * config_.dim;
-  const int64_t bad = FirstNonFinite(gradients, values, parallel_for);
-  if (bad < values) {
-    const int64_t i = bad / config_.dim;
-    return Status::InvalidArgument(
-        "gradients[" + std::to_string(i) + ", " +
-        std::to_string(bad % config_.dim) + "] of sign " +
-        std::to_string(signs[i]) + " is " + std::to_string(gradients[bad]) +
-        "; gradients must be finite. Table \"" + config_.name +
-        "\" was not changed. Look for NaN and "
-        "infinity in labels, sample weights and "
-        "features, lower the learning rate, clip "
-        "gradients, or leave such steps out with "
-        "on_nonfinite=\"skip\" of "
-        "tf_ext.optimizers.Optimizer.");
+  status = rule_.Check(batch.hyperparameters, batch.hyperparameter_count,
+                       batch.step);
+  if (!status.ok()) {
+    return Status::InvalidArgument(status.message() + " (table \"" +
+                                   config_.name + "\")");
   }
+  const int64_t values = batch.n * config_.dim;
+  const int64_t bad = FirstNonFinite(batch.gradients, values, parallel_for);
+  if (bad == values) return status;
+  const int64_t i = bad / config_.dim;
+  return Status::InvalidArgument("gradients[" + std::to_string(i) + ", " +
+                                 std::to_string(bad % config_.dim) +
+                                 "] of sign " + std::to_string(batch.signs[i]) +
+                                 " is " + std::to_string(batch.gradients[bad]) +
+                                 "; gradients must be finite. Table \"" +
+                                 config_.name +
+                                 "\" was not changed. Look for NaN and "
+                                 "infinity in labels, sample weights and "
+                                 "features, lower the learning rate, clip "
+                                 "gradients, or leave such steps out with "
+                                 "on_nonfinite=\"skip\" of "
+                                 "tf_ext.optimizers.Optimizer.");
+}
+
+Status Table::PushChecked(const PushBatch& batch,
+                          const ParallelFor& parallel_for, int64_t* updated) {
+  *updated = 0;
+  const float* const statistics = batch.statistics;
+  const int64_t n = batch.n, step = batch.step;
   const LastSeen unit = config_.last_seen;
-  const int32_t now = ToRowTime(unit, unit == LastSeen::kSecond ? time : step);
+  const int32_t now =
+      ToRowTime(unit, unit == LastSeen::kSecond ? batch.time : step);
   // Before any row gets this time, so that an eviction that encounters the row
   // does not take its time for a wrong one.
   last_push_ = now;
@@ -179,21 +188,23 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
   const PushAdmission admission(
       config_.admission, config_.seed, step,
       AdvancePeriod(AdmissionPeriod(config_.admission, step)), statistics,
-      statistics_width);
+      batch.statistics_width);
   const PushAdmission* const admits =
       config_.has_admission() ? &admission : nullptr;
   std::atomic<int64_t> total{0};
+  Status status;
   try {
     const UpdateRule::Push push =
-        rule_.Prepare(hyperparameters, hyperparameter_count, step);
+        rule_.Prepare(batch.hyperparameters, batch.hyperparameter_count, step);
     const auto push_stripe = [&](int s, BatchItem* items, int64_t count) {
-      total += stripes_[s]->Push(items, count, push, gradients, record, admits);
+      total += stripes_[s]->Push(items, count, push, batch.gradients, record,
+                                 admits);
     };
     status = packed ? ForEachStripe(
-                          std::vector<CountedPart>{
-                              {signs, n, statistics, statistics_.width(), 0}},
+                          std::vector<CountedPart>{{batch.signs, n, statistics,
+                                                    statistics_.width(), 0}},
                           parallel_for, push_stripe)
-                    : ForEachStripe(signs, n, parallel_for, push_stripe);
+                    : ForEachStripe(batch.signs, n, parallel_for, push_stripe);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }
@@ -201,6 +212,19 @@ Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
   updated_ += total;
   if (status.ok()) *updated = total;
   return status;
+}
+
+Status Table::Push(const int64_t* signs, const float* gradients, int64_t n,
+                   const double* hyperparameters, int64_t hyperparameter_count,
+                   int64_t step, const ParallelFor& parallel_for,
+                   int64_t* updated, int64_t time, const float* statistics,
+                   int64_t statistics_width) {
+  *updated = 0;
+  const PushBatch batch = {
+      signs, gradients, n,          hyperparameters, hyperparameter_count,
+      step,  time,      statistics, statistics_width};
+  const Status status = CheckPush(batch, parallel_for);
+  return status.ok() ? PushChecked(batch, parallel_for, updated) : status;
 }
 
 int64_t Table::AdvancePeriod(int64_t period) {

@@ -156,15 +156,32 @@ class Table {
   Status Pull(const std::vector<PullPart>& parts, bool insert,
               const ParallelFor& parallel_for, bool with_statistics = false);
 
-  // gradients: [n, dim]. Absent signs are inserted first if they are admitted;
-  // the gradients of others are dropped. `*updated`: the number of updates. If
-  // a gradient is not finite or a hyperparameter is out of range, the whole
-  // batch is refused and the table is unchanged. A sign that occurs twice is
-  // updated twice, in order. `time`: in seconds since 1970, for tables whose
-  // last_seen is in seconds. `statistics`: [n, statistics_width], what is
-  // counted for admission and added to show and click of the signs, finite and
-  // at least 0; nullptr: each counts as one occurrence, with a click of 0.
-  // Ignored if the config's statistics_width() is 0.
+  // Absent signs are inserted first if they are admitted; the gradients of
+  // others are dropped. A sign that occurs twice is updated twice, in order.
+  struct PushBatch {
+    const int64_t* signs;
+    const float* gradients;  // [n, dim]
+    int64_t n;
+    const double* hyperparameters;
+    int64_t hyperparameter_count;
+    int64_t step;
+    // In seconds since 1970, for tables whose last_seen is in seconds.
+    int64_t time = 0;
+    // [n, statistics_width], what is counted for admission and added to show
+    // and click of the signs, finite and at least 0; nullptr: each counts as
+    // one occurrence, with a click of 0. Ignored if the config's
+    // statistics_width() is 0.
+    const float* statistics = nullptr;
+    int64_t statistics_width = 0;
+  };
+  // Fails if a gradient is not finite, or a hyperparameter or statistic is out
+  // of its range: the whole batch is refused.
+  Status CheckPush(const PushBatch& batch,
+                   const ParallelFor& parallel_for) const;
+  // For a batch that CheckPush accepted. `*updated`: the number of updates.
+  Status PushChecked(const PushBatch& batch, const ParallelFor& parallel_for,
+                     int64_t* updated);
+  // Both; the table is unchanged if the batch is refused.
   Status Push(const int64_t* signs, const float* gradients, int64_t n,
               const double* hyperparameters, int64_t hyperparameter_count,
               int64_t step, const ParallelFor& parallel_for, int64_t* updated,

@@ -150,6 +150,26 @@ class SparseOptimizer:
           factor: float64 scalar tensor, the factor by which that has changed;
             used if the rule's own learning rate is a float.
         """
+        rate, is_scaled = self.base_learning_rate(
+            iterations, model_learning_rate
+        )
+        return rate * tf.cast(factor, tf.float64) if is_scaled else rate
+
+    def base_learning_rate(
+        self,
+        iterations: tf.Tensor,
+        model_learning_rate: float | tf.Tensor | None,
+    ) -> tuple[tf.Tensor, bool]:
+        """The learning rate of a step, before the factor.
+
+        Args:
+          iterations: as of `current_learning_rate`, like the following.
+          model_learning_rate: scalar tensor.
+
+        Returns:
+          `(rate, is_scaled)`: float64 scalar tensor, and whether the factor
+          applies to it.
+        """
         if self._learning_rate is None:
             rate = model_learning_rate
         elif isinstance(self._learning_rate, _SCHEDULE):
@@ -162,8 +182,8 @@ class SparseOptimizer:
                     self._variable = tf.Variable(
                         self._learning_rate, trainable=False, dtype=tf.float64
                     )
-            rate = self._variable * factor
-        return tf.cast(tf.convert_to_tensor(rate), tf.float64)
+            return tf.convert_to_tensor(self._variable), True
+        return tf.cast(tf.convert_to_tensor(rate), tf.float64), False
 
     @classmethod
     def by_name(cls, dim: int) -> typing.Self:
@@ -214,17 +234,23 @@ class SparseOptimizer:
         Args:
           learning_rate: float64 scalar tensor.
         """
+        pieces = [
+            tf.reshape(learning_rate, [1])
+            if value is None
+            else tf.constant([value], tf.float64)
+            for value in self.hyperparameter_values()
+        ]
+        return tf.concat(pieces, 0)
+
+    def hyperparameter_values(self) -> list[float | None]:
+        """The hyperparameters; None for the learning rate."""
         spec = _spec(self._rule_in_force())
         names = [entry["name"] for entry in spec["hyperparameters"]]
-        at = names.index("learning_rate")
         # A weight decay of None is sent as 0.
-        values = [float(self._value(n) or 0) for n in names if n != names[at]]
-        pieces = [tf.reshape(learning_rate, [1])]
-        if values[:at]:
-            pieces.insert(0, tf.constant(values[:at], tf.float64))
-        if values[at:]:
-            pieces.append(tf.constant(values[at:], tf.float64))
-        return tf.concat(pieces, 0)
+        return [
+            None if name == "learning_rate" else float(self._value(name) or 0)
+            for name in names
+        ]
 
     def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments."""

@@ -1,0 +1,201 @@
+"""What a step does with its tables: one op on each device, for all of them."""
+
+import collections
+import typing
+
+import tensorflow as tf
+
+from tf_ext.ops import _step_ops
+
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.rows import TableRows
+
+
+class RowsWanted(typing.NamedTuple):
+    """What is read of a table.
+
+    Attributes:
+      rows: TableRows.
+      signs: int64 `[n]`, ordered by shard.
+      split_sizes: int64 `[num_shards]`, the number of signs of each shard; not
+        used if this process accesses one shard only.
+      insert: bool or bool scalar tensor, whether absent signs are inserted.
+      dim: int, the table's dim.
+      statistics: int, how many statistics follow the weights: 0, or how many
+        the table has.
+    """
+
+    rows: "TableRows"
+    signs: tf.Tensor
+    split_sizes: tf.Tensor | None
+    insert: bool | tf.Tensor
+    dim: int
+    statistics: int = 0
+
+
+class RowsUpdate(typing.NamedTuple):
+    """What a table is updated with.
+
+    Attributes:
+      rows: TableRows.
+      signs: int64 `[n]`, distinct, ordered by shard.
+      split_sizes: as of RowsWanted.
+      gradients: float32 `[n, dim]`.
+      statistics: float32 `[n, s]`, as of `TableGradient`, or None.
+    """
+
+    rows: "TableRows"
+    signs: tf.Tensor
+    split_sizes: tf.Tensor | None
+    gradients: tf.Tensor
+    statistics: tf.Tensor | None = None
+
+
+class Hyperparameters(typing.NamedTuple):
+    """Those of the rules of several tables, one after the other.
+
+    Attributes:
+      values: float64 `[sum(counts)]`.
+      counts: list of int, how many each table has.
+    """
+
+    values: tf.Tensor
+    counts: list[int]
+
+    def select(self, places: list[int]) -> "Hyperparameters":
+        """Those of some of the tables."""
+        if places == list(range(len(self.counts))):
+            return self
+        parts = tf.split(self.values, self.counts)
+        return Hyperparameters(
+            tf.concat([parts[place] for place in places], 0),
+            [self.counts[place] for place in places],
+        )
+
+
+def pull(wanted: list[RowsWanted]) -> list[tf.Tensor]:
+    """Reads rows from all shards of several tables.
+
+    Args:
+      wanted: list of RowsWanted.
+
+    Returns:
+      List of float32 `[n, dim + statistics]`.
+    """
+    split = _Splits()
+    signs = [split(each.rows, each.signs, each.split_sizes) for each in wanted]
+    rows: list[list[typing.Any]] = [[None] * len(parts) for parts in signs]
+    for device, places in _by_device(each.rows for each in wanted).items():
+        its = [wanted[i] for i, _ in places]
+        flags = _flags([each.insert for each in its])
+        with tf.device(device):
+            pulled = _step_ops.sparse_tables_pull(
+                _handles(wanted, places),
+                [signs[i][shard] for i, shard in places],
+                flags,
+                [each.dim for each in its],
+                [each.statistics for each in its],
+            )
+        for (i, shard), part in zip(places, pulled):
+            rows[i][shard] = part
+    return [
+        parts[0] if len(parts) == 1 else tf.concat(parts, 0) for parts in rows
+    ]
+
+
+def push(
+    updates: list[RowsUpdate],
+    hyperparameters: Hyperparameters,
+    step: tf.Tensor,
+    time: int | tf.Tensor = 0,
+) -> tf.Tensor:
+    """Updates rows in all shards of several tables.
+
+    Args:
+      updates: list of RowsUpdate, not empty.
+      hyperparameters: Hyperparameters of their rules.
+      step: int64 scalar, counting from 1.
+      time: int64 scalar, in seconds since 1970; 0 if no rows record it.
+
+    Returns:
+      int64 `[len(updates)]`, the number of rows updated in each table.
+    """
+    split = _Splits()
+    parts = [
+        [
+            [None] * len(one.rows.shards)
+            if value is None
+            else split(one.rows, value, one.split_sizes)
+            for value in (one.signs, one.gradients, one.statistics)
+        ]
+        for one in updates
+    ]
+    totals = []
+    for device, places in _by_device(each.rows for each in updates).items():
+        its = hyperparameters.select([i for i, _ in places])
+        signs, gradients, statistics = (
+            [parts[i][value][shard] for i, shard in places]
+            for value in range(3)
+        )
+        with tf.device(device):
+            updated = _step_ops.sparse_tables_push(
+                _handles(updates, places),
+                signs,
+                gradients,
+                statistics,
+                its.values,
+                its.counts,
+                step,
+                time,
+            )
+        totals.append(_spread(updated, [i for i, _ in places], len(updates)))
+    return totals[0] if len(totals) == 1 else tf.add_n(totals)
+
+
+class _Splits:
+    """Divides tensors among shards: those that tables share once."""
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[int, int], list[tf.Tensor]] = {}
+
+    def __call__(
+        self, rows: "TableRows", value: tf.Tensor, sizes: tf.Tensor | None
+    ) -> list[tf.Tensor]:
+        count = len(rows.shards)
+        if count == 1:
+            return [value]
+        key = id(value), id(sizes)
+        if key not in self._parts:
+            self._parts[key] = tf.split(value, sizes, num=count)
+        return self._parts[key]
+
+
+def _by_device(
+    tables: typing.Iterable["TableRows"],
+) -> dict[str, list[tuple[int, int]]]:
+    """The places of shards on each device: `(table, shard)`."""
+    places = collections.defaultdict(list)
+    for i, rows in enumerate(tables):
+        for index, shard in enumerate(rows.shards):
+            places[shard.device].append((i, index))
+    return places
+
+
+def _handles(
+    of_tables: list[typing.Any], places: list[tuple[int, int]]
+) -> list[tf.Tensor]:
+    return [of_tables[i].rows.shards[j].resource_handle for i, j in places]
+
+
+def _flags(values: list[bool | tf.Tensor]) -> list[bool] | tf.Tensor:
+    """Bool `[n]`; not yet a tensor if it can be made where it is needed."""
+    if any(tf.is_tensor(value) for value in values):
+        return tf.stack([tf.cast(value, tf.bool) for value in values])
+    return [bool(value) for value in values]
+
+
+def _spread(values: tf.Tensor, places: list[int], size: int) -> tf.Tensor:
+    """Puts values in their places of a vector, zeros elsewhere."""
+    if places == list(range(size)):
+        return values
+    return tf.scatter_nd(tf.constant(places)[:, tf.newaxis], values, [size])
