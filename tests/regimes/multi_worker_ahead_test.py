@@ -44,6 +44,20 @@ class AheadTest(parameterized.TestCase, tf.test.TestCase):
             self.assertEqual(result["computed_ids"], {(1, 1)})
             self.assertEqual(result["frozen_rows"], {(1, 1)})
 
+    def test_signs_fit_what_was_needed(self):
+        results = _CASES[cases.widths_of_signs]
+        self.assertEqual(results[0], results[1])
+        # 40 ids of two workers, and a header.
+        [width] = {
+            width for key, width in results[0].items() if key[1:] == (4,)
+        }
+        self.assertBetween(width, 20, 60)
+
+    def test_errors_wait_for_collectives(self):
+        for errors, early in _CASES[cases.errors_before_collectives]:
+            self.assertGreater(errors, 0)
+            self.assertEqual(early, 0)
+
     def test_error_is_that_of_its_step(self):
         results = _CASES[cases.error_of_a_batch]
         for result in results:

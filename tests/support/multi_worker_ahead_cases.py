@@ -1,5 +1,6 @@
 """Steps of synchronous workers whose ids are sent a step ahead."""
 
+import graphlib
 from unittest import mock
 
 import numpy as np
@@ -10,6 +11,7 @@ from multi_worker_step_cases import DIM, optimizer, sum_table
 
 import tf_ext
 from tf_ext._keras import keras
+from tf_ext.distribute.collectives import collectives_of
 from tf_ext.regimes import SignExchange
 
 _BATCH, _STEPS = 64, 5
@@ -118,7 +120,7 @@ def several_layers(worker):
                 ("twice", [user]),
             )
         )
-        other = {"user": ids["user"] + 7}
+        other = {"user": ids["items"]}
         return _model(ids, one(ids), two(ids), twice(ids), twice(other))
 
     return _fit(worker, make)
@@ -220,6 +222,54 @@ def exchanges_of_signs(worker):
     return found
 
 
+def widths_of_signs(worker):
+    """What the next exchanges of signs expect, after some batches."""
+    several_epochs(worker)
+    workers = collectives_of(worker.strategy)
+    return {
+        key: int(workers.remembered(key, 0).value)
+        for key in list(workers._remembered)
+    }
+
+
+def errors_before_collectives(worker):
+    """Of a step's errors after gradients: those that may leave one under way.
+
+    Returns:
+      `(errors, such errors)`, numbers of operations.
+    """
+    graphs = []
+
+    def noting(self, rows):
+        graphs.append(tf.compat.v1.get_default_graph())
+        return take_words(self, rows)
+
+    take_words = SignExchange.take_words
+    with mock.patch.object(SignExchange, "take_words", noting):
+        several_epochs(worker)
+    before = {
+        op: {t.op for t in op.inputs} | set(op.control_inputs)
+        for op in graphs[-1].get_operations()
+    }
+    all_before = {}
+    for op in graphlib.TopologicalSorter(before).static_order():
+        all_before[op] = before[op].union(*(all_before[o] for o in before[op]))
+    agreed = [op for op in before if op.type.endswith("ExchangeAgree")]
+    branches = [
+        op
+        for op in before
+        if op.type in ("If", "StatelessIf") and all_before[op] & set(agreed)
+    ]
+    assert len(branches) == 1, branches
+    errors = [
+        op
+        for op in before
+        if op.type.endswith("RaiseError") and all_before[op] & set(agreed)
+    ]
+    early = [op for op in errors if branches[0] not in all_before[op]]
+    return len(errors), len(early)
+
+
 class _Count(keras.callbacks.Callback):
     steps = 0
 
@@ -273,4 +323,10 @@ def error_of_a_batch(worker):
     }
 
 
-CASES = [*AS_ALONE, "exchanges_of_signs", "error_of_a_batch"]
+CASES = [
+    *AS_ALONE,
+    "exchanges_of_signs",
+    "widths_of_signs",
+    "errors_before_collectives",
+    "error_of_a_batch",
+]

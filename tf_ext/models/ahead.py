@@ -46,7 +46,9 @@ class AheadOfStep:
         self._spec = element_spec
         # Keras makes of a batch what each layer gets.
         self._readers = {
-            layer: keras.Model(model.input, inputs)
+            layer: keras.Model(
+                model.input, inputs, name=f"inputs_of_{layer.name}"
+            )
             for layer, inputs in _layers_of_inputs(model)
         }
 
