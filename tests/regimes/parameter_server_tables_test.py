@@ -230,7 +230,9 @@ class PlacementTest(_Test):
         graph = step.get_concrete_function().graph
         ours = [op for op in graph.get_operations() if "TfExt" in op.type]
         for op in ours:
-            on_server = op.type.endswith(("SparseTablesPull", "SparseTablesPush"))
+            on_server = op.type.endswith(
+                ("SparseTablesPull", "SparseTablesPush")
+            )
             self.assertEqual("job:ps" in op.device, on_server, op)
         for suffix in ("Pull", "Push"):
             devices = [op.device for op in ours if op.type.endswith(suffix)]
