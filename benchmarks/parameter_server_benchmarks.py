@@ -12,7 +12,7 @@ from harness import Case, add_ratios, measure, report
 import tf_ext
 from tf_ext import ops
 from tf_ext.optimizers import hyperparameters
-from tf_ext.regimes import steps
+from tf_ext.regimes import steps as table_steps
 
 _SEED = 1
 _SIGNS = (10_000, 100_000, 1_000_000)
@@ -217,19 +217,19 @@ class _Traffic:
         return tf.function(lambda iterator: function(*next(iterator)))
 
     def _pull(self, signs, indices, gradients):
-        wanted = steps.RowsWanted(
+        wanted = table_steps.RowsWanted(
             self._table.rows, signs, self._sizes, True, self.dim
         )
-        [rows] = steps.pull([wanted])
+        [rows] = table_steps.pull([wanted])
         return rows[-1, 0]
 
     def _push(self, signs, indices, gradients):
         rule = self._table.optimizer
         rates = tf.constant([0.01], tf.float64)
         [updated] = tf.unstack(
-            steps.push(
+            table_steps.push(
                 [
-                    steps.RowsUpdate(
+                    table_steps.RowsUpdate(
                         self._table.rows, signs, self._sizes, gradients
                     )
                 ],

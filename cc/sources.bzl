@@ -75,6 +75,8 @@ OPS_SOURCES = [
     "cc/ops/bundle_pass.cc",
     "cc/ops/counter_kernels.cc",
     "cc/ops/counter_ops.cc",
+    "cc/ops/cut_bags_kernels.cc",
+    "cc/ops/cut_bags_ops.cc",
     "cc/ops/evict_kernels.cc",
     "cc/ops/evict_ops.cc",
     "cc/ops/exchange_kernels.cc",

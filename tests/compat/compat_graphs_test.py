@@ -48,11 +48,11 @@ class GraphsTest(absltest.TestCase):
         step(tf.constant(1))
         self.assertFalse(graphs.is_identity(tf.constant(1), "compat"))
 
-    def test_the_op_behind_identities_is_found(self):
+    def test_the_tensor_behind_identities_is_found(self):
         @tf.function
         def step(x):
             found = graphs.source_of(tf.identity(tf.identity(x + 1)))
-            self.assertEqual(found.type, "AddV2")
+            self.assertEqual(found.op.type, "AddV2")
             self.assertIs(graphs.source_of(x), x)
             return x
 

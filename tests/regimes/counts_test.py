@@ -399,7 +399,7 @@ class GraphTest(tf.test.TestCase):
 
     def test_a_table_without_has_no_op_of_them(self):
         types, graph = self._types(0)
-        for name in ("Bitcast", "Pack", "TfExt>SumSegments"):
+        for name in ("Bitcast", "TfExt>SumSegments"):
             self.assertNotIn(name, types)
         [unique] = [
             o for o in graph.get_operations() if "UniqueByShard" in o.type

@@ -8,6 +8,7 @@ from absl.testing import parameterized
 
 import tf_ext
 from tf_ext.ops import _wire
+from tf_ext.regimes import Hyperparameters, TableGradient
 from tf_ext.regimes.exchange import AllToAll
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
@@ -54,6 +55,37 @@ class SumsThatOverflowTest(parameterized.TestCase, tf.test.TestCase):
                     tf.fill(merged.values.shape, 0.99 * _FLOAT_MAX),
                     rtol=1e-6,
                 )
+
+
+class PushTest(tf.test.TestCase):
+    def test_all_tables_are_updated_by_one_op(self):
+        tables = [
+            tf_ext.SparseTable(f"pushed{i}", dim=i + 1, optimizer="sgd")
+            for i in range(16)
+        ]
+
+        @tf.function
+        def push():
+            gradients = [
+                TableGradient(
+                    table,
+                    tf.constant([1, 2], tf.int64),
+                    tf.ones([2, table.dim]),
+                )
+                for table in tables
+            ]
+            return AllToAll(_EqualWorkers(1)).push(
+                gradients,
+                Hyperparameters(
+                    tf.constant([0.5, 0.0] * 16, tf.float64), [2] * 16
+                ),
+                tf.constant(1, tf.int64),
+            )
+
+        graph = push.get_concrete_function().graph
+        kinds = [o.type for o in graph.get_operations() if "Push" in o.type]
+        self.assertEqual(kinds, ["TfExt>SparseTablesPush"])
+        self.assertAllEqual(push(), [2] * 16)
 
 
 if __name__ == "__main__":

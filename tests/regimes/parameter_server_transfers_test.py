@@ -77,6 +77,14 @@ def _messages(graphs):
     }
 
 
+def _number_of(graphs, op):
+    """How many nodes of a type each task has, of `_graphs`."""
+    return {
+        task: sum(node.op == op for node in graph.node)
+        for task, graph in graphs.items()
+    }
+
+
 def _messages_between(graphs, op):
     """The most messages on a way that has the most nodes of a type.
 
@@ -168,9 +176,16 @@ class StepsTest(tf.test.TestCase):
         counts = []
         # Variables are on the servers in turn, and which of them an optimizer
         # needs first depends on their number: so tasks may change places.
-        for tables in (2, 6):
-            messages = _messages(self._graphs_of_steps(tables))
+        for tables in (1, 6):
+            graphs = self._graphs_of_steps(tables)
+            messages = _messages(graphs)
             self.assertCountEqual(messages, ["worker0", "ps0", "ps1"])
+            # Two layers pull, and all of their tables are pushed together.
+            for op, count in (("Pull", 2), ("Push", 1)):
+                self.assertEqual(
+                    _number_of(graphs, f"TfExt>SparseTables{op}"),
+                    {"worker0": 0, "ps0": count, "ps1": count},
+                )
             counts.append(sorted(map(len, messages.values())))
         self.assertEqual(counts[0], counts[1])
         # One by one, they would be more than 50.

@@ -1,5 +1,7 @@
 """Which regime there is, and the plan that goes from a pull to its push."""
 
+import collections
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
@@ -98,6 +100,36 @@ class PlanTest(tf.test.TestCase):
         uniques = [o for o in graph.get_operations() if "Unique" in o.type]
         self.assertLen(uniques, 1)
         self.assertIs(merged[0].plan.signs.op, uniques[0])
+
+    def test_sixteen_tables_take_one_op_of_each_kind(self):
+        tables = [tf_ext.SparseTable(f"many{i}", dim=i + 1) for i in range(16)]
+        layer = tf_ext.layers.EmbeddingFeatures(
+            {table: [id_column(f"c{i}")] for i, table in enumerate(tables)}
+        )
+        optimizer = tf_ext.optimizers.Optimizer("sgd")
+        optimizer.build(layer.trainable_variables)
+
+        @tf.function
+        def step(features):
+            with tf.GradientTape() as tape:
+                outputs = layer(features, training=True)
+                loss = tf.add_n([tf.reduce_sum(o) for o in outputs.values()])
+            variables = layer.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables))
+
+        features = {
+            f"c{i}": tf.constant([[i], [i + 1]], tf.int64) for i in range(16)
+        }
+        graph = step.get_concrete_function(features).graph
+        kinds = collections.Counter(o.type for o in graph.get_operations())
+        for name in (
+            *("HashCategory", "CutBags", "UniqueByShardEach"),
+            *("SparseTablesPull", "SparseTablesPush"),
+        ):
+            self.assertEqual(kinds[f"TfExt>{name}"], 1, name)
+        step(features)
+        self.assertEqual([table.size() for table in tables], [2] * 16)
 
     def test_eager_gradients_are_put_in_order_once(self):
         table = tf_ext.SparseTable("eager", dim=1, optimizer="sgd")

@@ -11,8 +11,59 @@ from tf_ext.ops._signs import to_signs
 from tf_ext.ops._stock import bags as stock_bags
 from tf_ext.ops._stock.scope import stock_lookup
 
-for _op in ("UniqueByShardEach", "SparseTablesPull", "SparseTablesPush"):
+for _op in (
+    "CutBags",
+    "UniqueByShardEach",
+    "SparseTablesPull",
+    "SparseTablesPush",
+):
     tf.no_gradient(f"TfExt>{_op}")
+
+
+def cut_bags(signs, row_splits, weights, columns, runs, weighted, name=None):
+    """Copies the bags of ranges of columns. No gradient flows.
+
+    Args:
+      signs: int64 `[n]`, of all bags, by column and then by example.
+      row_splits: int64 `[columns * batch_size + 1]`, where each bag begins, and
+        the end of the last one: never decreases, from 0 to n.
+      weights: float32 `[n]`, or `[0]` if no range is weighted.
+      columns: int, the number of columns.
+      runs: list of `(begin, end)`, ints, the columns of each range.
+      weighted: list of bool, whether the weights of each range are wanted.
+      name: optional name of the operation.
+
+    Returns:
+      A named tuple of lists, of one tensor for each range: `part_signs` int64
+      `[n_i]`; `part_row_splits` int64 `[(end - begin) * batch_size + 1]`,
+      starting with 0; `part_weights` float32 `[n_i]`, or `[0]`.
+
+    Raises:
+      tf.errors.InvalidArgumentError: an argument has another shape, or a range
+        ends outside of the columns or signs.
+
+    Example:
+      >>> from tf_ext.ops import _step_ops
+      >>> parts = _step_ops.cut_bags(
+      ...     [7, 8, 9], [0, 1, 3], [], columns=2, runs=[(0, 1), (1, 2)],
+      ...     weighted=[False, False])
+      >>> [x.numpy().tolist() for x in parts.part_signs]
+      [[7], [8, 9]]
+      >>> [x.numpy().tolist() for x in parts.part_row_splits]
+      [[0, 1], [0, 2]]
+    """
+    begins, ends = zip(*runs)
+    return library().tf_ext_cut_bags(
+        to_signs(signs, "cut_bags"),
+        tf.convert_to_tensor(row_splits, tf.int64),
+        tf.convert_to_tensor(weights, tf.float32),
+        N=len(runs),
+        columns=columns,
+        begins=list(begins),
+        ends=list(ends),
+        weighted=list(weighted),
+        name=name,
+    )
 
 
 def unique_by_shard_each(signs, num_shards=1, name=None):

@@ -188,7 +188,7 @@ def _handles(
 
 
 def _flags(values: list[bool | tf.Tensor]) -> list[bool] | tf.Tensor:
-    """Bool `[n]`; not yet a tensor if it can be made where it is needed."""
+    """Flags `[n]`; no tensor yet if it can be made where it is needed."""
     if any(tf.is_tensor(value) for value in values):
         return tf.stack([tf.cast(value, tf.bool) for value in values])
     return [bool(value) for value in values]
