@@ -10,6 +10,8 @@
 #include "cc/core/bags/combine.h"
 #include "cc/core/bags/unique.h"
 #include "cc/core/support/checked_math.h"
+#include "cc/core/support/parallel.h"
+#include "cc/core/support/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"

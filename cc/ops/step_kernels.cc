@@ -5,11 +5,12 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table_access.h"
 #include "cc/ops/table_resource.h"

@@ -34,6 +34,8 @@ class StepTest(tf.test.TestCase):
             # wrong is asked for only if one has found something. Dense
             # gradients are few enough to be sent with those of tables.
             self.assertNotIn("CollectiveReduceV2", found)
+            self.assertLen(found["TfExt>SparseTablesPush"], 1)
+            self.assertNotIn("TfExt>SparseTablePush", found)
             places = found["CollectiveGatherV2"]
             self.assertLen(places, 2)
             self.assertLen([p for p in places if "/cond/" in p], 1)

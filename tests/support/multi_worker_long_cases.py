@@ -51,7 +51,10 @@ def _train_function(worker, model):
 
 
 def collectives_in_graph(worker):
-    """The collectives of a step's graph, operation type -> names."""
+    """What a step's graph has, operation type -> names.
+
+    Of collectives, and of the ops on tables.
+    """
     with worker.strategy.scope():
         model = _wide_deep()
     graph = _train_function(worker, model).get_concrete_function().graph
@@ -62,7 +65,7 @@ def collectives_in_graph(worker):
     ]
     found = {}
     for node in operations:
-        if node.op.startswith("Collective"):
+        if node.op.startswith(("Collective", "TfExt>SparseTable")):
             found.setdefault(node.op, []).append(node.name)
     return found
 

@@ -10,20 +10,20 @@ import collections
 
 import tensorflow as tf
 
-from tf_ext import ops
 from tf_ext.ops import _wire
 from tf_ext.regimes import piggyback, steps
 from tf_ext.regimes.gradients import TableGradient, from_slices
+from tf_ext.regimes.plan import plan_pulls
 from tf_ext.regimes.sign_exchange import SignExchange
 
 _Sum = collections.namedtuple(
-    "_Sum", ["table", "dim", "unique", "values", "ways"]
+    "_Sum", ["table", "dim", "plan", "values", "ways"]
 )
 _Sum.__doc__ = """What the owners of a table's signs sum.
 
-dim: int, of a row; unique: of `ops.unique_by_shard`, for the signs of all that
-comes; values: list of float32 `[n, dim]`, those that this worker sends; ways:
-list of Route, one each.
+dim: int, of a row; plan: PullPlan of the signs of all that comes; values: list
+of float32 `[n, dim]`, those that this worker sends; ways: list of Route, one
+each.
 """
 
 
@@ -125,8 +125,8 @@ class AllToAll:
         summed = _wire.exchange_sum(
             received,
             tf.stack([way.counts for _, way in sent]),
-            [one.unique.inverse for one in sums],
-            [tf.size(one.unique.unique, tf.int64) for one in sums],
+            [one.plan.inverse for one in sums],
+            [tf.size(one.plan.signs, tf.int64) for one in sums],
             dims=[one.dim for one in sums for _ in one.values],
             sum_of=[i for i, one in enumerate(sums) for _ in one.values],
             offset=offset,
@@ -137,7 +137,7 @@ class AllToAll:
                 of_table = gradients[one.table]._replace(statistics=total)
             else:
                 of_table = TableGradient(
-                    one.table, one.unique.unique, total, finite
+                    one.table, one.plan.signs, total, finite
                 )
             gradients[one.table] = of_table
         return list(gradients.values())
@@ -244,16 +244,20 @@ def _sums(pieces, ways):
     of_table = {}
     for piece, way in zip(pieces, ways):
         of_table.setdefault(piece.table, []).append((piece, way))
+    plans = plan_pulls(
+        [
+            tf.concat([way.signs for _, way in its], 0)
+            for its in of_table.values()
+        ],
+        num_shards=1,
+    )
     sums = []
-    for table, its in of_table.items():
+    for (table, its), plan in zip(of_table.items(), plans):
         its_pieces, its_ways = zip(*its)
-        unique = ops.unique_by_shard(
-            tf.concat([way.signs for way in its_ways], 0), 1
-        )
         values = [piece.values for piece in its_pieces]
-        sums.append(_Sum(table, table.dim, unique, values, its_ways))
+        sums.append(_Sum(table, table.dim, plan, values, its_ways))
         width = table.statistics_width
         if width:
             values = [piece.statistics for piece in its_pieces]
-            sums.append(_Sum(table, width, unique, values, its_ways))
+            sums.append(_Sum(table, width, plan, values, its_ways))
     return sums

@@ -414,12 +414,8 @@ class SparseTable(
             time = self.push_time()
         elif not tf.is_tensor(time):
             time = scalar(time, tf.int64)
-        count = len(self.optimizer.hyperparameter_values())
-        [updated] = tf.unstack(
-            regime.push(
-                [summed], Hyperparameters(hyperparameters, [count]), step, time
-            )
-        )
+        values = Hyperparameters(hyperparameters, [hyperparameters.shape[0]])
+        updated = regime.push([summed], values, step, time)[0]
         return int(updated) if hasattr(updated, "numpy") else updated
 
     def size(self) -> int:
