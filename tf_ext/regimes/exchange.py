@@ -1,9 +1,10 @@
 """Tables with a shard on each worker of a synchronous strategy.
 
-Every worker sends its distinct signs, with their numbers in front, and receives
-their rows by two all-to-all collectives; a third one sends the gradients to the
-owners of the signs. The owner of a row sums the gradients of
-all workers, in the order of their ranks.
+Every worker sends its distinct signs to their owners, with their numbers in
+front (`sign_exchange`). One all-to-all collective sends the rows back, another
+one the gradients to the owners, and with them what is `piggybacked`: the signs
+of the next batch, for one. The owner of a row sums the gradients of all
+workers, in the order of their ranks.
 """
 
 import collections
@@ -28,7 +29,7 @@ each.
 
 
 class AllToAll:
-    """Signs, rows and gradients of all tables in one buffer for each worker.
+    """Rows, or gradients, of all tables in one buffer for each worker.
 
     Args:
       workers: `tf_ext.distribute.collectives.Collectives`.
