@@ -81,10 +81,10 @@ def stubs():
             for request in requests
         ]
 
-    def push(self, requests):
-        return [
-            tf.size(request.gradient.signs, tf.int64) for request in requests
-        ]
+    def push(self, gradients, hyperparameters, step, time=0):
+        return tf.stack(
+            [tf.size(gradient.signs, tf.int64) for gradient in gradients]
+        )
 
     return mock.patch.multiple(Regime, pull=pull, push=push)
 
