@@ -113,6 +113,11 @@ def check_finite(gradients):
     Raises:
       tf.errors.InvalidArgumentError: when it runs.
     """
+    # Gradients that were sent together have one flag.
+    by_flag = {}
+    for gradient in gradients:
+        if gradient.finite is not None:
+            by_flag.setdefault(id(gradient.finite), gradient)
     return [
         _wire.raise_error(
             tf.where(
@@ -125,6 +130,5 @@ def check_finite(gradients):
                 "tf_ext.optimizers.Optimizer.",
             )
         )
-        for gradient in gradients
-        if gradient.finite is not None
+        for gradient in by_flag.values()
     ]

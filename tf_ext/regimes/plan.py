@@ -68,8 +68,7 @@ class PullPlan:
         Args:
           tensors: iterator, of what `tensors` returned for it.
         """
-        # Operations of their own, by which `plan_of` finds the plan.
-        own = {name: tf.stop_gradient(next(tensors)) for name in self._names()}
+        own = {name: next(tensors) for name in self._names()}
         plan = dataclasses.replace(self, route=None, **own)
         plan._attach(plan.signs)
         if plan.counted is not None:

@@ -104,7 +104,7 @@ class SignExchange:
             plan.route = Route(
                 plan.split_sizes,
                 counts,
-                part[:, 0],
+                tf.reshape(part, [-1]),
                 agreed.values_width,
                 flag,
             )
