@@ -360,8 +360,12 @@ Status CheckSplits(const Bags& bags) {
     return Status::InvalidArgument(Found("row_splits", 0, splits[0]) +
                                    "; it must be 0.");
   }
-  for (int64_t i = 1; i <= count; ++i) {
-    if (splits[i] >= splits[i - 1]) continue;
+  // Without a branch for each.
+  bool falls = false;
+  for (int64_t i = 1; i <= count; ++i) falls |= splits[i] < splits[i - 1];
+  if (falls) {
+    int64_t i = 1;
+    while (splits[i] >= splits[i - 1]) ++i;
     return Status::InvalidArgument(
         Found("row_splits", i, splits[i]) + ", below the " +
         std::to_string(splits[i - 1]) + " before it; splits must not fall.");

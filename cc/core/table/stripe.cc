@@ -37,6 +37,27 @@ class SeenHashes {
 
 }  // namespace
 
+// All stripes of a range, locked in their order.
+class Stripe::ExclusiveLocks {
+ public:
+  explicit ExclusiveLocks(const StripeRange& range) : range_(range) {
+    for (int s = range.begin; s < range.end; ++s) {
+      range.stripes[s]->mutex_.lock();
+      range.stripes[s]->rows_.slabs.PrefetchChunks();
+    }
+  }
+  ~ExclusiveLocks() {
+    for (int s = range_.begin; s < range_.end; ++s) {
+      range_.stripes[s]->mutex_.unlock();
+    }
+  }
+  ExclusiveLocks(const ExclusiveLocks&) = delete;
+  ExclusiveLocks& operator=(const ExclusiveLocks&) = delete;
+
+ private:
+  const StripeRange& range_;
+};
+
 Stripe::Stripe(int number, const RowFormat* format, SlabMemory* memory)
     : number_(number),
       format_(format),
@@ -168,57 +189,82 @@ void Stripe::PullInserting(const BatchItem* items, int64_t n,
   ForEachBlock(items, n, format_->stride, false, visit);
 }
 
-int64_t Stripe::Push(const BatchItem* items, int64_t n,
-                     const UpdateRule::Push& push, const float* gradients,
-                     const PushRecord& record, const PushAdmission* admission) {
+int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
+                     int64_t n, const UpdateRule::Push& push,
+                     const float* gradients, const PushRecord& record,
+                     const PushAdmission* admission) {
+  const auto stripe_of = [&range](uint64_t hash) -> Stripe& {
+    return *range.stripes[StripeOf(hash)];
+  };
+  const auto prefetch = [&](const uint64_t* hashes, const uint32_t* candidates,
+                            int count) {
+    for (int i = 0; i < count; ++i) {
+      const Stripe& stripe = stripe_of(hashes[i]);
+      if (stripe.marks_ != nullptr) {
+        stripe.marks_->PrefetchToTouch(&candidates[i], 1);
+      }
+      if (candidates[i] == kNoRow && !stripe.counters_.empty()) {
+        stripe.counters_.Prefetch(hashes[i]);
+      }
+    }
+  };
   int64_t updated = 0;
+  int64_t saturated = 0;
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t* candidates) {
     uint8_t* rows[kBlock];
-    uint32_t numbers[kBlock];
     int64_t positions[kBlock];
     Counts counts[kBlock];
     SeenHashes seen;
-    int found = 0;
     int ready = 0;
     const auto update = [&] {
-      saturated_ += push.Update(rows, gradients, positions, ready);
+      saturated += push.Update(rows, gradients, positions, ready);
       record.Write(rows, counts, ready);
+      updated += ready;
+      ready = 0;
     };
     for (int i = 0; i < count; ++i) {
       BatchItem item = items[start + i];
       const Counts added = record.CountsOf(&item.position);
-      uint32_t number = rows_.Find(item.sign, hashes[i], candidates[i]);
+      Stripe& stripe = stripe_of(hashes[i]);
+      uint32_t number = stripe.rows_.Find(item.sign, hashes[i], candidates[i]);
       if (number == kNoRow) {
         number = admission == nullptr
-                     ? Insert(item.sign, hashes[i], true)
-                     : InsertIfAdmitted(item, hashes[i], *admission);
+                     ? stripe.Insert(item.sign, hashes[i], true)
+                     : stripe.InsertIfAdmitted(item, hashes[i], *admission);
         if (number == kNoRow) continue;
       }
-      uint8_t* const row = rows_.slabs.At(number);
+      if (stripe.marks_ != nullptr) stripe.marks_->Touch(&number, 1);
+      uint8_t* const row = stripe.rows_.slabs.At(number);
+      // The rows of one Update must be distinct.
       if (seen.MaybeSeen(hashes[i]) &&
           std::find(rows, rows + ready, row) != rows + ready) {
-        // The rows of one Update must be distinct.
-        if (marks_ != nullptr) marks_->Touch(numbers, found);
         update();
-        ready = 0;
       }
-      numbers[found++] = number;
       rows[ready] = row;
       counts[ready] = added;
       positions[ready++] = item.position;
     }
     update();
-    if (marks_ != nullptr) marks_->Touch(numbers, found);
-    updated += found;
   };
   // Destroyed after unlocking, because unmapping takes time.
-  CounterLines dropped[2];
-  const ExclusiveLock lock(mutex_);
+  std::vector<CounterLines> dropped;
+  if (admission != nullptr) dropped.resize(2 * (range.end - range.begin));
+  const ExclusiveLocks locks(range);
   if (admission != nullptr) {
-    counters_.Advance(admission->period(), &dropped[0], &dropped[1]);
+    for (int s = range.begin; s < range.end; ++s) {
+      CounterLines* const its = &dropped[2 * (s - range.begin)];
+      range.stripes[s]->counters_.Advance(admission->period(), &its[0],
+                                          &its[1]);
+    }
   }
-  ForEachBlock(items, n, format_->stride, true, visit);
+  Stripe& first = *range.stripes[range.begin];
+  LookUp(
+      n, first.format_->stride, [items](int64_t i) { return items[i].sign; },
+      [&](uint64_t hash) -> const SignRows& { return stripe_of(hash).rows_; },
+      prefetch, visit);
+  // Only the sum of all stripes is of interest.
+  first.saturated_ += saturated;
   return updated;
 }
 

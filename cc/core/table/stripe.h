@@ -12,7 +12,8 @@
 // All operations are batched. Present rows are read in the order of the batch,
 // with all stripes locked for reading (table_pull.cc). For everything else, a
 // batch is first partitioned by stripe; each stripe then processes its part
-// under a single lock hold. lookup.h describes how signs are looked up.
+// under a single lock hold. A push of few signs locks adjacent stripes
+// together, in their order. lookup.h describes how signs are looked up.
 //
 // There are 64 stripes: enough that threads rarely contend, few enough that a
 // batch of a few thousand signs has a block of work for every stripe.
@@ -122,6 +123,15 @@ struct PushRecord {
   }
 };
 
+class Stripe;
+
+// Adjacent stripes of a table.
+struct StripeRange {
+  const std::unique_ptr<Stripe>* stripes;  // all of the table
+  int begin;
+  int end;
+};
+
 // Thrown when a stripe has no free row number.
 class StripeFullError : public std::length_error {
  public:
@@ -143,12 +153,14 @@ class alignas(64) Stripe {
   // The same with `insert`, for signs most of which are absent.
   void PullInserting(const BatchItem* items, int64_t n,
                      const PullOutput& output);
-  // gradients: [batch, dim]. admission: which absent signs are inserted;
-  // nullptr: all. The gradients of others are dropped. Returns the number of
-  // updates.
-  int64_t Push(const BatchItem* items, int64_t n, const UpdateRule::Push& push,
-               const float* gradients, const PushRecord& record,
-               const PushAdmission* admission);
+  // Updates rows of the stripes in the range, all of which are locked at once;
+  // `items` are in the order of the stripes. gradients: [batch, dim].
+  // admission: which absent signs are inserted; nullptr: all. The gradients of
+  // others are dropped. Returns the number of updates.
+  static int64_t Push(const StripeRange& range, const BatchItem* items,
+                      int64_t n, const UpdateRule::Push& push,
+                      const float* gradients, const PushRecord& record,
+                      const PushAdmission* admission);
   void Import(const BatchItem* items, int64_t n,
               const std::vector<BoundField>& fields);
   // Returns the number of rows that were present.
@@ -245,12 +257,20 @@ class alignas(64) Stripe {
   Stats GetStats(int64_t period, bool with_probes) const;
   int64_t Size() const;
 
+  // Fetches the stripe itself into the cache. In a step of many tables, that of
+  // a small batch is cold.
+  void Prefetch() const {
+    const auto* const at = reinterpret_cast<const uint8_t*>(this);
+    for (size_t i = 0; i < sizeof(Stripe); i += 64) __builtin_prefetch(at + i);
+  }
+
   StripeMutex& mutex() const { return mutex_; }
   // The caller must hold the mutex.
   const SignRows& rows() const { return rows_; }
 
  private:
   friend class RowWalk;
+  class ExclusiveLocks;
 
   // LookUp of items, which also prefetches their change marks if `touch`.
   template <typename Visit>

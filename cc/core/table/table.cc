@@ -196,15 +196,20 @@ Status Table::PushChecked(const PushBatch& batch,
   try {
     const UpdateRule::Push push =
         rule_.Prepare(batch.hyperparameters, batch.hyperparameter_count, step);
-    const auto push_stripe = [&](int s, BatchItem* items, int64_t count) {
-      total += stripes_[s]->Push(items, count, push, batch.gradients, record,
-                                 admits);
+    const auto push_range = [&](const StripeRange& range, BatchItem* items,
+                                int64_t count) {
+      total += Stripe::Push(range, items, count, push, batch.gradients, record,
+                            admits);
     };
-    status = packed ? ForEachStripe(
-                          std::vector<CountedPart>{{batch.signs, n, statistics,
-                                                    statistics_.width(), 0}},
-                          parallel_for, push_stripe)
-                    : ForEachStripe(batch.signs, n, parallel_for, push_stripe);
+    // So that the cache misses of several blocks overlap.
+    constexpr int64_t kAtLeast = 4 * kBlock;
+    status =
+        packed
+            ? ForEachRange(std::vector<CountedPart>{{batch.signs, n, statistics,
+                                                     statistics_.width(), 0}},
+                           kAtLeast, parallel_for, push_range)
+            : ForEachRange(std::vector<SignPart>{{batch.signs, n, 0, 1}},
+                           kAtLeast, parallel_for, push_range);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }

@@ -344,8 +344,13 @@ class Table {
  private:
   explicit Table(const TableConfig& config);
 
-  // Partitions the signs by stripe and runs share(stripe number, items, count)
-  // for each stripe that has any, in parallel.
+  // Partitions the signs by stripe and runs share(range, items, count) for
+  // ranges of stripes that together have all signs, in parallel. A range has
+  // `at_least` signs, or as many stripes as may be locked at once.
+  template <typename Part, typename Share>
+  Status ForEachRange(const std::vector<Part>& parts, int64_t at_least,
+                      const ParallelFor& parallel_for, const Share& share);
+  // Runs share(stripe number, items, count) for each stripe that has signs.
   template <typename Part, typename Share>
   Status ForEachStripe(const std::vector<Part>& parts,
                        const ParallelFor& parallel_for, const Share& share);

@@ -30,9 +30,10 @@ class ReadLocks {
  public:
   explicit ReadLocks(const std::vector<std::unique_ptr<Stripe>>& stripes)
       : stripes_(stripes) {
+    for (const auto& stripe : stripes) stripe->Prefetch();
     while (held_ < stripes.size() &&
            stripes[held_]->mutex().try_lock_shared()) {
-      ++held_;
+      stripes[held_++]->rows().slabs.PrefetchChunks();
     }
     if (held_ < stripes.size()) Release();
   }

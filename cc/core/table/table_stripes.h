@@ -18,6 +18,9 @@ namespace tf_ext {
 // The minimum number of signs that justifies waking a thread.
 inline constexpr int64_t kMinSignsPerBlock = 2048;
 
+// Locked at once for a small batch.
+inline constexpr int kMaxStripesAtOnce = 16;
+
 inline Status CheckCount(int64_t n) {
   if (n >= 0) return Status::Ok();
   return Status::InvalidArgument("the number of signs is " + std::to_string(n) +
@@ -25,14 +28,17 @@ inline Status CheckCount(int64_t n) {
 }
 
 template <typename Part, typename Share>
-Status Table::ForEachStripe(const std::vector<Part>& parts,
-                            const ParallelFor& parallel_for,
-                            const Share& share) {
+Status Table::ForEachRange(const std::vector<Part>& parts, int64_t at_least,
+                           const ParallelFor& parallel_for,
+                           const Share& share) {
   const int64_t n = CountSigns(parts);
   if (n == 0) return Status::Ok();
   std::atomic<bool> out_of_memory{false};
   std::atomic<bool> full{false};
   try {
+    if (n >= kStripes) {
+      for (const auto& stripe : stripes_) stripe->Prefetch();
+    }
     const StripeBatch batch(parts, parallel_for);
     const int64_t blocks =
         std::clamp<int64_t>(n / kMinSignsPerBlock, 1, kStripes);
@@ -41,8 +47,15 @@ Status Table::ForEachStripe(const std::vector<Part>& parts,
       const int end = static_cast<int>(kStripes * (block + 1) / blocks);
       int s = static_cast<int>(kStripes * block / blocks);
       try {
-        for (; s < end; ++s) {
-          if (batch.size(s) > 0) share(s, batch.items(s), batch.size(s));
+        while (s < end) {
+          const int begin = s;
+          int64_t count = batch.size(s++);
+          if (count == 0) continue;
+          while (s < end && count < at_least && s - begin < kMaxStripesAtOnce) {
+            count += batch.size(s++);
+          }
+          share(StripeRange{stripes_.data(), begin, s}, batch.items(begin),
+                count);
         }
       } catch (const StripeFullError&) {
         full = true;
@@ -63,6 +76,15 @@ Status Table::ForEachStripe(const std::vector<Part>& parts,
         "been applied.");
   }
   return Status::Ok();
+}
+
+template <typename Part, typename Share>
+Status Table::ForEachStripe(const std::vector<Part>& parts,
+                            const ParallelFor& parallel_for,
+                            const Share& share) {
+  return ForEachRange(parts, /*at_least=*/1, parallel_for,
+                      [&](const StripeRange& range, BatchItem* items,
+                          int64_t count) { share(range.begin, items, count); });
 }
 
 template <typename Share>
