@@ -109,6 +109,7 @@ OPS_SOURCES = [
     "cc/ops/update_ops.cc",
     "cc/ops/version_kernels.cc",
     "cc/ops/version_ops.cc",
+    "cc/ops/weigh_kernels.cc",
 ]
 
 # The pybind11 module tf_ext._core.

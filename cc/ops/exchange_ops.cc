@@ -232,6 +232,26 @@ sum_of: the sum to which each value belongs; the values of a sum must have equal
   dims.
 )doc");
 
+REGISTER_OP("TfExt>ExchangeWeigh")
+    .Input("values: N * float")
+    .Input("weight: float")
+    .Output("weighted: N * float")
+    .Attr("N: int >= 1")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      for (int i = 0; i + 1 < c->num_inputs(); ++i) {
+        c->set_output(i, c->input(i));
+      }
+      return InputOfRank(c, "weight", 0, &unused);
+    })
+    .Doc(R"doc(
+Multiplies each of some tensors by a weight; by 0, what is not finite as well.
+
+values: of any shapes.
+weight: `[]`.
+weighted: of the same shapes.
+)doc");
+
 REGISTER_OP("TfExt>RaiseError")
     .Input("error: string")
     .Output("same: string")

@@ -21,6 +21,7 @@ for _op in (
     "ExchangeUnpack",
     "ExchangePull",
     "ExchangeSum",
+    "ExchangeWeigh",
     "RaiseError",
 ):
     tf.no_gradient(f"TfExt>{_op}")
@@ -301,6 +302,31 @@ def exchange_sum(
         tf.convert_to_tensor(offset, tf.int64),
         dims=list(dims),
         sum_of=list(sum_of),
+        name=name,
+    )
+
+
+def exchange_weigh(values, weight, name=None):
+    """Multiplies each of some tensors by a weight.
+
+    Args:
+      values: list of float32 tensors of any shapes, not empty.
+      weight: float32 scalar. The products with 0 are 0, also those of infinity
+        and NaN, as with `tf.math.multiply_no_nan`.
+      name: optional name of the operation.
+
+    Returns:
+      List of float32 tensors of the same shapes.
+
+    Example:
+      >>> from tf_ext.ops import _wire
+      >>> [one, other] = _wire.exchange_weigh([[1.0, 2.0], [[3.0]]], 0.5)
+      >>> one.numpy(), other.numpy()
+      (array([0.5, 1. ], dtype=float32), array([[1.5]], dtype=float32))
+    """
+    return library().tf_ext_exchange_weigh(
+        [tf.convert_to_tensor(value, tf.float32) for value in values],
+        tf.convert_to_tensor(weight, tf.float32),
         name=name,
     )
 

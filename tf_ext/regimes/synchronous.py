@@ -8,6 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
+from tf_ext.ops import _wire
 from tf_ext.regimes import batches
 from tf_ext.regimes.exchange import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
@@ -59,8 +60,9 @@ class SynchronousRegime(AllToAll, Regime):
         """
         weight = current_worker_weight()
         if weight is not None:
-            dense = [_weighted(grad, weight) for grad in dense]
-            slices = [(t, _weighted(grad, weight)) for t, grad in slices]
+            weighted = _weighted([*dense, *(g for _, g in slices)], weight)
+            dense, sparse = weighted[: len(dense)], weighted[len(dense) :]
+            slices = [(t, g) for (t, _), g in zip(slices, sparse)]
         context = tf.distribute.get_replica_context()
         summed = [
             context.all_reduce(tf.distribute.ReduceOp.SUM, grad)
@@ -244,11 +246,26 @@ def _map(function, grad):
     return function(grad)
 
 
-def _weighted(grad, weight):
-    # An empty batch's gradients may be NaN, and must not count.
-    return _map(
-        lambda v: tf.math.multiply_no_nan(v, tf.cast(weight, v.dtype)), grad
-    )
+def _weighted(gradients, weight):
+    """Gradients of a worker, slices or not, times its weight.
+
+    An empty batch's gradients may be NaN, and must not count.
+    """
+    values = [
+        g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients
+    ]
+    together = [i for i, v in enumerate(values) if v.dtype == tf.float32]
+    if together:
+        products = _wire.exchange_weigh([values[i] for i in together], weight)
+        for i, product in zip(together, products):
+            values[i] = product
+    for i in set(range(len(values))) - set(together):
+        factor = tf.cast(weight, values[i].dtype)
+        values[i] = tf.math.multiply_no_nan(values[i], factor)
+    return [
+        _map(lambda _, value=value: value, g)
+        for g, value in zip(gradients, values)
+    ]
 
 
 def _check_writable(filepath):
