@@ -32,6 +32,14 @@ def multi_worker_steps(args):
     report("multi_worker_steps", results, settings, args.json)
 
 
+def multi_worker_tables(args):
+    """Steps of a model with many tables, compared with those of one table."""
+    for workers in [count for count in args.workers if count > 1]:
+        for line in _run("tables", workers, args):
+            settings = {"threads": args.threads, **line["settings"]}
+            report("multi_worker_tables", line["results"], settings, args.json)
+
+
 def _run(what, workers, args):
     """The results of the first of some workers: a list of dicts."""
     # Each has the threads that it would have on a machine of its own.

@@ -11,10 +11,11 @@ import json
 import os
 import sys
 
+import column_steps
 import numpy as np
 import tensorflow as tf
 import wide_deep_steps
-from harness import Case, measure
+from harness import Case, add_ratios, measure, summarize
 from tables import make
 
 import tf_ext
@@ -29,6 +30,10 @@ _SIGNS = (1_000, 10_000, 100_000, 1_000_000)
 # A repetition has as many steps as make up so many signs.
 _SIGNS_A_REPETITION = 10_000
 _GROUP_KEY = 0x7F5E0002
+# Of models whose columns are dealt out to so many tables.
+_TABLES = (1, 16)
+_BATCHES = 16
+_STEPS_AN_EPOCH = 64
 
 
 def main():
@@ -36,7 +41,7 @@ def main():
     args = argparse.Namespace(**json.loads(sizes))
     strategy = tf_ext.distribute.multi_worker_strategy()
     collectives = collectives_of(strategy)
-    run = {"traffic": _traffic, "steps": _steps}[what]
+    run = {"traffic": _traffic, "steps": _steps, "tables": _tables}[what]
     for line in run(args, strategy, collectives, _all_pids(collectives)):
         if collectives is None or collectives.rank == 0:
             with open(output, "a") as file:
@@ -55,6 +60,43 @@ def _steps(args, strategy, collectives, pids):
     result = wide_deep_steps.measure(args, strategy, name, pids)
     settings = {"batch": wide_deep_steps.BATCH, "unit": "samples"}
     yield {"settings": settings, "results": [result]}
+
+
+def _tables(args, strategy, collectives, pids):
+    """Steps of models with one table and with many, some epochs in turns."""
+    workers, rank = collectives.size, collectives.rank
+    samples = wide_deep_steps.BATCH // workers
+    with strategy.scope():
+        models = {count: column_steps.make(count, 1) for count in _TABLES}
+
+    def data(context=None):
+        return column_steps.dataset(_BATCHES, samples, 1 + rank)
+
+    times = {count: [] for count in _TABLES}
+    for _ in range(args.repeats):
+        for count, model in models.items():
+            epochs = wide_deep_steps.EpochTimes(pids, _STEPS_AN_EPOCH)
+            model.fit(
+                data,
+                epochs=3,
+                steps_per_epoch=_STEPS_AN_EPOCH,
+                shuffle=False,
+                callbacks=[epochs],
+                verbose=0,
+            )
+            # The first one traces, and starts reading.
+            times[count] += epochs.times[1:]
+    items = samples * workers
+    results = [
+        summarize(
+            Case(f"{count} table{'s' if count > 1 else ''}", None, items),
+            np.array(times[count]),
+        )
+        for count in _TABLES
+    ]
+    add_ratios(results)
+    settings = {"workers": workers, "batch": items, "unit": "samples"}
+    yield {"settings": settings, "results": results}
 
 
 def _traffic(args, strategy, collectives, pids):

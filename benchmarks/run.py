@@ -60,6 +60,7 @@ BENCHMARKS = {
     ),
     "multi_worker": ("multi_worker_benchmarks", "multi_worker"),
     "multi_worker_steps": ("multi_worker_benchmarks", "multi_worker_steps"),
+    "multi_worker_tables": ("multi_worker_benchmarks", "multi_worker_tables"),
     "scaling": ("scaling_benchmarks", "scaling"),
     "defaults": ("default_rates", "defaults"),
     "lifetime": ("lifetime_benchmarks", "lifetime"),
@@ -94,7 +95,7 @@ _NOT_IN_ALL = (
     *("core", "scale", "snapshot", "updates", "serving"),
     *("parameter_server", "parameter_server_steps"),
     "parameter_server_columns",
-    *("multi_worker", "multi_worker_steps", "scaling"),
+    *("multi_worker", "multi_worker_steps", "multi_worker_tables", "scaling"),
     *("defaults", "lifetime", "small_rows", "retrieval"),
     *("read", "read_fit", "fit_files"),
     *_PUBLISHING,
@@ -150,7 +151,8 @@ def parse_arguments(arguments=None):
         nargs="+",
         type=int,
         default=[1, 2, 3],
-        help="of multi_worker (2 and more) and multi_worker_steps",
+        help="of multi_worker_steps, multi_worker and multi_worker_tables;\n"
+        "the latter two: 2 and more",
     )
     parser.add_argument("--json", help="file to append JSON lines to")
     parser.add_argument(

@@ -342,6 +342,13 @@ class ProgramTest(tf.test.TestCase):
         cases = [line["case"] for line in lines]
         self.assertEqual(cases, ["1 worker", "2 workers", "3 workers"])
 
+    @pytest.mark.slow
+    def test_multi_worker_tables(self):
+        lines = self._on_a_cluster("multi_worker_tables", "--workers", "1", "2")
+        cases = [line["case"] for line in lines]
+        self.assertEqual(cases, ["1 table", "16 tables"])
+        self.assertEqual([line["workers"] for line in lines], [2, 2])
+
     def _on_a_cluster(self, *arguments):
         path = _results(self)
         sizes = ["--rows=1000", "--dim=4", "--repeats=1"]
