@@ -12,6 +12,7 @@ from scaling_benchmarks import CHECKED
 from scaling_model import Job, Model, Network, limits, predict, terms
 
 COSTS = ("chief_ms", "worker_ms", "server_ms", "bytes", "packets", "delays")
+_DECIMALS = {"bytes": 0, "packets": 1, "delays": 1}
 _PLOT = pathlib.Path(__file__).parents[1] / "docs" / "scaling.png"
 _COLUMNS = 26
 # What docs/scaling.md extrapolates: steps of 2,048 samples, dim 16.
@@ -130,7 +131,7 @@ def _print_table(costs, coefficients):
                 continue
             predicted = predict(*key, coefficients)
             cells = [
-                f" {of[cost]:,.{0 if cost == 'bytes' else 1}f} "
+                f" {of[cost]:,.{_DECIMALS.get(cost, 2)}f} "
                 f"({predicted[cost] / of[cost]:.2f}) |"
                 if cost in of
                 else " |"
@@ -190,6 +191,8 @@ def _plot(costs, coefficients, output):
 
 
 def _plot_check(axes, costs, coefficients):
+    from matplotlib import ticker
+
     for checked, marker in ((False, "x"), (True, "o")):
         for servers, color in ((True, "tab:blue"), (False, "tab:orange")):
             points = [
@@ -213,6 +216,11 @@ def _plot_check(axes, costs, coefficients):
             )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        # Plain numbers, few enough not to touch each other.
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(ticker.NullFormatter())
     ends = np.array(axes.get_xlim())
     axes.plot(ends, ends, color="gray")
     axes.fill_between(ends, 0.8 * ends, 1.2 * ends, color="gray", alpha=0.15)

@@ -8,53 +8,60 @@ well they predict; `run.py fit_scaling` fits them again.
 import math
 import typing
 
-# Fitted by `run.py fit_scaling` on an AMD EPYC (family 25 model 1), two cores:
+# Fitted by `run.py fit_scaling` on an AMD EPYC (family 26 model 2), two cores:
 # milliseconds of CPU time, bytes, packets of up to 64 KiB, one-way delays.
 COEFFICIENTS: dict[str, dict[str, float]] = {
-    "chief_ms": {"calls": 8.764, "steps": 0.5621, "batch": 10.02},
+    "chief_ms": {
+        "calls": 1.568,
+        "steps": 0.4326,
+        "each": 0.2386,
+        "megabytes": 0.2349,
+        "batch": 1.992,
+    },
     "worker_ms": {
-        "computed: samples": 1.999,
-        "computed: numbers": 10.46,
-        "servers: calls": 7.199,
+        "computed: samples": 1.072,
+        "computed: numbers": 3.281,
+        "servers: calls": 1.429,
         "servers: steps": 0.0,
-        "servers: each": 1.66,
-        "servers: tables": 0.3371,
-        "servers: megabytes": 0.658,
-        "servers: batch": 8.87,
-        "workers: steps": 13.05,
-        "workers: others": 3.216,
-        "workers: tables": 0.1388,
-        "workers: megabytes": 4.453,
+        "servers: each": 0.6732,
+        "servers: tables": 0.1041,
+        "servers: megabytes": 0.0,
+        "servers: batch": 0.7988,
+        "workers: steps": 0.7417,
+        "workers: others": 1.443,
+        "workers: tables": 0.1174,
+        "workers: megabytes": 2.139,
         "workers: ring": 0.0,
     },
     "server_ms": {
-        "calls": 3.119,
-        "steps": 1.694,
-        "tables": 0.146,
-        "megabytes": 1.421,
+        "calls": 0.8003,
+        "steps": 0.4595,
+        "tables": 0.04475,
+        "megabytes": 0.5291,
     },
     "bytes": {
-        "servers: payload": 0.9659,
-        "servers: calls": 10020.0,
-        "servers: each": 5398.0,
-        "workers: rows": 1.081,
-        "workers: dense": 1.072,
-        "workers: others": 3212.0,
+        "servers: payload": 0.9657,
+        "servers: calls": 10120.0,
+        "servers: each": 5354.0,
+        "workers: rows": 1.069,
+        "workers: dense": 1.121,
+        "workers: others": 0.0,
     },
     "packets": {
-        "servers: calls": 22.36,
-        "servers: each": 12.6,
-        "servers: megabytes": 15.61,
-        "servers: batches": 9.25,
-        "workers: others": 12.36,
-        "workers: megabytes": 19.01,
-        "workers: ring": 2.409,
+        "servers: calls": 23.74,
+        "servers: each": 10.24,
+        "servers: megabytes": 16.16,
+        "servers: batches": 2.901,
+        "workers: others": 3.826,
+        "workers: megabytes": 19.42,
+        "workers: ring": 2.449,
     },
     "delays": {
-        "servers: calls": 8.7,
-        "servers: steps": 2.3,
-        "workers: steps": 6.84,
-        "workers: ring": 0.3701,
+        "servers: calls": 8.387,
+        "servers: steps": 2.318,
+        "servers: steps that overlap": 0.6872,
+        "workers: steps": 4.004,
+        "workers: ring": 0.1426,
     },
 }
 
@@ -175,7 +182,15 @@ def _with_servers(job, model, computed):
     # An int64 for each column, a label.
     batch = 1e-6 * job.samples * (8 * model.columns + 4) * job.chief_reads
     return {
-        "chief_ms": {"calls": calls, "steps": 1.0, "batch": batch},
+        "chief_ms": {
+            "calls": calls,
+            "steps": 1.0,
+            "each": calls * job.servers,
+            # The chief does not see them, but they push its data out of the
+            # caches, where tasks share a processor.
+            "megabytes": calls * (rows + dense),
+            "batch": batch,
+        },
         "worker_ms": {
             **computed,
             "servers: calls": calls,
@@ -204,8 +219,9 @@ def _with_servers(job, model, computed):
         },
         "delays": {
             "servers: calls": calls,
-            # They wait while the step before computes.
             "servers: steps": float(not job.overlap),
+            # Part of it is while the step before computes.
+            "servers: steps that overlap": float(job.overlap),
         },
     }
 

@@ -31,7 +31,7 @@ import run
 import scaling_benchmarks
 import scaling_fit
 import scaling_model
-from scaling_fit import LARGE, NETWORK
+from scaling_fit import LARGE, NETWORK, total_cpu
 from scaling_model import Job, limits, predict, slowest_of
 
 _PAGE = ROOT / "docs" / "scaling.md"
@@ -66,20 +66,23 @@ class ModelTest(parameterized.TestCase, tf.test.TestCase):
             for field in ("signs", "weights"):
                 more = LARGE._replace(**{field: 2 * getattr(LARGE, field)})
                 before, after = predict(job, LARGE), predict(job, more)
-                for cost in ("worker_ms", "bytes", "packets"):
+                for cost in ("bytes", "packets"):
                     self.assertGreater(after[cost], before[cost], cost)
+                self.assertGreater(
+                    total_cpu(job, after), total_cpu(job, before)
+                )
 
     def test_servers_share_a_step(self):
         before = predict(_SERVERS, LARGE)
         after = predict(_SERVERS._replace(servers=8), LARGE)
         self.assertLess(after["server_ms"], before["server_ms"])
         self.assertGreater(after["worker_ms"], before["worker_ms"])
-        self.assertEqual(after["chief_ms"], before["chief_ms"])
+        self.assertGreater(after["chief_ms"], before["chief_ms"])
 
     def test_executions_relieve_the_chief(self):
         before = predict(_SERVERS, LARGE)
         after = predict(_SERVERS._replace(execution=8), LARGE)
-        self.assertLess(after["chief_ms"], 0.25 * before["chief_ms"])
+        self.assertLess(after["chief_ms"], 0.3 * before["chief_ms"])
         for cost in before:
             self.assertLessEqual(after[cost], before[cost], cost)
         reads = predict(_SERVERS._replace(chief_reads=True), LARGE)
