@@ -65,19 +65,22 @@ Stripe::Stripe(int number, const RowFormat* format, SlabMemory* memory)
       rows_{{}, {format->stride, memory}},
       counters_(static_cast<double>(number) / kStripes) {}
 
+inline void Stripe::PrefetchBeside(uint64_t hash, uint32_t candidate,
+                                   bool touch) const {
+  if (touch && marks_ != nullptr) marks_->PrefetchToTouch(&candidate, 1);
+  if (candidate == kNoRow && !counters_.empty()) counters_.Prefetch(hash);
+}
+
 template <typename Visit>
 void Stripe::ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
                           bool touch, const Visit& visit) const {
-  const ChangeMarks* const marks = touch ? marks_.get() : nullptr;
   LookUp(
       n, row_bytes, [items](int64_t i) { return items[i].sign; },
       [this](uint64_t) -> const SignRows& { return rows_; },
-      [this, marks](const uint64_t* hashes, const uint32_t* candidates,
+      [this, touch](const uint64_t* hashes, const uint32_t* candidates,
                     int count) {
-        if (marks != nullptr) marks->PrefetchToTouch(candidates, count);
-        if (counters_.empty()) return;
         for (int i = 0; i < count; ++i) {
-          if (candidates[i] == kNoRow) counters_.Prefetch(hashes[i]);
+          PrefetchBeside(hashes[i], candidates[i], touch);
         }
       },
       visit);
@@ -199,13 +202,7 @@ int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
   const auto prefetch = [&](const uint64_t* hashes, const uint32_t* candidates,
                             int count) {
     for (int i = 0; i < count; ++i) {
-      const Stripe& stripe = stripe_of(hashes[i]);
-      if (stripe.marks_ != nullptr) {
-        stripe.marks_->PrefetchToTouch(&candidates[i], 1);
-      }
-      if (candidates[i] == kNoRow && !stripe.counters_.empty()) {
-        stripe.counters_.Prefetch(hashes[i]);
-      }
+      stripe_of(hashes[i]).PrefetchBeside(hashes[i], candidates[i], true);
     }
   };
   int64_t updated = 0;

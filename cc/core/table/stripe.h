@@ -272,6 +272,9 @@ class alignas(64) Stripe {
   friend class RowWalk;
   class ExclusiveLocks;
 
+  // Prefetches what a visit touches beside the row: the change mark of the
+  // candidate if `touch`, and the counter of a sign without one.
+  void PrefetchBeside(uint64_t hash, uint32_t candidate, bool touch) const;
   // LookUp of items, which also prefetches their change marks if `touch`.
   template <typename Visit>
   void ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
