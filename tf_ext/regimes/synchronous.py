@@ -259,9 +259,10 @@ def _weighted(gradients, weight):
         products = _wire.exchange_weigh([values[i] for i in together], weight)
         for i, product in zip(together, products):
             values[i] = product
-    for i in set(range(len(values))) - set(together):
-        factor = tf.cast(weight, values[i].dtype)
-        values[i] = tf.math.multiply_no_nan(values[i], factor)
+    for i, value in enumerate(values):
+        if value.dtype != tf.float32:
+            factor = tf.cast(weight, value.dtype)
+            values[i] = tf.math.multiply_no_nan(value, factor)
     return [
         _map(lambda _, value=value: value, g)
         for g, value in zip(gradients, values)
