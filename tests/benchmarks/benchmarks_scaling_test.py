@@ -71,6 +71,7 @@ class ModelTest(parameterized.TestCase, tf.test.TestCase):
                 self.assertGreater(
                     total_cpu(job, after), total_cpu(job, before)
                 )
+                self.assertGreaterEqual(after["worker_ms"], before["worker_ms"])
 
     def test_servers_share_a_step(self):
         before = predict(_SERVERS, LARGE)
@@ -82,7 +83,7 @@ class ModelTest(parameterized.TestCase, tf.test.TestCase):
     def test_executions_relieve_the_chief(self):
         before = predict(_SERVERS, LARGE)
         after = predict(_SERVERS._replace(execution=8), LARGE)
-        self.assertLess(after["chief_ms"], 0.3 * before["chief_ms"])
+        self.assertLess(after["chief_ms"], 0.26 * before["chief_ms"])
         for cost in before:
             self.assertLessEqual(after[cost], before[cost], cost)
         reads = predict(_SERVERS._replace(chief_reads=True), LARGE)
