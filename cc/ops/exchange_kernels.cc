@@ -274,6 +274,7 @@ class ExchangeUnpackOp : public OpKernel {
   explicit ExchangeUnpackOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("offset", &offset_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dims", &dims_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("flat", &flat_));
     int count = 0;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("N", &count));
     OP_REQUIRES_OK(ctx, CheckListSize("dims", dims_.size(), count));
@@ -300,8 +301,11 @@ class ExchangeUnpackOp : public OpKernel {
                   absl::InvalidArgumentError(
                       absl::StrCat("counts[", i, "] has a sum beyond int64.")));
       TensorShape shape;
-      OP_REQUIRES_OK(ctx, MakeShape(absl::StrCat("values[", i, "]"),
-                                    {rows, dims_[i]}, &shape));
+      const std::string name = absl::StrCat("values[", i, "]");
+      OP_REQUIRES_OK(
+          ctx,
+          flat_ ? MakeShape(name, {SaturatedMultiply(rows, dims_[i])}, &shape)
+                : MakeShape(name, {rows, dims_[i]}, &shape));
       Tensor* output = nullptr;
       OP_REQUIRES_OK(ctx, outputs.allocate(i, shape, &output));
       to[i] = reinterpret_cast<char*>(output->data());
@@ -323,6 +327,7 @@ class ExchangeUnpackOp : public OpKernel {
  private:
   int64_t offset_ = 0;
   std::vector<int32_t> dims_;
+  bool flat_ = false;
 };
 
 class ExchangeSumOp : public OpKernel {
@@ -380,23 +385,23 @@ class ExchangeSumOp : public OpKernel {
         column[peer] += counts(i, peer) * dims_[i];
       }
     }
-    OpInputList segments, totals;
+    OpInputList segments, signs;
     OpOutputList sums;
     OP_REQUIRES_OK(ctx, ctx->input_list("segments", &segments));
-    OP_REQUIRES_OK(ctx, ctx->input_list("totals", &totals));
+    OP_REQUIRES_OK(ctx, ctx->input_list("signs", &signs));
     OP_REQUIRES_OK(ctx, ctx->output_list("sums", &sums));
     for (int i = 0; i < segments.size(); ++i) {
-      OP_REQUIRES_OK(ctx, Sum(ctx, i, parts[i], segments[i], totals[i], &sums));
+      OP_REQUIRES_OK(ctx, Sum(ctx, i, parts[i], segments[i], signs[i], &sums));
     }
   }
 
  private:
   absl::Status Sum(OpKernelContext* ctx, int index,
                    const std::vector<ValuePart>& parts, const Tensor& segments,
-                   const Tensor& total, OpOutputList* sums) const {
+                   const Tensor& signs, OpOutputList* sums) const {
     TF_RETURN_IF_ERROR(
         CheckVector(absl::StrCat("segments[", index, "]"), segments));
-    TF_RETURN_IF_ERROR(CheckScalar(absl::StrCat("totals[", index, "]"), total));
+    TF_RETURN_IF_ERROR(CheckVector(absl::StrCat("signs[", index, "]"), signs));
     int64_t n = 0;
     for (const ValuePart& part : parts) n = SaturatedAdd(n, part.n);
     if (segments.dim_size(0) != n) {
@@ -407,7 +412,7 @@ class ExchangeSumOp : public OpKernel {
     }
     TensorShape shape;
     TF_RETURN_IF_ERROR(MakeShape(absl::StrCat("sums[", index, "]"),
-                                 {total.scalar<int64_t>()(), sum_dims_[index]},
+                                 {signs.dim_size(0), sum_dims_[index]},
                                  &shape));
     Tensor* output = nullptr;
     TF_RETURN_IF_ERROR(sums->allocate(index, shape, &output));

@@ -65,9 +65,13 @@ absl::Status PackedShape(InferenceContext* c, std::vector<int32_t>* dims_attr) {
 absl::Status ExchangeUnpackShape(InferenceContext* c) {
   std::vector<int32_t> dims;
   TF_RETURN_IF_ERROR(PackedShape(c, &dims));
+  bool flat = false;
+  TF_RETURN_IF_ERROR(c->GetAttr("flat", &flat));
   for (size_t i = 0; i < dims.size(); ++i) {
-    c->set_output(static_cast<int>(i),
-                  c->Matrix(c->UnknownDim(), c->MakeDim(dims[i])));
+    const DimensionHandle rows = c->UnknownDim();
+    c->set_output(
+        static_cast<int>(i),
+        flat ? c->Vector(rows) : c->Matrix(rows, c->MakeDim(dims[i])));
   }
   return absl::OkStatus();
 }
@@ -97,20 +101,17 @@ absl::Status ExchangePullShape(InferenceContext* c) {
 
 absl::Status ExchangeSumShape(InferenceContext* c) {
   std::vector<int32_t> dims, sum_of;
-  std::vector<ShapeHandle> segments, totals;
+  std::vector<ShapeHandle> segments, signs;
   TF_RETURN_IF_ERROR(PackedShape(c, &dims));
   TF_RETURN_IF_ERROR(c->GetAttr("sum_of", &sum_of));
   TF_RETURN_IF_ERROR(c->input("segments", &segments));
-  TF_RETURN_IF_ERROR(c->input("totals", &totals));
+  TF_RETURN_IF_ERROR(c->input("signs", &signs));
   ShapeHandle offset;
   TF_RETURN_IF_ERROR(InputOfRank(c, "offset", 0, &offset));
   for (size_t i = 0; i < segments.size(); ++i) {
     ShapeHandle unused;
     TF_RETURN_IF_ERROR(c->WithRank(segments[i], 1, &unused));
-    TF_RETURN_IF_ERROR(c->WithRank(totals[i], 0, &unused));
-    DimensionHandle rows;
-    TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(
-        static_cast<int>(2 + segments.size() + i), &rows));
+    TF_RETURN_IF_ERROR(c->WithRank(signs[i], 1, &unused));
     DimensionHandle dim = c->UnknownDim();
     for (size_t value = 0; value < sum_of.size(); ++value) {
       if (sum_of[value] != static_cast<int32_t>(i) || value >= dims.size()) {
@@ -118,7 +119,7 @@ absl::Status ExchangeSumShape(InferenceContext* c) {
       }
       TF_RETURN_IF_ERROR(c->Merge(dim, c->MakeDim(dims[value]), &dim));
     }
-    c->set_output(static_cast<int>(i), c->Matrix(rows, dim));
+    c->set_output(static_cast<int>(i), c->Matrix(c->Dim(signs[i], 0), dim));
   }
   return absl::OkStatus();
 }
@@ -162,6 +163,7 @@ REGISTER_OP("TfExt>ExchangeUnpack")
     .Attr("T: {int64, float}")
     .Attr("offset: int >= 0")
     .Attr("dims: list(int) >= 1")
+    .Attr("flat: bool = false")
     .SetShapeFn(ExchangeUnpackShape)
     .Doc(R"doc(
 Unpacks the values from the peers: the inverse of ExchangePack.
@@ -171,6 +173,7 @@ counts: `[N, peers]`, how many rows of each of `values` are from each peer.
 values: `[sum of counts[i], dims[i]]` each, ordered by peer.
 offset: columns before the values, which are skipped.
 dims: length of a row of each of `values`, N of them.
+flat: whether `values` are vectors, of one row after the other.
 )doc");
 
 REGISTER_OP("TfExt>ExchangePull")
@@ -207,7 +210,7 @@ REGISTER_OP("TfExt>ExchangeSum")
     .Input("packed: float")
     .Input("counts: int64")
     .Input("segments: M * int32")
-    .Input("totals: M * int64")
+    .Input("signs: M * int64")
     .Input("offset: int64")
     .Output("sums: M * float")
     .Attr("M: int >= 1")
@@ -222,10 +225,10 @@ each ordered by peer; they are added in that order.
 
 packed: `[peers, width]`, row p from peer p.
 counts: `[values, peers]`, how many rows of each value are from each peer.
-segments: `[n_i]` each, the row of the sum, 0 to totals[i] - 1, to which each of
-  its values' rows is added.
-totals: `[]` each, the number of rows of the sum.
-sums: `[totals[i], dim]` each.
+segments: `[n_i]` each, the row of the sum, 0 to u_i - 1, to which each of its
+  values' rows is added.
+signs: `[u_i]` each, of the rows of the sum. Only their number counts.
+sums: `[u_i, dim]` each.
 offset: `[]`, columns before the values, which are skipped.
 dims: length of a row of each value.
 sum_of: the sum to which each value belongs; the values of a sum must have equal

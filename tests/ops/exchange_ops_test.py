@@ -42,16 +42,19 @@ class RoundTripTest(parameterized.TestCase, tf.test.TestCase):
                 tf.constant(header, dtype),
                 width,
             )
-            return packed, _wire.exchange_unpack(
-                packed, sizes, dims, offset=columns
+            return packed, *(
+                _wire.exchange_unpack(packed, sizes, dims, columns, flat)
+                for flat in (False, True)
             )
 
-        packed, unpacked = round_trip()
+        packed, unpacked, flat = round_trip()
         self.assertEqual(packed.shape, [peers, width])
         self.assertAllEqual(packed[:, :columns], header)
         for one, before in zip(unpacked, values, strict=True):
             self.assertEqual(one.dtype, dtype)
             self.assertAllEqual(one, before)
+        for one, before in zip(flat, unpacked, strict=True):
+            self.assertAllEqual(one, tf.reshape(before, [-1]))
 
     @parameterized.parameters(tf.int64, tf.float32)
     def test_lays_out_header_parts_and_zeros(self, dtype):

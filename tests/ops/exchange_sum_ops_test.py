@@ -20,6 +20,7 @@ class ExchangeSumTest(parameterized.TestCase, tf.test.TestCase):
         packed = rng.normal(size=[peers, width]).astype(np.float32)
         rows = [counts[1].sum(), counts[0].sum() + counts[2].sum()]
         totals = [int(n) // 2 + 3 for n in rows]
+        signs = [np.arange(total) for total in totals]
         segments = [
             rng.integers(0, total, n).astype(np.int32)
             for n, total in zip(rows, totals, strict=True)
@@ -28,7 +29,7 @@ class ExchangeSumTest(parameterized.TestCase, tf.test.TestCase):
         @mode
         def call():
             sums = _wire.exchange_sum(
-                packed, counts, segments, totals, dims, sum_of, offset=2
+                packed, counts, segments, signs, dims, sum_of, offset=2
             )
             values = _wire.exchange_unpack(packed, counts, dims, offset=2)
             expected = [
@@ -48,9 +49,14 @@ class ExchangeSumTest(parameterized.TestCase, tf.test.TestCase):
 
     def test_knows_shapes_in_a_graph(self):
         @tf.function
-        def call(packed, counts, segments, total):
+        def call(packed, counts, segments, signs):
             a, b = _wire.exchange_sum(
-                packed, counts, [segments] * 2, [total, 5], [4, 8, 4], [0, 1, 0]
+                packed,
+                counts,
+                [segments] * 2,
+                [signs, tf.zeros([5], tf.int64)],
+                [4, 8, 4],
+                [0, 1, 0],
             )
             self.assertEqual(a.shape.as_list(), [None, 4])
             self.assertEqual(b.shape.as_list(), [5, 8])
@@ -60,7 +66,7 @@ class ExchangeSumTest(parameterized.TestCase, tf.test.TestCase):
             tf.TensorSpec([3, None]),
             tf.TensorSpec([3, 3], tf.int64),
             tf.TensorSpec([None], tf.int32),
-            tf.TensorSpec([], tf.int64),
+            tf.TensorSpec([None], tf.int64),
         )
 
 
@@ -68,13 +74,13 @@ def _sum(
     packed=((0.0, 1.0, 2.0), (0.0, 3.0, 4.0)),
     counts=((1, 1), (0, 1)),
     segments=((0, 1), (0,)),
-    totals=(2, 1),
+    signs=((7, 8), (9,)),
     dims=(1, 1),
     sum_of=(0, 1),
     offset=1,
 ):
     return _wire.exchange_sum(
-        packed, counts, segments, totals, dims, sum_of, offset
+        packed, counts, segments, signs, dims, sum_of, offset
     )
 
 
@@ -99,16 +105,15 @@ _SUM_CASES = (
         "shape is [1].",
     ),
     (
-        "segments_beyond_the_total",
+        "segments_beyond_the_signs",
         {"segments": [[0, 2], [0]]},
         "segments[1] is 2; it must be at least 0 and below count, 2.",
     ),
     (
-        "totals_vector",
-        {"totals": [[2], 1]},
-        ("totals[0] must be a scalar", "must be rank 0"),
+        "signs_matrix",
+        {"signs": [[[7, 8]], [9]]},
+        ("signs[0] must be a vector", "must be rank 1"),
     ),
-    ("totals_negative", {"totals": [2, -1]}, "-1"),
     (
         "dims_negative",
         {"dims": [1, -1]},

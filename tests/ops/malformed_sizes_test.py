@@ -89,22 +89,12 @@ _CASES = (
             tf.zeros([2**23, 0]),
             _huge_counts(2),
             segments=[tf.zeros([0], tf.int32)],
-            totals=[1],
+            signs=[[7]],
             dims=[0, 0],
             sum_of=[0, 0],
         ),
         f"segments[0] must be of shape [{INT64_MAX}] (the sum of its counts), "
         "but its shape is [0]",
-    ),
-    *(
-        (
-            f"sum_into_{total}",
-            lambda total=total: _wire.exchange_sum(
-                [[1.0, 2.0]], [[1]], [[0]], [total], dims=[2], sum_of=[0]
-            ),
-            (f"sums[0] cannot be of shape [{total},2]", *_NEGATIVE[1:]),
-        )
-        for total in (2**62, INT64_MAX, -1)
     ),
     *(
         (

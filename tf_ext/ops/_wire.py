@@ -174,7 +174,7 @@ def _type_of(values):
     return tf.int64 if first.dtype.is_integer else tf.float32
 
 
-def exchange_unpack(packed, counts, dims, offset=0, name=None):
+def exchange_unpack(packed, counts, dims, offset=0, flat=False, name=None):
     """Unpacks the values from the peers: the inverse of `exchange_pack`.
 
     Args:
@@ -183,6 +183,7 @@ def exchange_unpack(packed, counts, dims, offset=0, name=None):
         sent.
       dims: list of int, the length of a row of each value.
       offset: int, columns before the values, which are skipped.
+      flat: bool, whether the results are vectors, of one row after the other.
       name: optional name of the operation.
 
     Returns:
@@ -205,6 +206,7 @@ def exchange_unpack(packed, counts, dims, offset=0, name=None):
         N=len(dims),
         offset=offset,
         dims=list(dims),
+        flat=flat,
         name=name,
     )
 
@@ -262,7 +264,7 @@ def exchange_pull(
 
 
 def exchange_sum(
-    packed, counts, segments, totals, dims, sum_of, offset=0, name=None
+    packed, counts, segments, signs, dims, sum_of, offset=0, name=None
 ):
     """Sums rows of the values from the peers.
 
@@ -275,21 +277,22 @@ def exchange_sum(
         sent.
       segments: list of int32 `[n_i]`, one per sum: the row of the sum to which
         each row of its values is added.
-      totals: list of int64 scalars, the number of rows of each sum.
+      signs: list of int64 `[u_i]`, those of the rows of each sum. Only their
+        number counts.
       dims: list of int, the length of a row of each value.
       sum_of: list of int, the sum to which each value belongs.
       offset: int64 scalar, columns before the values, which are skipped.
       name: optional name of the operation.
 
     Returns:
-      List of float32 `[totals[i], dim]`, zeros in rows to which nothing is
+      List of float32 `[u_i, dim]`, zeros in rows to which nothing is
       added. The results are bit-identical for any number of threads.
 
     Example:
       >>> from tf_ext.ops import _wire
       >>> [total] = _wire.exchange_sum(
       ...     [[7.0, 0.0], [8.0, 9.0]], counts=[[1, 2]],
-      ...     segments=[[0, 1, 0]], totals=[2], dims=[1], sum_of=[0])
+      ...     segments=[[0, 1, 0]], signs=[[5, -3]], dims=[1], sum_of=[0])
       >>> total.numpy()
       array([[16.],
              [ 8.]], dtype=float32)
@@ -298,7 +301,7 @@ def exchange_sum(
         tf.convert_to_tensor(packed, tf.float32),
         tf.convert_to_tensor(counts, tf.int64),
         [tf.convert_to_tensor(each, tf.int32) for each in segments],
-        [tf.convert_to_tensor(total, tf.int64) for total in totals],
+        [to_signs(each, "exchange_sum") for each in signs],
         tf.convert_to_tensor(offset, tf.int64),
         dims=list(dims),
         sum_of=list(sum_of),

@@ -127,7 +127,7 @@ class AllToAll:
             received,
             tf.stack([way.counts for _, way in sent]),
             [one.plan.inverse for one in sums],
-            [tf.size(one.plan.signs, tf.int64) for one in sums],
+            [one.plan.signs for one in sums],
             dims=[one.dim for one in sums for _ in one.values],
             sum_of=[i for i, one in enumerate(sums) for _ in one.values],
             offset=offset,

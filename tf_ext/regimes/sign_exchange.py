@@ -94,6 +94,7 @@ class SignExchange:
             agreed.counts,
             [1] * count,
             offset=count + _wire.HEADER_COLUMNS,
+            flat=True,
         )
         # An error must not find the other collective under way.
         with tf.control_dependencies(arrived):
@@ -104,7 +105,7 @@ class SignExchange:
             plan.route = Route(
                 plan.split_sizes,
                 counts,
-                tf.reshape(part, [-1]),
+                part,
                 agreed.values_width,
                 flag,
             )
