@@ -68,11 +68,15 @@ OPS_UNITS = 4
 
 # REGISTER_OP and kernels.
 OPS_SOURCES = [
+    "cc/ops/bag_inputs.cc",
     "cc/ops/bag_kernels.cc",
     "cc/ops/bag_ops.cc",
     "cc/ops/bundle_kernels.cc",
     "cc/ops/bundle_ops.cc",
     "cc/ops/bundle_pass.cc",
+    "cc/ops/concat_kernels.cc",
+    "cc/ops/concat_ops.cc",
+    "cc/ops/concat_pass.cc",
     "cc/ops/counter_kernels.cc",
     "cc/ops/counter_ops.cc",
     "cc/ops/cut_bags_kernels.cc",

@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/bags/combine.h"
 #include "cc/core/bags/unique.h"
-#include "cc/core/support/checked_math.h"
 #include "cc/core/support/parallel.h"
 #include "cc/core/support/status.h"
+#include "cc/ops/bag_inputs.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -96,64 +95,23 @@ class UniqueByShardOp : public OpKernel {
 class BagOp : public OpKernel {
  public:
   explicit BagOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
-    std::vector<std::string> names;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("combiners", &names));
-    combiners_.resize(names.size());
-    for (size_t i = 0; i < names.size(); ++i) {
-      OP_REQUIRES_OK(ctx, ToTf(ParseCombiner(names[i], &combiners_[i])));
-    }
+    OP_REQUIRES_OK(ctx, GetCombiners(ctx, &combiners_));
   }
 
  protected:
-  // Checks that the sizes of the inputs that start at `first` agree, and sets
-  // the shape of the combined bags, `combined`.
-  absl::Status MakeBags(OpKernelContext* ctx, int first, Bags* bags,
-                        TensorShape* combined) const {
-    const Tensor& rows = ctx->input(first);
-    const Tensor& inverse = ctx->input(first + 1);
-    const Tensor& row_splits = ctx->input(first + 2);
-    const Tensor& weights = ctx->input(first + 3);
-    TF_RETURN_IF_ERROR(CheckMatrix("rows", rows));
-    TF_RETURN_IF_ERROR(CheckVector("inverse", inverse));
-    TF_RETURN_IF_ERROR(CheckVector("row_splits", row_splits));
-    const int64_t n = inverse.dim_size(0);
-    TF_RETURN_IF_ERROR(
-        CheckOptionalVectorOf("weights", weights, n, "as inverse"));
-    const int64_t columns = static_cast<int64_t>(combiners_.size());
-    const int64_t cells = row_splits.dim_size(0) - 1;
-    if (cells < 0 || cells % columns != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("row_splits must have ", columns,
-                       " * batch_size + 1 values (there are ", columns,
-                       " combiners), but its shape is ",
-                       row_splits.shape().DebugString(), "."));
-    }
-    bags->combiners = combiners_;
-    bags->batch = cells / columns;
-    bags->dim = rows.dim_size(1);
-    bags->unique = rows.dim_size(0);
-    bags->n = n;
-    bags->rows = rows.flat<float>().data();
-    bags->inverse = inverse.flat<int32_t>().data();
-    bags->row_splits = row_splits.flat<int64_t>().data();
-    if (weights.dim_size(0) > 0) bags->weights = weights.flat<float>().data();
-    TF_RETURN_IF_ERROR(ToTf(CheckBags(*bags)));
-    return CombinedShape(*bags, combined);
+  // Makes the bags of the inputs that start at `first`, and sets the shape of
+  // the combined bags, `combined`.
+  absl::Status GetBags(OpKernelContext* ctx, int first, Bags* bags,
+                       TensorShape* combined) const {
+    TF_RETURN_IF_ERROR(MakeBags({ctx->input(first), ctx->input(first + 1),
+                                 ctx->input(first + 2), ctx->input(first + 3)},
+                                "", combiners_, bags));
+    int64_t width = 0;
+    TF_RETURN_IF_ERROR(CombinedWidth(*bags, &width));
+    return MakeShape("combined", {bags->batch, width}, combined);
   }
 
  private:
-  // An empty tensor of rows may still have a dim that is too large for outputs.
-  static absl::Status CombinedShape(const Bags& bags, TensorShape* shape) {
-    const int64_t columns = static_cast<int64_t>(bags.combiners.size());
-    const int64_t width = SaturatedMultiply(columns, bags.dim);
-    if (width == kBeyondInt64) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rows have ", bags.dim, " values each; times ", columns,
-                       " combiners that is beyond int64."));
-    }
-    return MakeShape("combined", {bags.batch, width}, shape);
-  }
-
   std::vector<Combiner> combiners_;
 };
 
@@ -164,7 +122,7 @@ class CombineBagsOp : public BagOp {
   void Compute(OpKernelContext* ctx) override {
     Bags bags;
     TensorShape shape;
-    OP_REQUIRES_OK(ctx, MakeBags(ctx, /*first=*/0, &bags, &shape));
+    OP_REQUIRES_OK(ctx, GetBags(ctx, /*first=*/0, &bags, &shape));
     Tensor* combined = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &combined));
     if (combined->NumElements() == 0) return;
@@ -179,7 +137,7 @@ class CombineBagsGradOp : public BagOp {
   void Compute(OpKernelContext* ctx) override {
     Bags bags;
     TensorShape shape;
-    OP_REQUIRES_OK(ctx, MakeBags(ctx, /*first=*/kRows, &bags, &shape));
+    OP_REQUIRES_OK(ctx, GetBags(ctx, /*first=*/kRows, &bags, &shape));
     const Tensor& gradient = ctx->input(kGradient);
     OP_REQUIRES(ctx, gradient.shape() == shape,
                 absl::InvalidArgumentError(absl::StrCat(

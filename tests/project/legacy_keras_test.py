@@ -56,6 +56,7 @@ _WITHOUT_KERAS = {
     "models/inflight_test.py",
     "ops/bag_ops_test.py",
     "ops/bundle_ops_test.py",
+    "ops/concat_pass_test.py",
     "ops/counter_ops_test.py",
     "ops/exchange_ops_test.py",
     "ops/exchange_pull_ops_test.py",

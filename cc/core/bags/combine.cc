@@ -108,10 +108,8 @@ void CombineBag(const Bags& bags, Combiner combiner, int64_t begin, int64_t end,
 // piece of memory, and what is read one of each column.
 template <int64_t kDim>
 void CombineBatchRows(const Bags& bags, int64_t first, int64_t last,
-                      float* out) {
-  const int64_t columns = static_cast<int64_t>(bags.combiners.size());
-  const int64_t width = columns * bags.dim;
-  for (int64_t c = 0; c < columns; ++c) {
+                      int64_t stride, float* out) {
+  for (int64_t c = 0; c < bags.columns(); ++c) {
     const int64_t* const splits = bags.row_splits + c * bags.batch;
     const int64_t end = splits[last];
     for (int64_t i = splits[first]; i < std::min(splits[first] + kAhead, end);
@@ -120,9 +118,32 @@ void CombineBatchRows(const Bags& bags, int64_t first, int64_t last,
     }
     for (int64_t b = first; b < last; ++b) {
       CombineBag<kDim>(bags, bags.combiners[c], splits[b], splits[b + 1], end,
-                       out + b * width + c * bags.dim);
+                       out + b * stride + c * bags.dim);
     }
   }
+}
+
+void CombineTables(const Bags* tables, size_t count,
+                   const ParallelFor& parallel_for, int64_t stride,
+                   float* const* outs) {
+  const int64_t batch = tables[0].batch;
+  int64_t floats = 0;
+  for (size_t t = 0; t < count; ++t) {
+    const Bags& bags = tables[t];
+    floats += std::max(bags.n, bags.columns() * batch) * bags.dim;
+  }
+  const int64_t blocks = std::clamp<int64_t>(floats / kFloatsPerBlock, 1,
+                                             std::max<int64_t>(1, batch));
+  RunBlocks(blocks, parallel_for, [&](int64_t block) {
+    const int64_t first = batch * block / blocks;
+    const int64_t last = batch * (block + 1) / blocks;
+    for (size_t t = 0; t < count; ++t) {
+      DispatchDim(tables[t].dim, [&](auto dim) {
+        CombineBatchRows<decltype(dim)::value>(tables[t], first, last, stride,
+                                               outs[t]);
+      });
+    }
+  });
 }
 
 // What one value adds to its row's gradient: scale * gradient. No gradient:
@@ -216,7 +237,7 @@ class GradientSum {
       : bags_(bags),
         gradient_(gradient),
         weights_gradient_(weights_gradient),
-        columns_(static_cast<int64_t>(bags.combiners.size())),
+        columns_(bags.columns()),
         blocks_(BlocksFor(bags.n * bags.dim)),
         contributions_(new Contribution[bags.n]) {
     while (parts_ < blocks_) parts_ *= 2;
@@ -353,8 +374,7 @@ std::string Found(const char* what, int64_t position, int64_t value) {
 }
 
 Status CheckSplits(const Bags& bags) {
-  const int64_t count =
-      static_cast<int64_t>(bags.combiners.size()) * bags.batch;
+  const int64_t count = bags.columns() * bags.batch;
   const int64_t* const splits = bags.row_splits;
   if (splits[0] != 0) {
     return Status::InvalidArgument(Found("row_splits", 0, splits[0]) +
@@ -439,17 +459,14 @@ Status CheckBags(const Bags& bags) {
 
 void CombineBags(const Bags& bags, const ParallelFor& parallel_for,
                  float* out) {
-  const int64_t columns = static_cast<int64_t>(bags.combiners.size());
-  const int64_t floats = std::max(bags.n, columns * bags.batch) * bags.dim;
-  const int64_t blocks = std::clamp<int64_t>(floats / kFloatsPerBlock, 1,
-                                             std::max<int64_t>(1, bags.batch));
-  RunBlocks(blocks, parallel_for, [&](int64_t block) {
-    const int64_t first = bags.batch * block / blocks;
-    const int64_t last = bags.batch * (block + 1) / blocks;
-    DispatchDim(bags.dim, [&](auto dim) {
-      CombineBatchRows<decltype(dim)::value>(bags, first, last, out);
-    });
-  });
+  CombineTables(&bags, 1, parallel_for, bags.columns() * bags.dim, &out);
+}
+
+void CombineBags(const std::vector<Bags>& tables,
+                 const ParallelFor& parallel_for, int64_t stride,
+                 const std::vector<float*>& outs) {
+  CombineTables(tables.data(), tables.size(), parallel_for, stride,
+                outs.data());
 }
 
 Status CombineBagsGradient(const Bags& bags, const float* gradient,

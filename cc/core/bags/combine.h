@@ -2,7 +2,8 @@
 //
 // There are `columns` columns of `batch` bags; bag (c, b) holds the values
 // row_splits[c * batch + b] .. row_splits[c * batch + b + 1] and is written to
-// out[b, c * dim : (c + 1) * dim].
+// out[b, c * dim : (c + 1) * dim]. A row of `out` may be part of a longer one,
+// with the bags of other tables.
 #ifndef TF_EXT_CC_CORE_BAGS_COMBINE_H_
 #define TF_EXT_CC_CORE_BAGS_COMBINE_H_
 
@@ -32,6 +33,8 @@ struct Bags {
   const int32_t* inverse = nullptr;     // [n], each in [0, unique)
   const int64_t* row_splits = nullptr;  // [columns * batch + 1]
   const float* weights = nullptr;       // [n] or nullptr
+
+  int64_t columns() const { return static_cast<int64_t>(combiners.size()); }
 };
 
 // Splits that start at 0, do not fall and end at n; inverse in range; no
@@ -40,6 +43,12 @@ Status CheckBags(const Bags& bags);
 
 // out: [batch, columns * dim]. `bags` must have passed CheckBags.
 void CombineBags(const Bags& bags, const ParallelFor& parallel_for, float* out);
+
+// The same for bags of several tables with the same batch, at least one. From
+// one row of each of `outs` to the next one are `stride` values.
+void CombineBags(const std::vector<Bags>& tables,
+                 const ParallelFor& parallel_for, int64_t stride,
+                 const std::vector<float*>& outs);
 
 // gradient: [batch, columns * dim]; rows_gradient: [unique, dim], a row's
 // values added in the order of `inverse` whatever the number of threads;

@@ -196,6 +196,40 @@ double SlopeAt(const Input& input, int64_t c, int64_t d, int64_t begin,
          (2 * kBump);
 }
 
+TEST(CombineBags, SeveralTablesIntoPartsOfRows) {
+  const std::vector<Input> tables = {Random(1, 3000, 16, false),
+                                     Random(2, 3000, 1, true),
+                                     Random(3, 3000, 7, false)};
+  constexpr int64_t kBefore = 5;  // columns that are not written
+  int64_t stride = kBefore;
+  for (const Input& table : tables) stride += table.width();
+  for (const ParallelFor& parallel_for : {SerialFor, FourThreads}) {
+    std::vector<float> out(3000 * stride, -1);
+    std::vector<Bags> bags;
+    std::vector<float*> outs;
+    int64_t column = kBefore;
+    for (const Input& table : tables) {
+      bags.push_back(table.bags());
+      outs.push_back(out.data() + column);
+      column += table.width();
+    }
+    CombineBags(bags, parallel_for, stride, outs);
+    column = kBefore;
+    for (const Input& table : tables) {
+      const std::vector<float> alone = Combine(table);
+      for (int64_t b = 0; b < table.batch; ++b) {
+        for (int64_t c = 0; c < table.width(); ++c) {
+          ASSERT_EQ(out[b * stride + column + c], alone[b * table.width() + c]);
+        }
+      }
+      column += table.width();
+    }
+    for (int64_t b = 0; b < 3000; ++b) {
+      for (int64_t c = 0; c < kBefore; ++c) ASSERT_EQ(out[b * stride + c], -1);
+    }
+  }
+}
+
 TEST(CombineTest, NamesOfCombiners) {
   Combiner combiner = Combiner::kSum;
   EXPECT_TRUE(ParseCombiner("sqrtn", &combiner).ok());
