@@ -4,16 +4,14 @@
 // When a graph is complete, this pass replaces such a concatenation, and the
 // CombineBags whose results only it needs, by one CombineBagsConcat.
 //
-// Nodes in a loop or a branch of tf.cond are combined if they run under the
-// same conditions.
+// Nodes with an edge between them run under the same conditions: what enters or
+// leaves a loop or a branch of tf.cond does so by nodes of its own, such as
+// Switch and Merge.
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <set>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,15 +19,12 @@
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.h"
-#include "tensorflow/core/graph/algorithm.h"
-#include "tensorflow/core/graph/control_flow.h"
 #include "tensorflow/core/graph/graph.h"
 #include "tensorflow/core/graph/node_builder.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::ControlFlowInfo;
 using tensorflow::DataType;
 using tensorflow::Edge;
 using tensorflow::Graph;
@@ -37,89 +32,6 @@ using tensorflow::GraphOptimizationPassOptions;
 using tensorflow::Node;
 using tensorflow::NodeBuilder;
 using tensorflow::Tensor;
-
-// A condition for a node to run: that the predicate of a Switch, an output of a
-// node, is the number of a branch.
-using Condition = std::tuple<int, int, int>;  // node, output, branch
-using Conditions = std::set<Condition>;
-
-// Under which conditions the nodes of a graph run.
-class RunConditions {
- public:
-  absl::Status Find(Graph* graph) {
-    TF_RETURN_IF_ERROR(tensorflow::BuildControlFlowInfo(graph, &frames_));
-    conditions_.assign(graph->num_node_ids(), {});
-    std::vector<Node*> order;
-    // Without the edges that close loops.
-    tensorflow::GetReversePostOrder(*graph, &order, {}, [](const Edge& edge) {
-      return !edge.src()->IsNextIteration();
-    });
-    for (const Node* node : order) Visit(*node);
-    return absl::OkStatus();
-  }
-
-  bool AreSame(const Node& a, const Node& b) const {
-    return frames_[a.id()].frame_name == frames_[b.id()].frame_name &&
-           conditions_[a.id()] == conditions_[b.id()];
-  }
-
- private:
-  // Those that the end of an edge has due to it.
-  Conditions Of(const Edge& edge) const {
-    const Node& from = *edge.src();
-    Conditions found = conditions_[from.id()];
-    const Edge* predicate = nullptr;
-    // A loop ends some time: what follows it runs if the loop does.
-    if (from.IsSwitch() && !edge.IsControlEdge() && !edge.dst()->IsExit() &&
-        from.input_edge(1, &predicate).ok()) {
-      found.emplace(predicate->src()->id(), predicate->src_output(),
-                    edge.src_output());
-    }
-    return found;
-  }
-
-  void Visit(const Node& node) {
-    std::vector<Conditions> merged;
-    Conditions& all = conditions_[node.id()];
-    for (const Edge* edge : node.in_edges()) {
-      if (edge->src()->IsNextIteration()) continue;
-      Conditions found = Of(*edge);
-      if (node.IsMerge() && !edge->IsControlEdge()) {
-        merged.push_back(std::move(found));
-      } else {
-        all.merge(found);
-      }
-    }
-    if (!merged.empty()) all.merge(OfMerge(node, merged));
-  }
-
-  // A Merge runs if one of its inputs does.
-  static Conditions OfMerge(const Node& node,
-                            const std::vector<Conditions>& inputs) {
-    if (inputs.size() == 1) return inputs[0];  // The other one closes a loop.
-    if (inputs.size() == 2) {
-      Conditions only[2];
-      for (int i = 0; i < 2; ++i) {
-        std::set_difference(inputs[i].begin(), inputs[i].end(),
-                            inputs[1 - i].begin(), inputs[1 - i].end(),
-                            std::inserter(only[i], only[i].end()));
-      }
-      // Both branches of a Switch: one of them runs.
-      if (only[0].size() == 1 && only[1].size() == 1 &&
-          std::get<0>(*only[0].begin()) == std::get<0>(*only[1].begin()) &&
-          std::get<1>(*only[0].begin()) == std::get<1>(*only[1].begin())) {
-        Conditions common = inputs[0];
-        common.erase(*only[0].begin());
-        return common;
-      }
-    }
-    // That it runs is a condition of its own.
-    return {{node.id(), 0, 0}};
-  }
-
-  std::vector<ControlFlowInfo> frames_;  // by the numbers of nodes
-  std::vector<Conditions> conditions_;   // by the numbers of nodes
-};
 
 const Edge& InputEdge(const Node& node, int input) {
   const Edge* edge = nullptr;
@@ -145,7 +57,6 @@ class Rewriter {
   explicit Rewriter(Graph* graph) : graph_(*graph) {}
 
   absl::Status Run() {
-    TF_RETURN_IF_ERROR(conditions_.Find(&graph_));
     std::vector<Node*> concats;
     for (Node* node : graph_.op_nodes()) {
       if (node->type_string() == "ConcatV2") concats.push_back(node);
@@ -225,8 +136,7 @@ class Rewriter {
   // Whether only the concatenation needs the values of bags.
   bool IsOnlyFor(const Node& bags, const Node& concat) const {
     if (bags.type_string() != "TfExt>CombineBags" ||
-        bags.assigned_device_name() != concat.assigned_device_name() ||
-        !conditions_.AreSame(bags, concat)) {
+        bags.assigned_device_name() != concat.assigned_device_name()) {
       return false;
     }
     int uses = 0;
@@ -236,8 +146,7 @@ class Rewriter {
       if (&user == &concat) {
         ++uses;
       } else if (!IsShape(user) ||
-                 user.assigned_device_name() != bags.assigned_device_name() ||
-                 !conditions_.AreSame(user, concat)) {
+                 user.assigned_device_name() != bags.assigned_device_name()) {
         return false;
       }
     }
@@ -356,7 +265,6 @@ class Rewriter {
   }
 
   Graph& graph_;
-  RunConditions conditions_;
 };
 
 class ConcatBagsPass : public tensorflow::GraphOptimizationPass {

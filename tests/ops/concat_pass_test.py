@@ -45,7 +45,7 @@ def _tables(splits):
 
 
 def _run(function, *arguments):
-    """What a function returns, and how many ops of each type it ran.
+    """What a function returns, and what it ran.
 
     Sizes of its arguments are not known when it is traced.
     """
@@ -61,12 +61,29 @@ def _run(function, *arguments):
         metadata = context.context().export_run_metadata()
     finally:
         context.context().disable_run_metadata()
-    return found, collections.Counter(
-        node.op.removeprefix("TfExt>")
-        for graphs in metadata.function_graphs
-        for graph in graphs.partition_graphs
-        for node in graph.node
-    )
+    return found, _Ran(metadata)
+
+
+class _Ran(collections.Counter):
+    """How many nodes of each type of op ran."""
+
+    def __init__(self, metadata):
+        self._types, self._nodes = {}, []
+        for graphs in metadata.function_graphs:
+            for graph in graphs.partition_graphs:
+                self._nodes.extend(graph.node)
+        for node in self._nodes:
+            self._types[node.name] = node.op.removeprefix("TfExt>")
+        super().__init__(self._types.values())
+
+    def waited(self, one, other):
+        """Whether each node of one type waited for one of another type."""
+        return all(
+            other
+            in [self._types[i[1:]] for i in node.input if i.startswith("^")]
+            for node in self._nodes
+            if self._types[node.name] == one
+        )
 
 
 class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
@@ -77,10 +94,10 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
             self.assertEqual(one.shape, other.shape)
             self.assertEqual(one.numpy().tobytes(), other.numpy().tobytes())
 
-    def assert_rewritten(self, counts, whole, apart=0):
+    def assert_rewritten(self, ran, whole, apart=0):
         """How many concatenations of bags ran, and how many bags apart."""
-        self.assertEqual(counts["CombineBagsConcat"], whole)
-        self.assertEqual(counts["CombineBags"], apart)
+        self.assertEqual(ran["CombineBagsConcat"], whole)
+        self.assertEqual(ran["CombineBags"], apart)
 
     @parameterized.parameters(1, -1)
     def test_values_and_gradients(self, axis):
@@ -95,11 +112,11 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
                 loss = tf.reduce_sum(x * x * scale[:, : x.shape[1]])
             return x, tape.gradient(loss, values)
 
-        found, counts = _run(step, _SPLITS)
+        found, ran = _run(step, _SPLITS)
         self.assert_same(found, step(_SPLITS))
-        self.assert_rewritten(counts, 1)
+        self.assert_rewritten(ran, 1)
         for name in ("ConcatV2", "ShapeN"):
-            self.assertEqual(counts[name], 0, name)
+            self.assertEqual(ran[name], 0, name)
 
     def test_among_other_matrices(self):
         """Dense features, an empty matrix, the same bags twice."""
@@ -115,9 +132,9 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
             return x, tape.gradient(loss, parts)
 
         dense = tf.random.normal([_BATCH, 4])
-        found, counts = _run(step, dense)
+        found, ran = _run(step, dense)
         self.assert_same(found, step(dense))
-        self.assert_rewritten(counts, 1, 1)
+        self.assert_rewritten(ran, 1, 1)
 
     @parameterized.parameters(tf.int32, tf.int64)
     def test_shapes_that_others_need(self, out_type):
@@ -131,10 +148,10 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
             )
 
         arguments = _SPLITS, tf.random.normal([_BATCH, 4])
-        found, counts = _run(step, *arguments)
+        found, ran = _run(step, *arguments)
         self.assert_same(found, step(*arguments))
-        self.assert_rewritten(counts, 1)
-        self.assertEqual(counts["Shape"], 0)
+        self.assert_rewritten(ran, 1)
+        self.assertEqual(ran["Shape"], 0)
 
     def test_shapes_of_two_types_and_values_that_others_need(self):
         def step(splits, dense):
@@ -149,9 +166,9 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
             )
 
         arguments = _SPLITS, tf.random.normal([_BATCH, 4])
-        found, counts = _run(step, *arguments)
+        found, ran = _run(step, *arguments)
         self.assert_same(found, step(*arguments))
-        self.assert_rewritten(counts, whole=0, apart=3)
+        self.assert_rewritten(ran, whole=0, apart=3)
 
     def test_what_waits_for_the_shape_of_bags(self):
         """As the shape comes from the concatenation, it cannot wait for it."""
@@ -162,9 +179,9 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
             dense = tf.fill(tf.shape(bags[0]), 7.0)
             return tf.concat([*bags, dense], 1)
 
-        found, counts = _run(step, _SPLITS)
+        found, ran = _run(step, _SPLITS)
         self.assert_same(found, step(_SPLITS))
-        self.assert_rewritten(counts, whole=0, apart=2)
+        self.assert_rewritten(ran, whole=0, apart=2)
 
     def test_bags_that_need_other_bags(self):
         def step():
@@ -173,42 +190,54 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
             second = ops.combine_bags(**{**_TABLES[0], "rows": rows})
             return tf.concat([first, second], 1)
 
-        found, counts = _run(step)
+        found, ran = _run(step)
         self.assert_same(found, step())
-        self.assert_rewritten(counts, 1, 1)
+        self.assert_rewritten(ran, 1, 1)
 
     def test_another_axis(self):
         def step():
-            bags = [ops.combine_bags(**_TABLES[0]) for _ in range(2)]
-            return tf.concat(bags, 0)
+            return tf.concat([_shifted(_TABLES[0], i) for i in range(2)], 0)
 
-        found, counts = _run(step)
+        found, ran = _run(step)
         self.assert_same(found, step())
-        self.assertEqual(counts["CombineBagsConcat"], 0)
+        self.assertEqual(ran["CombineBagsConcat"], 0)
 
     def test_control_dependencies_stay(self):
+        before = tf.Variable(0.0)
+        after, last = tf.Variable(0), tf.Variable(0)
+
+        def step(splits, one):
+            with tf.control_dependencies([before.assign_add(1.0)]):
+                bags = [ops.combine_bags(**t) for t in _tables(splits)]
+                shape = tf.shape(bags[2])
+            with tf.control_dependencies([bags[0]]):
+                after.assign_sub(one)
+            with tf.control_dependencies([shape]):
+                last.assign(one)
+            return tf.concat(bags, 1), shape
+
+        arguments = _SPLITS, tf.constant(1)
+        found, ran = _run(step, *arguments)
+        self.assert_same(found, step(*arguments))
+        self.assert_rewritten(ran, 1)
+        self.assertTrue(ran.waited("CombineBagsConcat", "AssignAddVariableOp"))
+        for waiting in ("AssignSubVariableOp", "AssignVariableOp"):
+            self.assertTrue(ran.waited(waiting, "CombineBagsConcat"), waiting)
+        self.assertEqual((float(before), int(after)), (2.0, -2))
+
+    def test_what_comes_between_bags_and_concatenation(self):
         noted = tf.Variable(0.0)
 
         def step():
-            # The values are right only if each op waits for what it has to.
-            first = noted.assign_add(1.0)
-            with tf.control_dependencies([first]):
-                bags = [ops.combine_bags(**table) for table in _TABLES]
-                before = noted.read_value()
+            bags = [ops.combine_bags(**table) for table in _TABLES]
             with tf.control_dependencies(bags):
                 last = noted.assign_add(10.0)
             with tf.control_dependencies([last]):
-                x = tf.concat(bags, 1)
-            with tf.control_dependencies([x]):
-                return x, before, noted.read_value()
+                return tf.concat(bags, 1)
 
-        found, counts = _run(step)
-        self.assertEqual(float(found[1]), 1.0)
-        self.assertEqual(float(found[2]), 11.0)
-        expected = tf.concat([ops.combine_bags(**t) for t in _TABLES], 1)
-        self.assert_same(found[0], expected)
-        # What follows the bags comes before the concatenation.
-        self.assert_rewritten(counts, whole=0, apart=3)
+        found, ran = _run(step)
+        self.assert_rewritten(ran, whole=0, apart=3)
+        self.assert_same(found, step())
 
     def test_branches(self):
         def joined(shift):
@@ -227,10 +256,10 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
         for predicate in (True, False):
             for other in (True, False):
                 arguments = tf.constant(predicate), tf.constant(other)
-                found, counts = _run(step, *arguments)
+                found, ran = _run(step, *arguments)
                 self.assert_same(found, step(*arguments))
                 # Bags from outside a branch are none of its own.
-                self.assert_rewritten(counts, 3, 1)
+                self.assert_rewritten(ran, 3, 1)
 
     def test_after_branches(self):
         def step(outer, inner):
@@ -252,9 +281,9 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
         for outer in (True, False):
             for inner in (True, False):
                 arguments = tf.constant(outer), tf.constant(inner)
-                found, counts = _run(step, *arguments)
+                found, ran = _run(step, *arguments)
                 self.assert_same(found, step(*arguments))
-                self.assert_rewritten(counts, 1)
+                self.assert_rewritten(ran, 1)
 
     def test_loops(self):
         def step(count):
@@ -272,10 +301,10 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
             return total, tf.concat([after, total], 1)
 
         for count in (tf.constant(0), tf.constant(4)):
-            found, counts = _run(step, count)
+            found, ran = _run(step, count)
             for one, other in zip(found, step(count), strict=True):
                 self.assertAllClose(one, other, rtol=1e-6)
-            self.assert_rewritten(counts, 3)
+            self.assert_rewritten(ran, 3)
 
     def test_many_values_on_several_threads(self):
         tables = [
@@ -293,9 +322,9 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
             return tf.concat([*bags, dense], 1)
 
         dense = tf.random.normal([3000, 150])
-        found, counts = _run(step, dense)
+        found, ran = _run(step, dense)
         self.assert_same(found, step(dense))
-        self.assert_rewritten(counts, 1)
+        self.assert_rewritten(ran, 1)
 
 
 _NAMES = ("rows", "inverse", "row_splits", "weights")
