@@ -336,7 +336,7 @@ def _shifted(table, shift):
 
 def _tensor(name, value):
     types = {"inverse": tf.int32, "row_splits": tf.int64}
-    return tf.constant(value, types.get(name, tf.float32))
+    return tf.convert_to_tensor(value, types.get(name, tf.float32))
 
 
 def _concat(**changed):
@@ -397,8 +397,22 @@ class MalformedTest(RefusalTestCase):
         ),
         ("others_vector", {"others": [[5.0]]}, "others[0] must be a matrix"),
     )
-    def test_concat(self, arguments, *texts):
+    def test_malformed(self, arguments, *texts):
         self.assert_refused(lambda: _concat(**arguments), *texts)
+
+    def test_a_shape_beyond_int32(self):
+        wide = {
+            "rows": [tf.zeros([0, 2**31])] * 2,
+            "inverse": [[], []],
+            "row_splits": [[0], [0]],
+            "others": [tf.zeros([0, 1])],
+        }
+        self.assert_refused(
+            lambda: _concat(**wide),
+            "shapes must be int64 for a shape of [0,2147483648]",
+        )
+        shapes = _concat(**wide, out_type=tf.int64).shapes
+        self.assertAllEqual(shapes, [[0, 2**31], [0, 2**32]])
 
 
 if __name__ == "__main__":
