@@ -380,9 +380,10 @@ class OtherCallbacksTest(_Test):
         batches = _scalars(directory / "train")["batch_loss"]
         steps = [step for step, _ in batches]
         self.assertEqual(steps, sorted(steps))
-        # Each fourth step, of those that the counter has when it is read:
-        # two workers may have moved it past one.
-        self.assertBetween(len(steps), 4, 16)
+        # Each fourth step, of those that the counter has when it is read: two
+        # workers may have moved it past one, or not have moved it for a while.
+        self.assertNotEmpty(steps)
+        self.assertContainsSubset(steps, range(4, 2 * 16 + 1, 4))
 
     def test_no_number_ends_training(self):
         def spoil(features, labels):

@@ -203,7 +203,9 @@ TEST(CombineBags, SeveralTablesIntoPartsOfRows) {
   constexpr int64_t kBefore = 5;  // columns that are not written
   int64_t stride = kBefore;
   for (const Input& table : tables) stride += table.width();
-  for (const ParallelFor& parallel_for : {SerialFor, FourThreads}) {
+  for (const bool threads : {false, true}) {
+    const ParallelFor parallel_for =
+        threads ? ParallelFor(FourThreads) : SerialFor;
     std::vector<float> out(3000 * stride, -1);
     std::vector<Bags> bags;
     std::vector<float*> outs;
