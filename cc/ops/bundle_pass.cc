@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/ops/graph_pass.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/types.h"
 #include "tensorflow/core/graph/algorithm.h"
@@ -40,7 +41,6 @@ using tensorflow::DataType;
 using tensorflow::DeviceNameUtils;
 using tensorflow::Edge;
 using tensorflow::Graph;
-using tensorflow::GraphOptimizationPassOptions;
 using tensorflow::Node;
 using tensorflow::NodeBuilder;
 
@@ -57,6 +57,8 @@ struct Transfer {
 
 class Bundler {
  public:
+  static constexpr char kOp[] = "TfExt>BundleTransfers";
+
   explicit Bundler(Graph* graph) : graph_(*graph) {}
 
   absl::Status Run() {
@@ -188,25 +190,9 @@ class Bundler {
   std::vector<bool> may_be_dead_;
 };
 
-class BundleTransfersPass : public tensorflow::GraphOptimizationPass {
- public:
-  absl::Status Run(const GraphOptimizationPassOptions& options) override {
-    if (options.graph == nullptr || *options.graph == nullptr) {
-      return absl::OkStatus();
-    }
-    Graph& graph = **options.graph;
-    for (const Node* node : graph.op_nodes()) {
-      if (node->type_string() == "TfExt>BundleTransfers") {
-        return Bundler(&graph).Run();
-      }
-    }
-    return absl::OkStatus();
-  }
-};
-
 REGISTER_OPTIMIZATION(
     tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 0,
-    BundleTransfersPass);
+    GraphPass<Bundler>);
 
 }  // namespace
 }  // namespace tf_ext

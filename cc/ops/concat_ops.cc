@@ -1,10 +1,6 @@
 // The interface of the op that combines bags into parts of longer vectors.
 
-#include <string>
-#include <vector>
-
 #include "absl/status/status.h"
-#include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/ops/graph_pass.h"
 #include "tensorflow/core/common_runtime/optimization_registry.h"
 #include "tensorflow/core/framework/node_def_util.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -28,7 +29,6 @@ namespace {
 using tensorflow::DataType;
 using tensorflow::Edge;
 using tensorflow::Graph;
-using tensorflow::GraphOptimizationPassOptions;
 using tensorflow::Node;
 using tensorflow::NodeBuilder;
 using tensorflow::Tensor;
@@ -52,9 +52,11 @@ bool IsShape(const Node& node) {
   return node.type_string() == "Shape" || node.type_string() == "ShapeN";
 }
 
-class Rewriter {
+class BagsConcatenator {
  public:
-  explicit Rewriter(Graph* graph) : graph_(*graph) {}
+  static constexpr char kOp[] = "TfExt>CombineBags";
+
+  explicit BagsConcatenator(Graph* graph) : graph_(*graph) {}
 
   absl::Status Run() {
     std::vector<Node*> concats;
@@ -135,7 +137,7 @@ class Rewriter {
 
   // Whether only the concatenation needs the values of bags.
   bool IsOnlyFor(const Node& bags, const Node& concat) const {
-    if (bags.type_string() != "TfExt>CombineBags" ||
+    if (bags.type_string() != kOp ||
         bags.assigned_device_name() != concat.assigned_device_name()) {
       return false;
     }
@@ -267,25 +269,9 @@ class Rewriter {
   Graph& graph_;
 };
 
-class ConcatBagsPass : public tensorflow::GraphOptimizationPass {
- public:
-  absl::Status Run(const GraphOptimizationPassOptions& options) override {
-    if (options.graph == nullptr || *options.graph == nullptr) {
-      return absl::OkStatus();
-    }
-    Graph& graph = **options.graph;
-    for (const Node* node : graph.op_nodes()) {
-      if (node->type_string() == "TfExt>CombineBags") {
-        return Rewriter(&graph).Run();
-      }
-    }
-    return absl::OkStatus();
-  }
-};
-
 REGISTER_OPTIMIZATION(
     tensorflow::OptimizationPassRegistry::POST_REWRITE_FOR_EXEC, 0,
-    ConcatBagsPass);
+    GraphPass<BagsConcatenator>);
 
 }  // namespace
 }  // namespace tf_ext

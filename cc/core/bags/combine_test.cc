@@ -196,7 +196,7 @@ double SlopeAt(const Input& input, int64_t c, int64_t d, int64_t begin,
          (2 * kBump);
 }
 
-TEST(CombineBags, SeveralTablesIntoPartsOfRows) {
+TEST(CombineTest, SeveralTablesIntoPartsOfRows) {
   const std::vector<Input> tables = {Random(1, 3000, 16, false),
                                      Random(2, 3000, 1, true),
                                      Random(3, 3000, 7, false)};
