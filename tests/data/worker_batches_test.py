@@ -137,6 +137,21 @@ class WorkerShareTest(tf.test.TestCase, parameterized.TestCase):
                     _rows(value), [_rows(features[kind])[i] for i in expected]
                 )
 
+    @parameterized.parameters(1, 2, 3)
+    def test_keeps_a_tuple_of_features_alone(self, count):
+        # Keras takes `(features,)` for features, and these may be a tuple.
+        features = tuple(tf.range(5) + 10 * i for i in range(count))
+        dataset = tf.data.Dataset.from_tensors((features,))
+        shares = [
+            tf_ext.data.worker_share(dataset, 2, 1),
+            batches.cut_batches(dataset, 2).skip(1),
+        ]
+        for share in shares:
+            [(found,)] = share.as_numpy_iterator()
+            self.assertLen(found, count)
+            for index, values in enumerate(found):
+                self.assertAllEqual(values, 10 * index + np.arange(2, 5))
+
     def test_goes_over_batches_of_a_static_size(self):
         dataset = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
         share = tf_ext.data.worker_share(dataset, 3, 0)

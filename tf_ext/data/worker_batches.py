@@ -109,8 +109,9 @@ def worker_share(
       ...     batches, workers=2, worker=1).as_numpy_iterator()]
       [[2, 3, 4], [6]]
     """
+    spec = dataset.element_spec
     return variable_batch_size(dataset).map(
-        lambda *batch: _part(_whole(batch), workers, worker),
+        lambda *batch: _part(_whole(batch, spec), workers, worker),
         num_parallel_calls=tf.data.AUTOTUNE,
         deterministic=True,
     )
@@ -125,7 +126,7 @@ def cut_batches(dataset: tf.data.Dataset, workers: int) -> tf.data.Dataset:
     """
 
     def cut(*batch: typing.Any) -> tf.data.Dataset:
-        batch = _whole(batch)
+        batch = _whole(batch, dataset.element_spec)
         return tf.data.Dataset.range(workers).map(
             lambda part: _part(batch, workers, part)
         )
@@ -215,8 +216,13 @@ def _empty(spec: tf.TypeSpec) -> typing.Any:
     return tf.zeros(sizes, spec.dtype)
 
 
-def _whole(batch: typing.Any) -> typing.Any:
-    return batch if len(batch) > 1 else batch[0]
+def _whole(arguments: typing.Any, element_spec: typing.Any) -> typing.Any:
+    """The batch that `map` has passed as arguments.
+
+    A tuple arrives as several ones, also a tuple of features alone, which may
+    be a tuple themselves: `((user, item),)`.
+    """
+    return arguments if isinstance(element_spec, tuple) else arguments[0]
 
 
 def _part(batch: typing.Any, workers: int, part: int | tf.Tensor) -> typing.Any:
