@@ -12,7 +12,7 @@ from model_building import id_column
 import tf_ext
 from tf_ext import serving
 from tf_ext._keras import keras
-from tf_ext.serving import stock_table
+from tf_ext.serving import stock_table, variable_files
 
 _DIM = 3
 
@@ -48,6 +48,25 @@ class StockTableTest(tf.test.TestCase, parameterized.TestCase):
         self.assertNotAllClose(expected[:10], expected[10:])
         tolerance = {"float32": 0.0, "float16": 5e-4}.get(dtype, 4e-3)
         self.assertAllClose(rows, expected, rtol=0, atol=tolerance)
+
+    @parameterized.product(
+        dtype=["float32", "bfloat16", "int8"], rows=[0, 1, 9]
+    )
+    def test_rows_in_many_slices(self, dtype, rows):
+        model = _model("normal", rows)
+        folder = pathlib.Path(serving.export(model, self.path, dtype=dtype))
+        with unittest.mock.patch.object(variable_files, "_SLICE_BYTES", 8):
+            sliced = pathlib.Path(serving.export(model, self.path, dtype=dtype))
+        files = list(sliced.glob("variables/*"))
+        self.assertGreaterEqual(len(files), 5 if rows == 9 else 2)
+        self.assertLen(list(folder.glob("variables/*")), 2)
+        self.assertEqual(serving.damaged_files(sliced), [])
+        ids = {"id": tf.range(20, dtype=tf.int64)[:, tf.newaxis]}
+        found, expected = map(tf.saved_model.load, (sliced, folder))
+        self.assertAllEqual(found.serve(ids), expected.serve(ids))
+        # Nothing else is left of what was written on the way.
+        names = {path.name for path in folder.iterdir()}
+        self.assertEqual({path.name for path in sliced.iterdir()}, names)
 
     def test_more_rows_than_int8_has_numbers_for(self):
         with unittest.mock.patch.object(stock_table, "_MOST_SCALED_ROWS", 5):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import pathlib
 import typing
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from tf_ext.ops._stock.allowed import foreign_ops, nodes_of
 from tf_ext.ops._stock.scope import stock_ops
 from tf_ext.serving.signature import Signature, name_outputs
 from tf_ext.serving.stock_table import StockTable
+from tf_ext.serving.variable_files import fill_variables
 from tf_ext.serving.warmup import SIGNATURE
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -98,6 +100,14 @@ class ServedModel(tf.Module):
             self,
             os.fspath(path),
             signatures={SIGNATURE: self._default},
+        )
+        fill_variables(
+            pathlib.Path(path, "variables", "variables"),
+            {
+                ("tables", str(index), name): file
+                for index, table in enumerate(self.tables)
+                for name, file in table.files.items()
+            },
         )
 
 

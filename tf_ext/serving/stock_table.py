@@ -1,5 +1,6 @@
 """Tables of stock TensorFlow ops: a hash table and a variable of rows."""
 
+import pathlib
 import typing
 import uuid
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tf_ext.ops._stock.initial_rows import initial_rows
 from tf_ext.serving import row_dtypes
 from tf_ext.serving.row_dtypes import Array
+from tf_ext.serving.variable_files import ValueFile
 from tf_ext.tables.shard import parse_config
 
 # Rows may not fit into the memory of other devices.
@@ -128,12 +130,15 @@ class StockTable(tf.Module):
       label: string, the table's name.
       dim: int, the number of weights in a row.
       dtype: string, the type in which the rows are stored.
-      signs: variable, int64 `[n]`.
+      signs: variable, int64 `[n]`. In the process that exports, it is empty, as
+        are those that follow.
       rows: variable of `dtype`, `[1 + n, dim]`: the row of absent signs,
         followed by the rows of `signs`.
       scales: variable, float32 `[1 + n]`, if `dtype` is int8; else None.
       statistics: variable, float32 `[1 + n, s]`, whatever `dtype` is, 0 for
         absent signs; or None.
+      files: dict from the names of these variables to the ValueFiles of their
+        values, after `fill`.
     """
 
     def __init__(
@@ -168,16 +173,13 @@ class StockTable(tf.Module):
                 shape = [None, len(self._names)]
                 self.statistics = _variable(shape, "float32", "statistics")
         self._index = _Index(self.signs, self.scales)
-
-    @property
-    def count(self) -> int:
-        """The number of rows."""
-        return int(tf.size(self.signs))
+        self.files: dict[str, ValueFile] = {}
+        self._count = 0
 
     @property
     def description(self) -> dict[str, typing.Any]:
         """The manifest's description of the table."""
-        count = self.count
+        count = self._count
         size = 8 + row_dtypes.bytes_of_row(self.dtype, self.dim)
         size += 4 * len(self._names)
         statistics = {"statistics": self._names} if self._names else {}
@@ -203,13 +205,19 @@ class StockTable(tf.Module):
                 rows[:, : self.dim] = initial.numpy()
         return rows
 
-    def fill(self, chunks: Iterable[tuple[Array, Array]], at_most: int) -> None:
-        """Sets the rows.
+    def fill(
+        self,
+        chunks: Iterable[tuple[Array, Array]],
+        at_most: int,
+        folder: pathlib.Path,
+    ) -> None:
+        """Sets the rows, which are written to files as they come.
 
         Args:
           chunks: iterable of `(signs int64 [n], rows float32 [n, dim + s])`,
             with each row once.
           at_most: int, an upper bound of the number of rows.
+          folder: pathlib.Path of a folder for the files, which this creates.
 
         Raises:
           RuntimeError: if there are more rows; the table is being trained.
@@ -222,51 +230,41 @@ class StockTable(tf.Module):
                 f"more than {_MOST_SCALED_ROWS} rows. Received: table "
                 f"{self.label!r} of {at_most} rows"
             )
-        with tf.device(_CPU):
-            self._allocate(at_most)
-            default = self.unknown_rows(np.zeros(1, np.int64))
-            if self._computes_unknown:
-                default[:] = 0  # Never read.
-            self._put(0, default)
-            count = 0
-            for signs, rows in chunks:
-                if count + len(signs) > at_most:
-                    raise RuntimeError(
-                        f"Table {self.label!r} had {at_most} rows, and has "
-                        "more now: export it while it is not being trained."
-                    )
-                _assign(self.signs, count, signs)
-                self._put(1 + count, rows)
-                count += len(signs)
-            if count < at_most:
-                self._cut(count)
+        folder.mkdir(parents=True)
+        variables = {
+            "signs": self.signs,
+            "rows": self.rows,
+            "scales": self.scales,
+            "statistics": self.statistics,
+        }
+        self.files = {
+            name: ValueFile(folder / name, variable)
+            for name, variable in variables.items()
+            if variable is not None
+        }
+        default = self.unknown_rows(np.zeros(1, np.int64))
+        if self._computes_unknown:
+            default[:] = 0  # Never read.
+        self._append(default)
+        self._count = 0
+        for signs, rows in chunks:
+            self._count += len(signs)
+            if self._count > at_most:
+                raise RuntimeError(
+                    f"Table {self.label!r} had {at_most} rows, and has "
+                    "more now: export it while it is not being trained."
+                )
+            self.files["signs"].append(signs)
+            self._append(rows)
 
-    def _put(self, begin: int, rows: Array) -> None:
+    def _append(self, rows: Array) -> None:
         weights, statistics = rows[:, : self.dim], rows[:, self.dim :]
         stored, scales = row_dtypes.encode(weights, self.dtype, self.label)
-        _assign(self.rows, begin, stored)
+        self.files["rows"].append(stored)
         if scales is not None:
-            _assign(self.scales, begin, scales)
+            self.files["scales"].append(scales)
         if self.statistics is not None:
-            _assign(self.statistics, begin, statistics)
-
-    def _allocate(self, count: int) -> None:
-        for variable, more in self._stored():
-            shape = [count + more, *variable.shape[1:]]
-            variable.assign(tf.zeros(shape, variable.dtype))
-
-    def _cut(self, count: int) -> None:
-        for variable, more in self._stored():
-            variable.assign(variable[: count + more])
-
-    def _stored(self) -> list[tuple[tf.Variable, int]]:
-        """The variables, each with its number of elements minus that of signs.
-
-        The additional element belongs to absent signs.
-        """
-        of_rows = (self.rows, self.scales, self.statistics)
-        there = [(one, 1) for one in of_rows if one is not None]
-        return [(self.signs, 0), *there]
+            self.files["statistics"].append(statistics)
 
     def lookup(self, signs: tf.Tensor, statistics: int = 0) -> tf.Tensor:
         """The rows of signs int64 `[n]`.
@@ -315,21 +313,6 @@ class StockTable(tf.Module):
             self._config, tf.gather_nd(signs, places), self.dim
         )
         return tf.tensor_scatter_nd_update(rows, places, initial)
-
-
-def _assign(variable: tf.Variable, begin: int, values: Array) -> None:
-    """Assigns `values` to the elements from `begin` on, in place.
-
-    `variable[begin:end].assign` would read the variable first, and thereby
-    cause a copy of all of it at the assignment.
-    """
-    tf.raw_ops.ResourceStridedSliceAssign(
-        ref=variable.handle,
-        begin=[begin],
-        end=[begin + len(values)],
-        strides=[1],
-        value=tf.constant(values, variable.dtype),
-    )
 
 
 def _variable(

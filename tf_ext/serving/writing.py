@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ from tf_ext.serving.signature import Signature, infer, name_outputs
 from tf_ext.serving.stock_table import StockTable
 from tf_ext.snapshot.files import Progress
 from tf_ext.tables.find import tables_of
+
+# The folder of rows that are on their way into the checkpoint.
+_ROWS = "rows"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +125,19 @@ class _Export:
             else WarmupRows(model, self._batches, self._tables)
         )
 
-    def fill(self, index: int, source: RowSource, chunks: Chunks) -> None:
-        """Copies the rows of a table to the export."""
+    def fill(
+        self,
+        index: int,
+        source: RowSource,
+        chunks: Chunks,
+        new: folder.NewVersion,
+    ) -> None:
+        """Copies the rows of a table to files of the export."""
         table = list(self._tables)[index]
         if self._warmup_rows is not None:
             chunks = self._warmup_rows.watched(table, chunks)
-        self._tables[table].fill(chunks, source.at_most)
+        where = new.part / _ROWS / str(index)
+        self._tables[table].fill(chunks, source.at_most, where)
 
     def write(self, new: folder.NewVersion, about: dict[str, Any]) -> None:
         """Writes all files.
@@ -136,6 +147,8 @@ class _Export:
           about: dict, members of the manifest about rows and training.
         """
         self._served.save(new.part)
+        if self._tables:
+            shutil.rmtree(new.part / _ROWS)
         if self._batches:
             warmup.write(
                 new.extra / warmup.NAME, self._model.name, self._answered()
@@ -218,7 +231,7 @@ def write(
                 contextlib.closing(source.chunks()) as chunks,
             ):
                 if first:
-                    made.fill(index, source, counted(chunks, progress))
+                    made.fill(index, source, counted(chunks, progress), new)
                 else:
                     collections.deque(chunks, maxlen=0)
         with regime.together(options.function):
