@@ -90,13 +90,13 @@ class FreeTest(tf.test.TestCase):
     @pytest.mark.slow
     @pytest.mark.timeout(1000)
     def test_memory_goes_back_with_each_export_that_was_served(self):
-        rows = 1_000_000
+        rows = 4_000_000
         with tempfile.TemporaryDirectory(prefix="tf_ext_memory_") as directory:
             measured = _measure("stock", rows, directory)
         left = measured["left"]
         self.assertLess(left[-1], 1.02 * left[4])
-        # The rows once more, and buffers of chunks.
-        self.assertLess(measured["export"], 72 * rows + 2 * _FIXED_BYTES)
+        # Buffers of chunks and slices, which are less than the rows.
+        self.assertLess(measured["export"], 2 * _FIXED_BYTES)
 
 
 class ChurnTest(tf.test.TestCase):

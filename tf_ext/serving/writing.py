@@ -245,7 +245,7 @@ def write(
 
 @contextlib.contextmanager
 def _os_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts TensorFlow's errors of writing to OSError, with the path."""
+    """Raises TensorFlow's errors of writing as OSError, all with a path."""
     numbers = {
         tf.errors.ResourceExhaustedError: errno.ENOSPC,
         tf.errors.PermissionDeniedError: errno.EACCES,
@@ -255,3 +255,7 @@ def _os_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     except tuple(numbers) as error:
         number = numbers[type(error)]
         raise OSError(number, os.strerror(number), os.fspath(path)) from error
+    except OSError as error:  # Those of `write` do not name the file.
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
