@@ -179,8 +179,9 @@ class ExportSnapshotsTest(parameterized.TestCase):
 
 
 def _served(folder, batch):
-    loaded = tf.saved_model.load(folder)
-    return loaded.serve(batch).numpy()
+    signature = tf.saved_model.load(folder).signatures["serving_default"]
+    [outputs] = signature(**batch).values()
+    return outputs.numpy()
 
 
 def _weights(rng, count):

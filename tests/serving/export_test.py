@@ -63,6 +63,7 @@ class ExportTest(parameterized.TestCase):
             cls._export("mixed", dtype="bfloat16"),
             cls._export("plain"),
         ]
+        cls.cases.append(cls._saved_again(cls.cases[0]))
 
     @classmethod
     def _export(cls, name, **options):
@@ -81,6 +82,14 @@ class ExportTest(parameterized.TestCase):
             # 740 kB.
             "most_bytes": 1_000_000 if name == "sequences" else 500_000,
         }
+
+    @classmethod
+    def _saved_again(cls, case):
+        """The case of what Python loaded, and saved once more."""
+        loaded = tf.saved_model.load(case["path"])
+        path = str(cls.directory / "saved_again")
+        tf.saved_model.save(loaded, path, signatures=loaded.signatures)
+        return {**case, "path": path}
 
     def test_where_tf_ext_cannot_be_imported(self):
         path = self.directory / "cases"

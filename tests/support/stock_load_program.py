@@ -9,6 +9,7 @@ signature; `expected`, `{name: array}`; `atol`.
 Prints the number of cases with the expected results.
 """
 
+import gc
 import pathlib
 import pickle
 import sys
@@ -45,8 +46,13 @@ def main(cases):
     cases = pickle.loads(pathlib.Path(cases).read_bytes())
     for case in cases:
         model = tf.saved_model.load(case["path"])
-        loaded.append(model)  # All of them side by side.
-    for case, model in zip(cases, loaded):
+        # Nothing keeps the object that this signature belongs to.
+        default = tf.saved_model.load(case["path"]).signatures[
+            "serving_default"
+        ]
+        loaded.append((model, default))  # All of them side by side.
+    gc.collect()
+    for case, (model, function) in zip(cases, loaded):
         batch = tf.nest.map_structure(lambda t: t, case["batch"])
         batch = (
             {key: tensor(value) for key, value in batch.items()}
@@ -54,7 +60,7 @@ def main(cases):
             else tensor(batch)
         )
         named = {key: tf.constant(v) for key, v in case["named"].items()}
-        default = model.signatures["serving_default"](**named)
+        default = function(**named)
         assert sorted(default) == sorted(case["expected"]), default.keys()
         served = [np.asarray(v) for v in tf.nest.flatten(model.serve(batch))]
         for name, expected in case["expected"].items():

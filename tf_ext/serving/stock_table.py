@@ -36,10 +36,12 @@ class _Index(tf.saved_model.experimental.TrackableResource):
     a graph would be limited to 2 GB. The process that exports never initializes
     it.
 
-    TensorFlow's StaticHashTable is not used: it would either be anonymous,
-    which creates a new table in each call of a session, or stay in the process
-    after a SavedModel loaded in Python is deleted. The shared name is unique to
-    the export, and Python's loader makes it unique to each load.
+    Sessions run the node of the handle in each call, so theirs has a name,
+    unique to the export. Python's loader calls a function once, and passes the
+    handle that it returns to all functions: this handle counts its references,
+    so the hash table lives as long as a function that uses it, and no longer,
+    even if the loaded object is gone. TensorFlow's StaticHashTable is not used:
+    it has a name there, too, and stays until the process ends.
 
     Args:
       signs: variable, int64 `[n]`.
@@ -56,9 +58,54 @@ class _Index(tf.saved_model.experimental.TrackableResource):
             self._handle = self.resource_handle
 
     def _create_resource(self) -> tf.Tensor:
+        if tf.executing_eagerly():
+            return self._anonymous()
+        if tf.compat.v1.get_default_graph().building_function:
+            with tf.device(_CPU):
+                return self._kept()
         return tf.raw_ops.HashTableV2(
             key_dtype=tf.int64, value_dtype=tf.int64, shared_name=self._name
         )
+
+    def _anonymous(self) -> tf.Tensor:
+        return tf.raw_ops.AnonymousHashTable(
+            key_dtype=tf.int64, value_dtype=tf.int64
+        )
+
+    def _kept(self) -> tf.Tensor:
+        """A handle that counts references, the same in each call of a session.
+
+        A SavedModel that was loaded and saved again has this function for
+        sessions, too, which call it each time. What keeps the handle is
+        destroyed with the loaded object in Python.
+        """
+        keeper = self._keeper()
+
+        def create() -> tf.Tensor:
+            table = self._anonymous()
+            made = tf.raw_ops.AssignVariableOp(resource=keeper, value=table)
+            with tf.control_dependencies([made]):
+                return tf.identity(table)
+
+        return tf.cond(
+            tf.raw_ops.VarIsInitializedOp(resource=keeper),
+            lambda: tf.raw_ops.ReadVariableOp(
+                resource=keeper, dtype=tf.resource
+            ),
+            create,
+        )
+
+    def _keeper(self) -> tf.Tensor:
+        """A variable whose value is a handle."""
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.resource, shape=[], shared_name=self._name
+        )
+
+    def _destroy_resource(self) -> None:
+        with tf.device(_CPU):
+            tf.raw_ops.DestroyResourceOp(
+                resource=self._keeper(), ignore_lookup_error=True
+            )
 
     def _initialize(self) -> None:
         # The op needs at least one key: sign 0, with the number of absent ones.
@@ -69,11 +116,6 @@ class _Index(tf.saved_model.experimental.TrackableResource):
         )
         tf.raw_ops.InitializeTableV2(
             table_handle=self.resource_handle, keys=keys, values=values
-        )
-
-    def _destroy_resource(self) -> None:
-        tf.raw_ops.DestroyResourceOp(
-            resource=self.resource_handle, ignore_lookup_error=True
         )
 
     def _values(self) -> tf.Tensor:
