@@ -103,12 +103,13 @@ def hash_category(
       >>> bool(np.all(signs == tf_ext.hashing.hash_category([0, 1], "age")))
       True
     """
-    return _core.hash_category(
-        _to_array(values),
-        namespace,
-        _bucket_size("hash_category", "bucket_size", bucket_size),
-        _boundaries("hash_category", "boundaries", boundaries),
-    )
+    with _quiet_rounding():
+        return _core.hash_category(
+            _to_array(values),
+            namespace,
+            _bucket_size("hash_category", "bucket_size", bucket_size),
+            _boundaries("hash_category", "boundaries", boundaries),
+        )
 
 
 def hash_cross(
@@ -150,19 +151,20 @@ def hash_cross(
         part_bucket_sizes = [None] * len(values)
     if part_boundaries is None:
         part_boundaries = [None] * len(values)
-    return _core.hash_cross(
-        values,
-        namespace,
-        _bucket_size("hash_cross", "bucket_size", bucket_size),
-        [
-            _bucket_size("hash_cross", f"part_bucket_sizes[{i}]", size)
-            for i, size in enumerate(part_bucket_sizes)
-        ],
-        [
-            _boundaries("hash_cross", f"part_boundaries[{i}]", boundaries)
-            for i, boundaries in enumerate(part_boundaries)
-        ],
-    )
+    with _quiet_rounding():
+        return _core.hash_cross(
+            values,
+            namespace,
+            _bucket_size("hash_cross", "bucket_size", bucket_size),
+            [
+                _bucket_size("hash_cross", f"part_bucket_sizes[{i}]", size)
+                for i, size in enumerate(part_bucket_sizes)
+            ],
+            [
+                _boundaries("hash_cross", f"part_boundaries[{i}]", boundaries)
+                for i, boundaries in enumerate(part_boundaries)
+            ],
+        )
 
 
 def initial_rows(config: str, signs: npt.ArrayLike) -> npt.NDArray[np.float32]:
@@ -194,6 +196,11 @@ def initial_rows(config: str, signs: npt.ArrayLike) -> npt.NDArray[np.float32]:
         )
     # NumPy wraps a uint64 around, to the number of the same bits.
     return _core.initial_rows(config, array.astype(np.int64))
+
+
+def _quiet_rounding() -> np.errstate:
+    """No errors of NumPy for floats beyond float32, which become infinite."""
+    return np.errstate(over="ignore", under="ignore", invalid="ignore")
 
 
 def _to_array(values: npt.ArrayLike) -> npt.NDArray[typing.Any]:

@@ -18,6 +18,7 @@
 #include "cc/core/table/config.h"
 #include "cc/core/table/row_format.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/python/dense_array.h"
 #include "cc/python/records_module.h"
 #include "cc/python/rules_module.h"
 #include "cc/python/snapshot_module.h"
@@ -54,6 +55,9 @@ std::string_view ViewText(py::handle object, const std::string& where) {
   Py_ssize_t size = 0;
   const char* const data = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
   if (data == nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) {
+      throw py::error_already_set();  // no memory
+    }
     PyErr_Clear();
     throw py::value_error(where +
                           " has a lone surrogate, which is no text in UTF-8;"
@@ -62,10 +66,12 @@ std::string_view ViewText(py::handle object, const std::string& where) {
   return {data, static_cast<size_t>(size)};
 }
 
+// Unlike array_t::ensure, throws NumPy's error if the conversion fails: for
+// want of memory, or where warnings are errors.
 template <typename T>
-py::array Contiguous(const py::array& array) {
-  return py::array_t<T, py::array::c_style | py::array::forcecast>::ensure(
-      array);
+py::array Cast(const py::array& array) {
+  return py::array_t<T, kDense | py::array::forcecast>(
+      static_cast<const py::object&>(array));
 }
 
 // The values of an array in a form that the core can read without the GIL.
@@ -109,13 +115,13 @@ class Values {
           " sign or 32 without, or floats with boundaries, but its dtype is " +
           DtypeOf(array) + ". Convert it first.");
     }
-    kept_ = Contiguous<int64_t>(array);
+    kept_ = Cast<int64_t>(array);
     input_.type = ValueType::kInt64;
     input_.values = kept_.data();
   }
 
   void KeepFloats(const py::array& array) {
-    kept_ = Contiguous<float>(array);
+    kept_ = Cast<float>(array);
     input_.type = ValueType::kFloat;
     input_.values = kept_.data();
     const auto* const floats = static_cast<const float*>(kept_.data());
@@ -129,7 +135,8 @@ class Values {
   }
 
   void KeepBytes(const py::array& array) {
-    kept_ = py::array::ensure(array, py::array::c_style);
+    kept_ = py::array(array.attr("astype")(
+        array.dtype(), py::arg("order") = "C", py::arg("copy") = false));
     bytes_ = {static_cast<const char*>(kept_.data()),
               static_cast<size_t>(array.itemsize())};
     input_.type = ValueType::kString;
@@ -316,13 +323,11 @@ py::array_t<float> InitialRows(const std::string& config_text,
     throw py::value_error("signs must be int64, but their dtype is " +
                           DtypeOf(signs) + ".");
   }
-  const auto flat =
-      py::array_t<int64_t, py::array::c_style | py::array::forcecast>::ensure(
-          signs);
+  const py::array flat = Cast<int64_t>(signs);
   std::vector<py::ssize_t> shape(signs.shape(), signs.shape() + signs.ndim());
   shape.push_back(config.dim);
   py::array_t<float> rows(shape);
-  const int64_t* const in = flat.data();
+  const auto* const in = static_cast<const int64_t*>(flat.data());
   float* const out = rows.mutable_data();
   const int64_t n = flat.size();
   {

@@ -10,6 +10,7 @@
 
 #include "cc/core/records/example_columns.h"
 #include "cc/core/records/record_block.h"
+#include "cc/python/dense_array.h"
 #include "pybind11/numpy.h"
 #include "pybind11/stl.h"
 
@@ -58,8 +59,8 @@ py::tuple ColumnTuple(const ExampleField& field, const ExampleColumn& column) {
 }
 
 py::tuple Decode(
-    const py::bytes& block, const py::array_t<int64_t>& begins,
-    const py::array_t<int64_t>& ends,
+    const py::bytes& block, const DenseArray<int64_t>& begins,
+    const DenseArray<int64_t>& ends,
     const std::vector<std::tuple<std::string, std::string, bool>>& fields) {
   const std::string_view text = block;
   // Where texts end and rows are split is 32 bits wide, and no column has more
@@ -71,8 +72,9 @@ py::tuple Decode(
   if (ends.size() != records) {
     throw py::value_error("begins and ends must be of the same size.");
   }
-  const int64_t* const begin = begins.data();
-  const int64_t* const end = ends.data();
+  // Copies, which no other thread can change once they are checked.
+  const std::vector<int64_t> begin(begins.data(), begins.data() + records);
+  const std::vector<int64_t> end(ends.data(), ends.data() + records);
   for (int64_t i = 0; i < records; ++i) {
     if (begin[i] < 0 || end[i] < begin[i] ||
         end[i] > static_cast<int64_t>(text.size()) - 4) {

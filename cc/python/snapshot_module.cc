@@ -11,6 +11,7 @@
 #include "cc/core/snapshot/crc32c.h"
 #include "cc/core/snapshot/sign_set.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
+#include "cc/python/dense_array.h"
 #include "pybind11/numpy.h"
 #include "pybind11/pybind11.h"
 
@@ -19,8 +20,8 @@ namespace {
 
 namespace py = pybind11;
 
-using Signs = py::array_t<int64_t, py::array::c_style>;
-using Rows = py::array_t<uint8_t, py::array::c_style>;
+using Signs = DenseArray<int64_t>;
+using Rows = DenseArray<uint8_t>;
 
 constexpr int64_t kSignBytes = sizeof(int64_t);
 

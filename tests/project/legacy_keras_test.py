@@ -24,6 +24,7 @@ _WITHOUT_KERAS = {
     "compat/compat_errors_test.py",
     "compat/compat_scalars_test.py",
     "compat/parameter_server_compat_test.py",
+    "core/core_arrays_test.py",
     "core/core_test.py",
     "data/day_files_test.py",
     "data/reading_arguments_test.py",
