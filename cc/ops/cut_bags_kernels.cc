@@ -32,13 +32,7 @@ class CutBagsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("weighted", &weighted_));
     OP_REQUIRES_OK(ctx, CheckListSize("weighted", weighted_.size(), count));
     for (int i = 0; i < count; ++i) {
-      OP_REQUIRES(
-          ctx,
-          0 <= begins_[i] && begins_[i] <= ends_[i] && ends_[i] <= columns_,
-          absl::InvalidArgumentError(absl::StrCat(
-              "begins[", i, "] and ends[", i,
-              "] must be at least 0, not fall, and be at most columns = ",
-              columns_, ", but are ", begins_[i], " and ", ends_[i], ".")));
+      OP_REQUIRES_OK(ctx, CheckColumns(i, begins_[i], ends_[i], columns_));
     }
   }
 

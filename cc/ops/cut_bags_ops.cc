@@ -33,6 +33,7 @@ absl::Status CutBagsShape(InferenceContext* c) {
   const auto splits = c->Dim(row_splits, 0);
   const bool is_known = c->ValueKnown(splits) && c->Value(splits) > 0;
   for (int i = 0; i < count; ++i) {
+    TF_RETURN_IF_ERROR(CheckColumns(i, begins[i], ends[i], columns));
     c->set_output(i, c->Vector(c->UnknownDim()));
     const int64_t bags =
         is_known ? (ends[i] - begins[i]) * ((c->Value(splits) - 1) / columns)

@@ -65,6 +65,7 @@ absl::Status PackedShape(InferenceContext* c, std::vector<int32_t>* dims_attr) {
 absl::Status ExchangeUnpackShape(InferenceContext* c) {
   std::vector<int32_t> dims;
   TF_RETURN_IF_ERROR(PackedShape(c, &dims));
+  TF_RETURN_IF_ERROR(CheckListSize("dims", dims.size(), c->num_outputs()));
   bool flat = false;
   TF_RETURN_IF_ERROR(c->GetAttr("flat", &flat));
   for (size_t i = 0; i < dims.size(); ++i) {
@@ -108,18 +109,22 @@ absl::Status ExchangeSumShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->input("signs", &signs));
   ShapeHandle offset;
   TF_RETURN_IF_ERROR(InputOfRank(c, "offset", 0, &offset));
+  std::vector<DimensionHandle> widths(segments.size());
+  for (DimensionHandle& width : widths) width = c->UnknownDim();
+  // The kernel refuses other lengths and numbers.
+  const size_t values = std::min(sum_of.size(), dims.size());
+  for (size_t value = 0; value < values; ++value) {
+    const auto sum = static_cast<size_t>(sum_of[value]);
+    if (sum >= widths.size()) continue;
+    DimensionHandle& width = widths[sum];
+    TF_RETURN_IF_ERROR(c->Merge(width, c->MakeDim(dims[value]), &width));
+  }
   for (size_t i = 0; i < segments.size(); ++i) {
     ShapeHandle unused;
     TF_RETURN_IF_ERROR(c->WithRank(segments[i], 1, &unused));
     TF_RETURN_IF_ERROR(c->WithRank(signs[i], 1, &unused));
-    DimensionHandle dim = c->UnknownDim();
-    for (size_t value = 0; value < sum_of.size(); ++value) {
-      if (sum_of[value] != static_cast<int32_t>(i) || value >= dims.size()) {
-        continue;
-      }
-      TF_RETURN_IF_ERROR(c->Merge(dim, c->MakeDim(dims[value]), &dim));
-    }
-    c->set_output(static_cast<int>(i), c->Matrix(c->Dim(signs[i], 0), dim));
+    c->set_output(static_cast<int>(i),
+                  c->Matrix(c->Dim(signs[i], 0), widths[i]));
   }
   return absl::OkStatus();
 }

@@ -147,6 +147,14 @@ absl::Status CheckListSize(absl::string_view name, size_t size, int count) {
       name, " must have N = ", count, " values, but has ", size, "."));
 }
 
+absl::Status CheckColumns(int i, int64_t begin, int64_t end, int64_t columns) {
+  if (0 <= begin && begin <= end && end <= columns) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "begins[", i, "] and ends[", i,
+      "] must be at least 0, not fall, and be at most columns = ", columns,
+      ", but are ", begin, " and ", end, "."));
+}
+
 absl::Status CheckSplitSizes(absl::string_view name, const Tensor& sizes,
                              int64_t sum, absl::string_view sum_of) {
   int64_t left = sum;

@@ -48,6 +48,9 @@ absl::Status CheckOptionalVectorOf(absl::string_view name,
 // Attribute `name` must be a list of one value for each of `count` inputs or
 // outputs.
 absl::Status CheckListSize(absl::string_view name, size_t size, int count);
+// A table's columns, begins[i] up to but not including ends[i], must be some of
+// `columns`.
+absl::Status CheckColumns(int i, int64_t begin, int64_t end, int64_t columns);
 // `sizes` must be a vector of non-negative int64 that add up to `sum`; `sum_of`
 // describes the sum.
 absl::Status CheckSplitSizes(absl::string_view name,

@@ -73,6 +73,7 @@ _WITHOUT_KERAS = {
     "ops/malformed_sizes_test.py",
     "ops/op_counts_test.py",
     "ops/route_gradient_ops_test.py",
+    "ops/shape_fuzz_test.py",
     "ops/signs_test.py",
     "ops/snapshot_ops_test.py",
     "ops/stock_allowed_test.py",
