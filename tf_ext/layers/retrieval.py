@@ -22,6 +22,7 @@ from tf_ext.layers.candidates import (
     to_ids,
     unpack_text,
 )
+from tf_ext.tables import keras_store
 from tf_ext.tables.sparse_table import SparseTable
 
 _NAME = "Retrieval"
@@ -423,7 +424,11 @@ class Retrieval(keras.layers.Layer):
             )
         text = self.id_dtype == "string"
         ids = unpack_text(store) if text else np.asarray(store["ids"])
-        self.index(ids, np.asarray(store["embeddings"]))
+        owner, embeddings = f"{_NAME}.index", np.asarray(store["embeddings"])
+        ids = to_ids(owner, ids, self.id_dtype)
+        embeddings = to_embeddings(owner, embeddings, len(ids), self.dim)
+        if not keras_store.checks_only():
+            self._assign(ids, embeddings)
 
     def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments, for Keras's savers."""

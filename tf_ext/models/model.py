@@ -28,7 +28,11 @@ from tf_ext.models.building import (
 from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.replaced_inputs import replaced_inputs
 from tf_ext.models.resume import awaiting_sigterm
-from tf_ext.models.saving import refuse_hdf5, replaced_when_whole
+from tf_ext.models.saving import (
+    refuse_hdf5,
+    replaced_when_whole,
+    variables_put_back,
+)
 from tf_ext.models.training import check_callbacks, training_of
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
@@ -332,9 +336,10 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         """As `keras.Model.load_weights`, including rows.
 
         The optimizer of a compiled model is built first: Keras would skip its
-        saved state before the first step. All rows of a file are checked before
-        any table is changed: after an error, all tables are unchanged. With
-        `skip_mismatch` each table is checked separately.
+        saved state before the first step. All of a file is checked before any
+        table is changed: after an error, the model is unchanged. With
+        `skip_mismatch` each table is checked separately, and variables that
+        were read before an error stay changed.
         """
         self._build_optimizer()
         load = super().load_weights
@@ -343,7 +348,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
             (_MODEL, _WEIGHTS)
         ):
             return load(filepath, *args, **kwargs)
-        with keras_store.only("check"):
+        with variables_put_back(self), keras_store.only("check"):
             load(filepath, *args, **kwargs)
         with keras_store.only("import"):
             return load(filepath, *args, **kwargs)

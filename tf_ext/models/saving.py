@@ -1,12 +1,16 @@
-"""Replaces files atomically."""
+"""Replaces files atomically, and puts back what a damaged one changed."""
 
 import contextlib
 import os
+import typing
 from collections.abc import Iterator
 
+import numpy as np
 import tensorflow as tf
 
+from tf_ext._compat.optimizers import parts_of
 from tf_ext.snapshot.storage import normalised, storage_of
+from tf_ext.tables.shadow import table_of
 
 
 @contextlib.contextmanager
@@ -53,3 +57,25 @@ def refuse_hdf5(filepath: str | os.PathLike[str], instead: str) -> None:
             "Keras's old format hold variables but no rows. Received: "
             f"filepath={path!r}"
         )
+
+
+@contextlib.contextmanager
+def variables_put_back(model: typing.Any) -> Iterator[None]:
+    """After an error in its block, the model's variables are as before.
+
+    Rows are not, of which there are too many for a copy.
+
+    Args:
+      model: keras.Model.
+    """
+    found = [v for v in model.variables if table_of(v) is None]
+    for optimizer, _ in parts_of(getattr(model, "optimizer", None), []):
+        found += getattr(optimizer, "variables", ())
+    variables = {id(variable): variable for variable in found}.values()
+    before = [np.asarray(tf.convert_to_tensor(v)) for v in variables]
+    try:
+        yield
+    except BaseException:
+        for variable, value in zip(variables, before):
+            variable.assign(value)
+        raise

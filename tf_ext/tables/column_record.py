@@ -44,7 +44,7 @@ class ColumnRecord:
             self._saved = frozenset(
                 (str(name), str(how)) for name, how in pairs
             )
-        except (TypeError, ValueError):
+        except (RecursionError, TypeError, ValueError):
             _LOG.warning(
                 "The record of the columns that read table %r when it was "
                 "saved is invalid: %.80r",

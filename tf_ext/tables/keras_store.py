@@ -121,7 +121,12 @@ def only(step):
         _steps.reset(token)
 
 
-def load(table_rows, label, store):
+def checks_only():
+    """Whether nothing may change: this is a load of `only("check")`."""
+    return "import" not in _steps.get()
+
+
+def load(table_rows, label, store, check_state=None):
     """Replaces the rows of a table with saved ones.
 
     If an object fails to load, Keras 3 retries it under its other paths in the
@@ -132,9 +137,12 @@ def load(table_rows, label, store):
       table_rows: TableRows.
       label: string, the table's name, for messages.
       store: the store that Keras passes to `load_own_variables`: `store[key]`.
+      check_state: function of the state that was saved with the rows; raises
+        ValueError if it cannot be restored. None: whatever it is.
 
     Returns:
-      The state that was saved with the rows, a dict of strings.
+      The state that was saved with the rows, a dict of strings; an empty one
+      if only checks are made.
 
     Raises:
       ValueError: if the file does not hold this table, was saved from a table
@@ -144,18 +152,19 @@ def load(table_rows, label, store):
     if id(table_rows) in failures:
         raise ValueError(failures[id(table_rows)])
     try:
-        return _load(table_rows, label, store)
+        return _load(table_rows, label, store, check_state)
     except ValueError as error:
         failures[id(table_rows)] = str(error)
         raise
 
 
-def _load(table_rows, label, store):
-    steps = _steps.get()
+def _load(table_rows, label, store, check_state):
     header = _read_header(store, label)
-    if "check" in steps:
+    if "check" in _steps.get():
         _check(table_rows, label, store, header)
-    if "import" not in steps:
+        if check_state is not None:
+            _check_state(label, header["state"], check_state)
+    if checks_only():
         return {}
     table_rows.clear()
     for chunk in range(header["chunks"]):
@@ -204,6 +213,12 @@ def _read_header(store, label):
         for name in ("rows", "chunks"):
             if not is_int(header[name]) or header[name] < 0:
                 raise ValueError(f"{name} is {header[name]!r}")
+        if not isinstance(header["config"], str):
+            raise ValueError(f"config is {header['config']!r}")
+        if not _is_text_dict(header["state"]):
+            raise ValueError(f"state is {header['state']!r}")
+        if not isinstance(header.get("crc32c", {}), dict):
+            raise ValueError(f"crc32c is {header['crc32c']!r}")
         counters = header.get("counters", {"chunks": 0})
         if (
             not isinstance(counters, dict)
@@ -213,7 +228,7 @@ def _read_header(store, label):
             raise ValueError(f"counters is {counters!r}")
         if ("crc32c" in header) != has_checksum:
             raise ValueError("only one of header and rows has checksums")
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise _damaged(label, f"'header' cannot be read: {error}") from error
     formats = (_FORMAT, _SMALL_ROWS_FORMAT)
     if header["format"] not in formats:
@@ -222,6 +237,23 @@ def _read_header(store, label):
             f"this version of tf_ext reads {' and '.join(map(str, formats))}."
         )
     return header
+
+
+def _is_text_dict(value):
+    return isinstance(value, dict) and all(
+        isinstance(text, str) for text in value.values()
+    )
+
+
+def _check_state(label, state, check):
+    try:
+        check(state)
+    except ValueError as error:
+        raise _damaged(
+            label,
+            "the member 'state' of 'header' must be that of a table's "
+            f"optimizer, but {error}",
+        ) from None
 
 
 def _check(table_rows, label, store, header):

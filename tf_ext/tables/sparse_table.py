@@ -287,7 +287,9 @@ class SparseTable(
 
     def load_own_variables(self, store: typing.Any) -> None:
         """Replaces rows and slots with the saved ones."""
-        self._restore_state(keras_store.load(self.rows, self.name, store))
+        self._restore_state(
+            keras_store.load(self.rows, self.name, store, self._check_state)
+        )
 
     def _saved_children(
         self, children: dict[str, typing.Any], kind: str
