@@ -112,7 +112,7 @@ def run(
     with after(grads):
         dense, variables, slices = split(grads, variables)
         context = tf.distribute.get_replica_context()
-        if context.num_replicas_in_sync == 1:
+        if not regime_in_scope().merges_replicas:
             tables = merge([(t, [(g.indices, g.values)]) for t, g in slices])
             gradients = DenseGradients(dense, variables)
             update(

@@ -15,6 +15,11 @@ _FOLLOWED = (
 class LocalRegime(Regime):
     """One shard of each table, in this process."""
 
+    @property
+    def merges_replicas(self):
+        """Whether there is a strategy."""
+        return self.strategy is not None
+
     def placement(self):
         """One shard, on the device in scope."""
         if self.strategy is not None and not isinstance(

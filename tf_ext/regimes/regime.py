@@ -78,6 +78,16 @@ class Regime:
             1 if self.strategy is None else self.strategy.num_replicas_in_sync
         )
 
+    @property
+    def merges_replicas(self):
+        """Whether a step that branches must first leave its replica, a bool.
+
+        Keras's optimizers merge replicas by a call that TensorFlow refuses
+        within a branch of a replica's graph. Under a MirroredStrategy of any
+        kind they do so even if there is only one replica.
+        """
+        return self.num_replicas > 1
+
     # Tables
 
     def placement(self):
