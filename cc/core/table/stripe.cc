@@ -14,6 +14,9 @@ namespace tf_ext {
 namespace {
 
 constexpr int kFirstBuckets = 4;
+// Up to this level an index doubles, to 1 MiB; see stripe.h.
+constexpr int kDoublings = 12;
+constexpr double kGrowth = 1.25;
 
 using SharedLock = std::shared_lock<StripeMutex>;
 using ExclusiveLock = std::unique_lock<StripeMutex>;
@@ -125,10 +128,11 @@ uint32_t Stripe::InsertIfAdmitted(const BatchItem& item, uint64_t hash,
   return row;
 }
 
-size_t Stripe::BucketsAt(int level) const {
-  const double phase = static_cast<double>(number_) / kStripes;
-  return static_cast<size_t>(
-      std::ceil(std::ldexp(kFirstBuckets * std::exp2(phase), level)));
+size_t Stripe::BucketsOf(int stripe, int level) {
+  const double growth = level + static_cast<double>(stripe) / kStripes;
+  const double doublings = std::min<double>(growth, kDoublings);
+  return static_cast<size_t>(std::ceil(kFirstBuckets * std::exp2(doublings) *
+                                       std::pow(kGrowth, growth - doublings)));
 }
 
 uint32_t Stripe::InsertRows(uint32_t row, int64_t limit,

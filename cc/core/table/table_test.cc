@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/table/stripe.h"
 #include "cc/core/table/table_test_util.h"
 #include "gtest/gtest.h"
 
@@ -382,6 +383,27 @@ TEST(TableTest, IndexesGrowOneAfterTheOther) {
     before = after;
   }
   EXPECT_GT(before, 1.6 * start);
+}
+
+TEST(StripeTest, LargeIndexesGrowInSmallSteps) {
+  for (int stripe = 0; stripe < kStripes; ++stripe) {
+    size_t before = Stripe::BucketsOf(stripe, 0);
+    EXPECT_LE(before, 8u);
+    for (int level = 1; level < 60; ++level) {
+      const size_t buckets = Stripe::BucketsOf(stripe, level);
+      const double growth = 1.0 * buckets / before;
+      // The first levels are rounded up to whole buckets.
+      EXPECT_GT(growth, 1.2) << stripe << " " << level;
+      EXPECT_LT(growth, buckets > 40000 ? 1.26 : 2.01) << stripe << level;
+      if (stripe > 0) {
+        EXPECT_GE(buckets, Stripe::BucketsOf(stripe - 1, level));
+        EXPECT_LE(buckets, Stripe::BucketsOf(stripe - 1, level + 1));
+      }
+      before = buckets;
+    }
+    // All rows that a stripe can number.
+    EXPECT_GT(BucketIndex::Capacity(before), uint64_t{1} << 32);
+  }
 }
 
 TEST(TableTest, TablesOfOneSeedAndAnotherNameStartDifferently) {
