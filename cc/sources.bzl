@@ -20,6 +20,7 @@ CORE_SOURCES = [
     "cc/core/records/record_block.cc",
     "cc/core/rules/adagrad.cc",
     "cc/core/rules/adam.cc",
+    "cc/core/rules/finite_rows.cc",
     "cc/core/rules/ftrl.cc",
     "cc/core/rules/lion.cc",
     "cc/core/rules/momentum.cc",
@@ -131,6 +132,7 @@ CORE_TESTS = [
     "cc/core/hashing/hash_columns_test.cc",
     "cc/core/initializers/initializer_test.cc",
     "cc/core/records/example_columns_test.cc",
+    "cc/core/rules/finite_rows_test.cc",
     "cc/core/rules/narrow_test.cc",
     "cc/core/rules/update_rule_adam_test.cc",
     "cc/core/rules/update_rule_narrow_test.cc",
@@ -144,6 +146,7 @@ CORE_TESTS = [
     "cc/core/table/config_test.cc",
     "cc/core/table/row_conversion_test.cc",
     "cc/core/table/table_counters_test.cc",
+    "cc/core/table/table_finite_test.cc",
 ]
 
 # Those that start threads, and so run under ThreadSanitizer, too.

@@ -9,7 +9,8 @@
 // position) only, so every instruction set, number of threads, of shards and of
 // workers gives the same rows.
 //
-// A magnitude above the largest finite value becomes that value. NaN stays NaN.
+// A magnitude above the largest finite value becomes that value. NaN stays NaN;
+// what a push computes has none (finite_rows.h).
 #ifndef TF_EXT_CC_CORE_RULES_NARROW_H_
 #define TF_EXT_CC_CORE_RULES_NARROW_H_
 

@@ -26,7 +26,34 @@ UpdateRule::UpdateRule(const RuleConfig& config, int64_t dim,
       narrow_(std::move(narrow)),
       offsets_(narrow_ ? narrow_->ComputedOffsets(offsets)
                        : std::move(offsets)),
-      simd_(CurrentSimdLevel()) {}
+      simd_(CurrentSimdLevel()),
+      finite_(MakeFiniteRows()) {}
+
+FiniteRows UpdateRule::MakeFiniteRows() const {
+  const PushInput input = Input(nullptr, 0);
+  const auto is_narrow = [&](bool of_slots, int64_t offset) {
+    if (!narrow_ ||
+        !(of_slots ? narrow_->copies_slots() : narrow_->copies_weights())) {
+      return false;
+    }
+    return std::any_of(narrow_->fields().begin(), narrow_->fields().end(),
+                       [&](const NarrowedField& field) {
+                         return field.computed == offset &&
+                                FieldTypeBytes(field.type) != sizeof(float);
+                       });
+  };
+  FiniteRows finite;
+  // Without copies, weights and slots are parts of the same rows.
+  const bool same = !narrow_;
+  const int64_t weights = input.Offset("weights");
+  finite.Add(/*of_slots=*/false, weights, dim_, is_narrow(false, weights));
+  for (const Slot& slot : config_.Slots(dim_)) {
+    if (slot.type != FieldType::kFloat32) continue;
+    const int64_t offset = input.Offset(slot.name);
+    finite.Add(!same, offset, slot.count, is_narrow(true, offset));
+  }
+  return finite;
+}
 
 PushInput UpdateRule::Input(const double* hyperparameters, int64_t step) const {
   return {config_, offsets_, dim_, simd_, hyperparameters, step};
@@ -65,6 +92,7 @@ Status UpdateRule::Check(const double* hyperparameters, int64_t count,
 UpdateRule::Push UpdateRule::Prepare(const double* hyperparameters,
                                      int64_t /*count*/, int64_t step) const {
   Push push;
+  push.finite_ = &finite_;
   push.prepared_ = config_.spec().prepare(Input(hyperparameters, step));
   if (narrow_) {
     push.narrow_ = &*narrow_;
@@ -94,6 +122,7 @@ int64_t UpdateRule::Push::UpdateNarrow(uint8_t* const* rows,
     computed.Widen(rows + begin, n);
     prepared_.update(prepared_.args.get(), computed.weights(), computed.slots(),
                      gradients, gradient_index + begin, n);
+    saturated += finite_->Limit(computed.weights(), computed.slots(), n);
     saturated += computed.Narrow(rounding_key_);
     begin += n;
   }

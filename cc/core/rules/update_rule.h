@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "cc/core/rules/finite_rows.h"
 #include "cc/core/rules/narrow.h"
 #include "cc/core/rules/rule_spec.h"
 #include "cc/core/support/cpu.h"
@@ -39,7 +40,8 @@ class UpdateRule {
    public:
     // Updates rows[i] with the gradient gradients + gradient_index[i] * dim,
     // for i in [0, count). Rows are distinct and locked by the caller. Returns
-    // how many values were limited to the largest of a narrow field.
+    // how many values were limited to the largest that their field can store,
+    // or were NaN and became 0.
     int64_t Update(uint8_t* const* rows, const float* gradients,
                    const int64_t* gradient_index, int64_t count) const {
       if (narrow_ != nullptr) {
@@ -47,7 +49,7 @@ class UpdateRule {
       }
       prepared_.update(prepared_.args.get(), rows, rows, gradients,
                        gradient_index, count);
-      return 0;
+      return finite_->Limit(rows, rows, count);
     }
 
    private:
@@ -57,6 +59,7 @@ class UpdateRule {
                          const int64_t* gradient_index, int64_t count) const;
 
     PreparedPush prepared_;
+    const FiniteRows* finite_ = nullptr;
     const NarrowRows* narrow_ = nullptr;
     uint64_t rounding_key_ = 0;
     int64_t dim_ = 0;
@@ -66,6 +69,7 @@ class UpdateRule {
                int64_t step) const;
 
  private:
+  FiniteRows MakeFiniteRows() const;
   PushInput Input(const double* hyperparameters, int64_t step) const;
 
   const RuleConfig config_;
@@ -73,6 +77,7 @@ class UpdateRule {
   const std::optional<NarrowRows> narrow_;
   const std::vector<FieldOffset> offsets_;  // as the rule sees them
   const SimdLevel simd_;                    // picked for this CPU once
+  const FiniteRows finite_;
 };
 
 }  // namespace tf_ext

@@ -203,6 +203,17 @@ TEST(EvictTest, CapacityKeepsThoseSeenLast) {
   EXPECT_EQ(left, Range(29100, 30100));
 }
 
+TEST(EvictTest, CapacityKnowsTimesAfterNowUpToTheLastPush) {
+  const auto table = MakeTimed();
+  PushAt(table.get(), Range(0, 50), 20);
+  PushAt(table.get(), Range(50, 100), 1000);
+  // Of a caller that is behind the pushes: none of these times is wrong.
+  EXPECT_EQ(Evict(table.get(), Capacity(50), 10).evicted, 50);
+  std::vector<int64_t> left = Export(*table).signs;
+  std::sort(left.begin(), left.end());
+  EXPECT_EQ(left, Range(50, 100));
+}
+
 TEST(EvictTest, CapacityBreaksTiesByAHashOfTheSign) {
   std::vector<int64_t> one;
   for (int threads : {1, 4}) {

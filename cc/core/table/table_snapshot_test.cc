@@ -53,6 +53,24 @@ TEST(TableSnapshotTest, ReadsBackWhatWasWritten) {
   }
 }
 
+TEST(TableSnapshotTest, CompactionFreesTheMarksOfChanges) {
+  constexpr int64_t kRows = 60000;
+  int64_t given_back[2];
+  for (const bool tracked : {false, true}) {
+    const auto table = MakeTrained(kRows);
+    if (tracked) {
+      ASSERT_TRUE(table->BeginChainSave("one", "").ok());
+      ASSERT_TRUE(table->EndChainSave("one", true).ok());
+    }
+    // Too few to be compacted by themselves.
+    Erase(table.get(), Range(kRows / 6, kRows));
+    ASSERT_TRUE(table->Compact(SerialFor, &given_back[tracked]).ok());
+  }
+  // Two bits for each row.
+  constexpr int64_t kMarks = kRows * 2 / 8;
+  EXPECT_GT(given_back[true], given_back[false] + kMarks / 2);
+}
+
 TEST(TableSnapshotTest, RowsGoToTheShardThatOwnsThem) {
   const auto table = MakeTrained(1000);
   const Files files = Write(*table, false);
