@@ -157,6 +157,15 @@ class ReadTest(_FilesTest):
         self.assertEqual(found["w"], [[b"a", b"b:"], [], [b"c"]])
         self.assertEqual(found["w_weight"], [[0.5, 2.0], [], [1.0]])
 
+    def test_weights_without_their_bag(self):
+        path = self._write("a.csv", "0.5|2,1\n,2\n1,3\n")
+        fields = [
+            Field("solo_weight", "float32", separator="|"),
+            Field("id", "int64"),
+        ]
+        found = self._one(path, fields)
+        self.assertEqual(found["solo_weight"], [[0.5, 2.0], [], [1.0]])
+
     def test_malformed_bags_cost_their_record(self):
         path = self._write("a.csv", "1|x,a:1\n2,a\n3,a:b\n4|5,c:1\n")
         fields = [

@@ -1,5 +1,8 @@
 """How far steps run ahead of one that is late."""
 
+import gc
+from unittest import mock
+
 import tensorflow as tf
 from absl.testing import absltest
 
@@ -47,6 +50,68 @@ class RunTest(absltest.TestCase):
 
     def test_steps_without_results_run_ahead(self):
         self.assertEqual(self._before_the_first(None), 49)
+
+
+class _Remote:
+    """The RemoteValue of a step that ends at once."""
+
+    def __init__(self, batch):
+        self._batch = batch
+
+    def get(self):
+        if self._batch == "bad":
+            raise ValueError("a bad batch")
+        return [tf.constant(self._batch)]
+
+
+def _raise(errors):
+    """Raises the next error; True if there is none."""
+    for error in errors:
+        raise error
+    return True
+
+
+class InFlightTest(absltest.TestCase):
+    def setUp(self):
+        super().setUp()
+        # There is no cluster, and nothing to wait for.
+        for name, value in (
+            ("separate_workers", lambda coordinator: None),
+            ("cluster_of", lambda strategy: {}),
+            ("task_addresses", lambda cluster, jobs: {}),
+            ("Watch", lambda workers, servers: mock.Mock(lost=dict)),
+            ("_POLL_SECONDS", 0.1),
+            ("_GIVE_UP_SECONDS", 20.0),
+        ):
+            self.enterContext(mock.patch.object(inflight, name, value))
+        self.steps = inflight.InFlight(mock.MagicMock())
+
+    def _run(self, batches):
+        results = self.steps.run(_Remote, batches, limit=3)
+        return [int(tensor) for (tensor,) in results]
+
+    def test_results_come_in_order(self):
+        self.assertEqual(self._run(range(50)), list(range(50)))
+        self.assertEqual(self.steps.under_way, 0)
+        self.assertEqual(self._run(range(5)), list(range(5)))
+
+    def test_none_is_in_flight_after_an_error(self):
+        # As a coordinator, which raises an error once.
+        raised = iter([ValueError("a bad batch")])
+        self.steps._coordinator.done.side_effect = lambda: _raise(raised)
+        with self.assertRaisesRegex(ValueError, "a bad batch"):
+            self._run([1, 2, "bad", 3])
+        self.assertEqual(self._run(range(5)), list(range(5)))
+
+    def test_threads_end_with_the_last_use(self):
+        self._run(range(5))
+        threads = list(self.steps._waiters)
+        self.assertLen(threads, 3)
+        del self.steps
+        gc.collect()
+        for thread in threads:
+            thread.join(timeout=60)
+            self.assertFalse(thread.is_alive())
 
 
 if __name__ == "__main__":

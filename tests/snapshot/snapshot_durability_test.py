@@ -117,6 +117,40 @@ class DurabilityTest(parameterized.TestCase, tf.test.TestCase):
         whole = self._after(calls, 0, "rename", f"{first}.part", first)
         self.assertNotIn(("remove", first, "-"), calls[whole:last])
 
+    def test_weights(self):
+        calls = self.calls["weights"]
+        file = self._path("model.weights.h5")
+        part = self._path("model.part.weights.h5")
+        size = str(os.path.getsize(file))
+        synced = self._after(calls, 0, "sync", part, size)
+        renamed = self._after(calls, synced, "rename", part, file)
+        self._after(calls, renamed, "sync", self._path(), "directory")
+
+    def test_export(self):
+        calls = self.calls["export"]
+        root = self._path("versions")
+        version = os.path.join(root, "1")
+        [renamed] = [i for i, c in enumerate(calls) if c[-1] == version]
+        part = calls[renamed][1]
+        for folder, _, names in os.walk(version):
+            inside = os.path.normpath(
+                os.path.join(part, os.path.relpath(folder, version))
+            )
+            for call in [
+                ("sync", inside, "directory"),
+                *(
+                    (
+                        "sync",
+                        os.path.join(inside, name),
+                        str(os.path.getsize(os.path.join(folder, name))),
+                    )
+                    for name in names
+                ),
+            ]:
+                self.assertLess(self._after(calls, 0, *call), renamed)
+        self._after(calls, renamed, "sync", root, "directory")
+        self._after(calls, 0, "sync", self._path(), "directory")
+
 
 if __name__ == "__main__":
     absltest.main()

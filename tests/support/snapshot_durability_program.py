@@ -1,4 +1,4 @@
-"""Writes snapshots and recovery points in a directory.
+"""Writes snapshots, recovery points, weights and an export in a directory.
 
 Between them it appends a line with the name of what was done to $FILE_LOG.
 """
@@ -26,6 +26,21 @@ def _train(directory):
     )
 
 
+def _model():
+    model = small.functional(small.table())
+    features, _ = small.batch(np.random.default_rng(0))
+    model.tables[0].pull(features["user"], training=True)
+    return model
+
+
+def _save_weights(file):
+    _model().save_weights(file)
+
+
+def _export(folder):
+    tf_ext.serving.export(_model(), folder)
+
+
 def main(root):
     table = util.table(2)
     util.push(table, range(3000))
@@ -44,6 +59,8 @@ def main(root):
             path("full"), path("reshard"), 3
         ),
         "points": lambda: _train(path("points")),
+        "weights": lambda: _save_weights(path("model.weights.h5")),
+        "export": lambda: _export(path("versions")),
     }
     table.save(path("replaced"))
     for name, action in actions.items():

@@ -4,7 +4,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
-from sharded_tables import bytes_of_rows, shards_on
+from sharded_tables import bytes_of_rows, counters_of, shards_on
 
 import tf_ext
 from tf_ext import admission
@@ -120,6 +120,33 @@ class AdmissionTest(tf.test.TestCase, parameterized.TestCase):
                 loaded.clear()
                 tf.train.Checkpoint(table=loaded).restore(path)
                 self.assertEqual(bytes_of_rows(loaded), bytes_of_rows(saved))
+
+    @parameterized.product(in_place=[False, True], shards=[1, 3])
+    def test_a_load_replaces_counters(self, in_place, shards):
+        saved = _table(admission.Count(3, forget=2), 2)
+        _push(saved, [1, 2], step=5)
+        _push(saved, [2], step=5)
+        loaded = _table(admission.Count(3, forget=2), shards)
+        _push(loaded, [2, 8, 9], step=9)
+        with tempfile.TemporaryDirectory() as directory:
+            saved.save(directory)
+            loaded.load(directory, in_place=in_place)
+        self.assertEqual(counters_of(loaded), counters_of(saved))
+        self.assertEqual(loaded.stats()["waiting"], 2)
+        _push(loaded, [2], step=6)
+        self.assertEqual(list(bytes_of_rows(loaded)), [2])
+
+    def test_a_load_without_counters_removes_them(self):
+        saved = _table()
+        _push(saved, [1, 2])
+        for in_place in (False, True):
+            loaded = _table(admission.Count(3), 2)
+            _push(loaded, [2, 8, 9])
+            with tempfile.TemporaryDirectory() as directory:
+                saved.save(directory)
+                loaded.load(directory, in_place=in_place)
+            self.assertEqual(counters_of(loaded)[1], {})
+            self.assertEqual(bytes_of_rows(loaded), bytes_of_rows(saved))
 
     def test_config_round_trip(self):
         for policy in (

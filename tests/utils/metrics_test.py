@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.distribute import this_task
+from tf_ext.distribute import this_task, training_counts
 from tf_ext.ops._op_counts import read_counts
 
 
@@ -69,6 +69,35 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
         hashing = read_counts().hashing
         self.assertEqual(found["tf_ext_hash_ids_total",], hashing.signs)
         self.assertIn(("process_resident_memory_bytes",), found)
+
+    def test_steps_of_processes_that_train_or_schedule(self):
+        port = self.serve(0)
+        for steps, in_flight, names in (
+            (0, None, []),
+            (3, None, ["steps"]),
+            (0, 0, ["in_flight", "staleness", "steps"]),
+            (2, 1, ["in_flight", "staleness", "steps"]),
+        ):
+            counts = training_counts.TrainingCounts(steps, 4, 6.0, in_flight)
+            read = mock.Mock(return_value=counts)
+            with mock.patch.object(training_counts, "read", read):
+                found = metrics_client.samples(port)
+            expected = {
+                "steps": {("tf_ext_steps_total",): steps},
+                "in_flight": {("tf_ext_steps_in_flight",): in_flight},
+                "staleness": {
+                    ("tf_ext_staleness_steps_count",): 4,
+                    ("tf_ext_staleness_steps_sum",): 6.0,
+                },
+            }
+            of_training = {
+                key: value
+                for key, value in found.items()
+                if key[0].startswith(("tf_ext_steps", "tf_ext_staleness"))
+                and not key[0].endswith("_created")
+            }
+            wanted = {k: v for name in names for k, v in expected[name].items()}
+            self.assertEqual(of_training, wanted)
 
     def test_both_formats(self):
         port = self.serve(0)
