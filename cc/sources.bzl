@@ -122,6 +122,7 @@ PYTHON_SOURCES = [
     "cc/python/core_module.cc",
     "cc/python/records_module.cc",
     "cc/python/rules_module.cc",
+    "cc/python/setting_module.cc",
     "cc/python/snapshot_module.cc",
 ]
 

@@ -21,6 +21,7 @@
 #include "cc/python/dense_array.h"
 #include "cc/python/records_module.h"
 #include "cc/python/rules_module.h"
+#include "cc/python/setting_module.h"
 #include "cc/python/snapshot_module.h"
 #include "pybind11/numpy.h"
 #include "pybind11/pybind11.h"
@@ -370,6 +371,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("initial_rows", &InitialRows, py::arg("config"), py::arg("signs"));
   DefineRecords(&m);
   DefineRules(&m);
+  DefineSetting(&m);
   DefineSnapshots(&m);
 }
 

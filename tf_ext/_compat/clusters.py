@@ -9,6 +9,8 @@ import stat
 import sys
 import threading
 
+from tf_ext._core import Setting
+
 
 def resolver_of(strategy):
     """The `tf.distribute.cluster_resolver` of a strategy, or None.
@@ -107,7 +109,6 @@ def separate_workers(coordinator):
 _results_stay = contextvars.ContextVar("tf_ext_results_stay", default=False)
 
 
-@contextlib.contextmanager
 def results_stay():
     """Has the results of what this thread schedules wait for `fetch`.
 
@@ -116,11 +117,7 @@ def results_stay():
 
     Seen in: TensorFlow 2.21, for the coordinators of `separate_workers`.
     """
-    token = _results_stay.set(True)
-    try:
-        yield
-    finally:
-        _results_stay.reset(token)
+    return Setting(_results_stay, True)
 
 
 def fetch(value):

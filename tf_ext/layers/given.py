@@ -3,10 +3,11 @@
 import contextlib
 import contextvars
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
+from tf_ext._core import Setting
 from tf_ext.feature_column.column import Column
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -34,19 +35,14 @@ _GIVE: contextvars.ContextVar[Give | None] = contextvars.ContextVar(
 )
 
 
-@contextlib.contextmanager
-def embeddings_given_by(give: Give) -> Iterator[None]:
+def embeddings_given_by(give: Give) -> contextlib.AbstractContextManager[None]:
     """Makes EmbeddingFeatures take embeddings instead of looking them up.
 
     Args:
       give: what makes the output of a column on a table. It is called in the
         order of tables and columns, whenever a layer is.
     """
-    token = _GIVE.set(give)
-    try:
-        yield
-    finally:
-        _GIVE.reset(token)
+    return Setting(_GIVE, give)
 
 
 def given_embeddings() -> Give | None:

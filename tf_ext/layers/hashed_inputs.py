@@ -3,8 +3,9 @@
 import contextlib
 import contextvars
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from tf_ext._core import Setting
 from tf_ext.feature_column import features
 from tf_ext.feature_column.bags import HashedBatch, hash_batch
 from tf_ext.feature_column.column import Column
@@ -44,8 +45,9 @@ def replaced_in(inputs: object) -> Replaced | None:
     return Replaced(inputs[KEY], frozenset().union(*read) - inputs.keys())
 
 
-@contextlib.contextmanager
-def hashed_features(replaced: Replaced) -> Iterator[None]:
+def hashed_features(
+    replaced: Replaced,
+) -> contextlib.AbstractContextManager[None]:
     """Makes layers find hashed columns that are not among their inputs.
 
     The layers of a functional model only have the inputs that it was made with.
@@ -53,11 +55,7 @@ def hashed_features(replaced: Replaced) -> Iterator[None]:
     Args:
       replaced: Replaced.
     """
-    token = _REPLACED.set(replaced)
-    try:
-        yield
-    finally:
-        _REPLACED.reset(token)
+    return Setting(_REPLACED, replaced)
 
 
 def find_hashed(

@@ -4,10 +4,11 @@ import contextlib
 import contextvars
 import dataclasses
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext._core import Setting
 from tf_ext.feature_column import Bags, SequenceColumn
 from tf_ext.layers.column_sets import Part
 from tf_ext.regimes import PullPlan
@@ -77,18 +78,15 @@ _PREPARED: contextvars.ContextVar[dict[object, Prepared] | None] = (
 )
 
 
-@contextlib.contextmanager
-def prepared_batches(by_layer: Mapping[object, Prepared]) -> Iterator[None]:
+def prepared_batches(
+    by_layer: Mapping[object, Prepared],
+) -> contextlib.AbstractContextManager[None]:
     """A context in which the next call of each layer takes its batch.
 
     Args:
       by_layer: dict of Prepared, by layer.
     """
-    token = _PREPARED.set(dict(by_layer))
-    try:
-        yield
-    finally:
-        _PREPARED.reset(token)
+    return Setting(_PREPARED, dict(by_layer))
 
 
 def take_prepared(layer: object) -> Prepared | None:

@@ -7,9 +7,11 @@ step can read rows and variables, and compute, while the update is on its way.
 import contextlib
 import contextvars
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tf_ext._core import Setting
 
 
 class Updates:
@@ -45,18 +47,13 @@ _COLLECTED: contextvars.ContextVar[Updates | None] = contextvars.ContextVar(
 )
 
 
-@contextlib.contextmanager
-def delayed_updates() -> Iterator[Updates]:
+def delayed_updates() -> contextlib.AbstractContextManager[Updates]:
     """A context, in a replica, that collects updates instead of making them.
 
     Updates of other optimizers than those of tf_ext are made at once.
     """
     updates = Updates()
-    token = _COLLECTED.set(updates)
-    try:
-        yield updates
-    finally:
-        _COLLECTED.reset(token)
+    return Setting(_COLLECTED, updates, updates)
 
 
 def update(gradients: typing.Any, function: Callable[[], None]) -> None:

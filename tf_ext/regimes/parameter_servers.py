@@ -1,12 +1,12 @@
 """Parameter servers: tables are on them, steps run on asynchronous workers."""
 
-import contextlib
 import contextvars
 
 import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.counters import make_exact
+from tf_ext._core import Setting
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
@@ -36,14 +36,9 @@ class ParameterServerRegime(Regime):
         with tf.control_dependencies(before):
             return next_stage(rows)
 
-    @contextlib.contextmanager
     def computing_after(self, tensors):
         """Rows that are pulled in it wait for the tensors on the worker."""
-        token = _before.set(tensors)
-        try:
-            yield
-        finally:
-            _before.reset(token)
+        return Setting(_before, tensors)
 
     def placement(self):
         """A shard on the CPU of each server."""

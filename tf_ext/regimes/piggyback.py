@@ -4,10 +4,11 @@ Each collective takes a round trip, and CPU time in all workers, however little
 it sends.
 """
 
-import contextlib
 import contextvars
 
 import tensorflow as tf
+
+from tf_ext._core import Setting
 
 
 class Carried:
@@ -34,7 +35,6 @@ class Carried:
 _waiting = contextvars.ContextVar("tf_ext_piggybacked", default=())
 
 
-@contextlib.contextmanager
 def piggybacked(words, complete=None):
     """A context whose first exchange of gradients carries words along.
 
@@ -45,15 +45,12 @@ def piggybacked(words, complete=None):
         of the step must not find another collective under way. None: nothing
         is to be done.
 
-    Yields:
-      Carried.
+    Returns:
+      The context, whose `as` is the Carried.
     """
     carried = Carried(words, complete)
-    token = _waiting.set(_waiting.get() + (carried,) * (words is not None))
-    try:
-        yield carried
-    finally:
-        _waiting.reset(token)
+    waiting = _waiting.get() + (carried,) * (words is not None)
+    return Setting(_waiting, waiting, carried)
 
 
 def waiting():

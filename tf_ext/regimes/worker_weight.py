@@ -1,12 +1,12 @@
 """The weight of a worker's mean gradient in the global mean."""
 
-import contextlib
 import contextvars
+
+from tf_ext._core import Setting
 
 _weight = contextvars.ContextVar("tf_ext_worker_weight", default=None)
 
 
-@contextlib.contextmanager
 def worker_weight(weight):
     """Sets the factor of this worker's gradients before the sum.
 
@@ -16,11 +16,7 @@ def worker_weight(weight):
     Args:
       weight: float32 scalar tensor; 0 where there are no samples.
     """
-    token = _weight.set(weight)
-    try:
-        yield
-    finally:
-        _weight.reset(token)
+    return Setting(_weight, weight)
 
 
 def current_worker_weight():

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_ext import _core
 from tf_ext._checks import is_int
+from tf_ext._core import Setting
 from tf_ext._counting import counting_of
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.tables import row_counters
@@ -107,18 +108,13 @@ def _save_counters(table_rows, put):
     return {"counters": {"period": period, "chunks": chunk}}
 
 
-@contextlib.contextmanager
 def only(step):
     """Restricts `load` to one of its steps in a block: "check" or "import".
 
     To check all tables of a file before any is changed, the file is loaded
     twice: once with "check", then with "import".
     """
-    token = _steps.set((step,))
-    try:
-        yield
-    finally:
-        _steps.reset(token)
+    return Setting(_steps, (step,))
 
 
 def checks_only():

@@ -2,8 +2,8 @@
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
 
+from tf_ext._core import Setting
 from tf_ext.tables.shard import config_text, parse_config
 
 # The core's rule for rows that cannot be trained.
@@ -28,8 +28,7 @@ _IN_SCOPE: contextvars.ContextVar[bool] = contextvars.ContextVar(
 )
 
 
-@contextlib.contextmanager
-def weights_only() -> Iterator[None]:
+def weights_only() -> contextlib.AbstractContextManager[None]:
     """Creates tables that hold only weights, for serving.
 
     The rows have no slots: at dim 16 a row takes 72 bytes instead of 136 with
@@ -58,11 +57,7 @@ def weights_only() -> Iterator[None]:
     >>> served.stats()["row_bytes"], trained.stats()["row_bytes"]
     (72, 208)
     """
-    token = _IN_SCOPE.set(True)
-    try:
-        yield
-    finally:
-        _IN_SCOPE.reset(token)
+    return Setting(_IN_SCOPE, True)
 
 
 def in_scope() -> bool:

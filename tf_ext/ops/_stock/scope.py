@@ -3,9 +3,11 @@
 import contextlib
 import contextvars
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import tensorflow as tf
+
+from tf_ext._core import Setting
 
 Lookup: typing.TypeAlias = Callable[[typing.Any, tf.Tensor, int], tf.Tensor]
 """`(table, signs int64 [n], statistics) -> float32 [n, dim + statistics]`."""
@@ -15,18 +17,13 @@ _LOOKUP: contextvars.ContextVar[Lookup | None] = contextvars.ContextVar(
 )
 
 
-@contextlib.contextmanager
-def stock_ops(lookup: Lookup) -> Iterator[None]:
+def stock_ops(lookup: Lookup) -> contextlib.AbstractContextManager[None]:
     """Makes tf_ext's layers and tables trace stock TensorFlow ops.
 
     Args:
       lookup: function that reads a table's rows.
     """
-    token = _LOOKUP.set(lookup)
-    try:
-        yield
-    finally:
-        _LOOKUP.reset(token)
+    return Setting(_LOOKUP, lookup)
 
 
 def stock_lookup() -> Lookup | None:
