@@ -99,6 +99,8 @@ REGISTER_OP("TfExt>SparseTableEndSave")
     .Doc(R"doc(
 Ends a save that is part of a chain.
 
+Does nothing for a save that has ended, or, unless `committed`, has not begun.
+
 handle: Scalar. The table, or its shard on this device.
 id: Scalar. The id of the snapshot that SparseTableSave has written.
 committed: Scalar. Whether its manifest was written. If not, the next snapshot

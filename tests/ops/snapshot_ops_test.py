@@ -77,7 +77,13 @@ class SnapshotOpsTest(parameterized.TestCase):
             tf.errors.FailedPreconditionError, "the save of b* cannot end"
         ):
             _snapshot_ops.sparse_table_end_save(self.handle, _NEXT, True)
-        _snapshot_ops.sparse_table_end_save(self.handle, _ID, True)
+        _snapshot_ops.sparse_table_end_save(self.handle, _NEXT, False)
+        with self.assertRaisesRegex(
+            tf.errors.FailedPreconditionError, "is being saved as snapshot a*"
+        ):
+            _snapshot_ops.sparse_table_set_chain(self.handle, "")
+        for committed in (True, True, False):  # The first one counts.
+            _snapshot_ops.sparse_table_end_save(self.handle, _ID, committed)
         with self.assertRaisesRegex(
             tf.errors.FailedPreconditionError,
             "whose last snapshot is a*, so b* cannot continue c*",

@@ -104,6 +104,7 @@ _WITHOUT_KERAS = {
     "snapshot/snapshot_damage_test.py",
     "snapshot/snapshot_durability_test.py",
     "snapshot/snapshot_forging_test.py",
+    "snapshot/snapshot_interrupts_test.py",
     "snapshot/snapshot_kill_test.py",
     "snapshot/snapshot_manifest_test.py",
     "snapshot/snapshot_reader_test.py",

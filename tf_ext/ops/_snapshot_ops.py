@@ -74,6 +74,8 @@ def sparse_table_save(
 def sparse_table_end_save(handle, snapshot_id, committed, name=None):
     """Ends a tracked save.
 
+    Does nothing for one that has ended, or, unless `committed`, has not begun.
+
     Args:
       handle: resource `[]`.
       snapshot_id: string `[]`, as passed to `sparse_table_save`.

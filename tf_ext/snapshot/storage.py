@@ -10,6 +10,7 @@ import fcntl
 import os
 import posixpath
 import stat
+import threading
 import time
 import types
 import typing
@@ -89,8 +90,7 @@ class _Local:
             pass
 
     @staticmethod
-    @contextlib.contextmanager
-    def lock(directory: str) -> Iterator[None]:
+    def lock(directory: str) -> "_DirectoryLock":
         """Runs the block under a lock, if the file system supports locks.
 
         The operating system releases the lock if the process ends.
@@ -98,15 +98,7 @@ class _Local:
         Raises:
           TimeoutError: if another process does not release the lock.
         """
-        opened = os.open(directory, os.O_RDONLY)
-        try:
-            _lock(opened, directory)
-            yield
-        finally:
-            # Closing would not release it if the process was forked meanwhile.
-            with contextlib.suppress(OSError):
-                fcntl.flock(opened, fcntl.LOCK_UN)
-            os.close(opened)
+        return _DirectoryLock(directory)
 
     @staticmethod
     def commit(name: str, data: bytes) -> None:
@@ -219,6 +211,44 @@ class _TensorFlow:
             raise OSError(errno.EPROTONOSUPPORT, error.message) from None
         except errors.OpError as error:
             raise OSError(error.message) from None
+
+
+class _DirectoryLock:
+    """A context that holds the lock of a directory."""
+
+    # The open directories, by thread and path. A thread that locks a directory
+    # again was interrupted before it had released the lock.
+    _held: typing.ClassVar[dict[tuple[int, str], int]] = {}
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None:
+        self._release()
+        opened = os.open(self._directory, os.O_RDONLY)
+        self._held[self._key] = opened
+        try:
+            _lock(opened, self._directory)
+        except BaseException:
+            self._release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    @property
+    def _key(self) -> tuple[int, str]:
+        return threading.get_ident(), self._directory
+
+    def _release(self) -> None:
+        opened = self._held.get(self._key)
+        if opened is None:
+            return
+        # Closing would not release it if the process was forked meanwhile.
+        with contextlib.suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_UN)
+        del self._held[self._key]  # Its number may be another file's soon.
+        os.close(opened)
 
 
 def _lock(opened: int, directory: str) -> None:

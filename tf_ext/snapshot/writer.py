@@ -21,6 +21,7 @@ from tf_ext.snapshot.files import (
     overlap,
     read_again_if_replaced,
     read_chain,
+    read_manifest,
 )
 from tf_ext.snapshot.reader import (
     Snapshot,
@@ -164,6 +165,10 @@ def _write(
         with claim.held():
             _commit(storage, join(out, manifests.NAME), manifest)
     except BaseException:
+        with contextlib.suppress(OSError, ValueError):
+            # An interrupt may have come when all was done.
+            if read_manifest(out).id == snapshot_id:
+                storage.remove(join(out, manifests.NAME))
         for file in files + counters:
             with contextlib.suppress(OSError):
                 storage.remove(file.path)

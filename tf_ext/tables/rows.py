@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import threading
 import uuid
 
 import tensorflow as tf
@@ -63,8 +64,13 @@ class TableRows(SavedResource):
         self._config = config
         self._place = devices, owner
         self._serves_statistics = False
-        # `(path, id)` of the incremental snapshots, see `snapshots`.
+        # Of the module `snapshots`: `(path, id)` of the incremental snapshots;
+        # the id of one that has not ended in all shards, or ""; what is held
+        # while these change; the tasks of each thread.
         self.snapshot_chain = ()
+        self.saving = ""
+        self.chain_lock = threading.RLock()
+        self.under_way = {}
         with tf.init_scope():
             # Created here, so that no traced function creates one of its own.
             # The core returns the configuration in canonical form.

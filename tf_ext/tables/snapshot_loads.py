@@ -22,7 +22,13 @@ from tf_ext.snapshot.files import (
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables import row_counters, snapshot_files
 from tf_ext.tables.snapshot_files import own_words
-from tf_ext.tables.snapshots import end_chain, on_each, row_fields, together
+from tf_ext.tables.snapshots import (
+    begin_chain,
+    end_chain,
+    on_each,
+    row_fields,
+    together,
+)
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -95,10 +101,7 @@ def load(
         path, lambda: _common_chain(rows, path, what), restore
     )
     if incremental:
-        on_each(rows, lambda _, shard: shard.set_chain(chain[-1][1].id))
-        rows.snapshot_chain = tuple(
-            (where, manifest.id) for where, manifest in chain
-        )
+        begin_chain(rows, chain)
     return _with_conversion(rows, what, chain[-1][1], conversion)
 
 
@@ -333,16 +336,17 @@ class Update:
     def load(self):
         """Clears the table and loads the rows; after an error it is empty."""
         end_chain(self._rows)
-        self._rows.clear()
-        numbers = self._begin("", False)
         try:
+            self._rows.clear()
+            numbers = self._begin("", False)
             with together(self._rows, self._what):
                 self._restore(self._chain, "load")
                 self._restore_counters()
+            id_now = "" if self._has_new_slots else self._chain[-1][1].id
+            self._end(numbers, id_now)
         except BaseException:
             self._rows.clear()
             raise
-        self._end(numbers, "" if self._has_new_slots else self._chain[-1][1].id)
 
     def apply(self):
         """Overwrites rows in place, then erases those that no longer exist.

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import threading
 import uuid
 
 import tensorflow as tf
@@ -71,22 +72,36 @@ def save(
     Returns:
       The Manifest.
     """
+    arguments = (path, description, incremental, base, step)
+    if not incremental and base is None:
+        return _save(rows, *arguments, max_bytes_per_second)
+    with rows.chain_lock:
+        settle(rows)
+        return _save(rows, *arguments, max_bytes_per_second)
+
+
+def _save(
+    rows, path, description, incremental, base, step, max_bytes_per_second
+):
     path = normalised(path)
     what = f"Saving table {description.label!r} in {path!r}"
+    tracked = incremental or base is not None
     with together(rows, what):
         chain = _check_chain(rows, description.label, path, incremental, base)
         _check_step(step)
         check_max_bytes_per_second("SparseTable.save", max_bytes_per_second)
+        if tracked and not chain:
+            # Shards may have one that this process was interrupted to note.
+            end_chain(rows)
     snapshot_id = rows.regime.from_first(uuid.uuid4().hex)
     period = (
         -1 if rows.counting is None else int(row_counters.current_period(rows))
     )
-    tracked = incremental or base is not None
     # The first worker writes the manifest, so it holds the claim.
     claim = Claim(path, what) if rows.regime.rank == 0 else None
-    committed = False
-    saved = []
     try:
+        if tracked:
+            rows.saving = snapshot_id
         with together(rows, what):
             if claim is not None:
                 storage_of(path).make_directory(path)
@@ -98,7 +113,6 @@ def save(
                 path,
                 snapshot_id,
                 claim,
-                saved,
                 base=chain[-1][1] if base is not None else "",
                 tracked=tracked,
                 max_bytes_per_second=(max_bytes_per_second or 0)
@@ -118,6 +132,11 @@ def save(
             parts,
         )
         with together(rows, what):
+            if tracked and rows.saving != snapshot_id:
+                raise RuntimeError(
+                    f"{what} was aborted: its thread has begun another "
+                    "incremental save of the table, in a signal handler."
+                )
             if claim is not None:
                 with claim.held():
                     _snapshot_ops.write_file_atomically(
@@ -126,17 +145,20 @@ def save(
                     # Checked last, as the snapshot's bases may be replaced
                     # while it is written.
                     _check_bases(description.label, chain)
-        committed = True
-    finally:
         if tracked:
-            for shard in saved:
-                shard.end_save(snapshot_id, committed)
-        if claim is not None and not committed:
+            # From here on the save is one of the chain: see `settle`.
+            rows.snapshot_chain = (*chain, (path, snapshot_id))
+            settle(rows)
+    except BaseException:
+        if tracked:
+            # The first error says more than one of its consequences.
+            with contextlib.suppress(tf.errors.OpError):
+                settle(rows)
+        if claim is not None:
             with contextlib.suppress(OSError):
                 _remove_leftovers(path, snapshot_id)
             claim.release()
-    if tracked:
-        rows.snapshot_chain = (*chain, (path, snapshot_id))
+        raise
     if claim is not None:
         # A writer that has claimed the directory since has removed them.
         with contextlib.suppress(SnapshotConflictError, TimeoutError):
@@ -146,18 +168,40 @@ def save(
     return manifest
 
 
-def _save_shards(rows, path, snapshot_id, claim, saved, **options):
-    """Writes this process's shards; returns the results of `_save_shard`.
+def settle(rows):
+    """Ends the last incremental save, in shards where that has not been done.
 
-    The shards that were written are appended to `saved`.
+    An interrupt may come at any time, also while this function runs, and leave
+    shards that wait for the end of a save. So the next use of the chain begins
+    with this function. The save counts if the chain has it, which is set by one
+    assignment, and otherwise the shards go back to what they had marked before.
+
+    Args:
+      rows: TableRows; this thread holds `chain_lock`.
     """
+    snapshot_id = rows.saving
+    if not snapshot_id:
+        return
+    committed = (
+        bool(rows.snapshot_chain) and rows.snapshot_chain[-1][1] == snapshot_id
+    )
+    try:
+        on_each(rows, lambda _, shard: shard.end_save(snapshot_id, committed))
+    except Exception:
+        # It is not known what the shards have marked.
+        rows.snapshot_chain = ()
+        raise
+    rows.saving = ""
+
+
+def _save_shards(rows, path, snapshot_id, claim, **options):
+    """Writes this process's shards; returns the results of `_save_shard`."""
     try:
         return on_each(
             rows,
             lambda index, shard: _save_shard(
                 shard, path, snapshot_id, index=index, **options
             ),
-            done=saved,
         )
     finally:
         if claim is not None:
@@ -218,8 +262,23 @@ def row_fields(rows):
 
 def end_chain(rows):
     """Ends the chain of incremental snapshots and discards its marks."""
-    on_each(rows, lambda _, shard: shard.set_chain(""))
-    rows.snapshot_chain = ()
+    with rows.chain_lock:
+        settle(rows)
+        rows.snapshot_chain = ()
+        on_each(rows, lambda _, shard: shard.set_chain(""))
+
+
+def begin_chain(rows, chain):
+    """Lets deltas continue what the table holds.
+
+    Args:
+      rows: TableRows, without a chain.
+      chain: list of `(path, Manifest)`, the snapshots that it holds.
+    """
+    with rows.chain_lock:
+        settle(rows)
+        on_each(rows, lambda _, shard: shard.set_chain(chain[-1][1].id))
+        rows.snapshot_chain = tuple((where, m.id) for where, m in chain)
 
 
 def _check_chain(rows, label, path, incremental, base):
@@ -307,32 +366,62 @@ def _manifest(
     )
 
 
-def on_each(rows, function, done=None):
+def on_each(rows, function):
     """Runs `function(index, shard)` for this process's shards in parallel.
 
-    Shards for which it succeeded are appended to `done`, even if it failed for
-    others.
+    Nothing that it has begun runs any longer when it returns or raises, also
+    after an interrupt. After a second one, while it waits for that, the next
+    call of the thread waits.
 
     Returns:
       The list of results.
     """
-    done = [] if done is None else done
     shards = rows.shards
+    thread = threading.get_ident()
+    if thread in rows.under_way:
+        rows.under_way[thread].end()
     if len(shards) == 1:
-        results = [function(rows.first_shard, shards[0])]
-        done.append(shards[0])
-        return results
-    with concurrent.futures.ThreadPoolExecutor(len(shards)) as pool:
-        futures = [
-            pool.submit(function, index, shard)
-            for index, shard in enumerate(shards)
-        ]
-    done.extend(
-        shard
-        for shard, future in zip(shards, futures)
-        if future.exception() is None
-    )
-    return [future.result() for future in futures]
+        return [function(rows.first_shard, shards[0])]
+    tasks = rows.under_way[thread] = _Tasks(len(shards))
+    try:
+        with concurrent.futures.ThreadPoolExecutor(len(shards)) as pool:
+            futures = [
+                pool.submit(tasks.run, index, function, shard)
+                for index, shard in enumerate(shards)
+            ]
+        return [future.result() for future in futures]
+    finally:
+        tasks.end()
+        rows.under_way.pop(thread, None)
+
+
+class _Tasks:
+    """Functions that run in other threads, until `end`.
+
+    A pool that an interrupt finds where it starts a thread does not know the
+    thread and does not wait for it.
+
+    Args:
+      count: int, how many.
+    """
+
+    def __init__(self, count):
+        self._running = [threading.Lock() for _ in range(count)]
+        self._ended = False
+
+    def run(self, index, function, shard):
+        """Returns `function(index, shard)`, unless `end` came before."""
+        with self._running[index]:
+            if self._ended:
+                raise concurrent.futures.CancelledError
+            return function(index, shard)
+
+    def end(self):
+        """Waits for those that run; no other one begins."""
+        self._ended = True
+        for lock in self._running:
+            with lock:
+                pass
 
 
 def _remove_leftovers(path, snapshot_id=""):

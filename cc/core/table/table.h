@@ -255,7 +255,8 @@ class Table {
   // Begins to save `id` as the first snapshot of a chain, or as the delta that
   // follows `base` if that is not empty. The caller then calls WriteRows for
   // all stripes, and finally EndChainSave, which restores the previous state of
-  // the chain unless `committed`.
+  // the chain unless `committed`. Calls of EndChainSave for a save that has not
+  // begun, or has ended, do nothing, so that it can be repeated.
   Status BeginChainSave(const std::string& id, const std::string& base);
   Status EndChainSave(const std::string& id, bool committed);
   // Declares that the table holds the rows of the snapshot `id` of a chain, and

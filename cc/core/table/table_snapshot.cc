@@ -165,6 +165,8 @@ Status Table::BeginChainSave(const std::string& id, const std::string& base) {
 Status Table::EndChainSave(const std::string& id, bool committed) {
   const std::lock_guard<std::mutex> lock(chain_mutex_);
   if (saving_ != id || id.empty()) {
+    // Whoever was interrupted does not know what began, nor what has ended.
+    if (!committed || (chain_ == id && !id.empty())) return Status::Ok();
     return Status::FailedPrecondition(
         "table \"" + config_.name + "\" is " +
         (saving_.empty() ? "not being saved" : "being saved as " + saving_) +

@@ -295,7 +295,13 @@ TEST_F(ChainTest, ThereIsOneChainATable) {
   EXPECT_FALSE(table_->BeginChainSave("c", "a").ok());
   EXPECT_FALSE(table_->SetChain("").ok());
   EXPECT_FALSE(table_->EndChainSave("c", true).ok());
+  // What never began, or has ended, ends at any time.
+  ASSERT_TRUE(table_->EndChainSave("c", false).ok());
+  EXPECT_FALSE(table_->BeginChainSave("c", "a").ok());
   ASSERT_TRUE(table_->EndChainSave("b", true).ok());
+  ASSERT_TRUE(table_->EndChainSave("b", true).ok());
+  ASSERT_TRUE(table_->EndChainSave("b", false).ok());
+  EXPECT_EQ(table_->Chain(), "b");
   ASSERT_TRUE(table_->SetChain("").ok());
   EXPECT_EQ(table_->Chain(), "");
 }

@@ -1,0 +1,204 @@
+"""What an interrupt at a given place of a save or load leaves."""
+
+import _thread
+import contextvars
+import threading
+import time
+from unittest import mock
+
+import snapshot_util as util
+from absl.testing import absltest, parameterized
+from saving_util import TestCase, contents
+from tf_ext._core import Setting
+
+from tf_ext.snapshot.storage import storage_of
+from tf_ext.tables.shard import TableShard
+
+_WAIT_SECONDS = 60
+
+
+class SaveTest(TestCase):
+    def _table(self, shards):
+        table = util.table(shards)
+        util.push(table, range(50))
+        return table
+
+    @parameterized.product(
+        shards=[1, 2],
+        name=["save", "end_save", "set_chain"],
+        delta=[False, True],
+    )
+    def test_a_chain_goes_on(self, shards, name, delta):
+        table = self._table(shards)
+        first, second, third = (self.directory() for _ in range(3))
+        if delta:
+            table.save(first, incremental=True)
+            util.push(table, range(40, 60))
+        method = getattr(TableShard, name)
+
+        def interrupted(shard, *args, **kwargs):
+            method(shard, *args, **kwargs)
+            raise KeyboardInterrupt  # As Python does after an op.
+
+        how = {"base": first} if delta else {"incremental": True}
+        with mock.patch.object(TableShard, name, interrupted):
+            if delta and name == "set_chain":  # It is not called.
+                table.save(second, **how)
+            else:
+                with self.assertRaises(KeyboardInterrupt):
+                    table.save(second, **how)
+        util.push(table, range(55, 70))
+        chain = table.rows.snapshot_chain
+        how = {"base": chain[-1][0]} if chain else {"incremental": True}
+        table.save(third, **how)
+        self.assertEqual(util.loaded(third), contents(table))
+        table.load(third, incremental=True)
+        table.save(self.directory(), base=third)
+
+    def test_nothing_is_written_after_the_end(self):
+        table = self._table(2)
+        save, ended = TableShard.save, []
+        main_waits = threading.Event()
+
+        def late(shard, *args, **kwargs):
+            _thread.interrupt_main()
+            main_waits.wait(0.2)  # So that the main thread has got it.
+            result = save(shard, *args, **kwargs)
+            ended.append(shard)
+            return result
+
+        with mock.patch.object(TableShard, "save", late):
+            with self.assertRaises(KeyboardInterrupt):
+                table.save(self.directory(), incremental=True)
+        begun = len(ended)
+        self.assertGreater(begun, 0)
+        path = self.directory()
+        table.save(path, incremental=True)
+        self.assertLen(ended, begun)
+        self.assertEqual(util.loaded(path), contents(table))
+
+    def test_the_next_call_waits_after_a_second_interrupt(self):
+        table = self._table(2)
+        save, go_on = TableShard.save, threading.Event()
+        begun, ended = [], []
+
+        def late(shard, *args, **kwargs):
+            begun.append(shard)
+            go_on.wait(_WAIT_SECONDS)
+            result = save(shard, *args, **kwargs)
+            ended.append(shard)
+            return result
+
+        def interrupt_twice():
+            while len(begun) < 2:
+                time.sleep(0.01)
+            for _ in range(2):
+                _thread.interrupt_main()
+                time.sleep(0.2)
+            go_on.set()
+
+        impatient = threading.Thread(target=interrupt_twice)
+        with mock.patch.object(TableShard, "save", late):
+            impatient.start()
+            with self.assertRaises(KeyboardInterrupt):
+                table.save(self.directory(), incremental=True)
+        path = self.directory()
+        table.save(path, incremental=True)
+        self.assertLen(ended, 2)
+        impatient.join()
+        self.assertEqual(util.loaded(path), contents(table))
+
+    def test_threads_take_turns(self):
+        table = self._table(2)
+        paths = [self.directory() for _ in range(4)]
+
+        def save(path):
+            table.end_incremental()
+            table.save(path, incremental=True)
+
+        threads = [threading.Thread(target=save, args=[p]) for p in paths]
+        errors = []
+        with mock.patch.object(threading, "excepthook", errors.append):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        # Another thread's chain may have begun meanwhile.
+        for error in errors:
+            self.assertIn("has a chain", str(error.exc_value))
+        self.assertLess(len(errors), len(threads))
+        table.end_incremental()
+        table.save(paths[0], incremental=True)
+        self.assertEqual(util.loaded(paths[0]), contents(table))
+
+
+class LoadTest(TestCase):
+    @parameterized.parameters(1, 2)
+    def test_is_empty_or_whole(self, shards):
+        saved = util.table()
+        util.push(saved, range(50))
+        path = self.directory()
+        saved.save(path)
+        table = util.table(shards)
+        for name in ("restore", "begin_update", "end_update", "set_chain"):
+            method = getattr(TableShard, name)
+
+            def interrupted(shard, *args, method=method, **kwargs):
+                method(shard, *args, **kwargs)
+                raise KeyboardInterrupt
+
+            with mock.patch.object(TableShard, name, interrupted):
+                with self.assertRaises(KeyboardInterrupt):
+                    table.load(path, incremental=True)
+            self.assertEqual(table.size(), 0, name)
+        table.load(path, incremental=True)
+        self.assertEqual(contents(table), contents(saved))
+        table.save(self.directory(), base=path)
+
+
+class LockTest(TestCase):
+    def test_is_taken_from_the_same_thread(self):
+        path = self.directory()
+        storage = storage_of(path)
+        storage.lock(path).__enter__()  # What never ended it.
+        table = util.table()
+        with mock.patch("tf_ext.snapshot.storage._LOCK_TIMEOUT_SECONDS", 0):
+            table.save(path)
+            with storage.lock(path):
+                pass
+            with storage.lock(path):
+                with self.assertRaises(TimeoutError):
+                    self._in_thread(lambda: table.save(path))
+            self._in_thread(lambda: table.save(path))
+
+    def _in_thread(self, function):
+        raised = []
+
+        def run():
+            try:
+                function()
+            except Exception as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        for error in raised:
+            raise error
+
+
+class SettingTest(absltest.TestCase):
+    def test_sets_a_variable_in_a_block(self):
+        variable = contextvars.ContextVar("variable", default="default")
+        with Setting(variable, 1, "entered") as entered:
+            self.assertEqual((variable.get(), entered), (1, "entered"))
+            with self.assertRaises(KeyboardInterrupt):
+                with Setting(variable, 2) as entered:
+                    self.assertEqual((variable.get(), entered), (2, None))
+                    raise KeyboardInterrupt
+            self.assertEqual(variable.get(), 1)
+        self.assertEqual(variable.get(), "default")
+
+
+if __name__ == "__main__":
+    absltest.main()
