@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import processes
 from absl.testing import absltest
@@ -132,6 +133,37 @@ for file in os.listdir("/proc/self/fd"):
         files = self.written(self.output).splitlines()
         self.assertLen(files, 3)
         self.assertEqual(files[0], os.devnull)
+
+
+class InterruptTest(TestCase):
+    def test_each_start_has_its_own_process(self):
+        server = self.server()
+        sleep = "import time\ntime.sleep(600)"
+        with mock.patch.object(
+            server, "_receive", side_effect=KeyboardInterrupt
+        ):
+            with self.assertRaises(KeyboardInterrupt):
+                self.start(server, sleep)
+        process = self.start(server, "print('mine')")
+        self.assertEqual(process.wait(60), 0)
+        self.assertEqual(self.written(self.output), "mine\n")
+        # What nobody knows has ended, or ends with the server.
+        processes.wait_until(lambda: not self._children(server))
+        with mock.patch.object(
+            server, "_receive", side_effect=KeyboardInterrupt
+        ):
+            with self.assertRaises(KeyboardInterrupt):
+                self.start(server, sleep)
+        processes.wait_until(lambda: self._children(server))
+        [pid] = self._children(server)
+        server.close()
+        processes.wait_until(lambda: not os.path.exists(f"/proc/{pid}/exe"))
+
+    def _children(self, server):
+        pid = server._process.pid
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+        server.update()
+        return children.read_text().split()
 
 
 class StatusTest(TestCase):

@@ -38,15 +38,19 @@ class Notice:
                 "of the main thread, as Python handles signals there. "
                 "Received: on_sigterm=True"
             )
-        before = signal.signal(signal.SIGTERM, self._note)
+        before = signal.getsignal(signal.SIGTERM)
         try:
-            yield
-        except Exception:
-            self._restore(before)
-            if self.received:
-                signal.raise_signal(signal.SIGTERM)
-            raise
-        finally:
+            try:
+                signal.signal(signal.SIGTERM, self._note)
+                yield
+            except Exception:
+                self._restore(before)
+                if self.received:
+                    signal.raise_signal(signal.SIGTERM)
+                raise
+            finally:
+                self._restore(before)
+        finally:  # Also if an interrupt comes while it is restored.
             self._restore(before)
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:

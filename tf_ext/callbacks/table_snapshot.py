@@ -119,7 +119,9 @@ class TableSnapshot(keras.callbacks.Callback):
         # What a loop told of it last, or None.
         self._told_sigterm: bool | None = None
         self._steps_under_way = 0
-        self._resumed = False
+        # Whether `fit` is tf_ext's, and whether it has found no point or
+        # continued from one.
+        self._asked = self._resumed = False
         self._claimed = False
         self._claim: Claim | None = None  # of the first worker
         self._point = Point(0, 0, 0, "")
@@ -147,9 +149,15 @@ class TableSnapshot(keras.callbacks.Callback):
         self._told_sigterm = anywhere
 
     def can_resume(self) -> bool:
-        """Whether `fit` should begin with `resume`: asked once, by `fit`."""
-        first, self._resumed = not self._resumed, True
-        return first and bool(point_files.list_points(self.directory))
+        """Whether `fit`, which asks, should begin with `resume`.
+
+        Not after a first time, unless that was interrupted.
+        """
+        self._asked = True
+        if not self._resumed:
+            points = point_files.list_points(self.directory)
+            self._resumed = not points
+        return not self._resumed
 
     def resume(self, model: keras.Model) -> Point:
         """Restores a model from the newest complete point.
@@ -183,6 +191,7 @@ class TableSnapshot(keras.callbacks.Callback):
             )
             self._point = point
             self._saved_step = point.step
+            self._resumed = True
             return point
         raise failure
 
@@ -190,7 +199,7 @@ class TableSnapshot(keras.callbacks.Callback):
         return table.load(path, incremental=self.incremental)
 
     def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
-        if not self._resumed:
+        if not self._asked:
             raise ValueError(
                 "The model of TableSnapshot must be a tf_ext.Model: the `fit` "
                 "of others would not continue from a recovery point. "
@@ -276,9 +285,9 @@ class TableSnapshot(keras.callbacks.Callback):
         return self._notice.received
 
     def _release_directory(self) -> None:
-        if self._claim is not None:
-            self._claim.release()
-        self._claimed, self._claim = False, None
+        claim, self._claimed, self._claim = self._claim, False, None
+        if claim is not None:
+            claim.release()
 
     def _claim_directory(self, model: keras.Model) -> None:
         if not self._claimed:
@@ -304,11 +313,10 @@ class TableSnapshot(keras.callbacks.Callback):
         path = point_files.path_of(self.directory, step)
         if self._point.path == path:
             return  # Nothing was trained since then.
-        self._move(path=path)
         self._claim_directory(self.model)
-        recovery_points.write(
-            self._point, self.model, self._save_table, self._claim
-        )
+        point = Point(**(vars(self._point) | {"path": path}))
+        recovery_points.write(point, self.model, self._save_table, self._claim)
+        self._point = point
         recovery_points.prune(self.directory, self.keep, self._claim)
         self._saved_step = step
         self._saved_time = time.monotonic()

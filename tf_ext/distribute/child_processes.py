@@ -70,8 +70,8 @@ class ChildProcesses:
                 start_new_session=True,
             )
         with self._lock:
-            self._tell("+", process)
             self._processes[key] = process
+            self._tell("+", process)
 
     def __getitem__(self, key):
         """The process of a key, as `subprocess.Popen`; KeyError if none."""
@@ -121,7 +121,7 @@ class ChildProcesses:
         self._watchdog.wait()
 
     def _tell(self, sign, process):
-        self._watched ^= {process}
+        (self._watched.add if sign == "+" else self._watched.discard)(process)
         self._watchdog.stdin.write(f"{sign}{process.pid}\n")
         self._watchdog.stdin.flush()
 

@@ -4,9 +4,10 @@ The import takes seconds of a processor. This program is run by its path and
 does not import tf_ext, which starts threads: a fork has only the thread that
 forked. Its argument is the number of a socket's file descriptor. A message on
 it is a JSON object of a process to start, with the file descriptors of its
-standard output and standard error. The answer is `[pid, null]`, and when the
-process has ended, `[pid, status]`, the status as of `subprocess`. This program
-ends when the other end of the socket is closed.
+standard output and standard error. The answer is `[pid, null, number]`, with
+the number in the message. When the process has ended, it is `[pid, status,
+null]`, the status as of `subprocess`. This program ends when the other end of
+the socket is closed.
 """
 
 import io
@@ -40,21 +41,22 @@ def serve(channel: socket.socket) -> list[str] | None:
                     os.close(key.fd)
                     _, status = os.waitpid(key.data, 0)
                     status = os.waitstatus_to_exitcode(status)
-                    _send(channel, [key.data, status])
+                    _send(channel, [key.data, status, None])
                     continue
                 message, files, *_ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
                 if not message:
                     return None
                 process = os.fork()
+                request = json.loads(message)
                 if not process:
                     others = [key.fd for key in selector.get_map().values()]
-                    return _become(json.loads(message), files, others)
+                    return _become(request, files, others)
                 for file in files:
                     os.close(file)
                 selector.register(
                     os.pidfd_open(process), selectors.EVENT_READ, process
                 )
-                _send(channel, [process, None])
+                _send(channel, [process, None, request["number"]])
 
 
 def _send(channel: socket.socket, answer: list[int | None]) -> None:

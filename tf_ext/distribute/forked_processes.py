@@ -1,6 +1,7 @@
 """Processes that start at once, as forks of one that has TensorFlow."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -38,6 +39,7 @@ class ForkServer:
         self._log = tempfile.TemporaryFile()
         self._lock = threading.Lock()
         self._running: dict[int, ForkedProcess] = {}
+        self._numbers = itertools.count()
         self._environment = environment
         with other:
             self._process = subprocess.Popen(
@@ -80,7 +82,9 @@ class ForkServer:
             with the end of its log.
         """
         command = list(map(str, arguments))
+        number = next(self._numbers)
         message = {
+            "number": number,
             "arguments": command,
             "folder": str(folder or os.getcwd()),
             "set": {
@@ -97,18 +101,15 @@ class ForkServer:
                     [json.dumps(message).encode()],
                     [output.fileno(), log.fileno()],
                 )
-                while True:
-                    pid, status = self._receive()
-                    if status is None:
-                        break
+                while (process := self._receive(wanted=number)) is None:
+                    pass
             except (ConnectionError, EOFError) as error:
                 raise RuntimeError(
                     "The process that forks others has ended with status "
                     f"{self._process.wait()}. Its log ends with:\n"
                     f"{self._log_text()}"
                 ) from error
-            process = ForkedProcess(self, command, pid)
-            self._running[pid] = process
+        process.args = command
         return process
 
     def update(self) -> None:
@@ -127,19 +128,36 @@ class ForkServer:
                 self._running.clear()
 
     def close(self) -> None:
-        """Ends the server. Its processes have ended before."""
+        """Ends the server, and the processes that still run.
+
+        Those are processes of which an interrupted program does not know.
+        """
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.shutdown(socket.SHUT_WR)
+            while True:
+                self._receive()
+        for pid in self._running:
+            _send(pid, signal.SIGKILL)
         self._channel.close()
         self._process.wait()
         self._log.close()
 
-    def _receive(self, flags: int = 0) -> tuple[int, int | None]:
+    def _receive(
+        self, flags: int = 0, wanted: int | None = None
+    ) -> "ForkedProcess | None":
+        """Takes an answer; returns the process if it is that to `wanted`."""
         answer = self._channel.recv(fork_server.MESSAGE_BYTES, flags)
         if not answer:
             raise EOFError
-        pid, status = json.loads(answer)
+        pid, status, number = json.loads(answer)
         if status is not None:
             self._running.pop(pid).returncode = status
-        return pid, status
+            return None
+        process = self._running[pid] = ForkedProcess(self, [], pid)
+        if number == wanted:
+            return process
+        _send(pid, signal.SIGKILL)  # `start` was interrupted.
+        return None
 
     def _log_text(self) -> str:
         self._log.seek(0)

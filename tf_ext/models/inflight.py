@@ -117,8 +117,7 @@ class InFlight:
         with results_stay():
             remote = step.run.start(step.batch)
         self._idle = step.run.idle
-        self.under_way += 1
-        if self.under_way > len(self._waiters):
+        if self.under_way >= len(self._waiters):
             waiter = threading.Thread(
                 target=_wait,
                 args=(self._scheduled, self._outcomes),
@@ -127,6 +126,7 @@ class InFlight:
             )
             self._waiters.append(waiter)
             waiter.start()
+        self.under_way += 1
         self._scheduled.put((step, remote))
 
     def settle(self) -> None:

@@ -247,19 +247,18 @@ def new_version(
     storage = storage_of(parent)
     storage.make_directory(parent)
     _refuse_existing(parent, version)
-    with storage.lock(parent):
-        _remove_leftovers(parent)
-        name = _PART + (
-            f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
-        )
-        part = pathlib.Path(parent, name)
-        part.mkdir()
-        # Locked until the export ends, so that no other process removes it as
-        # a leftover.
-        opened = os.open(part, os.O_RDONLY)
-        _try_lock(opened)
-    new = NewVersion(part)
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+    part = pathlib.Path(parent, _PART + name)
+    opened = -1
     try:
+        with storage.lock(parent):
+            _remove_leftovers(parent)
+            part.mkdir()
+            # Locked until the export ends, so that no other process removes it
+            # as a leftover.
+            opened = os.open(part, os.O_RDONLY)
+            _try_lock(opened)
+        new = NewVersion(part)
         yield new
         _sync(part)
         with storage.lock(parent):
@@ -272,7 +271,8 @@ def new_version(
         shutil.rmtree(part, ignore_errors=True)
         raise
     finally:
-        os.close(opened)
+        if opened >= 0:
+            os.close(opened)
 
 
 def _refuse_existing(parent: str, version: int | None) -> None:

@@ -1,0 +1,133 @@
+"""Interrupts at any point at which Python would handle a signal."""
+
+import contextlib
+import dis
+import functools
+import pathlib
+import signal
+import sys
+
+import tf_ext
+
+_PACKAGE = str(pathlib.Path(tf_ext.__file__).parent)
+# Its contexts are functions of Python, which an interrupt can find as well.
+_CONTEXTS = contextlib.__file__
+
+
+@functools.cache
+def _points(code):
+    """The offsets of instructions before which signals are handled."""
+    found, after_call = set(), False
+    for each in dis.get_instructions(code):
+        if after_call:
+            found.add(each.offset)
+        after_call = each.opname == "RESUME" or each.opname.startswith("CALL")
+        if each.opname.startswith("JUMP_BACKWARD"):
+            found.add(each.argval)
+    return frozenset(found)
+
+
+class Interrupts:
+    """A block that raises KeyboardInterrupt at points that are counted.
+
+    They are those of tf_ext, and of its contexts, in this thread.
+
+    Args:
+      first: int, the number of the point, from 1. None: the block is not
+        interrupted.
+      second: int, the number of the call, or return from one, after the first
+        interrupt at which another one comes; None: none does.
+
+    Attributes:
+      points: list of the points before the interrupt, the code and offset of
+        each.
+    """
+
+    def __init__(self, first, second=None):
+        self._first, self._second = first, second
+        self._calls = 0
+        self._has_come = False
+        self.points = []
+
+    def __enter__(self):
+        if self._second is not None:
+            sys.setprofile(self._on_call)
+        sys.settrace(self._on_function)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def _on_function(self, frame, event, argument):
+        del event, argument
+        if not _is_counted(frame):
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        return self._on_instruction
+
+    def _on_instruction(self, frame, event, argument):
+        del argument
+        if event == "opcode" and frame.f_lasti in _points(frame.f_code):
+            self.points.append((frame.f_code, frame.f_lasti))
+            if len(self.points) == self._first:
+                self._has_come = True
+                raise KeyboardInterrupt  # Python ends the tracing.
+        return self._on_instruction
+
+    def _on_call(self, frame, event, argument):
+        del argument
+        # Signals are handled when a function begins, and after a call in C.
+        is_point = event in ("call", "c_return")
+        if not (self._has_come and is_point and _is_counted(frame)):
+            return
+        self._calls += 1
+        if self._calls == self._second:
+            raise KeyboardInterrupt  # Python ends the profiling.
+
+
+def _is_counted(frame):
+    name = frame.f_code.co_filename
+    if name == _CONTEXTS:
+        return frame.f_back is not None and _is_counted(frame.f_back)
+    return name.startswith(_PACKAGE)
+
+
+def representative(points):
+    """The numbers, from 1, at which each point comes first, and comes last."""
+    first, last = {}, {}
+    for number, point in enumerate(points, 1):
+        first.setdefault(point, number)
+        last[point] = number
+    return sorted({*first.values(), *last.values()})
+
+
+def run(operation, first=None, second=None):
+    """Runs a function; `(whether it was interrupted, its points)`."""
+    interrupts = Interrupts(first, second)
+    try:
+        with interrupts:
+            operation()
+    except KeyboardInterrupt:
+        return True, interrupts.points
+    return False, interrupts.points
+
+
+def run_for(operation, seconds):
+    """Runs a function, and interrupts it by a signal after some seconds.
+
+    Returns:
+      Whether it was interrupted.
+    """
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            operation()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    return False
