@@ -166,6 +166,79 @@ class ReadTest(_FilesTest):
         found = self._one(path, fields)
         self.assertEqual(found["solo_weight"], [[0.5, 2.0], [], [1.0]])
 
+    @parameterized.product(
+        format=["csv", "tsv", "quoted", "bags", "json"],
+        dtype=["int32", "int64", "float32"],
+    )
+    def test_texts_of_numbers(self, format, dtype):
+        integers = {"5": 5, "+5": 5, "-5": -5, " 5\u2003": 5, " +7": 7}
+        integers |= {"007": 7, "-0": 0, "2147483647": 2147483647}
+        floats = {"5.0": 5, "1e3": 1000, ".5": 0.5, "+5.": 5, "-1E-2": -0.01}
+        bad = ["0x10", "0X1F", " 0x80000000", "+0x1", "-0x1", "0x", "0x1p3"]
+        bad += ["+-5", "++5", "+", "-", "+ 5", "1_000", "5 6", "0b1", "1e"]
+        bad += ["nan", "inf", "\u0661", "true", "9" * 60]
+        if dtype == "float32":
+            good = integers | floats
+        else:
+            good = integers
+            bad += [*floats, "9223372036854775808"]
+        if dtype == "int32":
+            bad += ["2147483648", "-2147483649"]
+        line = {
+            "csv": "{}\n",
+            "tsv": "{}\t0x1\n",
+            "quoted": '"{}"\n',
+            "bags": "0|{}\n",
+            "json": '{{"x": "0|{}"}}\n',
+        }[format]
+        lines = [line.format(text) for text in [*good, *bad]]
+        path = self._write("a", "".join(lines))
+        errors = tf_ext.data.ReadErrors()
+        separator = "|" if format in ("bags", "json") else None
+        fields = [Field("x", dtype, separator=separator)]
+        if format == "tsv":
+            fields.append(Field("s"))
+        name = {"json": "jsonl", "tsv": "tsv"}.get(format, "csv")
+        found = self._one(path, fields, name, max_errors=1.0, errors=errors)
+        values = np.array(list(good.values()), dtype)
+        if separator:
+            self.assertEqual(found["x"], [[0, value] for value in values])
+        else:
+            self.assertEqual(found["x"], values.tolist())
+        self.assertEqual(errors.by_reason(), {"bad number": len(bad)})
+
+    @parameterized.parameters(
+        ("csv", "0x10,1\n2,3\n", [2]),
+        ("csv", "2,3\n 0X10,1\n", [2]),
+        ("csv", '1,2\n5,"0x3"\n', [1]),
+        ("csv", "1,2\n5, 0x80000000\n", [1]),
+        ("tsv", "1\t2\n5\t0x3\n", [1]),
+        ("tsv", "1\t2\n0x3\t \n", [1]),
+    )
+    def test_an_integer_that_pyarrow_alone_takes(self, format, data, good):
+        path = self._write("a", data)
+        fields = [Field("x", "int64"), Field("y", "int32", default=0)]
+        errors = tf_ext.data.ReadErrors()
+        found = self._one(
+            path,
+            fields,
+            format,
+            missing=["", " "],
+            max_errors=1.0,
+            errors=errors,
+        )
+        self.assertEqual(found["x"], good)
+        self.assertEqual(errors.by_reason(), {"bad number": 1})
+
+    def test_hexadecimal_texts_beside_numbers(self):
+        lines = [f"{n},0x{n:x},{n / 2}\n" for n in range(1000)]
+        path = self._write("a.csv", "".join(lines))
+        fields = [Field("n", "int64"), Field("s"), Field("f", "float32")]
+        found = self._one(path, fields, batch_size=1000)
+        self.assertEqual(found["n"], list(range(1000)))
+        self.assertEqual(found["s"][255], b"0xff")
+        self.assertEqual(found["f"][255], 127.5)
+
     def test_malformed_bags_cost_their_record(self):
         path = self._write("a.csv", "1|x,a:1\n2,a\n3,a:b\n4|5,c:1\n")
         fields = [

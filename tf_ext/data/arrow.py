@@ -159,7 +159,23 @@ def to_numbers(
 
 def _parsed(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
     texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    if pa.types.is_integer(wanted):
+        texts = _decimal(texts)
     return _cast(texts, wanted)
+
+
+def _decimal(texts: Array) -> Array:
+    """Texts of integers that pyarrow reads as Python does.
+
+    It refuses a plus sign, which it allows for floats, and takes hexadecimal
+    integers.
+    """
+    buffer = texts.buffers()[2]
+    characters = b"" if buffer is None else buffer.to_pybytes()
+    if not any(one in characters for one in (b"+", b"x", b"X")):
+        return texts
+    texts = pc.replace_substring_regex(texts, r"^\+([0-9])", r"\1")
+    return pc.replace_substring_regex(texts, "^0[xX]", "hexadecimal ")
 
 
 def _cast(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:

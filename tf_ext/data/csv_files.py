@@ -3,6 +3,7 @@
 import csv
 import functools
 import itertools
+import re
 import typing
 from collections.abc import Callable, Iterator
 
@@ -40,6 +41,10 @@ class CsvFiles:
         self._separator = separator
         self._quoted = quoted
         self._header = header
+        # At the begin of a field.
+        self._hexadecimal = re.compile(
+            rb"(?:\A|[\n\"%b])[ \t]*0[xX]" % re.escape(separator.encode())
+        )
         self._converter = Converter(schema)
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
@@ -101,7 +106,9 @@ class CsvFiles:
         }
         if data:
             try:
-                table = self._table(data, names, types, wrong)
+                table = self._table(
+                    data, names, self._judged(data, types), wrong
+                )
             except pa.ArrowInvalid:
                 # Some numbers are none: `Converter` finds them.
                 wrong.clear()
@@ -112,6 +119,22 @@ class CsvFiles:
         return {
             field.name: table.column(field.name).combine_chunks()
             for field in used
+        }
+
+    def _judged(
+        self, data: bytes, types: dict[str, typing.Any]
+    ) -> dict[str, typing.Any]:
+        """The types, with texts for integers that `Converter` has to judge.
+
+        pyarrow reads hexadecimal ones, too.
+        """
+        if b"0x" not in data and b"0X" not in data:
+            return types
+        if not self._hexadecimal.search(data):
+            return types
+        return {
+            name: pa.binary() if pa.types.is_integer(one) else one
+            for name, one in types.items()
         }
 
     def _table(
