@@ -436,12 +436,11 @@ class SparseTable(
         created the table. `evicted` is the number of rows that `evict` has
         removed since then; `erase` and `clear` do not count. `updated` is the
         number of rows that pushes have updated since then: a row counts once in
-        each push. `saturated` is the
-        number of weights and slots that were limited since then to the largest
-        finite value of the type in which they are stored, or that an update
-        made NaN and became 0; if it grows during training, use "bfloat16"
-        instead of "float16", or a lower learning rate. All shards are combined;
-        `shard_stats` returns the statistics of each shard.
+        each push. `saturated` is the number of weights and slots that were
+        limited since then to the largest finite value of the type in which they
+        are stored, or that an update made NaN and became 0; if it grows during
+        training, use "bfloat16" instead of "float16", or a lower learning rate.
+        All shards are combined; `shard_stats` has those of each shard.
         """
         shards = self.shard_stats()
         return {
