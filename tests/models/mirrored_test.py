@@ -5,6 +5,7 @@ from unittest import mock
 import numpy as np
 import small_models
 import tensorflow as tf
+import uneven_share_cases
 from absl.testing import parameterized
 from model_building import generator, mirrored_strategy, number, rows_of
 from small_models import Subclassed, compiled, functional, table
@@ -64,12 +65,60 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
         with self.strategy.scope():
             mirrored = compiled(functional(table()))
         for model in (alone, mirrored):
-            model.fit(data.take(2), verbose=0)
+            model.fit(data, epochs=2, verbose=0)
         self.assert_same(alone, mirrored, data)
-        mirrored.fit(data, verbose=0)
-        rows = np.concatenate(list(rows_of(mirrored.tables[0]).values()))
-        self.assertAllInRange(rows, -10.0, 10.0)
-        self.assertEqual(number(mirrored.optimizer.iterations), 5)
+        self.assertEqual(number(mirrored.optimizer.iterations), 6)
+
+    @parameterized.named_parameters(
+        *uneven_share_cases.MODELS.items(), *uneven_share_cases.SINGLE.items()
+    )
+    def test_shares_of_different_sizes(self, make):
+        none = tf.distribute.get_strategy()
+        expected = uneven_share_cases.trained(none, make)
+        found = uneven_share_cases.trained(self.strategy, make)
+        uneven_share_cases.assert_same(self, [found], expected)
+
+    def test_a_step_that_would_weight_its_loss_too_late_is_refused(self):
+        self.assertRegex(
+            uneven_share_cases.refusal(
+                self.strategy, uneven_share_cases.late_step
+            ),
+            uneven_share_cases.LATE_STEP_REFUSAL,
+        )
+
+    @parameterized.parameters("added_loss_before", "added_loss_after")
+    def test_added_losses_beside_sums_over_replicas(self, kind):
+        def make():
+            return uneven_share_cases.Towers(kind)
+
+        if IS_KERAS_3:
+            self.assertRegex(
+                uneven_share_cases.refusal(self.strategy, make),
+                "Layers of Towers must not call `add_loss` under "
+                "MirroredStrategy beside a layer that sums over replicas",
+            )
+            return
+        expected = uneven_share_cases.trained(
+            tf.distribute.get_strategy(), make
+        )
+        found = uneven_share_cases.trained(self.strategy, make)
+        uneven_share_cases.assert_same(self, [found], expected)
+
+    def test_a_layer_of_tf_keras_that_misses_updates(self):
+        if IS_KERAS_3:
+            self.skipTest("Keras 3's layer misses none")
+
+        def make():
+            model = uneven_share_cases.SINGLE["keras_batch_normalization"]()
+            model.has_empty_shares = True
+            return model
+
+        self.assertRegex(
+            uneven_share_cases.refusal(self.strategy, make),
+            "layer 'batch_normalization.*' of tf_keras does not update its "
+            "moving averages on a replica without samples.*Use "
+            "tf_ext.layers.BatchNormalization",
+        )
 
     def test_features_of_strings_hashed_or_not(self):
         text = tf.strings.as_string

@@ -14,6 +14,7 @@ import sequence_cases
 import small_row_cases
 import tensorflow as tf
 import two_tower_cases
+import uneven_share_cases
 from absl.testing import parameterized
 from multi_worker_cases import Cases, alone, merge_rows
 from readable_records import FORMATS
@@ -30,10 +31,11 @@ _CASES = {
         [
             *(training, step, metrics, reading_cases, round_trips, logs),
             *(sequence_cases, small_row_cases, two_tower_cases),
+            uneven_share_cases,
         ],
         workers=2,
     ),
-    3: Cases([training], workers=3),
+    3: Cases([training, uneven_share_cases], workers=3),
 }
 
 
@@ -373,6 +375,35 @@ class TwoTowersTest(tf.test.TestCase, parameterized.TestCase):
             for one, other in zip(result["frequency"], expected["frequency"]):
                 self.assertAllClose(one, other, 1e-6)
             self.assertLess(result["losses"][0], expected["losses"][0] - 0.1)
+
+
+class UnevenSharesTest(parameterized.TestCase, tf.test.TestCase):
+    """Layers that sum over workers, and logs, whatever each worker has."""
+
+    def check(self, workers, case):
+        expected = case(alone())
+        # A diverging model would hide differences, or invent them.
+        self.assertLess(max(expected["logs"]["loss"]), 100.0)
+        uneven_share_cases.assert_same(self, _CASES[workers][case], expected)
+
+    @parameterized.named_parameters(
+        (name, getattr(uneven_share_cases, name))
+        for name in uneven_share_cases.COMPARED
+    )
+    def test_two_workers(self, case):
+        self.check(2, case)
+
+    @parameterized.named_parameters(
+        (name, getattr(uneven_share_cases, name))
+        for name in uneven_share_cases.COMPARED
+    )
+    @pytest.mark.slow
+    def test_three_workers(self, case):
+        self.check(3, case)
+
+    def test_a_step_that_would_weight_its_loss_too_late_is_refused(self):
+        for text in _CASES[2][uneven_share_cases.refused_step]:
+            self.assertRegex(text, uneven_share_cases.LATE_STEP_REFUSAL)
 
 
 class SmallRowsTest(tf.test.TestCase):

@@ -1,5 +1,6 @@
 """What Keras's models do not make public."""
 
+import re
 import typing
 
 import tensorflow as tf
@@ -71,6 +72,51 @@ def build_for(model, batch):
     Seen in: Keras 3.15.
     """
     model._maybe_symbolic_build(data_batch=batch)
+
+
+def losses_are_mixed(losses):
+    """Whether losses of layers are those of several replicas.
+
+    Layers of Keras 3 have one list of them for the replicas of a process, which
+    take turns where they wait for each other. Their operations have names that
+    begin with "replica_1", "replica_2" and so on, except for the first one's.
+
+    Seen in: Keras 3.15, TensorFlow 2.21.
+
+    Args:
+      losses: list of tensors, as a replica gets them.
+    """
+    context = tf.distribute.get_replica_context()
+    if (
+        not IS_KERAS_3
+        or tf.executing_eagerly()
+        or context is None
+        or context.num_replicas_in_sync == 1
+        or len(context.strategy.extended.worker_devices) == 1
+    ):
+        return False
+    own = context.replica_id_in_sync_group
+    if tf.is_tensor(own):
+        own = int(tf.get_static_value(own))
+    for loss in losses:
+        found = re.match(r"replica_(\d+)", loss.op.name)
+        if int(found[1] if found else 0) != own:
+            return True
+    return False
+
+
+def loss_metrics_of_outputs(model):
+    """The metrics of single outputs' losses that count batches, not samples.
+
+    Those of tf_keras count samples.
+
+    Seen in: Keras 3.15.
+
+    Args:
+      model: keras.Model.
+    """
+    loss = getattr(model, "_compile_loss", None)
+    return list(loss.metrics) if IS_KERAS_3 and loss is not None else []
 
 
 def is_functional_call(args, kwargs):

@@ -174,7 +174,7 @@ def shard_files(
 
 def batch_size_of(batch: typing.Any) -> tf.Tensor:
     """The number of samples of a batch, int64 scalar."""
-    first = tf.nest.flatten(batch)[0]
+    first = next(one for one in tf.nest.flatten(batch) if one is not None)
     if isinstance(first, tf.RaggedTensor):
         return first.nrows(tf.int64)
     if isinstance(first, tf.SparseTensor):

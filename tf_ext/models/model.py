@@ -14,10 +14,12 @@ from tf_ext._compat.models import (
     BuiltForOneReplica,
     Functional,
     is_functional_call,
+    losses_are_mixed,
     replace_base,
 )
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.models import weighting
 from tf_ext.models.arrays import to_arrays
 from tf_ext.models.building import (
     build_optimizer,
@@ -35,7 +37,7 @@ from tf_ext.models.saving import (
 )
 from tf_ext.models.training import check_callbacks, training_of
 from tf_ext.optimizers.waiting import after
-from tf_ext.regimes import regime_of_model
+from tf_ext.regimes import losses_of_layers, regime_of_model
 from tf_ext.tables import keras_store
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.shadow import refusal, set_weights_refusal
@@ -108,6 +110,8 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         training.check_compile(optimizer, options, steps)
         super().compile(optimizer, *args, **kwargs)
         self._tf_ext_loop = None
+        if regime_of_model(self).num_replicas > 1:
+            weighting.install(self)
         training.after_compile()
 
     def _check_optimizer(
@@ -256,16 +260,30 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
     def train_step(self, data: typing.Any) -> dict[str, typing.Any]:
         """As in Keras, with the loss of the global batch.
 
-        Workers of a MultiWorkerMirroredStrategy are weighted by the number of
-        samples in their shares of a batch, unless the losses add up.
+        Replicas are weighted by the number of samples in their shares of a
+        batch, unless the losses add up.
         """
         with after(data):
-            return training_of(self).train_step(super().train_step, data)
+            return training_of(self).library_step(super().train_step, data)
 
     def test_step(self, data: typing.Any) -> dict[str, typing.Any]:
         """As in Keras."""
         with after(data):
-            return training_of(self).test_step(super().test_step, data)
+            return training_of(self).library_step(super().test_step, data)
+
+    @property
+    def losses(self) -> list[tf.Tensor]:
+        """As in Keras; 0 on replicas without samples."""
+        losses = super().losses
+        if losses_are_mixed(losses):
+            raise ValueError(
+                f"Layers of {type(self).__name__} must not call `add_loss` "
+                f"under {regime_of_model(self).strategy_name} beside a layer "
+                "that sums over replicas: Keras 3 mixes the losses of "
+                "replicas. Add the loss in `compute_loss` of the model, or use "
+                "tf_keras (TF_USE_LEGACY_KERAS=1)."
+            )
+        return losses_of_layers(losses)
 
     def save(
         self,

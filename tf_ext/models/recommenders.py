@@ -29,19 +29,27 @@ def is_recommenders_step(step: Callable[..., typing.Any]) -> bool:
     return _is_of_package(step)
 
 
-def loss_is_sum(model: keras.Model, step: Callable[..., typing.Any]) -> bool:
-    """Whether the losses of parts of a batch add up to that of the batch.
-
-    So do the sums that `compute_loss` of a `tfrs.Model` has to return under
-    strategies of several replicas. Keras's loss is the mean over a part,
-    divided by the number of replicas, and so is that of
-    `tfrs.experimental.models.Ranking`, which has its own `compute_loss`.
+def is_recommenders_model(model: keras.Model) -> bool:
+    """Whether a model is derived from `tfrs.Model`.
 
     Args:
       model: keras.Model.
-      step: its method.
     """
-    return _is_of_package(step) and not _is_of_package(type(model).compute_loss)
+    return any(_is_of_package(base) for base in type(model).__mro__)
+
+
+def loss_is_sum(model: keras.Model) -> bool:
+    """Whether the losses of parts of a batch add up to that of the batch.
+
+    So do the sums that `compute_loss` of a `tfrs.Model` has to return under
+    strategies of several replicas. The loss of
+    `tfrs.experimental.models.Ranking`, which has its own `compute_loss`, is
+    the mean over a part, divided by the number of replicas, as Keras's is.
+
+    Args:
+      model: keras.Model that is derived from `tfrs.Model`.
+    """
+    return not _is_of_package(type(model).compute_loss)
 
 
 def sum_losses(
@@ -53,9 +61,10 @@ def sum_losses(
 
     Args:
       logs: dict that the step returned: metrics, which are of all workers
-        already, and losses of this worker's part of the batch.
+        already, and losses of this replica's part of the batch.
       weight: float32 scalar tensor, by which the loss is multiplied.
-      add_up: function that sums a tensor over the workers.
+      add_up: function that sums a tensor over the workers. Keras does so over
+        the replicas of one.
     """
     names = [name for name in _LOSSES if name in logs]
     weighted = [
@@ -78,7 +87,7 @@ def with_metrics(
       logs: dict of metrics and losses.
       metrics: dict of metrics.
     """
-    if not any(_is_of_package(base) for base in type(model).__mro__):
+    if not is_recommenders_model(model):
         return logs
     return {
         name: value if name in _LOSSES else metrics.get(name, value)

@@ -11,6 +11,8 @@ from tf_ext.optimizers import Optimizer
 
 # Reductions that are means over samples, regardless of weights.
 _MEANS = ("sum_over_batch_size", "mean", "auto")
+# Reductions whose gradients add up, as those of each sample do.
+_SUMS = ("sum", "none", None)
 
 
 def check_losses(losses: typing.Any) -> None:
@@ -28,6 +30,42 @@ def check_losses(losses: typing.Any) -> None:
                 "be the sum over the global batch divided by its number of "
                 "samples. Use reduction='sum_over_batch_size'."
             )
+
+
+def check_losses_of_replicas(losses: typing.Any, strategy: str) -> None:
+    """Raises ValueError for losses whose gradients replicas cannot add up.
+
+    Args:
+      losses: what `compile` is given.
+      strategy: string, the name of the strategy.
+    """
+    found = sorted(map(str, _reductions(losses)))
+    allowed = [set(_MEANS), set(map(str, _SUMS))]
+    if not any(set(found) <= one for one in allowed):
+        raise ValueError(
+            f"Argument `loss` of compile must be of means alone, or of sums "
+            f"alone, under {strategy}, whose replicas may have different "
+            f"numbers of samples. Received: reductions {', '.join(found)}. Use "
+            "reduction='sum_over_batch_size' for all."
+        )
+
+
+def losses_add_up(losses: typing.Any) -> bool:
+    """Whether losses of parts of a batch add up to that of the batch.
+
+    Args:
+      losses: what `compile` was given.
+    """
+    reductions = _reductions(losses)
+    return bool(reductions) and reductions <= set(_SUMS)
+
+
+def _reductions(losses: typing.Any) -> set[str | None]:
+    return {
+        getattr(loss, "reduction", "mean")
+        for loss in tf.nest.flatten(losses)
+        if loss is not None
+    }
 
 
 def check_optimizer(optimizer: typing.Any) -> None:

@@ -27,7 +27,7 @@ from tf_ext.models.synchronous_feed import (
 )
 from tf_ext.models.training_loop import TrainingLoop
 from tf_ext.optimizers.delaying import delayed_updates
-from tf_ext.regimes import piggybacked, worker_weight
+from tf_ext.regimes import piggybacked, replica_weight
 
 # Whose steps compute their logs of outputs and losses.
 _PACKAGES = ("keras", "tensorflow_recommenders", "tf_ext")
@@ -142,7 +142,7 @@ class SynchronousLoop(TrainingLoop):
             *states: tf.Tensor,
         ) -> typing.Any:
             batch = from_optional(sent, element_spec)
-            with worker_weight(weight):
+            with replica_weight(weight):
                 if ahead is not None:
                     with ahead.step(*states) as following:
                         result = self._train_at_once(call, batch, weight, mine)

@@ -12,7 +12,10 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_ext._checks import check_count, refuse
-from tf_ext._compat.models import steps_per_execution
+from tf_ext._compat.models import (
+    loss_metrics_of_outputs,
+    steps_per_execution,
+)
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.data import worker_batches
@@ -25,7 +28,9 @@ from tf_ext.models.steps import MOST_UNROLLED
 from tf_ext.models.synchronous_checks import (
     check_layers,
     check_losses,
+    check_losses_of_replicas,
     check_optimizer,
+    losses_add_up,
 )
 from tf_ext.models.synchronous_loop import SynchronousLoop
 from tf_ext.models.training_loop import TrainingLoop
@@ -34,13 +39,17 @@ from tf_ext.regimes import (
     ParameterServerRegime,
     Regime,
     SynchronousRegime,
+    current_replica_weight,
+    library_step,
     regime_of_model,
 )
-from tf_ext.regimes.worker_weight import current_worker_weight, worker_weight
 
 
 class KerasTraining:
     """Keras's own methods.
+
+    Under strategies of several replicas, the steps are weighted: see
+    `tf_ext/models/weighting.py`.
 
     Args:
       model: tf_ext.Model.
@@ -64,6 +73,10 @@ class KerasTraining:
           options: dict of the arguments of `compile`.
           steps: int or "auto", the `steps_per_execution` among them.
         """
+        if self._regime.num_replicas > 1:
+            check_losses_of_replicas(
+                options.get("loss"), self._regime.strategy_name
+            )
 
     def after_compile(self) -> None:
         """Called when Keras has compiled the model."""
@@ -111,22 +124,67 @@ class KerasTraining:
             )
             refuse("fit", "overlap_steps", allowed, True)
 
-    def train_step(
+    def library_step(
         self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
     ) -> dict[str, typing.Any]:
-        """Calls the train step of the model's Keras class, in a replica.
+        """Calls a step of the model's Keras class, in a replica.
 
         Args:
-          step: the method.
+          step: the method, `train_step` or `test_step`.
           data: its argument.
         """
-        return step(data)
+        weight = current_replica_weight()
+        if weight is None:
+            return step(data)
+        of_package = recommenders.is_recommenders_step(step)
+        if of_package:
+            weight.share_of_losses = functools.partial(
+                self._share_of_losses, weight.value
+            )
+        with library_step():
+            logs = step(data)
+        if not of_package:
+            return logs
+        return recommenders.sum_losses(logs, weight.value, self._regime.sum)
 
-    def test_step(
-        self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
-    ) -> dict[str, typing.Any]:
-        """Calls the test step, as `train_step` does."""
-        return step(data)
+    def replica_weight(
+        self, data: typing.Any, trains: bool
+    ) -> tf.Tensor | None:
+        """What a replica's loss is multiplied by in a step.
+
+        Args:
+          data: the argument of the step.
+          trains: bool, whether the step computes gradients.
+
+        Returns:
+          A float32 scalar tensor, as `tf_ext.regimes.replica_weight` takes it;
+          None if there is one replica.
+        """
+        model = self._model
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return None
+        size = worker_batches.batch_size_of(data)
+        has_samples = tf.cast(size > 0, tf.float32)
+        if recommenders.is_recommenders_model(model):
+            adds_up = recommenders.loss_is_sum(model)
+        else:
+            adds_up = losses_add_up(model.loss) or not (
+                trains or loss_metrics_of_outputs(model)
+            )
+        if adds_up:
+            return has_samples
+        return tf.math.divide_no_nan(
+            tf.cast(self._regime.num_replicas * size, tf.float32),
+            tf.cast(self._regime.total(size), tf.float32),
+        )
+
+    def _share_of_losses(self, weight: tf.Tensor) -> tf.Tensor:
+        """A replica's share of losses that all of them add up."""
+        if not recommenders.loss_is_sum(self._model):
+            return tf.constant(1.0 / self._regime.num_replicas)
+        count = self._regime.total(tf.cast(weight > 0, tf.int64))
+        return tf.math.divide_no_nan(1.0, tf.cast(count, tf.float32))
 
     def _call_keras(
         self,
@@ -213,40 +271,6 @@ class _Synchronous(KerasTraining):
     ) -> None:
         check_losses(options.get("loss"))
         check_optimizer(optimizer)
-
-    def train_step(
-        self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
-    ) -> dict[str, typing.Any]:
-        # The loop of Keras 3 has set it, for a batch that may be empty.
-        if current_worker_weight() is not None:
-            return step(data)
-        weight = self._weight(step, data)
-        with worker_weight(weight):
-            logs = step(data)
-        if not recommenders.is_recommenders_step(step):
-            return logs
-        return recommenders.sum_losses(logs, weight, self._regime.sum)
-
-    def test_step(
-        self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
-    ) -> dict[str, typing.Any]:
-        if recommenders.is_recommenders_step(step):
-            return self.train_step(step, data)
-        return step(data)
-
-    def _weight(
-        self, step: Callable[..., typing.Any], data: typing.Any
-    ) -> tf.Tensor:
-        """The factor of this worker's loss: a float32 scalar tensor."""
-        size = worker_batches.batch_size_of(data)
-        if recommenders.loss_is_sum(self._model, step):
-            # Gradients of an empty batch may be NaN.
-            return tf.cast(size > 0, tf.float32)
-        sizes = self._regime.gather(size[tf.newaxis])
-        return tf.math.divide_no_nan(
-            tf.cast(self._regime.num_processes * size, tf.float32),
-            tf.cast(tf.reduce_sum(sizes), tf.float32),
-        )
 
 
 class SynchronousTraining(_Synchronous, _LoopTraining):

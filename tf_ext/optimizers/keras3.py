@@ -12,7 +12,7 @@ from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import step
 from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.optimizers.adapter import Accumulation, Adapter, Rates
-from tf_ext.regimes import TableGradient, regime_in_scope
+from tf_ext.regimes import TableGradient, regime_in_scope, weigh_own_loss
 from tf_ext.tables import shadow
 
 _LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
@@ -172,7 +172,12 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
             )
 
     def scale_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss times the loss scale, if there is one."""
+        """The loss times the loss scale, if there is one.
+
+        In a `train_step` of a model's own, under strategies of several
+        replicas, its gradient is also weighted by the replica's samples.
+        """
+        loss = weigh_own_loss(loss)
         if self._dynamic:
             return super().scale_loss(loss)
         return loss if self._factor is None else loss * self._factor

@@ -11,7 +11,7 @@ from tf_ext._keras import keras
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import step
 from tf_ext.optimizers.adapter import Adapter, Rates
-from tf_ext.regimes import regime_in_scope
+from tf_ext.regimes import regime_in_scope, weigh_own_loss
 from tf_ext.tables import shadow
 
 
@@ -96,6 +96,26 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.build(dense)
         self._known = dense_lib.keys_of(self.inner_optimizer, dense)
         self._built = True
+
+    def compute_gradients(
+        self,
+        loss: typing.Any,
+        var_list: typing.Any,
+        tape: tf.GradientTape | None = None,
+    ) -> list[tuple[typing.Any, typing.Any]]:
+        """As in tf_keras, for `minimize`.
+
+        In a `train_step` of a model's own, under strategies of several
+        replicas, the loss is weighted by the replica's samples.
+        """
+        if callable(loss):
+            return super().compute_gradients(
+                lambda: weigh_own_loss(loss()), var_list, tape
+            )
+        if tape is not None:
+            with tape:
+                loss = weigh_own_loss(loss)
+        return super().compute_gradients(loss, var_list, tape)
 
     def update_step(
         self, gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable

@@ -17,10 +17,17 @@ from tf_ext.regimes.parameter_servers import ParameterServerRegime
 from tf_ext.regimes.piggyback import piggybacked
 from tf_ext.regimes.plan import PullPlan, plan_pull, plan_pulls
 from tf_ext.regimes.regime import Placement, PullRequest, Regime
+from tf_ext.regimes.replica_weights import (
+    current_replica_weight,
+    library_step,
+    losses_of_layers,
+    replica_weight,
+    weigh_computed_loss,
+    weigh_own_loss,
+)
 from tf_ext.regimes.sign_exchange import Route, SignExchange
 from tf_ext.regimes.steps import Hyperparameters
 from tf_ext.regimes.synchronous import SynchronousRegime
-from tf_ext.regimes.worker_weight import worker_weight
 
 __all__ = [
     "Hyperparameters",
@@ -35,6 +42,9 @@ __all__ = [
     "SynchronousRegime",
     "TableGradient",
     "check_finite",
+    "current_replica_weight",
+    "library_step",
+    "losses_of_layers",
     "piggybacked",
     "plan_pull",
     "plan_pulls",
@@ -42,5 +52,7 @@ __all__ = [
     "regime_of",
     "regime_of_model",
     "regime_of_tables",
-    "worker_weight",
+    "replica_weight",
+    "weigh_computed_loss",
+    "weigh_own_loss",
 ]

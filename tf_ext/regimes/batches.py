@@ -3,7 +3,6 @@
 import tensorflow as tf
 
 from tf_ext.ops import _wire
-from tf_ext.regimes.worker_weight import current_worker_weight
 
 
 def gather_batch(workers, tensors):
@@ -54,27 +53,17 @@ def _all_gather(workers, tensor, sizes):
 
 
 def _scatter(workers, gradient, sizes):
-    """The gradient of this worker's samples, from the losses of all workers.
-
-    A worker's gradients are multiplied by its weight later (the regime's
-    `sum_gradients`). So those of other workers' losses, whose weights differ,
-    are multiplied by theirs and divided by its own.
-    """
+    """The gradient of this worker's samples, from the losses of all workers."""
     dim = tf.TensorShape([1, *gradient.shape[1:]]).num_elements()
     flat = tf.reshape(gradient, [-1, dim])
-    weight = current_worker_weight()
-    weight = tf.constant(1.0) if weight is None else weight
     received = workers.all_to_all(
         lambda width: _wire.exchange_pack(
-            [flat], [sizes], tf.fill([workers.size, 1], weight), width
+            [flat], [sizes], tf.zeros([workers.size, 0]), width
         ),
         tf.float32,
-        tf.reduce_max(sizes) * dim + 1,
+        tf.reduce_max(sizes) * dim,
     )
     own = tf.fill([workers.size], sizes[workers.rank])
-    [rows] = _wire.exchange_unpack(received, own[tf.newaxis], [dim], offset=1)
+    [rows] = _wire.exchange_unpack(received, own[tf.newaxis], [dim])
     parts = tf.reshape(rows, [workers.size, -1, dim])
-    shares = tf.math.divide_no_nan(received[:, 0], weight)
-    # A worker without samples may have gradients of NaN.
-    weighted = tf.math.multiply_no_nan(parts, shares[:, tf.newaxis, tf.newaxis])
-    return tf.reshape(tf.reduce_sum(weighted, 0), [-1, *gradient.shape[1:]])
+    return tf.reshape(tf.reduce_sum(parts, 0), [-1, *gradient.shape[1:]])

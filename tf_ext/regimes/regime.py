@@ -14,6 +14,7 @@ import tensorflow as tf
 from tf_ext.distribute.cluster import strategy_name
 from tf_ext.regimes import steps
 from tf_ext.regimes.gradients import TableGradient, from_slices
+from tf_ext.regimes.replica_weights import weighted
 
 Placement = collections.namedtuple(
     "Placement", ["devices", "owner"], defaults=[None]
@@ -230,8 +231,20 @@ class Regime:
 
     # Variables
 
+    def total(self, number):
+        """The sum of an int64 scalar over replicas, of all processes.
+
+        It is called in a replica's context.
+        """
+        if self.num_replicas == 1:
+            return number
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, number)
+
     def sum_gradients(self, dense, slices):
         """Sums gradients over replicas; called in a replica's context.
+
+        Those of a replica without samples may be NaN, and do not count.
 
         Args:
           dense: list of gradients of variables.
@@ -241,10 +254,23 @@ class Regime:
           `(dense, slices)`: the sums for variables, unless `merge_beside`
           makes them, and this replica's slices for tables, which it will sum.
         """
+        dense, slices = weighted(dense, slices, self.weighted_values)
         if self.num_replicas > 1 and dense:
             context = tf.distribute.get_replica_context()
             dense = context.all_reduce(tf.distribute.ReduceOp.SUM, dense)
         return dense, slices
+
+    def weighted_values(self, values, factor):
+        """Tensors times a factor; NaN times 0 is 0.
+
+        Args:
+          values: list of float tensors.
+          factor: float32 scalar tensor.
+        """
+        return [
+            tf.math.multiply_no_nan(value, tf.cast(factor, value.dtype))
+            for value in values
+        ]
 
     def sum_everywhere(self, dense, slices):
         """Sums gradients on every replica; called in a replica's context.

@@ -15,7 +15,7 @@ from tf_ext.regimes.gathering import gathered_chunks
 from tf_ext.regimes.gradients import from_slices, to_indices
 from tf_ext.regimes.piggyback import piggybacked
 from tf_ext.regimes.regime import Placement, Regime
-from tf_ext.regimes.worker_weight import current_worker_weight
+from tf_ext.regimes.replica_weights import weighted
 
 _FILES = (".h5", ".keras")
 
@@ -53,16 +53,12 @@ class SynchronousRegime(AllToAll, Regime):
         raise self._unexportable(label, "spread over workers")
 
     def sum_gradients(self, dense, slices):
-        """Weights each worker by its samples; `merge_beside` sums.
+        """As in the base class, but `merge_beside` sums.
 
         It uses tf_ext's collectives: TensorFlow's use a new key in each step,
         and keep its state. So only slices of variables are summed here.
         """
-        weight = current_worker_weight()
-        if weight is not None:
-            weighted = _weighted([*dense, *(g for _, g in slices)], weight)
-            dense, sparse = weighted[: len(dense)], weighted[len(dense) :]
-            slices = [(t, g) for (t, _), g in zip(slices, sparse)]
+        dense, slices = weighted(dense, slices, self.weighted_values)
         context = tf.distribute.get_replica_context()
         summed = [
             context.all_reduce(tf.distribute.ReduceOp.SUM, grad)
@@ -71,6 +67,23 @@ class SynchronousRegime(AllToAll, Regime):
             for grad in dense
         ]
         return summed, slices
+
+    def weighted_values(self, values, factor):
+        """As in the base class, in one op."""
+        values = list(values)
+        together = [i for i, v in enumerate(values) if v.dtype == tf.float32]
+        products = (
+            _wire.exchange_weigh([values[i] for i in together], factor)
+            if together
+            else []
+        )
+        others = super().weighted_values(
+            [v for v in values if v.dtype != tf.float32], factor
+        )
+        products, others = iter(products), iter(others)
+        return [
+            next(products if v.dtype == tf.float32 else others) for v in values
+        ]
 
     def merge_beside(self, dense, parts):
         """Sums gradients of variables and tables in one collective.
@@ -141,6 +154,10 @@ class SynchronousRegime(AllToAll, Regime):
         # Code that acts for all replicas runs in the thread that called `fit`.
         context = tf.distribute.get_replica_context()
         context.merge_call(lambda _: _check_model(model_in_fit()))
+
+    def total(self, number):
+        """As in the base class, by tf_ext's collectives."""
+        return tf.reduce_sum(self.gather(number[tf.newaxis]))
 
     def gather(self, values):
         """Gathers values of all workers; also in a graph."""
@@ -244,29 +261,6 @@ def _map(function, grad):
             function(grad.values), grad.indices, grad.dense_shape
         )
     return function(grad)
-
-
-def _weighted(gradients, weight):
-    """Gradients of a worker, slices or not, times its weight.
-
-    An empty batch's gradients may be NaN, and must not count.
-    """
-    values = [
-        g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients
-    ]
-    together = [i for i, v in enumerate(values) if v.dtype == tf.float32]
-    if together:
-        products = _wire.exchange_weigh([values[i] for i in together], weight)
-        for i, product in zip(together, products):
-            values[i] = product
-    for i, value in enumerate(values):
-        if value.dtype != tf.float32:
-            factor = tf.cast(weight, value.dtype)
-            values[i] = tf.math.multiply_no_nan(value, factor)
-    return [
-        _map(lambda _, value=value: value, g)
-        for g, value in zip(gradients, values)
-    ]
 
 
 def _check_writable(filepath):

@@ -1,0 +1,131 @@
+"""Steps of models whose replicas have different numbers of samples.
+
+What Keras calls a mean over the batch is then one over all replicas' samples,
+in gradients and in logs.
+"""
+
+import contextlib
+import types
+import typing
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from tf_ext._compat.models import layers_of, loss_metrics_of_outputs
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.layers.batch_normalization import BatchNormalization
+from tf_ext.layers.in_batch_softmax import InBatchSoftmax
+from tf_ext.models.training import training_of
+from tf_ext.regimes import (
+    current_replica_weight,
+    replica_weight,
+    weigh_computed_loss,
+)
+
+
+def install(model: keras.Model) -> None:
+    """Weights the steps of a model, also those of its own.
+
+    Keras calls these methods by the model's attributes. So what it calls is the
+    outermost one, whatever its classes override.
+
+    Args:
+      model: tf_ext.Model that trains on several replicas.
+    """
+    for function in (train_step, test_step, compute_loss):
+        name = function.__name__
+        if name not in vars(model):
+            setattr(model, name, types.MethodType(function, model))
+
+
+def train_step(model: typing.Any, data: typing.Any) -> typing.Any:
+    """The model's step, on a replica."""
+    with _in_step(model, data, trains=True) as weight:
+        if weight is not None and not IS_KERAS_3:
+            _check_moving_averages(model, weight.value)
+        logs = type(model).train_step(model, data)
+        if weight is not None and not weight.is_applied:
+            _check_own_step(model)
+    return logs
+
+
+def test_step(model: typing.Any, data: typing.Any) -> typing.Any:
+    """The model's step, on a replica."""
+    with _in_step(model, data, trains=False):
+        return type(model).test_step(model, data)
+
+
+def compute_loss(
+    model: typing.Any, *args: typing.Any, **kwargs: typing.Any
+) -> typing.Any:
+    """The model's loss, whose gradient is weighted."""
+    loss = type(model).compute_loss(model, *args, **kwargs)
+    return loss if loss is None else weigh_computed_loss(loss)
+
+
+@contextlib.contextmanager
+def _in_step(
+    model: typing.Any, data: typing.Any, trains: bool
+) -> Iterator[typing.Any]:
+    """Yields the ReplicaWeight of a step that begins; None within a step."""
+    weight = current_replica_weight()
+    with contextlib.ExitStack() as stack:
+        if weight is None:
+            # The loop of Keras 3's synchronous workers knows it already.
+            value = training_of(model).replica_weight(data, trains)
+            if value is None:
+                yield None
+                return
+            weight = stack.enter_context(replica_weight(value))
+        if weight.in_step:
+            yield None
+            return
+        weight.in_step = True
+        states = [
+            (state, tf.identity(state))
+            for metric in loss_metrics_of_outputs(model)
+            for state in metric.variables
+        ]
+        yield weight
+        # Keras 3 counts the loss of each replica's share as that of a batch.
+        for state, before in states:
+            added = tf.convert_to_tensor(state) - before
+            added = tf.math.multiply_no_nan(added, weight.value)
+            state.assign(before + added)
+
+
+def _check_moving_averages(model: keras.Model, weight: tf.Tensor) -> None:
+    """Raises InvalidArgumentError where tf_keras would miss updates.
+
+    Its layers average the moving averages of the replicas, of which those
+    without samples have not moved.
+    """
+    for layer in layers_of(model):
+        if getattr(layer, "synchronized", False):
+            message = (
+                f"Layer {layer.name!r} of tf_keras does not update its moving "
+                "averages on a replica without samples. Use "
+                "tf_ext.layers.BatchNormalization, with the same arguments "
+                "except for `synchronized`."
+            )
+            tf.debugging.assert_positive(weight, message)
+
+
+def _check_own_step(model: keras.Model) -> None:
+    """Raises ValueError if gradients could not be weighted in time."""
+    for layer in layers_of(model):
+        if (
+            isinstance(layer, BatchNormalization)
+            or getattr(layer, "synchronized", False)
+            or (isinstance(layer, InBatchSoftmax) and layer.global_negatives)
+        ):
+            raise ValueError(
+                f"`train_step` of {type(model).__name__} must weight its loss, "
+                f"as layer {layer.name!r} sums over replicas, whose shares of "
+                "a batch may differ in size. Compute the loss in "
+                "`compute_loss`, and leave the step to tf_ext.Model; or, "
+                "inside of the tape, call `loss = "
+                "self.optimizer.scale_loss(loss)` in Keras 3, or "
+                "`self.optimizer.minimize(loss, variables, tape=tape)` in "
+                "tf_keras."
+            )

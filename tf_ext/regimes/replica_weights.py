@@ -1,0 +1,177 @@
+"""The weight of a replica's loss in that of the global batch.
+
+Keras gives the mean loss of every replica the same weight, however many samples
+it has. In a step of `fit` a replica's loss counts by its samples instead, and
+has to do so before its gradient is computed: what a layer sums over replicas
+sends gradients of other replicas' losses back.
+"""
+
+import contextlib
+import contextvars
+
+import tensorflow as tf
+
+_current = contextvars.ContextVar("tf_ext_replica_weight", default=None)
+
+
+class ReplicaWeight:
+    """How much a replica's loss counts in the current step.
+
+    Attributes:
+      value: float32 scalar tensor, 0 where there are no samples.
+      in_step: bool, whether the model's step has begun.
+      in_library_step: bool, whether the step that is running is one of Keras
+        or TensorFlow Recommenders, whose loss is what `compute_loss` returns.
+      is_applied: bool, whether the step has weighted a loss.
+      share_of_losses: function to a float32 scalar tensor, by which losses of
+        layers are multiplied, or None. See `losses_of_layers`.
+    """
+
+    def __init__(self, value):
+        self.value = value
+        self.in_step = False
+        self.in_library_step = False
+        self.is_applied = False
+        self.share_of_losses = None
+
+
+@contextlib.contextmanager
+def replica_weight(value):
+    """The context of a training or test step on a replica.
+
+    Args:
+      value: float32 scalar tensor: the number of replicas times the samples
+        here, divided by the samples of all, where losses are means divided by
+        the number of replicas; 1 where they are sums. 0 without samples.
+
+    Yields:
+      ReplicaWeight.
+    """
+    token = _current.set(ReplicaWeight(value))
+    try:
+        yield _current.get()
+    finally:
+        _current.reset(token)
+
+
+def current_replica_weight():
+    """The ReplicaWeight of the current step, or None."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def library_step():
+    """A context in which `compute_loss` alone weights the loss."""
+    weight = _current.get()
+    if weight is None:
+        yield
+        return
+    before, weight.in_library_step = weight.in_library_step, True
+    try:
+        yield
+    finally:
+        weight.in_library_step = before
+
+
+def weigh_computed_loss(loss):
+    """Weights what `compute_loss` returns, in a step of a library.
+
+    A step of a model's own may add to it before it computes gradients.
+
+    Args:
+      loss: tensor.
+
+    Returns:
+      The same loss, whose gradient is multiplied by the weight.
+    """
+    weight = _current.get()
+    if weight is None or not weight.in_library_step:
+        return loss
+    return _weighted_loss(loss, weight)
+
+
+def weigh_own_loss(loss):
+    """As `weigh_computed_loss`, for the loss of a model's own step."""
+    weight = _current.get()
+    if weight is None or weight.in_library_step:
+        return loss
+    return _weighted_loss(loss, weight)
+
+
+def losses_of_layers(losses):
+    """The losses that layers have added, as a step is to see them.
+
+    A mean over no samples is NaN, which would remain in metrics. And steps of
+    TensorFlow Recommenders add them up undivided on every replica.
+
+    Args:
+      losses: list of tensors.
+    """
+    weight = _current.get()
+    if weight is None or not losses:
+        return losses
+    kept = [_where_samples(loss, weight) for loss in losses]
+    if weight.share_of_losses is None:
+        return kept
+    share = weight.share_of_losses()
+    return [
+        _weighted_loss(loss, weight) * tf.cast(share, loss.dtype)
+        for loss in kept
+    ]
+
+
+def weighted(dense, slices, multiply):
+    """A replica's gradients as they count in the sum over replicas.
+
+    Those of a replica without samples may be NaN, and do not count. A step that
+    has not weighted its loss has all of them weighted, which is the same
+    unless a layer sums over replicas.
+
+    Args:
+      dense: list of gradients of variables.
+      slices: list of `(table, tf.IndexedSlices)`.
+      multiply: function of a list of tensors and a float32 scalar tensor, to
+        their products, in which NaN times 0 is 0.
+
+    Returns:
+      `(dense, slices)`.
+    """
+    weight = _current.get()
+    if weight is None:
+        return dense, slices
+    factor = weight.value
+    if weight.is_applied:
+        factor = tf.cast(factor > 0, tf.float32)
+    gradients = [*dense, *(grad for _, grad in slices)]
+    products = multiply(
+        [g.values if _is_sliced(g) else g for g in gradients], factor
+    )
+    gradients = [
+        tf.IndexedSlices(product, grad.indices, grad.dense_shape)
+        if _is_sliced(grad)
+        else product
+        for grad, product in zip(gradients, products)
+    ]
+    tables = [table for table, _ in slices]
+    return gradients[: len(dense)], list(zip(tables, gradients[len(dense) :]))
+
+
+def _is_sliced(gradient):
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def _weighted_loss(loss, weight):
+    weight.is_applied = True
+
+    @tf.custom_gradient
+    def weighted(loss):
+        def gradient(upstream):
+            return upstream * tf.cast(weight.value, upstream.dtype)
+
+        return _where_samples(loss, weight), gradient
+
+    return weighted(tf.convert_to_tensor(loss))
+
+
+def _where_samples(loss, weight):
+    return tf.where(weight.value > 0, loss, tf.zeros_like(loss))
