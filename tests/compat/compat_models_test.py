@@ -35,6 +35,33 @@ class ModelsTest(absltest.TestCase):
         self.assertIn(inner.layers[-1], models.layers_of(outer))
         self.assertNotIn(inner.layers[-1], outer.layers)
 
+    def test_inputs_without_casts(self):
+        class Model(keras.Model):
+            def __init__(self, init=None):
+                if init is None:
+                    super().__init__(dtype="mixed_bfloat16")
+                else:
+                    init(
+                        self, super().__init__, (), {"dtype": "mixed_bfloat16"}
+                    )
+                self.own = self.add_weight(shape=(), name="own")
+
+            def call(self, inputs):
+                self.seen = inputs.dtype
+                # Variables are cast all the same.
+                self.variable = tf.convert_to_tensor(self.own).dtype
+                return inputs
+
+        inputs = tf.ones([2, 1])
+        for init, seen in (
+            (None, tf.bfloat16),
+            (models.without_input_casts, tf.float32),
+        ):
+            model = Model(init)
+            model(inputs)
+            self.assertEqual(model.seen, seen)
+            self.assertEqual(model.variable, tf.bfloat16)
+
     def test_readers_of_an_input(self):
         inputs = {key: keras.Input([1], name=key) for key in "ab"}
         layers = [keras.layers.Dense(1, name=name) for name in ("one", "both")]

@@ -134,6 +134,7 @@ _BY_DEFAULT = {
     "layers/embedding_features_test.py",
     "layers/sequences_test.py",
     "models/composed_optimizers_test.py",
+    "models/input_casting_test.py",
     "models/model_test.py",
     "optimizers/clipping_test.py",
     "optimizers/keras_rules_test.py",

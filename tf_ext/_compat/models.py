@@ -135,6 +135,27 @@ def is_functional_call(args, kwargs):
     )
 
 
+def without_input_casts(model, init, args, kwargs):
+    """Initializes a model that does not cast its inputs to its compute dtype.
+
+    The argument `autocast` of Keras 3 would also leave out its variables.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+
+    Args:
+      model: keras.Model.
+      init: function, the `__init__` of its Keras class, bound to it.
+      args: list, of the call of `init`.
+      kwargs: dict, of the same call.
+    """
+    if IS_KERAS_3:
+        init(*args, **kwargs)
+        model._convert_input_args = False
+        model._allow_non_tensor_positional_args = True
+    else:
+        init(*args, **{"autocast": False, **kwargs})
+
+
 def replace_base(cls, base, other):
     """Gives a class and its bases another base class, as Keras does.
 

@@ -16,6 +16,7 @@ from tf_ext._compat.models import (
     is_functional_call,
     losses_are_mixed,
     replace_base,
+    without_input_casts,
 )
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
@@ -28,6 +29,7 @@ from tf_ext.models.building import (
     wrapped_optimizers,
 )
 from tf_ext.models.fit_arguments import FitOptions
+from tf_ext.models.input_casting import cast_inputs
 from tf_ext.models.replaced_inputs import replaced_inputs
 from tf_ext.models.resume import awaiting_sigterm
 from tf_ext.models.saving import (
@@ -64,6 +66,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
     def __call__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.__call__`."""
         with replaced_inputs(self, args) as given:
+            given, kwargs = cast_inputs(self, (given, kwargs))
             outputs = super().__call__(*given, **kwargs)
         if self.tf_ext_inputs is None and args:
             self.tf_ext_inputs = specs_of(args[0])
@@ -467,7 +470,7 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
             replace_base(type(self), Model, FunctionalModel)
             FunctionalModel.__init__(self, *args, **kwargs)
         else:
-            super().__init__(*args, **kwargs)
+            without_input_casts(self, super().__init__, args, kwargs)
 
 
 def _bind(

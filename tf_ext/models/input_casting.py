@@ -1,0 +1,75 @@
+"""Casts the inputs of subclassed models as Keras does, but not those of ids.
+
+Under a mixed precision policy, a Keras model casts all floats that it is called
+with to its compute dtype. That would put an age of 19.98 into the bucket of 20,
+and make a timestamp infinite.
+"""
+
+import typing
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from tf_ext._compat.models import Functional, layers_of
+from tf_ext._keras import keras
+from tf_ext.feature_column.hashed_features import KEY
+from tf_ext.layers import EmbeddingFeatures
+
+
+def cast_inputs(model: keras.Model, arguments: typing.Any) -> typing.Any:
+    """Casts floats to the compute dtype, except for those that columns read.
+
+    Functional models take their inputs in the dtypes of `keras.Input` instead.
+
+    Features are known by their keys. Without keys, all floats stay as they are
+    if there is a column that reads floats.
+
+    Args:
+      model: tf_ext.Model.
+      arguments: structure of arguments of its call.
+    """
+    if isinstance(model, Functional):
+        return arguments
+    read = set(_keys_of_floats(model))
+
+    def cast(value: typing.Any, is_named: bool) -> typing.Any:
+        if isinstance(value, dict):
+            return {
+                key: one if key == KEY or key in read else cast(one, True)
+                for key, one in value.items()
+            }
+        if isinstance(value, (list, tuple)):
+            parts = [cast(one, is_named) for one in value]
+            if hasattr(value, "_fields"):
+                return type(value)(*parts)
+            return type(value)(parts)
+        if not read or is_named:
+            return _cast(value, model.compute_dtype)
+        return value
+
+    return cast(arguments, False)
+
+
+def _keys_of_floats(model: keras.Model) -> Iterator[str]:
+    """The keys of the floats that columns of a model's layers read."""
+    for layer in layers_of(model):
+        if not isinstance(layer, EmbeddingFeatures):
+            continue
+        if layer.click is not None:
+            yield layer.click
+        for columns in layer.columns:
+            for column in columns:
+                for part in column.parts:
+                    if part.boundaries is not None:
+                        yield part.key
+                    if part.weights is not None:
+                        yield part.weights
+
+
+def _cast(value: typing.Any, dtype: str) -> typing.Any:
+    kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+    is_float = isinstance(value, kinds) and value.dtype.is_floating
+    if isinstance(value, np.ndarray):
+        is_float = np.issubdtype(value.dtype, np.floating)
+    return tf.cast(value, dtype) if is_float else value
