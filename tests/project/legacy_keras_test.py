@@ -27,6 +27,7 @@ _WITHOUT_KERAS = {
     "core/core_arrays_test.py",
     "core/core_test.py",
     "data/day_files_test.py",
+    "data/parquet_bombs_test.py",
     "data/reading_arguments_test.py",
     "data/reading_damage_test.py",
     "data/reading_formats_test.py",

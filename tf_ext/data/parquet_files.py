@@ -7,6 +7,8 @@ import os
 import typing
 from collections.abc import Callable, Iterator
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext.data.arrow import Converter
@@ -16,12 +18,20 @@ from tf_ext.data.schema import Field, Schema, is_list, is_text
 
 try:
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as parquet
 except ImportError:
-    pa = parquet = None
+    pa = pc = parquet = None
 
 # Of a block. Row groups may have a million.
 BLOCK_ROWS = 16384
+# About, of a column in a block. A dictionary, and texts that begin as the one
+# before, can make gigabytes of a file of some hundred bytes.
+_BLOCK_BYTES = 64 << 20
+_MOST_BYTES = 256 << 20  # a larger block is refused
+_LEAST_ROWS = 256  # of a block of texts that begin as the one before
+_VALUE_BYTES = 16  # about, of a number in a list
+_DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _ADVICE = (
     "How many records are lost is not known: mend the file or leave it out."
 )
@@ -66,20 +76,35 @@ class ParquetFiles:
                 )
             first = 1
             for group, rows in enumerate(groups):
-                for batch in self._batches(file, opened, group, rows, first):
+                for batch in self._batches(
+                    file, source, opened, group, rows, first
+                ):
                     yield functools.partial(self._parse, file, batch, first)
                     first += batch.num_rows
 
     def _batches(
-        self, file: str, opened: typing.Any, group: int, rows: int, first: int
+        self,
+        file: str,
+        source: typing.Any,
+        opened: typing.Any,
+        group: int,
+        rows: int,
+        first: int,
     ) -> Iterator[typing.Any]:
+        read = 0
+        try:
+            opened, block_rows = self._limited(opened, source, group)
+        except _errors() as error:
+            raise DamagedFileError(
+                f"{file} is damaged in row group {group}: {_short(error)}. "
+                f"{_ADVICE}"
+            ) from error
         batches = opened.iter_batches(
-            BLOCK_ROWS,
+            block_rows,
             row_groups=[group],
             columns=[field.name for field in self._schema.used],
             use_threads=self._threads > 1,
         )
-        read = 0
         while True:
             try:
                 batch = next(batches, None)
@@ -98,6 +123,74 @@ class ParquetFiles:
                 f"{first + read - 1}: it has {read} rows instead of {rows}. "
                 f"{_ADVICE}"
             )
+
+    def _limited(
+        self, opened: typing.Any, source: typing.Any, group: int
+    ) -> tuple[typing.Any, int]:
+        """How to read a row group in blocks of about _BLOCK_BYTES at most.
+
+        Text that could be longer is read as indices into its dictionary, which
+        is slower where there are many different values.
+
+        Returns:
+          `(file, rows of a block)`.
+
+        Raises:
+          ValueError: no block is small enough.
+        """
+        metadata = opened.metadata.row_group(group)
+        used = {field.name: field for field in self._schema.used}
+        block_rows = min(BLOCK_ROWS, max(1, metadata.num_rows))
+        texts = []
+        for index in range(metadata.num_columns):
+            chunk = metadata.column(index)
+            name = chunk.path_in_schema.partition(".")[0]
+            if name not in used:
+                continue
+            values, values_of_row = block_rows, 1.0
+            if is_list(used[name]):
+                values = chunk.num_values
+                values_of_row = max(1.0, values / max(1, metadata.num_rows))
+                most = int(_BLOCK_BYTES / _VALUE_BYTES / values_of_row)
+                if not most:
+                    raise ValueError(
+                        f"the lists of the column {name!r} have "
+                        f"{values_of_row:,.0f} values on average"
+                    )
+                block_rows = min(block_rows, most)
+            size = chunk.total_uncompressed_size
+            if not is_text(used[name]) or values * size <= _BLOCK_BYTES:
+                continue
+            if "DELTA_BYTE_ARRAY" in chunk.encodings:
+                # Each value may be as long as all of the chunk.
+                most = max(_BLOCK_BYTES // size, _LEAST_ROWS)
+                block_rows = min(block_rows, most)
+            elif _DICTIONARIES.intersection(chunk.encodings):
+                texts.append(
+                    (name, chunk.path_in_schema, values_of_row, values)
+                )
+        if not texts:
+            return opened, block_rows
+        as_indices = parquet.ParquetFile(
+            source,
+            metadata=opened.metadata,
+            page_checksum_verification=True,
+            read_dictionary=[path for _, path, _, _ in texts],
+        )
+        first = next(
+            as_indices.iter_batches(
+                1, row_groups=[group], columns=[name for name, *_ in texts]
+            ),
+            None,
+        )
+        found = opened
+        for name, _, values_of_row, values in texts if first else ():
+            lengths = _lengths(first.column(name))
+            if values * lengths.max(initial=0) > _BLOCK_BYTES:
+                found = as_indices
+                most = int(_BLOCK_BYTES / values_of_row / lengths.mean())
+                block_rows = min(block_rows, max(1, most))
+        return found, block_rows
 
     def _check(self, file: str, schema: typing.Any) -> None:
         """Raises DamagedFileError if the file lacks what the schema wants."""
@@ -120,7 +213,7 @@ class ParquetFiles:
     def _parse(self, file: str, batch: typing.Any, first: int) -> Parsed:
         try:
             columns = {
-                field.name: _plain(batch.column(field.name))
+                field.name: _plain(field.name, batch.column(field.name))
                 for field in self._schema.used
             }
         except _errors() as error:
@@ -231,12 +324,38 @@ def _wanted(field: Field) -> str:
     return f"lists of {wanted}" if field.bag else wanted
 
 
-def _plain(column: typing.Any) -> typing.Any:
+def _lengths(column: typing.Any) -> npt.NDArray[np.int64]:
+    """The bytes of each text in the dictionary of a column."""
+    if _is_list(column.type):
+        column = column.values
+    if not pa.types.is_dictionary(column.type):
+        return np.zeros(0, np.int64)
+    lengths = pc.binary_length(column.dictionary).fill_null(0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _plain(name: str, column: typing.Any) -> typing.Any:
     """A column of no more than the types that `Converter` takes."""
     if _is_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
         if pa.types.is_dictionary(column.type.value_type):
+            _check_size(name, column.values)
             column = column.cast(pa.list_(column.type.value_type.value_type))
     elif pa.types.is_dictionary(column.type):
+        _check_size(name, column)
         column = column.dictionary_decode()
     return column
+
+
+def _check_size(name: str, column: typing.Any) -> None:
+    """Raises ValueError if a column of indices is too large when decoded."""
+    lengths = _lengths(column)
+    if len(column) * lengths.max(initial=0) <= _MOST_BYTES:
+        return
+    indices = column.indices.drop_null().to_numpy()
+    size = int(lengths[indices].sum())
+    if size > _MOST_BYTES:
+        raise ValueError(
+            f"its column {name!r} has {len(column):,} texts of {size:,} bytes, "
+            f"more than the {_MOST_BYTES >> 20} MiB of a block"
+        )
