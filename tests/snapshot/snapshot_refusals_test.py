@@ -426,15 +426,16 @@ class PointRefusalsTest(TestCase):
             self._read()
         self.assertEqual(contents(self.model.tables[0]), self.before)
 
-    def test_a_dtype_of_another_model(self):
+    @parameterized.parameters("int32", "bool", "complex64", "bfloat16")
+    def test_a_dtype_of_another_model(self, dtype):
         def change(members):
             for variable in members["variables"]:
                 if variable["dtype"] == "float32":
-                    variable["dtype"] = "int32"
+                    variable["dtype"] = dtype
 
         snapshot_forging.reseal(self.file, change)
         with self.assertRaisesRegex(
-            ValueError, "has the dtype float32 in the model, but int32 there"
+            ValueError, f"has the dtype float32 in the model, but {dtype} there"
         ):
             self._read()
         self.assertEqual(contents(self.model.tables[0]), self.before)

@@ -121,20 +121,24 @@ class AdmissionTest(tf.test.TestCase, parameterized.TestCase):
                 tf.train.Checkpoint(table=loaded).restore(path)
                 self.assertEqual(bytes_of_rows(loaded), bytes_of_rows(saved))
 
-    @parameterized.product(in_place=[False, True], shards=[1, 3])
-    def test_a_load_replaces_counters(self, in_place, shards):
+    @parameterized.product(
+        in_place=[False, True], shards=[1, 3], counted=[[], [1, 2]]
+    )
+    def test_a_load_replaces_counters(self, in_place, shards, counted):
         saved = _table(admission.Count(3, forget=2), 2)
-        _push(saved, [1, 2], step=5)
-        _push(saved, [2], step=5)
+        for ids in ([3, *counted], [3, *counted[1:]], [3]):
+            _push(saved, ids, step=5)
         loaded = _table(admission.Count(3, forget=2), shards)
         _push(loaded, [2, 8, 9], step=9)
         with tempfile.TemporaryDirectory() as directory:
             saved.save(directory)
             loaded.load(directory, in_place=in_place)
         self.assertEqual(counters_of(loaded), counters_of(saved))
-        self.assertEqual(loaded.stats()["waiting"], 2)
-        _push(loaded, [2], step=6)
-        self.assertEqual(list(bytes_of_rows(loaded)), [2])
+        self.assertEqual(loaded.stats()["waiting"], len(counted))
+        self.assertEqual(list(bytes_of_rows(loaded)), [3])
+        if counted:
+            _push(loaded, [2], step=6)
+            self.assertEqual(set(bytes_of_rows(loaded)), {2, 3})
 
     def test_a_load_without_counters_removes_them(self):
         saved = _table()
