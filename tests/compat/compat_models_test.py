@@ -62,6 +62,21 @@ class ModelsTest(absltest.TestCase):
             self.assertEqual(model.seen, seen)
             self.assertEqual(model.variable, tf.bfloat16)
 
+    def test_inputs_of_saved_models(self):
+        class Model(models.SavedAsCalled, keras.Model):
+            def call(self, inputs):
+                return tf.strings.length(inputs)
+
+            def _saved_inputs(self):
+                return [tf.TensorSpec([None], tf.string)]
+
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras records the inputs of the first call")
+        model = Model()
+        model(tf.constant(["a"]))
+        with tempfile.TemporaryDirectory() as path:
+            tf.saved_model.save(model, path)
+
     def test_readers_of_an_input(self):
         inputs = {key: keras.Input([1], name=key) for key in "ab"}
         layers = [keras.layers.Dense(1, name=name) for name in ("one", "both")]

@@ -12,7 +12,7 @@ import textwrap
 
 import numpy as np
 from absl.testing import absltest, parameterized
-from docs_util import Block, blocks, program
+from docs_util import Block, blocks, definitions, program
 from paths import ROOT
 from processes import run_program
 
@@ -52,6 +52,26 @@ _SAME_ANSWERS = Block(
     "assert (served.predict(features) == model.predict(features)).all()\n"
     "follower.close()\n",
 )
+# Of a subclassed model: saves it, and what it predicts of which features.
+_SAVE = """
+import numpy as np
+features_of_{name} = {{k: np.asarray(v) for k, v in {features}.items()}}
+{name}.save("/data/{name}.keras")
+np.savez(
+    "/data/{name}.npz",
+    features=features_of_{name},
+    outputs=np.array(tf.nest.flatten({name}.predict(features_of_{name}))),
+)
+"""
+_LOAD = """
+import numpy as np
+loaded = keras.models.load_model(
+    "/data/{name}.keras", custom_objects={{"{cls}": {cls}}}, compile={compile}
+)
+saved = np.load("/data/{name}.npz", allow_pickle=True)
+outputs = np.array(tf.nest.flatten(loaded.predict(saved["features"].item())))
+np.testing.assert_allclose(outputs, saved["outputs"], rtol=0, atol=1e-6)
+"""
 _PAGES = [
     "README.md",
     *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
@@ -104,11 +124,30 @@ class CodeTest(absltest.TestCase):
     def _run(self, page_blocks):
         return run_program(program(page_blocks, self.folder), self.folder)
 
+    def _run_and_load(self, page_blocks, name, cls, features, compile=True):
+        """Runs blocks, and loads one of their models in a new process."""
+        names = {
+            "name": name,
+            "cls": cls,
+            "features": features,
+            "compile": compile,
+        }
+        save = Block("save", "python", _SAVE.format(**names))
+        printed = self._run([*page_blocks, save])
+        load = Block("load", "python", _LOAD.format(**names))
+        self._run([definitions(page_blocks), load])
+        return printed
+
     def test_quick_start_loading_and_snapshots(self):
         start = blocks("README.md", "python", section="Quick start")
         rows = blocks("docs/rows.md", "python")
         metrics = blocks(_MODELS, "python", section="Metrics and multi-task")
-        self._run([*start, *blocks(_SNAPSHOTS, "python"), *rows, *metrics])
+        self._run_and_load(
+            [*start, *blocks(_SNAPSHOTS, "python"), *rows, *metrics],
+            "two_tasks",
+            "ClickAndBuy",
+            "features",
+        )
         for block in blocks(
             "README.md", "python", section="Loading and serving"
         ):
@@ -133,7 +172,13 @@ class CodeTest(absltest.TestCase):
     def test_sequences_and_retrieval(self):
         sequences = blocks(_MODELS, "python", section="Sequences")
         retrieval = blocks(_MODELS, "python", section="Retrieval")
-        printed = self._run([*sequences, *retrieval]).split("\n")
+        printed = self._run_and_load(
+            [*sequences, *retrieval],
+            "towers",
+            "TwoTowers",
+            "pairs",
+            compile=False,  # Its loss is a lambda.
+        ).split("\n")
         # As the comments say.
         self.assertEqual(printed[:2], ["5", "(None, 20, 16)"])
         found = re.findall(r"b'(\w+)'", printed[2])
@@ -145,12 +190,15 @@ class CodeTest(absltest.TestCase):
         self.assertEqual(self._run([first]).strip(), shown)
 
     def test_recipes(self):
-        printed = self._run(
+        printed = self._run_and_load(
             [
                 block
                 for section in _RECIPES
                 for block in blocks(_MODELS, "python", section=section)
-            ]
+            ],
+            "sasrec",
+            "SASRec",
+            "sequences",
         ).split("\n")
         # As the comments say.
         self.assertEqual(printed[0], "5")

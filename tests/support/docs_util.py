@@ -3,6 +3,7 @@
 `docs_util.py PAGE SECTION` prints the Python code of a section.
 """
 
+import ast
 import dataclasses
 import sys
 import textwrap
@@ -54,6 +55,22 @@ def blocks(page, *languages, section=None):
     if not found:
         raise AssertionError(f"{page} has no {languages} below {section!r}")
     return found
+
+
+def definitions(page_blocks):
+    """A block of the imports, functions, classes and constants of blocks."""
+    found = []
+    for block in page_blocks:
+        for node in ast.parse(block.text).body:
+            if isinstance(node, ast.Assign):
+                names = (ast.Name, ast.Attribute, ast.Constant)
+                is_one = isinstance(node.value, names)
+            else:
+                kinds = (ast.Import, ast.ImportFrom, ast.ClassDef)
+                is_one = isinstance(node, (*kinds, ast.FunctionDef))
+            if is_one:
+                found.append(ast.unparse(node) + "\n")
+    return Block("definitions", "python", "".join(found))
 
 
 def program(page_blocks, folder, indent=""):

@@ -14,6 +14,8 @@ _LAYER_MAKERS = frozenset(
         "model_from_json",
     }
 )
+# Functions that call a model with tensors that Keras made up.
+_BUILDERS_BY_SHAPES = frozenset({"build_from_config"})
 # Functions of tf_keras that write a SavedModel to continue training from.
 _TRAINING_SAVERS = frozenset({"save", "save_model"})
 
@@ -38,6 +40,16 @@ def kept_while_layers_are_made(key):
     return frames[-1].f_locals.setdefault(key, {}) if frames else {}
 
 
+def is_building_by_shapes():
+    """Whether Keras calls a loaded model to build it, with floats.
+
+    It knows the shapes of the inputs, but not their types.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+    """
+    return bool(_frames_of_keras(_BUILDERS_BY_SHAPES))
+
+
 def is_saving_to_train_on():
     """Whether tf_keras writes a SavedModel that training can continue from.
 
@@ -47,6 +59,26 @@ def is_saving_to_train_on():
     Seen in: tf_keras 2.21; Keras 3.15 writes SavedModels by `export` alone.
     """
     return bool(_frames_of_keras(_TRAINING_SAVERS))
+
+
+def keras_file_being_loaded():
+    """What Keras loads variables into, and from where.
+
+    An object is given its own variables only.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+
+    Returns:
+      (the outermost object, the file, Keras's functions by name); None if
+      mismatches are to be skipped, or outside of `load_model` and
+      `load_weights`.
+    """
+    frames = _frames_of_keras({"_load_state"})
+    if not frames or frames[-1].f_locals["skip_mismatch"]:
+        return None
+    found = frames[-1].f_locals
+    root = found["saveable"] if "saveable" in found else found["trackable"]
+    return root, found["weights_store"], frames[-1].f_globals
 
 
 def model_in_fit():
@@ -103,6 +135,27 @@ def self_in(module, attribute):
             found = frame.f_locals.get("self")
             if hasattr(found, attribute):
                 return found
+    return None
+
+
+def local_in(module, name):
+    """The local variable of the innermost function of a module that has one.
+
+    TensorFlow does not pass the position in a checkpoint on to the objects that
+    it restores.
+
+    Seen in: TensorFlow 2.21.
+
+    Args:
+      module: string, the module's name.
+      name: string, the variable's name.
+
+    Returns:
+      The object, or None.
+    """
+    for frame in _frames():
+        if frame.f_globals.get("__name__") == module and name in frame.f_locals:
+            return frame.f_locals[name]
     return None
 
 

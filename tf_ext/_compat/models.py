@@ -25,6 +25,36 @@ def layers_of(model):
     return list(model._flatten_layers())
 
 
+def sublayers(layer):
+    """The layers of a layer, without those of these.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+    """
+    return list(layer._flatten_layers(recursive=False, include_self=False))
+
+
+class SavedAsCalled:
+    """A base class of models that are saved with the inputs of their calls.
+
+    Keras 3 traces a subclassed model on floats for a SavedModel, whatever it
+    was called with. A derived class defines `_saved_inputs`, which returns the
+    `input_signature` of a tf.function of its `call`, or None for no function.
+
+    Seen in: Keras 3.15.
+    """
+
+    if IS_KERAS_3:
+
+        @property
+        def _default_save_signature(self):
+            if isinstance(self, Functional):
+                return super()._default_save_signature
+            inputs = self._saved_inputs()
+            if inputs is None:
+                return None
+            return tf.function(lambda one: self(one), input_signature=inputs)
+
+
 def is_compiled(model):
     """Whether `compile` was called; tf_keras has no public attribute.
 

@@ -17,6 +17,7 @@ from tf_ext.layers.column_sets import ColumnSets
 from tf_ext.layers.combining import combine
 from tf_ext.layers.given import Give, given_embeddings
 from tf_ext.layers.hashed_inputs import find_hashed, hash_inputs
+from tf_ext.layers.made_up_inputs import with_types
 from tf_ext.layers.prepared import Prepared, take_prepared
 from tf_ext.layers.pulling import plan_tables, pull_differentiable
 from tf_ext.regimes import (
@@ -228,6 +229,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         """
         insert = _as_flag(training, self.trainable)
         regime = regime_of_tables(self.tables)
+        inputs = with_types(self._sets.columns, inputs)
         hashed = hash_inputs(
             self.name, self._sets.columns, inputs, regime.raises_together
         )

@@ -1,6 +1,8 @@
 """Converts arrays and lists that Keras refuses to tensors."""
 
+import inspect
 import typing
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,25 @@ def to_arrays(data: typing.Any) -> typing.Any:
     if hasattr(data, "_fields"):
         return type(data)(*map(to_arrays, data))
     return type(data)(map(to_arrays, data))
+
+
+def bind_data(
+    method: Callable[..., typing.Any],
+    args: tuple[typing.Any, ...],
+    kwargs: dict[str, typing.Any],
+) -> inspect.BoundArguments:
+    """The arguments of one of Keras's methods, with data that it takes.
+
+    Args:
+      method: `fit` or a similar method.
+      args: of its call.
+      kwargs: of the same call.
+    """
+    given = inspect.signature(method).bind(*args, **kwargs)
+    for name in ("x", "y", "sample_weight", "validation_data"):
+        if name in given.arguments:
+            given.arguments[name] = to_arrays(given.arguments[name])
+    return given
 
 
 def _of_array(array: npt.NDArray[typing.Any]) -> typing.Any:

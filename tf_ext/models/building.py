@@ -1,14 +1,11 @@
 """Finds a model's optimizers, and builds it before the first step."""
 
 import typing
-from collections.abc import Callable
 
-import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.layers.hashed_inputs import replaced_in
 from tf_ext.optimizers import Optimizer
 from tf_ext.tables import shadow
 from tf_ext.tables.find import tables_of
@@ -84,22 +81,6 @@ def check_composed_optimizer(model: keras.Model) -> None:
                 f"optimizers of {type(optimizer).__name__}. Each trainable "
                 "variable and table must be among the variables of exactly one."
             )
-
-
-def specs_of(batch: typing.Any) -> Callable[[], typing.Any] | None:
-    """A function to the structure of `tf.TypeSpec` of a batch.
-
-    None if it does not consist of tensors and arrays, as with keras.Input, or
-    has hashed features, which nothing else than training takes.
-    """
-    if replaced_in(batch) is not None:
-        return None
-    kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, np.ndarray)
-    leaves = tf.nest.flatten(batch)
-    if not leaves or not all(isinstance(leaf, kinds) for leaf in leaves):
-        return None
-    specs = tf.nest.map_structure(tf.type_spec_from_value, batch)
-    return lambda: specs
 
 
 def example_of(element_spec: typing.Any) -> typing.Any:

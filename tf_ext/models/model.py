@@ -9,10 +9,10 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_ext._checks import check_count, refuse
-from tf_ext._compat.checkpoints import OwnChildren
 from tf_ext._compat.models import (
     BuiltForOneReplica,
     Functional,
+    SavedAsCalled,
     is_functional_call,
     losses_are_mixed,
     replace_base,
@@ -20,23 +20,22 @@ from tf_ext._compat.models import (
 )
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.layers.hashed_inputs import replaced_in
 from tf_ext.models import weighting
-from tf_ext.models.arrays import to_arrays
+from tf_ext.models.arrays import bind_data
 from tf_ext.models.building import (
     build_optimizer,
     check_composed_optimizer,
-    specs_of,
     wrapped_optimizers,
 )
+from tf_ext.models.checkpoints import CheckpointedModel
 from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.input_casting import cast_inputs
+from tf_ext.models.rebuilding import build_config_of, rebuild
+from tf_ext.models.recorded_call import export_signature, record_call
 from tf_ext.models.replaced_inputs import replaced_inputs
 from tf_ext.models.resume import awaiting_sigterm
-from tf_ext.models.saving import (
-    refuse_hdf5,
-    replaced_when_whole,
-    variables_put_back,
-)
+from tf_ext.models.saving import refuse_hdf5, save_whole, variables_put_back
 from tf_ext.models.training import check_callbacks, training_of
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import losses_of_layers, regime_of_model
@@ -46,8 +45,6 @@ from tf_ext.tables.shadow import refusal, set_weights_refusal
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
 from tf_ext.tables.sparse_table import SparseTable
 
-# The name of a table among a model's checkpoint children, with its index.
-_TABLE_CHILD = "tf_ext_table_"
 # Suffixes of the file names of Keras's formats.
 _MODEL = ".keras"
 _WEIGHTS = ".weights.h5"
@@ -55,22 +52,32 @@ _WEIGHTS = ".weights.h5"
 _KerasModelType: typing.Any = type(keras.Model)
 
 
-class _ModelWithTables(OwnChildren, BuiltForOneReplica):
+class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
     """What `Model` adds to a Keras model, with checks of unsupported uses."""
 
     tf_ext_tables = True
 
-    # To the `tf.TypeSpec`s of the first call's inputs. (Keras 3 keeps none.)
-    tf_ext_inputs: Callable[[], typing.Any] | None = None
+    # Of the first call, or of the first one with raw features.
+    tf_ext_call: str | None = None
+    _tf_ext_called_raw = False
 
     def __call__(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.__call__`."""
         with replaced_inputs(self, args) as given:
             given, kwargs = cast_inputs(self, (given, kwargs))
             outputs = super().__call__(*given, **kwargs)
-        if self.tf_ext_inputs is None and args:
-            self.tf_ext_inputs = specs_of(args[0])
+        if not self._tf_ext_called_raw:
+            self._record_call(args, kwargs)
         return outputs
+
+    def _record_call(
+        self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]
+    ) -> None:
+        is_raw = not args or replaced_in(args[0]) is None
+        if is_raw or self.tf_ext_call is None:
+            record = record_call(args, kwargs)
+            if record is not None:
+                self.tf_ext_call, self._tf_ext_called_raw = record, is_raw
 
     def compile(
         self,
@@ -185,7 +192,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
             not the rows, a table that not exactly one part of a composed
             optimizer trains, or an argument that the strategy does not support.
         """
-        given = _bind(super().fit, args, kwargs)
+        given = bind_data(super().fit, args, kwargs)
         check_callbacks(given.arguments.get("callbacks"))
         options = FitOptions(max_inflight_steps, overlap_steps)
         options.check()
@@ -209,7 +216,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         kwargs: dict[str, typing.Any],
     ) -> typing.Any:
         """Calls `evaluate` or `predict`."""
-        given = _bind(method, args, kwargs)
+        given = bind_data(method, args, kwargs)
         with self._explaining_errors():
             return training_of(self).run(name, method, given)
 
@@ -221,7 +228,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
     ) -> typing.Any:
         """Calls `train_on_batch` or a similar method."""
         training_of(self).check_one_batch(method.__name__)
-        given = _bind(method, args, kwargs)
+        given = bind_data(method, args, kwargs)
         with self._explaining_errors():
             return method(*given.args, **given.kwargs)
 
@@ -312,7 +319,7 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         with regime_of_model(self).file_of_all(str(filepath)) as path:
             if not is_file:
                 return save(path, *args, **kwargs)
-            return _save_whole(save, path, _MODEL, given)
+            return save_whole(save, path, _MODEL, given)
 
     def save_weights(
         self,
@@ -335,7 +342,16 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         save = super().save_weights
         given = inspect.signature(save).bind(filepath, *args, **kwargs)
         with regime_of_model(self).file_of_all(str(filepath)) as path:
-            return _save_whole(save, path, _WEIGHTS, given)
+            return save_whole(save, path, _WEIGHTS, given)
+
+    def load_own_variables(self, store: typing.Any) -> None:
+        """Loads variables of the model itself; called by Keras's loaders.
+
+        Raises:
+          ValueError: variables of its layers have no place in the model.
+        """
+        keras_store.refuse_skipped_layers()
+        super().load_own_variables(store)
 
     def set_weights(self, weights: typing.Any) -> None:
         """As `keras.Model.set_weights`, for models without tables.
@@ -361,13 +377,21 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         table is changed: after an error, the model is unchanged. With
         `skip_mismatch` each table is checked separately, and variables that
         were read before an error stay changed.
+
+        Raises:
+          ValueError: the model is not built, the file is damaged, or it is that
+            of another model.
         """
+        is_kerass = str(filepath).endswith((_MODEL, _WEIGHTS))
+        if IS_KERAS_3 and is_kerass and not self.built:
+            raise ValueError(
+                f"Model {self.name!r} is not built: it has no variables yet "
+                f"to load from {str(filepath)!r}. Call it on a batch first."
+            )
         self._build_optimizer()
         load = super().load_weights
         given = inspect.signature(load).bind(filepath, *args, **kwargs)
-        if given.arguments.get("skip_mismatch") or not str(filepath).endswith(
-            (_MODEL, _WEIGHTS)
-        ):
+        if given.arguments.get("skip_mismatch") or not is_kerass:
             return load(filepath, *args, **kwargs)
         with variables_put_back(self), keras_store.only("check"):
             load(filepath, *args, **kwargs)
@@ -382,6 +406,8 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
     ) -> None:
         """As `keras.Model.export`: a SavedModel that serves, rows included."""
         if IS_KERAS_3:
+            if not isinstance(self, Functional):
+                kwargs = {"input_signature": self._saved_inputs(), **kwargs}
             super().export(filepath, *args, **kwargs)
             return
         # tf_keras exports no resources except TensorFlow's lookup tables.
@@ -391,25 +417,12 @@ class _ModelWithTables(OwnChildren, BuiltForOneReplica):
         archive.add_endpoint("serve", self.__call__, self.save_spec()[0])
         archive.write_out(filepath, *args, **kwargs)
 
+    def _saved_inputs(self) -> list[typing.Any] | None:
+        return export_signature(self.tf_ext_call)
+
     def _strategy_of_replicas(self) -> tf.distribute.Strategy | None:
         regime = regime_of_model(self)
         return regime.strategy if regime.num_replicas > 1 else None
-
-    def _saved_children(
-        self, children: dict[str, typing.Any], kind: str
-    ) -> dict[str, typing.Any]:
-        return {**children, **self._table_children()}
-
-    def _own_child(self, name: str) -> typing.Any:
-        if name.startswith(_TABLE_CHILD):
-            return self._table_children().get(name)
-        return None
-
-    def _table_children(self) -> dict[str, SparseTable]:
-        if not IS_KERAS_3:
-            return {}
-        tables = enumerate(tables_of(self))
-        return {f"{_TABLE_CHILD}{index}": table for index, table in tables}
 
     @property
     def tables(self) -> list[SparseTable]:
@@ -472,38 +485,16 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
         else:
             without_input_casts(self, super().__init__, args, kwargs)
 
+    def get_build_config(self) -> dict[str, typing.Any] | None:
+        """What `build_from_config` needs, for Keras's savers."""
+        return build_config_of(self) or super().get_build_config()
 
-def _bind(
-    method: Callable[..., typing.Any],
-    args: tuple[typing.Any, ...],
-    kwargs: dict[str, typing.Any],
-) -> inspect.BoundArguments:
-    """The arguments of one of Keras's methods, with data that it takes."""
-    given = inspect.signature(method).bind(*args, **kwargs)
-    for name in ("x", "y", "sample_weight", "validation_data"):
-        if name in given.arguments:
-            given.arguments[name] = to_arrays(given.arguments[name])
-    return given
+    def build_from_config(self, config: dict[str, typing.Any]) -> None:
+        """Builds a loaded model as the saved one was built; called by Keras.
 
-
-def _save_whole(
-    save: Callable[..., typing.Any],
-    path: str,
-    suffix: str,
-    given: inspect.BoundArguments,
-) -> None:
-    """Calls Keras's `save`, whose file is then there whole or not at all.
-
-    Args:
-      save: Keras's method.
-      path: string, where to.
-      suffix: string, what names of this format end in.
-      given: inspect.BoundArguments of the user's call.
-    """
-    # Keras asks before it overwrites if `overwrite` is False.
-    if not path.endswith(suffix) or not given.arguments.get("overwrite", True):
-        given.arguments["filepath"] = path
-        return save(*given.args, **given.kwargs)
-    with replaced_when_whole(path, suffix) as part:
-        given.arguments["filepath"] = part
-        return save(*given.args, **given.kwargs)
+        Raises:
+          ValueError: the model cannot be called as the saved one was; the
+            message says what to do.
+        """
+        if not rebuild(self, config):  # Of an earlier version: shapes alone.
+            super().build_from_config(config)

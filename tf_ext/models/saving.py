@@ -1,9 +1,10 @@
 """Replaces files atomically, and puts back what a damaged one changed."""
 
 import contextlib
+import inspect
 import os
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -79,3 +80,26 @@ def variables_put_back(model: typing.Any) -> Iterator[None]:
         for variable, value in zip(variables, before):
             variable.assign(value)
         raise
+
+
+def save_whole(
+    save: Callable[..., typing.Any],
+    path: str,
+    suffix: str,
+    given: inspect.BoundArguments,
+) -> None:
+    """Calls Keras's `save`, whose file is then there whole or not at all.
+
+    Args:
+      save: Keras's method.
+      path: string, where to.
+      suffix: string, what names of this format end in.
+      given: inspect.BoundArguments of the user's call.
+    """
+    # Keras asks before it overwrites if `overwrite` is False.
+    if not path.endswith(suffix) or not given.arguments.get("overwrite", True):
+        given.arguments["filepath"] = path
+        return save(*given.args, **given.kwargs)
+    with replaced_when_whole(path, suffix) as part:
+        given.arguments["filepath"] = part
+        return save(*given.args, **given.kwargs)

@@ -11,6 +11,7 @@ from tf_ext._compat.models import Functional
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers.hashed_inputs import replaced_in
 from tf_ext.models.arrays import to_arrays
+from tf_ext.models.recorded_call import recorded_inputs
 
 Structure: typing.TypeAlias = typing.Any
 Named: typing.TypeAlias = "dict[str, typing.Any]"
@@ -35,9 +36,10 @@ def infer(
         return _map(_to_spec, signature)
     if isinstance(model, Functional):
         return _map(_to_spec, model.input)
-    called_with = getattr(model, "tf_ext_inputs", None)
+    call = getattr(model, "tf_ext_call", None)
+    called_with = None if call is None else recorded_inputs(call)
     if called_with is not None:
-        return _map(_to_spec, called_with())
+        return _map(_to_spec, called_with)
     saved = None if IS_KERAS_3 else model.save_spec()
     if saved is not None and replaced_in(saved[0][0]) is None:
         return _map(_to_spec, saved[0][0])

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_ext import _core
 from tf_ext._checks import is_int
+from tf_ext._compat.skipped_layers import skipped_layers
 from tf_ext._core import Setting
 from tf_ext._counting import counting_of
 from tf_ext._keras import IS_KERAS_3
@@ -31,6 +32,9 @@ _BFLOAT16 = np.dtype(tf.bfloat16.as_numpy_dtype)
 
 # {store: {id of a TableRows: message}}, of failed loads.
 _failures = weakref.WeakKeyDictionary()
+
+# Files whose model has a place for all of their variables.
+_checked = weakref.WeakSet()
 
 # The steps of `load`: check rows, import them, or one after the other.
 _steps = contextvars.ContextVar("steps", default=("check", "import"))
@@ -122,6 +126,26 @@ def checks_only():
     return "import" not in _steps.get()
 
 
+def refuse_skipped_layers():
+    """Refuses a file with variables of layers that would not load them.
+
+    It is called when something of tf_ext is loaded from a file of Keras.
+
+    Raises:
+      ValueError: layers of the model are not built, and the file has variables
+        of theirs.
+    """
+    skipped = skipped_layers(_checked)
+    if skipped:
+        names = ", ".join(repr(layer.name) for layer in skipped)
+        raise ValueError(
+            f"The file holds variables of the layers {names}, which are not "
+            "built: they would not be loaded, and get random values. Make the "
+            "model as the program that saved it did, call it on a batch, and "
+            "then load the same file with `load_weights`."
+        )
+
+
 def load(table_rows, label, store, check_state=None):
     """Replaces the rows of a table with saved ones.
 
@@ -148,6 +172,7 @@ def load(table_rows, label, store, check_state=None):
     if id(table_rows) in failures:
         raise ValueError(failures[id(table_rows)])
     try:
+        refuse_skipped_layers()
         return _load(table_rows, label, store, check_state)
     except ValueError as error:
         failures[id(table_rows)] = str(error)
