@@ -56,9 +56,9 @@ _SAME_ANSWERS = Block(
 _SAVE = """
 import numpy as np
 features_of_{name} = {{k: np.asarray(v) for k, v in {features}.items()}}
-{name}.save("/data/{name}.keras")
+{name}.save("{name}.keras")
 np.savez(
-    "/data/{name}.npz",
+    "{name}.npz",
     features=features_of_{name},
     outputs=np.array(tf.nest.flatten({name}.predict(features_of_{name}))),
 )
@@ -66,9 +66,9 @@ np.savez(
 _LOAD = """
 import numpy as np
 loaded = keras.models.load_model(
-    "/data/{name}.keras", custom_objects={{"{cls}": {cls}}}, compile={compile}
+    "{name}.keras", custom_objects={{"{cls}": {cls}}}, compile={compile}
 )
-saved = np.load("/data/{name}.npz", allow_pickle=True)
+saved = np.load("{name}.npz", allow_pickle=True)
 outputs = np.array(tf.nest.flatten(loaded.predict(saved["features"].item())))
 np.testing.assert_allclose(outputs, saved["outputs"], rtol=0, atol=1e-6)
 """

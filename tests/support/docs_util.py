@@ -64,7 +64,9 @@ def definitions(page_blocks):
         for node in ast.parse(block.text).body:
             if isinstance(node, ast.Assign):
                 names = (ast.Name, ast.Attribute, ast.Constant)
-                is_one = isinstance(node.value, names)
+                is_one = isinstance(node.value, names) and all(
+                    isinstance(target, ast.Name) for target in node.targets
+                )
             else:
                 kinds = (ast.Import, ast.ImportFrom, ast.ClassDef)
                 is_one = isinstance(node, (*kinds, ast.FunctionDef))

@@ -14,7 +14,6 @@ import warnings
 import numpy as np
 import tensorflow as tf
 from model_building import mirrored_strategy
-from subclassed_models import CASES, SLOW_CASES
 
 from tf_ext._keras import keras
 
@@ -122,6 +121,9 @@ def main(action, directory, *names):
     cpus = tf.config.list_physical_devices("CPU")
     two = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(cpus[0], two)
+    # Its tensors are on these devices.
+    from subclassed_models import CASES, SLOW_CASES
+
     directory = pathlib.Path(directory)
     cases = {name: (CASES | SLOW_CASES)[name] for name in names}
     results = {}
