@@ -144,6 +144,7 @@ _BY_DEFAULT = {
     "regimes/parameter_server_fit_test.py",
     "regimes/regime_test.py",
     "saving/saving_test.py",
+    "saving/subclassed_models_test.py",
     "serving/export_test.py",
     "serving/signature_test.py",
     "tables/sparse_table_test.py",

@@ -44,7 +44,7 @@ class NewProcessTest(TestCase):
 
     @pytest.mark.slow
     def test_of_more_models(self):
-        self._check(["of_sequences", *models.SLOW_CASES])
+        self._check(list(models.SLOW_CASES))
 
 
 class Compared(tf_ext.Model):
@@ -243,7 +243,7 @@ class RefusalTest(TestCase):
         self.assertAllEqual(case.predict(other), case.predict(model))
 
     def test_copies_of_a_configuration(self):
-        case = models.CASES["configured"]
+        case = models.SLOW_CASES["configured"]
         model = case.compiled()
         model.fit(case.batches(), verbose=0)
         copy = type(model).from_config(model.get_config())
@@ -261,7 +261,7 @@ class RefusalTest(TestCase):
 class RecordTest(TestCase):
     def test_hashed_features(self):
         """A model that only ever saw features that are hashed."""
-        case = models.CASES["configured"]
+        case = models.SLOW_CASES["configured"]
         model = case.compiled()
         [columns] = model.part.embed.columns
         hashed = tf_ext.data.hash_columns(case.batches(), columns)

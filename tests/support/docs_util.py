@@ -63,8 +63,9 @@ def definitions(page_blocks):
     for block in page_blocks:
         for node in ast.parse(block.text).body:
             if isinstance(node, ast.Assign):
-                names = (ast.Name, ast.Attribute, ast.Constant)
-                is_one = isinstance(node.value, names) and all(
+                is_one = isinstance(
+                    node.value, (ast.Attribute, ast.Constant)
+                ) and all(
                     isinstance(target, ast.Name) for target in node.targets
                 )
             else:

@@ -361,19 +361,19 @@ def _build_towers(model, inputs):
 CASES = {
     "every_feature": Case(EveryFeature, _ALL),
     "nested": Case(Nested, _BOTH),
-    "configured": Case(
-        lambda: Configured(Part(), keras.Sequential([layers.Dense(1)])), _BOTH
-    ),
-    "of_tuple": Case(OfSequence, (_USER, _ITEM, _NUMBERS)),
-    "of_sequences": Case(OfSequences, {"user": _USER, "history": _HISTORY}),
     "with_arguments": Case(
         WithArguments, (_USER, _ITEM), lambda m, x: m(*x, both=True)
     ),
     "with_towers": Case(WithTowers, _BOTH, _build_towers),
-    "with_vocabulary": Case(WithVocabulary, _BOTH),
-    "functional": Case(_functional, _BOTH),
 }
 SLOW_CASES = {
+    "of_sequences": Case(OfSequences, {"user": _USER, "history": _HISTORY}),
+    "of_tuple": Case(OfSequence, (_USER, _ITEM, _NUMBERS)),
+    "with_vocabulary": Case(WithVocabulary, _BOTH),
+    "functional": Case(_functional, _BOTH),
+    "configured": Case(
+        lambda: Configured(Part(), keras.Sequential([layers.Dense(1)])), _BOTH
+    ),
     "configured_of_plain": Case(
         lambda: Configured(PlainPart(), layers.Dense(1)), _BOTH
     ),
