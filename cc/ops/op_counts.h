@@ -50,8 +50,9 @@ struct TableCounts {
   std::atomic<int64_t> step{-1};  // of the latest push; -1: none
 };
 
-// Those of a table's name, and of HashCategory. They are never freed: the names
-// of tables are few.
+// Those of a table's name, and of HashCategory. They are never freed, because
+// scrapers expect that counters only grow, and are small beside the kernel that
+// TensorFlow keeps for each new name.
 TableCounts& CountsOfTable(const std::string& name);
 OpCounts& CountsOfHashing();
 

@@ -37,6 +37,7 @@ _WITHOUT_KERAS = {
     "distribute/distribute_local_test.py",
     "distribute/forked_processes_test.py",
     "distribute/local_workers_test.py",
+    "distribute/metrics_clients_test.py",
     "distribute/multi_worker_launch_test.py",
     "distribute/multi_worker_strategy_test.py",
     "distribute/parameter_server_handshake_test.py",

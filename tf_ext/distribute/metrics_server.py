@@ -1,8 +1,11 @@
 """Serves the metrics of this process over HTTP, and whether it is ready."""
 
+import contextlib
 import errno
 import socket
+import sys
 import threading
+import time
 import typing
 import wsgiref.simple_server
 from collections.abc import Callable, Iterable
@@ -11,8 +14,10 @@ from tf_ext._checks import is_int, refuse
 from tf_ext.distribute import metrics, this_task
 
 LOOPBACK = "127.0.0.1"
-# A client that says nothing must not keep a thread.
-_SILENCE_SECONDS = 10.0
+# Each client has a thread: it must not be kept by one that is silent, sends a
+# byte from time to time, or does not read.
+_REQUEST_SECONDS = 10.0
+_MOST_CLIENTS = 32  # at a time; the oldest has to make room for another one
 
 _logger = this_task.logger(__name__)
 
@@ -147,10 +152,57 @@ def _app(
 
 
 class _Handler(wsgiref.simple_server.WSGIRequestHandler):
-    timeout = _SILENCE_SECONDS
-
     def log_message(self, format: str, *args: typing.Any) -> None:
         """Probes every few seconds would fill the log."""
+
+
+class _Bounded:
+    """Part of a threading server that ends connections of clients."""
+
+    def __init__(self, *args: typing.Any) -> None:
+        self._lock = threading.Lock()
+        # {connection: when it ends}, the oldest first.
+        self._ends: dict[socket.socket, float] = {}
+        super().__init__(*args)
+
+    def process_request(self, request: socket.socket, address: object) -> None:
+        """Notes a new connection, and starts its thread."""
+        with self._lock:
+            while len(self._ends) >= _MOST_CLIENTS:
+                self._end(next(iter(self._ends)))
+            self._ends[request] = time.monotonic() + _REQUEST_SECONDS
+        super().process_request(request, address)  # type: ignore[misc]
+
+    def shutdown_request(self, request: socket.socket) -> None:
+        """Ends a connection that was answered."""
+        with self._lock:
+            self._ends.pop(request, None)
+        super().shutdown_request(request)  # type: ignore[misc]
+
+    def service_actions(self) -> None:
+        """Ends connections that take too long; called every half a second."""
+        now = time.monotonic()
+        with self._lock:
+            for request in [r for r, end in self._ends.items() if end <= now]:
+                self._end(request)
+
+    def server_close(self) -> None:
+        """Stops listening, and ends all connections."""
+        super().server_close()  # type: ignore[misc]
+        with self._lock:
+            for request in list(self._ends):
+                self._end(request)
+
+    def handle_error(self, request: object, address: object) -> None:
+        """Prints an error's traceback, unless the connection has ended."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, address)  # type: ignore[misc]
+
+    def _end(self, request: socket.socket) -> None:
+        """Lets the thread of a connection find its end."""
+        del self._ends[request]
+        with contextlib.suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
 
 def _listen(
@@ -161,7 +213,7 @@ def _listen(
     )
     of_family = type(
         "_Server",
-        (_prometheus_client().exposition.ThreadingWSGIServer,),
+        (_Bounded, _prometheus_client().exposition.ThreadingWSGIServer),
         {"address_family": family},
     )
     return wsgiref.simple_server.make_server(
