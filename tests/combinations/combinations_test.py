@@ -1,0 +1,139 @@
+"""Programs of all kinds of options together, as users combine them.
+
+What a program does is compared with the same in one process, or with Keras's
+layers on dense matrices, through `fit`, `evaluate`, `predict`, `save` and
+`load`. A failure prints the program: `Program(regime=...)` of the options that
+are not the plain ones.
+"""
+
+import os
+import tempfile
+
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import absltest
+from combination_axes import AXES, Program, is_supported, pairwise
+from combination_hosts import Hosts
+from hypothesis import strategies as st
+
+from tf_ext._keras import IS_KERAS_3
+
+# Of workers, servers, and the same program in one process.
+_TOLERANCES = {"float32": 1e-5, "mixed_float16": 2e-2, "mixed_bfloat16": 4e-2}
+# Of a model and of what it was loaded from.
+_LOADED_TOLERANCE = 1e-6
+_COUNT = 20
+_SLOW_COUNT = 150
+
+_PAIRWISE = pairwise(IS_KERAS_3)
+_hosts = Hosts()
+
+
+def tearDownModule():
+    _hosts.close()
+
+
+def check(program):
+    """Runs a program, and compares it.
+
+    Raises:
+      AssertionError: it failed, or its numbers are wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="tf_ext_combined_") as folder:
+        kind = (
+            program.regime
+            if program.regime in ("two_workers", "three_workers", "servers")
+            else "alone"
+        )
+        text = program.to_json()
+        ran = _hosts.start(kind, "run", text, folder)
+        # Beside it, on the other processor; loaded by a process that has not
+        # made the model.
+        expected = _hosts.start("alone again", "run_twin", text)
+        [expected], found = expected(), ran()
+        for result in found:
+            _compare(result, expected, _TOLERANCES[program.precision])
+        if program.saved != "none":
+            [loaded] = _hosts.start("alone again", "load", text, folder)()
+            wanted = {name: found[0][name] for name in loaded}
+            tolerance = max(_LOADED_TOLERANCE, _rounding(program))
+            _compare(loaded, wanted, tolerance)
+
+
+def _rounding(program):
+    """The tolerance of a loaded model's numbers."""
+    return 0.0 if program.precision == "float32" else 2e-3
+
+
+def _compare(found, expected, tolerance, where=""):
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), (where, found, expected)
+        for name, value in expected.items():
+            _compare(found[name], value, tolerance, f"{where} {name}")
+        return
+    np.testing.assert_allclose(
+        found, expected, rtol=tolerance, atol=tolerance, err_msg=where
+    )
+
+
+class CombinationsTest(tf.test.TestCase):
+    def _check(self, programs):
+        for number, program in enumerate(programs):
+            with self.subTest(f"{number} {program}"):
+                check(program)
+
+    @pytest.mark.timeout(1800)
+    def test_first_pairs(self):
+        # Three workers take long to start.
+        programs = pairwise(IS_KERAS_3, lambda p: p.regime != "three_workers")
+        self._check(programs[:_COUNT])
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(7200)
+    def test_all_pairs(self):
+        self._check(_PAIRWISE)
+
+    def test_pairs_meet(self):
+        pairs = {
+            frozenset([(a, x), (b, y)])
+            for program in _PAIRWISE
+            for a, x in vars(program).items()
+            for b, y in vars(program).items()
+            if a != b
+        }
+        print(len(pairs), "pairs in", len(_PAIRWISE), "programs")
+        for regime in AXES["regime"]:
+            for saved in ("keras", "weights", "checkpoint"):
+                pair = frozenset([("regime", regime), ("saved", saved)])
+                self.assertIn(pair, pairs)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(7200)
+    def test_drawn(self):
+        seed = int(os.environ.get("TF_EXT_TEST_SEED", "7"))
+        print("seed", seed)
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=_SLOW_COUNT,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(
+            st.builds(
+                Program,
+                **{name: st.sampled_from(v) for name, v in AXES.items()},
+            )
+        )
+        def draw(program):
+            hypothesis.assume(is_supported(program, IS_KERAS_3))
+            check(program)
+
+        draw()
+
+
+if __name__ == "__main__":
+    absltest.main()
