@@ -127,6 +127,11 @@ def is_supported(program, is_keras_3):
         p.model == "listed" and p.data == "hashed",  # Features by key.
         p.model == "listed" and p.layer == "clicks",
         p.layer == "clicks" and p.columns == "sequence",  # cvm=True.
+        # Keras 3 mixes the losses that layers add on several replicas.
+        p.loss == "added"
+        and p.regime == "mirrored"
+        and p.layer in ("batch_normalization", "synchronized", "all_reduce")
+        and is_keras_3,
         # Exports. docs/multi_worker.md and docs/parameter_servers.md.
         p.saved == "exported" and p.regime in (*WORKERS, "servers"),
         # Keras 3 exports no ragged inputs, and needs raw ones.

@@ -122,8 +122,7 @@ def dataset_of(program, model=None):
     data = tf.data.Dataset.from_tensor_slices(whole).batch(BATCH_SIZE)
     if program.data == "hashed" and model is not None:
         columns = [c for table in _layer_of(model).columns for c in table]
-        keep = [_CLICK] if program.layer == "clicks" else []
-        data = tf_ext.data.hash_columns(data, columns, keep=keep)
+        data = tf_ext.data.hash_columns(data, columns)
     return data
 
 

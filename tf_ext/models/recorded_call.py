@@ -215,13 +215,10 @@ def export_signature(record: str | None) -> list[typing.Any] | None:
     leaves = tf.nest.flatten(inputs)
     if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
         return None
-    if not isinstance(inputs, Mapping):
-        return [inputs]
-    return [
-        {
-            key: tf.TensorSpec(spec.shape, spec.dtype, key)
-            if isinstance(spec, tf.TensorSpec)
-            else spec
-            for key, spec in inputs.items()
-        }
-    ]
+
+    def of_any_size(spec: tf.TensorSpec, name: str | None) -> tf.TensorSpec:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, name)
+
+    if isinstance(inputs, Mapping) and len(leaves) == len(inputs):
+        return [{key: of_any_size(one, key) for key, one in inputs.items()}]
+    return [tf.nest.map_structure(lambda one: of_any_size(one, None), inputs)]
