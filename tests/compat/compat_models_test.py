@@ -77,6 +77,37 @@ class ModelsTest(absltest.TestCase):
         with tempfile.TemporaryDirectory() as path:
             tf.saved_model.save(model, path)
 
+    def test_losses_of_several_replicas(self):
+        strategy = _mirrored()
+        shared, found = [], []
+
+        def step():
+            context = tf.distribute.get_replica_context()
+            own = tf.constant(1.0) + 1.0
+            shared.append(own)
+            # The other replica has its turn.
+            context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+            both = models.losses_are_mixed(shared)
+            found.append((both, models.losses_are_mixed([own])))
+
+        tf.function(lambda: strategy.run(step))()
+        self.assertEqual(found, [(IS_KERAS_3, False)] * 2)
+        self.assertFalse(models.losses_are_mixed([tf.constant(1.0)]))
+
+    def test_metrics_of_the_losses_of_outputs(self):
+        inputs = keras.Input([1])
+        outputs = [
+            keras.layers.Dense(1, name=name)(inputs) for name in ("a", "b")
+        ]
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse")
+        self.assertEmpty(models.loss_metrics_of_outputs(model))
+        ones = np.ones([4, 1])
+        model.fit(ones, [ones, ones], verbose=0)
+        found = models.loss_metrics_of_outputs(model)
+        names = [metric.name for metric in found]
+        self.assertEqual(names, ["a_loss", "b_loss"] if IS_KERAS_3 else [])
+
     def test_readers_of_an_input(self):
         inputs = {key: keras.Input([1], name=key) for key in "ab"}
         layers = [keras.layers.Dense(1, name=name) for name in ("one", "both")]

@@ -3,6 +3,7 @@
 from unittest import mock
 
 import numpy as np
+import pytest
 import small_models
 import tensorflow as tf
 import uneven_share_cases
@@ -69,14 +70,59 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
         self.assert_same(alone, mirrored, data)
         self.assertEqual(number(mirrored.optimizer.iterations), 6)
 
-    @parameterized.named_parameters(
-        *uneven_share_cases.MODELS.items(), *uneven_share_cases.SINGLE.items()
-    )
+    @parameterized.named_parameters(*uneven_share_cases.MODELS.items())
     def test_shares_of_different_sizes(self, make):
+        self.check_uneven_shares(make)
+
+    @parameterized.named_parameters(*uneven_share_cases.SINGLE.items())
+    @pytest.mark.slow
+    def test_uneven_shares_of_a_layer(self, make):
+        self.check_uneven_shares(make)
+
+    def check_uneven_shares(self, make):
         none = tf.distribute.get_strategy()
         expected = uneven_share_cases.trained(none, make)
         found = uneven_share_cases.trained(self.strategy, make)
         uneven_share_cases.assert_same(self, [found], expected)
+
+    @parameterized.parameters("sum", "none")
+    def test_sums_add_up(self, reduction):
+        # tf_keras takes "none" for a loss of each sample in `fit`.
+        data = self.data(2 * _BATCH + 3)
+        models = []
+        for strategy in (tf.distribute.get_strategy(), self.strategy):
+            with strategy.scope():
+                model = functional(table())
+                model.compile(
+                    tf_ext.optimizers.Optimizer(keras.optimizers.SGD(0.01)),
+                    keras.losses.BinaryCrossentropy(reduction=reduction),
+                )
+            model.fit(data, verbose=0)
+            models.append(model)
+        alone, mirrored = models
+        for one, two in zip(
+            alone.get_weights(), mirrored.get_weights(), strict=True
+        ):
+            self.assertAllClose(one, two, 1e-5, 1e-6)
+
+    def test_sums_beside_means_are_refused(self):
+        loss = keras.losses.MeanSquaredError
+        with (
+            self.strategy.scope(),
+            self.assertRaisesRegex(
+                ValueError,
+                "`loss` of compile must be of means alone, or of sums alone, "
+                "under MirroredStrategy.*Received: reductions sum, "
+                "sum_over_batch_size. Use reduction='sum_over_batch_size'",
+            ),
+        ):
+            functional(table()).compile(
+                tf_ext.optimizers.Optimizer("sgd"),
+                [
+                    loss(reduction="sum"),
+                    loss(reduction="sum_over_batch_size"),
+                ],
+            )
 
     def test_a_step_that_would_weight_its_loss_too_late_is_refused(self):
         self.assertRegex(
@@ -115,7 +161,7 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
 
         self.assertRegex(
             uneven_share_cases.refusal(self.strategy, make),
-            "layer 'batch_normalization.*' of tf_keras does not update its "
+            "Layer 'batch_normalization.*' of tf_keras does not update its "
             "moving averages on a replica without samples.*Use "
             "tf_ext.layers.BatchNormalization",
         )

@@ -1,5 +1,7 @@
 """Training on synchronous workers: what one process would come to."""
 
+import types
+
 import counted_rows
 import metric_cases
 import multi_worker_log_cases as logs
@@ -35,7 +37,16 @@ _CASES = {
         ],
         workers=2,
     ),
-    3: Cases([training, uneven_share_cases], workers=3),
+    3: Cases(
+        [
+            training,
+            types.SimpleNamespace(
+                __name__=uneven_share_cases.__name__,
+                CASES=uneven_share_cases.COMPARED + uneven_share_cases.OTHERS,
+            ),
+        ],
+        workers=3,
+    ),
 }
 
 
@@ -395,7 +406,7 @@ class UnevenSharesTest(parameterized.TestCase, tf.test.TestCase):
 
     @parameterized.named_parameters(
         (name, getattr(uneven_share_cases, name))
-        for name in uneven_share_cases.COMPARED
+        for name in uneven_share_cases.COMPARED + uneven_share_cases.OTHERS
     )
     @pytest.mark.slow
     def test_three_workers(self, case):

@@ -3,6 +3,8 @@
 import recommenders_models as models
 from multi_worker_cases import export
 
+from tf_ext._keras import keras
+
 
 def trained(worker):
     """Retrieval and ratings; negatives are those of a worker's share."""
@@ -15,14 +17,14 @@ def trained(worker):
 def sums(worker):
     """Losses that are sums, of shares of different sizes, one of them empty."""
     with worker.strategy.scope():
-        model = models.make_model(retrieves=False)
+        model = models.make_model(False, keras.regularizers.L2(0.1))
     return _results(model, models.data(samples=406, batch=81))
 
 
 def means(worker):
     """Losses that are means, of shares of different sizes."""
     with worker.strategy.scope():
-        model = models.make_clicks()
+        model = models.make_clicks(keras.regularizers.L2(0.1))
     return _results(model, models.clicks_data(samples=400, batch=81))
 
 

@@ -26,10 +26,11 @@ def tower(key, optimizer="adagrad"):
     return tf_ext.Model(ids, _dense(_DIM, seed=2)(vectors))
 
 
-def _dense(units, seed):
+def _dense(units, seed, **options):
     return keras.layers.Dense(
         units,
         kernel_initializer=keras.initializers.GlorotUniform(seed=seed),
+        **options,
     )
 
 
@@ -39,9 +40,10 @@ class TwoTowers(tf_ext.Model, tfrs.Model):
     Args:
       retrieves: bool, whether the loss has the task of retrieval. Its negatives
         are those of a replica's share of a batch.
+      regularizer: Keras regularizer of the ratings' weights, or None.
     """
 
-    def __init__(self, retrieves=True):
+    def __init__(self, retrieves=True, regularizer=None):
         super().__init__()
         self.user, self.movie = tower("user"), tower("movie")
         self.retrieves = retrieves
@@ -50,7 +52,7 @@ class TwoTowers(tf_ext.Model, tfrs.Model):
             kernel_initializer=keras.initializers.GlorotUniform(seed=3)
         )
         self.dot = tfrs.layers.feature_interaction.DotInteraction()
-        self.rating = _dense(1, seed=4)
+        self.rating = _dense(1, seed=4, kernel_regularizer=regularizer)
         self.ranking = tfrs.tasks.Ranking(
             keras.losses.MeanSquaredError(reduction="sum"),
             metrics=[keras.metrics.RootMeanSquaredError("rmse")],
@@ -73,9 +75,9 @@ class TwoTowers(tf_ext.Model, tfrs.Model):
         return loss
 
 
-def make_model(retrieves=True):
+def make_model(*args):
     """A TwoTowers, trained by two optimizers."""
-    model = TwoTowers(retrieves)
+    model = TwoTowers(*args)
     make = tf_ext.optimizers.Optimizer
     model.compile(
         tfrs.experimental.optimizers.CompositeOptimizer(
@@ -128,7 +130,7 @@ def evaluate_with_index(model, strategy):
 class Clicks(tf_ext.Model, tfrs.experimental.models.Ranking):
     """The ranking model of the package, of the dot products of DLRM."""
 
-    def __init__(self):
+    def __init__(self, regularizer=None):
         columns = [
             tf_ext.feature_column.category_column(key)
             for key in ("user", "movie")
@@ -138,14 +140,17 @@ class Clicks(tf_ext.Model, tfrs.experimental.models.Ranking):
             tf_ext.layers.EmbeddingFeatures(columns, table, concatenate=False),
             bottom_stack=_dense(_DIM, seed=5),
             top_stack=keras.Sequential(
-                [_dense(1, seed=6), keras.layers.Activation("sigmoid")]
+                [
+                    _dense(1, seed=6, kernel_regularizer=regularizer),
+                    keras.layers.Activation("sigmoid"),
+                ]
             ),
         )
 
 
-def make_clicks():
+def make_clicks(*args):
     """A Clicks whose table and other variables have optimizers of their own."""
-    model = Clicks()
+    model = Clicks(*args)
     make = tf_ext.optimizers.Optimizer
     model.compile(
         tfrs.experimental.optimizers.CompositeOptimizer(

@@ -359,13 +359,12 @@ def keras_batch_normalization(worker):
     return trained(worker.strategy, SINGLE["keras_batch_normalization"])
 
 
-COMPARED = [
-    "two_outputs_of_all",
-    "shares_of_two_outputs",
+COMPARED = ["two_outputs_of_all", "shares_of_two_outputs", "own_weighted_step"]
+CASES = [*COMPARED, "refused_step"]
+# For runs that take longer.
+OTHERS = [
     "own_loss",
     "own_step",
-    "own_weighted_step",
     "list_of_outputs",
     "keras_batch_normalization",
 ]
-CASES = [*COMPARED, "refused_step"]

@@ -174,7 +174,11 @@ def shard_files(
 
 def batch_size_of(batch: typing.Any) -> tf.Tensor:
     """The number of samples of a batch, int64 scalar."""
-    first = next(one for one in tf.nest.flatten(batch) if one is not None)
+    first = next(
+        one
+        for one in tf.nest.flatten(batch)
+        if one is not None and tf.TensorShape(one.shape).rank != 0
+    )
     if isinstance(first, tf.RaggedTensor):
         return first.nrows(tf.int64)
     if isinstance(first, tf.SparseTensor):

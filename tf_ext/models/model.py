@@ -14,7 +14,6 @@ from tf_ext._compat.models import (
     Functional,
     SavedAsCalled,
     is_functional_call,
-    losses_are_mixed,
     replace_base,
     without_input_casts,
 )
@@ -38,7 +37,7 @@ from tf_ext.models.resume import awaiting_sigterm
 from tf_ext.models.saving import refuse_hdf5, save_whole, variables_put_back
 from tf_ext.models.training import check_callbacks, training_of
 from tf_ext.optimizers.waiting import after
-from tf_ext.regimes import losses_of_layers, regime_of_model
+from tf_ext.regimes import regime_of_model
 from tf_ext.tables import keras_store
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.shadow import refusal, set_weights_refusal
@@ -284,16 +283,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
     @property
     def losses(self) -> list[tf.Tensor]:
         """As in Keras; 0 on replicas without samples."""
-        losses = super().losses
-        if losses_are_mixed(losses):
-            raise ValueError(
-                f"Layers of {type(self).__name__} must not call `add_loss` "
-                f"under {regime_of_model(self).strategy_name} beside a layer "
-                "that sums over replicas: Keras 3 mixes the losses of "
-                "replicas. Add the loss in `compute_loss` of the model, or use "
-                "tf_keras (TF_USE_LEGACY_KERAS=1)."
-            )
-        return losses_of_layers(losses)
+        return weighting.added_losses(self, super().losses)
 
     def save(
         self,

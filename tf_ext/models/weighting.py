@@ -11,13 +11,20 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tf_ext._compat.models import layers_of, loss_metrics_of_outputs
+from tf_ext._compat.models import (
+    layers_of,
+    loss_metrics_of_outputs,
+    losses_are_mixed,
+)
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers.batch_normalization import BatchNormalization
 from tf_ext.layers.in_batch_softmax import InBatchSoftmax
 from tf_ext.models.training import training_of
+from tf_ext.ops import _wire
 from tf_ext.regimes import (
     current_replica_weight,
+    losses_of_layers,
+    regime_of_model,
     replica_weight,
     weigh_computed_loss,
 )
@@ -61,6 +68,29 @@ def compute_loss(
     """The model's loss, whose gradient is weighted."""
     loss = type(model).compute_loss(model, *args, **kwargs)
     return loss if loss is None else weigh_computed_loss(loss)
+
+
+def added_losses(
+    model: keras.Model, losses: list[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The losses of a model's layers, as a step on a replica is to see them.
+
+    Args:
+      model: tf_ext.Model.
+      losses: list of tensors, what Keras has.
+
+    Raises:
+      ValueError: some are of other replicas.
+    """
+    if losses_are_mixed(losses):
+        strategy = regime_of_model(model).strategy_name
+        raise ValueError(
+            f"Layers of {type(model).__name__} must not call `add_loss` under "
+            f"{strategy} beside a layer that sums over replicas: Keras 3 mixes "
+            "the losses of replicas. Add the loss in `compute_loss` of the "
+            "model, or use tf_keras (TF_USE_LEGACY_KERAS=1)."
+        )
+    return losses_of_layers(losses)
 
 
 @contextlib.contextmanager
@@ -108,7 +138,7 @@ def _check_moving_averages(model: keras.Model, weight: tf.Tensor) -> None:
                 "tf_ext.layers.BatchNormalization, with the same arguments "
                 "except for `synchronized`."
             )
-            tf.debugging.assert_positive(weight, message)
+            _wire.raise_error(tf.where(weight > 0, "", message))
 
 
 def _check_own_step(model: keras.Model) -> None:
