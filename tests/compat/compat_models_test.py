@@ -68,7 +68,7 @@ class ModelsTest(absltest.TestCase):
                 return tf.strings.length(inputs)
 
             def _saved_inputs(self):
-                return [tf.TensorSpec([None], tf.string)]
+                return tf.TensorSpec([None], tf.string)
 
         if not IS_KERAS_3:
             self.skipTest("tf_keras records the inputs of the first call")

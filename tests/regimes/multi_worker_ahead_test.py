@@ -65,6 +65,9 @@ class AheadTest(parameterized.TestCase, tf.test.TestCase):
             self.assertIn("finite and not negative", result["error"])
             # Nothing is lost of the steps before, nor trained of this one.
             self.assertEqual(result["steps"], (2, 2))
+            without_clicks, with_clicks = result["predictions"]
+            self.assertEqual(without_clicks.shape, (160, cases.DIM))
+            self.assertAllEqual(without_clicks, with_clicks)
         for key, of_two_batches, of_others in (
             ("shows", 1, 0),
             ("later", 2, 1),

@@ -2,6 +2,7 @@
 
 import os
 
+import clicked_models
 import parameter_server_util as util
 import small_models
 import small_row_cases
@@ -53,6 +54,19 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
                 1e-6,
                 1e-6,
             )
+
+    def test_predictions_need_no_clicks(self):
+        features, clicked, labels = clicked_models.batch(generator(self))
+        with _CLUSTER.strategy.scope():
+            model = compiled(clicked_models.functional())
+        slices = tf.data.Dataset.from_tensor_slices
+        model.fit(slices((clicked, labels)).batch(16), verbose=0)
+        self.assertAllEqual(
+            model.predict(slices(features).batch(16), verbose=0),
+            model.predict(slices(clicked).batch(16), verbose=0),
+        )
+        with self.assertRaisesRegex(Exception, "`click` .* is missing"):
+            model.fit(slices((features, labels)).batch(16), verbose=0)
 
     def test_small_rows_have_the_bits_of_one_process(self):
         expected = small_row_cases.trained(alone())

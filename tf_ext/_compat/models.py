@@ -38,7 +38,7 @@ class SavedAsCalled:
 
     Keras 3 traces a subclassed model on floats for a SavedModel, whatever it
     was called with. A derived class defines `_saved_inputs`, which returns the
-    `input_signature` of a tf.function of its `call`, or None for no function.
+    structure of `tf.TensorSpec` of its inputs, or None for no function.
 
     Seen in: Keras 3.15.
     """
@@ -52,7 +52,7 @@ class SavedAsCalled:
             inputs = self._saved_inputs()
             if inputs is None:
                 return None
-            return tf.function(lambda one: self(one), input_signature=inputs)
+            return tf.function(lambda one: self(one), input_signature=[inputs])
 
 
 def is_compiled(model):
@@ -231,6 +231,39 @@ def readers_of(model, symbolic):
             )
         )
     ]
+
+
+def keys_given(layer, symbolic):
+    """Under which keys a layer takes an input of a functional model.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+
+    Args:
+      layer: a layer or operation, one of `readers_of`.
+      symbolic: what `keras.Input` returned.
+
+    Returns:
+      Set of the keys in the dicts that it is called with; empty if it takes the
+      input in any other way.
+    """
+    keys = set()
+    for node in layer._inbound_nodes:
+        tensors = node.input_tensors if IS_KERAS_3 else node.keras_inputs
+        count = sum(one is symbolic for one in tensors)
+        if not count:
+            continue
+        if IS_KERAS_3:
+            args, kwargs = node.arguments.args, node.arguments.kwargs
+        else:
+            args, kwargs = node.call_args, node.call_kwargs
+        given = [*args, *kwargs.values()][0]
+        if not isinstance(given, dict):
+            return frozenset()
+        here = [key for key, one in given.items() if one is symbolic]
+        if len(here) != count:
+            return frozenset()
+        keys.update(here)
+    return frozenset(keys)
 
 
 def inputs_of_only_call(model, layer):

@@ -71,7 +71,8 @@ class EmbeddingFeatures(keras.layers.Layer):
         `[batch_size, 1]`. Tables with `statistics=["show", "click"]` add it to
         the "click" of an id whenever the id occurs in the example in training.
         It must be among the inputs if `training` is True; without it, no click
-        is counted. None: no clicks.
+        is counted. A functional `tf_ext.Model` takes batches without it for
+        predictions, unless something else reads it. None: no clicks.
       cvm: bool. If True, two numbers follow the embedding of each column:
         log(show + 1) and log(click + 1) - log(show + 1), where show and click
         are the statistics of the ids in the bag before the batch is trained,
@@ -239,7 +240,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         if self.click is not None and regime.trains and self.trainable:
             its_clicks, error = clicks.of_batch(
                 self.click,
-                inputs,
+                clicks.given(self, inputs),
                 (tf.size(bags.row_splits, tf.int64) - 1)
                 // len(self._sets.columns),
                 insert is not False,

@@ -20,7 +20,7 @@ from tf_ext._compat.models import (
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers.hashed_inputs import replaced_in
-from tf_ext.models import weighting
+from tf_ext.models import exporting, weighting
 from tf_ext.models.arrays import bind_data
 from tf_ext.models.building import (
     build_optimizer,
@@ -394,20 +394,13 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         *args: typing.Any,
         **kwargs: typing.Any,
     ) -> None:
-        """As `keras.Model.export`: a SavedModel that serves, rows included."""
-        if IS_KERAS_3:
-            if not isinstance(self, Functional):
-                kwargs = {"input_signature": self._saved_inputs(), **kwargs}
-            super().export(filepath, *args, **kwargs)
-            return
-        # tf_keras exports no resources except TensorFlow's lookup tables.
-        archive = keras.export.ExportArchive()
-        archive.track(self)
-        archive.tf_ext_rows = [table.rows.served for table in self.tables]
-        archive.add_endpoint("serve", self.__call__, self.save_spec()[0])
-        archive.write_out(filepath, *args, **kwargs)
+        """As `keras.Model.export`: a SavedModel that serves, rows included.
 
-    def _saved_inputs(self) -> list[typing.Any] | None:
+        Features that only the `click` of layers reads are no inputs of it.
+        """
+        exporting.export(self, super().export, filepath, *args, **kwargs)
+
+    def _saved_inputs(self) -> typing.Any:
         return export_signature(self.tf_ext_call)
 
     def _strategy_of_replicas(self) -> tf.distribute.Strategy | None:

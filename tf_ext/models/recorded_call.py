@@ -200,8 +200,8 @@ def _forget_batch_size(encoded: typing.Any) -> None:
             shape[0] = None
 
 
-def export_signature(record: str | None) -> list[typing.Any] | None:
-    """The `input_signature` of `keras.Model.export` for a subclassed model.
+def export_signature(record: str | None) -> typing.Any:
+    """The inputs of a SavedModel of a subclassed model, `tf.TensorSpec`s.
 
     Keras takes all inputs for floats.
 
@@ -220,5 +220,5 @@ def export_signature(record: str | None) -> list[typing.Any] | None:
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, name)
 
     if isinstance(inputs, Mapping) and len(leaves) == len(inputs):
-        return [{key: of_any_size(one, key) for key, one in inputs.items()}]
-    return [tf.nest.map_structure(lambda one: of_any_size(one, None), inputs)]
+        return {key: of_any_size(one, key) for key, one in inputs.items()}
+    return tf.nest.map_structure(lambda one: of_any_size(one, None), inputs)

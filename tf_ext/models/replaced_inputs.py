@@ -1,31 +1,43 @@
-"""Functional models whose inputs `tf_ext.data.hash_columns` has replaced."""
+"""Functional models called without all of their inputs.
+
+`tf_ext.data.hash_columns` replaces features, and predictions need no clicks.
+"""
 
 import contextlib
 import typing
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.models import Functional, readers_of
 from tf_ext._keras import keras
 from tf_ext.data.worker_batches import batch_size_of
-from tf_ext.layers import EmbeddingFeatures
+from tf_ext.layers import EmbeddingFeatures, clicks
 from tf_ext.layers.hashed_inputs import (
-    Replaced,
     hashed_features,
     replaced_in,
 )
+from tf_ext.models.click_inputs import (
+    inputs_by_key,
+    is_flat,
+    layers_that_count,
+    zeros_for,
+)
+
+# Of features.
+_KINDS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, np.ndarray)
 
 
 @contextlib.contextmanager
 def replaced_inputs(
     model: keras.Model, args: tuple[typing.Any, ...]
 ) -> Iterator[tuple[typing.Any, ...]]:
-    """Makes a functional model take hashed features for its own inputs.
+    """Makes a functional model take a batch without some of its own inputs.
 
     Keras passes the layers of such a model what it was made with. In place of
     features that are gone it gets empty ones, which nothing reads: layers find
-    the hashed columns beside them.
+    the hashed columns beside them, and know that they have no clicks.
 
     Args:
       model: keras.Model, of any kind.
@@ -37,25 +49,73 @@ def replaced_inputs(
     Raises:
       ValueError: something else than a layer of tables reads such a feature.
     """
-    replaced = replaced_in(args[0]) if args else None
-    if replaced is None or not isinstance(model, Functional):
+    if not args or not isinstance(model, Functional):
         yield args
         return
-    given, own = dict(args[0]), _inputs_of(model)
-    for key, symbolic in own.items():
-        if key in replaced.features:
+    replaced = replaced_in(args[0])
+    given, absent = _by_key(model, args[0], replaced is not None)
+    size = None
+    without_click: set[EmbeddingFeatures] = set()
+    for key, symbolic in absent.items():
+        if replaced is not None and key in replaced.features:
             _check_readers(model, key, symbolic)
-            given[key] = _empty(symbolic, replaced)
-    wanted = {k: v for k, v in given.items() if k in own}
-    with hashed_features(replaced):
+        else:
+            layers = layers_that_count(model, symbolic)
+            if not layers:
+                continue  # Keras says that it is missing.
+            without_click |= layers
+        if size is None:
+            size = batch_size_of(
+                given if replaced is None else replaced.columns
+            )
+        given[key] = zeros_for(symbolic, size)
+    if replaced is None and not without_click:
+        yield args
+        return
+    own = inputs_by_key(model)
+    # Keras does not take arrays beside tensors.
+    wanted = {
+        key: tf.convert_to_tensor(one) if isinstance(one, np.ndarray) else one
+        for key, one in given.items()
+        if key in own
+    }
+    with contextlib.ExitStack() as stack:
+        if replaced is not None:
+            stack.enter_context(hashed_features(replaced))
+        stack.enter_context(clicks.missing_for(without_click))
         yield (wanted, *args[1:])
 
 
-def _inputs_of(model: keras.Model) -> dict[str, typing.Any]:
-    """The symbolic inputs of a functional model, by key."""
-    if isinstance(model.input, Mapping):
-        return dict(model.input)
-    return {one.name: one for one in tf.nest.flatten(model.input)}
+def _by_key(
+    model: keras.Model, inputs: typing.Any, is_hashed: bool
+) -> tuple[dict[str, typing.Any], dict[str, typing.Any]]:
+    """What a functional model is given, and its symbolic inputs that are not.
+
+    Both are empty unless it is called with a batch: keras.Input, for one, makes
+    another model.
+
+    Args:
+      model: functional keras.Model.
+      inputs: of a call: a dict; or a list, from which inputs for clicks may be
+        left out.
+      is_hashed: bool, whether features are hashed.
+    """
+    own = inputs_by_key(model)
+    if isinstance(inputs, Mapping):
+        given = dict(inputs)
+    elif isinstance(inputs, list | tuple) and is_flat(model):
+        names = list(own)
+        if len(inputs) < len(own):
+            names = [k for k in own if not layers_that_count(model, own[k])]
+        if len(inputs) != len(names):
+            return {}, {}
+        given = dict(zip(names, inputs))
+    else:
+        return {}, {}
+    leaves = tf.nest.flatten(given)
+    if not is_hashed and not all(isinstance(one, _KINDS) for one in leaves):
+        return {}, {}
+    return given, {k: one for k, one in own.items() if k not in given}
 
 
 def _check_readers(model: keras.Model, key: str, symbolic: typing.Any) -> None:
@@ -70,10 +130,3 @@ def _check_readers(model: keras.Model, key: str, symbolic: typing.Any) -> None:
                 f"{reader.name!r} of model {model.name!r} reads it, too. Let "
                 f"it stay there: hash_columns(..., keep=[{key!r}])."
             )
-
-
-def _empty(symbolic: typing.Any, replaced: Replaced) -> tf.Tensor:
-    """A dense feature of the batch's size, of zeros or without values."""
-    size = batch_size_of(replaced.columns)
-    inner = [n or 0 for n in symbolic.shape[1:]]
-    return tf.zeros(tf.stack([size, *inner]), symbolic.dtype)

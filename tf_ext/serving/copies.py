@@ -49,7 +49,8 @@ def copy_of(
     try:
         copy = _from_config(model)
         if not copy.built:
-            copy(example_of(signature.specs), training=False)
+            example = signature.complete(example_of(signature.specs))
+            copy(example, training=False)
     except (NotImplementedError, TypeError) as error:
         raise ValueError(
             f"Model {model.name!r} of several processes is exported as a copy, "

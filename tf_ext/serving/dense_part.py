@@ -11,6 +11,7 @@ from tf_ext.feature_column import SequenceColumn
 from tf_ext.feature_column.column import Column
 from tf_ext.layers.given import Given, embeddings_given_by
 from tf_ext.models.building import example_of
+from tf_ext.models.click_inputs import reached
 from tf_ext.serving import signature as signatures
 from tf_ext.serving.served_model import check_ops, resources_of
 from tf_ext.tables.sparse_table import SparseTable
@@ -77,12 +78,12 @@ class DensePart(typing.NamedTuple):
     others: dict[str, str]
 
 
-def cut(model: keras.Model, specs: typing.Any) -> DensePart:
+def cut(model: keras.Model, taken: signatures.Signature) -> DensePart:
     """Cuts a model in two at the outputs of `EmbeddingFeatures`.
 
     Args:
       model: keras.Model with tables.
-      specs: structure of `tf.TypeSpec` of the model's inputs.
+      taken: signatures.Signature of the model's inputs.
 
     Returns:
       DensePart.
@@ -90,7 +91,6 @@ def cut(model: keras.Model, specs: typing.Any) -> DensePart:
     Raises:
       ValueError: if the model cannot be cut; the message says why.
     """
-    taken = signatures.Signature(specs)
     probe = _Probe(model, taken)
     names = _Names()
     embeddings = [
@@ -105,14 +105,15 @@ def cut(model: keras.Model, specs: typing.Any) -> DensePart:
     name_of = {key: name for name, key in others.items()}
 
     def dense(**given: tf.Tensor) -> dict[str, tf.Tensor]:
-        absent = taken.unpack(example_of(specs))
+        absent = taken.unpack(example_of(taken.specs))
         batch = {
             key: given[name_of[key]] if key in name_of else absent[key]
             for key in taken.tensors
         }
         take = iter([_given(embeddings[i], given) for i in probe.order])
         with embeddings_given_by(lambda *_: next(take)):
-            outputs = model(taken.pack(batch), training=False)
+            inputs = taken.complete(taken.pack(batch))
+            outputs = model(inputs, training=False)
         return signatures.name_outputs(outputs)
 
     arguments = {one.name: one.spec() for one in embeddings}
@@ -179,7 +180,7 @@ class _Probe:
             leaves = signatures.flatten(batch, taken.specs)
             self._inputs = {k: _tensors(leaf) for k, leaf in leaves.items()}
             with embeddings_given_by(self._give):
-                return model(batch, training=False)
+                return model(taken.complete(batch), training=False)
 
         function = tf.function(call, autograph=False)
         graph = function.get_concrete_function(taken.specs).graph
@@ -189,7 +190,7 @@ class _Probe:
                 "was called while it was traced. A `call` that is a "
                 "tf.function hides its layers: remove the decorator."
             )
-        used = _reached(graph.outputs)
+        used = reached(graph.outputs)
         leaves = signatures.flatten(taken.specs, taken.specs)
         self.embeddings = [
             one
@@ -271,21 +272,6 @@ def _tensors(feature: typing.Any) -> tuple[str, ...]:
         one.name if tf.is_symbolic_tensor(one) else f"constant {id(one)}"
         for one in flat
     )
-
-
-def _reached(outputs: Sequence[tf.Tensor]) -> set[str]:
-    """The names of all tensors on which `outputs` depend."""
-    found = {output.name for output in outputs}
-    waiting = [output.op for output in outputs]
-    seen = set()
-    while waiting:
-        operation = waiting.pop()
-        if operation.name not in seen:
-            seen.add(operation.name)
-            found.update(one.name for one in operation.inputs)
-            waiting += [one.op for one in operation.inputs]
-            waiting += operation.control_inputs
-    return found
 
 
 class _Names:

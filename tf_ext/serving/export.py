@@ -28,7 +28,8 @@ def export(
     or Go load it as it is. It has an endpoint `serve`, with the same inputs as
     the model, and the signature "serving_default" of dense tensors by name: a
     ragged input `tags` becomes `tags/values` and `tags/row_splits`, a sparse
-    one `tags/indices`, `tags/values` and `tags/dense_shape`.
+    one `tags/indices`, `tags/values` and `tags/dense_shape`. Features that are
+    nothing but the `click` of an `EmbeddingFeatures` are not among the inputs.
 
     Under MultiWorkerMirroredStrategy all workers must call it, and the first
     one writes; there and under ParameterServerStrategy, the model is copied by
@@ -55,7 +56,7 @@ def export(
       signature: structure of `tf.TensorSpec`, `tf.RaggedTensorSpec` and
         `tf.SparseTensorSpec` of the model's inputs. None for the inputs of a
         functional model, or else those with which the model was called, or
-        else those of `warmup`.
+        else those of `warmup`, all without clicks.
       progress: function that is called with the number of bytes of rows that
         were read, after each chunk; or None.
 

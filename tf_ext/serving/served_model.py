@@ -60,7 +60,7 @@ class ServedModel(tf.Module):
                 return by_id[id(table)].lookup(signs, statistics)
 
             with stock_ops(lookup):
-                return model(inputs, training=False)
+                return model(signature.complete(inputs), training=False)
 
         function = functools.partial(tf.function, autograph=False)
         try:

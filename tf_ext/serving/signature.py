@@ -3,13 +3,14 @@
 import collections
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
 from tf_ext._compat.models import Functional
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers.hashed_inputs import replaced_in
+from tf_ext.models import click_inputs
 from tf_ext.models.arrays import to_arrays
 from tf_ext.models.recorded_call import recorded_inputs
 
@@ -17,6 +18,33 @@ Structure: typing.TypeAlias = typing.Any
 Named: typing.TypeAlias = "dict[str, typing.Any]"
 
 _COMPOSITE = (tf.RaggedTensorSpec, tf.SparseTensorSpec)
+
+
+def of_model(
+    model: keras.Model, signature: Structure, warmup: Structure
+) -> "Signature":
+    """The signature of a served model.
+
+    Inputs that hold nothing but clicks are not in it unless the user says so:
+    predictions do not need them.
+
+    Args:
+      model: keras.Model.
+      signature: as of `infer`.
+      warmup: as of `infer`.
+
+    Raises:
+      ValueError: as `infer`.
+    """
+    specs = infer(model, signature, warmup)
+    clicks = click_inputs.clicks_of(model, specs)
+    if signature is None:
+        specs = click_inputs.without(specs, clicks)
+    elif isinstance(specs, dict):
+        clicks = {k: one for k, one in clicks.items() if k not in specs}
+    else:
+        clicks = {}
+    return Signature(specs, clicks)
 
 
 def infer(
@@ -34,8 +62,10 @@ def infer(
     """
     if signature is not None:
         return _map(_to_spec, signature)
-    if isinstance(model, Functional):
-        return _map(_to_spec, model.input)
+    if isinstance(model, (Functional, keras.Sequential)):
+        inputs = getattr(model, "input", None)
+        if inputs is not None:
+            return _map(_to_spec, inputs)
     call = getattr(model, "tf_ext_call", None)
     called_with = None if call is None else recorded_inputs(call)
     if called_with is not None:
@@ -43,8 +73,6 @@ def infer(
     saved = None if IS_KERAS_3 else model.save_spec()
     if saved is not None and replaced_in(saved[0][0]) is None:
         return _map(_to_spec, saved[0][0])
-    if isinstance(model, keras.Sequential) and model.inputs:
-        return _map(_to_spec, model.inputs[0])
     if warmup is not None:
         return _map(_to_spec, to_arrays(warmup))
     raise ValueError(
@@ -156,13 +184,19 @@ class Signature:
 
     Args:
       specs: structure of `tf.TypeSpec` of the model's inputs.
+      clicks: dict of further ones, of `click_inputs.clicks_of`.
 
     Raises:
       ValueError: if two inputs would have the same name.
     """
 
-    def __init__(self, specs: Structure) -> None:
+    def __init__(
+        self,
+        specs: Structure,
+        clicks: Mapping[str | int, tf.TensorSpec] | None = None,
+    ) -> None:
         self.specs = specs
+        self._clicks = clicks or {}
         self._leaves = flatten(specs, specs)
         self._names: dict[str, dict[str, str]] = {}
         self.tensors: dict[str, tf.TensorSpec] = {}
@@ -193,6 +227,10 @@ class Signature:
             return _join(spec, parts)
 
         return _map(leaf, self.specs)
+
+    def complete(self, batch: Structure) -> Structure:
+        """A batch of `specs` with everything that the model is called with."""
+        return click_inputs.completed(batch, self._clicks)
 
     def unpack(self, batch: Structure) -> Named:
         """Converts a structure of the model's inputs to named tensors."""

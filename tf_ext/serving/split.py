@@ -88,7 +88,7 @@ def export_split(
     folder.check_version(version, _EXPORT_SPLIT)
     row_groups.import_pyarrow()
     check_built(model, _EXPORT_SPLIT)
-    part = cut(model, signatures.infer(model, signature, None))
+    part = cut(model, signatures.of_model(model, signature, None))
     tables = _tables_of(part.embeddings)
     sources = _sources(tables, snapshots or {})
     with folder.new_version(path, version, _EXPORT_SPLIT) as new:

@@ -23,7 +23,7 @@ from tf_ext.serving.row_sources import (
     counted,
 )
 from tf_ext.serving.served_model import ServedModel, check_built, step_of
-from tf_ext.serving.signature import Signature, infer, name_outputs
+from tf_ext.serving.signature import Signature, name_outputs, of_model
 from tf_ext.serving.stock_table import StockTable
 from tf_ext.snapshot.files import Progress
 from tf_ext.tables.find import tables_of
@@ -82,7 +82,7 @@ class Options:
         """The signature of a model's inputs."""
         batches = self.batches
         example = batches[0] if batches else None
-        return Signature(infer(model, self.signature, example))
+        return of_model(model, self.signature, example)
 
 
 class _Export:
@@ -122,8 +122,12 @@ class _Export:
         self._warmup_rows = (
             None
             if holds_rows or not self._batches
-            else WarmupRows(model, self._batches, self._tables)
+            else WarmupRows(model, self._complete(), self._tables)
         )
+
+    def _complete(self) -> list[Any]:
+        """The warm-up batches, as the model is called with them."""
+        return [self._signature.complete(batch) for batch in self._batches]
 
     def fill(
         self,
@@ -173,7 +177,9 @@ class _Export:
         if self._warmup_rows is not None:
             answers = self._warmup_rows.answers()
         else:
-            answers = [self._model(b, training=False) for b in self._batches]
+            answers = [
+                self._model(batch, training=False) for batch in self._complete()
+            ]
         return [
             (self._signature.unpack(batch), name_outputs(answer))
             for batch, answer in zip(self._batches, answers)
