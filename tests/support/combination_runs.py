@@ -10,6 +10,7 @@ import tensorflow as tf
 from combination_data import (
     BATCH_SIZE,
     arrays_of,
+    click_key,
     dataset_of,
     features_of,
     twin_samples_of,
@@ -212,6 +213,9 @@ def _serve(program, folder):
     if program.saved == "exported":
         served = tf.saved_model.load(path)
         features = arrays_of(program)["x"]
+        if program.layer == "clicks":
+            # They are counted in training alone.
+            del features[click_key()]
         return served.serve(tf.nest.map_structure(_tensor, features))
     [version] = os.listdir(path)
     signature = tf.saved_model.load(os.path.join(path, version)).signatures[
