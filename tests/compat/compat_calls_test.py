@@ -77,6 +77,52 @@ class CallsTest(absltest.TestCase):
         self.assertEqual(one, two)
         self.assertIsNot(one, two)
 
+    def test_building_by_shapes_is_told(self):
+        seen = []
+
+        @keras.utils.register_keras_serializable(package="compat_calls_test")
+        class Model(keras.Model):
+            def call(self, inputs):
+                types = [one.dtype for one in tf.nest.flatten(inputs)]
+                seen.append((calls.is_building_by_shapes(), types[0]))
+                return inputs["a"]
+
+        model = Model()
+        model({"a": tf.constant([[1]])})
+        self.assertNotIn(True, [is_building for is_building, _ in seen])
+        path = os.path.join(self.folder, "m.keras")
+        model.save(path)
+        seen.clear()
+        keras.models.load_model(path)
+        self.assertEqual(seen, [(True, tf.float32)])
+
+    def test_keras_file_being_loaded(self):
+        seen = []
+
+        class Dense(keras.layers.Dense):
+            def load_own_variables(self, store):
+                found = calls.keras_file_being_loaded()
+                seen.append(found and (found[0], list(found[1].h5_file)))
+                super().load_own_variables(store)
+
+        inputs = keras.Input([1])
+        model = keras.Model(inputs, Dense(1)(inputs))
+        path = os.path.join(self.folder, "m.weights.h5")
+        model.save_weights(path)
+        model.load_weights(path)
+        [(root, names)] = seen
+        self.assertIs(root, model)
+        self.assertIn("layers", names)
+        seen.clear()
+        model.load_weights(path, skip_mismatch=True)
+        self.assertIsNone(seen.pop())
+        self.assertIsNone(calls.keras_file_being_loaded())
+
+    def test_local_in(self):
+        place = 1
+        self.assertEqual(calls.local_in(__name__, "place"), place)
+        self.assertIsNone(calls.local_in(__name__, "other"))
+
     def test_saving_to_serve_is_told_from_saving_to_train(self):
         model = _model()
         model(tf.ones([1, 1]))

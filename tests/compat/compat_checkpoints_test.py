@@ -92,6 +92,15 @@ class _WithChild(checkpoints.OwnChildren, keras.Model):
         return self.parts[0] if name == "tf_ext_own" else None
 
 
+class _WithList(keras.layers.Layer):
+    """A layer with a list of a layer, and one of a variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = [keras.layers.Dense(1)]
+        self.own = [self.add_weight(shape=(1,), name="own")]
+
+
 class ChildrenTest(absltest.TestCase):
     def setUp(self):
         super().setUp()
@@ -119,6 +128,55 @@ class ChildrenTest(absltest.TestCase):
 
         _, names = self._saved_names(Plain())
         self.assertFalse([n for n in names if "kernel" in n], names)
+
+    @absltest.skipUnless(IS_KERAS_3, "tf_keras hides none")
+    def test_hidden_children(self):
+        class Owner(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.seen = keras.layers.Dense(1)
+                self.parts = [(keras.layers.Dense(1),), {"b": _WithList()}]
+
+        owner = Owner()
+        hidden = checkpoints.hidden_children(owner)
+        self.assertEqual(
+            hidden,
+            {
+                ".layers.1": owner.parts[0][0],
+                ".layers.2": owner.parts[1]["b"],
+                ".layers.2.layers.0": owner.parts[1]["b"].inner[0],
+                ".layers.2.variables.0": owner.parts[1]["b"].own[0],
+            },
+        )
+
+    @absltest.skipUnless(IS_KERAS_3, "tf_keras restores variables later")
+    def test_unbuilt_layers_being_restored(self):
+        found = []
+
+        class Seeing(_WithChild):
+            def __init__(self, units):
+                super().__init__()
+                self.other = keras.layers.Dense(1)
+                if units:
+                    self.other.build([None, 1])
+
+            def _own_child(self, name):
+                if name == "tf_ext_own":
+                    names = checkpoints.children_being_restored()
+                    layers = checkpoints.unbuilt_layers_being_restored(self)
+                    found.append((names, layers))
+                return super()._own_child(name)
+
+        path, _ = self._saved_names(Seeing(1))
+        for units in (1, 0):
+            found.clear()
+            model = Seeing(units)
+            tf.train.Checkpoint(model).restore(path).expect_partial()
+            [(names, layers)] = found
+            self.assertContainsSubset({"other", "tf_ext_own"}, names)
+            self.assertEqual(layers, [] if units else [model.other])
+        self.assertEqual(checkpoints.children_being_restored(), set())
+        self.assertEqual(checkpoints.unbuilt_layers_being_restored(model), [])
 
     def test_are_in_saved_models(self):
         model = _WithChild()

@@ -34,6 +34,8 @@ class ModelsTest(absltest.TestCase):
         outer = keras.Model(inputs, inner(inputs))
         self.assertIn(inner.layers[-1], models.layers_of(outer))
         self.assertNotIn(inner.layers[-1], outer.layers)
+        self.assertIn(inner, models.sublayers(outer))
+        self.assertNotIn(inner.layers[-1], models.sublayers(outer))
 
     def test_inputs_without_casts(self):
         class Model(keras.Model):

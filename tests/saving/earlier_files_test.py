@@ -135,6 +135,41 @@ class ModelTest(TestCase):
         self.assert_state(model)
         self.assert_trains(model)
 
+    def assert_predicts(self, model):
+        expected = np.load(_MODELS / "subclassed.npz")["predictions"]
+        found = model.predict(program.batch()[0], verbose=0)
+        self.assertAllClose(found, expected, 1e-6, 1e-6)
+
+    def _built_subclassed(self):
+        model = program.Subclassed()
+        model.compile(tf_ext.optimizers.Optimizer("adam"), "mse")
+        model(program.batch()[0])
+        return model
+
+    def test_subclassed_keras_file(self):
+        # It has the shapes of the inputs, without their types.
+        model = keras.models.load_model(_MODELS / "subclassed.keras")
+        self.assert_predicts(model)
+
+    def test_subclassed_weights_file(self):
+        model = self._built_subclassed()
+        model.load_weights(_MODELS / "subclassed.weights.h5")
+        self.assert_predicts(model)
+
+    def test_subclassed_checkpoint(self):
+        model = self._built_subclassed()
+        read = tf.train.Checkpoint(model=model).read
+        path = str(_MODELS / "subclassed_checkpoint")
+        if IS_KERAS_3:
+            # It has the layers of a list as what the optimizer trains.
+            with self.assertRaisesRegex(
+                ValueError, "written by an earlier version.*optimizer.build"
+            ):
+                read(path)
+            model.optimizer.build(model.trainable_variables)
+        read(path).expect_partial()
+        self.assert_predicts(model)
+
     def test_recovery_point(self):
         # Where training goes on, points are written and removed.
         points = pathlib.Path(self.directory(), "points")

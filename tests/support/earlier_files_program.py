@@ -115,6 +115,28 @@ def build_model():
     return model
 
 
+@keras.utils.register_keras_serializable("earlier_files")
+class Subclassed(tf_ext.Model):
+    """A model of which earlier versions recorded the shapes of inputs only."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        column = feature_column.category_column
+        table = tf_ext.SparseTable("deep", 2, RULES["adagrad"](), seed=3)
+        self.features = tf_ext.layers.EmbeddingFeatures(
+            [column("user"), column("tags"), column("clicks")], table
+        )
+        self.hidden = [keras.layers.Dense(3), keras.layers.Dense(2)]
+        self.result = keras.layers.Dense(1)
+
+    def call(self, inputs, training=None):
+        hidden = self.features(inputs, training=training)
+        hidden = tf.concat([hidden, inputs["price"]], 1)
+        for layer in self.hidden:
+            hidden = layer(hidden)
+        return self.result(hidden)
+
+
 def _glorot(seed):
     return keras.initializers.GlorotUniform(seed=seed)
 
@@ -166,6 +188,20 @@ def write_model(path):
     np.savez_compressed(path / "state.npz", **state(model))
 
 
+def write_subclassed(path):
+    """Writes a trained subclassed model, in each format."""
+    model = Subclassed()
+    model.compile(tf_ext.optimizers.Optimizer("adam"), "mse")
+    features, labels = batch()
+    for _ in range(3):
+        model.train_on_batch(features, labels)
+    model.save(path / "subclassed.keras")
+    model.save_weights(path / "subclassed.weights.h5")
+    tf.train.Checkpoint(model=model).write(str(path / "subclassed_checkpoint"))
+    predictions = model.predict(features, verbose=0)
+    np.savez_compressed(path / "subclassed.npz", predictions=predictions)
+
+
 def write_points(path):
     """Writes a recovery point."""
     model = build_model()
@@ -188,6 +224,7 @@ def main(path):
     folder = path / ("keras_3" if IS_KERAS_3 else "tf_keras")
     shutil.rmtree(folder, ignore_errors=True)
     write_model(folder)
+    write_subclassed(folder)
     write_points(folder)
 
 

@@ -56,7 +56,7 @@ class EveryFeature(tf_ext.Model):
             layers.Dense(4, "relu"),
             (layers.Dense(4), {"last": layers.Dense(3)}),
         ]
-        self.norm = layers.BatchNormalization()
+        self.norm = tf_ext.layers.BatchNormalization()
         self.top = layers.Dense(1)
 
     def call(self, inputs, training=None):
@@ -309,14 +309,6 @@ def _functional():
     return tf_ext.Model(inputs, layers.Dense(1)(layers.Concatenate()(parts)))
 
 
-def _in_scope(make_strategy, make):
-    def made():
-        with make_strategy().scope():
-            return make()
-
-    return made
-
-
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A model and what it is trained on.
@@ -326,18 +318,20 @@ class Case:
       inputs: structure of tensors.
       build: function that calls a model on the inputs so that it is built.
       compile_options: dict, of `compile`.
+      strategy: function to the strategy in whose scope it is made.
     """
 
     make: typing.Callable[[], keras.Model]
     inputs: typing.Any
     build: typing.Callable = lambda model, inputs: model(inputs)
     compile_options: typing.Any = dataclasses.field(default_factory=dict)
+    strategy: typing.Callable = tf.distribute.get_strategy
 
     def compiled(self):
-        model = self.make()
-        model.compile(
-            tf_ext.optimizers.Optimizer("adam"), "mse", **self.compile_options
-        )
+        with self.strategy().scope():
+            model = self.make()
+            adam = tf_ext.optimizers.Optimizer("adam")
+            model.compile(adam, "mse", **self.compile_options)
         return model
 
     def batches(self):
@@ -384,8 +378,8 @@ SLOW_CASES = {
     "of_strings": Case(OfTensor, _USER, lambda m, x: m(x, training=False)),
     "of_ragged": Case(OfTensor, _TAGS, lambda m, x: m(x, training=False)),
     "eager": Case(Eager, _BOTH, compile_options={"run_eagerly": True}),
-    "mirrored": Case(_in_scope(mirrored_strategy, EveryFeature), _ALL),
+    "mirrored": Case(EveryFeature, _ALL, strategy=mirrored_strategy),
     "synchronous": Case(
-        _in_scope(tf_ext.distribute.multi_worker_strategy, EveryFeature), _ALL
+        EveryFeature, _ALL, strategy=tf_ext.distribute.multi_worker_strategy
     ),
 }

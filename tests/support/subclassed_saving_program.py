@@ -54,7 +54,8 @@ def _weights_loaded(model, path):
 
 
 def load_model(case, path):
-    return keras.models.load_model(f"{path}.keras")
+    with case.strategy().scope():
+        return keras.models.load_model(f"{path}.keras")
 
 
 def load_weights(case, path):

@@ -80,9 +80,11 @@ def _layers_in(root, functions):
             children = value.values() if isinstance(value, dict) else value
             for child in list(children):
                 if isinstance(child, keras.layers.Layer):
+                    if not IS_KERAS_3 and id(child) in seen:
+                        continue  # It has no number.
                     name = naming.to_snake_case(type(child).__name__)
-                elif isinstance(child, (list, dict, tuple)):
-                    name = "container"
+                elif IS_KERAS_3 and isinstance(child, (list, dict, tuple)):
+                    name = "container"  # tf_keras leaves them out.
                 else:
                     continue
                 count = used[name] = used.get(name, -1) + 1

@@ -156,7 +156,8 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
 
     def _build_optimizer(self) -> None:
         if self.built:
-            build_optimizer(self)
+            with regime_of_model(self).strategy.scope():
+                build_optimizer(self)
 
     def fit(
         self,
