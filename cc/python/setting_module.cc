@@ -25,6 +25,7 @@ class Setting {
   }
 
   void Exit() {
+    if (!token_) throw py::value_error("The block has not begun.");
     if (PyContextVar_Reset(variable_.ptr(), token_.ptr()) != 0) {
       throw py::error_already_set();
     }

@@ -1,20 +1,29 @@
 """What an interrupt at a given place of a save or load leaves."""
 
-import _thread
+import concurrent.futures
 import contextvars
+import os
+import signal
 import threading
 import time
 from unittest import mock
 
 import snapshot_util as util
+import tensorflow as tf
 from absl.testing import absltest, parameterized
 from saving_util import TestCase, contents
 from tf_ext._core import Setting
 
 from tf_ext.snapshot.storage import storage_of
+from tf_ext.tables import snapshots
 from tf_ext.tables.shard import TableShard
 
 _WAIT_SECONDS = 60
+
+
+def _interrupt_main():
+    # A signal that wakes the main thread, wherever it waits.
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 class SaveTest(TestCase):
@@ -61,7 +70,7 @@ class SaveTest(TestCase):
         main_waits = threading.Event()
 
         def late(shard, *args, **kwargs):
-            _thread.interrupt_main()
+            _interrupt_main()
             main_waits.wait(0.2)  # So that the main thread has got it.
             result = save(shard, *args, **kwargs)
             ended.append(shard)
@@ -93,20 +102,120 @@ class SaveTest(TestCase):
             while len(begun) < 2:
                 time.sleep(0.01)
             for _ in range(2):
-                _thread.interrupt_main()
-                time.sleep(0.2)
+                _interrupt_main()
+                time.sleep(0.3)
+            time.sleep(0.5)  # In which nothing may be done with the shards.
             go_on.set()
 
         impatient = threading.Thread(target=interrupt_twice)
+        path = self.directory()
         with mock.patch.object(TableShard, "save", late):
             impatient.start()
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), incremental=True)
-        path = self.directory()
+            # Before anything else is done with the shards.
+            with mock.patch.object(
+                TableShard, "set_chain", lambda *_: self.assertLen(ended, 2)
+            ):
+                table.end_incremental()
         table.save(path, incremental=True)
-        self.assertLen(ended, 2)
         impatient.join()
         self.assertEqual(util.loaded(path), contents(table))
+
+    def test_tasks_do_not_begin_after_the_end(self):
+        tasks = snapshots._Tasks(2)
+        self.assertEqual(tasks.run(0, lambda index, shard: index + shard, 5), 5)
+        tasks.end()
+        with self.assertRaises(concurrent.futures.CancelledError):
+            tasks.run(1, self.fail, None)
+
+    @parameterized.product(delta=[False, True], shards=[1, 2])
+    def test_the_next_save_ends_what_was_not_ended(self, delta, shards):
+        table = self._table(shards)
+        first, second = self.directory(), self.directory()
+        if delta:
+            table.save(first, incremental=True)
+        how = {"base": first} if delta else {"incremental": True}
+
+        def save(shard, *args, **kwargs):
+            raise KeyboardInterrupt
+
+        with mock.patch.object(TableShard, "end_save", save):
+            with self.assertRaises(KeyboardInterrupt):
+                table.save(self.directory(), **how)
+        util.push(table, range(45, 60))
+        chain = table.rows.snapshot_chain
+        how = {"base": chain[-1][0]} if chain else {"incremental": True}
+        table.save(second, **how)
+        self.assertEqual(util.loaded(second), contents(table))
+        self.assertEqual(table.rows.saving, "")
+
+    def test_a_chain_ends_that_was_not_saved(self):
+        table = self._table(2)
+        with mock.patch.object(
+            TableShard, "end_save", side_effect=KeyboardInterrupt
+        ):
+            with self.assertRaises(KeyboardInterrupt):
+                table.save(self.directory(), incremental=True)
+        table.end_incremental()
+        self.assertEqual(table.rows.saving, "")
+        table.load(self._saved(), incremental=True)
+
+    def _saved(self):
+        path = self.directory()
+        self._table(1).save(path)
+        return path
+
+    def test_an_interrupted_save_has_ended(self):
+        table = self._table(2)
+        with mock.patch.object(
+            TableShard, "save", side_effect=KeyboardInterrupt
+        ):
+            with self.assertRaises(KeyboardInterrupt):
+                table.save(self.directory(), incremental=True)
+        self.assertEqual(table.rows.saving, "")
+
+    def test_a_chain_whose_end_was_interrupted_has_ended(self):
+        table = self._table(2)
+        table.save(self.directory(), incremental=True)
+        with mock.patch.object(
+            TableShard, "set_chain", side_effect=KeyboardInterrupt
+        ):
+            with self.assertRaises(KeyboardInterrupt):
+                table.end_incremental()
+        path = self.directory()
+        table.save(path, incremental=True)
+        self.assertEqual(util.loaded(path), contents(table))
+
+    def test_a_chain_ends_whose_marks_are_not_known(self):
+        table = self._table(2)
+        error = tf.errors.ResourceExhaustedError(None, None, "no memory")
+        with mock.patch.object(TableShard, "end_save", side_effect=error):
+            with self.assertRaisesRegex(type(error), "no memory"):
+                table.save(self.directory(), incremental=True)
+        path = self.directory()
+        table.save(path, incremental=True)
+        self.assertEqual(util.loaded(path), contents(table))
+
+    @parameterized.parameters(1, 2)
+    def test_the_save_of_a_signal_handler_wins(self, shards):
+        table = self._table(shards)
+        first, second = self.directory(), self.directory()
+        write = snapshots._of_all_processes
+
+        def handled(*args):
+            with mock.patch.object(snapshots, "_of_all_processes", write):
+                table.save(second, incremental=True)
+            return write(*args)
+
+        with mock.patch.object(snapshots, "_of_all_processes", handled):
+            with self.assertRaisesRegex(RuntimeError, "in a signal handler"):
+                table.save(first, incremental=True)
+        self.assertEqual(os.listdir(first), [])
+        util.push(table, range(45, 60))
+        third = self.directory()
+        table.save(third, base=second)
+        self.assertEqual(util.loaded(third), contents(table))
 
     def test_threads_take_turns(self):
         table = self._table(2)
@@ -198,6 +307,10 @@ class SettingTest(absltest.TestCase):
                     raise KeyboardInterrupt
             self.assertEqual(variable.get(), 1)
         self.assertEqual(variable.get(), "default")
+        with self.assertRaisesRegex(ValueError, "has not begun"):
+            Setting(variable, 1).__exit__(None, None, None)
+        with self.assertRaises(TypeError):
+            Setting("variable", 1).__enter__()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from saving_util import TestCase, contents
 
 import tf_ext
 from tf_ext.ops import _snapshot_ops
+from tf_ext.tables.shard import TableShard
 
 _RULES = {
     "sgd": tf_ext.optimizers.SparseSGD(0.1),
@@ -35,6 +36,24 @@ class SnapshotTest(TestCase):
 
     def _path(self, name):
         return os.path.join(self.root, name)
+
+    def test_an_empty_table_reads_files_once(self):
+        table = util.table()
+        util.push(table, range(9))
+        table.save(self.root)
+        actions = []
+        restore = TableShard.restore
+
+        def watched(shard, *args, **kwargs):
+            actions.append(kwargs["action"])
+            return restore(shard, *args, **kwargs)
+
+        table = util.table(2)
+        with unittest.mock.patch.object(TableShard, "restore", watched):
+            table.load(self.root)
+            self.assertEqual(actions, ["load"] * 2)
+            table.load(self.root)
+        self.assertEqual(actions, ["load"] * 2 + ["verify"] * 2 + ["load"] * 2)
 
     @parameterized.named_parameters(*((name, name) for name in _RULES))
     def test_trained_on_after_loading_equals_trained_on(self, rule):

@@ -113,21 +113,34 @@ def run(operation, first=None, second=None):
     return False, interrupts.points
 
 
+_is_due = _has_come = False
+
+
+def _interrupt(number, frame):
+    global _is_due, _has_come
+    if _is_due:  # A signal can come after its timer was stopped.
+        _is_due, _has_come = False, True
+        signal.default_int_handler(number, frame)
+
+
 def run_for(operation, seconds):
     """Runs a function, and interrupts it by a signal after some seconds.
 
     Returns:
       Whether it was interrupted.
     """
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    global _is_due, _has_come
+    signal.signal(signal.SIGALRM, _interrupt)
     try:
         try:
+            _is_due, _has_come = True, False
             signal.setitimer(signal.ITIMER_REAL, seconds)
             operation()
         finally:
+            _is_due = False
             signal.setitimer(signal.ITIMER_REAL, 0)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    return False
+    except (KeyboardInterrupt, Exception):
+        # TensorFlow and NumPy make other errors of it in places.
+        if not _has_come:
+            raise
+    return _has_come
