@@ -119,6 +119,32 @@ class ModelsTest(absltest.TestCase):
             found = {r.name for r in models.readers_of(model, model.input[key])}
             self.assertEqual(found - {"a", "b"}, names)
 
+    def test_keys_of_an_input(self):
+        inputs = {key: keras.Input([1], name=key) for key in "ab"}
+        given = {
+            "one": ({"x": inputs["a"], "y": inputs["b"]},),
+            "twice": ({"x": inputs["a"], "y": inputs["a"]},),
+            "no_dict": (inputs["a"],),
+            "list": ({"x": inputs["a"], "y": [inputs["a"]]},),
+        }
+        layers = {key: _First(name=key) for key in given}
+        layers["calls"] = _First(name="calls")
+        outputs = [layers[key](*args) for key, args in given.items()]
+        for key in "xy":
+            outputs.append(
+                layers["calls"]({"x": inputs["b"], key: inputs["a"]})
+            )
+        keras.Model(inputs, outputs)
+        for name, keys in (
+            ("one", "x"),
+            ("twice", "xy"),
+            ("no_dict", ""),
+            ("list", ""),
+            ("calls", "xy"),
+        ):
+            found = models.keys_given(layers[name], inputs["a"])
+            self.assertEqual(found, set(keys), name)
+
     def test_inputs_of_an_only_call(self):
         if not IS_KERAS_3:
             self.skipTest("Keras 3 only.")

@@ -62,10 +62,9 @@ def infer(
     """
     if signature is not None:
         return _map(_to_spec, signature)
-    if isinstance(model, (Functional, keras.Sequential)):
-        inputs = getattr(model, "input", None)
-        if inputs is not None:
-            return _map(_to_spec, inputs)
+    # A Sequential that was called with a dict of features has no inputs.
+    if isinstance(model, Functional) and hasattr(model, "input"):
+        return _map(_to_spec, model.input)
     call = getattr(model, "tf_ext_call", None)
     called_with = None if call is None else recorded_inputs(call)
     if called_with is not None:
@@ -73,6 +72,9 @@ def infer(
     saved = None if IS_KERAS_3 else model.save_spec()
     if saved is not None and replaced_in(saved[0][0]) is None:
         return _map(_to_spec, saved[0][0])
+    inputs = getattr(model, "inputs", None)
+    if isinstance(model, keras.Sequential) and inputs:
+        return _map(_to_spec, inputs[0])
     if warmup is not None:
         return _map(_to_spec, to_arrays(warmup))
     raise ValueError(
