@@ -72,12 +72,12 @@ def unbuilt_layers_being_restored(model):
         return []
     nodes = position.checkpoint.object_graph_proto.nodes
     found = []
-    seen = set()
+    seen = {}  # They stay alive: another one might get the id of one.
 
     def visit(trackable, node):
         if id(trackable) in seen or isinstance(trackable, keras.Optimizer):
             return
-        seen.add(id(trackable))
+        seen[id(trackable)] = trackable
         children = tf.train.TrackableView.children(trackable)
         is_unbuilt = (
             trackable is not model
@@ -165,12 +165,12 @@ def hidden_children(model):
       `{name: layer or variable}`: the outermost ones, by their place.
     """
     hidden = {}
-    seen = set()
+    seen = {}  # They stay alive: another one might get the id of one.
 
     def visit(place, trackable):
         if id(trackable) in seen or isinstance(trackable, keras.Optimizer):
             return
-        seen.add(id(trackable))
+        seen[id(trackable)] = trackable
         if isinstance(trackable, OwnChildren):
             children = trackable._children_of_keras()
         else:

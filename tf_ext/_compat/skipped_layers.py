@@ -64,18 +64,18 @@ def _layers_in(root, functions):
     """(path in the file, layer) of a model, as Keras names and orders them."""
     walk = functions["_walk_saveable" if IS_KERAS_3 else "_walk_trackable"]
     naming = functions["naming" if IS_KERAS_3 else "generic_utils"]
-    seen = set()
+    seen = {}  # They stay alive: another list might get the id of one.
 
     def visit(value, path):
         if id(value) in seen:
             return
         if isinstance(value, keras.layers.Layer):
-            seen.add(id(value))
+            seen[id(value)] = value
             yield path, value
             for name, child in walk(value):
                 yield from visit(child, f"{path}/{name}" if path else name)
         elif isinstance(value, (list, dict, tuple, set)):
-            seen.add(id(value))
+            seen[id(value)] = value
             used = {}
             children = value.values() if isinstance(value, dict) else value
             for child in list(children):
