@@ -24,8 +24,8 @@ def _columns():
 class Ranking(tf_ext.Model):
     """A model that passes its inputs on; their floats are kept in `seen`."""
 
-    def __init__(self, layer):
-        super().__init__()
+    def __init__(self, layer, **kwargs):
+        super().__init__(**kwargs)
         self.features = layer
         self.seen = {}
 
@@ -112,6 +112,14 @@ class InputCastingTest(parameterized.TestCase, tf.test.TestCase):
         wanted = {"age": "float32", "time": "float32", "weight": "float32"}
         wanted |= {"number": compute, "item": "int64"}
         self.assertEqual({k: d.name for k, d in model.seen.items()}, wanted)
+
+    @parameterized.parameters(*_POLICIES)
+    def test_a_model_without_autocast_casts_nothing(self, policy):
+        self._set(policy)
+        model = Ranking(self._layer(), autocast=False)
+        features = {key: tf.constant(v) for key, v in _features().items()}
+        model({**features, "number": tf.constant([1.0] * 6)})
+        self.assertEqual(model.seen["number"], tf.float32)
 
 
 if __name__ == "__main__":

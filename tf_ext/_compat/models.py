@@ -169,6 +169,7 @@ def without_input_casts(model, init, args, kwargs):
     """Initializes a model that does not cast its inputs to its compute dtype.
 
     The argument `autocast` of Keras 3 would also leave out its variables.
+    `model.tf_ext_autocast` tells what the caller asked for.
 
     Seen in: Keras 3.15, tf_keras 2.21.
 
@@ -183,7 +184,8 @@ def without_input_casts(model, init, args, kwargs):
         model._convert_input_args = False
         model._allow_non_tensor_positional_args = True
     else:
-        init(*args, **{"autocast": False, **kwargs})
+        init(*args, **{**kwargs, "autocast": False})
+    model.tf_ext_autocast = kwargs.get("autocast", True)
 
 
 def replace_base(cls, base, other):

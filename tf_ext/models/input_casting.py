@@ -20,7 +20,8 @@ from tf_ext.layers import EmbeddingFeatures
 def cast_inputs(model: keras.Model, arguments: typing.Any) -> typing.Any:
     """Casts floats to the compute dtype, except for those that columns read.
 
-    Functional models take their inputs in the dtypes of `keras.Input` instead.
+    Functional models take their inputs in the dtypes of `keras.Input` instead,
+    and models with `autocast=False` as they come.
 
     Features are known by their keys. Without keys, all floats stay as they are
     if there is a column that reads floats.
@@ -29,7 +30,7 @@ def cast_inputs(model: keras.Model, arguments: typing.Any) -> typing.Any:
       model: tf_ext.Model.
       arguments: structure of arguments of its call.
     """
-    if isinstance(model, Functional):
+    if isinstance(model, Functional) or not model.tf_ext_autocast:
         return arguments
     read = set(_keys_of_floats(model))
 

@@ -471,7 +471,9 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
 
     def get_build_config(self) -> dict[str, typing.Any] | None:
         """What `build_from_config` needs, for Keras's savers."""
-        return build_config_of(self) or super().get_build_config()
+        # Keras's own shapes, too: a `build_from_config` of a user reads them.
+        config = (super().get_build_config() or {}) | build_config_of(self)
+        return config or None
 
     def build_from_config(self, config: dict[str, typing.Any]) -> None:
         """Builds a loaded model as the saved one was built; called by Keras.
