@@ -7,11 +7,15 @@ import pathlib
 import signal
 import sys
 
+import tensorflow as tf
+
 import tf_ext
 
 _PACKAGE = str(pathlib.Path(tf_ext.__file__).parent)
 # Its contexts are functions of Python, which an interrupt can find as well.
 _CONTEXTS = contextlib.__file__
+_TENSORFLOW = str(pathlib.Path(tf.__file__).parent)
+_LATER_SECONDS = 1e-4
 
 
 @functools.cache
@@ -118,9 +122,28 @@ _is_due = _has_come = False
 
 def _interrupt(number, frame):
     global _is_due, _has_come
-    if _is_due:  # A signal can come after its timer was stopped.
-        _is_due, _has_come = False, True
-        signal.default_int_handler(number, frame)
+    if not _is_due:  # A signal can come after its timer was stopped.
+        return
+    if _is_of_tensorflow(frame):
+        signal.setitimer(signal.ITIMER_REAL, _LATER_SECONDS)
+        return
+    _is_due, _has_come = False, True
+    signal.default_int_handler(number, frame)
+
+
+def _is_of_tensorflow(frame):
+    """Whether a frame, or what begins or ends its context, is TensorFlow's.
+
+    TensorFlow 2.21 crashes if the handler of a signal raises while it converts
+    Python's values: `tf.constant("x")` in a loop is enough. The frame is then
+    of what has called that. Nor do all its contexts end after an interrupt.
+    """
+    passed = (_CONTEXTS, __file__)  # It may find this handler, too.
+    while frame.f_code.co_filename in passed and frame.f_back:
+        frame = frame.f_back
+    name = frame.f_code.co_filename
+    # The wrappers of ops have no file.
+    return name == "<string>" or name.startswith(_TENSORFLOW)
 
 
 def run_for(operation, seconds):
@@ -140,7 +163,7 @@ def run_for(operation, seconds):
             _is_due = False
             signal.setitimer(signal.ITIMER_REAL, 0)
     except (KeyboardInterrupt, Exception):
-        # TensorFlow and NumPy make other errors of it in places.
+        # NumPy makes other errors of it in places.
         if not _has_come:
             raise
     return _has_come
