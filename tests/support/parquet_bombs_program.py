@@ -1,7 +1,7 @@
-"""Reads small Parquet files of much content: FOLDER.
+"""Reads small Parquet files of much content: FOLDER [write].
 
-Prints what came of each, as JSON, and by how many MiB the largest resident
-memory of the process grew.
+With `write`, writes them only. Else prints what came of each, as JSON, and by
+how many MiB the largest resident memory of the process grew.
 """
 
 import json
@@ -64,18 +64,17 @@ _KINDS = {
 }
 
 
-def _read(kind, path):
-    """The batches that were read, or `refused:` and the error."""
+def _write(kind, path):
     column, options = _KINDS[kind]()
     parquet.write_table(
         pa.table({"column": column}), path, compression="zstd", **options
     )
     assert os.path.getsize(path) < 100_000, os.path.getsize(path)
-    field = data.Field(
-        "column",
-        "int64" if kind == "list_of_numbers" else "string",
-        bag=kind.startswith("list"),
-    )
+
+
+def _read(path, column_type="string", bag=False):
+    """The number of batches that were read, or `refused:` and the error."""
+    field = data.Field("column", column_type, bag=bag)
     dataset = data.read(
         path, data.Schema([field]), "parquet", batch_size=8, threads=1
     )
@@ -85,11 +84,23 @@ def _read(kind, path):
         return f"refused: {str(error).splitlines()[0]}"
 
 
-def main(folder):
+def main(folder, write=None):
+    paths = {kind: f"{folder}/{kind}.parquet" for kind in _KINDS}
+    small = f"{folder}/small.parquet"
+    if write:
+        for kind, path in paths.items():
+            _write(kind, path)
+        parquet.write_table(pa.table({"column": ["x"] * 100}), small)
+        return
+    _read(small)  # The libraries' own memory.
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {
-        kind: _read(kind, os.path.join(folder, f"{kind}.parquet"))
-        for kind in _KINDS
+        kind: _read(
+            path,
+            "int64" if kind == "list_of_numbers" else "string",
+            bag=kind.startswith("list"),
+        )
+        for kind, path in paths.items()
     }
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(json.dumps(found))
@@ -97,4 +108,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -27,7 +27,7 @@ except ImportError:
 BLOCK_ROWS = 16384
 # About, of a column in a block. A dictionary, and texts that begin as the one
 # before, can make gigabytes of a file of some hundred bytes.
-_BLOCK_BYTES = 64 << 20
+_BLOCK_BYTES = 16 << 20
 _MOST_BYTES = 256 << 20  # a larger block is refused
 _LEAST_ROWS = 256  # of a block of texts that begin as the one before
 _VALUE_BYTES = 16  # about, of a number in a list
