@@ -40,6 +40,8 @@ class CutBagsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, Check(ctx));
     const int64_t* const splits = ctx->input(kRowSplits).flat<int64_t>().data();
     const int64_t batch = (ctx->input(kRowSplits).dim_size(0) - 1) / columns_;
+    // A batch in which all weighted bags are empty has none.
+    const bool has_weights = ctx->input(kWeights).dim_size(0) > 0;
     for (size_t i = 0; i < begins_.size(); ++i) {
       const int64_t* const first = splits + begins_[i] * batch;
       const int64_t* const last = splits + ends_[i] * batch;
@@ -51,8 +53,9 @@ class CutBagsOp : public OpKernel {
       std::transform(first, last + 1, its_splits,
                      [start](int64_t split) { return split - start; });
       OP_REQUIRES_OK(ctx, Copy<int64_t>(ctx, kSigns, i, start, *last));
-      OP_REQUIRES_OK(ctx, Copy<float>(ctx, kWeights, i, start,
-                                      weighted_[i] ? *last : start));
+      OP_REQUIRES_OK(
+          ctx, Copy<float>(ctx, kWeights, i, start,
+                           weighted_[i] && has_weights ? *last : start));
     }
   }
 
@@ -74,8 +77,8 @@ class CutBagsOp : public OpKernel {
     const bool any =
         std::find(weighted_.begin(), weighted_.end(), true) != weighted_.end();
     if (!any) return CheckVector("weights", ctx->input(kWeights));
-    return CheckVectorOf("weights", ctx->input(kWeights),
-                         ctx->input(kSigns).dim_size(0), "as signs");
+    return CheckOptionalVectorOf("weights", ctx->input(kWeights),
+                                 ctx->input(kSigns).dim_size(0), "as signs");
   }
 
   absl::Status CheckRange(OpKernelContext* ctx, size_t i, int64_t start,

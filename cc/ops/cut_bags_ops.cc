@@ -65,12 +65,12 @@ Copies the bags of ranges of columns.
 signs: `[n]`. The signs of all bags, by column and then by example.
 row_splits: `[columns * batch_size + 1]`. Where each bag begins, and the end of
   the last one; never decreases, from 0 to n.
-weights: `[n]`, or any vector if no range is weighted.
+weights: `[n]`, or `[0]` for weights of 1; any vector if no range is weighted.
 part_signs: `[n_i]` each. The signs of the columns from begins[i] up to, but not
   including, ends[i].
 part_row_splits: `[(ends[i] - begins[i]) * batch_size + 1]` each. Their bags,
   starting with 0.
-part_weights: `[n_i]` each, or `[0]` if not weighted.
+part_weights: `[n_i]` each, or `[0]` if not weighted, or for weights of 1.
 columns: The number of columns.
 begins: The first column of each range.
 ends: The end of each range.

@@ -126,6 +126,36 @@ class InputsTest(tf.test.TestCase, parameterized.TestCase):
             outputs["wide"], _layer(weighted, table=tables[1])(inputs)
         )
 
+    @parameterized.parameters(1, 2)
+    def test_a_batch_without_weights(self, number_of_tables):
+        """Other batches have weights, but all weighted bags of this are empty."""
+        tables = [_table("deep"), _table("wide")][:number_of_tables]
+        columns = id_column("user"), id_column("tags", "mean", weights="w")
+        by_table = {tables[0]: [], tables[-1]: []}
+        by_table[tables[0]].append(columns[0])
+        by_table[tables[-1]].append(columns[1])
+        layer = EmbeddingFeatures(by_table, concatenate=False)
+        empty = tf.ragged.constant([[], []], tf.int64, ragged_rank=1)
+        features = {
+            "user": tf.constant([1, 2], tf.int64),
+            "tags": empty,
+            "w": tf.cast(empty, tf.float32),
+        }
+        data = tf.data.Dataset.from_tensors(features)
+        [hashed] = tf_ext.data.hash_columns(data, layer.columns)
+        for inputs in (features, hashed):
+            with tf.GradientTape() as tape:
+                outputs = tf.function(layer)(inputs, training=True)
+                total = tf.add_n(
+                    [tf.reduce_sum(x) for x in tf.nest.flatten(outputs)]
+                )
+            tape.gradient(total, layer.trainable_variables)
+            self.assertAllEqual(
+                outputs["deep"]["user"], tables[0].pull(features["user"])
+            )
+            name = tables[-1].name
+            self.assertAllEqual(outputs[name]["tags"], tf.zeros([2, 2]))
+
     def test_a_cross_reads_the_features_of_its_parts(self):
         layer = _layer(crossed_column([category_column("u"), "v"]))
         out = layer({"u": np.array([1, 1, 2]), "v": np.array([5, 6, 5])})

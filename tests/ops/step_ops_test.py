@@ -168,6 +168,11 @@ class StepTest(parameterized.TestCase, tf.test.TestCase):
         self.assertEqual(found[1], [[0, 1, 1], [0, 2, 3, 3, 4], [0], splits])
         self.assertEqual(found[2], [[0.5], [], [], [0.5, 1.5, 2.5, 3.5, 4.5]])
 
+    def test_cuts_bags_with_weights_of_one(self):
+        parts = _cut(weights=[], weighted=(True, False))
+        self.assertAllEqual(parts.part_signs[0], [5])
+        self.assertEqual([len(x) for x in parts.part_weights], [0, 0])
+
 
 def _pull(
     handles=None,

@@ -21,7 +21,7 @@ class Bags(typing.NamedTuple):
       signs: int64 `[m]`.
       row_splits: int64 `[number of columns * batch_size + 1]`.
       weights: float32 `[m]`, 1 for columns without weights; or `[0]` if no
-        column has weights.
+        column has weights, or those that have are empty in the whole batch.
     """
 
     signs: tf.Tensor

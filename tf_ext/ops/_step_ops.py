@@ -27,7 +27,7 @@ def cut_bags(signs, row_splits, weights, columns, runs, weighted, name=None):
       signs: int64 `[n]`, of all bags, by column and then by example.
       row_splits: int64 `[columns * batch_size + 1]`, where each bag begins, and
         the end of the last one: never decreases, from 0 to n.
-      weights: float32 `[n]`, or `[0]` if no range is weighted.
+      weights: float32 `[n]`, or `[0]` for weights of 1.
       columns: int, the number of columns.
       runs: list of `(begin, end)`, ints, the columns of each range.
       weighted: list of bool, whether the weights of each range are wanted.
