@@ -1,10 +1,15 @@
 """What served models take and give, as tensors by name."""
 
+from unittest import mock
+
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from saving_util import TestCase
 
+import tf_ext
 from tf_ext._keras import keras
+from tf_ext.regimes import regime_of_model
 from tf_ext.serving.signature import Signature, infer, name_outputs
 
 _BAGS = tf.ragged.constant([[[1, 2], []], [], [[3]]], ragged_rank=2)
@@ -144,6 +149,26 @@ class InferTest(absltest.TestCase):
         self.assertEqual(spec.shape.as_list(), [None, 9])
         with self.assertRaisesRegex(ValueError, "pass `signature`"):
             infer(own, None, None)
+
+
+class CopyTest(TestCase):
+    def test_ragged_inputs_of_models_of_several_processes(self):
+        """The first process exports a copy of such a model."""
+        tags = tf_ext.feature_column.category_column("tags")
+        table = tf_ext.SparseTable("tags", 2, initializer="normal")
+        inputs = {"tags": keras.Input([None], dtype="int64", ragged=True)}
+        layer = tf_ext.layers.EmbeddingFeatures([tags], table)
+        model = tf_ext.Model(inputs, layer(inputs))
+        batch = {"tags": tf.ragged.constant([[1], [], [2, 3]], tf.int64)}
+        expected = model(batch)
+        with mock.patch.object(type(regime_of_model(model)), "has_all", False):
+            path = tf_ext.serving.export(model, self.directory())
+        serve = tf.saved_model.load(path).signatures["serving_default"]
+        [found] = serve(
+            tags_values=batch["tags"].values,
+            tags_row_splits=batch["tags"].row_splits,
+        ).values()
+        self.assertAllClose(found, expected)
 
 
 class ConvertTest(absltest.TestCase):

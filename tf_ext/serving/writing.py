@@ -90,6 +90,8 @@ class _Export:
 
     Args:
       model: keras.Model that is local to this process.
+      signature: Signature of its inputs. Of a copy, it is that of the original:
+        Keras 3 forgets which inputs are ragged.
       options: Options.
       holds_rows: bool, whether the model's own tables contain the rows.
 
@@ -98,11 +100,14 @@ class _Export:
     """
 
     def __init__(
-        self, model: keras.Model, options: Options, holds_rows: bool
+        self,
+        model: keras.Model,
+        signature: Signature,
+        options: Options,
+        holds_rows: bool,
     ) -> None:
-        check_built(model, options.function)
         self._model, self._options = model, options
-        self._signature = options.signature_of(model)
+        self._signature = signature
         self._batches = [
             self._signature.convert(batch) for batch in options.batches
         ]
@@ -216,14 +221,15 @@ def write(
     with _os_errors(path), contextlib.ExitStack() as stack:
         with regime.together(options.function):
             if first:
+                check_built(model, options.function)
+                signature = options.signature_of(model)
                 if weights is None:
-                    made = _Export(model, options, holds_rows)
+                    made = _Export(model, signature, options, holds_rows)
                 else:
                     made = outside_of_strategies(
                         lambda: _Export(
-                            copy_of(
-                                model, options.signature_of(model), weights
-                            ),
+                            copy_of(model, signature, weights),
+                            signature,
                             options,
                             holds_rows=False,
                         )
