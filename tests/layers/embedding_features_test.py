@@ -128,7 +128,7 @@ class InputsTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.parameters(1, 2)
     def test_a_batch_without_weights(self, number_of_tables):
-        """Other batches have weights, but all weighted bags of this are empty."""
+        """Others have some, but all weighted bags of this one are empty."""
         tables = [_table("deep"), _table("wide")][:number_of_tables]
         columns = id_column("user"), id_column("tags", "mean", weights="w")
         by_table = {tables[0]: [], tables[-1]: []}

@@ -403,6 +403,29 @@ class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
             _scaled_step(again, table, variable, scale)
         self.assertEqual((_weight(table), variable.numpy()), (-2, -2))
 
+    def test_a_scale_of_a_checkpoint_counts_before_it_is_built(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras makes it with the optimizer")
+
+        def make():
+            dense = keras.mixed_precision.LossScaleOptimizer(
+                keras.optimizers.SGD(0.5), initial_scale=8.0
+            )
+            optimizer = optimizers.Optimizer(dense)
+            return optimizer, tf.train.Checkpoint(optimizer=optimizer)
+
+        path, variable = self.get_temp_dir() + "/scale", keras.Variable([0.0])
+        optimizer, checkpoint = make()
+        optimizer.build([variable])
+        optimizer.dynamic_scale.assign(2.0)
+        checkpoint.write(path)
+        loaded, checkpoint = make()
+        checkpoint.read(path)
+        # In a step that is being traced.
+        self.assertEqual(float(tf.function(loaded.scale_loss)(1.0)), 2.0)
+        loaded.build([variable])
+        self.assertEqual(float(loaded.dynamic_scale), 2.0)
+
 
 if __name__ == "__main__":
     tf.test.main()

@@ -121,16 +121,7 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
         regime = regime_in_scope()
         regime.check_optimizer(self)
         dense = [v for v in variables if shadow.table_of(v) is None]
-        if self._dynamic:
-            self.step_counter = self.add_variable(
-                (), dtype="int64", name="step_counter"
-            )
-            self.dynamic_scale = self.add_variable(
-                (),
-                dtype="float32",
-                initializer=keras.initializers.Constant(self.initial_scale),
-                name="dynamic_scale",
-            )
+        self._make_dynamic_scale()
         if self._steps:
             self._micro_step = self.add_variable(
                 (), dtype="int64", name="micro_step"
@@ -150,6 +141,20 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
         # Skips LossScaleOptimizer, which would build the wrapped optimizer
         # again.
         super(_LossScaleOptimizer, self).build(dense)
+
+    def _make_dynamic_scale(self) -> None:
+        """Makes the variables of dynamic loss scaling, if there are none."""
+        if not self._dynamic or hasattr(self, "step_counter"):
+            return
+        self.step_counter = self.add_variable(
+            (), dtype="int64", name="step_counter"
+        )
+        self.dynamic_scale = self.add_variable(
+            (),
+            dtype="float32",
+            initializer=keras.initializers.Constant(self.initial_scale),
+            name="dynamic_scale",
+        )
 
     def check_for_servers(self) -> None:
         """Raises ValueError unless ParameterServerStrategy supports it."""
@@ -179,7 +184,13 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
         """
         loss = weigh_own_loss(loss)
         if self._dynamic:
-            return super().scale_loss(loss)
+            # Keras multiplies by the initial scale until it is built: not by
+            # that of a checkpoint, by which gradients are divided.
+            with tf.init_scope():
+                self._make_dynamic_scale()
+            loss = tf.convert_to_tensor(loss)
+            scale = tf.convert_to_tensor(self.dynamic_scale)
+            return loss * tf.cast(scale, loss.dtype)
         return loss if self._factor is None else loss * self._factor
 
     def apply(
