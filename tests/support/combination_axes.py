@@ -132,6 +132,11 @@ def is_supported(program, is_keras_3):
         and p.regime == "mirrored"
         and p.layer in ("batch_normalization", "synchronized", "all_reduce")
         and is_keras_3,
+        # tf_keras does not update moving averages without samples.
+        p.layer == "synchronized"
+        and replicas
+        and p.samples == 13
+        and not is_keras_3,
         # Exports. docs/multi_worker.md and docs/parameter_servers.md.
         p.saved == "exported" and p.regime in (*WORKERS, "servers"),
         # Keras 3 exports no ragged inputs, and needs raw ones.

@@ -21,7 +21,11 @@ def make(program):
     """A compiled model of a program, made under the strategy in scope."""
     make_model = _functional if program.model == "functional" else _subclassed
     model = make_model(program)
-    _compile(model, program, tf_ext.optimizers.Optimizer(_optimizer(program)))
+    optimizer = tf_ext.optimizers.Optimizer(_optimizer(program))
+    if program.optimizer == "scaled" and not IS_KERAS_3:
+        # It goes outside there.
+        optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer)
+    _compile(model, program, optimizer)
     return model
 
 
@@ -390,8 +394,10 @@ def _optimizer(program):
         "schedule": lambda: optimizers.SGD(schedule),
         "accumulated": lambda: optimizers.SGD(_RATE, **accumulation),
         "skip": lambda: optimizers.SGD(_RATE),
-        "scaled": lambda: keras.mixed_precision.LossScaleOptimizer(
-            optimizers.SGD(_RATE)
+        "scaled": lambda: (
+            keras.mixed_precision.LossScaleOptimizer(optimizers.SGD(_RATE))
+            if IS_KERAS_3
+            else optimizers.SGD(_RATE)
         ),
     }[program.optimizer]()
 

@@ -50,7 +50,12 @@ def _export_with_rows(
     **kwargs: typing.Any,
 ) -> None:
     """As tf_keras, which exports no resources but TensorFlow's tables."""
-    (specs,), _ = model.save_spec()
+    specs = None
+    if not isinstance(model, Functional):
+        # Keras saves the dtypes that mixed precision casts inputs to.
+        specs = export_signature(model.tf_ext_call)
+    if specs is None:
+        (specs,), _ = model.save_spec()
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.tf_ext_rows = [table.rows.served for table in model.tables]
