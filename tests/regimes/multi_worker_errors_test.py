@@ -136,6 +136,17 @@ class InputErrorTest(tf.test.TestCase):
             self.assertEqual(result["steps"], 2)
             self.assertEqual(result["all_steps"], 10)
 
+    def test_a_layer_that_needs_samples_on_all_is_refused_on_all(self):
+        for result in _CASES[cases.a_share_without_samples]:
+            if IS_KERAS_3:
+                self.assertIsNone(result["error"])
+            else:
+                self.assertRegex(
+                    result["error"] or "",
+                    "InvalidArgumentError: Layer .* of tf_keras does not "
+                    "update its moving averages on a replica without samples",
+                )
+
 
 class ArgumentTest(tf.test.TestCase):
     def _assert_refused(self, name, text):

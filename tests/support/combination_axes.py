@@ -135,7 +135,7 @@ def is_supported(program, is_keras_3):
         # tf_keras does not update moving averages without samples.
         p.layer == "synchronized"
         and replicas
-        and p.samples == 13
+        and (p.samples == 13 or p.regime == "three_workers")
         and not is_keras_3,
         # Exports. docs/multi_worker.md and docs/parameter_servers.md.
         p.saved == "exported" and p.regime in (*WORKERS, "servers"),

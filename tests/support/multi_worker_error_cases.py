@@ -126,6 +126,25 @@ def pipeline_error(worker):
     }
 
 
+def a_share_without_samples(worker):
+    """A layer of tf_keras that would miss an update on one worker."""
+    with worker.strategy.scope():
+        model = Sums(keras.layers.BatchNormalization(synchronized=True))
+        model.compile(optimizer(0.1), "mse")
+    x = tf.ones([2, 3])  # Of three workers, one has none.
+    data = tf.data.Dataset.from_tensors((x, x[:, :1]))
+    return {"error": _error_of(model.fit, data)}
+
+
+class Sums(tf_ext.Model):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, inputs, training=None):
+        return tf.reduce_sum(self.layer(inputs, training=training), 1, True)
+
+
 # Gradients that are not finite.
 
 
@@ -286,6 +305,11 @@ NONFINITE = [
     "nonfinite_skips",
     "loss_scaling_skips",
 ]
-CASES = [*NONFINITE, "input_errors", "bad_arguments"]
+CASES = [
+    *NONFINITE,
+    "input_errors",
+    "a_share_without_samples",
+    "bad_arguments",
+]
 if IS_KERAS_3:  # tf_keras reads data by itself.
     CASES.append("pipeline_error")
