@@ -1,6 +1,8 @@
 """Training with TableSnapshot that is killed and goes on in a new process."""
 
+import contextlib
 import json
+import logging
 import math
 import os
 import pathlib
@@ -103,7 +105,7 @@ class TableSnapshotTest(TestCase):
                 file.write(b"#")
         with self.assertLogs("tf_ext", "WARNING") as logs:
             model = self._train(tf_ext.callbacks.TableSnapshot(directory))
-        self.assertLen(logs.output, 2)
+        self.assertLen(logs.output, 3)
         self.assertRegex(logs.output[0], r"point.json is damaged")
         self.assertEqual(contents(model.tables[0]), wanted)
         # They are replaced, and no leftover stays.
@@ -132,6 +134,89 @@ class TableSnapshotTest(TestCase):
             point_files.list_points(directory),
             [point_files.path_of(directory, n) for n in (3, 6, 9, 12)],
         )
+
+    @parameterized.parameters(
+        {"steps": 9}, {"steps": 12}, {"seconds": 1e9}, {"epoch_end": False}
+    )
+    def test_the_end_of_fit_is_a_point(self, **options):
+        directory = self.directory()
+        steps = 3 * 4
+        written = []
+
+        class Written(tf_ext.callbacks.TableSnapshot):
+            def _save_table(self, index, table, path):
+                written.append(os.path.dirname(path))
+                return super()._save_table(index, table, path)
+
+        snapshot = Written(directory, **options)
+        model = self._train(snapshot)
+        last = point_files.path_of(directory, steps)
+        self.assertEqual(written.count(last), 1)
+        self.assertEqual(point_files.list_points(directory)[-1], last)
+        # Training further continues from it, in this object and in others.
+        self._train(snapshot, 1, model)
+        other = small.compiled(small.functional(small.table()))
+        self._train(tf_ext.callbacks.TableSnapshot(directory), 1, other)
+        self.assertEqual(contents(other.tables[0]), contents(model.tables[0]))
+        self.assertEqual(number(other.optimizer.iterations), 4 * 4)
+
+    def test_fit_tells_where_it_continues(self):
+        directory = self.directory()
+
+        def logs_of(epochs, callback=None, **options):
+            snapshot = tf_ext.callbacks.TableSnapshot(directory, **options)
+            features, labels = small.batch(generator(self))
+            model = small.compiled(small.functional(small.table()))
+            with self.assertLogs("tf_ext", "WARNING") as logs:
+                # There may be nothing to log.
+                logging.getLogger("tf_ext").warning("first")
+                with contextlib.suppress(KeyboardInterrupt):
+                    history = model.fit(
+                        features,
+                        labels,
+                        batch_size=16,
+                        epochs=epochs,
+                        verbose=0,
+                        shuffle=False,
+                        callbacks=[snapshot, *filter(None, [callback])],
+                    )
+                    trained.append(len(history.epoch))
+            return [record.getMessage() for record in logs.records[1:]]
+
+        def kill(batch, logs=None):
+            if batch == 2:
+                raise KeyboardInterrupt
+
+        trained = []
+        killer = keras.callbacks.LambdaCallback(on_train_batch_end=kill)
+        self.assertEmpty(logs_of(3, killer, steps=2))
+        path = point_files.path_of(directory, 2)
+        self.assertEqual(
+            logs_of(1),
+            [
+                f"Training continues from the recovery point {path}: epoch 1 "
+                "of 1, after 2 of its steps."
+            ],
+        )
+        path = point_files.path_of(directory, 4)
+        self.assertEqual(
+            logs_of(3),
+            [
+                f"Training continues from the recovery point {path}: epoch 2 "
+                "of 3, after 0 of its steps."
+            ],
+        )
+        path = point_files.path_of(directory, 12)
+        self.assertEqual(
+            logs_of(3),
+            [
+                f"There is nothing left to train: the recovery point {path} is "
+                "at the end of epoch 3, and `epochs` of fit is 3. To train "
+                "further, give more epochs; to train anew, give TableSnapshot "
+                "another directory."
+            ],
+        )
+        self.assertEqual(trained, [1, 2, 0])
 
     def test_damaged_variables(self):
         directory = self.directory()
@@ -194,7 +279,7 @@ class TableSnapshotTest(TestCase):
         self.assertLen(point_files.list_points(directory), 3)
         directory = self.directory()
         self._train(tf_ext.callbacks.TableSnapshot(directory, seconds=1e9), 1)
-        self.assertEmpty(point_files.list_points(directory))
+        self.assertLen(point_files.list_points(directory), 1)
 
     @parameterized.parameters(
         *(

@@ -39,6 +39,11 @@ class TableSnapshot(keras.callbacks.Callback):
     it has seen are skipped, and training continues. If the data come in the
     same order each time, the result is that of uninterrupted training. A
     damaged point is skipped with a warning, and the previous one is used.
+    `fit` logs which point it continues from and at which epoch and step, and
+    warns if that point leaves nothing to train.
+
+    A point is written at the end of `fit`, and before it as `steps`, `seconds`
+    and `epoch_end` say.
 
     The first `fit` of a callback object looks for a point; later ones continue
     with the model as it is. Metrics of the epoch that was interrupted, and the
@@ -183,12 +188,6 @@ class TableSnapshot(keras.callbacks.Callback):
                 _LOG.warning("A recovery point cannot be used: %s", error)
                 failure = error
                 continue
-            _LOG.info(
-                "Training goes on from %s: epoch %d, step %d of it.",
-                path,
-                point.epoch,
-                point.step_in_epoch,
-            )
             self._point = point
             self._saved_step = point.step
             self._resumed = True
@@ -251,6 +250,8 @@ class TableSnapshot(keras.callbacks.Callback):
         self._end_if_preempted()
 
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
+        if self._point.step > self._saved_step:
+            self._save()
         self._end_if_preempted()
         self._release_directory()
 

@@ -89,6 +89,7 @@ def fit(
     arguments = split_arrays(given.arguments)
     _build(model, arguments)
     point = snapshot.resume(model)
+    epochs = arguments["epochs"]
     arguments = {**arguments, "initial_epoch": point.epoch}
     steps = arguments["steps_per_epoch"]
     # If the data continue from epoch to epoch, they do so here as well.
@@ -101,11 +102,49 @@ def fit(
             point.epoch,
         )
     if dataset is None:
+        tell_position(model, point.path, point.epoch, 0, epochs)
         return keras_fit(**arguments)
     arguments |= {"y": None, "sample_weight": None, "batch_size": None}
     if not point.step_in_epoch:
+        tell_position(model, point.path, point.epoch, 0, epochs)
         return keras_fit(**{**arguments, "x": dataset.skip(passed)})
     return _fit_in_two(model, keras_fit, arguments, point, dataset, passed)
+
+
+def tell_position(
+    model: keras.Model, path: str, epoch: int, step_in_epoch: int, epochs: int
+) -> None:
+    """Logs where training continues, as its first worker.
+
+    Args:
+      model: tf_ext.Model.
+      path: the directory of the recovery point.
+      epoch: the epoch that comes next, from 0.
+      step_in_epoch: the steps of it that are done.
+      epochs: argument of `fit`.
+    """
+    if regime_of_model(model).rank != 0:
+        return
+    if epoch >= epochs:
+        _LOG.warning(
+            "There is nothing left to train: the recovery point %s is at the "
+            "end of epoch %d, and `epochs` of fit is %d. To train further, "
+            "give more epochs; to train anew, give TableSnapshot another "
+            "directory.",
+            path,
+            epoch,
+            epochs,
+        )
+        return
+    # Not at the level of information, which Python does not show by default.
+    _LOG.warning(
+        "Training continues from the recovery point %s: epoch %d of %d, after "
+        "%d of its steps.",
+        path,
+        epoch + 1,
+        epochs,
+        step_in_epoch,
+    )
 
 
 def _fit_in_two(
@@ -120,7 +159,14 @@ def _fit_in_two(
     callbacks = _OneTraining(model, arguments, point.step_in_epoch, dataset)
     rest = dataset.skip(passed)
     first_whole = point.epoch + 1
-    if next(iter(rest.take(1)), None) is not None:
+    is_rest = next(iter(rest.take(1)), None) is not None
+    tell_position(
+        model,
+        point.path,
+        *((point.epoch, point.step_in_epoch) if is_rest else (first_whole, 0)),
+        arguments["epochs"],
+    )
+    if is_rest:
         keras_fit(
             **{
                 **arguments,

@@ -15,7 +15,7 @@ from tf_ext._compat.models import is_compiled, start_of_training
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import naming_lost_tasks, training_counts
 from tf_ext.models.fit_arguments import FitOptions, split_arrays
-from tf_ext.models.resume import restored_point
+from tf_ext.models.resume import restored_point, tell_position
 from tf_ext.regimes import regime_of_model
 
 # The attributes that callbacks set to end each kind of step.
@@ -75,6 +75,9 @@ class TrainingLoop(abc.ABC):
         )
         if point is not None:
             epoch, first_step = feed.go_on(point.epoch, point.step_in_epoch)
+            tell_position(
+                model, point.path, epoch, first_step, arguments["epochs"]
+            )
         logs = None
         while epoch < arguments["epochs"] and not model.stop_training:
             model.reset_metrics()
