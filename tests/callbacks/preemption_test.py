@@ -143,7 +143,7 @@ class PreemptionTest(TestCase):
 
     def test_without_a_signal(self):
         self.train([self.snapshot()])
-        self.assertEqual(self.points(), [])
+        self.assertEqual(self.points(), [12])
         self.assert_handler_is_back()
 
     def test_a_signal_that_was_not_asked_for(self):
