@@ -141,7 +141,8 @@ def run_days(folder, places, test, args):
     tests.mkdir(exist_ok=True)
     days = list(places)
     # After a kill: the last day of which there is a complete point.
-    begun = [day for day in days if list(points.glob(f"{day}/*/point.json"))]
+    latest = tf_ext.callbacks.latest_point
+    begun = [day for day in days if latest(points / str(day))]
     for day in days[days.index(begun[-1]) if begun else 0 :]:
         dataset = read_day(folder / "days", day, args.batch_size)
         file = tests / f"{day}.json"

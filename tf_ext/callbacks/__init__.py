@@ -2,6 +2,7 @@
 
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.callbacks.evict import Evict
+from tf_ext.callbacks.point_files import latest_point
 from tf_ext.callbacks.read_error_logs import ReadErrorLogs
 from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.callbacks.table_stats import TableStats
@@ -14,4 +15,5 @@ __all__ = [
     "TableSnapshot",
     "TableStats",
     "UserMetrics",
+    "latest_point",
 ]

@@ -7,8 +7,8 @@ is checked before anything is allocated or changed.
 import contextlib
 import dataclasses
 import math
+import os
 import posixpath
-import re
 import typing
 from collections.abc import Iterator
 
@@ -24,10 +24,15 @@ from tf_ext._sealed_json import (
     Members,
     unseal,
 )
-from tf_ext.snapshot.storage import storage_of
+from tf_ext.snapshot.point_names import (
+    POINT_FILE,
+    point_directories,
+    point_directory,
+    table_directory,
+)
+from tf_ext.snapshot.storage import normalised, storage_of
 
-NAME = "point.json"
-_DIRECTORY = re.compile(r"point-[0-9]{10,}")
+NAME = POINT_FILE
 _VARIABLES_FILE = r"variables-[0-9a-f]{16}\.bin"
 _READ_BYTES = 64 << 20
 
@@ -37,12 +42,12 @@ Described: typing.TypeAlias = dict[str, tuple[np.dtype[typing.Any], list[int]]]
 
 def path_of(root: str, step: int) -> str:
     """The directory of the point of a step."""
-    return posixpath.join(root, f"point-{step:010d}")
+    return posixpath.join(root, point_directory(step))
 
 
 def table_path(path: str, index: int) -> str:
     """The directory of a table's snapshot in a point."""
-    return posixpath.join(path, f"table-{index:03d}")
+    return posixpath.join(path, table_directory(index))
 
 
 def list_points(root: str) -> list[str]:
@@ -50,16 +55,59 @@ def list_points(root: str) -> list[str]:
     return [path for path, whole in directories(root) if whole]
 
 
+def latest_point(directory: str | os.PathLike[str]) -> str | None:
+    """Finds the newest complete recovery point of `TableSnapshot`.
+
+    That is the one from which `fit` continues, unless rows or weights in it
+    turn out to be damaged when they are read. Points that are being written, or
+    whose `point.json` is damaged, are passed over. Where each day has a
+    directory of its own, the last day with a point is found without reading
+    rows.
+
+    Args:
+      directory: string or path-like, the `directory` of `TableSnapshot`; it
+        need not exist.
+
+    Returns:
+      string, the directory of the point, such as `directory/point-0000001200`
+      after 1,200 steps, with a snapshot of each table in `table-000`,
+      `table-001` and so on. None if there is no point.
+
+    Raises:
+      TypeError: `directory` is no path.
+
+    Example:
+    >>> import pathlib, tempfile
+    >>> inputs = {"user": keras.Input((), dtype="int64", name="user")}
+    >>> table = tf_ext.SparseTable("user", dim=1)
+    >>> user = tf_ext.feature_column.category_column("user")
+    >>> layer = tf_ext.layers.EmbeddingFeatures([user], table)
+    >>> model = tf_ext.Model(inputs, layer(inputs))
+    >>> model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+    >>> data = tf.data.Dataset.from_tensor_slices(
+    ...     ({"user": np.arange(8)}, np.ones([8, 1]))).batch(4)
+    >>> days = pathlib.Path(tempfile.mkdtemp())
+    >>> point = tf_ext.callbacks.TableSnapshot(days / "monday")
+    >>> _ = model.fit(data, verbose=0, callbacks=[point])
+    >>> path = tf_ext.callbacks.latest_point(days / "monday")
+    >>> pathlib.Path(path).name
+    'point-0000000002'
+    >>> tf_ext.callbacks.latest_point(days / "tuesday") is None
+    True
+    """
+    for path in reversed(list_points(normalised(directory))):
+        with contextlib.suppress(DamagedSnapshotError):
+            read_point(path)
+            return path
+    return None
+
+
 def directories(root: str) -> list[tuple[str, bool]]:
     """`(path, whether it has a point)` of all directories, oldest first."""
     if not tf.io.gfile.isdir(root):
         return []
     names = [name.rstrip("/") for name in tf.io.gfile.listdir(root)]
-    paths = [
-        posixpath.join(root, name)
-        for name in sorted(names, key=lambda n: (len(n), n))
-        if _DIRECTORY.fullmatch(name)
-    ]
+    paths = [posixpath.join(root, name) for name in point_directories(names)]
     return [
         (path, tf.io.gfile.exists(posixpath.join(path, NAME))) for path in paths
     ]

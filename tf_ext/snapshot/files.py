@@ -11,6 +11,7 @@ from tf_ext._snapshot_manifest import (
     DamagedSnapshotError,
     SnapshotConflictError,
 )
+from tf_ext.snapshot.point_names import where_snapshots_are
 from tf_ext.snapshot.storage import join, storage_of
 
 Chain = Sequence[tuple[str, manifests.Manifest]]
@@ -51,6 +52,7 @@ def read_manifest(path: str) -> manifests.Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             f"There is no snapshot in {path!r}: it has no {manifests.NAME}."
+            f"{where_snapshots_are(path)}"
         ) from None
     return manifests.decode(data, name)
 

@@ -1,0 +1,78 @@
+"""Recovery points in a directory: how they are found, and told apart."""
+
+import os
+import pathlib
+import re
+import shutil
+
+import small_models as small
+import snapshot_util as util
+from absl.testing import absltest
+from model_building import generator
+from saving_util import TestCase
+
+import tf_ext
+from tf_ext.callbacks import point_files
+
+
+class LatestPointTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        self.root = self.directory()
+        self.model = small.compiled(small.functional(small.table()))
+        features, labels = small.batch(generator(self))
+        self.model.fit(
+            features,
+            labels,
+            batch_size=16,
+            verbose=0,
+            callbacks=[tf_ext.callbacks.TableSnapshot(self.root)],
+        )
+        [self.point] = point_files.list_points(self.root)
+        self.file = os.path.join(self.point, "point.json")
+
+    def test_a_point_is_no_snapshot_and_says_where_they_are(self):
+        table = re.escape(repr(point_files.table_path(self.point, 0)))
+        where = f"Give the path of the snapshot of a table: {table}."
+        newest = re.escape(repr(self.point))
+        os.mkdir(os.path.join(self.root, "point-9999999999"))  # Unfinished.
+        for path, message in (
+            (self.point, f"It is a recovery point. {where}"),
+            (
+                self.root,
+                "It holds recovery points, the newest complete one in "
+                f"{newest}. {where}",
+            ),
+        ):
+            message = (
+                f"There is no snapshot in {re.escape(repr(path))}: it has no "
+                f"manifest.json. {message}$"
+            )
+            with self.assertRaisesRegex(FileNotFoundError, message):
+                tf_ext.snapshot.open_snapshot(path)
+            with self.assertRaisesRegex(FileNotFoundError, message):
+                self.model.tables[0].load(path)
+            status, out, err = util.run_command("inspect", path)
+            self.assertEqual((status, out), (2, ""))
+            self.assertRegex(err.rstrip(), message)
+
+    def test_latest_point(self):
+        latest = tf_ext.callbacks.latest_point
+        self.assertEqual(latest(self.root), self.point)
+        self.assertEqual(latest(pathlib.Path(self.root)), self.point)
+        self.assertEqual(latest(f"file://{self.root}/"), self.point)
+        self.assertIsNone(latest(os.path.join(self.root, "none")))
+        self.assertIsNone(latest(self.point))
+        # Neither unfinished nor damaged ones.
+        newer = point_files.path_of(self.root, 10_000_000_000)
+        os.mkdir(newer)
+        self.assertEqual(latest(self.root), self.point)
+        shutil.copy(self.file, newer)
+        self.assertEqual(latest(self.root), newer)
+        with open(os.path.join(newer, "point.json"), "r+b") as file:
+            file.truncate(100)
+        self.assertEqual(latest(self.root), self.point)
+
+
+if __name__ == "__main__":
+    absltest.main()
