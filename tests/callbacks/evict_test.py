@@ -125,7 +125,9 @@ class EvictTest(tf.test.TestCase, parameterized.TestCase):
     def test_refuses_models_without_statistics(self):
         model = self._model()
         with self.assertRaisesRegex(ValueError, "was made with `statistics`"):
-            model.fit(self.data, callbacks=[Evict(1, decay=0.5)], verbose=0)
+            model.fit(self.data, callbacks=[Evict(999, decay=0.5)], verbose=0)
+        # Before the first step.
+        self.assertEqual(model.tables[0].size(), 0)
 
     @parameterized.parameters(0, -1, 1.5, True, "1")
     def test_refuses_steps(self, steps):
@@ -139,7 +141,8 @@ class EvictTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(
             ValueError, "The model of Evict must have a table that was made"
         ):
-            model.fit(self.data, callbacks=[Evict(steps=1)], verbose=0)
+            model.fit(self.data, callbacks=[Evict(steps=999)], verbose=0)
+        self.assertEqual(model.tables[0].size(), 0)
 
 
 class _Stop(keras.callbacks.Callback):

@@ -267,9 +267,19 @@ class StatisticsTest(tf.test.TestCase, parameterized.TestCase):
         (lambda: Score(1, require="both"), "`require` of Score must be"),
         (lambda: Capacity(1, by="click"), "`by` of Capacity must be"),
         (
-            lambda: _table(None, eviction=Score(1)).evict(),
+            lambda: _table(None, eviction=Score(1)),
             "its rows do not hold the field 'show'. Make it with "
             "statistics=['show'].",
+        ),
+        (
+            lambda: _table(None, eviction=Capacity(9, by="show")),
+            "its rows do not hold the field 'show'. Make it with "
+            "statistics=['show'].",
+        ),
+        (
+            lambda: _table(["show"], eviction=Score(1, click_weight=1)),
+            "its rows do not hold the field 'click'. Make it with "
+            "statistics=['show', 'click'].",
         ),
         (
             lambda: _table(None, eviction=Unseen(1)).evict(

@@ -31,9 +31,9 @@ class Evict(EverySteps):
         their last evictions.
 
     Raises:
-      ValueError: if an argument is invalid; or, at the first eviction, if no
-        table of the model was created with `eviction`, or, with `decay`, none
-        with `statistics`.
+      ValueError: if an argument is invalid; or, when `fit` begins (at the first
+        eviction if the model is not built by then), if no table of the model
+        was created with `eviction`, or, with `decay`, none with `statistics`.
 
     Example:
     >>> import tf_ext
@@ -51,15 +51,19 @@ class Evict(EverySteps):
         self.decay = None if decay is None else float(decay)
         self.evicted: dict[str, Evicted] = {}
 
+    def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
+        """Called by Keras."""
+        super().on_train_begin(logs)
+        if self.model.built:
+            self._tables()
+
     def act(self, step: int, logs: dict[str, typing.Any]) -> None:
         """Evicts rows after a step."""
         del logs
-        # Found lazily, once the model is built.
-        tables = tables_of(self.model)
-        if self.decay is not None:
-            for table in self._those(tables, "statistics"):
-                table.decay_statistics(self.decay)
-        for table in self._those(tables, "eviction"):
+        decaying, evicting = self._tables()
+        for table in decaying:
+            table.decay_statistics(self.decay)
+        for table in evicting:
             by_steps = table.config.get("last_seen") == "step"
             evicted = table.evict(now=step if by_steps else None)
             self.evicted[table.name] = evicted
@@ -70,6 +74,13 @@ class Evict(EverySteps):
                 evicted.examined,
                 table.name,
             )
+
+    def _tables(self) -> tuple[list[typing.Any], list[typing.Any]]:
+        """The tables whose statistics decay, and those that evict."""
+        tables = tables_of(self.model)
+        decays = self.decay is not None
+        decaying = self._those(tables, "statistics") if decays else []
+        return decaying, self._those(tables, "eviction")
 
     def _those(
         self, tables: list[typing.Any], made_with: str

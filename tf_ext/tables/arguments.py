@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tf_ext import eviction as policies
 from tf_ext._checks import refuse
 
 
@@ -34,3 +35,13 @@ def statistics_list(names: Sequence[str] | None) -> list[str]:
         '["show"], ["show", "click"] or None',
         names,
     )
+
+
+def policy_for(
+    name: str, eviction: policies.Policy | None, statistics: Sequence[str]
+) -> policies.Policy | None:
+    """The argument `eviction` of a table with a name and statistics."""
+    policy = policies.get(eviction)
+    if policy is not None:
+        policy.check(name, policy.last_seen, len(statistics))
+    return policy

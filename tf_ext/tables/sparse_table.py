@@ -110,7 +110,7 @@ class SparseTable(
         slots are stored; counts of steps are int32 in any case.
 
     Raises:
-      ValueError: if an argument is none of these.
+      ValueError: if an argument is none of these, or lacks another it needs.
 
     Example:
     >>> import tf_ext
@@ -173,8 +173,8 @@ class SparseTable(
         self.seed = int(seed)
         self.optimizer = sparse_optimizers.get(optimizer, self.dim)
         self.initializer = initializers.get(initializer)
-        self.eviction = policies.get(eviction)
         self.statistics = arguments.statistics_list(statistics)
+        self.eviction = arguments.policy_for(name, eviction, self.statistics)
         self.admission = admissions.get(admission)
         self.unknown = unknown
         self._dtype_of_weights = dtype
