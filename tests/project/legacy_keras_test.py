@@ -137,6 +137,7 @@ _BY_DEFAULT = {
     "layers/sequences_test.py",
     "models/composed_optimizers_test.py",
     "models/input_casting_test.py",
+    "models/input_kinds_test.py",
     "models/model_test.py",
     "optimizers/clipping_test.py",
     "optimizers/keras_rules_test.py",
