@@ -10,6 +10,8 @@ from multi_worker_cases import export
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.data.epochs import epochs_of
+from tf_ext.models.fit_arguments import makes_dataset
 
 # Of each file, of which each tenth is malformed. The two have other kinds.
 _RECORDS, _EVERY, _FILES = 160, 10, 2
@@ -65,8 +67,17 @@ def read(format, shard=None):
 def fit(made, data, errors):
     """Trains; returns what the errors and the logs of `fit` say."""
     logs = tf_ext.callbacks.ReadErrorLogs(errors)
-    history = made.fit(data, epochs=EPOCHS, callbacks=[logs], verbose=0).history
+    [epoch] = epochs_of(data(None) if makes_dataset(data) else data)
+    told = []
+    tell = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: told.append(epoch.number)
+    )
+    callbacks = [logs, tell]
+    history = made.fit(data, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    history = history.history
     return {
+        # Which the order of shuffled files depends on.
+        "epochs": [*dict.fromkeys(told), epoch.number],
         "state": errors.state(),
         "by_file": logs.by_file,
         "records": history["read_records"],
@@ -122,6 +133,7 @@ def check_counts(test, written, found, files=range(_FILES)):
     """
     counts = {file: reasons for file, (_, reasons) in written.items()}
     test.assertEqual(found["by_file"], counts)
+    test.assertEqual(found["epochs"], [*range(EPOCHS), 0])
     test.assertEqual(found["records"], [_FILES * _RECORDS] * EPOCHS)
     malformed = _FILES * _RECORDS // _EVERY
     test.assertEqual(found["errors"], [malformed] * EPOCHS)

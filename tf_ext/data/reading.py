@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_ext._checks import check_count, is_int, refuse
 from tf_ext.data.arrow import require_pyarrow
 from tf_ext.data.csv_files import CsvFiles
+from tf_ext.data.epochs import Epoch, mark
 from tf_ext.data.errors import ReadErrors, check_max_errors
 from tf_ext.data.json_files import JsonFiles
 from tf_ext.data.parquet_files import ParquetFiles
@@ -52,9 +53,11 @@ def read(
     than `max_errors` end the reading with an error. docs/data.md lists what is
     malformed in each format.
 
-    The dataset is the same each time it is read, also with `shuffle`, so that
-    `fit` with `tf_ext.callbacks.TableSnapshot` continues a killed training with
-    the sample after the last one. The records are parsed in this process: give
+    With `shuffle`, each epoch of `tf_ext.Model.fit` has another order, which
+    depends only on `seed` and on the number of the epoch, so that `fit` with
+    `tf_ext.callbacks.TableSnapshot` continues a killed training with the sample
+    after the last one. Elsewhere the dataset has the order of the first epoch
+    each time it is read. The records are parsed in this process: give
     `fit` the dataset, or under MultiWorkerMirroredStrategy a function from the
     `tf.distribute.InputContext`, as `shard`, to the dataset.
 
@@ -72,9 +75,8 @@ def read(
       shuffle: int, how many records are shuffled together; files are shuffled,
         too. None: in order.
       seed: int, of the order.
-      repeat: bool, whether it goes on without end; with `shuffle`, each pass
-        has another order. Without, each iteration has the order of the first
-        pass.
+      repeat: bool, whether the dataset repeats the files endlessly; with
+        `shuffle`, each pass over them has another order.
       shard: `(index, count)` or a tf.distribute.InputContext: only each
         `count`-th file, from `index`; there must be at least `count` files.
       max_errors: float, the greatest share of malformed records.
@@ -235,6 +237,7 @@ class _Passes:
         errors: ReadErrors,
         threads: int,
     ) -> None:
+        self.epoch = Epoch()
         self._reader = reader
         self._files = files
         self._batch_size = batch_size
@@ -247,7 +250,7 @@ class _Passes:
 
     def windows(self) -> Generator[_Window, None, None]:
         """Yields windows; all but a pass's last one are of whole batches."""
-        for number in itertools.count():
+        for number in itertools.count(self.epoch.number):
             some = False
             for window in self._of_pass(number):
                 some = True
@@ -371,4 +374,5 @@ def _dataset(
     ).with_options(options)
     # Each stage counts the bytes of all strings of an element, so they are made
     # in the last one.
-    return windows.flat_map(begins).map(batch).prefetch(tf.data.AUTOTUNE)
+    batches = windows.flat_map(begins).map(batch).prefetch(tf.data.AUTOTUNE)
+    return mark(batches, [passes.epoch])

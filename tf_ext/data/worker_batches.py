@@ -5,6 +5,7 @@ import typing
 import tensorflow as tf
 
 from tf_ext._compat.sparse_specs import CuttableSparseSpec
+from tf_ext.data.epochs import epochs_of, mark
 
 
 def variable_batch_size(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -35,7 +36,7 @@ def variable_batch_size(dataset: tf.data.Dataset) -> tf.data.Dataset:
         tf.data.experimental.to_variant(dataset),
         tf.nest.map_structure(_cuttable, relaxed_spec(dataset.element_spec)),
     )
-    return relaxed.with_options(dataset.options())
+    return mark(relaxed.with_options(dataset.options()), epochs_of(dataset))
 
 
 def auto_sharded(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
+from tf_ext.data.epochs import tell_epoch
 from tf_ext.models.batch_packing import Joining, Packing
 from tf_ext.models.fit_arguments import make_dataset
 
@@ -43,6 +44,9 @@ class _AnyWorkerFeed:
     def ended(self) -> Collection[int]:
         """The indices of workers that have no data left: none."""
         return ()
+
+    def tell_epoch(self, number: int) -> None:
+        """Told the number of the epoch that comes next, from 0."""
 
 
 class Feed(_AnyWorkerFeed):
@@ -117,6 +121,11 @@ class Feed(_AnyWorkerFeed):
     def explaining_errors() -> contextlib.AbstractContextManager[None]:
         """No errors to explain: the coordinator knows where the data end."""
         return contextlib.nullcontext()
+
+    def tell_epoch(self, number: int) -> None:
+        # With `steps`, epochs are parts of one iteration.
+        if self._steps is None:
+            tell_epoch(self._dataset, number)
 
     def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
         """Yields the packed batches of the next epoch, joined if several.

@@ -141,6 +141,9 @@ class ShareFeed:
         with self._lock:
             return {*self._ended}
 
+    def tell_epoch(self, number: int) -> None:
+        """Told the number of the epoch that comes next, from 0."""
+
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         """Each worker's data start again; returns both arguments."""
         if first_step:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext.data import worker_batches
+from tf_ext.data.epochs import tell_epoch
 from tf_ext.models.fit_arguments import dataset_of, makes_dataset
 from tf_ext.models.optional_batches import as_optional, with_sizes
 from tf_ext.regimes import SynchronousRegime
@@ -77,6 +78,12 @@ class SynchronousFeed:
         """The steps that what `epoch` yields is for: one."""
         del sent
         return 1
+
+    def tell_epoch(self, number: int) -> None:
+        """Told the number of the epoch that comes next, from 0."""
+        # With `steps`, epochs are parts of one iteration.
+        if self._steps is None:
+            tell_epoch(self._dataset, number)
 
     def epoch(
         self, first_step: int = 0

@@ -22,6 +22,7 @@ from tf_ext.data import worker_batches
 from tf_ext.distribute import naming_lost_tasks
 from tf_ext.models import recommenders, resume
 from tf_ext.models.building import wrapped_optimizers
+from tf_ext.models.epoch_order import telling_epochs
 from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.parameter_server_loop import ParameterServerLoop
 from tf_ext.models.steps import MOST_UNROLLED
@@ -96,7 +97,8 @@ class KerasTraining:
         """
         self._check_overlap(options)
         call = functools.partial(self._call_keras, keras_fit)
-        return resume.fit(self._model, call, given)
+        with telling_epochs(given):
+            return resume.fit(self._model, call, given)
 
     def run(
         self,

@@ -74,18 +74,23 @@ class TrainingLoop(abc.ABC):
             model, arguments["initial_epoch"], feed.num_batches
         )
         if point is not None:
+            feed.tell_epoch(point.epoch)
             epoch, first_step = feed.go_on(point.epoch, point.step_in_epoch)
             tell_position(
                 model, point.path, epoch, first_step, arguments["epochs"]
             )
         logs = None
-        while epoch < arguments["epochs"] and not model.stop_training:
-            model.reset_metrics()
-            callbacks.on_epoch_begin(epoch)
-            logs = self._train_epoch(feed, callbacks, first_step, options)
-            logs.update(self._validate(arguments, callbacks, epoch))
-            callbacks.on_epoch_end(epoch, logs)
-            epoch, first_step = epoch + 1, 0
+        try:
+            while epoch < arguments["epochs"] and not model.stop_training:
+                model.reset_metrics()
+                callbacks.on_epoch_begin(epoch)
+                feed.tell_epoch(epoch)
+                logs = self._train_epoch(feed, callbacks, first_step, options)
+                logs.update(self._validate(arguments, callbacks, epoch))
+                callbacks.on_epoch_end(epoch, logs)
+                epoch, first_step = epoch + 1, 0
+        finally:
+            feed.tell_epoch(0)  # As other readers find it.
         callbacks.on_train_end(logs)
         return model.history
 

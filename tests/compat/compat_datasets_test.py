@@ -1,0 +1,38 @@
+"""The datasets that a dataset reads can be found from it."""
+
+import unittest
+
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tf_ext._compat import datasets
+
+_WRAPPERS = {
+    "itself": lambda d: d,
+    "map": lambda d: d.map(lambda x: x + 1),
+    "batch": lambda d: d.batch(2).unbatch(),
+    "filter": lambda d: d.filter(lambda x: x > 0),
+    "prefetch": lambda d: d.prefetch(tf.data.AUTOTUNE),
+    "take": lambda d: d.skip(1).take(2).repeat(2).shard(2, 1),
+    "shuffle": lambda d: d.shuffle(3).cache(),
+    "options": lambda d: d.with_options(tf.data.Options()),
+    "apply": lambda d: d.apply(lambda e: e.enumerate().ignore_errors()),
+    "concatenate": lambda d: tf.data.Dataset.range(1).concatenate(d),
+    "zip": lambda d: tf.data.Dataset.zip((tf.data.Dataset.range(1), d)),
+    "sample": lambda d: tf.data.Dataset.sample_from_datasets([d, d]),
+    "flat_map": lambda d: d.flat_map(tf.data.Dataset.range),
+}
+
+
+class PartsTest(parameterized.TestCase):
+    @parameterized.named_parameters(*_WRAPPERS.items())
+    def test_a_source_is_found_once(self, wrap):
+        source = tf.data.Dataset.range(4)
+        other = tf.data.Dataset.range(4)
+        found = list(datasets.parts_of(wrap(source)))
+        self.assertEqual(sum(one is source for one in found), 1)
+        self.assertFalse(any(one is other for one in found))
+
+
+if __name__ == "__main__":
+    unittest.main()
