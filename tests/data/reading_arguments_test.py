@@ -3,6 +3,7 @@
 import pathlib
 import tempfile
 
+import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from readable_files import SCHEMA, Field, good_line
@@ -55,8 +56,16 @@ class ArgumentsTest(parameterized.TestCase):
                 lambda: tf_ext.data.read(self.path, SCHEMA, batch_size=1)
             ).get_concrete_function()
 
+    @parameterized.parameters(tf.float32, np.float32, np.dtype("float32"))
+    def test_types_of_fields(self, dtype):
+        field = tf_ext.data.Field("a", dtype, default=0.5)
+        self.assertEqual(field, tf_ext.data.Field("a", "float32", default=0.5))
+
     @parameterized.parameters(
         ({"name": ""}, "name"),
+        ({"dtype": tf.float64}, "dtype"),
+        ({"dtype": np.bool_}, "dtype"),
+        ({"dtype": float}, "dtype"),
         ({"dtype": "float64"}, "dtype"),
         ({"default": 3}, "default"),
         ({"dtype": "int32", "default": 2**31}, "default"),

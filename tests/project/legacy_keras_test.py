@@ -118,6 +118,7 @@ _WITHOUT_KERAS = {
     "tables/eviction_test.py",
     "tables/random_programs_test.py",
     "tables/sharding_test.py",
+    "tables/table_arguments_test.py",
 }
 
 # Files of what is written for each Keras by itself: they run again by default,

@@ -6,6 +6,7 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext._checks import refuse
@@ -28,8 +29,9 @@ class Field:
 
     Attributes:
       name: string, also the name of the feature.
-      dtype: "string", "int32", "int64", "float32", or "unused" for a field that
-        is left out of the dataset, where the position of fields matters.
+      dtype: "string", "int32", "int64", "float32" (or the tf.DType or NumPy
+        dtype of that name), or "unused" for a field that is left out of the
+        dataset, where the position of fields matters.
       default: what a missing value is read as; for strings "" unless given. A
         number without a default must be present: a record without it is
         malformed. Of a bag, None: a missing bag is empty.
@@ -55,7 +57,12 @@ class Field:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             refuse("Field", "name", "a string that is not empty", self.name)
-        if self.dtype not in (*DTYPES, UNUSED):
+        if isinstance(self.dtype, type) and issubclass(self.dtype, np.generic):
+            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if isinstance(self.dtype, tf.DType | np.dtype):
+            object.__setattr__(self, "dtype", self.dtype.name)
+        allowed_types = (*DTYPES, UNUSED)
+        if not isinstance(self.dtype, str) or self.dtype not in allowed_types:
             names = ", ".join(map(repr, (*DTYPES, UNUSED)))
             refuse(self._owner, "dtype", f"one of {names}", self.dtype)
         for argument in ("separator", "weight_separator"):

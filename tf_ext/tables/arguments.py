@@ -1,6 +1,9 @@
 """Checks of the arguments of `SparseTable`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy.typing as npt
+import tensorflow as tf
 
 from tf_ext import eviction as policies
 from tf_ext._checks import refuse
@@ -45,3 +48,22 @@ def policy_for(
     if policy is not None:
         policy.check(name, policy.last_seen, len(statistics))
     return policy
+
+
+def fields_to_set(
+    fields: Mapping[str, tf.Tensor | npt.ArrayLike],
+) -> dict[str, tf.Tensor]:
+    """The argument `fields` of `import_rows`; float64, NumPy's, is rounded."""
+    if not isinstance(fields, Mapping):
+        shape = getattr(fields, "shape", None)
+        found = fields if shape is None else f"of shape {tuple(shape)}"
+        allowed = (
+            "a dict from names of fields to arrays [n, count], such as "
+            '{"weights": ...}'
+        )
+        refuse("SparseTable.import_rows", "fields", allowed, found)
+    values = {key: tf.convert_to_tensor(one) for key, one in fields.items()}
+    return {
+        key: tf.cast(one, tf.float32) if one.dtype == tf.float64 else one
+        for key, one in values.items()
+    }

@@ -16,6 +16,7 @@ from tf_ext import initializers, ops
 from tf_ext._checks import is_int, refuse
 from tf_ext._compat.calls import is_saving_to_train_on
 from tf_ext._compat.checkpoints import OwnChildren
+from tf_ext._compat.op_errors import in_own_words
 from tf_ext._compat.scalars import scalar
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops._signs import to_signs
@@ -159,10 +160,8 @@ class SparseTable(
             )
         seed = 0 if seed is None else seed
         if not is_int(seed) or not 0 <= seed < 2**64:
-            raise ValueError(
-                "Argument `seed` of SparseTable must be an integer from 0 to "
-                f"2^64 - 1, or None. Received: seed={seed!r}"
-            )
+            allowed = "an integer from 0 to 2^64 - 1, or None"
+            refuse("SparseTable", "seed", allowed, seed)
         if unknown not in ("initial", "zeros"):
             refuse("SparseTable", "unknown", "'initial' or 'zeros'", unknown)
         arguments.check_dtypes(dtype, slot_dtype)
@@ -240,8 +239,6 @@ class SparseTable(
             entries["slot_dtype"] = self.slot_dtype
         return config_text(entries)
 
-    # Keras
-
     @property
     def dtype(self) -> str:
         """The type in which weights are stored, a string.
@@ -302,8 +299,6 @@ class SparseTable(
             children["rows"] = self.rows.served
         return children
 
-    # Rows
-
     def pull(
         self,
         signs: tf.Tensor | npt.ArrayLike,
@@ -330,6 +325,7 @@ class SparseTable(
             tf.concat([tf.shape(signs), [self.dim]], 0),
         )
 
+    @in_own_words()
     def push(
         self,
         signs: tf.Tensor | npt.ArrayLike,
@@ -385,15 +381,9 @@ class SparseTable(
                 )
             step = 1
         if not tf.is_tensor(step) and not is_int(step):
-            raise ValueError(
-                "Argument `step` of SparseTable.push must be an integer. "
-                f"Received: step={step!r}"
-            )
+            refuse("SparseTable.push", "step", "an integer", step)
         if time is not None and not tf.is_tensor(time) and not is_int(time):
-            raise ValueError(
-                "Argument `time` of SparseTable.push must be an integer or "
-                f"None. Received: time={time!r}"
-            )
+            refuse("SparseTable.push", "time", "an integer or None", time)
         step = scalar(step, tf.int64)
         signs = to_signs(signs, "SparseTable.push")
         gradients = tf.convert_to_tensor(gradients, tf.float32)
@@ -470,6 +460,7 @@ class SparseTable(
         signs, values = self.rows.export()
         return signs.numpy(), {k: v.numpy() for k, v in values.items()}
 
+    @in_own_words()
     def import_rows(
         self,
         signs: tf.Tensor | npt.ArrayLike,
@@ -486,10 +477,16 @@ class SparseTable(
 
         Returns:
           int, the number of rows set.
+
+        Raises:
+          ValueError: `fields` is not a dict.
+          tf.errors.InvalidArgumentError: other shapes, types or fields.
         """
         signs = to_signs(signs, "SparseTable.import_rows")
-        return int(self.rows.import_rows(signs, dict(fields)))
+        values = arguments.fields_to_set(fields)
+        return int(self.rows.import_rows(signs, values))
 
+    @in_own_words()
     def erase(self, signs: tf.Tensor | npt.ArrayLike) -> int:
         """Removes rows; returns how many of the signs `[n]` had one."""
         return int(self.rows.erase(to_signs(signs, "SparseTable.erase")))
