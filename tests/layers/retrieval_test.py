@@ -242,6 +242,40 @@ class IndexTest(RetrievalTest):
             self.assertEqual(layer.add(ids, np.ones((7, _DIM))), 7)
 
     @parameterized.parameters(*_BOTH)
+    def test_before_the_first_index(self, id_dtype):
+        layer = Retrieval(_DIM, id_dtype=id_dtype, name="finder")
+        model = _model(layer)
+        path = f"{tempfile.mkdtemp(dir=self.get_temp_dir())}/model.keras"
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        queries = _vectors(self.rng, 2)
+        self.assertEqual((layer.size, layer.ids.tolist()), (0, []))
+        for call in (
+            lambda: layer(queries),
+            lambda: model(queries),
+            lambda: model.predict(queries, verbose=0),
+            lambda: loaded.predict(queries, verbose=0),
+        ):
+            with self.assertRaises(tf.errors.InvalidArgumentError) as caught:
+                call()
+            self.assertIn(
+                "The Retrieval layer 'finder' has no candidates yet. Call its "
+                "`index`",
+                caught.exception.message,
+            )
+        with self.assertRaises(tf.errors.InvalidArgumentError) as caught:
+            model.predict(queries, verbose=0)
+        self.assertStartsWith(caught.exception.message, "The Retrieval layer")
+        ids = _ids(self.rng, 1, id_dtype)
+        self.assertEqual(layer.add(ids, np.ones((1, _DIM))), 1)
+        _, found = model.predict(queries, verbose=0)
+        self.assertEqual(found[:, 0].tolist(), [ids[0], ids[0]])
+        # An index that has become empty finds nothing.
+        layer.remove(ids)
+        scores, _ = model.predict(queries, verbose=0)
+        self.assertAllEqual(scores, np.full((2, 10), -np.inf))
+
+    @parameterized.parameters(*_BOTH)
     def test_index_from_dataset(self, id_dtype):
         ids, vectors = _ids(self.rng, 100, id_dtype), _vectors(self.rng, 100)
         dataset = tf.data.Dataset.from_tensor_slices((ids.tolist(), vectors))

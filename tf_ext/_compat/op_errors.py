@@ -25,6 +25,8 @@ _AROUND = re.compile(
 )
 
 
+# Parts of the names of tf_ext's ops, and of its assertions in graphs.
+_OPS = ("TfExt>", "/columns_to_bags/", "/retrieval_has_index/")
 # What messages begin with that something was added to.
 _ADDED = ("in user code", "Exception encountered when calling")
 _FILES = re.compile(r'^ *File "([^"\n]+)", line ', re.MULTILINE)
@@ -44,7 +46,7 @@ def own_words(message):
 
 def _is_ours(message):
     """Whether one of tf_ext's ops failed."""
-    return any(name in message for name in ("TfExt>", "/columns_to_bags/"))
+    return any(name in message for name in _OPS)
 
 
 def _of_shapes(message):

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext._checks import refuse
+from tf_ext.ops._stock.checks import check
 
 Array: typing.TypeAlias = npt.NDArray[typing.Any]
 
@@ -16,6 +17,37 @@ ID_DTYPES = ("int64", "string")
 MISSING: dict[str, int | str] = {"int64": -1, "string": ""}
 
 _SHOWN = 3
+
+# Ids before the first `index`; those of candidates are distinct. A restored
+# checkpoint, and a graph, tell it from an index that has become empty.
+NO_INDEX: dict[str, list[int | str]] = {
+    dtype: [missing] * 2 for dtype, missing in MISSING.items()
+}
+
+
+def has_index(
+    name: str, ids: tf.Tensor, embeddings: tf.Tensor
+) -> list[tf.Operation]:
+    """Checks, to depend on, that a layer of a name has been indexed.
+
+    Raises:
+      tf.errors.InvalidArgumentError: eagerly, if it has not.
+    """
+    never = (tf.size(ids) == 2) & (tf.shape(embeddings)[0] == 0)
+    text = (
+        f"The Retrieval layer {name!r} has no candidates yet. Call its "
+        "`index`, `index_from_dataset`, `index_from_table` or `add`, or load a "
+        "model that has an index."
+    )
+    with tf.name_scope("retrieval_has_index"):
+        return check(tf.logical_not(never), text)
+
+
+def to_pair(owner: str, batch: typing.Any) -> tuple[typing.Any, typing.Any]:
+    """The ids and the embeddings of an element of a dataset."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        refuse(owner, "dataset", "of pairs (ids, embeddings)", batch)
+    return batch[0], batch[1]
 
 
 def to_ids(owner: str, ids: typing.Any, id_dtype: str) -> Array:

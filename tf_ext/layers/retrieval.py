@@ -14,12 +14,15 @@ from tf_ext.layers import top_k
 from tf_ext.layers.candidates import (
     ID_DTYPES,
     MISSING,
+    NO_INDEX,
     Array,
+    has_index,
     pack_text,
     places_of,
     shown,
     to_embeddings,
     to_ids,
+    to_pair,
     unpack_text,
 )
 from tf_ext.tables import keras_store
@@ -74,7 +77,8 @@ class Retrieval(keras.layers.Layer):
     Raises:
       ValueError: an argument is out of its range, or has another shape or dtype
         than these.
-      tf.errors.InvalidArgumentError: when called, a query is not finite.
+      tf.errors.InvalidArgumentError: when called, a query is not finite, or
+        there has been no index yet.
 
     Example:
     >>> retrieval = tf_ext.layers.Retrieval(dim=2, k=2, id_dtype="string")
@@ -126,9 +130,14 @@ class Retrieval(keras.layers.Layer):
                 embeddings=variable("embeddings", "float32", None, self.dim),
                 ids=variable("ids", id_dtype, None),
             )
+        self._forget()
         self.built = True
 
     # The index
+
+    def _forget(self) -> None:
+        no_index = tf.constant(NO_INDEX[self.id_dtype], self.id_dtype)
+        self._stored.ids.assign(no_index)
 
     @property
     def ids(self) -> Array:
@@ -136,7 +145,8 @@ class Retrieval(keras.layers.Layer):
 
         A NumPy array `[n]`, of int64 or of bytes.
         """
-        return tf.convert_to_tensor(self._stored.ids).numpy()
+        ids = tf.convert_to_tensor(self._stored.ids).numpy()
+        return ids[: len(self.embeddings)]
 
     @property
     def embeddings(self) -> Array:
@@ -179,7 +189,7 @@ class Retrieval(keras.layers.Layer):
         embeddings: list[Array] = []
         owner = f"{_NAME}.index_from_dataset"
         for batch in dataset:
-            found, vectors = _pair(owner, batch)
+            found, vectors = to_pair(owner, batch)
             ids.append(to_ids(owner, found, self.id_dtype))
             vectors = to_embeddings(owner, vectors, len(ids[-1]), self.dim)
             embeddings.append(vectors)
@@ -298,6 +308,8 @@ class Retrieval(keras.layers.Layer):
         queries = self._checked_queries(queries)
         embeddings = tf.convert_to_tensor(self._stored.embeddings)
         ids = tf.convert_to_tensor(self._stored.ids)
+        with tf.control_dependencies(has_index(self.name, ids, embeddings)):
+            queries = tf.identity(queries)
         excluded, wanted = self._checked_exclusions(exclusions, k)
         scores, places = top_k.blocked_top_k(
             queries, embeddings, wanted, self.block_size
@@ -334,7 +346,7 @@ class Retrieval(keras.layers.Layer):
         k = self._checked_k(k)
         queries = self._checked_queries(queries)
         excluded, wanted = self._checked_exclusions(exclusions, k)
-        ids, embeddings = _pair(owner, dataset.element_spec)
+        ids, embeddings = to_pair(owner, dataset.element_spec)
         if tf.as_dtype(ids.dtype) != self.id_dtype or ids.shape.rank != 1:
             refuse(owner, "dataset", f"of ids [n] of {self.id_dtype}", ids)
         _check_vectors(owner, "dataset", embeddings, self.dim)
@@ -429,6 +441,8 @@ class Retrieval(keras.layers.Layer):
         embeddings = to_embeddings(owner, embeddings, len(ids), self.dim)
         if not keras_store.checks_only():
             self._assign(ids, embeddings)
+            if not len(ids):
+                self._forget()  # Files do not tell it from an empty index.
 
     def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments, for Keras's savers."""
@@ -438,12 +452,6 @@ class Retrieval(keras.layers.Layer):
             "id_dtype": self.id_dtype,
             "block_size": self.block_size,
         }
-
-
-def _pair(owner: str, batch: typing.Any) -> tuple[typing.Any, typing.Any]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        refuse(owner, "dataset", "of pairs (ids, embeddings)", batch)
-    return batch[0], batch[1]
 
 
 def _signs(owner: str, ids: Array, column: typing.Any) -> Array | tf.Tensor:
