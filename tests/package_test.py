@@ -182,7 +182,12 @@ class LazyImportTest(absltest.TestCase):
     def test_every_public_name_is_there(self):
         for name in tf_ext.__all__:
             self.assertIsNotNone(getattr(tf_ext, name), name)
-        self.assertContainsSubset(tf_ext.__all__, dir(tf_ext))
+        self.assertCountEqual(tf_ext.__all__, dir(tf_ext))
+        for name in tf_ext._SUBPACKAGES:
+            module = getattr(tf_ext, name)
+            self.assertCountEqual(module.__all__, dir(module), name)
+            for public in dir(module):
+                self.assertTrue(hasattr(module, public), f"{name}.{public}")
 
     def test_every_public_name_has_one_path(self):
         paths = collections.defaultdict(list)

@@ -15,6 +15,10 @@ from tf_ext._keras import keras
 __all__ = ["Count", "Policy", "Probability", "get"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class Policy(_policy.Policy):
     """Base class of admission policies."""
 

@@ -16,6 +16,11 @@ from tf_ext._keras import keras
 
 __all__ = ["Capacity", "Evicted", "Policy", "Score", "Unseen", "get"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 _MOST = 2**31 - 1  # The largest value of `last_seen`.
 
 

@@ -34,6 +34,11 @@ __all__ = [
     "initial_rows",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 HASH_VERSION = _core.HASH_VERSION
 """The version of the definition of signs above."""
 

@@ -23,6 +23,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class Initializer:
     """Base class of initializers: a `kind` and its float parameters.
 

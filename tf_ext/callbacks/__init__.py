@@ -17,3 +17,7 @@ __all__ = [
     "UserMetrics",
     "latest_point",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

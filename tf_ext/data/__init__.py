@@ -23,3 +23,7 @@ __all__ = [
     "variable_batch_size",
     "worker_share",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

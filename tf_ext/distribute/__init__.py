@@ -40,3 +40,7 @@ __all__ = [
     "run_local_workers",
     "run_with_recovery",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -27,3 +27,7 @@ __all__ = [
     "crossed_column",
     "sequence_category_column",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

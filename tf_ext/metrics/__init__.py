@@ -13,3 +13,7 @@ __all__ = [
     "ndcg_at_k",
     "recall_at_k",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -54,3 +54,7 @@ __all__ = [
     "sum_segments",
     "unique_by_shard",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,3 +20,7 @@ __all__ = [
     "versions",
     "weights_only",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -36,3 +36,7 @@ __all__ = [
     "reshard",
     "to_parquet",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,3 +4,7 @@ from tf_ext.distribute.metrics_server import MetricsServer, serve_metrics
 from tf_ext.utils.sidecar_evaluator import SidecarEvaluator
 
 __all__ = ["MetricsServer", "SidecarEvaluator", "serve_metrics"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
