@@ -117,7 +117,22 @@ class WritersTest(TestCase):
             self.assertNotIn(os.path.basename(claim), os.listdir(path))
             self.assertEqual(util.loaded(path), contents(table))
 
-    def test_a_directory_that_is_gone_is_another_writers(self):
+    def test_a_directory_that_is_removed_during_a_save(self):
+        path = os.path.join(self.directory(), "gone")
+        table = self._large()
+        slow = _SlowSave(table, path)
+        shutil.rmtree(path)
+        slow.join()
+        self.assertIsInstance(slow.error, SnapshotConflictError)
+        self.assertRegex(
+            str(slow.error),
+            rf"^Saving table 'user' in '{path}' was aborted: the directory "
+            rf"{path} was removed meanwhile",
+        )
+        table.save(path)
+        self.assertEqual(util.loaded(path, dim=64), contents(table))
+
+    def test_a_directory_that_is_removed_before_it_is_held(self):
         path = os.path.join(self.directory(), "gone")
         os.mkdir(path)
         claim = claims.Claim(path, "Saving")
@@ -125,7 +140,7 @@ class WritersTest(TestCase):
             pass
         shutil.rmtree(path)
         with self.assertRaisesRegex(
-            SnapshotConflictError, "^Saving was aborted: another writer has"
+            SnapshotConflictError, f"^Saving was aborted: the directory {path} "
         ):
             with claim.held():
                 self.fail("Nobody holds what is not there.")

@@ -64,7 +64,10 @@ class Claim:
             self.check()
 
     def check(self) -> None:
-        """Raises SnapshotConflictError if another writer took the directory."""
+        """Raises SnapshotConflictError if the directory is another writer's.
+
+        Also if it was removed.
+        """
         try:
             with self._storage.reader(join(self._directory, self._name)):
                 return
@@ -101,6 +104,12 @@ class Claim:
             for match in map(_NAME.fullmatch, self._others())
             if match
         ]
+        if not processes and not self._storage.exists(self._directory):
+            return SnapshotConflictError(
+                f"{self._what} was aborted: the directory {self._directory} "
+                "was removed meanwhile, and what had been written to it. Write "
+                "again, and keep the directory until that has ended."
+            )
         return SnapshotConflictError(
             f"{self._what} was aborted: another writer"
             f"{f' ({processes[0]})' if processes else ''} has started to write "

@@ -119,6 +119,11 @@ class _Local:
         _sync_directory(os.path.dirname(name))
 
     @staticmethod
+    def exists(path: str) -> bool:
+        """Whether there is a file or a directory."""
+        return os.path.exists(path)
+
+    @staticmethod
     def names(directory: str) -> list[str]:
         """The names in a directory; none if it does not exist."""
         return os.listdir(directory) if os.path.exists(directory) else []
@@ -185,6 +190,10 @@ class _TensorFlow:
     def replace(self, part: str, name: str) -> None:
         with self._errors():
             self._tf.io.gfile.rename(part, name, overwrite=True)
+
+    def exists(self, path: str) -> bool:
+        with self._errors():
+            return bool(self._tf.io.gfile.exists(path))
 
     def names(self, directory: str) -> list[str]:
         with self._errors():
