@@ -37,6 +37,16 @@ class ModelsTest(absltest.TestCase):
         self.assertIn(inner, models.sublayers(outer))
         self.assertNotIn(inner.layers[-1], models.sublayers(outer))
 
+    def test_what_a_summary_counts(self):
+        model = _dense()
+        lines = []
+        for _ in range(2):
+            with models.counting_weights(model, model.weights[:1]):
+                model.summary(print_fn=lambda line, **_: lines.append(line))
+        text = "\n".join(lines)
+        self.assertEqual(text.count("Trainable params: 1 "), 2)
+        self.assertLen(model.trainable_weights, 2)
+
     def test_inputs_without_casts(self):
         class Model(keras.Model):
             def __init__(self, init=None):

@@ -1,5 +1,6 @@
 """What Keras's models do not make public."""
 
+import contextlib
 import re
 import typing
 
@@ -23,6 +24,28 @@ def layers_of(model):
     Seen in: Keras 3.15, tf_keras 2.21.
     """
     return list(model._flatten_layers())
+
+
+@contextlib.contextmanager
+def counting_weights(model, weights):
+    """The context of `summary`, which counts these as trainable parameters.
+
+    Seen in: Keras 3.15, tf_keras 2.21.
+
+    Args:
+      model: keras.Model.
+      weights: list of variables.
+    """
+    # Not by `setattr`, which would make them weights of the model.
+    name = "_collected_trainable_weights"
+    before = model.__dict__.get(name)
+    model.__dict__[name] = weights
+    try:
+        yield
+    finally:
+        del model.__dict__[name]
+        if before is not None:
+            model.__dict__[name] = before
 
 
 def sublayers(layer):

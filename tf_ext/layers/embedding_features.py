@@ -26,7 +26,7 @@ from tf_ext.regimes import (
     Regime,
     regime_of_tables,
 )
-from tf_ext.tables import cloning
+from tf_ext.tables import cloning, shadow
 from tf_ext.tables.sparse_table import SparseTable
 
 _Inputs = Mapping[str, typing.Any]
@@ -421,6 +421,10 @@ class EmbeddingFeatures(keras.layers.Layer):
         shapes = list(input_shape.values())
         batch = shapes[0][0] if shapes else None
         return self._outputs(lambda shape, _: (batch, *shape))
+
+    def count_params(self) -> int:
+        """As in Keras, without tables, whose rows are no parameters."""
+        return shadow.count_without(super().count_params(), self.tables)
 
     def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments, for Keras's savers."""

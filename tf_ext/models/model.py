@@ -35,12 +35,13 @@ from tf_ext.models.recorded_call import export_signature, record_call
 from tf_ext.models.replaced_inputs import replaced_inputs
 from tf_ext.models.resume import awaiting_sigterm
 from tf_ext.models.saving import refuse_hdf5, save_whole, variables_put_back
+from tf_ext.models.summary import print_summary
 from tf_ext.models.training import check_callbacks, training_of
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
 from tf_ext.tables import keras_store
 from tf_ext.tables.find import tables_of
-from tf_ext.tables.shadow import refusal, set_weights_refusal
+from tf_ext.tables.shadow import count_without, refusal, set_weights_refusal
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -407,6 +408,18 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
     def _strategy_of_replicas(self) -> tf.distribute.Strategy | None:
         regime = regime_of_model(self)
         return regime.strategy if regime.num_replicas > 1 else None
+
+    def count_params(self) -> int:
+        """As `keras.Model.count_params`, without tables."""
+        return count_without(super().count_params(), self.tables)
+
+    def summary(self, *args: typing.Any, **kwargs: typing.Any) -> None:
+        """As `keras.Model.summary`, with a line for each table.
+
+        Tables have no parameters in it, but for those that are not trained.
+        """
+        given = inspect.signature(super().summary).bind(*args, **kwargs)
+        print_summary(self, super().summary, given)
 
     @property
     def tables(self) -> list[SparseTable]:

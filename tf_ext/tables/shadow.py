@@ -67,3 +67,13 @@ def table_of(variable):
     """The table whose shadow `variable` is, or None."""
     reference = getattr(variable, _TABLE, None)
     return None if reference is None else reference()
+
+
+def count_without(count, tables):
+    """Keras's count of parameters, without the shadows of tables.
+
+    Args:
+      count: int.
+      tables: list of distinct tables.
+    """
+    return count - sum(table.dim for table in tables)
