@@ -369,7 +369,7 @@ def _integer(path, number, text):
         return int(text)
     except ValueError:
         raise ValueError(
-            f"{path}, line {number}: {text!r} is no integer."
+            f"{path}, line {number}: {text!r} is not an integer."
         ) from None
 
 

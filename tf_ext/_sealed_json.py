@@ -90,7 +90,7 @@ def _without_repetition(
     if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the member {_SHOWN.repr(twice)} is there twice.")
+        raise ValueError(f"the member {_SHOWN.repr(twice)} occurs twice.")
     return members
 
 

@@ -200,9 +200,10 @@ class Score(Policy):
 
     The score of a row is `show_weight * show + click_weight * click`. Let the
     statistics decay (`SparseTable.decay_statistics`), so that they measure how
-    often ids occur nowadays. The default is TensorNet's threshold of `show`.
-    Paddle's `nonclk_coeff * (show - click) + click_coeff * click` has the
-    weights `show_weight=nonclk_coeff, click_weight=click_coeff - nonclk_coeff`.
+    often ids have occurred recently. The default is TensorNet's threshold of
+    `show`. Paddle's `nonclk_coeff * (show - click) + click_coeff * click` has
+    the weights `show_weight=nonclk_coeff,
+    click_weight=click_coeff - nonclk_coeff`.
 
     Args:
       threshold: float, the lowest score of a row that is kept.

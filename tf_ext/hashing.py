@@ -184,7 +184,7 @@ def initial_rows(config: str, signs: npt.ArrayLike) -> npt.NDArray[np.float32]:
       float32 `[..., dim]`, with the same bits as in the table.
 
     Raises:
-      ValueError: a configuration of no table, or signs that are no integers of
+      ValueError: a configuration of no table, or signs that are not integers of
         up to 64 bits.
 
     Example:

@@ -212,7 +212,7 @@ class TableSnapshotTest(TestCase):
             [
                 f"There is nothing left to train: the recovery point {path} is "
                 "at the end of epoch 3, and `epochs` of fit is 3. To train "
-                "further, give more epochs; to train anew, give TableSnapshot "
+                "further, give more epochs; to start again, give TableSnapshot "
                 "another directory."
             ],
         )

@@ -233,7 +233,7 @@ class MovieLensTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.named_parameters(
         ("columns", "u.user", "1|2|M|x\n", r"u.user, line 1: .* 5 .*has 4: '1"),
-        ("text", "u.user", "a|2|M|x|1\n", r"u.user, line 1: 'a' is no integer"),
+        ("text", "u.user", "a|2|M|x|1\n", "u.user, line 1: 'a' is not an int"),
         ("flag", "u.item", "1|||" + "|0" * 19 + "|7\n", "u.item, line 1: .*0"),
         ("rating", "ua.base", "1\t1\t6\t9\n", "ua.base: .*1 to 5.* 6"),
         ("user", "ua.test", "1\t1\t5\t9\n99\t1\t5\t9\n",

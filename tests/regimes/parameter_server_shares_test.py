@@ -244,7 +244,9 @@ class SharesTest(TestCase, parameterized.TestCase):
         self.assertLen(point_files.list_points(directory), 1)
         with self.assertLogs("tensorflow", "WARNING") as logs:
             model, recorder = train()
-        self.assertRegex("".join(logs.output), "datasets of epoch 0 begin anew")
+        self.assertRegex(
+            "".join(logs.output), "datasets of epoch 0 start again"
+        )
         # Six steps of the first epoch, then both epochs as a whole.
         self.assertEqual(recorder.ended, [*range(6, 22), *range(16)])
         self.assertEqual(number(model.optimizer.iterations), 6 + 2 * 16)

@@ -182,7 +182,7 @@ class KerasFileTest(TestCase):
     @parameterized.named_parameters(
         ("count", {"counts": lambda v: v * 9}, {}, "from -4 to 4 and not 0"),
         ("zero", {"counts": lambda v: v * 0}, {}, "but one is 0"),
-        ("twice", {"signs": lambda v: v * 0}, {}, "0 is there twice"),
+        ("twice", {"signs": lambda v: v * 0}, {}, "0 occurs twice"),
         ("dtype", {"counts": lambda v: v.astype("f4")}, {}, "are int64 .* flo"),
         ("length", {"counts": lambda v: v[:3]}, {}, r"int32 \[3, 1\]"),
         ("bits", {"signs": None}, {}, "'counters_000000_signs' has the CRC32C"),
@@ -232,7 +232,7 @@ class KerasFileTest(TestCase):
 class CheckpointTest(TestCase):
     @parameterized.named_parameters(
         ("count", "counts", lambda v: v * 9, "from -4 to 4 and not 0"),
-        ("twice", "signs", lambda v: v * 0, "0 is there twice"),
+        ("twice", "signs", lambda v: v * 0, "0 occurs twice"),
         ("length", "counts", lambda v: v[:3], r"int32 \[3, 1\]"),
         ("period", "period", lambda v: v - 9, "must be from 0 to"),
     )

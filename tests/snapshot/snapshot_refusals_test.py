@@ -187,7 +187,7 @@ class SnapshotRefusalsTest(TestCase):
         for body, message in (
             (b"[1", "it must be a JSON object|it is no JSON"),
             (b"{" + b'"a":[' * 100_000, "it is no JSON of a snapshot"),
-            (b'{"format": 1,\n"format": 1', "'format' is there twice"),
+            (b'{"format": 1,\n"format": 1', "'format' occurs twice"),
             (b"\xff", "it is no JSON of a snapshot: 'utf-8' codec"),
             (b'{"format": 1' + b"0" * 5000, "it is no JSON of a snapshot"),
             (b'{"format": "1"', "member format must be an integer, but is '1'"),

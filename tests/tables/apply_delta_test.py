@@ -271,7 +271,7 @@ class ReadersTest(tf.test.TestCase, parameterized.TestCase):
         try:
             for number in range(2, deltas + 1):
                 if number == 8:
-                    # A chain begins anew.
+                    # A new chain begins.
                     trained.end_incremental()
                 trained.erase(stay[: 200 * number])
                 set_rows(stay, number)

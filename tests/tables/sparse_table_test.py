@@ -205,7 +205,7 @@ class PushTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(
             ValueError,
             "'items' follows the model optimizer's learning rate, and `push` "
-            "knows of no model: pass `learning_rate=`",
+            "is called without one: pass `learning_rate=`",
         ):
             _table(optimizers.SparseSGD()).push([1], [[1.0, 2.0]])
 

@@ -159,8 +159,8 @@ class ReadErrors:
         raise TooManyErrorsError(
             f"{self._errors} of the first {self._records} records are "
             f"malformed, a share above max_errors={max_errors}. Of the first "
-            f"files: {found}. Mend the files or the schema, or allow a larger "
-            "share."
+            f"files: {found}. Correct the files or the schema, or allow a "
+            "larger share."
         )
 
 

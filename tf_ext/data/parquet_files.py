@@ -65,7 +65,7 @@ class ParquetFiles:
             except _errors() as error:
                 raise DamagedFileError(
                     f"{file} cannot be read as Parquet: its footer is damaged "
-                    f"or absent ({_short(error)}). Mend the file or leave it "
+                    f"or absent ({_short(error)}). Repair the file or leave it "
                     "out."
                 ) from error
             self._check(file, schema)

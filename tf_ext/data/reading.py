@@ -48,7 +48,7 @@ def read(
 ) -> tf.data.Dataset:
     r"""Reads files of records into batches.
 
-    A malformed record costs that record alone. It is counted by file and
+    Only malformed records are left out. They are counted by file and
     reason, and the first few are logged with file and line, record or row; more
     than `max_errors` end the reading with an error. docs/data.md lists what is
     malformed in each format.

@@ -79,7 +79,7 @@ class RecordFiles:
         if size:
             raise DamagedFileError(
                 f"{file} ends within record {first}, which begins at byte "
-                f"{place}: it was not written to its end. Mend the file or "
+                f"{place}: it was not written to its end. Repair the file or "
                 "leave it out."
             )
 

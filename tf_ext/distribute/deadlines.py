@@ -1,4 +1,4 @@
-"""Time limits for calls that may wait without end."""
+"""Time limits for calls that may wait forever."""
 
 import queue
 import threading

@@ -1,7 +1,7 @@
 """Checks of what answers at the address of a task.
 
 A server of TensorFlow speaks HTTP/2, and sends its settings as soon as a client
-connects. TensorFlow would wait without end for anything else that listens
+connects. TensorFlow would wait forever for anything else that listens
 there, and for a server process that is stopped, as the system still accepts
 connections for it.
 """

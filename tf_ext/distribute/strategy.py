@@ -114,7 +114,7 @@ def _connected(
     except tf.errors.OpError as error:
         raise RuntimeError(
             "TensorFlow could not connect to the workers and parameter "
-            f"servers, {named(tasks)}. See that servers of TensorFlow listen "
+            f"servers, {named(tasks)}. Check that servers of TensorFlow listen "
             f"there, and nothing in between. TensorFlow says: {error.message}"
         ) from error
     check_cluster(strategy, deadline - time.monotonic())
@@ -326,6 +326,6 @@ def _no_answer(tasks: dict[str, str]) -> TimeoutError:
     return TimeoutError(
         f"While this program connected, one of {named(tasks)} did not answer, "
         "though something that speaks HTTP/2 listens at all of these "
-        "addresses. See that these are servers of TensorFlow, with no proxy "
+        "addresses. Check that these are servers of TensorFlow, with no proxy "
         "in between, that are not overloaded and reach each other."
     )

@@ -149,7 +149,7 @@ class ShareFeed:
         if first_step:
             tf.get_logger().warning(
                 "The position in data that workers read is no part of a "
-                "recovery point: their datasets of epoch %d begin anew.",
+                "recovery point: their datasets of epoch %d start again.",
                 epoch,
             )
         return epoch, first_step

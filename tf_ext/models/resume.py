@@ -98,7 +98,7 @@ def fit(
     if passed and dataset is None:
         _LOG.warning(
             "The position in data that are no dataset and no arrays cannot be "
-            "restored: epoch %d begins anew.",
+            "restored: epoch %d starts again.",
             point.epoch,
         )
     if dataset is None:
@@ -129,7 +129,7 @@ def tell_position(
         _LOG.warning(
             "There is nothing left to train: the recovery point %s is at the "
             "end of epoch %d, and `epochs` of fit is %d. To train further, "
-            "give more epochs; to train anew, give TableSnapshot another "
+            "give more epochs; to start again, give TableSnapshot another "
             "directory.",
             path,
             epoch,

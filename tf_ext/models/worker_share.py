@@ -126,5 +126,5 @@ class Share:
         return [first[:-1], *others, steps]
 
     def forget(self) -> None:
-        """Has the epoch begin anew: the worker may have lost its data."""
+        """Has the epoch start again: the worker may have lost its data."""
         self.left = self._dataset = self._iterator = None

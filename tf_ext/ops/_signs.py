@@ -16,7 +16,7 @@ def to_signs(signs, function):
       int64 tensor of the same shape.
 
     Raises:
-      ValueError: if they are no integers: floats, booleans, strings, ...
+      ValueError: if they are not integers: floats, booleans, strings, ...
     """
     if isinstance(signs, tf.Tensor) and signs.dtype == tf.int64:
         return tf.convert_to_tensor(signs)  # captures eager tensors in graphs

@@ -175,7 +175,7 @@ class Check:
             )
         new = self._seen.add_from_the_end(signs)
         if not new.all():
-            raise self._damaged(f"{signs[~new][0]} is there twice.")
+            raise self._damaged(f"{signs[~new][0]} occurs twice.")
 
     def _damaged(self, what):
         return ValueError(

@@ -359,17 +359,17 @@ class SparseTable(
           have a row or get one.
 
         Raises:
-          ValueError: if no learning rate is known, `step` is no integer or is
-            missing, or `statistics` are given to a table without or of another
-            shape.
+          ValueError: if no learning rate is known, `step` is missing or is not
+            an integer, or `statistics` are given to a table without or of
+            another shape.
           tf.errors.InvalidArgumentError: if shapes do not match, or gradients
             or statistics are not finite; the table is unchanged.
         """
         if learning_rate is None and self.optimizer.learning_rate is None:
             raise ValueError(
                 f"Table {self.name!r} follows the model optimizer's learning "
-                "rate, and `push` knows of no model: pass `learning_rate=`. "
-                "Received: learning_rate=None"
+                "rate, and `push` is called without one: pass "
+                "`learning_rate=`. Received: learning_rate=None"
             )
         if step is None:
             if {self.dtype, self.slot_dtype} != {"float32"}:
