@@ -304,6 +304,22 @@ class LocalClusterTest(LocalClusterTestCase):
         self.assertLen(pids, 2)
         processes.wait_until_ended(pids)
 
+    def test_tensorflow_works_silently_after_it(self):
+        done = subprocess.run(
+            [sys.executable, "-P", SUPPORT / "ended_cluster_program.py"],
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-4000:])
+        self.assertEqual(done.stdout, "8 8 9 3.0\n" * 2)
+        for name in ("first", "second"):
+            _, _, later = done.stderr.partition(f"after {name}\n")
+            later, _, _ = later.partition(f"end of {name}\n")
+            self.assertNotIn("remote", later)
+            self.assertNotIn("GRPC", later)
+        self.assertLess(done.stderr.count("failed to connect"), 20)
+
     def test_takes_other_ports_when_one_is_taken(self):
         free_ports = local.free_ports
         with socket.create_server(("", 0)) as taken:

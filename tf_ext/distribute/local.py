@@ -1,5 +1,6 @@
 """A cluster of processes on this machine, for development and tests."""
 
+import contextlib
 import json
 import pathlib
 import tempfile
@@ -91,6 +92,7 @@ class LocalCluster:
         self._fork_server: typing.Any = None
         self._processes: typing.Any = None
         self._strategies: weakref.WeakSet[typing.Any] = weakref.WeakSet()
+        self._is_connected = False
         # Held where processes are started and ended.
         self._lock = threading.RLock()
         self._closing = threading.Event()
@@ -122,6 +124,7 @@ class LocalCluster:
         Args:
           **options: of `tf_ext.distribute.parameter_server_strategy`.
         """
+        self._is_connected = True
         strategy = parameter_server_strategy(self.cluster, **options)
         self._strategies.add(strategy)
         return strategy
@@ -249,8 +252,27 @@ class LocalCluster:
             coordinators.keep(strategy)
         self._processes.close()
         self._fork_server.close()
+        if self._is_connected:
+            # Not before: it would wait for a process that is stopped.
+            _disconnect()
         self._folder.cleanup()
         self.cluster = None
+
+
+def _disconnect() -> None:
+    """Has TensorFlow forget the tasks of the cluster.
+
+    It sends each new function to all tasks, also to those that have ended, and
+    logs an error for each. What is on this process's devices stays there.
+    """
+    # It only is about the log.
+    with contextlib.suppress(tf.errors.OpError):
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec({"chief": [f"127.0.0.1:{free_ports(1)[0]}"]}),
+            job_name="chief",
+            task_index=0,
+            make_master_device_default=False,
+        )
 
 
 class _PortInUseError(RuntimeError):
