@@ -118,9 +118,18 @@ class ToArraysTest(tf.test.TestCase, parameterized.TestCase):
                 [[text.encode() for text in bag] for bag in _RAGGED],
             )
 
-    def test_what_cannot_be_converted_is_left_to_keras(self):
+    def test_what_cannot_be_converted_is_refused(self):
         for data in (np.array([None, "a"], object), ["a", None]):
-            self.assertIs(to_arrays(data), data)
+            with self.assertRaisesRegex(ValueError, "'u' must have a value"):
+                to_arrays({"u": data})
+        with self.assertRaisesRegex(
+            ValueError, r"str \(row 0\), float \(row 1"
+        ):
+            to_arrays({"u": ["a", 1.5]})
+
+    def test_texts_of_different_lengths(self):
+        array = np.array(["a", "bcd"], np.dtypes.StringDType())
+        self.assertAllEqual(to_arrays(array), [b"a", b"bcd"])
 
 
 if __name__ == "__main__":

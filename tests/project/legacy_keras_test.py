@@ -137,6 +137,7 @@ _BY_DEFAULT = {
     "layers/embedding_features_test.py",
     "layers/sequences_test.py",
     "models/composed_optimizers_test.py",
+    "models/frames_test.py",
     "models/input_casting_test.py",
     "models/input_kinds_test.py",
     "models/model_test.py",

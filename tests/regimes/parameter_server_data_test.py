@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import reading_cases
 import tensorflow as tf
 from absl.testing import parameterized
@@ -162,6 +163,20 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
             model.fit(util.data(96, 32), steps_per_epoch=5, verbose=0)
         self.assertRegex("".join(logs.output), "ended after 3 of 5 steps")
         self.assertEqual(number(model.optimizer.iterations), 3)
+
+    def test_frames(self):
+        pandas = pytest.importorskip("pandas")
+        features, labels = util.arrays(96)
+        frame = pandas.DataFrame({"id": features["id"][:, 0]})
+        with _CLUSTER.strategy.scope():
+            model = util.model()
+        expected = model.predict(features, verbose=0)
+        features["id"] = frame["id"].astype("Int64")
+        self.assertAllClose(model.predict(features, verbose=0), expected)
+        labels = pandas.Series(labels[:, 0])
+        model.fit(features, labels, verbose=0)
+        self.assertEqual(number(model.optimizer.iterations), 3)
+        model.evaluate(features, labels, verbose=0)
 
     def test_generators_are_refused(self):
         with _CLUSTER.strategy.scope():

@@ -193,7 +193,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
             not the rows, a table that not exactly one part of a composed
             optimizer trains, or an argument that the strategy does not support.
         """
-        given = bind_data(super().fit, args, kwargs)
+        given = bind_data(self, super().fit, args, kwargs)
         check_callbacks(given.arguments.get("callbacks"))
         options = FitOptions(max_inflight_steps, overlap_steps)
         options.check()
@@ -217,7 +217,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         kwargs: dict[str, typing.Any],
     ) -> typing.Any:
         """Calls `evaluate` or `predict`."""
-        given = bind_data(method, args, kwargs)
+        given = bind_data(self, method, args, kwargs)
         with self._explaining_errors():
             return training_of(self).run(name, method, given)
 
@@ -229,7 +229,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
     ) -> typing.Any:
         """Calls `train_on_batch` or a similar method."""
         training_of(self).check_one_batch(method.__name__)
-        given = bind_data(method, args, kwargs)
+        given = bind_data(self, method, args, kwargs)
         with self._explaining_errors():
             return method(*given.args, **given.kwargs)
 
