@@ -141,6 +141,7 @@ _BY_DEFAULT = {
     "models/input_casting_test.py",
     "models/input_kinds_test.py",
     "models/model_test.py",
+    "models/read_errors_test.py",
     "optimizers/clipping_test.py",
     "optimizers/keras_rules_test.py",
     "optimizers/optimizer_test.py",

@@ -147,6 +147,17 @@ class InputErrorTest(tf.test.TestCase):
                     "update its moving averages on a replica without samples",
                 )
 
+    def test_files_that_cannot_be_read(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras reads data by itself.")
+        for result in _CASES[cases.unreadable_file]:
+            self.assertRegex(
+                result["error"],
+                "^TooManyErrorsError: The data of a worker cannot be read, "
+                "which ends the training of all. Worker 1: 1 of the first 1 "
+                "records are malformed",
+            )
+
 
 class ArgumentTest(tf.test.TestCase):
     def _assert_refused(self, name, text):

@@ -1,6 +1,7 @@
 """What `fit`, `evaluate` and `predict` read on a cluster."""
 
 import contextlib
+import os
 
 import numpy as np
 import parameter_server_util as util
@@ -144,6 +145,27 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
             shown = export(model.tables[0])["show"]
             reading_cases.check(self, written, shown, reading_cases.EPOCHS)
             model.tables[0].clear()
+
+    def test_files_that_cannot_be_read(self):
+        with _CLUSTER.strategy.scope():
+            model = util.model()
+        path = os.path.join(self.get_temp_dir(), "unreadable.csv")
+        with open(path, "w") as file:
+            file.write("x,1\n" * 9)
+        field = tf_ext.data.Field
+        schema = tf_ext.data.Schema([field("id", "int64"), field("user")])
+
+        def completed(record):
+            ids = record["id"][:, tf.newaxis]
+            numbers = tf.zeros([tf.size(ids), util.FEATURES])
+            return {"id": ids, "numbers": numbers}, tf.zeros_like(ids)
+
+        data = tf_ext.data.read(path, schema, batch_size=4).map(completed)
+        for method in (model.fit, model.evaluate, model.predict):
+            with self.assertRaisesRegex(
+                tf_ext.data.TooManyErrorsError, r"\A9 of the first 9 records"
+            ):
+                method(data, verbose=0)
 
     def test_functions_whose_data_ends(self):
         with _CLUSTER.strategy.scope():

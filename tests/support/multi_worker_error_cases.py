@@ -1,6 +1,8 @@
 """Errors on one worker, which all workers must raise."""
 
+import os
 import re
+import tempfile
 import types
 
 import numpy as np
@@ -143,6 +145,32 @@ class Sums(tf_ext.Model):
 
     def call(self, inputs, training=None):
         return tf.reduce_sum(self.layer(inputs, training=training), 1, True)
+
+
+def unreadable_file(worker):
+    """One worker's file has no record that is well-formed."""
+    with worker.strategy.scope():
+        model = _dense_model()
+    field = tf_ext.data.Field
+    schema = tf_ext.data.Schema(
+        [
+            field("label", "float32"),
+            field("user", "int64"),
+            field("items", "int64", separator="|"),
+        ],
+        label="label",
+    )
+    folder = tempfile.mkdtemp()
+    path = os.path.join(folder, "clicks.csv")
+    with open(path, "w") as file:
+        file.write("0.5,1,2|3\n" if worker.rank != 1 else "?,1,2\n")
+
+    def data(_):
+        return tf_ext.data.read(path, schema, batch_size=1).map(
+            lambda x, y: (x, tf.repeat(y[:, tf.newaxis], 2 * DIM, axis=1))
+        )
+
+    return {"error": _error_of(lambda: model.fit(data, verbose=0))}
 
 
 # Gradients that are not finite.
@@ -313,3 +341,4 @@ CASES = [
 ]
 if IS_KERAS_3:  # tf_keras reads data by itself.
     CASES.append("pipeline_error")
+    CASES.append("unreadable_file")

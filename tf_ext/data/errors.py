@@ -1,10 +1,14 @@
 """Malformed records: how many there are, where, and when there are too many."""
 
 import collections
+import contextlib
 import logging
+import re
 import threading
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import tensorflow as tf
 
 from tf_ext._checks import is_finite, refuse
 
@@ -26,12 +30,66 @@ class Malformed(typing.NamedTuple):
     reason: str
 
 
-class DamagedFileError(ValueError):
+class ReadingError(tf.errors.InvalidArgumentError, ValueError):
+    """An error that ends the reading.
+
+    Datasets have errors of TensorFlow's classes only. It is one of them, too,
+    for programs that read a dataset as well as give it to `fit`.
+
+    Args:
+      message: string.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, None, message)
+
+    def as_text(self) -> str:
+        """The class and the message, on one line, for `naming_read_errors`."""
+        text = f"{type(self).__name__}: {' '.join(self.message.split())}"
+        return text.encode(errors="replace").decode()  # Of paths, too.
+
+
+class DamagedFileError(ReadingError):
     """A part of a file of unknown size cannot be read."""
 
 
-class TooManyErrorsError(ValueError):
+class TooManyErrorsError(ReadingError):
     """More records are malformed than `max_errors` allows."""
+
+
+_CLASSES = {one.__name__: one for one in (DamagedFileError, TooManyErrorsError)}
+# With what TensorFlow writes behind it.
+_AS_TEXT = re.compile(
+    rf"\b({'|'.join(_CLASSES)}): (.*?)(?:\s*\[\[\{{\{{node | \[Op:|$)",
+    re.MULTILINE,
+)
+
+
+def reading_error(text: str, before: str = "") -> ReadingError | None:
+    """The error of which another error's message tells; None if of none.
+
+    Args:
+      text: string that has `as_text` of it somewhere.
+      before: string, which begins its message.
+    """
+    found = _AS_TEXT.search(text)
+    if found is None:
+        return None
+    return _CLASSES[found[1]](before + found[2])
+
+
+@contextlib.contextmanager
+def naming_read_errors() -> Iterator[None]:
+    """Gives the errors of reading their classes, behind a dataset."""
+    try:
+        yield
+    except ReadingError:
+        raise
+    except tf.errors.InvalidArgumentError as error:
+        found = reading_error(error.message)
+        if found is None:
+            raise
+        raise found from None
 
 
 class ReadErrors:

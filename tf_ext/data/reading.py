@@ -17,12 +17,13 @@ from tf_ext._checks import check_count, is_int, refuse
 from tf_ext.data.arrow import require_pyarrow
 from tf_ext.data.csv_files import CsvFiles
 from tf_ext.data.epochs import Epoch, mark
-from tf_ext.data.errors import ReadErrors, check_max_errors
+from tf_ext.data.errors import ReadErrors, ReadingError, check_max_errors
 from tf_ext.data.json_files import JsonFiles
 from tf_ext.data.parquet_files import ParquetFiles
 from tf_ext.data.parts import Layout, Parsed, Part, concat
 from tf_ext.data.record_files import RecordFiles
 from tf_ext.data.schema import Schema, is_list
+from tf_ext.ops import _wire
 
 _NAME = "read"
 _TEXT = ("csv", "tsv")
@@ -348,16 +349,28 @@ def _dataset(
     options: tf.data.Options,
 ) -> tf.data.Dataset:
     """The batches of the windows of `passes`."""
+    signature = (
+        tf.TensorSpec([], tf.string),  # An error.
+        tf.TensorSpec([None], tf.int64),
+        *layout.signature,
+    )
 
     def generate() -> Iterator[tuple[typing.Any, ...]]:
-        with contextlib.closing(passes.windows()) as windows:
-            for window in windows:
-                yield (window.order, *layout.tensors(window.part))
+        try:
+            with contextlib.closing(passes.windows()) as windows:
+                for window in windows:
+                    yield ("", window.order, *layout.tensors(window.part))
+        except ReadingError as error:
+            # To a function's error TensorFlow would add all frames of Python.
+            yield (error.as_text(), *map(_empty, signature[1:]))
 
     # AutoGraph would take longer than the reading of a small file.
     @tf.autograph.experimental.do_not_convert
-    def begins(order: tf.Tensor, *tensors: tf.Tensor) -> tf.data.Dataset:
-        rows = tf.size(order, tf.int64)
+    def begins(
+        error: tf.Tensor, order: tf.Tensor, *tensors: tf.Tensor
+    ) -> tf.data.Dataset:
+        with tf.control_dependencies([_wire.raise_error(error)]):
+            rows = tf.size(order, tf.int64)
         return tf.data.Dataset.range(0, rows, batch_size).map(
             lambda begin: (begin, order, *tensors)
         )
@@ -369,10 +382,14 @@ def _dataset(
         return layout.batch(tensors, order[begin : begin + batch_size])
 
     windows = tf.data.Dataset.from_generator(
-        generate,
-        output_signature=(tf.TensorSpec([None], tf.int64), *layout.signature),
+        generate, output_signature=signature
     ).with_options(options)
     # Each stage counts the bytes of all strings of an element, so they are made
     # in the last one.
     batches = windows.flat_map(begins).map(batch).prefetch(tf.data.AUTOTUNE)
     return mark(batches, [passes.epoch])
+
+
+def _empty(spec: tf.TensorSpec) -> npt.NDArray[typing.Any]:
+    shape = [size or 0 for size in spec.shape]
+    return np.empty(shape, spec.dtype.as_numpy_dtype)

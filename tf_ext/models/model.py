@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import os
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -19,6 +19,7 @@ from tf_ext._compat.models import (
 )
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.data.errors import naming_read_errors
 from tf_ext.layers.hashed_inputs import replaced_in
 from tf_ext.models import exporting, weighting
 from tf_ext.models.arrays import bind_data
@@ -233,8 +234,10 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         with self._explaining_errors():
             return method(*given.args, **given.kwargs)
 
-    def _explaining_errors(self) -> contextlib.AbstractContextManager[None]:
-        return in_own_words(self._naming_columns)
+    @contextlib.contextmanager
+    def _explaining_errors(self) -> Iterator[None]:
+        with in_own_words(self._naming_columns), naming_read_errors():
+            yield
 
     def _naming_columns(self, text: str) -> str:
         """Adds the columns to an error of a table's gradients.

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext.data import worker_batches
 from tf_ext.data.epochs import tell_epoch
+from tf_ext.data.errors import naming_read_errors, reading_error
 from tf_ext.models.fit_arguments import dataset_of, makes_dataset
 from tf_ext.models.optional_batches import as_optional, with_sizes
 from tf_ext.regimes import SynchronousRegime
@@ -164,7 +165,7 @@ class SynchronousFeed:
     def _read(self) -> list[int]:
         batch, size, error = None, 0, None
         try:
-            with in_own_words():
+            with in_own_words(), naming_read_errors():
                 batch, size = next(self._iterator, (None, 0))
         except Exception as caught:  # Raised when the other workers know it.
             error = caught
@@ -200,9 +201,14 @@ class SynchronousFeed:
     def _raise(self, error: Exception | None) -> typing.NoReturn:
         text = "" if error is None else f"{type(error).__name__}: {error}"
         first = self._regime.workers.first_error(tf.constant(text))
-        raise RuntimeError(
+        found = first.numpy().decode(errors="replace")
+        before = (
             "The data of a worker cannot be read, which ends the training of "
-            f"all. {first.numpy().decode(errors='replace')}"
+            "all. "
+        )
+        raise (
+            reading_error(found, f"{before}{found.partition(': ')[0]}: ")
+            or RuntimeError(before + found)
         ) from error
 
 
