@@ -476,6 +476,23 @@ class MalformedTest(_FilesTest):
         with self.assertRaisesRegex(Exception, r"Absent: \['y'\].*'x,z'"):
             self._one(path, [Field("x"), Field("y")], header=True)
 
+    def test_a_header_with_a_name_twice(self):
+        path = self._write("a.csv", "x,y,x\n1,2,3\n")
+        message = r"Absent: \[\]\. More than once: \['x'\]\."
+        with self.assertRaisesRegex(Exception, message):
+            self._one(path, [Field("x"), Field("y")], header=True)
+        found = self._one(path, [Field("y")], header=True)
+        self.assertEqual(found["y"], [b"2"])
+
+    def test_a_header_with_names_that_are_not_wanted(self):
+        path = self._write(
+            "a.csv", "id,,x,,id_2,id_2\n1,a,2,b,c\n3,a,4,b,c,d\n"
+        )
+        fields = [Field("x", "int32"), Field("id"), Field("id_2", "unused")]
+        found = self._one(path, fields, header=True, max_errors=0.5)
+        self.assertEqual(found["id"], [b"3"])
+        self.assertEqual(found["x"], [4])
+
 
 if __name__ == "__main__":
     absltest.main()

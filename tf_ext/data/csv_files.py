@@ -69,14 +69,22 @@ class CsvFiles:
             quoting=csv.QUOTE_MINIMAL if self._quoted else csv.QUOTE_NONE,
         )
         names = next(reader, [])
-        absent = [f.name for f in self._schema.used if f.name not in names]
-        if absent or len(set(names)) < len(names):
+        used = [field.name for field in self._schema.used]
+        absent = [name for name in used if name not in names]
+        repeated = [name for name in used if names.count(name) > 1]
+        if absent or repeated:
             raise DamagedFileError(
                 f"The header of {file} must have each field of the schema "
-                f"once. Absent: {absent}. Its first line: {text[:500]!r}. If "
-                "the file has no header, read it with header=False."
+                f"once. Absent: {absent}. More than once: {repeated}. Its "
+                f"first line: {text[:500]!r}. If the file has no header, read "
+                "it with header=False; a field that is not wanted is left out "
+                "of the schema."
             )
-        return names
+        # pyarrow does not take the same name twice.
+        return [
+            name if name in used else f"\0{column}"
+            for column, name in enumerate(names)
+        ]
 
     def _parse(self, block: Lines, names: list[str]) -> Parsed:
         separator = self._separator.encode() if self._quoted else None
