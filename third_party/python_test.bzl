@@ -6,7 +6,7 @@ _SCRIPT = """#!/bin/sh
 # pytest must use neither the source folder nor an installed tf_ext: the
 # runfiles, where this script starts, contain the tf_ext that was built.
 export PYTHONPATH="$PWD"
-exec '{python}' -m pytest -q -p no:cacheprovider -c pyproject.toml \\
+exec '{python}' -m pytest -q -n 0 -p no:cacheprovider -c pyproject.toml \\
     --junitxml="${{XML_OUTPUT_FILE:-/dev/null}}" '{main}'
 """
 
