@@ -4,9 +4,9 @@ import os
 import pathlib
 import sys
 
-from processes import CLUSTER_TESTS
-
 import tf_ext
+
+pytest_plugins = ["test_groups"]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
@@ -40,9 +40,7 @@ def pytest_sessionfinish(session):
 
 
 def pytest_ignore_collect(collection_path, config):
-    # cluster_test.py runs these files in processes of their own. One that is
-    # named on the command line runs in this one.
-    named = {pathlib.Path(a.partition("::")[0]).resolve() for a in config.args}
-    if collection_path in CLUSTER_TESTS and collection_path not in named:
-        return True
+    # A site takes minutes to build, and needs the extra `docs`.
+    if collection_path.name == "site_test.py":
+        return not any("site_test.py" in argument for argument in config.args)
     return None

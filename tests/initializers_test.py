@@ -1,12 +1,15 @@
 import math
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
 from tf_ext import initializers
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SEED = 20240917
 _ROWS, _DIM = 8192, 8

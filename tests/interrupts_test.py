@@ -12,6 +12,8 @@ from interrupt_program import CASES
 from processes import run
 from saving_util import TestCase
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _MOMENTS = 200
 _NAMES = tuple((name, name) for name in CASES)
 # It reads in threads of TensorFlow, which no interrupt reaches.

@@ -4,6 +4,7 @@ import tempfile
 import unittest
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -14,6 +15,8 @@ import tf_ext
 from tf_ext._compat.op_errors import own_words
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column
+
+pytestmark = pytest.mark.both_kerases
 
 _USER, _ITEM = category_column("user"), category_column("item")
 

@@ -3,6 +3,7 @@
 import unittest.mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import mirrored_strategy
@@ -11,6 +12,8 @@ from saving_util import contents
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.analysis import column_importance, importance
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SIZE = 300
 

@@ -3,6 +3,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, id_column, mirrored_strategy
@@ -11,6 +12,8 @@ from small_models import batch, compiled, functional, head, inputs, table
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import EarlyStopping
+
+pytestmark = pytest.mark.both_kerases
 
 # What the callback monitors: best in epoch 1, and training stops after 3.
 _VALUES = (3.0, 1.0, 2.0, 2.5, 0.5, 0.25)

@@ -1,6 +1,7 @@
 import os
 import tempfile
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, mirrored_strategy
@@ -10,6 +11,8 @@ from small_models import batch, compiled, functional, table
 from tf_ext import eviction
 from tf_ext._keras import keras
 from tf_ext.callbacks import Evict, TableSnapshot
+
+pytestmark = pytest.mark.both_kerases
 
 _STEPS, _BATCH = 12, 8
 _POLICY = eviction.Unseen(steps=4)

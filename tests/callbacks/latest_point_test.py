@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 
+import pytest
 import small_models as small
 import snapshot_util as util
 from absl.testing import absltest
@@ -13,6 +14,8 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext.callbacks import point_files
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 class LatestPointTest(TestCase):

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -13,6 +14,8 @@ from saving_util import TestCase, contents
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import point_files, preemption
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _BATCH, _STEPS, _EPOCHS = 16, 4, 3
 

@@ -11,6 +11,7 @@ import unittest.mock
 
 import numpy as np
 import processes
+import pytest
 import small_models as small
 import snapshot_restart_program as program
 import tensorflow as tf
@@ -23,6 +24,8 @@ from tf_ext._keras import keras
 from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import point_files, recovery_points
 from tf_ext.snapshot import SnapshotConflictError, open_snapshot
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _CASES = tuple(program.cases())
 # Where data end unexpectedly, Keras counts one more step now and then.

@@ -5,6 +5,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, mirrored_strategy
@@ -17,6 +18,8 @@ from tf_ext import admission, eviction
 from tf_ext._keras import keras
 from tf_ext.callbacks import Evict, TableStats, weight_samples
 from tf_ext.tables.shard import TableShard
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _STEPS, _BATCH = 12, 8
 _TOTALS = ("updated", "admitted", "evicted", "saturated")

@@ -2,6 +2,7 @@
 
 import metric_cases as cases
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import mirrored_strategy
@@ -9,6 +10,8 @@ from model_building import mirrored_strategy
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import UserMetrics
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _batches(features, *others, size=2):

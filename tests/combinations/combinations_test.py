@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 
 from tf_ext._keras import IS_KERAS_3
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 # Of workers, servers, and the same program in one process.
 _TOLERANCES = {"float32": 1e-5, "mixed_float16": 2e-2, "mixed_bfloat16": 4e-2}
 # Of a model and of what it was loaded from.

@@ -3,11 +3,14 @@
 import os
 import tempfile
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 from tf_ext._compat import checkpoints
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases
 
 
 class _Resource(checkpoints.SavedResource):

@@ -2,10 +2,13 @@
 
 import unittest
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 from tf_ext._compat import datasets
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _WRAPPERS = {
     "itself": lambda d: d,

@@ -3,12 +3,15 @@
 import gc
 import weakref
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 import tf_ext
 from tf_ext._compat import graphs, sparse_specs
 from tf_ext.ops import bag_ops
+
+pytestmark = pytest.mark.both_kerases
 
 
 class _Plan:

@@ -2,10 +2,13 @@
 
 import unittest
 
+import pytest
 import tensorflow as tf
 
 from tf_ext._compat import masks
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases
 
 
 class _Masked(keras.layers.Layer):

@@ -3,11 +3,14 @@
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 from tf_ext._compat import models
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases
 
 
 def _dense(inputs=None):

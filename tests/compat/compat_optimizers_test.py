@@ -3,12 +3,15 @@
 import gc
 import weakref
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 from model_building import mirrored_strategy
 
 from tf_ext._compat import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases
 
 
 def _variable():

@@ -4,11 +4,14 @@ import os
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 from tf_ext._compat import skipped_layers
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _checked = set()
 # Of each load: the layers, and how many files were found to have none. (Keras

@@ -1,12 +1,15 @@
 """Optimizers that do not know of tables still stop before they train one."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from model_building import mirrored_strategy
 
 from tf_ext._compat import counters, variables
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases
 
 _OPTIMIZERS = {
     name: getattr(keras.optimizers, name)

@@ -8,6 +8,7 @@ import time
 import unittest
 
 import parameter_server_util as util
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
@@ -15,6 +16,8 @@ import tf_ext
 from tf_ext._compat import cluster_errors, clusters
 from tf_ext.distribute.addresses import split_address
 from tf_ext.distribute.cluster import cluster_of
+
+pytestmark = pytest.mark.process
 
 
 def setUpModule():

@@ -31,6 +31,8 @@ from tf_ext.layers import EmbeddingFeatures
 from tf_ext.layers.hashed_inputs import hashed_features, replaced_in
 from tf_ext.models.batch_packing import Packing
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 
 def _sent(data):
     """Batches as a cluster's workers receive them."""

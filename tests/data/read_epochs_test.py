@@ -3,11 +3,14 @@
 import pathlib
 import tempfile
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 RECORDS, BATCH = 24, 5
 STEPS = 5  # of an epoch

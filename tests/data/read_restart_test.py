@@ -12,6 +12,8 @@ import readable_records as records
 from absl.testing import absltest, parameterized
 from paths import ROOT
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 # Within the first epoch, within the third, and never.
 _KILLED = (5, 12, 0)
 

@@ -22,7 +22,7 @@ from tf_ext import distribute
 from tf_ext.distribute import local
 from tf_ext.ops import _version_ops
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.process]
 
 _TASKS = [("worker", 0), ("ps", 0), ("ps", 1)]
 _STOP_TIMEOUT_SECONDS = 200

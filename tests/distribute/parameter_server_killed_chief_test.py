@@ -16,7 +16,7 @@ import tf_ext
 from tf_ext.distribute.ports import free_ports
 from tf_ext.distribute.strategy import table_owner
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.process]
 
 _PROGRAM = SUPPORT / "killed_chief_program.py"
 

@@ -8,6 +8,8 @@ from absl.testing import absltest
 from docs_util import blocks, program
 from processes import run_program
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 # Stands for the machines that a page has: their chief is the program below.
 _MACHINES = """
 import json, os

@@ -11,12 +11,15 @@ import tempfile
 import textwrap
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from docs_util import Block, blocks, definitions, program
 from paths import ROOT
 from processes import run_program
 
 from tf_ext._keras import IS_KERAS_3
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SNAPSHOTS = "docs/snapshots.md"
 _SERVING = "docs/serving.md"

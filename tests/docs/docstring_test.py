@@ -8,10 +8,13 @@ import importlib
 import pkgutil
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 import tf_ext
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _MODULES = ["tf_ext"] + [
     info.name

@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 import dcn
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _STEPS, _BATCH, _IDS = 300, 64, 50
 
 

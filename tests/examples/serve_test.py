@@ -10,6 +10,8 @@ import pytest
 from absl.testing import absltest
 from paths import ROOT
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _EXAMPLES = ROOT / "examples"
 _TIMEOUT_SECONDS = 300
 

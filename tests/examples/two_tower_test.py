@@ -15,6 +15,8 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 import two_tower
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 
 class TwoTowerTest(tf.test.TestCase):
     @pytest.mark.slow

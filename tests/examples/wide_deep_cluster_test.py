@@ -13,6 +13,8 @@ import pytest
 import tensorflow as tf
 from paths import ROOT
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _PROGRAM = ROOT / "examples" / "wide_deep.py"
 _TIMEOUT_SECONDS = 240
 _DATA = ("--examples=40000", "--batch_size=512", "--epochs=3")

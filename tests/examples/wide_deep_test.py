@@ -11,10 +11,13 @@ import sys
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from paths import ROOT
 from tensorflow import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _EXAMPLES = ROOT / "examples"
 _DATA = ROOT.parent / "shared" / "data"

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import INT64_MIN, MODES, named_cases
@@ -9,6 +10,8 @@ from tf_ext.feature_column import (
     columns_to_bags,
     crossed_column,
 )
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 keras = tf.keras
 

@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from ops_util import run_python
@@ -12,6 +13,8 @@ from tf_ext.feature_column import (
     category_column,
     crossed_column,
 )
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 keras = tf.keras
 

@@ -1,6 +1,7 @@
 """Columns of sequences: which ids they keep, and at which positions."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -13,6 +14,8 @@ from tf_ext.feature_column import (
     sequence_category_column,
 )
 from tf_ext.feature_column.bags import columns_to_bags_or_error, hash_batch
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _ONE_BATCH_SIZE = "must have one batch size, but that of a sequence is another"
 

@@ -3,12 +3,15 @@
 import os
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, mirrored_strategy, number
 
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers import BatchNormalization
+
+pytestmark = pytest.mark.both_kerases
 
 _FEATURES = 5
 _MOMENTUM = 0.7

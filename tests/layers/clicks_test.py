@@ -2,6 +2,7 @@
 
 import counted_rows
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import id_column
@@ -9,6 +10,8 @@ from model_building import id_column
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import clicks
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _layer(click="bought", **kwargs):

@@ -2,12 +2,15 @@
 
 import counted_rows
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, id_column, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _DIM = 3
 

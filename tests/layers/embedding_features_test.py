@@ -1,6 +1,7 @@
 import collections
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, id_column, rows_of
@@ -9,6 +10,8 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column, crossed_column
 from tf_ext.layers import EmbeddingFeatures
+
+pytestmark = pytest.mark.both_kerases
 
 _IDS = np.array([[3, 7], [3, 3], [-1, 5]])
 

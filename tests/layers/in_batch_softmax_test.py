@@ -1,6 +1,7 @@
 """`layers.InBatchSoftmax`: logits, accidental hits, gradients, replicas."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import two_tower_cases
 from absl.testing import parameterized
@@ -8,6 +9,8 @@ from model_building import generator, mirrored_strategy
 
 from tf_ext._keras import keras
 from tf_ext.layers import InBatchSoftmax
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 class InBatchSoftmaxTest(tf.test.TestCase, parameterized.TestCase):

@@ -3,6 +3,7 @@
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator
@@ -10,6 +11,8 @@ from model_building import generator
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import ItemFrequency
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _expected(batches, rate):

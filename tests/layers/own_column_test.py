@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -10,6 +11,8 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.feature_column import Column, category_column
 from tf_ext.layers import EmbeddingFeatures
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _TAGS = [["a", "b", "c"], [], ["b"]]
 _USERS = ["ann", "bob", "ann"]

@@ -3,6 +3,7 @@
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import id_column, mirrored_strategy
@@ -10,6 +11,8 @@ from model_building import id_column, mirrored_strategy
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import PositionMapping
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _ROWS = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
 

@@ -7,6 +7,7 @@ from unittest import mock
 
 import numpy as np
 import processes
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, mirrored_strategy
@@ -14,6 +15,8 @@ from model_building import generator, mirrored_strategy
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import Retrieval, top_k
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _MANY = 100_000
 _DIM = 16

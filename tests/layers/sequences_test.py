@@ -4,6 +4,7 @@ import os
 import tempfile
 
 import numpy as np
+import pytest
 import sequence_models as sequences
 import tensorflow as tf
 from absl.testing import parameterized
@@ -13,6 +14,8 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column, sequence_category_column
 from tf_ext.layers import EmbeddingFeatures
+
+pytestmark = pytest.mark.both_kerases
 
 _HISTORY = [[5, 6, 0, 0], [7, 0, 9, 5], [0, 0, 0, 0]]
 _MASK = [[1, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0]]

@@ -4,12 +4,15 @@ import tempfile
 
 import metric_cases as cases
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 class RatesTest(tf.test.TestCase, parameterized.TestCase):

@@ -1,12 +1,15 @@
 """Strings and lists as the data of a model."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.models.arrays import to_arrays
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _TEXTS = [["ann"], ["bob"], ["ann"], ["ü"]]
 _RAGGED = [[], ["a", "b"], ["c"], []]

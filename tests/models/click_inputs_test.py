@@ -18,6 +18,8 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.serving.signature import of_model
 from tf_ext.tables.find import tables_of
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 
 class ClickInputsTest(tf.test.TestCase, parameterized.TestCase):
     def setUp(self):

@@ -1,10 +1,13 @@
 """TensorFlow Recommenders' CompositeOptimizer in models with tables."""
 
+import pytest
 import tensorflow as tf
 from model_building import rows_of
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases
 
 if not IS_KERAS_3:
     import recommenders_models as models

@@ -12,6 +12,8 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.models.arrays import to_arrays
 
+pytestmark = pytest.mark.both_kerases
+
 pandas = pytest.importorskip("pandas")
 
 _BATCH, _BATCHES = 8, 3

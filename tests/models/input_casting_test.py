@@ -1,12 +1,15 @@
 """Floats that are ids keep their precision, whatever a model computes in."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
 from tf_ext import feature_column
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases
 
 _AGES = np.float32([19.98, 20.0, 19.99, 10.0, 39.95, 40.0])
 _TIMES = np.float32([0.0, 1e6, 2e6, 1e6, 0.0, 3e6])

@@ -1,11 +1,14 @@
 """Features of the wrong dtype: the error is one sentence that names them."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases
 
 
 def _layer(**columns):

@@ -7,6 +7,8 @@ from model_building import mirrored_strategy, rows_of
 
 from tf_ext._keras import IS_KERAS_3
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 if IS_KERAS_3:
     import keras_rs_models as models
 

@@ -15,6 +15,8 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _BATCH = 16
 
 

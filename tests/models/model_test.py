@@ -5,6 +5,7 @@ import os
 import weakref
 
 import numpy as np
+import pytest
 import small_models
 import tensorflow as tf
 from absl.testing import parameterized
@@ -14,6 +15,8 @@ from small_models import Subclassed, batch, compiled, functional, table
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.optimizers import Optimizer
+
+pytestmark = pytest.mark.both_kerases
 
 _KINDS = (("functional", functional), ("subclassed", Subclassed))
 

@@ -20,6 +20,8 @@ from model_building import number, rows_of
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
 
 

@@ -5,12 +5,15 @@ import pathlib
 import pickle
 import tempfile
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases
 
 _SCHEMA = tf_ext.data.Schema(
     [tf_ext.data.Field("click", "float32"), tf_ext.data.Field("user")],

@@ -3,11 +3,14 @@
 import importlib.util
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from model_building import generator, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _USERS, _MOVIES = 40, 20
 

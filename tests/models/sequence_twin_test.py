@@ -1,6 +1,7 @@
 """A model on sequences against the same on a Keras Embedding, step by step."""
 
 import numpy as np
+import pytest
 import sequence_models as sequences
 import tensorflow as tf
 from absl.testing import parameterized
@@ -12,6 +13,8 @@ from model_building import (
 )
 
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _BATCH_SIZE = 16
 _IDS = 30

@@ -4,10 +4,13 @@ import io
 import re
 from contextlib import redirect_stdout
 
+import pytest
 import tensorflow as tf
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _model(rows=1000, nested=False):

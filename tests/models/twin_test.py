@@ -19,6 +19,8 @@ from model_building import (
 import tf_ext
 from tf_ext._keras import keras
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _STEPS = 300
 _BATCH_SIZE = 16
 

@@ -1,6 +1,7 @@
 """Training on data whose end is found by reading: no step is made of it."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import mirrored_strategy, number
@@ -8,6 +9,8 @@ from small_models import batch, compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SAMPLES, _BATCH, _EPOCHS = 40, 4, 3
 _STEPS = _SAMPLES // _BATCH * _EPOCHS

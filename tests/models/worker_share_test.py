@@ -1,9 +1,12 @@
 """Groups of batches, and the position of a worker in them."""
 
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 from tf_ext.models.worker_share import Groups, Share
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _numbers(batches):

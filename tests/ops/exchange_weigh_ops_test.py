@@ -1,11 +1,14 @@
 """The op that weighs a worker's gradients."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import MODES, RefusalTestCase
 
 from tf_ext.ops import _wire
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 class ExchangeWeighTest(parameterized.TestCase, tf.test.TestCase):

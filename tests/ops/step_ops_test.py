@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import MODES, UNIFORM, RefusalTestCase, export_all, table_config
@@ -10,6 +11,8 @@ from ops_util import MODES, UNIFORM, RefusalTestCase, export_all, table_config
 from tf_ext import ops
 from tf_ext.ops import _step_ops
 from tf_ext.ops._op_counts import read_counts
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _TABLES = (
     {"name": "small", "dim": 1},

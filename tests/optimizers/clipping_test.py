@@ -1,6 +1,7 @@
 """Clipping acts on the merged gradient of a table, not on what is merged."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import mirrored_strategy, number, rows_of
@@ -8,6 +9,8 @@ from ops_util import named_cases
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases
 
 # Sign 7 has two gradients, as of two layers. Their sum is [2, 0], so that the
 # norm of the table's gradient is 3, and with that of the variable 5. Before

@@ -12,6 +12,8 @@ import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import keras
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _DATA = ROOT.parent / "shared" / "data"
 # Rows of a table with no optimizer named, when that was SparseAdagrad().
 _SNAPSHOT = FIXTURES / "rows_of_first_default"

@@ -3,6 +3,7 @@
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from model_building import (
@@ -18,6 +19,8 @@ import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.regimes import Regime
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _bag(rows, weights, combiner):

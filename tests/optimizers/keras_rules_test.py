@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator
@@ -12,6 +13,8 @@ from model_building import generator
 import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases
 
 _KERAS = keras.optimizers
 _SIGNS = np.arange(6)

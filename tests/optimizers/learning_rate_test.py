@@ -1,5 +1,6 @@
 """Changes of the model's learning rate, and tables with rates of their own."""
 
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -11,6 +12,8 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks import recovery_points
 from tf_ext.optimizers import Optimizer, SparseSGD
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SGD = keras.optimizers.SGD
 _STEPS = 2  # of an epoch

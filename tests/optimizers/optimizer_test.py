@@ -1,6 +1,7 @@
 import contextlib
 
 import numpy as np
+import pytest
 import small_models
 import tensorflow as tf
 from absl.testing import parameterized
@@ -11,6 +12,8 @@ import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.tables.find import tables_of
+
+pytestmark = pytest.mark.both_kerases
 
 _SENTENCE = (
     r"The rows of table 'deep' are not in a variable: .* Compile the model "

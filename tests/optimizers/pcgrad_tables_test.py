@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import EDGE_SIGNS, generator, id_column, number, rows_of
@@ -11,6 +12,8 @@ from pcgrad_reference import projected_sum
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.optimizers import pcgrad
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _DIM = 3
 

@@ -1,12 +1,15 @@
 """PCGrad against Algorithm 1 of its paper on dense vectors, in float64."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, mirrored_strategy
 from pcgrad_reference import projected_sum
 
 from tf_ext.optimizers import pcgrad
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _conflicting(rng, tasks, size):

@@ -1,6 +1,7 @@
 """Update rules against float64 NumPy, and against Keras's optimizers."""
 
 import numpy as np
+import pytest
 import reference
 import tensorflow as tf
 from absl.testing import parameterized
@@ -10,6 +11,8 @@ from rule_cases import CASES, RULES
 import tf_ext
 from tf_ext import ops, optimizers
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 # What Keras calls the same rules.
 _KERAS = {

@@ -6,11 +6,14 @@ import inspect
 import pkgutil
 import re
 
+import pytest
 from absl.testing import absltest
 from paths import ROOT
 
 import tf_ext
 from tf_ext import _compat
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _COMPAT = ROOT / "tf_ext" / "_compat"
 # Of named tuples, which are public though they begin so; of `os`.

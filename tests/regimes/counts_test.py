@@ -4,12 +4,15 @@ import collections
 
 import counted_rows
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import generator, id_column, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _STEPS = 3
 _NAMES = ["show", "click"]

@@ -2,11 +2,14 @@
 
 import multi_worker_ahead_cases as cases
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from multi_worker_cases import Cases, alone, merge_rows
 
 from tf_ext._keras import IS_KERAS_3
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _CASES = Cases([cases], workers=2)
 

@@ -4,6 +4,8 @@ import multi_worker_util
 import pytest
 from absl.testing import absltest
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 
 class MultiWorkerBatchNormalizationTest(absltest.TestCase):
     def assert_agree(self, workers):

@@ -6,11 +6,14 @@ Both in one start of workers, which takes longer than most cases.
 import multi_worker_error_cases as cases
 import multi_worker_model_cases as models
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from multi_worker_cases import Cases, alone, merge_rows
 
 from tf_ext._keras import IS_KERAS_3
+
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases]
 
 _WORKERS = 3
 _CASES = Cases([cases, models], _WORKERS)

@@ -9,7 +9,11 @@ import tensorflow as tf
 from absl.testing import parameterized
 from multi_worker_cases import Cases
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+]
 
 _MOST_BYTES = 5_000_000
 _MOST_THREADS = 10

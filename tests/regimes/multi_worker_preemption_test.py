@@ -7,11 +7,14 @@ import signal
 import multi_worker_util
 import preemption_program as program
 import processes
+import pytest
 import tensorflow as tf
 from saving_util import TestCase
 
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.callbacks import preemption
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _TIMEOUT_SECONDS = 200
 

@@ -10,7 +10,11 @@ from multi_worker_cases import Cases, alone, merge_rows
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+]
 
 if IS_KERAS_3:
     import keras_rs_cases as cases

@@ -10,6 +10,8 @@ from paths import SUPPORT
 
 from tf_ext import distribute
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _PROGRAM = SUPPORT / "multi_worker_recovery_program.py"
 _TIMEOUT_SECONDS = 200
 

@@ -8,10 +8,13 @@ import tempfile
 import multi_worker_util
 import numpy as np
 import processes
+import pytest
 import small_models
 import tensorflow as tf
 
 import tf_ext
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _PROGRAM = "multi_worker_saving_program.py"
 

@@ -23,6 +23,8 @@ from readable_records import FORMATS
 
 from tf_ext._keras import IS_KERAS_3
 
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+
 _DIM = step.DIM
 
 # What one process returns, by case.

@@ -5,12 +5,18 @@ import tempfile
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import BatchNormalization
+
+pytestmark = [
+    pytest.mark.process("shared_cluster"),
+    pytest.mark.both_kerases(slow=True),
+]
 
 _CLUSTER = None
 _BATCH = 16

@@ -7,6 +7,7 @@ import tempfile
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import small_models
 import tensorflow as tf
 from absl.testing import parameterized
@@ -16,6 +17,11 @@ from small_models import compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = [
+    pytest.mark.process("shared_cluster"),
+    pytest.mark.both_kerases(slow=True),
+]
 
 _CLUSTER = None
 

@@ -14,7 +14,11 @@ from small_models import Subclassed, compiled, functional, table
 from tf_ext._keras import keras
 from tf_ext.admission import Count
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+]
 
 
 class CheckpointTest(TestCase, parameterized.TestCase):

@@ -16,6 +16,11 @@ from readable_records import FORMATS
 import tf_ext
 from tf_ext._keras import keras
 
+pytestmark = [
+    pytest.mark.process("shared_cluster"),
+    pytest.mark.both_kerases(slow=True),
+]
+
 _CLUSTER = None
 
 

@@ -13,6 +13,8 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import point_files
 
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+
 _CLUSTER = util.Cluster()
 
 

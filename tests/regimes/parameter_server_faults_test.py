@@ -4,11 +4,14 @@ import threading
 
 import parameter_server_util as util
 import processes
+import pytest
 import tensorflow as tf
 from model_building import number
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
 
 
 class _At(keras.callbacks.Callback):

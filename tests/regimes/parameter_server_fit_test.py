@@ -12,6 +12,8 @@ from model_building import number, rows_of
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
+pytestmark = [pytest.mark.process("shared_cluster"), pytest.mark.both_kerases]
+
 _CLUSTER = None
 
 

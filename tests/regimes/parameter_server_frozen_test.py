@@ -16,6 +16,8 @@ from tf_ext._keras import keras
 from tf_ext.distribute import liveness
 from tf_ext.models import inflight
 
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+
 _SAMPLES = 600
 _STOP_AT = 100
 _cluster = util.Cluster()

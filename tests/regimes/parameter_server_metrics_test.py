@@ -12,6 +12,11 @@ from absl.testing import parameterized
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
+pytestmark = [
+    pytest.mark.process("shared_cluster"),
+    pytest.mark.both_kerases(slow=True),
+]
+
 _CLUSTER = None
 _SAMPLES = 400
 _CLASSES = 4

@@ -4,6 +4,7 @@ import os
 
 import clicked_models
 import parameter_server_util as util
+import pytest
 import small_models
 import small_row_cases
 import tensorflow as tf
@@ -14,6 +15,11 @@ from small_models import Subclassed, compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = [
+    pytest.mark.process("shared_cluster"),
+    pytest.mark.both_kerases(slow=True),
+]
 
 _CLUSTER = None
 

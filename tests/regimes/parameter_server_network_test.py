@@ -3,8 +3,11 @@
 import json
 
 import processes
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+
+pytestmark = pytest.mark.process
 
 _SIGN_BYTES = 8
 _VALUE_BYTES = 4

@@ -12,6 +12,8 @@ from saving_util import contents
 
 from tf_ext._keras import keras
 
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+
 _CLUSTER = util.Cluster()
 _BATCHES = 14
 

@@ -8,11 +8,14 @@ import signal
 import metrics_client
 import preemption_program as program
 import processes
+import pytest
 from absl.testing import absltest
 from saving_util import TestCase
 
 from tf_ext.callbacks import point_files, preemption
 from tf_ext.distribute.ports import free_ports
+
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
 
 _EACH_ONCE_AN_EPOCH = {
     str(sample): program.EPOCHS for sample in range(program.SAMPLES)

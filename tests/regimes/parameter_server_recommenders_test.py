@@ -10,6 +10,11 @@ from model_building import rows_of
 
 from tf_ext._keras import IS_KERAS_3
 
+pytestmark = [
+    pytest.mark.process("shared_cluster"),
+    pytest.mark.both_kerases(slow=True),
+]
+
 if IS_KERAS_3:
     import keras_rs_models
 else:

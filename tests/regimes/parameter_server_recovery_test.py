@@ -13,6 +13,8 @@ from small_models import compiled, functional, table
 import tf_ext
 from tf_ext._keras import keras
 
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+
 _CLUSTER = util.Cluster()
 _EPOCHS = 3
 

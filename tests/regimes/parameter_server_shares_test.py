@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import id_column, number, rows_of
@@ -19,6 +20,8 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks import point_files
 from tf_ext.models import inflight
 from tf_ext.models.parameter_server_shares import ShareFeed
+
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
 
 _CLUSTER = util.Cluster()
 _BATCH = 4

@@ -8,7 +8,11 @@ from model_building import generator
 from saving_util import contents
 from small_models import batch, compiled, functional, table
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+]
 
 _METRICS = ["AUC", "accuracy"]
 

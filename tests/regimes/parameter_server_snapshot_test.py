@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import small_models
 import tensorflow as tf
 from model_building import generator
@@ -13,6 +14,8 @@ from sharded_tables import counters_of
 
 import tf_ext
 from tf_ext.callbacks import point_files
+
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
 
 cluster = util.Cluster()
 

@@ -7,6 +7,7 @@ from unittest import mock
 import counted_rows
 import numpy as np
 import parameter_server_util as util
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -16,6 +17,8 @@ from saving_util import FORMATS, TestCase, contents
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.regimes import ParameterServerRegime, Placement
+
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
 
 _SERVERS = 3
 _CLUSTER = util.Cluster()

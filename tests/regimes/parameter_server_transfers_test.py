@@ -10,6 +10,7 @@ import unittest.mock
 
 import numpy as np
 import parameter_server_util as util
+import pytest
 import tensorflow as tf
 from google.protobuf import text_format
 from model_building import id_column
@@ -17,6 +18,8 @@ from model_building import id_column
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.ops._bundle_ops import bundle_transfers, next_stage
+
+pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
 
 _CLUSTER = util.Cluster()
 _FOLDER = None

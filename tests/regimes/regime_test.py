@@ -3,6 +3,7 @@
 import collections
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import id_column, mirrored_strategy
@@ -11,6 +12,8 @@ import tf_ext
 from tf_ext import regimes
 from tf_ext.ops import bag_ops
 from tf_ext.regimes.plan import plan_of, plan_pull
+
+pytestmark = pytest.mark.both_kerases
 
 
 class ChoiceTest(parameterized.TestCase, tf.test.TestCase):

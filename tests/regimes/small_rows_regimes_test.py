@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 import small_row_cases
 import tensorflow as tf
 from absl.testing import parameterized
@@ -10,6 +11,8 @@ from model_building import mirrored_strategy
 from multi_worker_cases import alone
 from sharded_tables import shards_on
 from small_row_cases import assert_same_bits
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -12,6 +13,8 @@ from saving_util import FORMATS, TestCase
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.feature_column import category_column, crossed_column
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _COLUMNS = {
     "plain": category_column("user"),

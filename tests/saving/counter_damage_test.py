@@ -8,6 +8,7 @@ import tempfile
 
 import h5py
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from counter_tables import make_model, make_table, trained
@@ -18,6 +19,8 @@ from snapshot_util import run_command
 
 from tf_ext import _core
 from tf_ext.snapshot import DamagedSnapshotError, open_snapshot
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 class DamageTest(TestCase):

@@ -4,6 +4,7 @@ import os
 import threading
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from counter_tables import STEPS, make_model, make_table, train, trained
@@ -15,6 +16,8 @@ import tf_ext
 from tf_ext.admission import Count, Probability
 from tf_ext.snapshot import open_snapshot
 from tf_ext.tables import snapshot_loads
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _save(table, kind, path):

@@ -7,6 +7,7 @@ import shutil
 
 import earlier_files_program as program
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from paths import FIXTURES
@@ -15,6 +16,8 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.snapshot import open_snapshot
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _DATA = FIXTURES / "earlier"
 _SNAPSHOTS = _DATA / "snapshots"

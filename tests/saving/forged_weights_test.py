@@ -16,6 +16,8 @@ import tf_ext
 from tf_ext import _core
 from tf_ext._keras import keras
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _SEED = 20261101
 _RATE = "it is no JSON object with the members `config` and `first`"
 

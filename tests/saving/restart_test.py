@@ -5,11 +5,14 @@ import tempfile
 
 import numpy as np
 import processes
+import pytest
 import restart_program
 import tensorflow as tf
 from absl.testing import parameterized
 
 from tf_ext._keras import IS_KERAS_3
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _TABLES = tuple(restart_program.rules())
 

@@ -6,6 +6,7 @@ from unittest import mock
 
 import h5py
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -16,6 +17,8 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.optimizers import SparseAdam, SparseRMSprop, SparseSGD
 from tf_ext.tables import keras_store, rows
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _model(rule="adagrad", dim=4, initializer="normal", seed=3):

@@ -7,6 +7,7 @@ from unittest import mock
 
 import h5py
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -16,6 +17,8 @@ from saving_util import FORMATS, TestCase, contents, trained
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.tables import rows
+
+pytestmark = pytest.mark.both_kerases
 
 _RULES = tf_ext.optimizers
 

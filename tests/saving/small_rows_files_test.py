@@ -5,6 +5,7 @@ import os
 
 import h5py
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from counter_tables import make_model
@@ -15,6 +16,8 @@ from small_rows import DTYPES, KINDS, Files, make_table, stored_bytes, train
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.tables.find import tables_of
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _BOTH = ("float16", "bfloat16")
 

@@ -13,6 +13,8 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
+pytestmark = pytest.mark.both_kerases
+
 _PROGRAM = "subclassed_saving_program.py"
 _USERS = {"user": tf.constant(["a", "b", "ccc"])}
 

@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -13,6 +14,8 @@ import tf_ext
 from tf_ext import serving
 from tf_ext._keras import keras
 from tf_ext.snapshot import DamagedSnapshotError
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _NAMES = ["show", "click"]
 _FIELDS = ["weights", *_NAMES]

@@ -12,6 +12,7 @@ import time
 import unittest.mock
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import absltest, parameterized
@@ -21,6 +22,8 @@ import tf_ext
 from tf_ext import serving
 from tf_ext._keras import keras
 from tf_ext.serving import folder, replay
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _FEATURES = {
     "user": np.arange(6),

@@ -4,6 +4,7 @@ import pathlib
 import tempfile
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import absltest, parameterized
@@ -14,6 +15,8 @@ from tf_ext import serving
 from tf_ext._keras import keras
 from tf_ext.initializers import Constant
 from tf_ext.snapshot import DamagedSnapshotError, reshard
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _FEATURES = {
     # Erased, changed by a delta, never trained.

@@ -7,6 +7,7 @@ import tempfile
 
 import numpy as np
 import processes
+import pytest
 import stock_export_cases as cases
 import tensorflow as tf
 from absl.testing import absltest, parameterized
@@ -14,6 +15,8 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 import tf_ext
 from tf_ext.serving.signature import Signature, infer, name_outputs
+
+pytestmark = pytest.mark.both_kerases
 
 # dtype -> how far outputs may be off, of weights below 1.5.
 _ATOL = {"float32": 1e-6, "float16": 3e-3, "bfloat16": 2e-2, "int8": 3e-2}

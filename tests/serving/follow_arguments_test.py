@@ -3,10 +3,13 @@
 import sys
 import unittest.mock
 
+import pytest
 import small_models as small
 from absl.testing import absltest, parameterized
 
 from tf_ext.serving import follow
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _model():

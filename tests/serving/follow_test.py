@@ -9,6 +9,7 @@ import time
 import unittest.mock
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -21,6 +22,8 @@ from tf_ext.ops import _snapshot_ops
 from tf_ext.serving import follow
 from tf_ext.snapshot import DamagedSnapshotError, SnapshotConflictError
 from tf_ext.tables import snapshot_loads
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _POINTS = 13  # The 12th begins a new chain.
 _STEPS = 4  # of an epoch, at whose end there is a point

@@ -12,6 +12,8 @@ from model_building import id_column
 import tf_ext
 from tf_ext._keras import keras
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _DIM = 512
 _ROWS = 1_200_000  # 2.46 GB of weights
 _BATCH = 50_000

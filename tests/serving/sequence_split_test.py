@@ -3,6 +3,7 @@
 import pathlib
 
 import numpy as np
+import pytest
 import sequence_models as sequences
 import tensorflow as tf
 from absl.testing import absltest
@@ -12,6 +13,8 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.serving import export_split, read_manifest
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SAMPLES = 16
 

@@ -12,6 +12,7 @@ import tempfile
 import unittest.mock
 
 import numpy as np
+import pytest
 import small_models as small
 import snapshot_util
 import tensorflow as tf
@@ -21,6 +22,8 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.serving import cli, read_manifest, replay
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SEED = 4
 

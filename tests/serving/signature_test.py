@@ -3,6 +3,7 @@
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from saving_util import TestCase
@@ -11,6 +12,8 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.regimes import regime_of_model
 from tf_ext.serving.signature import Signature, infer, name_outputs
+
+pytestmark = pytest.mark.both_kerases
 
 _BAGS = tf.ragged.constant([[[1, 2], []], [], [[3]]], ragged_rank=2)
 _WORDS = tf.ragged.constant([["a"], [], ["b", "c"]], row_splits_dtype="int32")

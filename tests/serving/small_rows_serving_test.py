@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -13,6 +14,8 @@ from small_rows import stored_bytes
 
 import tf_ext
 from tf_ext import hashing, serving
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _DTYPES = (("float16", "bfloat16"), ("bfloat16", "float32"))
 

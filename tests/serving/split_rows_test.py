@@ -4,6 +4,7 @@ import os
 import pathlib
 import unittest.mock
 
+import pytest
 import small_models as small
 from absl.testing import absltest
 from pyarrow import parquet
@@ -17,6 +18,8 @@ from tf_ext.serving.row_sources import of_snapshot
 from tf_ext.snapshot import DamagedSnapshotError, SnapshotConflictError
 from tf_ext.snapshot import parquet as row_groups
 from tf_ext.tables import rows as rows_of_tables
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 class SplitRowsTest(TestCase):

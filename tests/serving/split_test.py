@@ -8,6 +8,7 @@ import unittest.mock
 
 import numpy as np
 import processes
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import absltest
@@ -18,6 +19,8 @@ import tf_ext
 from tf_ext import _core
 from tf_ext._keras import keras
 from tf_ext.serving import damaged_files, export_split, read_manifest, versions
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SAMPLES = 24
 

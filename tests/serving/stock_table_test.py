@@ -5,6 +5,7 @@ import tempfile
 import unittest.mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import id_column
@@ -13,6 +14,8 @@ import tf_ext
 from tf_ext import serving
 from tf_ext._keras import keras
 from tf_ext.serving import stock_table, variable_files
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _DIM = 3
 

@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from saving_util import FORMATS, TestCase, contents
@@ -10,6 +11,8 @@ from small_models import FOLLOWING, batch, compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _weights(contents_of_table):

@@ -9,32 +9,15 @@ import sys
 import tempfile
 import time
 
-from paths import ROOT, SUPPORT, TESTS
+from paths import SUPPORT
 
 import tf_ext
 from tf_ext.distribute import forked_processes
 
-_TEST_FILE_TIMEOUT_SECONDS = 900
 _STOP_TIMEOUT_SECONDS = 200
-_NO_TESTS_COLLECTED = 5
 # Programs that check how a process without TensorFlow gets it, or does not.
 _NOT_FORKED = frozenset(
     ["cpp_session.py", "serving_load_program.py", "split_lookup_program.py"]
-)
-
-# Files that connect to a cluster, which cannot be undone in a process, and
-# files whose tests share one run of workers, or one site, which each process
-# would start, or build. The site's is run when it is named alone.
-CLUSTER_TESTS = frozenset(
-    [
-        *TESTS.rglob("parameter_server_*_test.py"),
-        TESTS / "distribute" / "distribute_local_test.py",
-        TESTS / "docs" / "site_test.py",
-        TESTS / "regimes" / "multi_worker_errors_test.py",
-        TESTS / "regimes" / "multi_worker_long_test.py",
-        TESTS / "regimes" / "multi_worker_recommenders_test.py",
-        TESTS / "regimes" / "multi_worker_train_test.py",
-    ]
 )
 
 
@@ -77,7 +60,7 @@ class Program:
         # Not pipes, which nothing would read meanwhile.
         self._output = tempfile.TemporaryFile()
         self._log = tempfile.TemporaryFile()
-        self.process = _start(
+        self.process = start(
             _arguments(program, *arguments),
             self._output,
             self._log,
@@ -158,7 +141,7 @@ def _arguments(program, *arguments):
 
 def _run(arguments, name, timeout_seconds, folder=None, **environment):
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
-        process = _start(
+        process = start(
             arguments,
             output,
             log,
@@ -173,7 +156,7 @@ def _run(arguments, name, timeout_seconds, folder=None, **environment):
         return _text_of(output)
 
 
-def _start(arguments, output, log, environment, folder=None):
+def start(arguments, output, log, environment, folder=None):
     """Starts `python <arguments>`, which has a session of its own.
 
     It is a fork of a process that has imported TensorFlow, unless the variables
@@ -244,37 +227,6 @@ def program_environment():
             ]
         ),
     )
-
-
-def run_test_files(
-    paths, *options, timeout_seconds=_TEST_FILE_TIMEOUT_SECONDS, **environment
-):
-    """Runs files of tests in a process of their own.
-
-    Args:
-      paths: list of pathlib.Path.
-      *options: of pytest's command line.
-      timeout_seconds: int; a process that takes longer is killed.
-      **environment: variables of the environment that are set for it.
-
-    Raises:
-      AssertionError: a test failed; the message holds what pytest wrote.
-    """
-    names = ", ".join(path.name for path in paths)
-    arguments = [
-        *["-m", "pytest", *map(str, paths)],
-        *["-q", "-n", "0", "-p", "no:cacheprovider", "--durations=5"],
-        *options,
-    ]
-    with tempfile.TemporaryFile() as log:
-        process = _start(
-            arguments, log, log, {**program_environment(), **environment}, ROOT
-        )
-        status = _wait(process, names, timeout_seconds, log, log)
-        if status not in (0, _NO_TESTS_COLLECTED):
-            raise AssertionError(
-                f"{names} failed with {status}:\n{_text_of(log)}"
-            )
 
 
 def wait_until(condition):

@@ -3,6 +3,7 @@
 import threading
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -11,6 +12,8 @@ from saving_util import TestCase, contents, trained
 
 import tf_ext
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _sharing(cls=tf_ext.Model, names=("first", "second")):

@@ -3,12 +3,15 @@
 import threading
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from model_building import EDGE_SIGNS, generator, id_column, rows_of
 from small_models import batch, compiled, functional, table
 
 import tf_ext
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _THREADS = 4
 _SIGNS = np.concatenate([EDGE_SIGNS, np.arange(100, 600)])

@@ -1,6 +1,7 @@
 """Updates that are beyond float32."""
 
 import numpy as np
+import pytest
 import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
@@ -9,6 +10,8 @@ from sharded_tables import shards_on
 import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _LARGEST = np.finfo(np.float32).max
 _RULES = {

@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _MIB = 1 << 20
 
 # Buffers of one chunk, and what Python and HDF5 keep, whatever the rows.

@@ -1,10 +1,13 @@
 """Samples of the rows of a shard."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _ROWS = 20_000
 _LAST = 2**63 - 1

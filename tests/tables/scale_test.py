@@ -7,6 +7,8 @@ import processes
 import pytest
 import tensorflow as tf
 
+pytestmark = pytest.mark.both_kerases(slow=True)
+
 _ROWS = 150_000_000
 _TIMEOUT_SECONDS = 3600
 

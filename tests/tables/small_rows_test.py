@@ -1,6 +1,7 @@
 """SparseTable(dtype=, slot_dtype=): arguments, Keras, export and import."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from counter_tables import make_model
@@ -9,6 +10,8 @@ from small_rows import DTYPES, make_table, stored_bytes, train
 import tf_ext
 from tf_ext import ops
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _BOTH = ("float16", "bfloat16")
 

@@ -3,6 +3,7 @@ import math
 import weakref
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import INT64_MAX, INT64_MIN, MODES, resident_bytes
@@ -10,6 +11,8 @@ from ops_util import INT64_MAX, INT64_MIN, MODES, resident_bytes
 import tf_ext
 from tf_ext import initializers, optimizers
 from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases
 
 _EXTREME = np.array([0, -1, -2, INT64_MIN, INT64_MAX])
 _DECAY = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)

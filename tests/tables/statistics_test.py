@@ -2,6 +2,7 @@ import os
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from sharded_tables import bytes_of_rows, shards_on
@@ -10,6 +11,8 @@ import tf_ext
 from tf_ext import eviction, snapshot
 from tf_ext._keras import keras
 from tf_ext.eviction import Capacity, Score, Unseen
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _DIM = 3
 _BOTH = ["show", "click"]

@@ -7,6 +7,7 @@ from unittest import mock
 
 import metrics_client
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from paths import ROOT
@@ -16,6 +17,8 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.distribute import this_task, training_counts
 from tf_ext.ops._op_counts import read_counts
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _model(name):

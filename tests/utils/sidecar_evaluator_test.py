@@ -9,6 +9,7 @@ import tempfile
 from unittest import mock
 
 import processes
+import pytest
 import sidecar_evaluator_program as program
 import small_models as small
 import tensorflow as tf
@@ -19,6 +20,8 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import point_files
 from tf_ext.utils import SidecarEvaluator
+
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _STEPS = 4  # of an epoch, at whose end there is a point
 _POINTS = 3
