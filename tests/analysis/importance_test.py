@@ -1,6 +1,6 @@
 """The importance of columns, against NumPy and on data of a known teacher."""
 
-import unittest.mock
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -350,8 +350,8 @@ class ImportanceTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(found.columns[0].losses[1], baseline - auc, 0, 1e-6)
 
     def test_only_in_one_process(self):
-        regime = unittest.mock.Mock(strategy_name="SomeStrategy")
-        with unittest.mock.patch.object(
+        regime = mock.Mock(strategy_name="SomeStrategy")
+        with mock.patch.object(
             importance, "regime_of_model", return_value=regime
         ):
             self.assert_refused(
@@ -489,9 +489,8 @@ class ImportanceTest(tf.test.TestCase, parameterized.TestCase):
         model = tf_ext.Model(inputs, embed(inputs))
         data = _batches({"tags": tags, "shares": shares}, _labels())
         column_importance(model, data, {"both": ["tags", "shares"]}, repeats=2)
-        with self.assertRaises(
-            (ValueError, tf.errors.InvalidArgumentError)
-        ) as e:
+        errors = (ValueError, tf.errors.InvalidArgumentError)
+        with self.assertRaises(errors) as e:
             column_importance(model, data)
         (note,) = e.exception.__notes__
         self.assertIn("This is with changed values of column 'tags'", note)

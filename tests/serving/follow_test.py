@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import threading
 import time
-import unittest.mock
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -160,7 +160,7 @@ class FollowTest(PointsTestCase):
         self.assertEqual(follower.step, 2 * _STEPS)
         self.assert_at(2)
         self.assertFalse(follower.update())
-        with unittest.mock.patch.object(
+        with mock.patch.object(
             tf_ext.SparseTable, "clear", side_effect=AssertionError
         ):
             for point in (3, 4, 7, 8, 11, 12, 13):
@@ -201,9 +201,7 @@ class FollowTest(PointsTestCase):
             )
             return restore(handle, paths, *args, **kwargs)
 
-        with unittest.mock.patch.object(
-            _snapshot_ops, "sparse_table_restore", note
-        ):
+        with mock.patch.object(_snapshot_ops, "sparse_table_restore", note):
             self.assertTrue(follower.update())
         self.assertSameElements(
             read, [os.path.basename(self.recorded[n - 1]) for n in (5, 6)]
@@ -371,7 +369,7 @@ class FaultsTest(PointsTestCase):
                 raise SnapshotConflictError("replaced meanwhile")
             return update_to(rows, path, label)
 
-        with unittest.mock.patch.object(snapshot_loads, "update_to", replaced):
+        with mock.patch.object(snapshot_loads, "update_to", replaced):
             self.assertTrue(self.follower.update())
             self.assertRegex(str(self.follower.error), "replaced meanwhile")
             self.assert_at(2)
@@ -417,9 +415,7 @@ class FaultsTest(PointsTestCase):
                         os.rename(path, path + b".lost")
             return restore(handle, paths, *args, **kwargs)
 
-        with unittest.mock.patch.object(
-            _snapshot_ops, "sparse_table_restore", lose
-        ):
+        with mock.patch.object(_snapshot_ops, "sparse_table_restore", lose):
             with self.assertRaisesRegex(RuntimeError, "went bad after it was"):
                 self.follower.update()
         [path] = lost

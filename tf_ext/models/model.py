@@ -217,7 +217,6 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         args: tuple[typing.Any, ...],
         kwargs: dict[str, typing.Any],
     ) -> typing.Any:
-        """Calls `evaluate` or `predict`."""
         given = bind_data(self, method, args, kwargs)
         with self._explaining_errors():
             return training_of(self).run(name, method, given)
@@ -228,7 +227,6 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         args: tuple[typing.Any, ...],
         kwargs: dict[str, typing.Any],
     ) -> typing.Any:
-        """Calls `train_on_batch` or a similar method."""
         training_of(self).check_one_batch(method.__name__)
         given = bind_data(self, method, args, kwargs)
         with self._explaining_errors():
@@ -488,8 +486,8 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
     def get_build_config(self) -> dict[str, typing.Any] | None:
         """What `build_from_config` needs, for Keras's savers."""
         # Keras's own shapes, too: a `build_from_config` of a user reads them.
-        config = (super().get_build_config() or {}) | build_config_of(self)
-        return config or None
+        own = super().get_build_config() or {}
+        return (own | build_config_of(self)) or None
 
     def build_from_config(self, config: dict[str, typing.Any]) -> None:
         """Builds a loaded model as the saved one was built; called by Keras.
