@@ -274,6 +274,17 @@ class RegistrationTest(absltest.TestCase):
                     raise AssertionError("a node without attributes")
         """)
 
+    def test_library_registers_all_in_any_order_of_imports(self):
+        _run("""
+            import tf_ext
+            import tensorflow as tf
+
+            tf_ext.ops.library()
+            for name in ("Model", "EmbeddingFeatures", "SparseTable", "CTR"):
+                found = tf.keras.utils.get_registered_object(f"tf_ext>{name}")
+                assert found is not None, name
+        """)
+
     def test_import_leaves_devices_and_threads_open(self):
         _run("""
             import tensorflow as tf

@@ -68,16 +68,20 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+def _import_all() -> None:
+    for name in (
+        *(f"tf_ext.{name}" for name in _SUBPACKAGES),
+        *_NAMES.values(),
+    ):
+        importlib.import_module(name)
+
+
 # Keras finds the classes of a saved model by what their modules registered, and
 # TensorFlow its ops: after `import tensorflow`, `import tf_ext` has to be
 # enough for load_model and tf.saved_model.load.
 if "tensorflow" in sys.modules:
-    for _name in (
-        *(f"tf_ext.{_name}" for _name in _SUBPACKAGES),
-        *_NAMES.values(),
-    ):
-        importlib.import_module(_name)
-    from tf_ext.ops import library
+    _import_all()
+    from tf_ext.ops import _library
 
-    library()
-    del library
+    _library.library()
+    del _library

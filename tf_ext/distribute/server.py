@@ -26,7 +26,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_ext import ops
 from tf_ext._checks import is_finite
 from tf_ext._compat.grpc_options import set_grpc_options
 from tf_ext.distribute import this_task
@@ -44,7 +43,7 @@ from tf_ext.distribute.cluster import (
 from tf_ext.distribute.handshake import problem
 from tf_ext.distribute.metrics_server import LOOPBACK, MetricsServer
 from tf_ext.distribute.ports import why_not_free
-from tf_ext.ops import _version_ops
+from tf_ext.ops import _library, _version_ops
 
 _logger = this_task.logger("tf_ext.distribute.server")
 
@@ -213,7 +212,8 @@ def _serve_metrics(port: int, host: str | None, task: Task) -> None:
 
 def _start(task: Task) -> tf.distribute.Server:
     set_grpc_options()
-    ops.library()  # A server can run the ops registered in its process.
+    # A server can run the ops registered in its process.
+    _library.library()
     _check_port(task)
     config = tf.compat.v1.ConfigProto()
     # With few processors, steps of several workers wait for each other.

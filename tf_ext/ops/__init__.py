@@ -3,7 +3,6 @@
 The op library is loaded by the first call of any of them.
 """
 
-from tf_ext.ops._library import library
 from tf_ext.ops.bag_ops import (
     combine_bags,
     route_gradient,
@@ -16,6 +15,7 @@ from tf_ext.ops.lifetime_ops import (
     sparse_table_decay,
     sparse_table_evict,
 )
+from tf_ext.ops.registration import library
 from tf_ext.ops.table_ops import (
     TABLE_STATS,
     sparse_table_clear,

@@ -17,24 +17,7 @@ _module = None
 
 
 def library() -> typing.Any:
-    """Returns the raw ops; registers ops and kernels with TensorFlow.
-
-    The functions of `tf_ext.ops` call it, and so does `import tf_ext` if
-    TensorFlow has already been imported. A program that imports tf_ext before
-    TensorFlow must call it before ops are looked up by name, as
-    `tf.saved_model.load` does, or run by a `tf.distribute.Server`.
-
-    Returns:
-      The module created by `tf.load_op_library`.
-
-    Raises:
-      ImportError: if tf_ext is not built, or built for another version of
-        TensorFlow.
-
-    Example:
-      >>> hasattr(tf_ext.ops.library(), "tf_ext_sparse_table_pull")
-      True
-    """
+    """As `tf_ext.ops.library`, without the classes."""
     global _module
     # Loading a second copy would register every op twice, which breaks them.
     with _lock:
