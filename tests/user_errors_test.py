@@ -93,10 +93,10 @@ class EmbeddingFeaturesTest(tf.test.TestCase, parameterized.TestCase):
             "'user' has no boundaries",
         ),
         (
-            "booleans",
+            "complex",
             [_USER],
-            "bool",
-            "The feature 'user' must be of strings, of integers that fit in",
+            "complex64",
+            "The feature 'user' must be of strings, integers, booleans or",
         ),
         (
             "strings_with_boundaries",

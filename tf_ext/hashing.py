@@ -17,6 +17,7 @@ key, unless it names another.
   - The text of a cross is its parts' texts, joined by "\x1e".
 """
 
+import itertools
 import typing
 from collections.abc import Sequence
 
@@ -82,9 +83,9 @@ def hash_category(
     """The signs of a column's values.
 
     Args:
-      values: array of str, bytes, integers, or floats with boundaries (or what
-        `np.asarray` takes). Integers must fit in int64; floats are rounded to
-        float32, as in the model.
+      values: array of str, bytes, integers, booleans, or floats with boundaries
+        (or what `np.asarray` takes). Booleans are 0 and 1; floats are rounded
+        to float32, as in the model.
       namespace: str or bytes, the column's namespace: its key, unless it names
         another.
       bucket_size: int, at least 1: the number of different signs. None: any.
@@ -110,7 +111,7 @@ def hash_category(
     """
     with _quiet_rounding():
         return _core.hash_category(
-            _to_array(values),
+            _to_values(values, boundaries),
             namespace,
             _bucket_size("hash_category", "bucket_size", bucket_size),
             _boundaries("hash_category", "boundaries", boundaries),
@@ -151,14 +152,15 @@ def hash_cross(
       >>> tf_ext.hashing.hash_cross([["foo"], [5]], "user_X_item")
       array([3580502377255879096])
     """
-    values = [_to_array(array) for array in values]
     if part_bucket_sizes is None:
         part_bucket_sizes = [None] * len(values)
     if part_boundaries is None:
         part_boundaries = [None] * len(values)
+    # Of another length, they are refused below.
+    padded = itertools.chain(part_boundaries, itertools.repeat(None))
     with _quiet_rounding():
         return _core.hash_cross(
-            values,
+            [_to_values(array, own) for array, own in zip(values, padded)],
             namespace,
             _bucket_size("hash_cross", "bucket_size", bucket_size),
             [
@@ -213,6 +215,18 @@ def _to_array(values: npt.ArrayLike) -> npt.NDArray[typing.Any]:
     if array.size == 0 and not hasattr(values, "dtype"):
         # NumPy makes an array of floats from an empty list.
         return array.astype(np.int64)
+    return array
+
+
+def _to_values(
+    values: npt.ArrayLike, boundaries: Sequence[float] | None
+) -> npt.NDArray[typing.Any]:
+    array = _to_array(values)
+    if array.dtype == np.bool_:
+        return array.astype(np.int64)
+    if array.dtype == np.uint64:
+        # Texts, as the core has no number of this type.
+        return array.astype(np.str_ if boundaries is None else np.float32)
     return array
 
 

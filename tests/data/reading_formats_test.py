@@ -362,10 +362,33 @@ class DamagedFileTest(_FilesTest):
             (Field("number", "int64"), "be integers or booleans, but is str"),
             (Field("label", "int32"), "integers or booleans, but is double"),
             (Field("tags", "float32", bag=True), "lists of numbers or bool"),
-            (Field("tags"), "'tags' of .* must be text, but is list"),
-            (Field("number", bag=True), "must be lists of text, but is str"),
+            (
+                Field("tags"),
+                "'tags' of .* must be text or integers, but is list",
+            ),
+            (
+                Field("number", bag=True),
+                "must be lists of text or integers, but is str",
+            ),
         ):
             self._refused("parquet", message, Schema([field]))
+
+    def test_integers_of_parquet_as_texts(self):
+        """Of uint64, the upper half has no other type."""
+        ids, bags = [0, 2**63, None, 2**64 - 1], [[1, 2**64 - 1], [], None, [7]]
+        types = pa.uint64(), pa.list_(pa.uint64())
+        columns = zip(("id", "ids"), map(pa.array, (ids, bags), types))
+        parquet.write_table(pa.table(dict(columns)), self.path)
+        schema = Schema([Field("id"), Field("ids", bag=True)])
+        [found] = tf_ext.data.read(self.path, schema, "parquet", batch_size=4)
+        self.assertEqual(
+            found["id"].numpy().tolist(),
+            [b"0", b"9223372036854775808", b"", b"18446744073709551615"],
+        )
+        self.assertEqual(
+            found["ids"].to_list(),
+            [[b"1", b"18446744073709551615"], [], [], [b"7"]],
+        )
 
     @parameterized.parameters(*FORMATS)
     def test_headers_are_of_csv(self, format):

@@ -239,7 +239,7 @@ class RefusedBatchTest(tf.test.TestCase, parameterized.TestCase):
         columns, features = _tags(tf.constant(["a"]))
         for inputs, message in (
             ({}, "The batch size cannot be told|is missing from the inputs"),
-            ({"tags": tf.constant([True])}, "but is of bool: cast it"),
+            ({"tags": tf.constant([1j])}, "but is of complex128: cast it"),
             ({"tags": tf.constant("a")}, "but is a scalar"),
         ):
             with self.assertRaisesRegex(ValueError, message):

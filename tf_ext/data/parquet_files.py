@@ -213,7 +213,7 @@ class ParquetFiles:
     def _parse(self, file: str, batch: typing.Any, first: int) -> Parsed:
         try:
             columns = {
-                field.name: _plain(field.name, batch.column(field.name))
+                field.name: _plain(field, batch.column(field.name))
                 for field in self._schema.used
             }
         except _errors() as error:
@@ -306,12 +306,18 @@ def _fits(field: Field, type_: typing.Any) -> bool:
             return False
         type_ = type_.value_type
     if is_text(field):
-        return _is_text(type_)
+        is_id = _takes_ids(field) and pa.types.is_integer(type_)
+        return is_id or _is_text(type_)
     if pa.types.is_integer(type_) or pa.types.is_boolean(type_):
         return True
     return field.dtype == "float32" and (
         pa.types.is_floating(type_) or pa.types.is_decimal(type_)
     )
+
+
+def _takes_ids(field: Field) -> bool:
+    """Whether a text may be the decimal text of an integer, as in hashing."""
+    return field.values is None and field.separator is None
 
 
 def _wanted(field: Field) -> str:
@@ -320,7 +326,9 @@ def _wanted(field: Field) -> str:
         numbers = "numbers or booleans"
     if field.separator is not None:
         return "text, as the field has a separator"
-    wanted = "text" if is_text(field) else numbers
+    wanted = numbers
+    if is_text(field):
+        wanted = "text or integers" if _takes_ids(field) else "text"
     return f"lists of {wanted}" if field.bag else wanted
 
 
@@ -334,16 +342,20 @@ def _lengths(column: typing.Any) -> npt.NDArray[np.int64]:
     return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _plain(name: str, column: typing.Any) -> typing.Any:
+def _plain(field: Field, column: typing.Any) -> typing.Any:
     """A column of no more than the types that `Converter` takes."""
     if _is_list(column.type):
         column = column.cast(pa.list_(column.type.value_type))
         if pa.types.is_dictionary(column.type.value_type):
-            _check_size(name, column.values)
+            _check_size(field.name, column.values)
             column = column.cast(pa.list_(column.type.value_type.value_type))
+        if is_text(field) and pa.types.is_integer(column.type.value_type):
+            column = column.cast(pa.list_(pa.string()))
     elif pa.types.is_dictionary(column.type):
-        _check_size(name, column)
+        _check_size(field.name, column)
         column = column.dictionary_decode()
+    if is_text(field) and pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
     return column
 
 

@@ -349,7 +349,7 @@ def _source(
 def _read(part: CategoryColumn, inputs: _Inputs, checks: BatchChecks) -> _Input:
     feature = inputs[part.key]
     values, row_splits = structure.split(part.key, feature, checks)
-    values = tf.cast(values, features.op_type(part.key, values.dtype))
+    values = features.op_values(part, values)
     if part.weights is None:
         return _Input(values, row_splits, None)
     weights = structure.align(part, feature, inputs[part.weights], checks)

@@ -184,8 +184,8 @@ def category_column(
 
     The feature is dense `[batch_size, ...]`, where the other dimensions are the
     bag of an example; a `tf.SparseTensor` `[batch_size, n]`; or a
-    `tf.RaggedTensor` `[batch_size, None]`. Its values are strings, integers
-    that fit in int64, or, with `boundaries`, floats.
+    `tf.RaggedTensor` `[batch_size, None]`. Its values are strings, integers,
+    booleans (0 and 1), or, with `boundaries`, floats.
 
     Args:
       key: string, the feature's key in the dict of inputs.

@@ -14,7 +14,7 @@ if typing.TYPE_CHECKING:
 
 _Inputs = collections.abc.Mapping[str, typing.Any]
 
-_AS_INT64 = (tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
+_AS_INT64 = (tf.bool, tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
 _AS_IS = (tf.string, tf.int32, tf.int64)
 
 
@@ -52,23 +52,45 @@ def check_feature(part: "CategoryColumn", inputs: _Inputs) -> None:
     """Raises if a feature that is present is not what a part takes."""
     feature = inputs[part.key]
     check_rank(part.key, tf.TensorShape(feature.shape))
-    check_type(part, op_type(part.key, tf.as_dtype(feature.dtype)))
+    check_type(part, op_type(part, tf.as_dtype(feature.dtype)))
     if part.weights is not None:
         check_weights_type(part, tf.as_dtype(inputs[part.weights].dtype))
 
 
-def op_type(key: str, dtype: tf.DType) -> tf.DType:
-    """The type to which values of a type are cast for the op."""
+def op_type(part: "CategoryColumn", dtype: tf.DType) -> tf.DType:
+    """The type of `op_values` of a type.
+
+    Raises:
+      ValueError: a column takes no values of the type.
+    """
     if dtype in _AS_IS:
         return dtype
     if dtype in _AS_INT64:
         return tf.int64
     if dtype.is_floating:
         return tf.float32
+    if dtype == tf.uint64:
+        return type_of_absent(part)
     raise ValueError(
-        f"The feature {key!r} must be of strings, of integers that fit in "
-        f"int64, or of floats, but is of {dtype.name}: cast it to one of them."
+        f"The feature {part.key!r} must be of strings, integers, booleans or "
+        f"floats, but is of {dtype.name}: cast it to one of them."
     )
+
+
+def op_values(part: "CategoryColumn", values: tf.Tensor) -> tf.Tensor:
+    """A part's values as the op takes them.
+
+    A uint64 has the sign of its decimal text, or of its bits if it is a sign
+    itself.
+    """
+    dtype = op_type(part, values.dtype)
+    if values.dtype != tf.uint64:
+        return tf.cast(values, dtype)
+    if dtype == tf.string:
+        return tf.strings.as_string(values)
+    if dtype == tf.int64:
+        return tf.bitcast(values, tf.int64)
+    return tf.cast(values, dtype)
 
 
 def check_type(part: "CategoryColumn", dtype: tf.DType) -> None:
@@ -119,7 +141,7 @@ def check_weights_type(part: "CategoryColumn", dtype: tf.DType) -> None:
 
 
 def type_of_absent(part: "CategoryColumn") -> tf.DType:
-    """A type that the part takes, also with its `missing`."""
+    """A type that the part takes, also with its `missing`; of uint64, too."""
     if part.boundaries is not None:
         return tf.float32
     return tf.int64 if part.hashing == "identity" else tf.string
