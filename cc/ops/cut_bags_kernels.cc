@@ -53,9 +53,9 @@ class CutBagsOp : public OpKernel {
       std::transform(first, last + 1, its_splits,
                      [start](int64_t split) { return split - start; });
       OP_REQUIRES_OK(ctx, Copy<int64_t>(ctx, kSigns, i, start, *last));
-      OP_REQUIRES_OK(
-          ctx, Copy<float>(ctx, kWeights, i, start,
-                           weighted_[i] && has_weights ? *last : start));
+      OP_REQUIRES_OK(ctx,
+                     Copy<float>(ctx, kWeights, i, start,
+                                 weighted_[i] && has_weights ? *last : start));
     }
   }
 

@@ -118,8 +118,12 @@ def _pytest(folder, options, **files):
     for name, text in files.items():
         text = "from parent import PARENT\n" + textwrap.dedent(text)
         (folder / f"{name}_test.py").write_text(text)
-    environment = program_environment()
-    environment.pop("TF_USE_LEGACY_KERAS", None)
+    environment = {
+        name: value
+        for name, value in program_environment().items()
+        # Nor options of the pytest that this is a test of.
+        if name != "TF_USE_LEGACY_KERAS" and not name.startswith("PYTEST_")
+    }
     run = subprocess.run(
         [
             *[sys.executable, "-m", "pytest", *options, "--junitxml=x.xml"],

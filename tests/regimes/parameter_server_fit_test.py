@@ -314,16 +314,17 @@ class AsynchronousTest(_Test):
             model = util.model()
         recorder = _Recorder()
         history = model.fit(
-            util.data(300, 10),
+            util.data(3000, 10),
             epochs=2,
             callbacks=[recorder, Stop()],
             max_inflight_steps=2,
             verbose=0,
         )
         self.assertLen(history.epoch, 1)
-        # The step after the fourth was under way, and others if it was slow.
+        # The step after the fourth was under way, and others if it was slow:
+        # on a busy machine dozens, but not the whole epoch.
         steps = number(model.optimizer.iterations)
-        self.assertBetween(steps, 5, 29)
+        self.assertBetween(steps, 5, 299)
         self.assertEqual(
             recorder.calls[-2:], [("end", steps - 1), ("epoch end", 0)]
         )

