@@ -94,7 +94,11 @@ class MethodsTest(ModelTestCase):
     )
     def test_however_it_is_compiled(self, options):
         if not IS_KERAS_3 and options.get("jit_compile") == "auto":
-            self.skipTest("tf_keras has no jit_compile='auto'")
+            with self.assertRaisesRegex(
+                ValueError, "must be False, as XLA .*: jit_compile='auto'"
+            ):
+                compiled(functional(table()), **options)
+            return
         if IS_KERAS_3 and options.get("steps_per_execution") == "auto":
             with self.assertRaisesRegex(
                 ValueError,
@@ -306,6 +310,20 @@ class FunctionalSubclassTest(ModelTestCase):
 
 
 class RefusedTest(ModelTestCase):
+    def test_a_model_of_frozen_layers(self):
+        model = compiled(functional(table()))
+        for layer in model.layers:
+            layer.trainable = False
+        model = compiled(model)
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras trains what it can")
+        with self.assertRaisesRegex(
+            ValueError, "depends on none of table 'deep'.*freeze the tables"
+        ):
+            self.fit(model)
+        model.tables[0].trainable = False
+        self.fit(compiled(model))
+
     def test_compiling_with_xla(self):
         with self.assertRaisesRegex(
             ValueError, "XLA cannot compile the ops .*: jit_compile=True"

@@ -4,6 +4,7 @@ import typing
 
 import tensorflow as tf
 
+from tf_ext._checks import refuse
 from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.optimizers import Optimizer
@@ -81,6 +82,16 @@ def check_composed_optimizer(model: keras.Model) -> None:
                 f"optimizers of {type(optimizer).__name__}. Each trainable "
                 "variable and table must be among the variables of exactly one."
             )
+
+
+def check_jit(jit_compile: typing.Any) -> None:
+    """Raises ValueError if `compile` is to use XLA."""
+    # "auto" means no to Keras 3, as some ops have no kernel for XLA; tf_keras
+    # has no such value, and takes it for True.
+    if jit_compile is True or (jit_compile and not IS_KERAS_3):
+        allowed = "'auto' or False" if IS_KERAS_3 else "False"
+        allowed += ", as XLA cannot compile the ops of tables"
+        refuse("compile", "jit_compile", allowed, jit_compile)
 
 
 def example_of(element_spec: typing.Any) -> typing.Any:

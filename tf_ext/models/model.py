@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from tf_ext._checks import check_count, refuse
+from tf_ext._checks import check_count
 from tf_ext._compat.models import (
     BuiltForOneReplica,
     Functional,
@@ -26,6 +26,7 @@ from tf_ext.models.arrays import bind_data
 from tf_ext.models.building import (
     build_optimizer,
     check_composed_optimizer,
+    check_jit,
     wrapped_optimizers,
 )
 from tf_ext.models.checkpoints import CheckpointedModel
@@ -102,9 +103,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         """
         bind = inspect.signature(super().compile).bind
         options = bind(optimizer, *args, **kwargs).arguments
-        if options.get("jit_compile") is True:
-            allowed = "'auto' or False, as XLA cannot compile the ops of tables"
-            refuse("compile", "jit_compile", allowed, True)
+        check_jit(options.get("jit_compile"))
         steps = options.get("steps_per_execution") or 1
         if IS_KERAS_3:  # "auto" is legal in tf_keras alone.
             check_count("compile", "steps_per_execution", steps, 1)

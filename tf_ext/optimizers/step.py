@@ -166,7 +166,8 @@ def split(
     if not dense and not slices:
         raise ValueError(
             "No gradients provided for any variable: the loss depends on none "
-            f"of {[v.name for v in variables]}."
+            f"of {', '.join(map(shadow.name_of, variables))}. If all layers "
+            "are frozen, freeze the tables, too: table.trainable = False."
         )
     if missing:
         tf.get_logger().warning(

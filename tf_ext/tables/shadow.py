@@ -69,6 +69,12 @@ def table_of(variable):
     return None if reference is None else reference()
 
 
+def name_of(variable):
+    """What messages call a variable, or the table whose shadow it is."""
+    table = table_of(variable)
+    return variable.name if table is None else f"table {table.name!r}"
+
+
 def count_without(count, tables):
     """Keras's count of parameters, without the shadows of tables.
 
