@@ -80,8 +80,7 @@ def _import_all() -> None:
 # TensorFlow its ops: after `import tensorflow`, `import tf_ext` has to be
 # enough for load_model and tf.saved_model.load.
 if "tensorflow" in sys.modules:
-    _import_all()
-    from tf_ext.ops import _library
+    from tf_ext.ops import library
 
-    _library.library()
-    del _library
+    library()
+    del library

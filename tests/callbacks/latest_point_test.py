@@ -22,15 +22,7 @@ class LatestPointTest(TestCase):
     def setUp(self):
         super().setUp()
         self.root = self.directory()
-        self.model = small.compiled(small.functional(small.table()))
-        features, labels = small.batch(generator(self))
-        self.model.fit(
-            features,
-            labels,
-            batch_size=16,
-            verbose=0,
-            callbacks=[tf_ext.callbacks.TableSnapshot(self.root)],
-        )
+        self.model = small.model_with_point(generator(self), self.root)
         [self.point] = point_files.list_points(self.root)
         self.file = os.path.join(self.point, "point.json")
 

@@ -6,6 +6,7 @@ import tempfile
 import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from number_models import logging_model
 
 import tf_ext
 from tf_ext._keras import keras
@@ -66,23 +67,8 @@ class EpochsTest(parameterized.TestCase):
         log = pathlib.Path(self.folder / "log.txt")
         log.unlink(missing_ok=True)
 
-        class Seeing(tf_ext.Model):
-            def train_step(self, data):
-                tf.print(
-                    data[0]["number"],
-                    summarize=-1,
-                    output_stream=f"file://{log}",
-                )
-                return super().train_step(data)
-
         with scope or tf.distribute.get_strategy().scope():
-            inputs = {"number": keras.Input([], dtype="int64", name="number")}
-            column = tf_ext.feature_column.category_column("number")
-            rows = tf_ext.layers.EmbeddingFeatures(
-                [column], tf_ext.SparseTable("number", dim=1)
-            )(inputs)
-            model = Seeing(inputs, rows)
-            model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+            model = logging_model(log)
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.set_model(model)
         try:

@@ -11,6 +11,7 @@ import read_restart_program as program
 import readable_records as records
 from absl.testing import absltest, parameterized
 from paths import ROOT
+from processes import program_environment
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -81,6 +82,7 @@ class RestartTest(parameterized.TestCase):
                     ROOT / "tests/support/read_restart_program.py",
                     *(self.folder, format, str(life), str(killed)),
                 ],
+                env=program_environment(),
                 timeout=240,
                 capture_output=True,
                 text=True,

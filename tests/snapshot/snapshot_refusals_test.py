@@ -13,7 +13,6 @@ from absl.testing import absltest, parameterized
 from model_building import generator
 from saving_util import TestCase, contents
 
-import tf_ext
 from tf_ext import _core
 from tf_ext.callbacks import point_files, recovery_points
 from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot
@@ -398,16 +397,7 @@ class PointRefusalsTest(TestCase):
     def setUp(self):
         super().setUp()
         self.root = self.directory()
-        self.model = small.compiled(small.functional(small.table()))
-        features, labels = small.batch(generator(self))
-        self.model.fit(
-            features,
-            labels,
-            batch_size=16,
-            shuffle=False,
-            verbose=0,
-            callbacks=[tf_ext.callbacks.TableSnapshot(self.root)],
-        )
+        self.model = small.model_with_point(generator(self), self.root)
         [self.point] = point_files.list_points(self.root)
         self.file = os.path.join(self.point, "point.json")
         [table] = self.model.tables

@@ -11,7 +11,7 @@ import pathlib
 import signal
 import sys
 
-import tensorflow as tf
+from number_models import COLUMN, logging_model
 
 import tf_ext
 from tf_ext._keras import keras
@@ -61,27 +61,11 @@ def read(folder, format):
 
 def train(folder, format, life, stop):
     """One life."""
-    log = folder / f"{life}.txt"
-
-    class Seeing(tf_ext.Model):
-        def train_step(self, data):
-            tf.print(
-                data[0]["number"],
-                summarize=-1,
-                output_stream=f"file://{log}",
-            )
-            return super().train_step(data)
-
     data = read(folder, format)
-    table = tf_ext.SparseTable("number", dim=1)
-    column = tf_ext.feature_column.category_column("number")
     if str(life) == "1":
         # The others train the same model on raw features.
-        data = tf_ext.data.hash_columns(data, [column], keep=["number"])
-    inputs = {"number": keras.Input([], dtype="int64", name="number")}
-    rows = tf_ext.layers.EmbeddingFeatures([column], table)(inputs)
-    model = Seeing(inputs, rows)
-    model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        data = tf_ext.data.hash_columns(data, [COLUMN], keep=["number"])
+    model = logging_model(folder / f"{life}.txt")
     points = tf_ext.callbacks.TableSnapshot(folder / "points", steps=1)
     model.fit(
         data,

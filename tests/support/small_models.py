@@ -103,3 +103,23 @@ def compiled(model, dense=None, **kwargs):
     optimizer = tf_ext.optimizers.Optimizer(dense)
     model.compile(optimizer, "binary_crossentropy", **kwargs)
     return model
+
+
+def model_with_point(rng, root):
+    """A model that `fit` has trained, whose end is a recovery point.
+
+    Args:
+      rng: numpy.random.Generator.
+      root: string, the directory of the point.
+    """
+    model = compiled(functional(table()))
+    features, labels = batch(rng)
+    model.fit(
+        features,
+        labels,
+        batch_size=16,
+        shuffle=False,
+        verbose=0,
+        callbacks=[tf_ext.callbacks.TableSnapshot(root)],
+    )
+    return model

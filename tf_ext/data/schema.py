@@ -61,9 +61,9 @@ class Field:
             object.__setattr__(self, "dtype", np.dtype(self.dtype))
         if isinstance(self.dtype, tf.DType | np.dtype):
             object.__setattr__(self, "dtype", self.dtype.name)
-        allowed_types = (*DTYPES, UNUSED)
-        if not isinstance(self.dtype, str) or self.dtype not in allowed_types:
-            names = ", ".join(map(repr, (*DTYPES, UNUSED)))
+        dtypes = (*DTYPES, UNUSED)
+        if not isinstance(self.dtype, str) or self.dtype not in dtypes:
+            names = ", ".join(map(repr, dtypes))
             refuse(self._owner, "dtype", f"one of {names}", self.dtype)
         for argument in ("separator", "weight_separator"):
             value = getattr(self, argument)

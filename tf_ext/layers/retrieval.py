@@ -146,7 +146,7 @@ class Retrieval(keras.layers.Layer):
         A NumPy array `[n]`, of int64 or of bytes.
         """
         ids = tf.convert_to_tensor(self._stored.ids).numpy()
-        return ids[: len(self.embeddings)]
+        return ids[: self.size]
 
     @property
     def embeddings(self) -> Array:
@@ -156,7 +156,7 @@ class Retrieval(keras.layers.Layer):
     @property
     def size(self) -> int:
         """The number of candidates."""
-        return len(self.ids)
+        return int(tf.shape(tf.convert_to_tensor(self._stored.embeddings))[0])
 
     def index(self, ids: _Ids, embeddings: typing.Any) -> None:
         """Replaces all candidates.
