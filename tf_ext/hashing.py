@@ -224,7 +224,7 @@ def _to_values(
     array = _to_array(values)
     if array.dtype == np.bool_:
         return array.astype(np.int64)
-    if array.dtype == np.uint64:
+    if array.dtype.kind == "u" and array.itemsize == 8:  # Of any byte order.
         # Texts, as the core has no number of this type.
         return array.astype(np.str_ if boundaries is None else np.float32)
     return array

@@ -32,6 +32,8 @@ def reference(value, namespace="n"):
     """The definition of a sign."""
     if isinstance(value, bytes | np.bytes_):
         text = bytes(value)
+    elif isinstance(value, bool | np.bool_):
+        text = b"1" if value else b"0"
     elif isinstance(value, float | np.floating):
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -68,7 +70,9 @@ def layouts(name, array):
 
 def good():
     """(name, array, keyword arguments) of what can be hashed."""
-    for dtype in "int8 uint8 int16 uint16 int32 uint32 int64".split():
+    for name, each in layouts("bool", np.array([True, False, True])):
+        yield name, each, {}
+    for dtype in "int8 uint8 int16 uint16 int32 uint32 int64 uint64".split():
         info = np.iinfo(dtype)
         array = np.array([5, 0, info.min, info.max, 7], dtype)
         for name, each in layouts(dtype, array):
@@ -93,8 +97,6 @@ def good():
 def bad():
     """(name, array, keyword arguments) of what has no signs."""
     floats = {"boundaries": BOUNDARIES}
-    yield "bool", np.array([True]), {}
-    yield "uint64", np.array([1], np.uint64), {}
     yield "complex", np.array([1j]), floats
     yield "dates", np.array(["2020"], "M8[Y]"), {}
     yield "records", np.zeros(3, [("a", np.int64)]), {}
