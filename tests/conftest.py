@@ -35,8 +35,9 @@ def pytest_sessionstart(session):
 
 def pytest_sessionfinish(session):
     # Not imported here: few tests need a cluster.
-    if util := sys.modules.get("parameter_server_util"):
-        util.stop_shared()
+    for name in ("parameter_server_util", "multi_worker_cases"):
+        if util := sys.modules.get(name):
+            util.stop_shared()
 
 
 def pytest_ignore_collect(collection_path, config):

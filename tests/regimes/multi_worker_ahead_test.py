@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import Cases, alone, merge_rows
+from multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = pytest.mark.process("workers")
 
-_CASES = Cases([cases], workers=2)
+_CASES = shared_workers(2)
 
 
 class AheadTest(parameterized.TestCase, tf.test.TestCase):

@@ -1,7 +1,4 @@
-"""Synchronous workers agree on errors, and on models and data of all kinds.
-
-Both in one start of workers, which takes longer than most cases.
-"""
+"""Synchronous workers agree on errors, and on models and data of all kinds."""
 
 import multi_worker_error_cases as cases
 import multi_worker_model_cases as models
@@ -9,14 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import Cases, alone, merge_rows
+from multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases]
+pytestmark = [pytest.mark.process("workers"), pytest.mark.both_kerases]
 
 _WORKERS = 3
-_CASES = Cases([cases, models], _WORKERS)
+_CASES = shared_workers(_WORKERS)
 
 
 # tf_keras's LossScaleOptimizer counts steps that it leaves out, too.

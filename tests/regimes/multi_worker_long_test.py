@@ -7,7 +7,7 @@ import multi_worker_long_cases as cases
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import Cases
+from multi_worker_cases import Workers
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,7 +21,11 @@ _MOST_THREADS = 10
 # A branch has a number if it is not the first of its scope.
 _BRANCH = re.compile(r"/cond(_\d+)?/")
 
-_CASES = Cases([cases], workers=2, timeout_seconds=900)
+_CASES = Workers(2, timeout_seconds=900)
+
+
+def tearDownModule():
+    _CASES.stop()
 
 
 class StepTest(tf.test.TestCase):
@@ -70,7 +74,8 @@ class LongRunTest(parameterized.TestCase, tf.test.TestCase):
     def test_needs_no_more_memory_in_100_000_steps(self):
         os.environ["TF_EXT_TEST_STEPS"] = "100000"
         try:
-            results = Cases([cases], workers=2, timeout_seconds=3900)
+            results = Workers(2, timeout_seconds=3900)
+            self.addCleanup(results.stop)
             for case in cases.LONG:
                 self._assert_steady(getattr(cases, case), results)
         finally:

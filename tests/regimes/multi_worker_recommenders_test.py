@@ -6,13 +6,13 @@ TensorFlow Recommenders' under tf_keras, keras-rs's under Keras 3.
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import Cases, alone, merge_rows
+from multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.process,
+    pytest.mark.process("workers"),
     pytest.mark.both_kerases(slow=True),
 ]
 
@@ -27,7 +27,7 @@ else:
 
     _COMPARED = ["sums", "means"]
 
-_CASES = Cases([cases], workers=2)
+_CASES = shared_workers(2)
 # keras-rs computes differences of scores, whose rounding errors training
 # makes larger.
 _TOLERANCE = 1e-5 if IS_KERAS_3 else 1e-6

@@ -1,7 +1,5 @@
 """Training on synchronous workers: what one process would come to."""
 
-import types
-
 import counted_rows
 import metric_cases
 import multi_worker_log_cases as logs
@@ -18,38 +16,22 @@ import tensorflow as tf
 import two_tower_cases
 import uneven_share_cases
 from absl.testing import parameterized
-from multi_worker_cases import Cases, alone, merge_rows
+from multi_worker_cases import alone, merge_rows, shared_workers
 from readable_records import FORMATS
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process("workers"),
+    pytest.mark.both_kerases(slow=True),
+]
 
 _DIM = step.DIM
 
 # What one process returns, by case.
 _expected = {}
 
-_CASES = {
-    2: Cases(
-        [
-            *(training, step, metrics, reading_cases, round_trips, logs),
-            *(sequence_cases, small_row_cases, two_tower_cases),
-            uneven_share_cases,
-        ],
-        workers=2,
-    ),
-    3: Cases(
-        [
-            training,
-            types.SimpleNamespace(
-                __name__=uneven_share_cases.__name__,
-                CASES=uneven_share_cases.COMPARED + uneven_share_cases.OTHERS,
-            ),
-        ],
-        workers=3,
-    ),
-}
+_CASES = {size: shared_workers(size) for size in (2, 3)}
 
 
 def _tables(results):
@@ -205,7 +187,7 @@ class MetricsTest(parameterized.TestCase, tf.test.TestCase):
 
     @pytest.mark.slow
     def test_three_workers(self):
-        self.check(Cases([metrics], workers=3))
+        self.check(_CASES[3])
 
 
 class EpochTest(parameterized.TestCase, tf.test.TestCase):

@@ -24,6 +24,3 @@ def _trained(worker, loss):
         "variables": model.get_weights(),
         "tables": {table.name: export(table) for table in model.tables},
     }
-
-
-CASES = ["list_mle", "pairwise_hinge"]

@@ -327,12 +327,3 @@ def error_of_a_batch(worker):
             k: float(v[0]) for k, v in export(model.tables[0])["show"].items()
         },
     }
-
-
-CASES = [
-    *AS_ALONE,
-    "exchanges_of_signs",
-    "widths_of_signs",
-    "errors_before_collectives",
-    "error_of_a_batch",
-]

@@ -333,12 +333,3 @@ NONFINITE = [
     "nonfinite_skips",
     "loss_scaling_skips",
 ]
-CASES = [
-    *NONFINITE,
-    "input_errors",
-    "a_share_without_samples",
-    "bad_arguments",
-]
-if IS_KERAS_3:  # tf_keras reads data by itself.
-    CASES.append("pipeline_error")
-    CASES.append("unreadable_file")

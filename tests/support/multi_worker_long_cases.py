@@ -136,4 +136,3 @@ def long_fit(worker):
 
 # tf_keras's fit makes new keys for TensorFlow's own collectives.
 LONG = ["long_custom_loop", "long_fit"] if IS_KERAS_3 else ["long_custom_loop"]
-CASES = ["collectives_in_graph", *LONG]

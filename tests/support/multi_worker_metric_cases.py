@@ -18,6 +18,3 @@ def rates_of_uneven_parts(worker):
 
 def users(worker):
     return metric_cases.user_metrics(worker.strategy, text=True)
-
-
-CASES = ["rates", "rates_of_uneven_parts", "users"]

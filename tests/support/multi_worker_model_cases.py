@@ -222,4 +222,3 @@ POLICIES = [
     "shared_by_hint",
     "not_shared",
 ]
-CASES = [*AS_ONE_PROCESS, *POLICIES]

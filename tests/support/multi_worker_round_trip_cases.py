@@ -129,6 +129,3 @@ def dense_model():
     model = tf_ext.Model(ids, keras.layers.Dense(1, "sigmoid")(rows))
     model.compile(optimizer(), "mse", metrics=[keras.metrics.AUC()])
     return model
-
-
-CASES = ["collectives_in_a_row", "reads_ahead"]

@@ -474,6 +474,3 @@ def sums(worker):
 def told_by(rank):
     """What a worker tells the others beside."""
     return np.array([rank, -(2**62) + rank, 2**40])
-
-
-CASES = [*PUSHES, *EPOCHS, *ENTANGLED, *STATISTICS, "custom_loop", "sums"]

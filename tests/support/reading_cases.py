@@ -142,6 +142,3 @@ def check_counts(test, written, found, files=range(_FILES)):
         found["state"],
         {f: {"records": _RECORDS, "reasons": counts[f]} for f in own},
     )
-
-
-CASES = ["trained"]

@@ -36,6 +36,3 @@ def _results(model, dataset):
         "variables": model.get_weights(),
         "tables": {table.name: export(table) for table in model.tables},
     }
-
-
-CASES = ["trained", "sums", "means"]

@@ -63,6 +63,3 @@ def trained_on_hashed_parts(worker):
             )
         ),
     )
-
-
-CASES = ["trained", "trained_on_hashed", "trained_on_hashed_parts"]

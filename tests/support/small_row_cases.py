@@ -99,9 +99,6 @@ def trained(worker):
     return fit(model)
 
 
-CASES = ["trained"]
-
-
 def assert_same_bits(found, expected):
     """Checks the results of all workers against the one of one process.
 

@@ -88,6 +88,3 @@ def global_negatives_of_strings(worker):
 
 def own_negatives(worker):
     return trained(worker.strategy, global_negatives=False)
-
-
-CASES = ["global_negatives", "global_negatives_of_strings", "own_negatives"]

@@ -360,7 +360,6 @@ def keras_batch_normalization(worker):
 
 
 COMPARED = ["two_outputs_of_all", "shares_of_two_outputs", "own_weighted_step"]
-CASES = [*COMPARED, "refused_step"]
 # For runs that take longer.
 OTHERS = [
     "own_loss",
