@@ -6,7 +6,7 @@ import sys
 
 import tf_ext
 
-pytest_plugins = ["test_groups"]
+pytest_plugins = ["test_groups", "test_tiers"]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 

@@ -59,7 +59,7 @@ class GroupItem(pytest.Item):
         self.group = group
         self.remote_nodeid = original.nodeid
         self.path = original.path
-        self.limit_seconds = _limit_of(original)
+        self.limit_seconds = limit_of(original)
         self._location = original.reportinfo()
         self.extra_keyword_matches |= original.listextrakeywords()
         self.extra_keyword_matches |= {
@@ -79,11 +79,20 @@ class GroupItem(pytest.Item):
         return self._location
 
 
-def _limit_of(item: pytest.Item) -> float:
+def limit_of(item: pytest.Item) -> float:
+    """The seconds that a test may take."""
+    if isinstance(item, GroupItem):
+        return item.limit_seconds
     marker = item.get_closest_marker("timeout")
     if marker is not None:
         return float([*marker.args, *marker.kwargs.values()][0])
     return float(item.config.getini("timeout"))
+
+
+def suffix_of(item: pytest.Item) -> str:
+    """The end of the name of a test that runs with tf_keras; else ""."""
+    is_legacy = isinstance(item, GroupItem) and item.group.is_legacy
+    return _SUFFIX if is_legacy else ""
 
 
 def pytest_configure(config):

@@ -1,0 +1,63 @@
+"""A pytest plugin: the slow tests that one commit runs, of all of them.
+
+    pytest -m slow --slow-part=3/8 --slow-files=tests/data/reading_test.py
+
+runs those of the files that are named, and of an eighth of all others. A file
+is in the same part each time; its runs with tf_keras may be in another part.
+What may take more than ten minutes by its own limit is run by hand only.
+"""
+
+import hashlib
+import os
+
+import pytest
+import test_groups
+
+_LONGEST_SECONDS = 600
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("tiers of tests")
+    group.addoption(
+        "--slow-part",
+        metavar="K/N",
+        type=_part,
+        help="of the slow tests, those of every N-th file, from the K-th on",
+    )
+    group.addoption(
+        "--slow-files",
+        metavar="FILES",
+        default="",
+        help="files whose slow tests all run, whatever the part: with commas",
+    )
+
+
+def _part(text):
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(count)):
+        raise pytest.UsageError(
+            f"--slow-part must be K/N, two numbers. Received: {text!r}"
+        )
+    return int(index) % int(count), int(count)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("slow_part") is None:
+        return
+    left_out = [item for item in items if not _is_selected(config, item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_selected(config, item):
+    if item.get_closest_marker("slow") is None:
+        return True
+    if test_groups.limit_of(item) > _LONGEST_SECONDS:
+        return False
+    path = os.path.relpath(item.path, config.rootpath)
+    if path in config.getoption("slow_files").split(","):
+        return True
+    index, count = config.getoption("slow_part")
+    name = f"{path}{test_groups.suffix_of(item)}"
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16) % count == index
