@@ -35,7 +35,7 @@ def pytest_sessionstart(session):
 
 def pytest_sessionfinish(session):
     # Not imported here: few tests need a cluster.
-    for name in ("parameter_server_util", "multi_worker_cases"):
+    for name in ("clusters.parameter_server_util", "cases.multi_worker_cases"):
         if util := sys.modules.get(name):
             util.stop_shared()
 

@@ -8,8 +8,8 @@ import random
 
 import pytest
 from absl.testing import absltest, parameterized
-from interrupt_program import CASES
 from processes import run
+from programs.interrupt_program import CASES
 from saving_util import TestCase
 
 pytestmark = pytest.mark.both_kerases(slow=True)

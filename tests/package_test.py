@@ -13,8 +13,8 @@ import tempfile
 import textwrap
 import unittest
 
-import snapshot_files_util
 from absl.testing import absltest, parameterized
+from oracles import snapshot_files_util
 
 import tf_ext
 

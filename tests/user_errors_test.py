@@ -5,10 +5,10 @@ import unittest
 
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import id_column
+from models import small_models as small
+from models.model_building import id_column
 from processes import run_program
 
 import tf_ext
@@ -410,7 +410,7 @@ import os, unittest
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
 import numpy as np
 import tensorflow as tf
-import small_models as small
+from models import small_models as small
 import tf_ext
 
 class Losses(tf_ext.Model):

@@ -6,9 +6,9 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-from model_building import generator
+from models.model_building import generator
+from models.small_models import batch, compiled, functional, table
 from paths import ROOT
-from small_models import batch, compiled, functional, table
 
 from tf_ext.callbacks import TableStats
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column, mirrored_strategy
-from small_models import batch, compiled, functional, head, inputs, table
+from models.model_building import generator, id_column, mirrored_strategy
+from models.small_models import batch, compiled, functional, head, inputs, table
 
 import tf_ext
 from tf_ext._keras import keras

@@ -4,9 +4,9 @@ import tempfile
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, mirrored_strategy
-from sharded_tables import bytes_of_rows
-from small_models import batch, compiled, functional, table
+from models.model_building import generator, mirrored_strategy
+from models.sharded_tables import bytes_of_rows
+from models.small_models import batch, compiled, functional, table
 
 from tf_ext import eviction
 from tf_ext._keras import keras

@@ -6,10 +6,10 @@ import re
 import shutil
 
 import pytest
-import small_models as small
 import snapshot_util as util
 from absl.testing import absltest
-from model_building import generator
+from models import small_models as small
+from models.model_building import generator
 from saving_util import TestCase
 
 import tf_ext

@@ -5,10 +5,10 @@ import signal
 import threading
 
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, number
+from models import small_models as small
+from models.model_building import generator, number
 from saving_util import TestCase, contents
 
 import tf_ext

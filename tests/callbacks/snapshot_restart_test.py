@@ -12,11 +12,11 @@ import unittest.mock
 import numpy as np
 import processes
 import pytest
-import small_models as small
-import snapshot_restart_program as program
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, number
+from models import small_models as small
+from models.model_building import generator, number
+from programs import snapshot_restart_program as program
 from saving_util import TestCase, contents
 
 import tf_ext

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, mirrored_strategy
-from sharded_tables import shards_on
-from small_models import batch, columns, compiled, functional, table
+from models.model_building import generator, mirrored_strategy
+from models.sharded_tables import shards_on
+from models.small_models import batch, columns, compiled, functional, table
 from tensorboard.backend.event_processing import event_accumulator
 
 import tf_ext

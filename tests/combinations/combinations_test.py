@@ -14,9 +14,9 @@ import hypothesis
 import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
-from combination_axes import AXES, Program, is_supported, pairwise
-from combination_hosts import Hosts
+from clusters.combination_hosts import Hosts
 from hypothesis import strategies as st
+from oracles.combination_axes import AXES, Program, is_supported, pairwise
 
 from tf_ext._keras import IS_KERAS_3
 

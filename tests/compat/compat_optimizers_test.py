@@ -6,7 +6,7 @@ import weakref
 import pytest
 import tensorflow as tf
 from absl.testing import absltest
-from model_building import mirrored_strategy
+from models.model_building import mirrored_strategy
 
 from tf_ext._compat import optimizers
 from tf_ext._keras import IS_KERAS_3, keras

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from model_building import mirrored_strategy
+from models.model_building import mirrored_strategy
 
 from tf_ext._compat import counters, variables
 from tf_ext._keras import IS_KERAS_3, keras

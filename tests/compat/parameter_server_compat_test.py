@@ -7,10 +7,10 @@ import threading
 import time
 import unittest
 
-import parameter_server_util as util
 import pytest
 import tensorflow as tf
 from absl.testing import absltest
+from clusters import parameter_server_util as util
 
 import tf_ext
 from tf_ext._compat import cluster_errors, clusters

@@ -3,13 +3,13 @@
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from hashing_arrays_program import layouts
 from ops_util import run_python
-from paths import TESTS
+from paths import PROGRAMS
+from programs.hashing_arrays_program import layouts
 
 from tf_ext import _core
 
-_PROGRAM = TESTS / "support" / "hashing_arrays_program.py"
+_PROGRAM = PROGRAMS / "hashing_arrays_program.py"
 _RUN = """
 import runpy, sys, warnings
 if sys.argv[2] == "warnings":

@@ -4,10 +4,9 @@ import pathlib
 import tempfile
 
 import pytest
-import sequence_models
 import tensorflow as tf
 from absl.testing import parameterized
-from hash_columns_cases import (
+from cases.hash_columns_cases import (
     POOLED,
     SEQUENCES,
     STRUCTURES,
@@ -19,7 +18,8 @@ from hash_columns_cases import (
     features_of_all,
     sequence,
 )
-from model_building import rows_of
+from models import sequence_models
+from models.model_building import rows_of
 
 import tf_ext
 from tf_ext import feature_column

@@ -6,7 +6,7 @@ import tempfile
 import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from number_models import logging_model
+from models.number_models import logging_model
 
 import tf_ext
 from tf_ext._keras import keras

@@ -7,11 +7,11 @@ import sys
 import tempfile
 
 import pytest
-import read_restart_program as program
-import readable_records as records
 from absl.testing import absltest, parameterized
-from paths import ROOT
+from oracles import readable_records as records
+from paths import PROGRAMS
 from processes import program_environment
+from programs import read_restart_program as program
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -79,7 +79,7 @@ class RestartTest(parameterized.TestCase):
             ended = subprocess.run(
                 [
                     sys.executable,
-                    ROOT / "tests/support/read_restart_program.py",
+                    PROGRAMS / "read_restart_program.py",
                     *(self.folder, format, str(life), str(killed)),
                 ],
                 env=program_environment(),

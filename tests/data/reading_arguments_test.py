@@ -6,7 +6,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from readable_files import SCHEMA, Field, good_line
+from oracles.readable_files import SCHEMA, Field, good_line
 
 import tf_ext
 

@@ -6,9 +6,8 @@ import tempfile
 
 import numpy as np
 import pytest
-import readable_files
-import readable_records
 from absl.testing import absltest, parameterized
+from oracles import readable_files, readable_records
 
 import tf_ext
 from tf_ext.data import reading

@@ -8,11 +8,11 @@ from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
-import readable_records as records
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from readable_files import numbers_of
-from readable_records import FORMATS, SCHEMA, Field
+from oracles import readable_records as records
+from oracles.readable_files import numbers_of
+from oracles.readable_records import FORMATS, SCHEMA, Field
 
 import tf_ext
 import tf_ext.data.arrow

@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from readable_files import (
+from oracles.readable_files import (
     SCHEMA,
     Field,
     bad_lines,

@@ -10,7 +10,7 @@ from unittest import mock
 
 import tensorflow as tf
 from absl.testing import parameterized
-from listeners import Listener, speak_http2
+from clusters.listeners import Listener, speak_http2
 
 from tf_ext import distribute
 from tf_ext.distribute import addresses, errors, server

@@ -15,7 +15,7 @@ from unittest import mock
 import processes
 import pytest
 import tensorflow as tf
-from paths import SUPPORT
+from paths import PROGRAMS
 
 import tf_ext
 from tf_ext import distribute
@@ -195,7 +195,7 @@ class CheckClusterTest(LocalClusterTestCase):
                     *[
                         sys.executable,
                         "-P",
-                        SUPPORT / "plain_server_program.py",
+                        PROGRAMS / "plain_server_program.py",
                     ],
                     json.dumps(_cluster.cluster),
                 ],
@@ -294,7 +294,7 @@ class ServerTest(LocalClusterTestCase):
 class LocalClusterTest(LocalClusterTestCase):
     def test_processes_end_when_their_parent_is_killed(self):
         parent = subprocess.Popen(
-            [sys.executable, "-P", SUPPORT / "local_cluster_program.py"],
+            [sys.executable, "-P", PROGRAMS / "local_cluster_program.py"],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -306,7 +306,7 @@ class LocalClusterTest(LocalClusterTestCase):
 
     def test_tensorflow_works_silently_after_it(self):
         done = subprocess.run(
-            [sys.executable, "-P", SUPPORT / "ended_cluster_program.py"],
+            [sys.executable, "-P", PROGRAMS / "ended_cluster_program.py"],
             capture_output=True,
             text=True,
             timeout=240,

@@ -10,7 +10,7 @@ import sys
 
 import processes
 import tensorflow as tf
-from paths import SUPPORT
+from paths import PROGRAMS
 
 from tf_ext import distribute
 
@@ -148,7 +148,7 @@ class LocalWorkersTest(tf.test.TestCase):
 
     def test_workers_end_when_their_parent_is_killed(self):
         parent = subprocess.Popen(
-            [sys.executable, "-P", SUPPORT / "local_workers_program.py"],
+            [sys.executable, "-P", PROGRAMS / "local_workers_program.py"],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -3,9 +3,9 @@
 import signal
 import time
 
-import multi_worker_util as util
 import pytest
 import tensorflow as tf
+from clusters import multi_worker_util as util
 
 _PROGRAM = "multi_worker_program.py"
 _TIMEOUT_SECONDS = 120

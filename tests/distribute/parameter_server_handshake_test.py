@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from listeners import SETTINGS, Listener, speak_http2
+from clusters.listeners import SETTINGS, Listener, speak_http2
 
 from tf_ext import distribute
 from tf_ext.distribute import addresses, handshake, liveness, ports

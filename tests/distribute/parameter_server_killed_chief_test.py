@@ -10,7 +10,7 @@ import types
 import pytest
 import tensorflow as tf
 from absl.testing import absltest
-from paths import SUPPORT
+from paths import PROGRAMS
 
 import tf_ext
 from tf_ext.distribute.ports import free_ports
@@ -18,7 +18,7 @@ from tf_ext.distribute.strategy import table_owner
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.process]
 
-_PROGRAM = SUPPORT / "killed_chief_program.py"
+_PROGRAM = PROGRAMS / "killed_chief_program.py"
 
 
 class _Chief:

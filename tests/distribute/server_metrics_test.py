@@ -8,7 +8,7 @@ from unittest import mock
 
 import metrics_client
 from absl.testing import absltest, parameterized
-from listeners import Listener, speak_http2
+from clusters.listeners import Listener, speak_http2
 
 from tf_ext.distribute import cluster, metrics_server, ports, server
 

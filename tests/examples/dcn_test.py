@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from movielens_files import write_movielens
+from oracles.movielens_files import write_movielens
 from paths import ROOT
 
 import tf_ext

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
-from movielens_files import write_movielens
+from oracles.movielens_files import write_movielens
 from paths import ROOT
 
 # As for a program, whose folder comes first on the path.

@@ -12,10 +12,9 @@ import tempfile
 
 import pytest
 from absl.testing import absltest, parameterized
-from movielens_files import write_movielens
-from paths import ROOT, TESTS
+from oracles.movielens_files import write_movielens
+from paths import PROGRAMS, ROOT
 
-_SUPPORT = TESTS / "support"
 _TIMEOUT_SECONDS = 240
 # TensorFlow's own dense kernels give other bits with other threads.
 _ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
@@ -101,7 +100,7 @@ class DailyTest(_ExampleTest):
         # After the point of step 20; before the first point of a day.
         for day, step in (("2024-01-02", 25), ("2024-01-04", 3)):
             run = _start(
-                _SUPPORT / "daily_kill_program.py", day, step, killed,
+                PROGRAMS / "daily_kill_program.py", day, step, killed,
                 *arguments, **_ONE_THREAD,
             )  # fmt: skip
             self.assertEqual(

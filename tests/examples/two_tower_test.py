@@ -7,7 +7,7 @@ import tempfile
 import numpy as np
 import pytest
 import tensorflow as tf
-from movielens_files import write_movielens
+from oracles.movielens_files import write_movielens
 from paths import ROOT
 
 # As for a program, whose folder comes first on the path.

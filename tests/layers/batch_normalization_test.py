@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, mirrored_strategy, number
+from models.model_building import generator, mirrored_strategy, number
 
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers import BatchNormalization

@@ -1,11 +1,11 @@
 """The feature that counts as clicks."""
 
-import counted_rows
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import id_column
+from models import counted_rows
+from models.model_building import id_column
 
 import tf_ext
 from tf_ext._keras import keras

@@ -1,11 +1,11 @@
 """The two numbers that EmbeddingFeatures makes of the statistics of ids."""
 
-import counted_rows
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column, mirrored_strategy
+from models import counted_rows
+from models.model_building import generator, id_column, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras

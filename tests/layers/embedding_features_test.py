@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column, rows_of
+from models.model_building import generator, id_column, rows_of
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import two_tower_cases
 from absl.testing import parameterized
-from model_building import generator, mirrored_strategy
+from cases import two_tower_cases
+from models.model_building import generator, mirrored_strategy
 
 from tf_ext._keras import keras
 from tf_ext.layers import InBatchSoftmax

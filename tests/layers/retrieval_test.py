@@ -10,7 +10,7 @@ import processes
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, mirrored_strategy
+from models.model_building import generator, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras

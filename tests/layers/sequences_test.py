@@ -5,10 +5,10 @@ import tempfile
 
 import numpy as np
 import pytest
-import sequence_models as sequences
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import id_column
+from models import sequence_models as sequences
+from models.model_building import id_column
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

@@ -2,12 +2,12 @@
 
 import tempfile
 
-import metric_cases as cases
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import mirrored_strategy
+from cases import metric_cases as cases
+from models.model_building import mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras

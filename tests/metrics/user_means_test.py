@@ -2,9 +2,9 @@
 
 from unittest import mock
 
-import metric_cases as cases
 import numpy as np
 from absl.testing import absltest, parameterized
+from cases import metric_cases as cases
 
 import tf_ext
 from tf_ext.metrics import gauc, ndcg_at_k, recall_at_k, user_means

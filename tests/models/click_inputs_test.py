@@ -3,14 +3,14 @@
 import os
 import tempfile
 
-import clicked_models as models
 import numpy as np
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from clicked_models import IDS
-from model_building import generator, mirrored_strategy
+from models import clicked_models as models
+from models import small_models
+from models.clicked_models import IDS
+from models.model_building import generator, mirrored_strategy
 
 import tf_ext
 from tf_ext import serving

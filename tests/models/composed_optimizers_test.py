@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from model_building import rows_of
+from models.model_building import rows_of
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
@@ -10,8 +10,8 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = pytest.mark.both_kerases
 
 if not IS_KERAS_3:
-    import recommenders_models as models
     import tensorflow_recommenders as tfrs
+    from models import recommenders_models as models
 
     _compose = tfrs.experimental.optimizers.CompositeOptimizer
 

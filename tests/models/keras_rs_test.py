@@ -3,14 +3,14 @@
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import mirrored_strategy, rows_of
+from models.model_building import mirrored_strategy, rows_of
 
 from tf_ext._keras import IS_KERAS_3
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
 if IS_KERAS_3:
-    import keras_rs_models as models
+    from models import keras_rs_models as models
 
 
 class KerasRsTest(parameterized.TestCase, tf.test.TestCase):

@@ -4,12 +4,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import small_models
 import tensorflow as tf
-import uneven_share_cases
 from absl.testing import parameterized
-from model_building import generator, mirrored_strategy, number, rows_of
-from small_models import Subclassed, compiled, functional, table
+from cases import uneven_share_cases
+from models import small_models
+from models.model_building import generator, mirrored_strategy, number, rows_of
+from models.small_models import Subclassed, compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

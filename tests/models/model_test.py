@@ -6,11 +6,11 @@ import weakref
 
 import numpy as np
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, rows_of
-from small_models import Subclassed, batch, compiled, functional, table
+from models import small_models
+from models.model_building import generator, rows_of
+from models.small_models import Subclassed, batch, compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

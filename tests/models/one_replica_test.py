@@ -12,10 +12,10 @@ import tempfile
 
 import numpy as np
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import absltest
-from model_building import number, rows_of
+from models import small_models
+from models.model_building import number, rows_of
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

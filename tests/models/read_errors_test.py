@@ -8,7 +8,7 @@ import tempfile
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import mirrored_strategy
+from models.model_building import mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import keras

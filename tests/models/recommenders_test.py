@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 import tensorflow as tf
-from model_building import generator, mirrored_strategy
+from models.model_building import generator, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
@@ -79,7 +79,7 @@ class RecommendersTest(tf.test.TestCase):
         self.assertEqual(model.movie.tables[0].size(), _MOVIES)
 
     def test_same_model_in_one_process_and_mirrored(self):
-        import recommenders_models as models
+        from models import recommenders_models as models
 
         histories = []
         for strategy in (tf.distribute.get_strategy(), mirrored_strategy()):
@@ -105,8 +105,8 @@ class RecommendersTest(tf.test.TestCase):
         self.assertAllClose(histories[:3], histories[3:], 1e-5, 1e-6)
 
     def test_streaming_index(self):
-        import recommenders_models as models
         import tensorflow_recommenders as tfrs
+        from models import recommenders_models as models
 
         model = models.make_model()
         model.fit(models.data(), epochs=models.EPOCHS, verbose=0)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import sequence_models as sequences
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import (
+from models import sequence_models as sequences
+from models.model_building import (
     BatchLosses,
     generator,
     mirrored_strategy,

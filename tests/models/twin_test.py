@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import (
+from models.model_building import (
     BagsOfSigns,
     BatchLosses,
     StaticFeatures,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import mirrored_strategy, number
-from small_models import batch, compiled, functional, table
+from models.model_building import mirrored_strategy, number
+from models.small_models import batch, compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import mirrored_strategy, number, rows_of
+from models.model_building import mirrored_strategy, number, rows_of
 from ops_util import named_cases
 
 import tf_ext

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from model_building import (
+from models.model_building import (
     TableNetwork,
     generator,
     id_column,

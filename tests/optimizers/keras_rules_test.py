@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator
+from models.model_building import generator
 
 import tf_ext
 from tf_ext import optimizers

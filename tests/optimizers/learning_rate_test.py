@@ -1,10 +1,15 @@
 """Changes of the model's learning rate, and tables with rates of their own."""
 
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column, mirrored_strategy, number
+from models import small_models as small
+from models.model_building import (
+    generator,
+    id_column,
+    mirrored_strategy,
+    number,
+)
 from ops_util import MODES
 from saving_util import FORMATS, TestCase, contents
 

@@ -2,10 +2,10 @@ import contextlib
 
 import numpy as np
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column
+from models import small_models
+from models.model_building import generator, id_column
 from ops_util import MODES, named_cases
 
 import tf_ext

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import EDGE_SIGNS, generator, id_column, number, rows_of
-from pcgrad_reference import projected_sum
+from models.model_building import (
+    EDGE_SIGNS,
+    generator,
+    id_column,
+    number,
+    rows_of,
+)
+from oracles.pcgrad_reference import projected_sum
 
 import tf_ext
 from tf_ext._keras import keras

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, mirrored_strategy
-from pcgrad_reference import projected_sum
+from models.model_building import generator, mirrored_strategy
+from oracles.pcgrad_reference import projected_sum
 
 from tf_ext.optimizers import pcgrad
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from rule_cases import RULES
+from cases.rule_cases import RULES
 
 import tf_ext
 from tf_ext import _core, optimizers

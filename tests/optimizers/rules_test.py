@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import reference
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import EDGE_SIGNS, generator, id_column
-from rule_cases import CASES, RULES
+from cases.rule_cases import CASES, RULES
+from models.model_building import EDGE_SIGNS, generator, id_column
+from oracles import reference
 
 import tf_ext
 from tf_ext import ops, optimizers

@@ -2,12 +2,12 @@
 
 import collections
 
-import counted_rows
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column, mirrored_strategy
+from models import counted_rows
+from models.model_building import generator, id_column, mirrored_strategy
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

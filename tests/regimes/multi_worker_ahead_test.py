@@ -1,11 +1,11 @@
 """Synchronous workers that send the ids of a batch a step ahead."""
 
-import multi_worker_ahead_cases as cases
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import alone, merge_rows, shared_workers
+from cases import multi_worker_ahead_cases as cases
+from cases.multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 

@@ -1,8 +1,8 @@
 """`layers.BatchNormalization` by several workers, in processes of their own."""
 
-import multi_worker_util
 import pytest
 from absl.testing import absltest
+from clusters import multi_worker_util
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 

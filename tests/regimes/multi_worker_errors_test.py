@@ -1,12 +1,12 @@
 """Synchronous workers agree on errors, and on models and data of all kinds."""
 
-import multi_worker_error_cases as cases
-import multi_worker_model_cases as models
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import alone, merge_rows, shared_workers
+from cases import multi_worker_error_cases as cases
+from cases import multi_worker_model_cases as models
+from cases.multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 

@@ -3,11 +3,11 @@
 import os
 import re
 
-import multi_worker_long_cases as cases
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import Workers
+from cases import multi_worker_long_cases as cases
+from cases.multi_worker_cases import Workers
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,11 +4,11 @@ import json
 import pathlib
 import signal
 
-import multi_worker_util
-import preemption_program as program
 import processes
 import pytest
 import tensorflow as tf
+from clusters import multi_worker_util
+from programs import preemption_program as program
 from saving_util import TestCase
 
 from tf_ext._keras import IS_KERAS_3

@@ -6,7 +6,7 @@ TensorFlow Recommenders' under tf_keras, keras-rs's under Keras 3.
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from multi_worker_cases import alone, merge_rows, shared_workers
+from cases.multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 
@@ -17,13 +17,13 @@ pytestmark = [
 ]
 
 if IS_KERAS_3:
-    import keras_rs_cases as cases
+    from cases import keras_rs_cases as cases
 
     # Of which one process is to come to the same.
     _COMPARED = ["list_mle", "pairwise_hinge"]
 else:
-    import recommenders_cases as cases
-    from recommenders_models import TOP_2
+    from cases import recommenders_cases as cases
+    from models.recommenders_models import TOP_2
 
     _COMPARED = ["sums", "means"]
 

@@ -3,16 +3,16 @@
 import json
 import tempfile
 
-import multi_worker_util
 import pytest
 import tensorflow as tf
-from paths import SUPPORT
+from clusters import multi_worker_util
+from paths import PROGRAMS
 
 from tf_ext import distribute
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
-_PROGRAM = SUPPORT / "multi_worker_recovery_program.py"
+_PROGRAM = PROGRAMS / "multi_worker_recovery_program.py"
 _TIMEOUT_SECONDS = 200
 
 

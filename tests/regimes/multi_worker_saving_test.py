@@ -5,12 +5,12 @@ import json
 import pathlib
 import tempfile
 
-import multi_worker_util
 import numpy as np
 import processes
 import pytest
-import small_models
 import tensorflow as tf
+from clusters import multi_worker_util
+from models import small_models
 
 import tf_ext
 

@@ -1,23 +1,25 @@
 """Training on synchronous workers: what one process would come to."""
 
-import counted_rows
-import metric_cases
-import multi_worker_log_cases as logs
-import multi_worker_metric_cases as metrics
-import multi_worker_round_trip_cases as round_trips
-import multi_worker_step_cases as step
-import multi_worker_training_cases as training
 import numpy as np
 import pytest
-import reading_cases
-import sequence_cases
-import small_row_cases
 import tensorflow as tf
-import two_tower_cases
-import uneven_share_cases
 from absl.testing import parameterized
-from multi_worker_cases import alone, merge_rows, shared_workers
-from readable_records import FORMATS
+from cases import (
+    metric_cases,
+    reading_cases,
+    sequence_cases,
+    small_row_cases,
+    two_tower_cases,
+    uneven_share_cases,
+)
+from cases import multi_worker_log_cases as logs
+from cases import multi_worker_metric_cases as metrics
+from cases import multi_worker_round_trip_cases as round_trips
+from cases import multi_worker_step_cases as step
+from cases import multi_worker_training_cases as training
+from cases.multi_worker_cases import alone, merge_rows, shared_workers
+from models import counted_rows
+from oracles.readable_records import FORMATS
 
 from tf_ext._keras import IS_KERAS_3
 

@@ -4,10 +4,10 @@ import os
 import tempfile
 
 import numpy as np
-import parameter_server_util as util
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from clusters import parameter_server_util as util
 
 import tf_ext
 from tf_ext._keras import keras

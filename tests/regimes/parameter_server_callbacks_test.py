@@ -6,14 +6,14 @@ import pathlib
 import tempfile
 
 import numpy as np
-import parameter_server_util as util
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, number
+from clusters import parameter_server_util as util
+from models import small_models
+from models.model_building import generator, number
+from models.small_models import compiled, functional, table
 from saving_util import TestCase, contents
-from small_models import compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

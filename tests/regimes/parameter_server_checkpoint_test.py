@@ -1,15 +1,15 @@
 """Checkpoints of a compiled model in clusters of other sizes."""
 
 import numpy as np
-import parameter_server_util as util
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, number
+from clusters import parameter_server_util as util
+from models import small_models
+from models.model_building import generator, number
+from models.sharded_tables import counters_of
+from models.small_models import Subclassed, compiled, functional, table
 from saving_util import TestCase, contents
-from sharded_tables import counters_of
-from small_models import Subclassed, compiled, functional, table
 
 from tf_ext._keras import keras
 from tf_ext.admission import Count

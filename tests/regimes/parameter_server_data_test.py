@@ -4,14 +4,14 @@ import contextlib
 import os
 
 import numpy as np
-import parameter_server_util as util
 import pytest
-import reading_cases
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import number
-from multi_worker_cases import export
-from readable_records import FORMATS
+from cases import reading_cases
+from cases.multi_worker_cases import export
+from clusters import parameter_server_util as util
+from models.model_building import number
+from oracles.readable_records import FORMATS
 
 import tf_ext
 from tf_ext._keras import keras

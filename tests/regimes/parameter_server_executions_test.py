@@ -1,12 +1,12 @@
 """`steps_per_execution` on a cluster, against one process."""
 
-import execution_cases
-import parameter_server_util as util
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, number
+from cases import execution_cases
+from clusters import parameter_server_util as util
+from models import small_models
+from models.model_building import generator, number
 from saving_util import contents
 
 import tf_ext

@@ -2,11 +2,11 @@
 
 import threading
 
-import parameter_server_util as util
 import processes
 import pytest
 import tensorflow as tf
-from model_building import number
+from clusters import parameter_server_util as util
+from models.model_building import number
 
 import tf_ext
 from tf_ext._keras import keras

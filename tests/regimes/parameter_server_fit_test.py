@@ -1,13 +1,13 @@
 """`fit`, `evaluate` and `predict` on a cluster, against one process."""
 
 import numpy as np
-import parameter_server_util as util
 import pytest
-import sequence_cases
-import sequence_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import number, rows_of
+from cases import sequence_cases
+from clusters import parameter_server_util as util
+from models import sequence_models
+from models.model_building import number, rows_of
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

@@ -7,10 +7,10 @@ import time
 from unittest import mock
 
 import numpy as np
-import parameter_server_util as util
 import pytest
 import tensorflow as tf
-from model_building import counting_model, number, rows_of
+from clusters import parameter_server_util as util
+from models.model_building import counting_model, number, rows_of
 
 from tf_ext._keras import keras
 from tf_ext.distribute import liveness

@@ -1,13 +1,13 @@
 """Loops that are not `tf_ext.Model.fit`, and policies, on a cluster."""
 
 import numpy as np
-import parameter_server_util as util
 import pytest
-import small_models
 import tensorflow as tf
-from model_building import generator, id_column, number, rows_of
+from clusters import parameter_server_util as util
+from models import small_models
+from models.model_building import generator, id_column, number, rows_of
+from models.small_models import compiled, functional, table
 from saving_util import TestCase
-from small_models import compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

@@ -2,12 +2,12 @@
 
 import re
 
-import metric_cases
 import numpy as np
-import parameter_server_util as util
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from cases import metric_cases
+from clusters import parameter_server_util as util
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

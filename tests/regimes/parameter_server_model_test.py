@@ -2,16 +2,15 @@
 
 import os
 
-import clicked_models
-import parameter_server_util as util
 import pytest
-import small_models
-import small_row_cases
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, number, rows_of
-from multi_worker_cases import alone
-from small_models import Subclassed, compiled, functional, table
+from cases import small_row_cases
+from cases.multi_worker_cases import alone
+from clusters import parameter_server_util as util
+from models import clicked_models, small_models
+from models.model_building import generator, number, rows_of
+from models.small_models import Subclassed, compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras

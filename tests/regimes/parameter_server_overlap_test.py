@@ -1,13 +1,13 @@
 """Steps that overlap, against updates that are made one step late."""
 
-import execution_cases
 import numpy as np
-import parameter_server_util as util
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, number
+from cases import execution_cases
+from clusters import parameter_server_util as util
+from models import small_models
+from models.model_building import generator, number
 from saving_util import contents
 
 from tf_ext._keras import keras

@@ -6,10 +6,10 @@ import pathlib
 import signal
 
 import metrics_client
-import preemption_program as program
 import processes
 import pytest
 from absl.testing import absltest
+from programs import preemption_program as program
 from saving_util import TestCase
 
 from tf_ext.callbacks import point_files, preemption

@@ -3,10 +3,10 @@
 TensorFlow Recommenders' under tf_keras, keras-rs's under Keras 3.
 """
 
-import parameter_server_util as util
 import pytest
 import tensorflow as tf
-from model_building import rows_of
+from clusters import parameter_server_util as util
+from models.model_building import rows_of
 
 from tf_ext._keras import IS_KERAS_3
 
@@ -16,9 +16,9 @@ pytestmark = [
 ]
 
 if IS_KERAS_3:
-    import keras_rs_models
+    from models import keras_rs_models
 else:
-    import recommenders_models as models
+    from models import recommenders_models as models
 
 _CLUSTER = None
 

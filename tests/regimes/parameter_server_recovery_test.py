@@ -1,14 +1,14 @@
 """`fit` on tables goes on after a worker or a parameter server was lost."""
 
 import numpy as np
-import parameter_server_util as util
 import pytest
-import small_models
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import counting_model, generator, number, rows_of
+from clusters import parameter_server_util as util
+from models import small_models
+from models.model_building import counting_model, generator, number, rows_of
+from models.small_models import compiled, functional, table
 from saving_util import TestCase, contents
-from small_models import compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import keras

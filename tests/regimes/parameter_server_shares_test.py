@@ -7,11 +7,11 @@ import uuid
 from unittest import mock
 
 import numpy as np
-import parameter_server_util as util
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import id_column, number, rows_of
+from clusters import parameter_server_util as util
+from models.model_building import id_column, number, rows_of
 from saving_util import TestCase
 
 import tf_ext

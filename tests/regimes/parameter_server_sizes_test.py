@@ -1,12 +1,12 @@
 """Clusters of different sizes, against one process."""
 
-import parameter_server_util as util
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator
+from clusters import parameter_server_util as util
+from models.model_building import generator
+from models.small_models import batch, compiled, functional, table
 from saving_util import contents
-from small_models import batch, compiled, functional, table
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,13 +4,13 @@ import contextlib
 import os
 
 import numpy as np
-import parameter_server_util as util
 import pytest
-import small_models
 import tensorflow as tf
-from model_building import generator
+from clusters import parameter_server_util as util
+from models import small_models
+from models.model_building import generator
+from models.sharded_tables import counters_of
 from saving_util import TestCase, contents
-from sharded_tables import counters_of
 
 import tf_ext
 from tf_ext.callbacks import point_files

@@ -4,14 +4,14 @@ import gc
 import time
 from unittest import mock
 
-import counted_rows
 import numpy as np
-import parameter_server_util as util
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import EDGE_SIGNS, generator
+from clusters import parameter_server_util as util
+from models import counted_rows
+from models import small_models as small
+from models.model_building import EDGE_SIGNS, generator
 from saving_util import FORMATS, TestCase, contents
 
 import tf_ext

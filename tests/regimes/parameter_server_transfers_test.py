@@ -9,11 +9,11 @@ import tempfile
 import unittest.mock
 
 import numpy as np
-import parameter_server_util as util
 import pytest
 import tensorflow as tf
+from clusters import parameter_server_util as util
 from google.protobuf import text_format
-from model_building import id_column
+from models.model_building import id_column
 
 import tf_ext
 from tf_ext._keras import keras

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import id_column, mirrored_strategy
+from models.model_building import id_column, mirrored_strategy
 
 import tf_ext
 from tf_ext import regimes

@@ -4,13 +4,13 @@ import functools
 
 import numpy as np
 import pytest
-import small_row_cases
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import mirrored_strategy
-from multi_worker_cases import alone
-from sharded_tables import shards_on
-from small_row_cases import assert_same_bits
+from cases import small_row_cases
+from cases.multi_worker_cases import alone
+from cases.small_row_cases import assert_same_bits
+from models.model_building import mirrored_strategy
+from models.sharded_tables import shards_on
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 

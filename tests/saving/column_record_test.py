@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, id_column
+from models import small_models as small
+from models.model_building import generator, id_column
 from saving_util import FORMATS, TestCase
 
 import tf_ext

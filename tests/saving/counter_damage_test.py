@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from counter_tables import make_model, make_table, trained
+from models.counter_tables import make_model, make_table, trained
+from models.sharded_tables import bytes_of_rows, counters_of
+from oracles.snapshot_forging import reseal
 from saving_util import TestCase
-from sharded_tables import bytes_of_rows, counters_of
-from snapshot_forging import reseal
 from snapshot_util import run_command
 
 from tf_ext import _core

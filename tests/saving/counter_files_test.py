@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from counter_tables import STEPS, make_model, make_table, train, trained
+from models.counter_tables import STEPS, make_model, make_table, train, trained
+from models.sharded_tables import bytes_of_rows, counters_of
 from saving_util import TestCase
-from sharded_tables import bytes_of_rows, counters_of
 from snapshot_util import run_command
 
 import tf_ext

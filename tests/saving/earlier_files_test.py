@@ -5,12 +5,12 @@ import os
 import pathlib
 import shutil
 
-import earlier_files_program as program
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from paths import FIXTURES
+from programs import earlier_files_program as program
 from saving_util import TestCase
 
 import tf_ext

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from counter_tables import make_model, trained
+from models.counter_tables import make_model, trained
+from models.sharded_tables import bytes_of_rows, counters_of
 from processes import run
 from saving_util import TestCase
-from sharded_tables import bytes_of_rows, counters_of
 
 import tf_ext
 from tf_ext import _core

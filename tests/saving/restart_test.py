@@ -6,9 +6,9 @@ import tempfile
 import numpy as np
 import processes
 import pytest
-import restart_program
 import tensorflow as tf
 from absl.testing import parameterized
+from programs import restart_program
 
 from tf_ext._keras import IS_KERAS_3
 

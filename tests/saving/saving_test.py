@@ -8,10 +8,10 @@ from unittest import mock
 import h5py
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, rows_of
+from models import small_models as small
+from models.model_building import generator, rows_of
 from saving_util import FORMATS, TestCase, contents, trained
 
 import tf_ext

@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from counter_tables import make_model
+from models.counter_tables import make_model
+from models.sharded_tables import counters_of
+from models.small_rows import (
+    DTYPES,
+    KINDS,
+    Files,
+    make_table,
+    stored_bytes,
+    train,
+)
 from saving_util import TestCase
-from sharded_tables import counters_of
-from small_rows import DTYPES, KINDS, Files, make_table, stored_bytes, train
 
 import tf_ext
 from tf_ext._keras import keras

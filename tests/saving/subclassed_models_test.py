@@ -6,8 +6,8 @@ from unittest import mock
 import numpy as np
 import processes
 import pytest
-import subclassed_models as models
 import tensorflow as tf
+from models import subclassed_models as models
 from saving_util import TestCase
 
 import tf_ext

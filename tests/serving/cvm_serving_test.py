@@ -4,11 +4,11 @@ import os
 
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
+from models import small_models as small
+from oracles.snapshot_forging import MANIFEST, seal
 from saving_util import FORMATS, TestCase, contents
-from snapshot_forging import MANIFEST, seal
 
 import tf_ext
 from tf_ext import serving

@@ -13,10 +13,10 @@ import unittest.mock
 
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from model_building import mirrored_strategy
+from models import small_models as small
+from models.model_building import mirrored_strategy
 
 import tf_ext
 from tf_ext import serving

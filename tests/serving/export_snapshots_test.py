@@ -5,10 +5,10 @@ import tempfile
 
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from model_building import id_column
+from models import small_models as small
+from models.model_building import id_column
 
 import tf_ext
 from tf_ext import serving

@@ -8,9 +8,9 @@ import tempfile
 import numpy as np
 import processes
 import pytest
-import stock_export_cases as cases
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from cases import stock_export_cases as cases
 from tensorflow.core.protobuf import saved_model_pb2
 
 import tf_ext
@@ -129,7 +129,7 @@ class ExportTest(parameterized.TestCase):
         plan_path = self.directory / "plan"
         plan_path.write_text(json.dumps(plan))
         results = self.directory / "results.npz"
-        processes.run("cpp_session.py", plan_path, results, "stock")
+        processes.run("cpp_session_program.py", plan_path, results, "stock")
         with np.load(results) as found:
             self.assertLen(found, len(wanted))
             for index, (expected, atol) in enumerate(wanted):

@@ -4,8 +4,8 @@ import sys
 import unittest.mock
 
 import pytest
-import small_models as small
 from absl.testing import absltest, parameterized
+from models import small_models as small
 
 from tf_ext.serving import follow
 

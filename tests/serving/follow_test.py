@@ -10,9 +10,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
+from models import small_models as small
 from saving_util import TestCase, contents
 from snapshot_util import data_files
 

@@ -4,10 +4,10 @@ import pathlib
 
 import numpy as np
 import pytest
-import sequence_models as sequences
 import tensorflow as tf
 from absl.testing import absltest
-from model_building import id_column
+from models import sequence_models as sequences
+from models.model_building import id_column
 from saving_util import TestCase
 
 import tf_ext

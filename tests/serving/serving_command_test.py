@@ -13,10 +13,10 @@ import unittest.mock
 
 import numpy as np
 import pytest
-import small_models as small
 import snapshot_util
 import tensorflow as tf
 from absl.testing import absltest
+from models import small_models as small
 from saving_util import TestCase
 
 import tf_ext

@@ -11,9 +11,9 @@ import tempfile
 import numpy as np
 import processes
 import pytest
-import rule_cases
 import tensorflow as tf
 from absl.testing import parameterized
+from cases import rule_cases
 from paths import ROOT
 
 _README = ROOT / "README.md"
@@ -82,7 +82,7 @@ class ServingTest(tf.test.TestCase, parameterized.TestCase):
         plan_path = self.directory / "plan"
         plan_path.write_text(json.dumps(plan))
         results = self.directory / "results.npz"
-        processes.run("cpp_session.py", plan_path, results)
+        processes.run("cpp_session_program.py", plan_path, results)
         with np.load(results) as outputs:
             self.assertLen(outputs, len(cases))
             for index, case in enumerate(cases):

@@ -5,12 +5,12 @@ import pathlib
 
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
+from models import small_models as small
+from models.small_rows import stored_bytes
 from pyarrow import parquet
 from saving_util import TestCase
-from small_rows import stored_bytes
 
 import tf_ext
 from tf_ext import hashing, serving

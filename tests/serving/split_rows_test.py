@@ -5,8 +5,8 @@ import pathlib
 import unittest.mock
 
 import pytest
-import small_models as small
 from absl.testing import absltest
+from models import small_models as small
 from pyarrow import parquet
 from saving_util import TestCase
 from snapshot_util import data_files

@@ -9,9 +9,9 @@ import unittest.mock
 import numpy as np
 import processes
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import absltest
+from models import small_models as small
 from pyarrow import parquet
 from saving_util import TestCase
 

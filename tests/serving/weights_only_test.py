@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from models.small_models import FOLLOWING, batch, compiled, functional, table
 from saving_util import FORMATS, TestCase, contents
-from small_models import FOLLOWING, batch, compiled, functional, table
 
 import tf_ext
 from tf_ext._keras import keras

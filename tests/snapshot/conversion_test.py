@@ -5,8 +5,8 @@ import logging
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
+from models.small_rows import DTYPES, make_table, stored_bytes, train
 from saving_util import TestCase
-from small_rows import DTYPES, make_table, stored_bytes, train
 
 import tf_ext
 from tf_ext._snapshot_manifest import Conversion

@@ -4,10 +4,10 @@ import os
 
 import numpy as np
 from absl.testing import absltest, parameterized
+from models.small_rows import DTYPES, make_table, stored_bytes, train
+from oracles.snapshot_forging import MANIFEST, reseal
 from pyarrow import parquet
 from saving_util import TestCase
-from small_rows import DTYPES, make_table, stored_bytes, train
-from snapshot_forging import MANIFEST, reseal
 from snapshot_util import data_files, run_command
 
 from tf_ext.snapshot import DamagedSnapshotError, open_snapshot

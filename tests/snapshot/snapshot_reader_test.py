@@ -5,10 +5,10 @@ import random
 import shutil
 
 import numpy as np
-import snapshot_files_util as files_util
 import snapshot_util as util
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from oracles import snapshot_files_util as files_util
 from saving_util import TestCase, contents
 
 import tf_ext

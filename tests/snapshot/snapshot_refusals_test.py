@@ -5,12 +5,12 @@ import io
 import json
 import os
 
-import small_models as small
-import snapshot_files_util as files_util
-import snapshot_forging
 import snapshot_util as util
 from absl.testing import absltest, parameterized
-from model_building import generator
+from models import small_models as small
+from models.model_building import generator
+from oracles import snapshot_files_util as files_util
+from oracles import snapshot_forging
 from saving_util import TestCase, contents
 
 from tf_ext import _core

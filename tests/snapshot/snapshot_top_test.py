@@ -3,12 +3,12 @@
 import re
 
 import numpy as np
-import snapshot_files_util as files
 import snapshot_util as util
 import tensorflow as tf
 from absl.testing import parameterized
+from models.small_rows import DTYPES, make_table, train
+from oracles import snapshot_files_util as files
 from saving_util import TestCase
-from small_rows import DTYPES, make_table, train
 
 import tf_ext
 from tf_ext.snapshot import top

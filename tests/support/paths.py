@@ -5,8 +5,11 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 
-# Programs that tests start, and the modules that tests and programs share.
+# What tests share, in rooms that are packages.
 SUPPORT = TESTS / "support"
+
+# Programs that tests start.
+PROGRAMS = SUPPORT / "programs"
 
 # Files that were written by earlier versions.
 FIXTURES = TESTS / "fixtures"

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 
-from paths import SUPPORT
+from paths import PROGRAMS, SUPPORT
 
 import tf_ext
 from tf_ext.distribute import forked_processes
@@ -17,12 +17,16 @@ from tf_ext.distribute import forked_processes
 _STOP_TIMEOUT_SECONDS = 200
 # Programs that check how a process without TensorFlow gets it, or does not.
 _NOT_FORKED = frozenset(
-    ["cpp_session.py", "serving_load_program.py", "split_lookup_program.py"]
+    [
+        "cpp_session_program.py",
+        "serving_load_program.py",
+        "split_lookup_program.py",
+    ]
 )
 
 
 def run(program, *arguments, timeout_seconds=300, **environment):
-    """Runs `tests/support/<program>` to its end.
+    """Runs `tests/support/programs/<program>` to its end.
 
     Args:
       program: string, the file's name; "-m" for the module that follows.
@@ -49,8 +53,8 @@ class Program:
     """A running program, which ends with its `with` block.
 
     Args:
-      program: string, the name of a file of tests/support, or an absolute path;
-        "-m" for the module that follows.
+      program: string, the name of a file of tests/support/programs, or an
+        absolute path; "-m" for the module that follows.
       *arguments: of its command line.
       **environment: variables of the environment that are set for it.
     """
@@ -135,7 +139,7 @@ def run_program(text, folder, timeout_seconds=300):
 
 
 def _arguments(program, *arguments):
-    start = program if program == "-m" else str(SUPPORT / program)
+    start = program if program == "-m" else str(PROGRAMS / program)
     return [start, *map(str, arguments)]
 
 

@@ -3,10 +3,10 @@
 import os
 import tempfile
 
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import generator, rows_of
+from models import small_models as small
+from models.model_building import generator, rows_of
 
 
 def trained(test, rule="adagrad", **kwargs):

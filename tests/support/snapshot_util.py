@@ -5,8 +5,8 @@ import io
 import os
 
 import numpy as np
+from models.sharded_tables import shards_on
 from saving_util import contents
-from sharded_tables import shards_on
 
 import tf_ext
 from tf_ext.snapshot import cli

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from model_building import EDGE_SIGNS, generator, id_column, rows_of
-from small_models import batch, compiled, functional, table
+from models.model_building import EDGE_SIGNS, generator, id_column, rows_of
+from models.small_models import batch, compiled, functional, table
 
 import tf_ext
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
-from sharded_tables import shards_on
+from models import small_models as small
+from models.sharded_tables import shards_on
 
 import tf_ext
 from tf_ext import optimizers

@@ -6,10 +6,10 @@ import tempfile
 import numpy as np
 import processes
 import pytest
-import random_programs
 import tensorflow as tf
 from absl.testing import parameterized
-from sharded_tables import bytes_of_rows
+from models.sharded_tables import bytes_of_rows
+from oracles import random_programs
 
 from tf_ext import admission, eviction
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from counter_tables import make_model
-from small_rows import DTYPES, make_table, stored_bytes, train
+from models.counter_tables import make_model
+from models.small_rows import DTYPES, make_table, stored_bytes, train
 
 import tf_ext
 from tf_ext import ops

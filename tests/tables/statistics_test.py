@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from sharded_tables import bytes_of_rows, shards_on
+from models.sharded_tables import bytes_of_rows, shards_on
 
 import tf_ext
 from tf_ext import eviction, snapshot

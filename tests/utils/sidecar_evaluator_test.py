@@ -10,10 +10,10 @@ from unittest import mock
 
 import processes
 import pytest
-import sidecar_evaluator_program as program
-import small_models as small
 import tensorflow as tf
 from absl.testing import parameterized
+from models import small_models as small
+from programs import sidecar_evaluator_program as program
 from saving_util import TestCase
 
 import tf_ext

@@ -1,0 +1,1 @@
+"""Cases that several tests go through, and what checks them."""

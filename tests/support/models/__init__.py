@@ -1,0 +1,1 @@
+"""Models, tables and columns that tests build."""

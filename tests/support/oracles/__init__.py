@@ -1,0 +1,1 @@
+"""What says which result is right, and what draws or forges input."""
