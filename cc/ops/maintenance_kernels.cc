@@ -67,7 +67,7 @@ class FieldList {
     OP_REQUIRES(ctx, twice == sorted.end(),
                 absl::InvalidArgumentError(absl::StrCat(
                     "field_names must name each field once, but '",
-                    twice == sorted.end() ? "" : *twice, "' is there twice.")));
+                    twice == sorted.end() ? "" : *twice, "' appears twice.")));
   }
 
   const std::vector<std::string>& names() const { return names_; }

@@ -279,7 +279,7 @@ TABLE_CASES = (
     (
         "export_a_field_twice",
         lambda h: _export(h, names=["weights", "weights"]),
-        "field_names must name each field once, but 'weights' is there twice",
+        "field_names must name each field once, but 'weights' appears twice",
     ),
     (
         "export_more_names_than_types",
@@ -346,7 +346,7 @@ TABLE_CASES = (
         lambda h: _import(
             h, fields=[tf.ones([2, DIM])] * 2, names=["weights"] * 2
         ),
-        "field_names must name each field once, but 'weights' is there twice",
+        "field_names must name each field once, but 'weights' appears twice",
     ),
     (
         "import_fewer_fields_than_names",

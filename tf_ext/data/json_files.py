@@ -108,7 +108,7 @@ class JsonFiles:
                 record = {field.name: found.get(field.name)}
                 if not self._reads(record):
                     return BAD_NUMBER
-        # Such as a name that is there twice, or half of a pair of surrogates.
+        # Such as a name that appears twice, or half of a pair of surrogates.
         return BAD_JSON
 
     def _reads(self, record: dict[str, typing.Any]) -> bool:

@@ -23,7 +23,7 @@ Status CounterCheck::Check(const ChunkView& chunk) {
     const uint64_t key = CounterKey(counter.sign);
     if (last_.has_value() && key <= *last_) {
       return Status::DataLoss("has a counter" + of +
-                              " that is out of order, or there twice.");
+                              " that is out of order, or appears twice.");
     }
     last_ = key;
   }

@@ -60,7 +60,7 @@ class Lines {
       const auto inserted = values_.emplace(key, value);
       if (!inserted.second) {
         return Status::InvalidArgument(
-            "table config: the key " + key + " is there twice, with \"" +
+            "table config: the key " + key + " appears twice, with \"" +
             inserted.first->second + "\" and \"" + value + "\".");
       }
     }

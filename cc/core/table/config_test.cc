@@ -141,7 +141,7 @@ TEST(ConfigTest, UnknownAndRepeatedKeysAreNamed) {
       "keys are admission, dim, dtype, hash_version, initializer, "
       "last_seen, name, optimizer, seed, slot_dtype, statistics, unknown.");
   EXPECT_PRED2(Says, ErrorOf(std::string(kAdam) + "dim=32\n"),
-               "the key dim is there twice, with \"16\" and \"32\"");
+               "the key dim appears twice, with \"16\" and \"32\"");
   EXPECT_PRED2(Says, ErrorOf(std::string(kAdam) + "dimension\n"),
                "\"dimension\" is not of the form key=value");
 }

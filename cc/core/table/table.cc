@@ -312,7 +312,7 @@ Status Table::Import(const int64_t* signs, int64_t n,
     for (const BoundField& before : bound) {
       if (before.offset != field->offset) continue;
       return Status::InvalidArgument("field \"" + each.name +
-                                     "\" is there twice; each field of table "
+                                     "\" appears twice; each field of table "
                                      "\"" +
                                      config_.name + "\" can be given once.");
     }

@@ -310,7 +310,7 @@ TEST(CountersTest, ForgedFilesAreFound) {
   EXPECT_PRED2(Says, error_of({{a, -3}}, 3, true), "a count of -3 of the sign");
   EXPECT_PRED2(Says, error_of({{a, 0}}, 3, true), "a count of 0");
   EXPECT_PRED2(Says, error_of({{a, 1}}, 1, true), "a count of 1");
-  EXPECT_PRED2(Says, error_of({{a, 1}, {a, 1}}, 3, true), "there twice");
+  EXPECT_PRED2(Says, error_of({{a, 1}, {a, 1}}, 3, true), "appears twice");
   EXPECT_PRED2(Says, error_of({{b, 1}, {a, 1}}, 3, true), "out of order");
   ChunkView erasing = {};
   erasing.erased_before = 1;

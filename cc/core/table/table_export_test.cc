@@ -170,7 +170,7 @@ TEST(TableExportTest, ImportRefusesUnknownAndRepeatedFields) {
           ->Import(&sign, 1, {{"weights", weights}, {"weights", others}},
                    SerialFor)
           .message(),
-      "\"weights\" is there twice");
+      "\"weights\" appears twice");
   EXPECT_EQ(table->Size(), 0);
 }
 
