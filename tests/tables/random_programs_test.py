@@ -3,11 +3,13 @@
 import random
 import tempfile
 
+import hypothesis
 import numpy as np
 import processes
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from hypothesis import strategies as st
 from models.sharded_tables import bytes_of_rows
 from oracles import random_programs
 
@@ -18,27 +20,47 @@ _POLICIES = list(random_programs.ADMISSIONS)
 _SHARDS = [[1, 5, 2], [5, 2, 1]]
 
 
+_numbers = st.integers(0, 2**32 - 1)
+
+
+def _actions(**fields):
+    """Programs of up to `_ACTIONS` actions."""
+    names = [
+        name
+        for name, count in random_programs.odds(**fields).items()
+        for _ in range(count)
+    ]
+    # None first: it becomes of an action that a failure does not need. Lists of
+    # any size would be short.
+    action = st.one_of(st.none(), *[_action(names)] * 9)
+    return st.lists(action, min_size=_ACTIONS, max_size=_ACTIONS)
+
+
+def _action(names):
+    return st.tuples(st.sampled_from(names), _numbers)
+
+
 class RandomProgramsTest(tf.test.TestCase, parameterized.TestCase):
     def _folder(self):
         return tempfile.mkdtemp(dir=self.get_temp_dir())
 
-    def _run(self, policy, shards, seed, last_seen=True, statistics=2):
-        program = random_programs.Program(
-            np.random.default_rng([seed, shards[0], len(policy)]),
+    def _program(self, policy, shards, rng, fields):
+        return random_programs.Program(
+            rng,
             self._folder(),
             shards,
             random_programs.ADMISSIONS[policy],
-            last_seen,
-            statistics,
+            **fields,
             size=60,
             batch=25,
         )
-        program.run(_ACTIONS)
-        return program
 
     @parameterized.product(policy=_POLICIES, shards=_SHARDS)
     def test_same_rows_to_the_bit(self, policy, shards):
-        program = self._run(policy, shards, seed=0)
+        rng = np.random.default_rng([shards[0], len(policy)])
+        fields = {"last_seen": True, "statistics": 2}
+        program = self._program(policy, shards, rng, fields)
+        program.run(random_programs.random_actions(rng, _ACTIONS, **fields))
         self.assertGreater(program.admitted, 0)
         self.assertGreater(program.evicted, 0)
         if policy == "count_3_forget":
@@ -56,8 +78,22 @@ class RandomProgramsTest(tf.test.TestCase, parameterized.TestCase):
     ):
         seed = random.randrange(2**32)
         print(f"seed {seed}")
-        for number in range(5):
-            self._run(policy, shards, seed + number, last_seen, statistics)
+        fields = {"last_seen": last_seen, "statistics": statistics}
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=5,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(_numbers, _actions(**fields))
+        def run(number, actions):
+            rng = np.random.default_rng(number)
+            program = self._program(policy, shards, rng, fields)
+            program.run([action for action in actions if action is not None])
+
+        run()
 
     def _run_on_threads(self, seed, programs):
         print(f"seed {seed}")

@@ -38,6 +38,28 @@ _ON_STATISTICS = ("decay", "score")
 _ON_LAST_SEEN = ("unseen",)
 
 
+def odds(last_seen, statistics):
+    """The names of the actions that a table allows: how often each is drawn."""
+    left_out = set()
+    if not statistics:
+        left_out.update(_ON_STATISTICS)
+    if not last_seen:
+        left_out.update(_ON_LAST_SEEN)
+    if not statistics and not last_seen:
+        left_out.add("capacity")
+    return {n: count for n, count in _ACTIONS.items() if n not in left_out}
+
+
+def random_actions(rng, count, last_seen, statistics):
+    """So many actions, among them each that the table allows."""
+    weights = odds(last_seen, statistics)
+    share = np.array(list(weights.values())) / sum(weights.values())
+    rest = rng.choice(list(weights), count - len(weights), p=share).tolist()
+    names = [*weights, *rest]
+    rng.shuffle(names)
+    return [(name, int(rng.integers(2**32))) for name in names]
+
+
 def make_table(shards, policy, unknown, last_seen, statistics):
     """A table with so many shards in this process."""
     with shards_on(["/device:CPU:0"] * shards):
@@ -96,28 +118,18 @@ class Program:
         self._loads = 0
         self._base = self._follower = None
         self.admitted = self.evicted = self.forgotten = 0
-        weights = dict(_ACTIONS)
-        for name in _ON_STATISTICS if not statistics else ():
-            del weights[name]
-        for name in _ON_LAST_SEEN if not last_seen else ():
-            del weights[name]
-        if not statistics and not last_seen:
-            del weights["capacity"]
-        self._names = list(weights)
-        self._odds = np.array(list(weights.values())) / sum(weights.values())
 
     def run(self, actions):
-        """Runs so many actions, and compares all rows after each.
+        """Runs actions, and compares all rows after each.
+
+        Args:
+          actions: list of `(name, seed)`, such as `random_actions` returns.
 
         Raises:
           AssertionError: the table is not like the model.
         """
-        # All of them at least once.
-        rest = actions - len(self._names)
-        drawn = self._rng.choice(self._names, rest, p=self._odds).tolist()
-        names = [*self._names, *drawn]
-        self._rng.shuffle(names)
-        for number, name in enumerate(names):
+        for number, (name, seed) in enumerate(actions):
+            self._rng = np.random.default_rng(seed)
             try:
                 getattr(self, f"_{name}")()
                 self._compare(self._table)

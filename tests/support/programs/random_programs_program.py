@@ -28,18 +28,19 @@ def _run(folder, seed, number, threads):
     folder = pathlib.Path(folder, f"{number}_{threads}")
     folder.mkdir()
     policies = list(random_programs.ADMISSIONS.values())
+    rng = np.random.default_rng([seed, number])
+    fields = {"last_seen": number % 4 != 3, "statistics": 2 - number % 3}
     program = random_programs.Program(
-        np.random.default_rng([seed, number]),
+        rng,
         str(folder),
         _SHARDS[number % len(_SHARDS)],
         # None admits all that are pulled, too, and so says least.
         policies[-1 - number % len(policies)],
-        last_seen=number % 4 != 3,
-        statistics=2 - number % 3,
+        **fields,
         size=_SIGNS,
         batch=_BATCH,
     )
-    program.run(_ACTIONS)
+    program.run(random_programs.random_actions(rng, _ACTIONS, **fields))
     print(number, threads, program.admitted, program.evicted, flush=True)
 
 
