@@ -97,7 +97,7 @@ def clusters(args):
         # A step is that of one worker, or of all that are synchronous.
         samples = job.samples * (1 if job.servers else job.workers)
         times = [[line["wall_ms"], line["cpu_ms"]] for line in lines]
-        case = Case(name_of(job), None, samples)
+        case = Case(case_of(job), None, samples)
         results.append(summarize(case, np.array(times)))
     add_ratios(results)
     settings = {"threads": args.threads, "unit": "samples"}
@@ -166,14 +166,22 @@ def measure(args, jobs, repeats, delay_file=None):
 
 def name_of(job):
     """Workers, servers, and what a step is: cells of a table."""
+    kind, options = _kind_and_options(job)
+    return f"| {kind} | {job.samples:,} | {job.tables} | {job.dim}{options} |"
+
+
+def case_of(job):
+    """The same in short."""
+    kind, options = _kind_and_options(job)
+    tables = f"{job.tables} table{'s' if job.tables > 1 else ''}"
+    return f"{kind}: {tables}{options}"
+
+
+def _kind_and_options(job):
     kind = f"{job.workers} + {job.servers}" if job.servers else job.workers
-    reads = ", the chief reads" if job.chief_reads else ""
-    execution = f", {job.execution} at once" if job.execution > 1 else ""
-    execution += " that overlap" if job.overlap else ""
-    return (
-        f"| {kind} | {job.samples:,} | {job.tables} | {job.dim}"
-        f"{execution}{reads} |"
-    )
+    options = f", {job.execution} at once" if job.execution > 1 else ""
+    options += " that overlap" if job.overlap else ""
+    return kind, options + (", the chief reads" if job.chief_reads else "")
 
 
 # What docs/scaling.md has.

@@ -345,7 +345,10 @@ class MeasuringTest(tf.test.TestCase):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         self.assertEqual(
             [line["case"] for line in lines],
-            [cluster_benchmarks.name_of(job) for job in jobs],
+            [
+                *("1: 1 table", "1 + 1: 2 tables, the chief reads"),
+                *("1 + 1: 2 tables, 2 at once", "2: 2 tables"),
+            ],
         )
         self.assertEqual([line["items"] for line in lines], [64] * 4)
         for line in lines:
