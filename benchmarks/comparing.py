@@ -1,15 +1,21 @@
-"""Compares two builds of tf_ext: their difference, and its noise."""
+"""Compares two builds of tf_ext: their difference, and its noise.
 
+It is also the program that measures one build, in the Python where that is
+installed, and that may be older: what is compared uses only what all builds
+have.
+"""
+
+import argparse
 import contextlib
+import importlib
 import os
 import pathlib
 import sys
 
 import numpy as np
-import remote
-from harness import heading, write_json
+from harness import StartError, Worker, heading, serve, start, write_json
 
-_SCRIPT = pathlib.Path(__file__).with_name("compare_worker.py")
+_SCRIPT = pathlib.Path(__file__)
 # Where the cases of each come from: {name: (module, function)}.
 COMPARED = {
     "pull": ("op_benchmarks", "compared_pull"),
@@ -18,7 +24,7 @@ COMPARED = {
     "hash": ("op_benchmarks", "compared_hash"),
     "train_step": ("step_benchmarks", "compared_train_step"),
     "fit": ("step_benchmarks", "compared_fit"),
-    "memory": ("process_benchmarks", "compared_memory"),
+    "memory": ("table_benchmarks", "compared_memory"),
 }
 _REPEATS = 100
 # A repetition of these takes long: how many are enough.
@@ -99,9 +105,7 @@ def _processes(args, threads):
             python = sys.executable if mine else args.against
             environment = dict(os.environ) if mine else None
             for number in range(_AT_ONCE):
-                context = remote.start(
-                    python, python, _SCRIPT, threads, environment
-                )
+                context = start(python, python, _SCRIPT, threads, environment)
                 with _said_why(build, python):
                     processes[build, number] = stack.enter_context(context)
         # A Python that does not fit is the other one, more likely.
@@ -115,7 +119,7 @@ def _processes(args, threads):
 def _said_why(build, python):
     try:
         yield
-    except remote.StartError as error:
+    except StartError as error:
         option = "--against=" if build == "other" else ""
         raise SystemExit(
             f"{option}{python} cannot run {_SCRIPT.name}, which needs tf_ext "
@@ -206,3 +210,37 @@ def _report(name, args, threads, builds, values):
         )
     sys.stdout.flush()
     write_json(lines, args.json)
+
+
+class _Worker(Worker):
+    """Holds the cases of one benchmark between requests."""
+
+    def build(self):
+        return (
+            f"tf_ext {tf_ext.__version__} of "
+            f"{os.path.dirname(tf_ext.__file__)}, TensorFlow {tf.__version__}"
+        )
+
+    def make(self, module, function, warmup, args):
+        """Prepares cases; returns their names."""
+        make = getattr(importlib.import_module(module), function)
+        self._cases = {
+            case.name: case for case in make(argparse.Namespace(**args))
+        }
+        for case in self._cases.values():
+            for _ in range(warmup):
+                case.run()
+        return list(self._cases)
+
+    def values(self, case, repeats, settle):
+        """Measures a case: `{measure: [values]}`."""
+        return self._cases[case].values(repeats, settle)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # First, for it fails at once where it is not installed.
+    import tf_ext  # isort: skip
+    import tensorflow as tf
+
+    serve(_Worker())

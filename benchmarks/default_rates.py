@@ -13,7 +13,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
-from harness import read_json, write_json
+from harness import write_json
 from tensorflow import keras
 
 import tf_ext
@@ -50,11 +50,6 @@ _SEEDS = range(1, 6)
 _FIT_SEEDS = range(1, 6)
 # Has no effect, and its root is a normal float32.
 _NO_ACCUMULATOR = 1e-30
-
-# Where what is published goes.
-_PAGE = _ROOT / "docs" / "learning_rates.md"
-_BEGIN = "<!-- results: written by `run.py publish_defaults` -->\n"
-_END = "<!-- end of results -->"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,7 +364,7 @@ def _search(studies, batch_size, wide):
 
 
 def _compare(data, name, plan, json_path):
-    """Measures the settings of one model on one data set.
+    """Measures the settings of one model on one data set; returns lines.
 
     Args:
       data: Data.
@@ -383,6 +378,7 @@ def _compare(data, name, plan, json_path):
     following = Setting(
         "adagrad", _DENSE_RATE, 0.1, _DENSE_RATE if wide else None
     )
+    found = []
     for batch_size in plan.batch_sizes:
         settings = {
             f'"{rule}"': by_name(rule, plan.dim, wide) for rule in studies
@@ -420,40 +416,31 @@ def _compare(data, name, plan, json_path):
         write_json(lines, json_path)
         for line in lines:
             print(line, flush=True)
+        found += lines
+    return found
 
 
 def defaults(args):
     """Searches for the best settings, and compares rules specified by name."""
+    results = {plan: [] for plan in _PLANS}
     for name in ["generated", *(FOLDERS if args.data else [])]:
         data = load(name, args.data)
         for plan in _PLANS:
-            _compare(data, name, plan, args.json)
+            results[plan] += _compare(data, name, plan, args.json)
+    for plan, lines in results.items():
+        print(f"\n### {plan.model}, dim {plan.dim}\n\n{_table(lines)}")
 
 
-def publish_defaults(args):
-    """Writes results into docs/learning_rates.md, as tables."""
-    results = {}
-    for line in read_json(args.json):
-        if line["benchmark"] == "defaults":
-            key = (line["model"], line["dim"]), (line["data"], line["batch"])
-            cases = results.setdefault(key[0], {}).setdefault(key[1], {})
-            cases[line["case"]] = line
-    text = "\n".join(_table(*one) for one in results.items())
-    before, begin, rest = _PAGE.read_text().partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not end:
-        raise SystemExit(f"{_PAGE} has no lines {_BEGIN.strip()} and {_END}")
-    path = pathlib.Path(args.output, _PAGE.name) if args.output else _PAGE
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-    print(f"wrote {path}")
-
-
-def _table(model, rows):
-    """The section of a model: a line for each data set and batch size."""
-    cases = list(dict.fromkeys(c for row in rows.values() for c in row))
+def _table(lines):
+    """A table of docs/learning_rates.md."""
+    rows = {}
+    for line in lines:
+        row = rows.setdefault((line["data"], line["batch"]), {})
+        row[line["case"]] = line
+    cases = list(dict.fromkeys(line["case"] for line in lines))
     cases.sort(key=lambda case: (case != f'"{_DEFAULT}"', case != "best found"))
-    lines = [["data", "batch", *cases, "best setting found"]]
-    lines.append(["---"] * len(lines[0]))
+    table = [["data", "batch", *cases, "best setting found"]]
+    table.append(["---"] * len(table[0]))
     for (data, batch), row in sorted(rows.items()):
         best = row["best found"]
         said = [best["rule"], f"rate {best['rate']:g}"]
@@ -461,14 +448,9 @@ def _table(model, rows):
             said.append(f"accumulator {best['accumulator']:.1g}")
         if best["wide_rate"] is not None:
             said.append(f"wide rate {best['wide_rate']:g}")
-        lines.append(
+        table.append(
             [data, f"{batch:,}"]
-            + [_text(row[case]) if case in row else "" for case in cases]
+            + [f"{row[c]['auc']:.4f} ±{row[c]['spread']:.4f}" for c in cases]
             + [", ".join(said)]
         )
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"### {model[0]}, dim {model[1]}\n\n{table}"
-
-
-def _text(line):
-    return f"{line['auc']:.4f} ±{line['spread']:.4f}"
+    return "".join(f"| {' | '.join(line)} |\n" for line in table)

@@ -7,7 +7,6 @@ import batches
 import numpy as np
 import tables
 import tensorflow as tf
-import tfra
 from harness import Case, measure, report
 
 from tf_ext import ops
@@ -22,36 +21,21 @@ def pull(args):
     """Reads existing rows: uniform keys, then Zipf with many duplicates."""
     filled = _filled_tables(args)
     dense = tf.Variable(tf.random.normal([args.rows, args.dim]))
-    with tfra.start(args) as worker:
-        if worker:
-            worker.call(
-                "fill", rows=args.rows, dim=args.dim, batch=tables.BATCH
-            )
-        for distribution in _DISTRIBUTIONS:
-            keys = batches.pull_keys(distribution, args.rows, args.batch)
-            cases = _pull_cases(filled, keys, distribution)
-            cases += _dense_pull_cases(dense, keys)
-            if worker:
-                cases.append(
-                    worker.case(
-                        "pull",
-                        args.batch,
-                        distribution=distribution,
-                        rows=args.rows,
-                        batch=args.batch,
-                    )
-                )
-            settings = {
-                "threads": args.threads,
-                "rows": args.rows,
-                "load": tables.load(filled[""]),
-                "dim": args.dim,
-                **tables.types(args),
-                "batch": args.batch,
-                "keys": _name(distribution),
-                "unit": "keys",
-            }
-            report("pull", measure(cases, args.repeats), settings, args.json)
+    for distribution in _DISTRIBUTIONS:
+        keys = batches.pull_keys(distribution, args.rows, args.batch)
+        cases = _pull_cases(filled, keys, distribution)
+        cases += _dense_pull_cases(dense, keys)
+        settings = {
+            "threads": args.threads,
+            "rows": args.rows,
+            "load": tables.load(filled[""]),
+            "dim": args.dim,
+            **tables.types(args),
+            "batch": args.batch,
+            "keys": _name(distribution),
+            "unit": "keys",
+        }
+        report("pull", measure(cases, args.repeats), settings, args.json)
 
 
 def compared_pull(args):
@@ -221,20 +205,9 @@ def insert(args):
         "rule": "adagrad",
         "unit": "rows",
     }
-    with tfra.start(args) as worker:
-        if worker:
-            cases.append(
-                worker.case(
-                    "insert",
-                    args.rows,
-                    rows=args.rows,
-                    dim=args.dim,
-                    batch=tables.BATCH,
-                )
-            )
-        results = measure(
-            cases, min(args.repeats, _MAX_INSERTS), warmup=0, settle=False
-        )
+    results = measure(
+        cases, min(args.repeats, _MAX_INSERTS), warmup=0, settle=False
+    )
     report("insert", results, settings, args.json)
 
 

@@ -1,32 +1,51 @@
-"""Readers of files, beside TensorFlow's own; training on such a file."""
+"""Readers of files, and training from files, beside other libraries'."""
 
+import json
 import os
 import pathlib
 import tempfile
+import typing
 
+import batches
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 import tensorflow as tf
 from harness import Case, measure, report
-from read_files import FORMATS, NAMES, NUMBERS, SEPARATORS, STRINGS, write
 
 import tf_ext
 from tf_ext._keras import keras
 
+_NUMBERS = [f"I{i}" for i in range(14)]
+_STRINGS = [f"C{i}" for i in range(batches.IDS)]
+_NAMES = [*_NUMBERS, *_STRINGS]
+_LABEL, *_INPUTS = _NUMBERS  # Of models.
+_DEFAULTS = [0.0] * len(_NUMBERS) + [""] * len(_STRINGS)
+_SEPARATORS = {"csv": ",", "tsv": "\t"}
+_FORMATS = (*_SEPARATORS, "jsonl", "tfrecord", "parquet")
 _ROWS = 200_000
 _BATCH = 1024
+# Of `fit_files`: files, rows, and ids in a column of strings.
+_FILES, _FITTED_ROWS, _IDS = 4, 100_000, 10_000
+_HIDDEN_UNITS = (64, 32)
+_RATE = 0.01
 
 
 def read(args):
     """Whole files of 40 columns, of which 26 are strings, in all readers."""
     rows = min(args.rows, _ROWS)
     pa.set_cpu_count(args.threads)
+    rng = np.random.default_rng(0)
+    columns = {name: rng.integers(0, 1000, rows) for name in _NUMBERS}
+    for name in _STRINGS:
+        columns[name] = _texts(rng.integers(0, 1 << 32, rows))
+    table = pa.table(columns)
     with tempfile.TemporaryDirectory() as folder:
-        for format in FORMATS:
+        for format in _FORMATS:
             path = os.fspath(pathlib.Path(folder, format))
-            write(path, format, rows)
+            _write(path, format, table)
             settings = {
                 "threads": args.threads,
                 "format": format,
@@ -39,63 +58,54 @@ def read(args):
             os.remove(path)
 
 
-def read_fit(args):
-    """Epochs of `fit` on a TSV file, hashed in the dataset or in the model."""
-    rows = min(args.rows, _ROWS)
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.fspath(pathlib.Path(folder, "tsv"))
-        write(path, "tsv", rows)
-        cases = [
-            Case(
-                f"{name}, {keras.__name__.split('.')[0]}",
-                _epoch(path, args, hashed),
-                rows,
-            )
-            for name, hashed in (("hash_columns", True), ("model", False))
-        ]
-        settings = {
-            "threads": args.threads,
-            "batch": _BATCH,
-            "dim": args.dim,
-            "unit": "rows",
-        }
-        # The first epoch creates all rows.
-        results = measure(cases, args.repeats, warmup=2, settle=False)
-        report("read_fit", results, settings, args.json)
+def _texts(ids):
+    """Hexadecimal ids, as of Criteo."""
+    return np.array([f"{i:08x}" for i in ids.tolist()])
 
 
-def _epoch(path, args, hashed):
-    table = tf_ext.SparseTable("ids", args.dim, "adagrad")
-    layer = tf_ext.layers.EmbeddingFeatures(
-        [tf_ext.feature_column.category_column(name) for name in STRINGS], table
-    )
-    inputs = {n: keras.Input((), dtype="string", name=n) for n in STRINGS}
-    hidden = keras.layers.Dense(64, "relu")(layer(inputs))
-    model = tf_ext.Model(inputs, keras.layers.Dense(1)(hidden))
-    model.compile(tf_ext.optimizers.Optimizer("adam"), "mse")
-    fields = [
-        tf_ext.data.Field(
-            name,
-            "string" if name in STRINGS else "float32",
+def _write(path, format, table):
+    if format == "parquet":
+        types = [(name, pa.float32()) for name in _NUMBERS]
+        types += [(name, pa.string()) for name in _STRINGS]
+        floats = table.cast(pa.schema(types))
+        parquet.write_table(floats, path, row_group_size=50_000)
+    elif format == "tfrecord":
+        with tf.io.TFRecordWriter(path) as file:
+            for sample in table.to_pylist():
+                file.write(_example(sample))
+    elif format == "jsonl":
+        with open(path, "w") as file:
+            for sample in table.to_pylist():
+                file.write(json.dumps(sample) + "\n")
+    else:
+        options = arrow_csv.WriteOptions(
+            include_header=False,
+            delimiter=_SEPARATORS[format],
+            quoting_style="none",
         )
-        for name in (NUMBERS[0], *STRINGS)
-    ]
-    unused = [tf_ext.data.Field(n, "unused") for n in NUMBERS[1:]]
-    schema = tf_ext.data.Schema(
-        [fields[0], *unused, *fields[1:]], label=NUMBERS[0]
-    )
-    dataset = tf_ext.data.read(path, schema, "tsv", batch_size=_BATCH)
-    if hashed:
-        dataset = tf_ext.data.hash_columns(dataset, layer.columns)
-    dataset = dataset.prefetch(2)
-    return lambda: model.fit(dataset, verbose=0)
+        arrow_csv.write_csv(table, path, options)
+
+
+def _example(sample):
+    example = tf.train.Example()
+    features = example.features.feature
+    for name, value in sample.items():
+        if isinstance(value, str):
+            features[name].bytes_list.value.append(value.encode())
+        else:
+            features[name].float_list.value.append(value)
+    return example.SerializeToString()
 
 
 def _cases(path, rows, format, threads):
     """The subject, what TensorFlow has, and pyarrow."""
-    datasets = {"tf_ext.data.read": lambda: _ours(path, format, threads)}
-    if format in SEPARATORS:
-        separator = SEPARATORS[format]
+    datasets = {
+        "tf_ext.data.read": lambda: tf_ext.data.read(
+            path, _schema(), format, batch_size=_BATCH, threads=threads
+        )
+    }
+    if format in _SEPARATORS:
+        separator = _SEPARATORS[format]
         datasets["make_csv_dataset"] = lambda: _made(path, separator)
         datasets["TextLineDataset, decode_csv"] = lambda: _decoded(
             path, separator, threads
@@ -119,31 +129,20 @@ def _cases(path, rows, format, threads):
     return cases
 
 
-def _ours(path, format, threads):
-    schema = tf_ext.data.Schema(
-        [
-            tf_ext.data.Field(name, "float32" if name in NUMBERS else "string")
-            for name in NAMES
-        ]
-    )
-    return tf_ext.data.read(
-        path, schema, format, batch_size=_BATCH, threads=threads
-    )
-
-
-def _defaults():
-    return [
-        tf.constant([], tf.float32 if name in NUMBERS else tf.string)
-        for name in NAMES
+def _schema(label=None):
+    fields = [
+        tf_ext.data.Field(name, "float32" if name in _NUMBERS else "string")
+        for name in _NAMES
     ]
+    return tf_ext.data.Schema(fields, label=label)
 
 
 def _made(path, separator):
     return tf.data.experimental.make_csv_dataset(
         path,
         _BATCH,
-        column_names=NAMES,
-        column_defaults=_defaults(),
+        column_names=_NAMES,
+        column_defaults=_DEFAULTS,
         field_delim=separator,
         header=False,
         num_epochs=1,
@@ -153,11 +152,10 @@ def _made(path, separator):
 
 
 def _decoded(path, separator, threads):
-    defaults = _defaults()
     lines = tf.data.TextLineDataset(path).batch(_BATCH)
     return lines.map(
         lambda line: tuple(
-            tf.io.decode_csv(line, defaults, field_delim=separator)
+            tf.io.decode_csv(line, _DEFAULTS, field_delim=separator)
         ),
         num_parallel_calls=threads,
     ).prefetch(2)
@@ -166,9 +164,9 @@ def _decoded(path, separator, threads):
 def _parsed(path, threads):
     features = {
         name: tf.io.FixedLenFeature(
-            [], tf.float32 if name in NUMBERS else tf.string
+            [], tf.float32 if name in _NUMBERS else tf.string
         )
-        for name in NAMES
+        for name in _NAMES
     }
     records = tf.data.TFRecordDataset(path).batch(_BATCH)
     return records.map(
@@ -179,7 +177,8 @@ def _parsed(path, threads):
 
 def _bare(path, format, use_threads):
     types = {
-        name: pa.float32() if name in NUMBERS else pa.string() for name in NAMES
+        name: pa.float32() if name in _NUMBERS else pa.string()
+        for name in _NAMES
     }
     if format == "parquet":
         return parquet.read_table(path, use_threads=use_threads)
@@ -191,8 +190,8 @@ def _bare(path, format, use_threads):
         )
     return arrow_csv.read_csv(
         path,
-        arrow_csv.ReadOptions(use_threads=use_threads, column_names=NAMES),
-        arrow_csv.ParseOptions(delimiter=SEPARATORS[format]),
+        arrow_csv.ReadOptions(use_threads=use_threads, column_names=_NAMES),
+        arrow_csv.ParseOptions(delimiter=_SEPARATORS[format]),
         arrow_csv.ConvertOptions(column_types=types),
     )
 
@@ -200,7 +199,7 @@ def _bare(path, format, use_threads):
 def _rows(dataset):
     count = 0
     for batch in dataset:
-        first = batch[NAMES[0]] if isinstance(batch, dict) else batch[0]
+        first = batch[_NAMES[0]] if isinstance(batch, dict) else batch[0]
         count += len(first)
     return count
 
@@ -208,3 +207,207 @@ def _rows(dataset):
 def _check(found, expected):
     if found != expected:
         raise RuntimeError(f"{found} rows were read, not {expected}.")
+
+
+def fit_files(args):
+    """An epoch over the same files by each library, reading included."""
+    rows = min(args.rows, _FITTED_ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        files = _write_samples(pathlib.Path(folder), rows)
+        cases = [_our_case(files, rows, args)]
+        for library in _libraries():
+            cases += _reference_cases(library, files, rows, args)
+        settings = {
+            "threads": args.threads,
+            "ids_a_column": _IDS,
+            "dim": args.dim,
+            "batch": _BATCH,
+            "unit": "samples",
+        }
+        results = measure(cases, args.repeats, warmup=1, settle=False)
+        report("fit_files", results, settings, args.json)
+
+
+def _write_samples(folder, rows):
+    """Files of labels, numbers below 1,000 and ids that repeat."""
+    rng = np.random.default_rng(0)
+    columns = {_LABEL: rng.integers(0, 2, rows)}
+    columns |= {name: rng.integers(0, 1000, rows) for name in _INPUTS}
+    for name in _STRINGS:
+        texts = _texts(rng.integers(0, 1 << 32, _IDS))
+        places = batches.zipf(rng, batches.ZIPF_EXPONENT, _IDS, rows)
+        columns[name] = texts[places]
+    table, size = pa.table(columns), -(-rows // _FILES)
+    files = [os.fspath(folder / f"part-{i}.csv") for i in range(_FILES)]
+    for number, file in enumerate(files):
+        arrow_csv.write_csv(table.slice(number * size, size), file)
+    return files
+
+
+class _Library(typing.NamedTuple):
+    """A Keras, and the optimizers of it that update embeddings best."""
+
+    name: str
+    keras: typing.Any
+    optimizers: typing.Any
+
+
+def _libraries():
+    """The Keras of this process, and tf_keras beside Keras 3."""
+    try:
+        import tf_keras
+    except ImportError:
+        return [_Library("Keras 3", keras, keras.optimizers)]
+    legacy = _Library("tf_keras", tf_keras, tf_keras.optimizers.legacy)
+    if keras is tf_keras:
+        return [legacy]
+    return [_Library("Keras 3", keras, keras.optimizers), legacy]
+
+
+def _our_case(files, rows, args):
+    dataset = tf_ext.data.read(
+        files,
+        _schema(_LABEL),
+        batch_size=_BATCH,
+        header=True,
+        threads=args.threads,
+    )
+    # Like a vocabulary that is not built yet: each epoch inserts all rows.
+    table = tf_ext.SparseTable("rows", args.dim, optimizer="adagrad")
+    columns = map(tf_ext.feature_column.category_column, _STRINGS)
+    inputs = _inputs(keras, "string")
+    rows_of_ids = tf_ext.layers.EmbeddingFeatures(list(columns), table)(inputs)
+    model = tf_ext.Model(inputs, _outputs(keras, inputs, [rows_of_ids]))
+    adagrad = keras.optimizers.Adagrad(_RATE)
+    model.compile(tf_ext.optimizers.Optimizer(adagrad), "binary_crossentropy")
+    epoch = _epoch(model, dataset, rows)
+    return Case("tf_ext", epoch, rows, before=table.clear)
+
+
+def _reference_cases(library, files, rows, args):
+    """What turns strings into indices runs in the dataset, before `fit`."""
+    layers = library.keras.layers
+
+    def adapted():
+        """Lookups of all texts, of one pass over the files."""
+        seen = [
+            features for features, _ in _decoded_samples(files, args.threads)
+        ]
+        lookups = {}
+        for name in _STRINGS:
+            lookups[name] = layers.StringLookup()
+            texts = tf.concat([features[name] for features in seen], 0)
+            # Of an array, tf_keras would take 32 at a time.
+            batches_of_texts = tf.data.Dataset.from_tensor_slices(texts)
+            lookups[name].adapt(batches_of_texts.batch(_BATCH))
+        return lookups
+
+    def epoch(lookups, sizes, read=_decoded_samples):
+        def to_indices(features, labels):
+            indices = {name: lookups[name](features[name]) for name in _STRINGS}
+            return {**features, **indices}, labels
+
+        dataset = read(files, args.threads).map(
+            to_indices, num_parallel_calls=args.threads
+        )
+        model = _dense_model(library, sizes, args.dim)
+        return _epoch(model, dataset.prefetch(2), rows)
+
+    lookups = adapted()
+    sizes = {name: lookups[name].vocabulary_size() for name in _STRINGS}
+    looked_up = epoch(lookups, sizes)
+
+    def adapt_and_fit():
+        adapted()
+        looked_up()
+
+    hashes = {name: layers.Hashing(_IDS) for name in _STRINGS}
+    buckets = dict.fromkeys(_STRINGS, _IDS)
+    cases = {
+        "StringLookup": looked_up,
+        "StringLookup and adapt": adapt_and_fit,
+        "Hashing": epoch(hashes, buckets),
+        "Hashing by make_csv_dataset": epoch(hashes, buckets, _made_samples),
+    }
+    return [
+        Case(f"{name}, {library.name}", run, rows)
+        for name, run in cases.items()
+    ]
+
+
+def _decoded_samples(files, threads):
+    """The fastest of TensorFlow's own readers."""
+
+    def decode(lines):
+        values = tf.io.decode_csv(lines, _DEFAULTS)
+        features = dict(zip(_NAMES, values, strict=True))
+        return features, features.pop(_LABEL)
+
+    return (
+        tf.data.Dataset.from_tensor_slices(files)
+        .flat_map(lambda file: tf.data.TextLineDataset(file).skip(1))
+        .batch(_BATCH)
+        .map(decode, num_parallel_calls=threads)
+    )
+
+
+def _made_samples(files, threads):
+    del threads  # It has its own number of them.
+    return tf.data.experimental.make_csv_dataset(
+        files,
+        _BATCH,
+        label_name=_LABEL,
+        num_epochs=1,
+        shuffle=False,
+        num_parallel_reads=1,
+        column_defaults=_DEFAULTS,
+    )
+
+
+def _dense_model(library, sizes, dim):
+    inputs = _inputs(library.keras, "int64")
+    embedded = [
+        library.keras.layers.Embedding(sizes[name], dim)(inputs[name])
+        for name in _STRINGS
+    ]
+    outputs = _outputs(library.keras, inputs, embedded)
+    model = library.keras.Model(inputs, outputs)
+    adagrad = library.optimizers.Adagrad(_RATE)
+    model.compile(adagrad, "binary_crossentropy")
+    return model
+
+
+def _inputs(any_keras, dtype_of_ids):
+    dtypes = {
+        **dict.fromkeys(_INPUTS, "float32"),
+        **dict.fromkeys(_STRINGS, dtype_of_ids),
+    }
+    return {
+        name: any_keras.Input((), dtype=dtype, name=name)
+        for name, dtype in dtypes.items()
+    }
+
+
+def _outputs(any_keras, inputs, embedded):
+    layers = any_keras.layers
+    numbers = [layers.Reshape([1])(inputs[name]) for name in _INPUTS]
+    scaled = layers.Rescaling(1e-3)(layers.Concatenate()(numbers))
+    hidden = layers.Concatenate()([scaled, *embedded])
+    for units in _HIDDEN_UNITS:
+        hidden = layers.Dense(units, activation="relu")(hidden)
+    return layers.Dense(1, activation="sigmoid")(hidden)
+
+
+def _epoch(model, dataset, rows):
+    """A function that trains a model on all rows, and checks that it did."""
+    steps = -(-rows // _BATCH)
+
+    def run():
+        before = int(model.optimizer.iterations)
+        model.fit(dataset, shuffle=False, verbose=0)
+        done = int(model.optimizer.iterations) - before
+        # Keras 3 counts one more where it does not know a dataset's length.
+        if done not in (steps, steps + 1):
+            raise RuntimeError(f"{done} steps were trained, not {steps}.")
+
+    return run

@@ -5,8 +5,13 @@ Costs are sums of products: `terms` says what a cost depends on, and
 well they predict; `run.py fit_scaling` fits them again.
 """
 
+import collections
+import itertools
 import math
+import statistics
 import typing
+
+import numpy as np
 
 # Fitted by `run.py fit_scaling` on an AMD EPYC (family 26 model 2), two cores:
 # milliseconds of CPU time, bytes, packets of up to 64 KiB, one-way delays.
@@ -120,6 +125,50 @@ class Network(typing.NamedTuple):
     cores: float
     bytes_per_second: float
     delay_ms: float
+
+
+COSTS = ("chief_ms", "worker_ms", "server_ms", "bytes", "packets", "delays")
+COLUMNS = 26
+# What docs/scaling.md extrapolates: steps of 2,048 samples, dim 16.
+LARGE = Model(COLUMNS, 14_353, 28_801)
+NETWORK = Network(cores=8, bytes_per_second=1.25e9, delay_ms=0.1)
+# What the coefficients are fitted on: workers, servers, samples, tables, dim.
+FITTED = (
+    Job(1, 1, 2048, 1, 16),
+    Job(1, 1, 256, 1, 16),
+    Job(1, 1, 2048, 1, 64),
+    Job(1, 1, 2048, 16, 16),
+    Job(1, 1, 2048, 1, 16, chief_reads=True),
+    Job(1, 1, 256, 1, 16, execution=8),
+    Job(1, 1, 2048, 1, 16, execution=8),
+    Job(1, 3, 256, 1, 16),
+    Job(1, 3, 2048, 8, 16),
+    Job(1, 3, 2048, 1, 64),
+    Job(2, 1, 512, 1, 16),
+    Job(2, 1, 1024, 1, 16, chief_reads=True),
+    Job(2, 0, 256, 1, 16),
+    Job(2, 0, 2048, 1, 16),
+    Job(2, 0, 2048, 1, 64),
+    Job(2, 0, 1024, 16, 16),
+    Job(3, 0, 512, 1, 64),
+    Job(4, 0, 256, 1, 16),
+    Job(4, 0, 512, 8, 16),
+    Job(4, 0, 1024, 1, 32),
+)
+# What they are checked on.
+CHECKED = (
+    Job(1, 1, 1024, 4, 32),
+    Job(1, 2, 512, 8, 16),
+    Job(1, 2, 1536, 2, 48, chief_reads=True),
+    Job(1, 2, 1024, 4, 16, execution=4),
+    Job(2, 2, 1024, 4, 32),
+    Job(2, 2, 512, 1, 16, chief_reads=True),
+    Job(3, 1, 1024, 2, 16),
+    Job(2, 0, 512, 4, 32),
+    Job(3, 0, 256, 2, 16),
+    Job(3, 0, 1024, 4, 32),
+    Job(4, 0, 512, 2, 48),
+)
 
 
 def _check(job, model):
@@ -344,3 +393,75 @@ def slowest_of(workers, spread):
             f"workers={workers}, spread={spread}"
         )
     return 1 + spread * math.sqrt(2 * math.log(workers))
+
+
+def measured(lines):
+    """The medians of epochs: `{(Job, Model): {cost: number}}`.
+
+    `delays` is the slope of the time of a step over the delay, of jobs that
+    were measured with several; all else is of epochs without.
+    """
+    found = collections.defaultdict(lambda: collections.defaultdict(list))
+    for line in lines:
+        model = Model(COLUMNS, line["signs"], line["weights"])
+        job = found[Job(**line["job"]), model]
+        if line["delay_seconds"] is None:
+            for cost in set(COSTS) & line.keys():
+                job[cost].append(line[cost])
+        else:
+            point = 1e3 * line["delay_seconds"], line["wall_ms"]
+            job["delays"].append(point)
+    return {
+        key: {
+            cost: _slope(v) if cost == "delays" else statistics.median(v)
+            for cost, v in costs.items()
+        }
+        for key, costs in found.items()
+    }
+
+
+def _slope(points):
+    """The median slope of pairs that are far apart (Theil and Sen)."""
+    return statistics.median(
+        (second[1] - first[1]) / (second[0] - first[0])
+        for first, second in itertools.combinations(sorted(points), 2)
+        if second[0] - first[0] > 1
+    )
+
+
+def fit(costs):
+    """Coefficients with the least squares of relative errors.
+
+    Args:
+      costs: as `measured` returns them.
+
+    Returns:
+      `{cost: {term: number}}`, no number of which is negative.
+    """
+    coefficients = {}
+    for cost in COSTS:
+        rows = [
+            (terms(*key)[cost], of[cost])
+            for key, of in costs.items()
+            if cost in of
+        ]
+        names = list(dict.fromkeys(name for x, _ in rows for name in x))
+        matrix = np.array(
+            [[x.get(name, 0.0) / y for name in names] for x, y in rows]
+        )
+        coefficients[cost] = dict(zip(names, _not_negative(matrix).tolist()))
+    return coefficients
+
+
+def _not_negative(matrix):
+    """Makes `matrix @ x` near 1, x >= 0; leaves out the most negative."""
+    kept = list(range(matrix.shape[1]))
+    while True:
+        some = matrix[:, kept]
+        x, *_ = np.linalg.lstsq(some, np.ones(len(matrix)), rcond=None)
+        if x.min() >= 0:
+            break
+        del kept[int(np.argmin(x * some.mean(axis=0)))]
+    full = np.zeros(matrix.shape[1])
+    full[kept] = x
+    return full

@@ -1,24 +1,46 @@
-"""Exports for serving: their size, memory, latency and accuracy."""
+"""Exports for serving: their size, memory, latency and accuracy.
+
+It is also the program of the processes that export and serve, a new one for
+each measurement, so that none affects the memory of the next. Those do not
+import tf_ext to serve, except for exports that need its ops.
+"""
 
 import contextlib
+import functools
+import gc
 import os
 import pathlib
-import statistics
 import sys
 import tempfile
 
-import remote
-from harness import heading, report, write_json
+import numpy as np
+import tensorflow as tf
+from batches import in_turn
+from harness import (
+    Case,
+    Worker,
+    heading,
+    measure,
+    report,
+    resident_bytes,
+    serve,
+    start,
+    write_json,
+)
 
-_PROGRAM = pathlib.Path(__file__).with_name("serving_worker.py")
 _DTYPES = ("float32", "float16", "int8")
 _OPS = "ops"
+_COLUMNS = 26
+_NAMESPACE = "id"
+_FILL = 1 << 20
 # Requests of 200 samples x 26 ids, and what a busy server looks up.
 _LOOKUPS = (26, 5_200, 100_000)
-_RELOADS = 20
-_EXAMPLES = 300_000
+# Batches that take turns, so that none is in the processor's caches.
+_BATCHES = 16
+_TRAINED = 300_000
 # Of what `--data` names, the one that has held-out files.
 _ADULT = "adult"
+_EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 
 
 def serving(args):
@@ -47,7 +69,6 @@ def serving(args):
                 )
             about = {**settings, "samples": samples, "unit": "samples"}
             report("serving latency", results, about, args.json)
-        _reloads(args, directory, settings)
         _accuracy(args, directory, settings)
 
 
@@ -57,8 +78,9 @@ def _worker(args):
     environment = dict(os.environ)
     # Its modules are in its own folder.
     environment.pop("PYTHONSAFEPATH", None)
-    with remote.start(
-        "serving", sys.executable, _PROGRAM, args.threads, environment
+    program = pathlib.Path(__file__)
+    with start(
+        "serving", sys.executable, program, args.threads, environment
     ) as worker:
         worker.ready()
         yield worker
@@ -124,29 +146,6 @@ def _lookups(args, directory, settings):
         report("serving lookups", results, about, args.json)
 
 
-def _reloads(args, directory, settings):
-    """Versions of a tenth of the rows, loaded after one another."""
-    rows = max(1, args.rows // 10)
-    path = os.path.join(directory, "reloaded")
-    with _worker(args) as worker:
-        worker.call("make", rows=rows, dim=args.dim)
-        exported = worker.call("export", path=path, dtype="float32")
-    with _worker(args) as worker:
-        sizes = worker.call(
-            "reload", path=exported["folder"], rows=rows, times=_RELOADS
-        )
-    growth = sizes[-1] / sizes[4] - 1
-    about = {**settings, "rows": rows, "versions": _RELOADS}
-    print(heading("serving reloads", about))
-    print(
-        f"  resident: 1st {sizes[0] / 1e6:.0f} MB, 5th {sizes[4] / 1e6:.0f} "
-        f"MB, last {sizes[-1] / 1e6:.0f} MB; from the 5th on {growth:+.2%}, "
-        f"median {statistics.median(sizes[4:]) / 1e6:.0f} MB"
-    )
-    line = {"case": "float32", "bytes": sizes, "growth": growth}
-    write_json([{"benchmark": "serving reloads", **about, **line}], args.json)
-
-
 def _accuracy(args, directory, settings):
     data = {"generated": None}
     if args.data and pathlib.Path(args.data, _ADULT).is_dir():
@@ -160,7 +159,7 @@ def _accuracy(args, directory, settings):
                 "accuracy",
                 directory=os.path.join(directory, name),
                 dtypes=dtypes,
-                examples=min(_EXAMPLES, args.rows),
+                examples=min(_TRAINED, args.rows),
                 data=path,
             )
         for dtype, line in found.items():
@@ -172,3 +171,185 @@ def _accuracy(args, directory, settings):
             about = {"benchmark": "serving accuracy", "case": dtype}
             lines.append({**about, "data": name, **line, "auc_change": change})
     write_json(lines, args.json)
+
+
+class _Worker(Worker):
+    def make(self, rows, dim):
+        """Makes a table of `rows` rows and a model on it."""
+        import tf_ext
+        from tf_ext._keras import keras
+
+        self._table = tf_ext.SparseTable("bench", dim, initializer="normal")
+        for first in range(0, rows, _FILL):
+            ids = np.arange(first, min(first + _FILL, rows))
+            signs = tf_ext.hashing.hash_category(ids, _NAMESPACE)
+            self._table.pull(signs, training=True)
+        columns = [
+            tf_ext.feature_column.category_column(f"c{i}", namespace=_NAMESPACE)
+            for i in range(_COLUMNS)
+        ]
+        inputs = {
+            column.key: keras.Input((), dtype="string", name=column.key)
+            for column in columns
+        }
+        layer = tf_ext.layers.EmbeddingFeatures(columns, self._table)
+        hidden = layer(inputs)
+        for units in (64, 32):
+            hidden = keras.layers.Dense(units, activation="relu")(hidden)
+        outputs = keras.layers.Dense(1, activation="sigmoid")(hidden)
+        self._model = tf_ext.Model(inputs, outputs)
+
+    def export(self, path, dtype):
+        """Exports the model, with the table's rows in `dtype`, or the ops.
+
+        Returns:
+          Dict: `folder`, `bytes` on the disk, and `peak` bytes of memory that
+          exporting took.
+        """
+        import tf_ext
+
+        if dtype is None:
+            write = functools.partial(self._model.export, path, verbose=False)
+        else:
+            write = functools.partial(
+                tf_ext.serving.export, self._model, path, dtype=dtype
+            )
+        gc.collect()
+        before = resident_bytes()
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # Resets VmHWM.
+        folder = write() if dtype is not None else (write(), path)[1]
+        peak = resident_bytes("VmHWM") - before
+        files = pathlib.Path(folder).rglob("*")
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        return {"folder": folder, "bytes": size, "peak": peak}
+
+    def export_table(self, path, dtype):
+        """Exports what looks rows up in `dtype`, alone."""
+        from tf_ext.serving.row_sources import of_table
+        from tf_ext.serving.stock_table import StockTable
+        from tf_ext.serving.variable_files import fill_variables
+
+        module = tf.Module()
+        module.table = StockTable(self._table.rows.config, dtype, None)
+        source = of_table(self._table)
+        rows = pathlib.Path(f"{path}_rows")
+        module.table.fill(source.chunks(), source.at_most, rows)
+        module.find = tf.function(
+            module.table.lookup,
+            input_signature=[tf.TensorSpec([None], tf.int64)],
+        )
+        tf.saved_model.save(module, path)
+        fill_variables(
+            pathlib.Path(path, "variables", "variables"),
+            {("table", key): file for key, file in module.table.files.items()},
+        )
+
+    def resident(self, path, rows):
+        """Bytes that an export takes once it is loaded and has answered."""
+        before = resident_bytes()
+        loaded = _load(path)
+        loaded.serve(_batch(np.random.default_rng(1), rows, 8))
+        gc.collect()
+        return resident_bytes() - before
+
+    def latency(self, paths, rows, samples, repeats):
+        """Measures requests to exports in turns, by `harness.measure`.
+
+        Args:
+          paths: `{case: folder}`; the first is the subject, "ops" needs those
+            of tf_ext.
+          rows: int, of the table.
+          samples: int, of a request.
+          repeats: int.
+        """
+        rng = np.random.default_rng(2)
+        requests = [_batch(rng, rows, samples) for _ in range(_BATCHES)]
+        loaded = {
+            name: _load(path, ops=name == "ops") for name, path in paths.items()
+        }
+        cases = [
+            Case(name, in_turn(model.serve, requests), samples)
+            for name, model in loaded.items()
+        ]
+        return measure(cases, repeats)
+
+    def lookups(self, paths, rows, dim, count, repeats):
+        """Rows looked up, beside a plain gather: as `latency`."""
+        import tf_ext
+
+        rng = np.random.default_rng(3)
+        numbers = [rng.integers(0, rows, count) for _ in range(_BATCHES)]
+        matrix = tf.Variable(tf.random.normal([rows, dim]))
+        gather = tf.function(lambda where: tf.gather(matrix, where))
+        requests = [tf.constant(one) for one in numbers]
+        cases = [Case("tf.gather", in_turn(gather, requests), count)]
+        signs = [
+            tf.constant(tf_ext.hashing.hash_category(one, _NAMESPACE))
+            for one in numbers
+        ]
+        tables = {name: tf.saved_model.load(p) for name, p in paths.items()}
+        cases += [
+            Case(name, in_turn(table.find, signs), count)
+            for name, table in tables.items()
+        ]
+        return measure(cases, repeats)
+
+    def accuracy(self, directory, dtypes, examples, data):
+        """How exports predict beside float32, on the Wide & Deep example.
+
+        Returns:
+          Dict of `{dtype: {"auc": float, "largest": float}}`: the AUC, and the
+          largest change of a probability.
+        """
+        sys.path.insert(0, str(_EXAMPLES))
+        import wide_deep
+
+        import tf_ext
+
+        arguments = [f"--examples={examples}"]
+        if data is not None:
+            arguments = [f"--data={data}", "--format=adult", "--epochs=3"]
+        args = wide_deep.parse_arguments(arguments)
+        stream = wide_deep.load_data(args)
+        tf.keras.utils.set_random_seed(args.seed)
+        tables = wide_deep.make_tables(args)
+        model = wide_deep.make_model(stream, *tables, args.bucket_size)
+        wide_deep.compile_model(model, args)
+        model.fit(stream.train(), epochs=args.epochs, shuffle=False, verbose=0)
+        labels, found = stream.test_labels(), {}
+        for dtype in dtypes:
+            folder = tf_ext.serving.export(
+                model, os.path.join(directory, dtype), dtype=dtype
+            )
+            served = _load(folder)
+            batches = [served.serve(batch)[:, 0] for batch, _ in stream.test()]
+            found[dtype] = np.concatenate(batches)
+        reference = found[dtypes[0]]
+        return {
+            dtype: {
+                "auc": float(wide_deep.auc(labels, predictions)),
+                "largest": float(np.abs(predictions - reference).max()),
+            }
+            for dtype, predictions in found.items()
+        }
+
+
+def _load(path, ops=False):
+    if ops:
+        import tf_ext
+
+        tf_ext.ops.library()
+    return tf.saved_model.load(path)
+
+
+def _batch(rng, rows, samples):
+    """Features of samples, ids of which all are trained."""
+    ids = rng.integers(0, rows, [_COLUMNS, samples])
+    return {
+        f"c{i}": tf.constant([str(one) for one in column])
+        for i, column in enumerate(ids)
+    }
+
+
+if __name__ == "__main__":
+    serve(_Worker())

@@ -1,21 +1,25 @@
 """Training: the compiled train function of a model, and all of `fit`."""
 
+import contextlib
 import gc
+import pathlib
+import sys
 
 import batches
 import numpy as np
 import tables
 import tensorflow as tf
-import tfra
-import training
-import wide_deep_steps
-from harness import Case, measure, report
+from harness import Case, RemoteCase, StartError, measure, report, start
 
 import tf_ext
 from tf_ext._keras import keras
 
+_BATCH = 2048  # Of `fit`.
+_STEPS_AN_EPOCH = 100
 _MAX_FITS = 20  # a repetition takes most of a second
 _SLOW = 20  # steps that update all rows of a dense matrix take a second
+_EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
+_TFRA = pathlib.Path(__file__).with_name("tfra_worker.py")
 
 
 def train_step(args):
@@ -44,20 +48,38 @@ def _measure_rule(rule, args):
         "distinct": len(np.unique(ids)),
         "unit": "samples",
     }
-    with tfra.start(args) as worker:
-        if worker:
-            cases.append(
-                worker.case(
-                    "train_step",
-                    batches.SAMPLES,
-                    rule=rule,
-                    rows=args.rows,
-                    dim=args.dim,
-                    batch=tables.BATCH,
-                )
-            )
-        results = measure(cases, args.repeats, warmup=10)
+    with _tfra(args, rule) as cases_of_tfra:
+        results = measure(cases + cases_of_tfra, args.repeats, warmup=10)
     report("train_step", results, settings, args.json)
+
+
+@contextlib.contextmanager
+def _tfra(args, rule):
+    """Yields the case of TensorFlow Recommenders Addons, in a list.
+
+    It needs another TensorFlow than tf_ext and so another Python, in a process
+    that makes a repetition per call. Without `--tfra-python` the list is empty.
+
+    Raises:
+      SystemExit: if that Python does not exist or cannot import the modules.
+    """
+    if args.tfra_python is None:
+        yield []
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            process = stack.enter_context(
+                start("TFRA", args.tfra_python, _TFRA, args.threads)
+            )
+            process.ready()
+        except StartError as error:
+            raise SystemExit(
+                f"--tfra-python={args.tfra_python} cannot run TFRA. "
+                f"Install what benchmarks/README.md names there. {error}"
+            ) from None
+        sizes = {"rows": args.rows, "dim": args.dim, "batch": tables.BATCH}
+        process.call("train_step", case="TFRA", rule=rule, **sizes)
+        yield [RemoteCase(process, "TFRA", batches.SAMPLES)]
 
 
 def compared_train_step(args):
@@ -75,7 +97,7 @@ def fit(args):
     """Steps of the Wide & Deep example, by `fit`."""
     settings = {
         "threads": args.threads,
-        "batch": wide_deep_steps.BATCH,
+        "batch": _BATCH,
         "unit": "samples",
     }
     results = measure(
@@ -86,15 +108,40 @@ def fit(args):
 
 def compared_fit(args):
     """The cases of `fit` that are compared with those of another build."""
-    model, dataset, steps = wide_deep_steps.make(args)
+    model, dataset, steps = _wide_deep(args)
     for _ in dataset:  # Caches it; `fit` may leave before it has ended.
         pass
 
     def run():
         model.fit(dataset, shuffle=False, verbose=0)
 
-    samples = steps * wide_deep_steps.BATCH
+    samples = steps * _BATCH
     return [Case(f"tf_ext, {_keras_name()}", run, samples)]
+
+
+def _wide_deep(args):
+    """Makes the example's model and batches, which are cached.
+
+    Args:
+      args: the command line's arguments: `rows` bounds the steps of an epoch.
+
+    Returns:
+      `(model, dataset, steps)`: a compiled model, a dataset of one epoch and
+      its number of batches.
+    """
+    # The example's modules import each other by name.
+    sys.path.insert(0, str(_EXAMPLES))
+    import wide_deep
+
+    steps = min(_STEPS_AN_EPOCH, args.rows // _BATCH + 1)
+    options = wide_deep.parse_arguments(
+        [f"--batch_size={_BATCH}", f"--examples={2 * steps * _BATCH}"]
+    )
+    data = wide_deep.load_data(options)
+    model = wide_deep.make_model(data, *wide_deep.make_tables(options), None)
+    wide_deep.compile_model(model, options)
+    # Making batches is the program's own work.
+    return model, data.train().take(steps).cache(), steps
 
 
 def _keras_name():
@@ -113,10 +160,10 @@ def _our_case(suffix, table, rows, ids, labels):
     tables.fill(table, rows)
     inputs = {"ids": keras.Input([batches.IDS], dtype="int64", name="ids")}
     bag = tf_ext.layers.EmbeddingFeatures([column], table)(inputs)
-    outputs = keras.layers.Lambda(training.probability)(bag)
+    outputs = keras.layers.Lambda(batches.probability)(bag)
     model = tf_ext.Model(inputs, outputs)
     model.compile(tf_ext.optimizers.Optimizer("sgd"), "binary_crossentropy")
-    step = training.stepper(model, {"ids": tf.constant(ids)}, labels)
+    step = batches.stepper(model, {"ids": tf.constant(ids)}, labels)
     return Case(f"tf_ext, {_keras_name()}{suffix}", step, batches.SAMPLES)
 
 
@@ -156,7 +203,7 @@ def _dense(any_keras, optimizers, rule, args, ids, labels):
     }[rule](0.01)
     inputs = any_keras.Input([batches.IDS], dtype="int64")
     rows = any_keras.layers.Embedding(args.rows, args.dim)(inputs)
-    outputs = any_keras.layers.Lambda(training.summed_probability)(rows)
+    outputs = any_keras.layers.Lambda(batches.summed_probability)(rows)
     model = any_keras.Model(inputs, outputs)
     model.compile(optimizer, "binary_crossentropy")
-    return training.stepper(model, tf.constant(ids), labels)
+    return batches.stepper(model, tf.constant(ids), labels)

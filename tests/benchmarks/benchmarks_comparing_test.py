@@ -23,7 +23,6 @@ sys.path.insert(0, str(_BENCHMARKS))
 import comparing  # noqa: E402
 import harness  # noqa: E402
 import op_benchmarks  # noqa: E402
-import publishing  # noqa: E402
 import run  # noqa: E402
 
 import tf_ext  # noqa: E402
@@ -229,7 +228,7 @@ class BuildsTest(tf.test.TestCase):
     def test_a_python_without_tf_ext(self):
         with self.assertRaisesRegex(
             SystemExit,
-            r"--against=\S*python cannot run compare_worker.py, which needs "
+            r"--against=\S*python cannot run comparing.py, which needs "
             r"tf_ext and TensorFlow. (.*\n)*.*No module named 'tf_ext'",
         ):
             # An installed tf_ext is out of sight, too.
@@ -348,37 +347,6 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         with contextlib.redirect_stderr(errors), self.assertRaises(SystemExit):
             run.parse_arguments([*arguments, "--against=x"])
         self.assertIn(message, errors.getvalue())
-
-    def test_comparisons_are_not_published(self):
-        path = pathlib.Path(_folder(self), "results")
-        line = {"benchmark": "pull", "case": "tf_ext pull", "bytes_a_row": 1.0}
-        harness.write_json(
-            [line, {**line, "benchmark": "push", "against": "x"}], path
-        )
-        folder = _folder(self)
-        args = run.parse_arguments(
-            ["publish", f"--json={path}", f"--output={folder}"]
-        )
-        with contextlib.redirect_stdout(io.StringIO()):
-            publishing.publish(args)
-        text = pathlib.Path(folder, "README.md").read_text()
-        self.assertIn("### pull", text)
-        self.assertNotIn("### push", text)
-
-    def test_results_of_two_processors_are_both_published(self):
-        path = pathlib.Path(_folder(self), "results")
-        for name, value in (("m1", 1.0), ("m2", 2.0)):
-            with mock.patch.object(harness, "machine", lambda name=name: name):
-                line = {"benchmark": "pull", "bytes_a_row": value}
-                harness.write_json([line], path)
-        folder = _folder(self)
-        args = run.parse_arguments(
-            ["publish", f"--json={path}", f"--output={folder}"]
-        )
-        with contextlib.redirect_stdout(io.StringIO()):
-            publishing.publish(args)
-        text = pathlib.Path(folder, "README.md").read_text()
-        self.assertIn("| m1 | 1.0 |\n| m2 | 2.0 |\n", text)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import http.client
 import http.server
-import importlib.util
 import io
 import json
 import math
@@ -26,13 +25,11 @@ from paths import ROOT
 # As for a program, whose folder comes first on the path.
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import cluster_benchmarks
 import delays
 import run
-import scaling_benchmarks
-import scaling_fit
 import scaling_model
-from scaling_fit import LARGE, NETWORK, total_cpu
-from scaling_model import Job, limits, predict, slowest_of
+from scaling_model import LARGE, NETWORK, Job, limits, predict, slowest_of
 
 _PAGE = ROOT / "docs" / "scaling.md"
 _SERVERS = Job(2, 2, 1024, 4, 16)
@@ -68,9 +65,11 @@ class ModelTest(parameterized.TestCase, tf.test.TestCase):
                 before, after = predict(job, LARGE), predict(job, more)
                 for cost in ("bytes", "packets"):
                     self.assertGreater(after[cost], before[cost], cost)
-                self.assertGreater(
-                    total_cpu(job, after), total_cpu(job, before)
-                )
+                cpu_ms = [
+                    sum(v for cost, v in of.items() if cost.endswith("_ms"))
+                    for of in (before, after)
+                ]
+                self.assertGreater(cpu_ms[1], cpu_ms[0])
                 self.assertGreaterEqual(after["worker_ms"], before["worker_ms"])
 
     def test_servers_share_a_step(self):
@@ -175,17 +174,17 @@ class PageTest(tf.test.TestCase):
 
     def test_checked_steps_are_predicted_as_the_page_says(self):
         rows = _rows("Predicted and measured")
-        self.assertLen(rows, len(scaling_benchmarks.CHECKED))
+        self.assertLen(rows, len(scaling_model.CHECKED))
         jobs = sorted(
-            scaling_benchmarks.CHECKED, key=lambda job: (job.servers == 0, job)
+            scaling_model.CHECKED, key=lambda job: (job.servers == 0, job)
         )
         for row, job in zip(rows, jobs):
             weights = 26 * job.dim * 64 + 64 + 64 * 32 + 32 + 33
             model = LARGE._replace(signs=_signs(job.samples), weights=weights)
             predicted = predict(job, model)
-            name = scaling_fit.name_of(job).strip("| ").split(" | ")
+            name = cluster_benchmarks.name_of(job).strip("| ").split(" | ")
             self.assertEqual(row[: len(name)], name)
-            for cost, cell in zip(scaling_fit.COSTS, row[len(name) :]):
+            for cost, cell in zip(scaling_model.COSTS, row[len(name) :]):
                 if cell:
                     measured, ratio = re.match(r"(\S+) \((.*)\)", cell).groups()
                     measured = float(measured.replace(",", ""))
@@ -204,17 +203,15 @@ class PageTest(tf.test.TestCase):
 
 
 def _signs(samples):
-    import column_steps
-
-    return column_steps.distinct(16, samples)
+    return cluster_benchmarks.distinct(samples)
 
 
 class FitTest(tf.test.TestCase):
     def _lines(self):
         """What would be measured if the coefficients were true."""
         lines = []
-        jobs = [*scaling_benchmarks.FITTED, *scaling_benchmarks.CHECKED]
-        for job in [*jobs, *scaling_benchmarks.DELAYED]:
+        jobs = [*scaling_model.FITTED, *scaling_model.CHECKED]
+        for job in [*jobs, *cluster_benchmarks.DELAYED]:
             known = {
                 **{"benchmark": "scaling", "job": job._asdict()},
                 **{"signs": 9.0 * job.samples, "weights": 2000 * job.dim},
@@ -222,7 +219,7 @@ class FitTest(tf.test.TestCase):
             model = scaling_model.Model(26, known["signs"], known["weights"])
             cost = predict(job, model)
             slope = cost.pop("delays")
-            if job in scaling_benchmarks.DELAYED:
+            if job in cluster_benchmarks.DELAYED:
                 for ms in (0.0, 1.0, 2.0, 5.0):
                     wall = {"wall_ms": 30 + slope * ms}
                     lines.append({**known, **wall, "delay_seconds": 1e-3 * ms})
@@ -231,8 +228,8 @@ class FitTest(tf.test.TestCase):
         return lines
 
     def test_finds_the_coefficients(self):
-        costs = scaling_fit.measured(self._lines())
-        found = scaling_fit.fit(costs)
+        costs = scaling_model.measured(self._lines())
+        found = scaling_model.fit(costs)
         for cost, terms in scaling_model.COEFFICIENTS.items():
             self.assertEqual(found[cost].keys(), terms.keys())
             for term, value in terms.items():
@@ -245,22 +242,19 @@ class FitTest(tf.test.TestCase):
         rng = np.random.default_rng(1)
         costs = {
             key: {c: v * rng.uniform(0.3, 3) for c, v in of.items()}
-            for key, of in scaling_fit.measured(self._lines()).items()
+            for key, of in scaling_model.measured(self._lines()).items()
         }
-        for terms in scaling_fit.fit(costs).values():
+        for terms in scaling_model.fit(costs).values():
             self.assertAllGreaterEqual(list(terms.values()), 0.0)
 
-    def test_draws(self):
-        if importlib.util.find_spec("matplotlib") is None:
-            self.skipTest("matplotlib is not installed")
-        from matplotlib import image
-
-        folder = pathlib.Path(self.get_temp_dir())
-        path = folder / "results"
+    def test_prints_the_tables_of_the_page(self):
+        path = pathlib.Path(self.get_temp_dir(), "results")
         path.write_text("\n".join(json.dumps(x) for x in self._lines()))
-        self._fit(path)
-        drawn = image.imread(folder / "scaling.png")
-        self.assertGreater(len(np.unique(drawn.reshape(-1, 4), axis=0)), 20)
+        printed = self._fit(path)
+        for row in _rows("64 workers and 16 servers"):
+            self.assertIn(f"\n| {' | '.join(row)} |\n", printed)
+        for job in scaling_model.CHECKED:
+            self.assertIn(f"\n{cluster_benchmarks.name_of(job)} ", printed)
 
     def test_refuses_other_files(self):
         path = pathlib.Path(self.get_temp_dir(), "results")
@@ -269,10 +263,11 @@ class FitTest(tf.test.TestCase):
             self._fit(path)
 
     def _fit(self, path):
-        args = run.parse_arguments(
-            ["fit_scaling", f"--json={path}", f"--output={path.parent}"]
-        )
-        run.run("fit_scaling", args, threads=None)
+        args = run.parse_arguments(["fit_scaling", f"--json={path}"])
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            run.run("fit_scaling", args, threads=None)
+        return printed.getvalue()
 
 
 class _Echo(http.server.BaseHTTPRequestHandler):
@@ -309,18 +304,16 @@ class MeasuringTest(tf.test.TestCase):
 
     @pytest.mark.slow
     def test_counts_a_cluster_through_the_proxy(self):
-        path = pathlib.Path(self.get_temp_dir(), "results")
-        args = argparse.Namespace(threads=2, json=path)
+        args = argparse.Namespace(threads=2)
         job = Job(1, 1, 64, 2, 4, execution=2)
         with (
-            mock.patch.object(scaling_benchmarks, "_DELAYS_SECONDS", (0.002,)),
+            mock.patch.object(cluster_benchmarks, "_DELAYS_SECONDS", (0.002,)),
             mock.patch.dict("os.environ"),
             delays.proxy() as delay_file,
         ):
             # The program imports its neighbours.
             os.environ.pop("PYTHONSAFEPATH", None)
-            scaling_benchmarks.measure(args, [job], 2, delay_file)
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = cluster_benchmarks.measure(args, [job], 2, delay_file)
         self.assertLen(lines, 2)
         for line in lines:
             self.assertEqual(Job(**line["job"]), job)
@@ -330,6 +323,37 @@ class MeasuringTest(tf.test.TestCase):
             # Rows and dense weights twice, and again through the proxy.
             self.assertGreater(line["bytes"], 2 * line["signs"] * 48)
             self.assertGreater(line["packets"], 1.0)
+            self.assertGreater(line["cpu_ms"], line["worker_ms"])
+
+    @pytest.mark.slow
+    def test_clusters(self):
+        path = pathlib.Path(self.get_temp_dir(), "results")
+        jobs = (
+            *(Job(1, 0, 64, 1, 4), Job(1, 1, 64, 2, 4, 1, True)),
+            *(Job(1, 1, 64, 2, 4, 2), Job(2, 0, 32, 2, 4)),
+        )
+        args = run.parse_arguments(
+            ["clusters", "--repeats=2", f"--json={path}"]
+        )
+        with (
+            mock.patch.object(cluster_benchmarks, "CLUSTERS", jobs),
+            mock.patch.dict("os.environ"),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            os.environ.pop("PYTHONSAFEPATH", None)
+            run.run("clusters", args, threads=2)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        self.assertEqual(
+            [line["case"] for line in lines],
+            [
+                *("1: 1 table", "1 + 1: 2 tables, the chief reads"),
+                *("1 + 1: 2 tables, 2 at once", "2: 2 tables"),
+            ],
+        )
+        self.assertEqual([line["items"] for line in lines], [64] * 4)
+        for line in lines:
+            self.assertEqual(line["repeats"], 2)
+            self.assertGreater(line["cpu_ms"], 0.0)
 
 
 if __name__ == "__main__":

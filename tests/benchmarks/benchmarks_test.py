@@ -26,7 +26,6 @@ sys.path.insert(0, str(_BENCHMARKS))
 import batches  # noqa: E402
 import core_benchmarks  # noqa: E402
 import harness  # noqa: E402
-import publishing  # noqa: E402
 import run  # noqa: E402
 
 import tf_ext  # noqa: E402
@@ -83,13 +82,6 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(lines[0]["wall_ratio"], 1.0)
 
     @pytest.mark.slow
-    def test_read_fit(self):
-        _, lines = self._run("read_fit")
-        cases = [line["case"].partition(",")[0] for line in lines]
-        self.assertEqual(cases, ["hash_columns", "model"])
-        self.assertEqual({line["items"] for line in lines}, {1000})
-
-    @pytest.mark.slow
     def test_fit_files(self):
         _, lines = self._run("fit_files")
         cases = [line["case"] for line in lines]
@@ -105,6 +97,7 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self._run("pull", "hash")
         self.assertEqual(get_options().get(name, False), before)
 
+    @pytest.mark.slow
     def test_train_step(self):
         _, lines = self._run("train_step", "--rules", "adagrad", "adam", "ftrl")
         rules = [line["rule"] for line in lines]
@@ -150,15 +143,6 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
             ],
         )
 
-    def test_updates(self):
-        printed, lines = self._run("updates", f"--output={self.get_temp_dir()}")
-        self.assertIn("absent", printed)
-        self.assertEqual(
-            [line["case"] for line in lines], ["idle", "deltas", "whole"] * 2
-        )
-        for line in lines:
-            self.assertEqual((line["absent"], line["torn"]), (0, 0))
-
     def test_snapshot(self):
         _, lines = self._run("snapshot", f"--output={self.get_temp_dir()}")
         self.assertEqual(
@@ -173,22 +157,6 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
             ],
         )
         self.assertGreater(lines[8]["wall_ratio"], 0.0)
-
-    def test_scale_then_plot_and_publish(self):
-        folder = self.get_temp_dir()
-        _, lines = self._run("scale", "--sizes", "100", "1000")
-        self.assertEqual([line["rows"] for line in lines], [100, 1000] * 2)
-        self.assertGreater(lines[0]["peak_gb"], 0.0)
-        if not _has("matplotlib"):
-            self.skipTest("matplotlib is not installed")
-        self._run("plot", f"--output={folder}")
-        self.assertGreater(
-            (pathlib.Path(folder, "scale.png")).stat().st_size, 0
-        )
-        self._run("publish", f"--output={folder}")
-        text = pathlib.Path(folder, "README.md").read_text()
-        self.assertIn("### scale\n\nThreads 2; dim 8; batch 100;", text)
-        self.assertIn("| tf_ext pull, 1,000 rows |", text)
 
 
 @pytest.mark.slow
@@ -275,14 +243,6 @@ class CoreTest(tf.test.TestCase, parameterized.TestCase):
         )
 
 
-def _has(module):
-    try:
-        __import__(module)
-    except ImportError:
-        return False
-    return True
-
-
 class ProgramTest(tf.test.TestCase):
     @pytest.mark.slow
     def test_each_number_of_threads_has_its_own_process(self):
@@ -294,73 +254,8 @@ class ProgramTest(tf.test.TestCase):
         lines = harness.read_json(path)
         self.assertEqual([line["threads"] for line in lines], [1] * 3 + [2] * 3)
 
-    @pytest.mark.slow
-    def test_parameter_server(self):
-        lines = self._on_a_cluster("parameter_server")
-        places = {(line["servers"], line["dim"]) for line in lines}
-        self.assertCountEqual(places, [(1, 1), (1, 4), (2, 1), (2, 4)])
-        kinds = {line["benchmark"] for line in lines}
-        self.assertCountEqual(
-            kinds, ["parameter_server_pull", "parameter_server_push"]
-        )
-        cases = {line["case"] for line in lines}
-        self.assertIn("plain tensors", cases)
-
-    @pytest.mark.slow
-    def test_parameter_server_steps(self):
-        lines = self._on_a_cluster("parameter_server_steps")
-        cases = [line["case"] for line in lines]
-        self.assertEqual(cases, ["one process", "1 worker", "2 workers"])
-
-    @pytest.mark.slow
-    def test_parameter_server_columns(self):
-        lines = self._on_a_cluster("parameter_server_columns")
-        self.assertEqual([line["tables"] for line in lines], [1] * 6 + [16] * 6)
-        cases = [line["case"] for line in lines[:6]]
-        self.assertEqual(cases[:2], ["one process", "the chief reads"])
-        self.assertEqual(
-            cases[2:4], ["the worker reads", "the worker reads to the end"]
-        )
-        self.assertEqual(cases[4], "the worker reads, 8 at once")
-
-    @pytest.mark.slow
-    def test_multi_worker(self):
-        lines = self._on_a_cluster("multi_worker", "--workers", "1", "2")
-        places = [(line["workers"], line["dim"]) for line in lines[::2]]
-        self.assertEqual(places, [(2, 1), (2, 4)])
-        for ours, bare in zip(lines[::2], lines[1::2], strict=True):
-            self.assertEqual(ours["case"], "tf_ext pull and push")
-            self.assertEqual(bare["case"], "bare all-to-all")
-            self.assertEqual(ours["batch"], 1000)
-            self.assertEqual(ours["useful_bytes"], 1000 * (8 + 8 * ours["dim"]))
-            # Padding to the largest part, to the ladder, and the sizes.
-            self.assertBetween(ours["padding"], 0.001, 0.35)
-
-    @pytest.mark.slow
-    def test_multi_worker_steps(self):
-        lines = self._on_a_cluster("multi_worker_steps")
-        cases = [line["case"] for line in lines]
-        self.assertEqual(cases, ["1 worker", "2 workers", "3 workers"])
-
-    @pytest.mark.slow
-    def test_multi_worker_tables(self):
-        lines = self._on_a_cluster("multi_worker_tables", "--workers", "1", "2")
-        cases = [line["case"] for line in lines]
-        self.assertEqual(cases, ["1 table", "16 tables"])
-        self.assertEqual([line["workers"] for line in lines], [2, 2])
-
-    def _on_a_cluster(self, *arguments):
-        path = _results(self)
-        sizes = ["--rows=1000", "--dim=4", "--repeats=1"]
-        done = _program(*arguments, *sizes, f"--json={path}")
-        self.assertEqual(done.returncode, 0, done.stderr[-4000:])
-        lines = harness.read_json(path)
-        for line in lines:
-            self.assertGreater(line["cpu_ms"], 0.0)
-        return lines
-
     def test_errors_end_it(self):
-        done = _program("plot", "--json=missing.jsonl")
+        done = _program("fit_scaling", "--json=missing.jsonl")
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(
             "There are no results in --json=missing.jsonl", done.stderr
@@ -384,9 +279,9 @@ def _program(*arguments):
 
 class ArgumentsTest(tf.test.TestCase):
     def test_all_is_what_measures_in_minutes(self):
-        args = run.parse_arguments(["plot", "all"])
+        args = run.parse_arguments(["fit_scaling", "all"])
         names = ["pull", "push", "insert", "unique", "hash", "train_step"]
-        self.assertEqual(args.what, [*names, "fit", "memory", "plot"])
+        self.assertEqual(args.what, [*names, "fit", "memory", "fit_scaling"])
 
 
 class MeasureTest(tf.test.TestCase):
@@ -464,36 +359,6 @@ class BatchesTest(tf.test.TestCase):
         whole = 1 - (10.0**6 + 1) ** -0.05
         expected = 1e5 * (1 - 2.0**-0.05) / whole
         self.assertNear(counts[0], expected, 5 * expected**0.5)
-
-
-class PublishingTest(tf.test.TestCase):
-    def test_the_last_of_the_same_kind_counts(self):
-        path = _results(self)
-        line = {
-            "benchmark": "memory",
-            "threads": 2,
-            "rows": 1000,
-            "case": "tf_ext",
-            "machine": "m",
-        }
-        for case, value in (("a", 1.0), ("b", 2.0), ("a", 3.0)):
-            harness.write_json(
-                [{**line, "case": case, "bytes_a_row": value}], path
-            )
-        folder = self.get_temp_dir()
-        arguments = ["publish", f"--json={path}", f"--output={folder}"]
-        with contextlib.redirect_stdout(io.StringIO()):
-            publishing.publish(run.parse_arguments(arguments))
-        text = pathlib.Path(folder, "README.md").read_text()
-        self.assertIn(
-            "Threads 2; rows 1,000; machine ",
-            text,
-        )
-        self.assertIn(
-            "| case | bytes a row |\n| --- | --- |\n| a | 3.0 |\n| b | 2.0 |\n",
-            text,
-        )
-        self.assertStartsWith(text, "# Benchmarks")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import pathlib
 import sys
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 from paths import ROOT
 
@@ -13,7 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import harness
 import run
-import tfra
+import step_benchmarks
 
 # Stands in for the program that needs TFRA.
 _WORKER = """
@@ -33,41 +34,49 @@ for line in sys.stdin:
 
 
 class TfraTest(tf.test.TestCase):
-    def _args(self, python):
-        return run.parse_arguments(["pull", f"--tfra-python={python}"])
+    def _cases(self, python):
+        args = run.parse_arguments(
+            ["train_step", "--rows=10", f"--tfra-python={python}"]
+        )
+        return step_benchmarks._tfra(args, "adagrad")
 
     @contextlib.contextmanager
-    def _worker(self):
+    def _remote(self):
         script = pathlib.Path(self.get_temp_dir(), "worker.py")
         script.write_text(_WORKER)
-        with mock.patch.object(tfra, "_SCRIPT", script):
-            args = self._args(sys.executable)
-            with tfra.start(args) as worker:
-                yield worker
+        with harness.start("TFRA", sys.executable, script, 1) as remote:
+            remote.ready()
+            yield remote
 
-    def test_is_none_unless_asked_for(self):
-        with tfra.start(run.parse_arguments(["pull"])) as worker:
-            self.assertIsNone(worker)
+    def test_is_left_out_unless_asked_for(self):
+        args = run.parse_arguments(["train_step"])
+        with step_benchmarks._tfra(args, "adagrad") as cases:
+            self.assertEmpty(cases)
 
     def test_times_are_those_of_the_other_process(self):
-        with self._worker() as worker:
-            case = worker.case("pull", items=7, rows=1)
-            (result,) = harness.measure([case], repeats=2)
+        script = pathlib.Path(self.get_temp_dir(), "worker.py")
+        script.write_text(_WORKER)
+        with (
+            mock.patch.object(step_benchmarks, "_TFRA", script),
+            self._cases(sys.executable) as cases,
+        ):
+            (result,) = harness.measure(cases, repeats=2)
         self.assertEqual(result["case"], "TFRA")
         self.assertEqual((result["wall_ms"], result["cpu_ms"]), (3.0, 4.0))
 
     def test_a_failure_there_is_an_error_here(self):
-        with self._worker() as worker:
+        with self._remote() as remote:
             with self.assertRaisesRegex(RuntimeError, "at fail:\n.*such table"):
-                worker.call("fail")
+                remote.call("fail")
 
     def test_its_end_is_an_error_that_holds_what_it_wrote(self):
-        with self._worker() as worker:
+        with self._remote() as remote:
             with self.assertRaisesRegex(
                 RuntimeError, r"status 1 at die.*(\n.*)*out of memory"
             ):
-                worker.call("die")
+                remote.call("die")
 
+    @pytest.mark.slow
     def test_a_python_without_it(self):
         with self.assertRaisesRegex(
             SystemExit,
@@ -75,12 +84,16 @@ class TfraTest(tf.test.TestCase):
             r".*status 1 at start. (.*\n)*"
             "ModuleNotFoundError: No module named 'tensorflow_recommenders_add",
         ):
-            with tfra.start(self._args(sys.executable)):
+            with self._cases(sys.executable):
                 pass
 
     def test_a_python_that_is_not_there(self):
         with self.assertRaisesRegex(
             SystemExit, "--tfra-python=/no/python cannot run TFRA. .*No such fi"
         ):
-            with tfra.start(self._args("/no/python")):
+            with self._cases("/no/python"):
                 pass
+
+
+if __name__ == "__main__":
+    tf.test.main()

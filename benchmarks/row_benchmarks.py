@@ -1,31 +1,30 @@
-"""What rows in float16 and bfloat16 do to the AUC."""
+"""What admission and eviction cost, and what small rows do to the AUC."""
 
 import dataclasses
-import pathlib
 import statistics
-import sys
 
 import batches
-import default_rates
 import numpy as np
 import tables
 import tensorflow as tf
-from harness import heading, read_json, write_json
+from harness import Case, heading, measure, report, write_json
 
 import tf_ext
 from tf_ext import ops
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-# The example's modules import each other by name.
-sys.path.insert(0, str(_ROOT / "examples"))
-
-import wide_deep  # noqa: E402
-
-_PLOT = _ROOT / "docs" / "small_rows.png"
+_BATCH = 65_536
+_STREAM_BATCHES = 64
+_WARMUP = 4
+# Of the distinct ids of the stream, 90 % occur once and 10 % about 11 times,
+# so half of all occurrences are of the latter.
+_ONCE = 0.9
+_REPEATED = 11
+_ROWS = 1_000_000
+_MAX_PRESENT = 50
 _DIM = 16
 _EXAMPLES = 3_000_000
 _TEST_EXAMPLES = 1_000_000
-_BATCH = 512
+_TRAIN_BATCH = 512
 _TEST_BATCH = 16_384
 # The second one reaches the higher AUC in one epoch. Updates with the first one
 # are small, as those of tables that have been trained for long.
@@ -37,12 +36,157 @@ _EFFECTS = (0.0, 1.0, 1.0, 0.7, 0.5, 0.3, 0.2)
 _BIAS = -1.5
 # The standard deviation of what two ids add together, and its rank.
 _INTERACTION, _RANK = 0.3, 4
-_EPOCHS = {"adult": 3, "criteo": 1}
-_COLOURS = {
-    "float32": "tab:grey",
-    "float16": "tab:blue",
-    "bfloat16": "tab:orange",
-}
+
+
+def lifetime(args):
+    """A stream of ids, and rows that are all present."""
+    _stream(args)
+    _present(args)
+
+
+# A stream of ids, of which 90 % occur once.
+
+
+def _stream(args):
+    policies = {
+        "every id": None,
+        "Count(2)": tf_ext.admission.Count(2),
+        "Count(2, forget=16)": tf_ext.admission.Count(2, forget=16),
+    }
+    stream = list(_batches())
+    streams = [
+        _Stream(
+            tf_ext.SparseTable("stream", args.dim, "adagrad", admission=policy),
+            stream,
+        )
+        for policy in policies.values()
+    ]
+    cases = [
+        Case(name, one.step, _BATCH)
+        for name, one in zip(policies, streams, strict=True)
+    ]
+    # Each batch is trained once, as each table grows.
+    repeats = _STREAM_BATCHES - _WARMUP
+    results = measure(cases, repeats, _WARMUP, settle=False)
+    every = streams[0].table.stats()["bytes"]
+    for result, one in zip(results, streams, strict=True):
+        stats = one.table.stats()
+        result.update(
+            rows=stats["rows"],
+            bytes=stats["bytes"],
+            bytes_ratio=stats["bytes"] / every,
+        )
+    _report("lifetime_stream", results, args)
+    for r in results:
+        print(
+            f"  {r['case']:32} {r['rows']:>12,} rows {r['bytes']:>14,} bytes, "
+            f"{r['bytes_ratio']:.2f} of every id's"
+        )
+
+
+def _batches():
+    """Yields `(distinct signs [n], counts [n, 1])` for each batch."""
+    random = np.random.default_rng(1)
+    # The share of occurrences that are an id's only one.
+    once = _ONCE / (_ONCE + (1 - _ONCE) * _REPEATED)
+    new = round(_BATCH * once)
+    repeated = round((_BATCH - new) * _STREAM_BATCHES / _REPEATED)
+    for i in range(_STREAM_BATCHES):
+        begin = repeated + i * new
+        ids = np.concatenate(
+            [
+                np.arange(begin, begin + new),
+                random.integers(0, repeated, _BATCH - new),
+            ]
+        )
+        signs, counts = np.unique(ids, return_counts=True)
+        order = random.permutation(len(signs))
+        yield (
+            tf.constant(signs[order]),
+            tf.constant(counts[order, np.newaxis], tf.float32),
+        )
+
+
+class _Stream:
+    """A table that is trained on the batches of a stream.
+
+    Args:
+      table: SparseTable.
+      batches: list of `(signs [n], counts [n, 1])`.
+    """
+
+    def __init__(self, table, batches):
+        self.table = table
+        self._batches = batches
+        self._gradients = tf.random.stateless_normal(
+            [_BATCH, table.dim], [1, 2]
+        )
+        self._steps = 0
+
+    def step(self):
+        """Pulls and pushes the next batch."""
+        signs, counts = self._batches[self._steps]
+        self._steps += 1
+        tables.pull(self.table, signs, training=True)
+        tables.push(
+            self.table,
+            signs,
+            self._gradients[: len(signs)],
+            step=self._steps,
+            statistics=counts if self.table.statistics_width else None,
+        )
+
+
+# Rows that are all present.
+
+
+def _present(args):
+    made = {
+        "no options": {},
+        "Count(2)": {"admission": tf_ext.admission.Count(2)},
+        "Unseen(steps=1000)": {"eviction": tf_ext.eviction.Unseen(steps=1000)},
+        **{
+            f"{', '.join(fields)}, Unseen": {
+                "statistics": fields,
+                "eviction": tf_ext.eviction.Unseen(steps=1000),
+            }
+            for fields in (["show"], ["show", "click"])
+        },
+    }
+    random = np.random.default_rng(1)
+    keys = [
+        tf.constant(random.choice(_ROWS, _BATCH, replace=False))
+        for _ in range(batches.BATCHES)
+    ]
+    gradients = tf.random.stateless_normal([_BATCH, args.dim], [1, 2])
+    cases = []
+    for name, options in made.items():
+        table = tf_ext.SparseTable("present", args.dim, "adagrad", **options)
+        for begin in range(0, _ROWS, _BATCH):
+            signs = np.arange(begin, min(begin + _BATCH, _ROWS))
+            # Twice, for Count(2).
+            for _ in range(2):
+                tables.push(table, signs, gradients[: len(signs)])
+
+        # As Keras gives them to tables that use them.
+        width = table.statistics_width
+        counts = tf.ones([_BATCH, width]) if width else None
+
+        def step(signs, table=table, counts=counts):
+            tables.pull(table, signs, training=True)
+            tables.push(table, signs, gradients, statistics=counts)
+
+        cases.append(Case(name, batches.in_turn(step, keys), _BATCH))
+    results = measure(cases, min(args.repeats, _MAX_PRESENT))
+    _report("lifetime_present", results, args)
+
+
+def _report(benchmark, results, args):
+    settings = {"threads": args.threads, "dim": args.dim, "unit": "ids"}
+    report(benchmark, results, settings, args.json)
+
+
+# How rows are stored, and the AUC.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,70 +223,43 @@ _CASES = (
 
 
 def small_rows(args):
-    """AUC of each way to store rows, on generated and on real data."""
+    """AUC of each way to store rows, on generated data."""
     settings = {
         "examples": _EXAMPLES,
         "test_examples": _TEST_EXAMPLES,
-        "batch": _BATCH,
+        "batch": _TRAIN_BATCH,
         "rule": "adagrad",
         "dim": _DIM,
     }
     print(heading("small_rows", settings))
-    settings["data"] = "generated"
     for rate in _LEARNING_RATES:
-        settings["learning_rate"] = rate
+        aucs = {rows.name: [] for rows in _CASES}
         for seed in args.seeds:
             train, test, best = _generate(seed)
             for rows in _CASES:
                 machine = _Machine(rows, rate, seed)
                 result = machine.train_and_evaluate(train, test)
-                result["best_auc"] = best
-                _write(settings, rows, seed, result, args)
-    if args.data:
-        _real_data(args)
+                aucs[rows.name].append(result["auc"])
+                line = {
+                    "benchmark": "small_rows",
+                    **settings,
+                    "case": rows.name,
+                }
+                line |= {"learning_rate": rate, "seed": seed, "best_auc": best}
+                write_json([{**line, **result}], args.json)
+        print(f"\nlearning rate {rate}, seeds {args.seeds}")
+        _print_table(aucs)
 
 
-def _write(settings, rows, seed, result, args):
-    line = {
-        "benchmark": "small_rows",
-        **settings,
-        "case": rows.name,
-        **dataclasses.asdict(rows),
-        "seed": seed,
-        **result,
-    }
-    write_json([line], args.json)
-    print(
-        f"  {settings['data']:10} rate {settings.get('learning_rate', '-')} "
-        f"seed {seed} {rows.name:26} "
-        f"AUC {result['auc']:.5f}, saturated {result['saturated']}",
-        flush=True,
-    )
-
-
-def _real_data(args):
-    """The Wide & Deep example on Adult and on a sample of Criteo."""
-    for name, folder in default_rates.FOLDERS.items():
-        settings = {"data": name, "rule": "row_wise_adagrad", "dim": _DIM}
-        for seed in args.seeds:
-            for rows in _CASES:
-                if rows.rounding == "stochastic":
-                    found = _wide_deep(name, args.data, folder, rows, seed)
-                    _write(settings, rows, seed, found, args)
-
-
-def _wide_deep(name, data, folder, rows, seed):
-    example = wide_deep.parse_arguments(
-        [
-            *(f"--data={pathlib.Path(data, folder)}", f"--format={name}"),
-            *(f"--dtype={rows.dtype}", f"--slot_dtype={rows.slot_dtype}"),
-            *(f"--seed={seed}", f"--epochs={_EPOCHS[name]}"),
-        ]
-    )
-    result = wide_deep.train_and_evaluate(
-        tf.distribute.get_strategy(), example, wide_deep.load_data(example)
-    )
-    return {key: result[key] for key in ("auc", "rows", "bytes", "saturated")}
+def _print_table(aucs):
+    print("\n| rows | AUC | minus float32's: mean | from | to |")
+    print("|---|---|---|---|---|")
+    for name, found in aucs.items():
+        apart = np.subtract(found, aucs[_Rows().name])
+        print(
+            f"| {name} | {statistics.fmean(found):.5f} | "
+            f"{apart.mean():+.5f} | {apart.min():+.5f} | {apart.max():+.5f} |"
+        )
 
 
 # Generated data: each id has an effect and a vector, and vectors interact.
@@ -179,7 +296,12 @@ def _generate(seed):
     labels = random.random(count) < 1 / (1 + np.exp(-logits))
     parts = slice(_EXAMPLES), slice(_EXAMPLES, None)
     train, test = [(ids[p], labels[p].astype(np.float32)) for p in parts]
-    return train, test, float(wide_deep.auc(test[1], logits[_EXAMPLES:]))
+    return train, test, _auc(test[1], logits[_EXAMPLES:])
+
+
+def _auc(labels, logits):
+    users = np.zeros(len(labels), np.int64)
+    return tf_ext.metrics.gauc(users, labels, logits).value
 
 
 def _interactions(vectors):
@@ -222,8 +344,8 @@ class _Machine:
     def train_and_evaluate(self, train, test):
         """Trains for one epoch; returns the measures, a dict."""
         ids, labels = train
-        for step, begin in enumerate(range(0, len(ids), _BATCH), 1):
-            part = slice(begin, begin + _BATCH)
+        for step, begin in enumerate(range(0, len(ids), _TRAIN_BATCH), 1):
+            part = slice(begin, begin + _TRAIN_BATCH)
             # The random bits of an update depend on it.
             number = tf.constant(step, tf.int64)
             self._step(_tensor(ids[part]), tf.constant(labels[part]), number)
@@ -234,7 +356,7 @@ class _Machine:
         ]
         stats = self._table.stats()
         return {
-            "auc": float(wide_deep.auc(labels, np.concatenate(logits))),
+            "auc": _auc(labels, np.concatenate(logits)),
             "rows": stats["rows"],
             "row_bytes": stats["row_bytes"],
             "bytes": stats["bytes"],
@@ -289,98 +411,3 @@ def _logits(rows, features):
     total = tf.reduce_sum(vectors, axis=1)
     squares = tf.reduce_sum(vectors**2, axis=[1, 2])
     return linear + (tf.reduce_sum(total**2, axis=1) - squares) / 2
-
-
-# The plot and the tables.
-
-
-def plot_small_rows(args):
-    """Plots the AUC over the bytes of a row, and prints tables of all AUCs."""
-    lines = [
-        line
-        for line in read_json(args.json)
-        if line["benchmark"] == "small_rows"
-    ]
-    if not lines:
-        raise SystemExit(f"{args.json} has no results of `small_rows`.")
-    studies = {}
-    for line in lines:
-        key = line["data"], line.get("learning_rate")
-        case = studies.setdefault(key, {}).setdefault(line["case"], {})
-        case[line["seed"]] = line
-    for (data, rate), cases in studies.items():
-        print(f"\n{data}" + (f", learning rate {rate}" if rate else ""))
-        _print_table(cases)
-    _plot(
-        {rate: cases for (_, rate), cases in studies.items() if rate},
-        pathlib.Path(args.output, _PLOT.name) if args.output else _PLOT,
-    )
-
-
-def _differences(case, float32):
-    """The AUCs of a case minus those of float32 with the same seeds."""
-    shared = sorted(set(case) & set(float32))
-    return [case[seed]["auc"] - float32[seed]["auc"] for seed in shared]
-
-
-def _print_table(cases):
-    print("\n| rows | seeds | AUC | minus float32's: mean | from | to |")
-    print("|---|---|---|---|---|---|")
-    for name, case in cases.items():
-        apart = _differences(case, cases[_Rows().name])
-        mean = statistics.fmean(line["auc"] for line in case.values())
-        print(
-            f"| {name} | {len(case)} | {mean:.5f} | "
-            f"{statistics.fmean(apart):+.5f} | "
-            f"{min(apart):+.5f} | {max(apart):+.5f} |"
-        )
-
-
-def _plot(studies, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
-        *(1, len(studies)),
-        figsize=(5 * len(studies), 4),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-    )
-    for axes, (rate, cases) in zip(panels[0], studies.items(), strict=True):
-        _plot_study(axes, rate, cases)
-    panels[0][0].set_ylabel("AUC minus that of float32, each seed")
-    panels[0][0].legend(fontsize=7, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    pyplot.close(figure)
-    print(f"\nwrote {path}")
-
-
-def _plot_study(axes, rate, cases):
-    float32 = cases[_Rows().name]
-    shifts = {"bfloat16": 1.2}  # Apart from float16 at the same bytes.
-    for rows in (rows for rows in _CASES if rows.name in cases):
-        case = cases[rows.name]
-        apart = _differences(case, float32)
-        size = next(iter(case.values()))["row_bytes"]
-        nearest = rows.rounding == "nearest"
-        if nearest:  # Imitated in float32, 2 bytes larger for each weight.
-            size -= 2 * _DIM
-        axes.plot(
-            [size + shifts.get(rows.dtype, 0)] * len(apart),
-            apart,
-            "x" if nearest else "o",
-            color=_COLOURS[rows.dtype],
-            alpha=0.7,
-            label=rows.name,
-        )
-    # Linear near 0, where the differences of seeds are, logarithmic below.
-    axes.set_yscale("symlog", linthresh=1e-3)
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set_xlabel(f"bytes of a row, dim {_DIM}, Adagrad")
-    mean = statistics.fmean(line["auc"] for line in float32.values())
-    axes.set_title(f"learning rate {rate}: float32 {mean:.4f}", fontsize=10)
-    axes.grid(alpha=0.3)

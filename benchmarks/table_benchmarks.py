@@ -1,4 +1,4 @@
-"""Snapshots, compared with the disk, insertion and dense checkpoints."""
+"""Memory of tables, and saving and loading them."""
 
 import contextlib
 import glob
@@ -13,16 +13,163 @@ import batches
 import numpy as np
 import tables
 import tensorflow as tf
-import tfra
-from harness import Case, forget, measure, report
+from harness import (
+    Case,
+    forget,
+    growth,
+    heading,
+    measure,
+    report,
+    write_json,
+)
 
 _SEED = 1
-# Names of checkpoints.
-_DENSE = "dense"
-_TFRA = "tfra"
+_DENSE = "dense"  # The name of a checkpoint.
 _MAX_SAVES = 7  # a repetition takes seconds
 # How many times as long as an unlimited one a save beside pushes may take.
 _PATIENCE = 4
+
+
+def memory(args):
+    """Resident bytes per row, peak while growing, and the slowest batch."""
+    for rule in args.rules:
+        _measure_memory(rule, args)
+
+
+def _measure_memory(rule, args):
+    # Kept, lest the next ones get the memory that they would give back.
+    ours = _empty_tables(rule, args)
+    floats = _floats_of_a_row(rule, args.dim)
+    results = {
+        f"tf_ext{suffix}": {
+            "raw_bytes_a_row": tables.raw_bytes(table),
+            **_our_growth(table, args.rows),
+        }
+        for suffix, table in ours.items()
+    }
+    results["DenseHashTable"] = {
+        "raw_bytes_a_row": 8 + 4 * floats,
+        **_reference_growth(args, floats),
+    }
+    raw = tables.raw_bytes(ours[""])
+    results["first touch of the raw bytes"] = {
+        "raw_bytes_a_row": raw,
+        **_touched_growth(args.rows, raw),
+    }
+    _add_ratios(results)
+    settings = {
+        "threads": args.threads,
+        "rows": args.rows,
+        "load": tables.load(ours[""]),
+        "dim": args.dim,
+        **tables.types(args),
+        "batch": tables.BATCH,
+        "keys": "consecutive",
+        "rule": rule,
+    }
+    _report_growth(results, settings, args.json)
+
+
+def compared_memory(args):
+    """The cases of `memory` that are compared with those of another build."""
+    return [
+        _GrowthCase(f"tf_ext{suffix}, {rule}", table, args.rows)
+        for rule in args.rules
+        for suffix, table in _empty_tables(rule, args).items()
+    ]
+
+
+class _GrowthCase(Case):
+    """A table that grows, once."""
+
+    def __init__(self, name, table, rows):
+        self._table = table
+        super().__init__(name, self._grow, rows)
+
+    def _grow(self):
+        return _our_growth(self._table, self.items)
+
+    def values(self, repeats, settle):
+        found = self.run()
+        return {
+            "bytes a row": [found["bytes_a_row"]],
+            "bytes at the peak": [found["peak_bytes_a_row"]],
+            "worst batch, ms": [found["worst_batch_ms"]],
+        }
+
+
+def _empty_tables(rule, args):
+    for table in tables.to_measure(rule, args).values():
+        tables.fill(table, 1000)  # Loads everything.
+    return tables.to_measure(rule, args)
+
+
+def _floats_of_a_row(rule, dim):
+    """The numbers of a row, weights and slots."""
+    slots = tables.make(rule, dim).optimizer.slots(dim)
+    return dim + sum(count for _, _, count in slots)
+
+
+def _our_growth(table, rows):
+    def insert(first, end):
+        tables.pull(table, tf.range(first, end, dtype=tf.int64), training=True)
+
+    result = growth(insert, rows, tables.BATCH)
+    probes = table.stats()["max_probe_length"]
+    return {**result, "max_probe_length": probes}
+
+
+def _touched_growth(rows, row_bytes):
+    """Allocates only memory: how long a batch waits for the system."""
+    kept = []
+
+    def insert(first, end):
+        kept.append(tables.touched_memory((end - first) * row_bytes))
+
+    return growth(insert, rows, tables.BATCH)
+
+
+def _reference_growth(args, width):
+    """A table that holds weights and slots in one value, which saves keys."""
+    table = tf.lookup.experimental.DenseHashTable(
+        tf.int64, tf.float32, tf.zeros([width]), -1, -2
+    )
+
+    def insert(first, end):
+        keys = tf.range(first, end, dtype=tf.int64)
+        table.insert(keys, tf.zeros([end - first, width]))
+
+    return growth(insert, args.rows, tables.BATCH)
+
+
+def _add_ratios(results):
+    """Adds what bytes are of the raw ones, and of those of float32 rows."""
+    float32 = results.get(f"tf_ext, {tables.FLOAT32}")
+    for r in results.values():
+        for key in ("", "peak_"):
+            r[f"{key}raw_ratio"] = r[f"{key}bytes_a_row"] / r["raw_bytes_a_row"]
+    if float32 is not None:
+        ours = results["tf_ext"]
+        ours["float32_ratio"] = ours["bytes_a_row"] / float32["bytes_a_row"]
+
+
+def _report_growth(results, settings, json_path):
+    print(heading("memory", settings))
+    print(
+        f"  {'case':32} {'bytes a row':>12} {'of raw':>8} {'at the peak':>12} "
+        f"{'of raw':>8} {'worst batch, ms':>16} {'most buckets read':>18}"
+    )
+    lines = []
+    for case, r in results.items():
+        print(
+            f"  {case:32} {r['bytes_a_row']:12.1f} {r['raw_ratio']:8.2f} "
+            f"{r['peak_bytes_a_row']:12.1f} {r['peak_raw_ratio']:8.2f} "
+            f"{r['worst_batch_ms']:16.1f} {r.get('max_probe_length', ''):>18}"
+        )
+        if "float32_ratio" in r:
+            print(f"  {'':32} {r['float32_ratio']:.3f} of float32's bytes")
+        lines.append({"benchmark": "memory", **settings, "case": case, **r})
+    write_json(lines, json_path)
 
 
 def snapshot(args):
@@ -38,16 +185,13 @@ def snapshot(args):
         "unit": "rows",
     }
     repeats = min(args.repeats, _MAX_SAVES)
-    with (
-        tempfile.TemporaryDirectory(dir=args.output) as directory,
-        tfra.start(args) as worker,
-    ):
+    with tempfile.TemporaryDirectory(dir=args.output) as directory:
         path = os.path.join(directory, "snapshot")
-        saved = _save(table, path, directory, repeats, worker)
+        saved = _save(table, path, directory, repeats)
         report("snapshot save", saved, settings, args.json)
         report(
             "snapshot load",
-            _load(path, directory, args, repeats, worker),
+            _load(path, directory, args, repeats),
             settings,
             args.json,
         )
@@ -67,7 +211,7 @@ def snapshot(args):
         )
 
 
-def _save(table, path, directory, repeats, worker):
+def _save(table, path, directory, repeats):
     rows = table.size()
     table.save(path)
     copy = os.path.join(directory, "copy")
@@ -81,17 +225,6 @@ def _save(table, path, directory, repeats, worker):
             rows,
         ),
     ]
-    if worker is not None:
-        cases.append(
-            worker.case(
-                "save",
-                rows,
-                rows=rows,
-                dim=table.dim,
-                batch=1 << 18,
-                path=os.path.join(directory, _TFRA),
-            )
-        )
     results = measure(cases, repeats, warmup=1, settle=False)
     for name in os.listdir(directory):
         if name.startswith("copy"):
@@ -126,7 +259,7 @@ def _read(path):
                 pass
 
 
-def _load(path, directory, args, repeats, worker):
+def _load(path, directory, args, repeats):
     other = tables.make("adagrad", args.dim, **tables.types(args))
     checkpoint = _dense_checkpoint(other, args.rows)
     dense = os.path.join(directory, _DENSE)
@@ -151,11 +284,6 @@ def _load(path, directory, args, repeats, worker):
             before=before,
         ),
     ]
-    if worker is not None:
-        tfra_path = os.path.join(directory, _TFRA)
-        cases.append(
-            worker.case("load", args.rows, rows=args.rows, path=tfra_path)
-        )
     return measure(cases, repeats, warmup=1, settle=False)
 
 

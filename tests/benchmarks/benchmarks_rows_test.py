@@ -1,11 +1,8 @@
-"""The benchmarks of small rows run, at tiny sizes."""
+"""The benchmarks of rows run, at tiny sizes."""
 
 import contextlib
-import importlib.util
 import io
-import json
 import pathlib
-import re
 import sys
 import tempfile
 from unittest import mock
@@ -20,21 +17,21 @@ from paths import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import harness
-import publishing
+import row_benchmarks
 import run
-import small_rows_benchmarks
 
 _SMALL = ("--dtype=float16", "--slot_dtype=bfloat16")
 _SIZES = {
     "_EXAMPLES": 3000,
     "_TEST_EXAMPLES": 700,
-    "_BATCH": 128,
+    "_TRAIN_BATCH": 128,
     "_LEARNING_RATES": (0.05,),
     "_TEST_BATCH": 512,
     "_VOCABULARIES": (1, 5, 50),
     "_EFFECTS": (0.0, 1.0, 0.5),
 }
-_ROWS = small_rows_benchmarks._Rows
+_LIFETIME_SIZES = {"_BATCH": 110, "_STREAM_BATCHES": 8, "_ROWS": 300}
+_ROWS = row_benchmarks._Rows
 
 
 class _RunnerTest(tf.test.TestCase):
@@ -119,24 +116,6 @@ class TypesTest(_RunnerTest, parameterized.TestCase):
         )
         self.assertEqual(lines[0]["dtype"], "float32")
 
-    def test_publishing_keeps_types_apart(self):
-        result = {"benchmark": "push", "case": "tf_ext push", "cpu_ms": 1.0}
-        result |= {"cpu_spread_ms": 0.0, "unit": "keys"}
-        results = [
-            {**result, "cpu_ms": 1.0},  # Of a version without types.
-            {**result, "cpu_ms": 2.0, "dtype": "float32"},
-            {**result, "cpu_ms": 3.0, "dtype": "float16"},
-        ]
-        text = "".join(json.dumps(line) + "\n" for line in results)
-        self.json.write_text(text)
-        self._run("publish")
-        readme = pathlib.Path(self.folder, "README.md").read_text()
-        _, _, section = readme.partition(publishing._BEGIN)
-        section, _, _ = section.partition(publishing._END)
-        self.assertNotIn("1.00 ±", section)
-        self.assertIn("| float32 | 2.00 ±", section)
-        self.assertIn("| float16 | 3.00 ±", section)
-
     @parameterized.named_parameters(
         ("dtype", ["pull", "--dtype=float64"], "invalid choice: 'float64'"),
         (
@@ -164,8 +143,20 @@ class TypesTest(_RunnerTest, parameterized.TestCase):
         self.assertIn(message, errors.getvalue())
 
 
+class LifetimeTest(_RunnerTest):
+    def test_stream_and_present_rows(self):
+        with mock.patch.multiple(row_benchmarks, **_LIFETIME_SIZES):
+            printed, lines = self._run("lifetime", "--dim=4")
+        every, count, forget, plain, *_ = lines
+        self.assertEqual(count["case"], "Count(2)")
+        self.assertLess(count["rows"], every["rows"] / 4)
+        self.assertEqual(count["rows"], forget["rows"])
+        self.assertEqual(plain["case"], "no options")
+        self.assertIn("of every id's", printed)
+
+
 class QualityTest(_RunnerTest):
-    def test_small_rows_then_plot(self):
+    def test_small_rows(self):
         cases = (
             _ROWS(),
             _ROWS("float16", "bfloat16"),
@@ -173,7 +164,7 @@ class QualityTest(_RunnerTest):
         )
         names = ["float32", "float16, bfloat16 slots", "bfloat16, to nearest"]
         sizes = {**_SIZES, "_CASES": cases}
-        with mock.patch.multiple(small_rows_benchmarks, **sizes):
+        with mock.patch.multiple(row_benchmarks, **sizes):
             printed, lines = self._run("small_rows", "--seeds", "3", "4")
         self.assertEqual([line["case"] for line in lines], names * 2)
         self.assertEqual([line["seed"] for line in lines], [3] * 3 + [4] * 3)
@@ -184,20 +175,18 @@ class QualityTest(_RunnerTest):
         self.assertLen({line["rows"] for line in lines[:3]}, 1)
         for line in lines:
             self.assertBetween(line["auc"], 0.3, line["best_auc"] + 0.05)
-            self.assertIn(f"{line['auc']:.5f}", printed)
-        if importlib.util.find_spec("matplotlib") is None:
-            self.skipTest("matplotlib is not installed")
-        printed, _ = self._run("plot_small_rows")
-        plot = pathlib.Path(self.folder, "small_rows.png")
-        self.assertGreater(plot.stat().st_size, 0)
         # The mean, and what it is apart from float32's of the same seed.
-        apart = [lines[i + 2]["auc"] - lines[i]["auc"] for i in (0, 3)]
-        text = re.escape(f"{np.mean(apart):+.5f}")
-        self.assertRegex(printed, rf"\| {names[2]} \|.*\| {text} \|")
+        found = [lines[i]["auc"] for i in (2, 5)]
+        apart = [found[0] - lines[0]["auc"], found[1] - lines[3]["auc"]]
+        self.assertIn(
+            f"| {names[2]} | {np.mean(found):.5f} | {np.mean(apart):+.5f} | "
+            f"{min(apart):+.5f} | {max(apart):+.5f} |",
+            printed,
+        )
 
     def test_all_types_are_compared(self):
         self.assertEqual(
-            [rows.name for rows in small_rows_benchmarks._CASES],
+            [rows.name for rows in row_benchmarks._CASES],
             [
                 *("float32", "float16", "float16, bfloat16 slots"),
                 *("bfloat16", "bfloat16, bfloat16 slots"),
@@ -206,10 +195,10 @@ class QualityTest(_RunnerTest):
         )
 
     def test_rounding_to_nearest_is_imitated(self):
-        with mock.patch.multiple(small_rows_benchmarks, **_SIZES):
-            train, test, _ = small_rows_benchmarks._generate(1)
+        with mock.patch.multiple(row_benchmarks, **_SIZES):
+            train, test, _ = row_benchmarks._generate(1)
             rows = _ROWS("bfloat16", rounding="nearest")
-            machine = small_rows_benchmarks._Machine(rows, 0.05, seed=1)
+            machine = row_benchmarks._Machine(rows, 0.05, seed=1)
             machine.train_and_evaluate(train, test)
         _, fields = machine._table.export_rows()
         weights = fields["weights"]
@@ -219,11 +208,6 @@ class QualityTest(_RunnerTest):
         self.assertNotAllEqual(
             slots, tf.cast(tf.cast(slots, tf.bfloat16), tf.float32)
         )
-
-    def test_plot_without_results(self):
-        self.json.write_text("")
-        with self.assertRaisesRegex(SystemExit, "no results of `small_rows`"):
-            self._run("plot_small_rows")
 
 
 if __name__ == "__main__":
