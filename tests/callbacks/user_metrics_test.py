@@ -165,7 +165,7 @@ class UserMetricsTest(tf.test.TestCase, parameterized.TestCase):
             UserMetrics(**given)
 
     @parameterized.parameters(
-        ("user", {"user": "nobody"}, ([0, 1, 0, 1, 1],), "name of a feature"),
+        ("user", {"user": "nobody"}, ([0, 1, 0, 1, 1],), "'score', 'user'"),
         ("user", {"user": "score"}, ([0, 1, 0, 1, 1],), "integers or strings"),
         ("labels", {"user": "user"}, (np.ones([5, 2]),), r"\[batch_size\]"),
         ("dataset", {"user": "user"}, (), "features, labels"),

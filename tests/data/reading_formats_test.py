@@ -357,7 +357,8 @@ class DamagedFileTest(_FilesTest):
         for field, message in (
             (
                 Field("x"),
-                r"schema once as a column, but not so \['x'\]. Its co",
+                r"schema once as a column, but not so \['x'\]. Its columns are "
+                r"\[.*\]. Name fields as the file does, or leave",
             ),
             (Field("number", "int64"), "be integers or booleans, but is str"),
             (Field("label", "int32"), "integers or booleans, but is double"),

@@ -11,6 +11,12 @@ from tf_ext.tables.find import tables_of
 _LOG = logging.getLogger("tf_ext")
 
 
+_EXAMPLES = {
+    "eviction": "eviction=tf_ext.eviction.Unseen(steps=...)",
+    "statistics": 'statistics=["show", "click"]',
+}
+
+
 class Evict(EverySteps):
     """Evicts rows of all tables that were created with `eviction`.
 
@@ -90,6 +96,9 @@ class Evict(EverySteps):
         if not found:
             raise ValueError(
                 "The model of Evict must have a table that was made with "
-                f"`{made_with}`. Received: {self.model!r}"
+                f"`{made_with}`. Received: model {self.model.name!r} with the "
+                f"tables {[table.name for table in tables]}, all with "
+                f"{made_with}=None. Make one with SparseTable(..., "
+                f"{_EXAMPLES[made_with]}), or leave out what needs it."
             )
         return found

@@ -236,7 +236,9 @@ def _vector(name: str, values: typing.Any) -> tf.Tensor:
 def _signs(features: typing.Any, user: str) -> tf.Tensor:
     """The users of a batch, int64 `[batch_size]`."""
     if not isinstance(features, dict) or user not in features:
-        refuse("UserMetrics", "user", "the name of a feature", user)
+        found = sorted(features) if isinstance(features, dict) else "no dict"
+        allowed = f"the name of a feature, of which `dataset` has {found}"
+        refuse("UserMetrics", "user", allowed, user)
     ids = features[user]
     if not isinstance(ids, tf.Tensor) or not (
         ids.dtype.is_integer or ids.dtype == tf.string
