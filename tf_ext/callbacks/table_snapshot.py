@@ -112,7 +112,7 @@ class TableSnapshot(keras.callbacks.Callback):
         check_max_bytes_per_second("TableSnapshot", max_bytes_per_second)
         if epoch_end is None:
             epoch_end = steps is None and seconds is None
-        self.directory = normalised(directory)
+        self.directory = normalised(directory, "TableSnapshot", "directory")
         self.steps = steps
         self.seconds = seconds
         self.epoch_end = epoch_end

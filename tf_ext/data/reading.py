@@ -181,15 +181,23 @@ def _find(files: Files | Iterable[Files]) -> list[str]:
         if is_pattern and not tf.io.gfile.exists(path):
             matching = sorted(tf.io.gfile.glob(path))
             if not matching:
-                raise FileNotFoundError(f"No file matches {path}")
+                raise FileNotFoundError(_absent("No file matches", path))
             found += matching
             continue
         if not tf.io.gfile.exists(path):
-            raise FileNotFoundError(f"There is no file {path}")
+            raise FileNotFoundError(_absent("There is no file", path))
         found.append(path)
     if not found or len(set(found)) < len(found):
         refuse(_NAME, "files", "paths of files, each once", files)
     return found
+
+
+def _absent(what: str, path: str) -> str:
+    return (
+        f"{what} {path}. Argument `files` of {_NAME} must be paths of files or "
+        "patterns of their names, *, ? and []. Relative paths begin in the "
+        f"directory {os.getcwd()!r}."
+    )
 
 
 def _shard(files: list[str], shard: Shard | None) -> list[str]:

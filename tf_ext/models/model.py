@@ -142,7 +142,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         if not ours:
             names = [table.name for table in tables_of(self)]
             raise ValueError(
-                f"{refusal(names[0] if names else '?')} Received: "
+                f"{refusal(names[0] if names else None)} Received: "
                 f"optimizer={optimizer!r}"
             )
         scaled = options.get("auto_scale_loss", True)

@@ -5,6 +5,7 @@ import typing
 
 from tf_ext._keras import keras
 from tf_ext.serving.row_sources import of_table
+from tf_ext.serving.served_model import check_model
 from tf_ext.serving.writing import Options, write
 from tf_ext.snapshot.files import Progress
 from tf_ext.tables.find import tables_of
@@ -87,5 +88,6 @@ def export(
     options = Options(
         "tf_ext.serving.export", dtype, unknown, version, warmup, signature
     )
+    check_model(model, options.function)
     sources = [of_table(table) for table in tables_of(model)]
     return write(model, sources, path, options, progress=progress)

@@ -84,6 +84,12 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, typing.Any]:
         known = manifest["format"] == FORMAT
         if known:
             _check_members(manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(
+            f"There is no version of an export in {os.fspath(folder)!r}: it "
+            f"has no {EXTRA}/{MANIFEST}. Give the path that "
+            "tf_ext.serving.export returned."
+        ) from None
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}.") from None
     if not known:

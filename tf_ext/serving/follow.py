@@ -29,6 +29,7 @@ from tf_ext.callbacks.recovery_points import (
     model_variables,
 )
 from tf_ext.regimes import regime_of_tables
+from tf_ext.serving import served_model
 from tf_ext.snapshot.files import read_manifest
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables import snapshot_loads
@@ -121,8 +122,10 @@ def follow(
     if every is not None and not (is_finite(every) and every > 0):
         allowed = "a positive finite number of seconds, or None"
         refuse("tf_ext.serving.follow", "every", allowed, every)
+    served_model.check_model(model, "tf_ext.serving.follow")
     check_model("tf_ext.serving.follow", model)
-    return Follower(model, normalised(directory), every)
+    directory = normalised(directory, "tf_ext.serving.follow", "directory")
+    return Follower(model, directory, every)
 
 
 def check_model(function: str, model: keras.Model) -> None:

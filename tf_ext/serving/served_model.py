@@ -118,6 +118,21 @@ def step_of(model: keras.Model) -> int | None:
     return None if iterations is None else int(tf.convert_to_tensor(iterations))
 
 
+def check_model(model: typing.Any, function: str) -> None:
+    """Raises TypeError unless this is a Keras model.
+
+    Args:
+      model: what was passed as one.
+      function: string, the name of the public function, for the error.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"Argument `model` of {function} must be a Keras model, and comes "
+            f"first. Received: model={model!r}. Load a model that was saved "
+            "with keras.models.load_model."
+        )
+
+
 def check_built(model: keras.Model, function: str) -> None:
     """Raises ValueError unless a model is built.
 
@@ -125,6 +140,7 @@ def check_built(model: keras.Model, function: str) -> None:
       model: keras.Model.
       function: string, the name of the public function, for the error.
     """
+    check_model(model, function)
     if not model.built:
         raise ValueError(
             f"Argument `model` of {function} must be built: call it, or train "

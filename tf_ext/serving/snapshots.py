@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tf_ext._keras import keras
 from tf_ext._snapshot_checks import check_fields
 from tf_ext.serving.row_sources import of_snapshot
+from tf_ext.serving.served_model import check_model
 from tf_ext.serving.writing import Options, write
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.reader import Snapshot, open_snapshot
@@ -87,6 +88,7 @@ def export_snapshots(
         warmup,
         signature,
     )
+    check_model(model, options.function)
     tables = tables_of(model)
     names = [table.name for table in tables]
     if sorted(names) != sorted(snapshots):

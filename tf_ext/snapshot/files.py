@@ -33,6 +33,9 @@ erased_before: int64 `[e]`; rows: uint8 `[n, row_bytes]`; erased_after: int64
 """
 
 
+_WRITTEN_BY = " Give the path that SparseTable.save wrote to."
+
+
 def read_manifest(path: str) -> manifests.Manifest:
     """Reads the manifest of the snapshot in a directory.
 
@@ -52,7 +55,7 @@ def read_manifest(path: str) -> manifests.Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             f"There is no snapshot in {path!r}: it has no {manifests.NAME}."
-            f"{where_snapshots_are(path)}"
+            f"{where_snapshots_are(path) or _WRITTEN_BY}"
         ) from None
     return manifests.decode(data, name)
 

@@ -24,8 +24,27 @@ Storage: typing.TypeAlias = "type[_Local] | _TensorFlow"
 _LOCK_TIMEOUT_SECONDS = 60
 
 
-def normalised(path: str | os.PathLike[str]) -> str:
-    """Converts a path-like to an absolute path or one with a scheme."""
+def normalised(
+    path: str | os.PathLike[str],
+    owner: str = "a snapshot",
+    argument: str = "path",
+) -> str:
+    """Converts a path-like to an absolute path or one with a scheme.
+
+    Args:
+      path: string or path-like.
+      owner: string, what takes the argument, for the error.
+      argument: string, the name of the argument, for the error.
+
+    Raises:
+      TypeError: if it is neither.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"Argument `{argument}` of {owner} must be a string or a path-like "
+            "object, such as pathlib.Path. Received: "
+            f"{argument}={path!r}"
+        )
     path = os.fspath(path).removeprefix("file://")
     return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
@@ -135,6 +154,11 @@ class _Local:
         Returns:
           Whether it was created, so that it should be removed after an error.
         """
+        if os.path.isfile(path):
+            raise FileExistsError(
+                f"A directory is needed, but {path!r} is a file. Give the path "
+                "of a directory, which need not exist."
+            )
         parents, missing = [], path
         while not os.path.isdir(missing):
             missing = os.path.dirname(missing)

@@ -40,6 +40,19 @@ def statistics_list(names: Sequence[str] | None) -> list[str]:
     )
 
 
+def check_one_gradient_each(signs: tf.Tensor, gradients: tf.Tensor) -> None:
+    """Raises InvalidArgumentError unless there is a gradient of each sign."""
+    both = gradients.shape.rank and signs.shape.rank == 1
+    if both and not signs.shape[:1].is_compatible_with(gradients.shape[:1]):
+        raise tf.errors.InvalidArgumentError(
+            None,
+            None,
+            "gradients must have one row for each of the "
+            f"{signs.shape[0]} signs of SparseTable.push, but their shape is "
+            f"{gradients.shape}. Pass them in the order of the signs.",
+        )
+
+
 def policy_for(
     name: str, eviction: policies.Policy | None, statistics: Sequence[str]
 ) -> policies.Policy | None:

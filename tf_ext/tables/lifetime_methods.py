@@ -77,10 +77,13 @@ class LifetimeMethods:
         shape = tf.TensorShape([*signs.shape, width])
         if not width or not statistics.shape.is_compatible_with(shape):
             wanted = shape.as_list() if width else "None"
+            advice = "Pass one row of them for each sign"
+            if not width:
+                advice = 'Make it with SparseTable(..., statistics=["show"])'
             raise ValueError(
                 f"Argument `statistics` of SparseTable.push must be {wanted} "
                 f"for table {self.name!r}, which has statistics_width={width}. "
-                f"Received: shape {statistics.shape}"
+                f"Received: shape {statistics.shape}. {advice}."
             )
         bad = tf.logical_not(tf.math.is_finite(statistics) & (statistics >= 0))
         checked = _wire.raise_error(

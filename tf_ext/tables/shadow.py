@@ -18,9 +18,14 @@ _TABLE = "_tf_ext_table"
 
 
 def refusal(name):
-    """The error text for an assignment to the shadow variable of a table."""
+    """The error text for an assignment to the shadow variable of a table.
+
+    Args:
+      name: string, the name of the table, or None if it is not made yet.
+    """
+    whose = "tf_ext.Model's tables" if name is None else f"table {name!r}"
     return (
-        f"The rows of table {name!r} are not in a variable: they live in the "
+        f"The rows of {whose} are not in a variable: they live in the "
         "table, which is updated by tf_ext.optimizers.Optimizer. Compile the "
         "model with (or call apply_gradients of) "
         "tf_ext.optimizers.Optimizer(your_optimizer) instead of your_optimizer "
