@@ -32,8 +32,8 @@ class WrongArgumentsTest(tf.test.TestCase, parameterized.TestCase):
     def test_paths(self, call, name):
         with self.assertRaisesRegex(
             TypeError,
-            rf"^Argument `{name}` of .* must be a string or a path-like object, "
-            "such as pathlib.Path. Received: ",
+            rf"^Argument `{name}` of .* must be a string or a path-like "
+            "object, such as pathlib.Path. Received: ",
         ):
             call()
 
