@@ -293,16 +293,8 @@ class ServerTest(LocalClusterTestCase):
 
 class LocalClusterTest(LocalClusterTestCase):
     def test_processes_end_when_their_parent_is_killed(self):
-        parent = subprocess.Popen(
-            [sys.executable, "-P", PROGRAMS / "local_cluster_program.py"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with parent:
-            pids = [int(pid) for pid in parent.stdout.readline().split()]
-            parent.kill()
+        pids = processes.kill_parent("local_cluster_program.py")
         self.assertLen(pids, 2)
-        processes.wait_until_ended(pids)
 
     def test_tensorflow_works_silently_after_it(self):
         done = subprocess.run(

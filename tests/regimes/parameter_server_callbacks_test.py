@@ -23,12 +23,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
 ]
 
-_CLUSTER = None
-
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 class _Fail(keras.callbacks.Callback):
@@ -65,7 +60,7 @@ class _Test(TestCase):
         return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
 
     def make(self, strategy=None, dense=None, rule="adagrad"):
-        strategy = strategy or _CLUSTER.strategy
+        strategy = strategy or util.shared().strategy
         with strategy.scope():
             dense = dense or keras.optimizers.SGD(0.5, momentum=0.9)
             return compiled(functional(table(rule)), dense, metrics=["AUC"])
@@ -133,7 +128,7 @@ class TableStatsTest(_Test):
 class EvictTest(_Test):
     def test_rows_on_servers_go(self):
         policy = tf_ext.eviction.Unseen(steps=10)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = compiled(functional(table("sgd", eviction=policy)))
         deep = model.tables[0]
         deep.import_rows([901, 902], {"weights": np.ones([2, 4], np.float32)})
@@ -154,7 +149,7 @@ class EvictTest(_Test):
         found = []
         for strategy, options in (
             (tf.distribute.get_strategy(), {}),
-            (_CLUSTER.strategy, {"max_inflight_steps": 1}),
+            (util.shared().strategy, {"max_inflight_steps": 1}),
         ):
             with strategy.scope():
                 deep = table(
@@ -192,7 +187,7 @@ class EvictTest(_Test):
         self.assertGreater(here["evicted"], 0)
 
     def test_capacity_is_divided_over_servers(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             deep = table("sgd", eviction=tf_ext.eviction.Capacity(11))
         deep.push(range(100), np.ones([100, 4]), step=1, learning_rate=1.0)
         self.assertEqual(deep.evict(now=1), (100, 89))
@@ -201,7 +196,7 @@ class EvictTest(_Test):
 
     def test_statistics_on_servers(self):
         policy = tf_ext.eviction.Score(2)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             deep = table("sgd", eviction=policy, statistics=["show"])
             model = compiled(functional(deep))
         model.fit(self.data(), verbose=0)
@@ -217,7 +212,7 @@ class EvictTest(_Test):
     def test_layers_read_statistics_on_servers(self):
         models = []
         for strategy, steps in (
-            (_CLUSTER.strategy, {"max_inflight_steps": 1}),
+            (util.shared().strategy, {"max_inflight_steps": 1}),
             (tf.distribute.get_strategy(), {}),
         ):
             with strategy.scope():
@@ -401,7 +396,7 @@ class OtherCallbacksTest(_Test):
         with self.assertRaises(tf.errors.InvalidArgumentError):
             # Tables refuse gradients that are no numbers.
             model.fit(data, verbose=0)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         data = util.data(8000, 8)
         bad = data.take(4).concatenate(data.skip(4).map(spoil))

@@ -14,12 +14,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 
 pytestmark = [pytest.mark.process("shared_cluster"), pytest.mark.both_kerases]
 
-_CLUSTER = None
-
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 def _validation_data():
@@ -55,7 +50,7 @@ class _Test(tf.test.TestCase, parameterized.TestCase):
     def make(self, make=util.model, **options):
         """The same model in one process and on the cluster."""
         alone = make(**options)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             spread = make(**options)
         return alone, spread
 
@@ -200,7 +195,7 @@ class OneStepAtATimeTest(_Test):
             model.fit(util.data(), verbose=0, **options)
             model.evaluate(util.data(), verbose=0)
         one = util.compiled(alone, "sgd", ["accuracy"])
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             other = util.compiled(spread, "sgd", ["accuracy"])
         self.assert_same_training(
             one.fit(util.data(), verbose=0),
@@ -212,7 +207,7 @@ class AsynchronousTest(_Test):
     def test_counters_are_exact(self):
         # 1,600 samples of batch 5: 320 steps.
         data = util.data(1600, 5)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             auc = keras.metrics.AUC(num_thresholds=20, name="auc")
             count = keras.metrics.MeanSquaredError(name="mse")
             model = util.model(keras.optimizers.SGD(0.0), [auc, count])
@@ -269,7 +264,7 @@ class AsynchronousTest(_Test):
         )
 
     def test_every_sample_is_trained_once(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = Counting()
             model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
         numbers = np.arange(500)
@@ -286,7 +281,7 @@ class AsynchronousTest(_Test):
         self.assertAllEqual(model.counts.numpy(), np.full(500, 2.0))
 
     def test_callbacks_come_in_the_order_of_steps(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         recorder = _Recorder()
         model.fit(
@@ -310,7 +305,7 @@ class AsynchronousTest(_Test):
                 if batch == 3:
                     self.model.stop_training = True
 
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         recorder = _Recorder()
         history = model.fit(
@@ -329,7 +324,7 @@ class AsynchronousTest(_Test):
         )
 
     def test_early_stopping(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model(keras.optimizers.SGD(0.0))
         stop = tf_ext.callbacks.EarlyStopping(monitor="loss", patience=2)
         history = model.fit(util.data(), epochs=9, callbacks=[stop], verbose=0)
@@ -365,7 +360,7 @@ def _has_seven(features, labels):
 
 class ErrorsTest(_Test):
     def test_an_error_of_a_step_ends_fit_once(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
 
         def fail(features, labels):
@@ -393,7 +388,7 @@ class ErrorsTest(_Test):
         self.assertLen(history.epoch, 1)
 
     def test_an_error_of_the_data_ends_fit(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
 
         def generate():
@@ -418,7 +413,7 @@ class ErrorsTest(_Test):
             def on_train_batch_end(self, batch, logs=None):
                 raise OSError("no space left")
 
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         with self.assertRaisesRegex(OSError, "no space left"):
             model.fit(util.data(), callbacks=[Fail()], verbose=0)
@@ -461,13 +456,13 @@ class ErrorsTest(_Test):
         ),
     )
     def test_arguments(self, options, message):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         with self.assertRaisesRegex(ValueError, message):
             model.fit(util.data(), verbose=0, **options)
 
     def test_no_data(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         for method in ("fit", "evaluate", "predict"):
             with self.assertRaisesRegex(
@@ -476,7 +471,7 @@ class ErrorsTest(_Test):
                 getattr(model, method)(util.data().take(0), verbose=0)
 
     def test_options_of_compile(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             if IS_KERAS_3:
                 with self.assertRaisesRegex(
                     ValueError,
