@@ -3,6 +3,7 @@
 Both in one start of workers, which takes longer than most cases.
 """
 
+import multi_worker_clock_cases as clocks
 import multi_worker_error_cases as cases
 import multi_worker_model_cases as models
 import numpy as np
@@ -16,7 +17,7 @@ from tf_ext._keras import IS_KERAS_3
 pytestmark = [pytest.mark.process, pytest.mark.both_kerases]
 
 _WORKERS = 3
-_CASES = Cases([cases, models], _WORKERS)
+_CASES = Cases([cases, models, clocks], _WORKERS)
 
 
 # tf_keras's LossScaleOptimizer counts steps that it leaves out, too.
@@ -94,6 +95,20 @@ class NonfiniteTest(parameterized.TestCase, tf.test.TestCase):
                 result[time]["other"] for time in ("before", "after", "later")
             ]
             self.assertEqual(scales, [[1024.0], [512.0], [512.0]])
+
+
+class ClockTest(parameterized.TestCase):
+    """Workers whose clocks are hours apart."""
+
+    @parameterized.named_parameters(
+        (case, getattr(clocks, case)) for case in clocks.CASES
+    )
+    def test_all_take_that_of_the_first(self, case):
+        for result in _CASES[case]:
+            self.assertEqual(result["seen"], [clocks.PRESENT])
+            examined, evicted = result["evicted"]
+            self.assertGreater(examined, 20)
+            self.assertEqual(evicted, 0)
 
 
 class InputErrorTest(tf.test.TestCase):

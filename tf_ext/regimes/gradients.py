@@ -23,6 +23,9 @@ class TableGradient(typing.NamedTuple):
       statistics: float32 `[n, s]`, s the table's `statistics_width`: how often
         each sign occurs in the global batch, and the clicks of these
         occurrences. None without statistics.
+      time: int64 scalar, the seconds since 1970 of the step, the same on all
+        workers; None if rows do not record it, or devices have clocks of their
+        own.
     """
 
     table: typing.Any
@@ -31,6 +34,7 @@ class TableGradient(typing.NamedTuple):
     finite: tf.Tensor | None = None
     plan: PullPlan | None = None
     statistics: tf.Tensor | None = None
+    time: tf.Tensor | None = None
 
     def summed_by_sign(self, num_shards):
         """The same with sums of equal signs, and a plan for the shards."""

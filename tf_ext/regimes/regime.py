@@ -199,7 +199,7 @@ class Regime:
         """As `merge`, for slices that `sum_everywhere` returned."""
         return self.merge(parts)
 
-    def push(self, gradients, hyperparameters, step, time=0):
+    def push(self, gradients, hyperparameters, step, time=None):
         """Updates tables; returns the rows updated in each, int64 `[n]`.
 
         Args:
@@ -207,8 +207,8 @@ class Regime:
             not empty.
           hyperparameters: Hyperparameters of the tables' rules.
           step: int64 scalar, counting from 1.
-          time: int64 scalar, in seconds since 1970, or 0 if the rows of no
-            table record it.
+          time: int64 scalar, in seconds since 1970, for the rows that record
+            it. None: the clock of each device that holds such rows.
         """
         updates = []
         for gradient in gradients:
@@ -402,6 +402,15 @@ class Regime:
     def int_of_first(self, number):
         """Returns the first process's int on all; outside of graphs."""
         return number
+
+    def present(self):
+        """The seconds since 1970 to which those of pushes are compared.
+
+        Returns:
+          An int, the same on all processes; None for the clock of each device
+          that holds rows. It is called outside of graphs.
+        """
+        return None
 
     def together(self, what):
         """A context after which all processes raise if one did.
