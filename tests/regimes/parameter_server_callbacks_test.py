@@ -4,6 +4,7 @@ import csv
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from saving_util import TestCase, contents
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.regimes import clock
 
 pytestmark = [
     pytest.mark.process("shared_cluster"),
@@ -141,6 +143,32 @@ class EvictTest(_Test):
         self.assertAllInRange(fields["last_seen"], 14, 32)
         self.assertEqual(deep.evict(now=42), (len(signs), len(signs)))
         self.assertEqual(deep.size(), 0)
+
+    def test_seconds_are_those_of_the_server_of_a_row(self):
+        policy = tf_ext.eviction.Unseen(seconds=600)
+        with util.shared().strategy.scope():
+            model = compiled(functional(table("sgd", eviction=policy)))
+        read, seconds = [], clock.seconds
+
+        def note():
+            present = seconds()
+            read.append(present.device)
+            return present
+
+        before = int(seconds())
+        with mock.patch.object(clock, "seconds", note):
+            model.fit(self.data(), verbose=0)
+            shards = model.tables[0].rows.shards
+            in_steps = [device for device in read if "/job:ps/" in device]
+            self.assertEqual(set(in_steps), {shard.device for shard in shards})
+            self.assertEqual(in_steps, read)
+            read.clear()
+            examined, evicted = model.tables[0].evict()
+        self.assertEqual(read, [shard.device for shard in shards])
+        self.assertGreater(examined, 0)
+        self.assertEqual(evicted, 0)
+        seen = model.tables[0].export_rows()[1]["last_seen"] + 1_577_836_800
+        self.assertAllInRange(seen, before, int(seconds()))
 
     def test_rows_come_and_go_as_in_one_process(self):
         data = small_models.batch(generator(self), 384, ids=150)
