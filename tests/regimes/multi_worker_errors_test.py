@@ -12,7 +12,10 @@ from cases.multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = [pytest.mark.process("workers"), pytest.mark.both_kerases]
+pytestmark = [
+    pytest.mark.process("workers"),
+    pytest.mark.both_kerases(slow=True),
+]
 
 _WORKERS = 3
 _CASES = shared_workers(_WORKERS)
@@ -87,6 +90,7 @@ class NonfiniteTest(parameterized.TestCase, tf.test.TestCase):
         self._assert_nothing_changed(case)
         self._assert_goes_on(case)
 
+    @pytest.mark.both_kerases
     def test_loss_scale_falls_on_all(self):
         for result in _CASES[cases.loss_scaling_skips]:
             scales = [
@@ -211,6 +215,7 @@ class InputErrorTest(tf.test.TestCase):
                 self.assertIn(expected, error)
             self.assertEqual(result["rows_after_errors"], 0)
 
+    @pytest.mark.both_kerases
     def test_training_goes_on(self):
         results = _CASES[cases.input_errors]
         rows = merge_rows([{"weights": r["rows"]} for r in results])["weights"]

@@ -12,7 +12,10 @@ from models.model_building import number, rows_of
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = [pytest.mark.process("shared_cluster"), pytest.mark.both_kerases]
+pytestmark = [
+    pytest.mark.process("shared_cluster"),
+    pytest.mark.both_kerases(slow=True),
+]
 
 setUpModule = util.shared
 
@@ -167,6 +170,7 @@ class OneStepAtATimeTest(_Test):
         )
         self.assert_same_training(one, other)
 
+    @pytest.mark.both_kerases
     def test_callbacks(self):
         logs = []
         for model, options in zip(
@@ -223,6 +227,7 @@ class AsynchronousTest(_Test):
         total = sum(np.asarray(tf.convert_to_tensor(cell)) for cell in cells)
         self.assertAllEqual(total, [1600] * 20)
 
+    @pytest.mark.both_kerases
     def test_evaluate_is_that_of_one_process(self):
         alone, spread = self.make()
         for samples, batch in ((200, 32), (5, 32), (64, 32)):
@@ -248,6 +253,7 @@ class AsynchronousTest(_Test):
         ]
         self.assertAllClose(found, expected, 1e-6, 1e-6)
 
+    @pytest.mark.both_kerases
     def test_predictions_are_in_order(self):
         alone, spread = self.make()
         data = util.data(1000, 7)
@@ -263,6 +269,7 @@ class AsynchronousTest(_Test):
             1e-6,
         )
 
+    @pytest.mark.both_kerases
     def test_every_sample_is_trained_once(self):
         with util.shared().strategy.scope():
             model = Counting()
