@@ -4,6 +4,7 @@ Both in one start of workers, which takes longer than most cases.
 """
 
 import multi_worker_clock_cases as clocks
+import multi_worker_difference_cases as differences
 import multi_worker_error_cases as cases
 import multi_worker_model_cases as models
 import numpy as np
@@ -17,7 +18,7 @@ from tf_ext._keras import IS_KERAS_3
 pytestmark = [pytest.mark.process, pytest.mark.both_kerases]
 
 _WORKERS = 3
-_CASES = Cases([cases, models, clocks], _WORKERS)
+_CASES = Cases([cases, models, clocks, differences], _WORKERS)
 
 
 # tf_keras's LossScaleOptimizer counts steps that it leaves out, too.
@@ -109,6 +110,88 @@ class ClockTest(parameterized.TestCase):
             examined, evicted = result["evicted"]
             self.assertGreater(examined, 20)
             self.assertEqual(evicted, 0)
+
+
+class DifferentProgramsTest(parameterized.TestCase):
+    """The last worker runs another program."""
+
+    @parameterized.named_parameters(
+        ("dim", differences.dim, "dim is 4 {} but 8 {}"),
+        (
+            "rule",
+            differences.rule,
+            "class_name is 'SparseSGD' {} but 'SparseAdagrad' {}",
+        ),
+        (
+            "rate_of_a_rule",
+            differences.rate_of_a_rule,
+            "learning_rate is 0.75 {} but 0.25 {}",
+        ),
+        (
+            "schedule",
+            differences.schedule,
+            "config.decay_steps is 5 {} but 7 {}",
+        ),
+        (
+            "clipping",
+            differences.clipping,
+            "config.clipnorm is 2.0 {} but 1.0 {}",
+        ),
+        ("epochs", differences.epochs, "`epochs` of fit is 1 {} but 2 {}"),
+        (
+            "batch_size_of_arrays",
+            differences.batch_size_of_arrays,
+            "`batch_size` of fit is 16 {} but 8 {}",
+        ),
+        (
+            "samples_of_arrays",
+            differences.samples_of_arrays,
+            "the number of samples of `x` is 64 {} but 48 {}",
+        ),
+        (
+            "batch_size_of_a_dataset",
+            differences.batch_size_of_a_dataset,
+            "the batch size of `x` is 16 {} but 8 {}",
+        ),
+    )
+    def test_names_what_differs(self, case, difference):
+        text = difference.format(
+            "on /job:worker/task:0, /job:worker/task:1",
+            "on /job:worker/task:2",
+        )
+        for error in _CASES[case]:
+            self.assertStartsWith(
+                error, "ValueError: The programs of the synchronous workers"
+            )
+            self.assertIn(text, error)
+
+    @parameterized.named_parameters(
+        (
+            "batch_size_behind_a_map",
+            differences.batch_size_behind_a_map,
+            (5, 5, 3),
+        ),
+        ("samples_behind_a_map", differences.samples_behind_a_map, (5, 5, 0)),
+    )
+    def test_names_the_sizes_of_parts(self, case, sizes):
+        if not IS_KERAS_3:
+            self.skipTest("Workers tell each other no sizes.")
+        each = ", ".join(
+            f"{size} on /job:worker/task:{task}"
+            for task, size in enumerate(sizes)
+        )
+        for error in _CASES[case]:
+            self.assertStartsWith(
+                error, "ValueError: The synchronous workers read different"
+            )
+            self.assertIn(f"these parts are {each}. Give all workers", error)
+
+    @parameterized.named_parameters(
+        (case, getattr(differences, case)) for case in differences.LEGAL
+    )
+    def test_takes(self, case):
+        for error in _CASES[case]:
+            self.assertIsNone(error)
 
 
 class InputErrorTest(tf.test.TestCase):

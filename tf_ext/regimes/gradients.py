@@ -104,6 +104,40 @@ def sum_by_sign(signs, values, num_shards=1, name=None):
         return plan, *(ops.sum_segments(v, plan.inverse, count) for v in values)
 
 
+def merge_slices(table, pairs):
+    """Sums the gradient in slices of one or more pulls by sign.
+
+    Args:
+      table: SparseTable.
+      pairs: list of `(indices, values)`, as of `from_slices`.
+
+    Returns:
+      TableGradient.
+    """
+    parts = [from_slices(table, *pair) for pair in pairs]
+    if len(parts) == 1 and parts[0].plan is not None:
+        return parts[0]
+    whole = TableGradient(
+        table,
+        tf.concat([part.signs for part in parts], 0),
+        tf.concat([part.values for part in parts], 0),
+    )
+    if table.statistics_width:
+        statistics = tf.concat([part.statistics for part in parts], 0)
+        whole = whole._replace(statistics=statistics)
+    return whole.summed_by_sign(table.rows.num_shards)
+
+
+def by_shard(gradient, num_shards):
+    """`(gradient, split_sizes)` in the order of the shards."""
+    if num_shards == 1:
+        return gradient, None
+    plan = gradient.plan
+    if plan is None or plan.num_shards != num_shards:
+        gradient = gradient.summed_by_sign(num_shards)
+    return gradient, gradient.plan.split_sizes
+
+
 def check_finite(gradients):
     """Raises if a gradient is not finite, on all workers alike.
 

@@ -8,6 +8,9 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
+from tf_ext.distribute import agreement
+from tf_ext.distribute.addresses import task_name
+from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.ops import _wire
 from tf_ext.regimes import batches, clock
 from tf_ext.regimes.exchange import AllToAll
@@ -190,6 +193,19 @@ class SynchronousRegime(AllToAll, Regime):
     def present(self):
         """The first worker's clock."""
         return self.int_of_first(int(clock.seconds()))
+
+    def check_same(self, what, values):
+        """As in the base class; all workers raise."""
+        with tf.init_scope():
+            found = self.gather_json(agreement.flat(values))
+        tasks, _ = worker_tasks(self.strategy)
+        text = agreement.differences(found, [task_name(*t) for t in tasks])
+        if text:
+            raise ValueError(
+                f"The programs of the synchronous workers differ in {what}: "
+                f"{text}. All of them must run the same program with the same "
+                "arguments and data."
+            )
 
     def together(self, what):
         """A context after which all workers raise if one did."""

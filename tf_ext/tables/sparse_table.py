@@ -202,6 +202,7 @@ class SparseTable(
             regime=regime,
             owner=where.owner,
         )
+        regime.check_same(f"table {name!r}", {**self.get_config(), "uid": None})
         variable_arguments = (
             {"autocast": False}
             if IS_KERAS_3
