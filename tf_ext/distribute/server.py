@@ -16,6 +16,7 @@ says. With `--metrics_port` it serves `/metrics` and `/ready` over HTTP.
 """
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -43,7 +44,7 @@ from tf_ext.distribute.cluster import (
 from tf_ext.distribute.handshake import problem
 from tf_ext.distribute.metrics_server import LOOPBACK, MetricsServer
 from tf_ext.distribute.ports import why_not_free
-from tf_ext.ops import _library, _version_ops
+from tf_ext.ops import _library, _task_ops, _version_ops
 
 _logger = this_task.logger("tf_ext.distribute.server")
 
@@ -215,6 +216,8 @@ def _start(task: Task) -> tf.distribute.Server:
     # A server can run the ops registered in its process.
     _library.library()
     _check_port(task)
+    # The chief compares it with its own.
+    _task_ops.set_task(json.dumps(task._asdict()))
     config = tf.compat.v1.ConfigProto()
     # With few processors, steps of several workers wait for each other.
     config.inter_op_parallelism_threads = max(
