@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_ext
 from tf_ext._checks import is_finite, is_int, refuse
 from tf_ext._compat.clusters import configure_coordination, keeping_sigterm
-from tf_ext.distribute import coordination, this_task
+from tf_ext.distribute import coordination, process_1, this_task
 from tf_ext.distribute.addresses import (
     named,
     split_address,
@@ -84,6 +84,7 @@ def multi_worker_strategy(
             refuse(_NAME, name, "a positive number of seconds", seconds)
     own = _own_task(cluster, task)
     _check_gpus()
+    process_1.end_on_sigterm()
     tasks = {} if own is None else task_addresses(own.cluster, _JOBS)
     if own is None or len(tasks) < 2:
         return tf.distribute.MultiWorkerMirroredStrategy(_resolver(None))

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import tf_ext
 from tf_ext._compat.grpc_options import set_grpc_options
-from tf_ext.distribute import this_task
+from tf_ext.distribute import process_1, this_task
 from tf_ext.distribute.addresses import (
     named,
     task_addresses,
@@ -85,6 +85,7 @@ def _connected(
     timeout_seconds: float,
     variable_partitioner: Callable[..., typing.Any] | None,
 ) -> tf.distribute.Strategy:
+    process_1.end_on_sigterm()
     set_grpc_options()
     cluster = resolver.cluster_spec().as_dict()
     tasks = task_addresses(cluster)
