@@ -13,10 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ext
-from tf_ext._compat.grpc_options import set_grpc_options
+from tf_ext._compat.grpc_options import (
+    set_grpc_options,
+    set_server_patience,
+)
 from tf_ext.distribute import process_1, this_task
 from tf_ext.distribute.addresses import (
     named,
+    split_address,
     task_addresses,
     task_name,
 )
@@ -124,6 +128,7 @@ def _connected(
             f"servers, {named(tasks)}. Check that servers of TensorFlow listen "
             f"there, and nothing in between. TensorFlow says: {error.message}"
         ) from error
+    set_server_patience(split_address(cluster[COORDINATOR][0])[1])
     check_cluster(strategy, deadline - time.monotonic())
     return strategy
 
