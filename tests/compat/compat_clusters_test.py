@@ -83,6 +83,31 @@ class CoordinationTest(absltest.TestCase):
         )
         self.assertNotEqual(found, ["7000"])
 
+    def test_collectives_are_aborted_for_good(self):
+        found = _run(
+            _STRATEGY,
+            """
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            clusters.abort_collectives("lost /job:worker/task:7")
+
+            @tf.function
+            def collective():
+                return tf.raw_ops.CollectiveGatherV2(
+                    input=[1.0], group_size=1, group_key=9, instance_key=9,
+                    ordering_token=[],
+                )
+
+            for _ in range(2):
+                try:
+                    collective()
+                    print("computed")
+                except tf.errors.UnavailableError as error:
+                    print("lost /job:worker/task:7" in error.message)
+            os._exit(0)
+            """,
+        )
+        self.assertEqual(found, ["True", "True"])
+
     def _outlives_sigterm(self, block):
         found = _run(
             _STRATEGY,
