@@ -341,8 +341,9 @@ class LocalClusterTest(LocalClusterTestCase):
             _, _, later = done.stderr.partition(f"after {name}\n")
             later, _, _ = later.partition(f"end of {name}\n")
             self.assertNotIn("remote", later)
-            self.assertNotIn("GRPC", later)
-        self.assertLess(done.stderr.count("failed to connect"), 20)
+        # Nor when the block ends.
+        self.assertNotIn("GRPC", done.stderr)
+        self.assertNotIn("failed to connect", done.stderr)
 
     def test_takes_other_ports_when_one_is_taken(self):
         free_ports = local.free_ports

@@ -44,6 +44,7 @@ def differences(
       tasks: list of strings, their names.
 
     Example:
+      >>> from tf_ext.distribute import agreement
       >>> agreement.differences(
       ...     [{"dim": "4"}, {"dim": "8"}, {"dim": "4"}], ["a", "b", "c"])
       'dim is 4 on a, c but 8 on b'

@@ -28,7 +28,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext._checks import is_finite
-from tf_ext._compat.grpc_options import set_grpc_options
+from tf_ext._compat.grpc_options import (
+    set_grpc_options,
+    set_server_patience,
+)
 from tf_ext.distribute import this_task
 from tf_ext.distribute.addresses import is_listening, split_address
 from tf_ext.distribute.cluster import (
@@ -227,7 +230,7 @@ def _start(task: Task) -> tf.distribute.Server:
     # CPU time to look for work.
     config.experimental.disable_thread_spinning = True
     try:
-        return tf.distribute.Server(
+        server = tf.distribute.Server(
             tf.train.ClusterSpec(task.cluster),
             job_name=task.job,
             task_index=task.index,
@@ -236,6 +239,8 @@ def _start(task: Task) -> tf.distribute.Server:
         )
     except tf.errors.OpError as error:
         _fail(task, error.message)
+    set_server_patience(_port_of(task))
+    return server
 
 
 def _check_port(task: Task) -> None:

@@ -13,10 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 import tf_ext
-from tf_ext._compat.grpc_options import set_grpc_options
-from tf_ext.distribute import this_task
+from tf_ext._compat.grpc_options import (
+    set_grpc_options,
+    set_server_patience,
+)
+from tf_ext.distribute import process_1, this_task
 from tf_ext.distribute.addresses import (
     named,
+    split_address,
     task_addresses,
     task_name,
 )
@@ -85,6 +89,7 @@ def _connected(
     timeout_seconds: float,
     variable_partitioner: Callable[..., typing.Any] | None,
 ) -> tf.distribute.Strategy:
+    process_1.end_on_sigterm()
     set_grpc_options()
     cluster = resolver.cluster_spec().as_dict()
     tasks = task_addresses(cluster)
@@ -123,6 +128,7 @@ def _connected(
             f"servers, {named(tasks)}. Check that servers of TensorFlow listen "
             f"there, and nothing in between. TensorFlow says: {error.message}"
         ) from error
+    set_server_patience(split_address(cluster[COORDINATOR][0])[1])
     check_cluster(strategy, deadline - time.monotonic())
     return strategy
 

@@ -50,7 +50,9 @@ class SynchronousLoop(TrainingLoop):
     def _training_feed(
         self, arguments: dict[str, typing.Any]
     ) -> SynchronousFeed:
-        self._regime.check_same("fit", program_of(self._model, arguments))
+        self._regime.check_same(
+            "fit", lambda: program_of(self._model, arguments)
+        )
         return self._feed({**arguments, "steps": arguments["steps_per_epoch"]})
 
     def _feed(self, arguments: dict[str, typing.Any]) -> SynchronousFeed:

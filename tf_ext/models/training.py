@@ -295,7 +295,7 @@ class SynchronousKerasTraining(_Synchronous):
         arguments.apply_defaults()
         with naming_lost_tasks(self._regime.strategy):
             self._regime.check_same(
-                "fit", program_of(self._model, arguments.arguments)
+                "fit", lambda: program_of(self._model, arguments.arguments)
             )
         return super().fit(keras_fit, given, options)
 

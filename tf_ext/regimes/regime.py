@@ -417,7 +417,9 @@ class Regime:
 
         Args:
           what: string, what they are of, for the message.
-          values: nested dict of what JSON can hold, by the names in messages.
+          values: function to a nested dict of what JSON can hold, by the names
+            in messages. Nothing is compared if it needs a method that an
+            object of the user does not have.
         """
         del what, values
 

@@ -202,7 +202,9 @@ class SparseTable(
             regime=regime,
             owner=where.owner,
         )
-        regime.check_same(f"table {name!r}", {**self.get_config(), "uid": None})
+        regime.check_same(
+            f"table {name!r}", lambda: {**self.get_config(), "uid": None}
+        )
         variable_arguments = (
             {"autocast": False}
             if IS_KERAS_3
