@@ -108,6 +108,8 @@ OPS_SOURCES = [
     "cc/ops/table_kernels.cc",
     "cc/ops/table_ops.cc",
     "cc/ops/table_resource.cc",
+    "cc/ops/task_kernels.cc",
+    "cc/ops/task_ops.cc",
     "cc/ops/text_kernels.cc",
     "cc/ops/text_ops.cc",
     "cc/ops/update_kernels.cc",

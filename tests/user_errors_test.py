@@ -16,7 +16,7 @@ from tf_ext._compat.op_errors import own_words
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _USER, _ITEM = category_column("user"), category_column("item")
 

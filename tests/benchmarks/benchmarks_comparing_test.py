@@ -27,6 +27,8 @@ import run  # noqa: E402
 
 import tf_ext  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 _SOURCES = pathlib.Path(tf_ext.__file__).parents[1]
 _SIZES = ["--rows=1000", "--dim=4", "--batch=100", "--repeats=8"]
 
@@ -200,7 +202,6 @@ class BuildsTest(tf.test.TestCase):
                 comparing.compare(name, args, 2)
         return harness.read_json(path)
 
-    @pytest.mark.slow
     def test_two_builds(self):
         other = pathlib.Path(_folder(self))
         (other / "tf_ext").symlink_to(_SOURCES / "tf_ext")

@@ -20,6 +20,8 @@ import harness
 import row_benchmarks
 import run
 
+pytestmark = pytest.mark.slow
+
 _SMALL = ("--dtype=float16", "--slot_dtype=bfloat16")
 _SIZES = {
     "_EXAMPLES": 3000,
@@ -71,7 +73,6 @@ class TypesTest(_RunnerTest, parameterized.TestCase):
             self.assertEqual(line["slot_dtype"], "bfloat16")
         self.assertIn("dtype=float16, slot_dtype=bfloat16", printed)
 
-    @pytest.mark.slow
     def test_train_step(self):
         _, lines = self._run("train_step", "--dtype=bfloat16")
         self.assertStartsWith(lines[0]["case"], "tf_ext, ")

@@ -31,6 +31,8 @@ import run
 import scaling_model
 from scaling_model import LARGE, NETWORK, Job, limits, predict, slowest_of
 
+pytestmark = pytest.mark.slow
+
 _PAGE = ROOT / "docs" / "scaling.md"
 _SERVERS = Job(2, 2, 1024, 4, 16)
 _SYNCHRONOUS = Job(3, 0, 1024, 4, 16)
@@ -302,7 +304,6 @@ class MeasuringTest(tf.test.TestCase):
             self.assertGreaterEqual(delay.mean(), 0.02)
         self.assertNotIn("grpc_proxy", os.environ)
 
-    @pytest.mark.slow
     def test_counts_a_cluster_through_the_proxy(self):
         args = argparse.Namespace(threads=2)
         job = Job(1, 1, 64, 2, 4, execution=2)
@@ -325,7 +326,6 @@ class MeasuringTest(tf.test.TestCase):
             self.assertGreater(line["packets"], 1.0)
             self.assertGreater(line["cpu_ms"], line["worker_ms"])
 
-    @pytest.mark.slow
     def test_clusters(self):
         path = pathlib.Path(self.get_temp_dir(), "results")
         jobs = (

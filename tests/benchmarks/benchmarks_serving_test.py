@@ -16,9 +16,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import run
 
+pytestmark = pytest.mark.slow
+
 
 class ServingBenchmarkTest(tf.test.TestCase):
-    @pytest.mark.slow
     def test_all_cases(self):
         folder = pathlib.Path(self.get_temp_dir())
         args = run.parse_arguments(

@@ -30,6 +30,8 @@ import run  # noqa: E402
 
 import tf_ext  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def _results(test):
     """A file of results in a new folder."""
@@ -81,7 +83,6 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(lines[0]["cpu_ratio"], 1.0)
         self.assertEqual(lines[0]["wall_ratio"], 1.0)
 
-    @pytest.mark.slow
     def test_fit_files(self):
         _, lines = self._run("fit_files")
         cases = [line["case"] for line in lines]
@@ -97,7 +98,6 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self._run("pull", "hash")
         self.assertEqual(get_options().get(name, False), before)
 
-    @pytest.mark.slow
     def test_train_step(self):
         _, lines = self._run("train_step", "--rules", "adagrad", "adam", "ftrl")
         rules = [line["rule"] for line in lines]
@@ -118,7 +118,6 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIn("worst batch, ms", printed)
         self.assertIn(f", machine={harness.machine()}\n", printed)
 
-    @pytest.mark.slow
     def test_read(self):
         _, lines = self._run("read")
         cases = [
@@ -159,7 +158,6 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(lines[8]["wall_ratio"], 0.0)
 
 
-@pytest.mark.slow
 class CoreTest(tf.test.TestCase, parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -244,7 +242,6 @@ class CoreTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class ProgramTest(tf.test.TestCase):
-    @pytest.mark.slow
     def test_each_number_of_threads_has_its_own_process(self):
         path = _results(self)
         arguments = ["hash", "--threads", "1", "2"]

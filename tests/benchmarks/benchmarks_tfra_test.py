@@ -16,6 +16,8 @@ import harness
 import run
 import step_benchmarks
 
+pytestmark = pytest.mark.slow
+
 # Stands in for the program that needs TFRA.
 _WORKER = """
 import json, os, sys
@@ -76,7 +78,6 @@ class TfraTest(tf.test.TestCase):
             ):
                 remote.call("die")
 
-    @pytest.mark.slow
     def test_a_python_without_it(self):
         with self.assertRaisesRegex(
             SystemExit,

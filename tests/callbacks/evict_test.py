@@ -12,7 +12,7 @@ from tf_ext import eviction
 from tf_ext._keras import keras
 from tf_ext.callbacks import Evict, TableSnapshot
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _STEPS, _BATCH = 12, 8
 _POLICY = eviction.Unseen(steps=4)

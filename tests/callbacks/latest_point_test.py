@@ -8,9 +8,7 @@ import shutil
 import pytest
 import snapshot_util as util
 from absl.testing import absltest
-from models import small_models as small
-from models.model_building import generator
-from saving_util import TestCase
+from saving_util import PointTestCase
 
 import tf_ext
 from tf_ext.callbacks import point_files
@@ -18,14 +16,7 @@ from tf_ext.callbacks import point_files
 pytestmark = pytest.mark.both_kerases(slow=True)
 
 
-class LatestPointTest(TestCase):
-    def setUp(self):
-        super().setUp()
-        self.root = self.directory()
-        self.model = small.model_with_point(generator(self), self.root)
-        [self.point] = point_files.list_points(self.root)
-        self.file = os.path.join(self.point, "point.json")
-
+class LatestPointTest(PointTestCase):
     def test_a_point_is_no_snapshot_and_says_where_they_are(self):
         table = re.escape(repr(point_files.table_path(self.point, 0)))
         where = f"Give the path of the snapshot of a table: {table}."

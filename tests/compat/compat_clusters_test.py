@@ -83,6 +83,31 @@ class CoordinationTest(absltest.TestCase):
         )
         self.assertNotEqual(found, ["7000"])
 
+    def test_collectives_are_aborted_for_good(self):
+        found = _run(
+            _STRATEGY,
+            """
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            clusters.abort_collectives("lost /job:worker/task:7")
+
+            @tf.function
+            def collective():
+                return tf.raw_ops.CollectiveGatherV2(
+                    input=[1.0], group_size=1, group_key=9, instance_key=9,
+                    ordering_token=[],
+                )
+
+            for _ in range(2):
+                try:
+                    collective()
+                    print("computed")
+                except tf.errors.UnavailableError as error:
+                    print("lost /job:worker/task:7" in error.message)
+            os._exit(0)
+            """,
+        )
+        self.assertEqual(found, ["True", "True"])
+
     def _outlives_sigterm(self, block):
         found = _run(
             _STRATEGY,
@@ -118,6 +143,57 @@ class GrpcOptionsTest(absltest.TestCase):
 
     def test_tensorflow_keeps_none_alive_itself(self):
         self.assertNotIn("keepalive_time_ms", self._log(""))
+
+    def _timeouts(self, call):
+        """TCP_USER_TIMEOUT in ms of a server's connections: early, late."""
+        return _run(
+            """
+            import os, socket, stat
+
+            import tensorflow as tf
+            from tf_ext._compat import grpc_options
+
+            server = tf.distribute.Server.create_local_server()
+            port = int(server.target.rpartition(":")[2])
+            option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+
+            def connect():
+                client = socket.create_connection(("127.0.0.1", port))
+                client.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n")
+                client.sendall(b"\\0\\0\\0\\4\\0\\0\\0\\0\\0")
+                client.recv(1)  # The server has accepted it.
+                return client
+
+            def timeout(client):
+                for name in os.listdir("/proc/self/fd"):
+                    try:
+                        one = socket.socket(fileno=os.dup(int(name)))
+                        with one:
+                            if one.getpeername()[1] == client.getsockname()[1]:
+                                return one.getsockopt(*option)
+                    except (OSError, IndexError):
+                        pass
+
+            early = connect()
+            other = socket.socket()
+            """
+            + call,
+            """
+            print(timeout(early), timeout(connect()), other.getsockopt(*option))
+            os._exit(0)
+            """,
+        )
+
+    def test_servers_wait_as_long_as_they_are_told(self):
+        found = self._timeouts(
+            """
+            grpc_options.set_server_patience(port, 61.5)
+            """
+        )
+        self.assertEqual(found, ["61500", "61500", "0"])
+
+    def test_servers_wait_for_20_seconds_themselves(self):
+        self.assertEqual(self._timeouts(""), ["20000", "20000", "0"])
 
     def test_who_calls_decides_whether_to_wait(self):
         # It ends badly; that TensorFlow reads the variable is what counts.

@@ -79,6 +79,12 @@ class ClusterErrorsTest(absltest.TestCase):
         )
         self.assertFalse(cluster_errors.is_of_leader(_TEXT))
 
+    def test_of_a_restarted_leader(self):
+        text = "a task must be registered before sending heartbeat messages."
+        self.assertTrue(cluster_errors.is_of_restarted_leader(text))
+        self.assertTrue(cluster_errors.is_of_leader(text))
+        self.assertFalse(cluster_errors.is_of_restarted_leader(_TEXT))
+
     def test_of_workers(self):
         text = "There was an error from /job:worker/replica:0/task:1/device:CPU"
         self.assertEqual(cluster_errors.workers_in(text), [("worker", 1)])

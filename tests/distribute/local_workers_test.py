@@ -5,12 +5,10 @@ import io
 import json
 import pathlib
 import signal
-import subprocess
 import sys
 
 import processes
 import tensorflow as tf
-from paths import PROGRAMS
 
 from tf_ext import distribute
 
@@ -147,16 +145,8 @@ class LocalWorkersTest(tf.test.TestCase):
             self.assertEqual(workers.wait(60)[0].output, "here\n")
 
     def test_workers_end_when_their_parent_is_killed(self):
-        parent = subprocess.Popen(
-            [sys.executable, "-P", PROGRAMS / "local_workers_program.py"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with parent:
-            pids = [int(pid) for pid in parent.stdout.readline().split()]
-            parent.kill()
+        pids = processes.kill_parent("local_workers_program.py")
         self.assertLen(pids, 2)
-        processes.wait_until_ended(pids)
 
 
 if __name__ == "__main__":

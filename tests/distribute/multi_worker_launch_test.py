@@ -111,6 +111,25 @@ class LossTest(tf.test.TestCase):
         self._assert_reported(0, signal.SIGKILL)
 
     @pytest.mark.slow
+    def test_of_a_leader_that_is_back_before_it_is_missed(self):
+        with util.started(
+            _PROGRAM, _FOR_EVER, "--pause_of_rank_1=40"
+        ) as running:
+            while "step 0" not in running.output(1):
+                self.assertEqual(set(running.statuses().values()), {None})
+                time.sleep(0.1)
+            running.kill(0)
+            running.start(0)
+            [result] = running.wait(_TIMEOUT_SECONDS, [1])
+            self.assertEqual(result.status, 1)
+            self.assertIn("registered before sending heartbeat", result.log)
+            self.assertIn(
+                "WorkerLostError: Lost workers: /job:worker/task:0 at "
+                f"{running.addresses[0]}. ",
+                result.log,
+            )
+
+    @pytest.mark.slow
     def test_of_a_worker_that_hangs(self):
         self._assert_reported(1, signal.SIGSTOP, workers=3)
 

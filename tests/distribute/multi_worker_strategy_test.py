@@ -29,6 +29,11 @@ _SILENT_LEADER = (
     "Collective ops is aborted by: Deadline Exceeded\n"
     "RPC: /tensorflow.CoordinationService/Heartbeat"
 )
+_UNKNOWN_TO_LEADER = (
+    "Collective ops is aborted by: Task with task_name=/job:worker/replica:0/"
+    "task:{own} must be registered before sending heartbeat messages. The "
+    "service might have restarted, please restart / reset and register again"
+)
 
 
 @contextlib.contextmanager
@@ -221,6 +226,23 @@ class NameLostWorkersTest(parameterized.TestCase):
                 ),
                 {f"/job:{job}/task:0": address},
             )
+
+    @parameterized.named_parameters(
+        ("worker_0", "worker", {"worker": ["a:1", "b:1"]}, 1),
+        ("chief", "chief", {"chief": ["a:1"], "worker": ["b:1"]}, 0),
+    )
+    def test_takes_the_leader_that_was_restarted_(self, job, cluster, own):
+        message = _UNKNOWN_TO_LEADER.format(own=own)
+        with _listening() as address:
+            cluster[job][0] = address
+            with self.assertRaises(distribute.WorkerLostError) as raised:
+                with distribute.naming_lost_tasks(
+                    _strategy(cluster, "worker", own)
+                ):
+                    raise tf.errors.InvalidArgumentError(None, None, message)
+        self.assertEqual(
+            raised.exception.tasks, {f"/job:{job}/task:0": address}
+        )
 
     def test_looks_for_those_that_do_not_listen(self):
         closed = _closed()

@@ -121,6 +121,27 @@ class HandshakeTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(shut, [True, True, True, False])
         self.assertLen(logged.output, 1)
 
+    @parameterized.parameters((0.0, True), (600.0, False))
+    @mock.patch.object(liveness, "SILENT_SECONDS", 0.0)
+    @mock.patch.object(liveness, "_ATTEMPT_SECONDS", 0.1)
+    @mock.patch.object(liveness, "_keep_looking", lambda reference: None)
+    def test_a_server_is_left_later(self, seconds, is_left):
+        address = self.listener(_say_nothing)
+        watch = liveness.Watch({}, {"server": address})
+        peer = addresses.split_address(address)
+        with (
+            mock.patch.object(liveness, "SILENT_SERVER_SECONDS", seconds),
+            socket.create_connection(peer) as connection,
+        ):
+            watch.look()
+            connection.setblocking(False)
+            try:
+                shut = connection.recv(1) == b""
+            except BlockingIOError:
+                shut = False
+        self.assertEqual(shut, is_left)
+        self.assertIn("server", watch.lost())
+
     @parameterized.named_parameters(*_FOUND)
     def test_names_the_task_and_what_was_found(self, serve, found):
         address = self.listener(serve)

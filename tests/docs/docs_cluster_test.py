@@ -36,6 +36,7 @@ class CodeTest(absltest.TestCase):
         run_program(self._program([model, local]), self.folder)
         self.assertTrue(pathlib.Path(self.folder, "model.keras").exists())
 
+    @pytest.mark.slow
     def test_parameter_servers_on_several_machines(self):
         model, _, *others = blocks("docs/parameter_servers.md", "python")
         self.assertLen(others, 10)

@@ -50,6 +50,7 @@ class ProgramTest(tf.test.TestCase):
         self.assertBetween(result["rmse"], result["best_rmse"], 0.88)
         self.assertGreater(result["rows"], 1_000)
 
+    @pytest.mark.slow
     def test_folder_of_movielens(self):
         folder = pathlib.Path(self.get_temp_dir()) / "ml"
         write_movielens(folder)

@@ -86,6 +86,7 @@ class DinTest(_ExampleTest):
 
 
 class DailyTest(_ExampleTest):
+    @pytest.mark.slow
     def test_goes_on_after_kills_as_without(self):
         arguments = ["--events=6000", "--days=4", "--batch_size=32"]
         whole = self.folder / "whole"

@@ -94,6 +94,7 @@ class JudgeTest(absltest.TestCase):
         self.assertEqual(self._judge([0.3], [10, 10]), "wrong")
         self.assertEqual(self._judge([0.3, 0.1], [11, 11]), "wrong")
 
+    @pytest.mark.slow
     def test_while_rows_change(self):
         for scores, found in (
             ([0.3, 0.1], "right"),

@@ -11,7 +11,7 @@ from models.model_building import generator, mirrored_strategy, number
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers import BatchNormalization
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _FEATURES = 5
 _MOMENTUM = 0.7

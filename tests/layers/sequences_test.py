@@ -15,7 +15,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column, sequence_category_column
 from tf_ext.layers import EmbeddingFeatures
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _HISTORY = [[5, 6, 0, 0], [7, 0, 9, 5], [0, 0, 0, 0]]
 _MASK = [[1, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 0]]

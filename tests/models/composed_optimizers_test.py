@@ -7,7 +7,7 @@ from models.model_building import rows_of
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 if not IS_KERAS_3:
     import tensorflow_recommenders as tfrs

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 def _layer(**columns):

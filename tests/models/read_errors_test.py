@@ -13,7 +13,7 @@ from models.model_building import mirrored_strategy
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SCHEMA = tf_ext.data.Schema(
     [tf_ext.data.Field("click", "float32"), tf_ext.data.Field("user")],

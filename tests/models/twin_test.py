@@ -204,9 +204,22 @@ class TwinTest(tf.test.TestCase, parameterized.TestCase):
         (f"{use}_{rule}", use, rule)
         for use in _USES
         for rule in _RULES
-        if rule == "adagrad" or use != "two_layers_called_twice"
+        if rule == "adagrad"
     )
     def test_(self, use, rule):
+        self._assert_twins_are_the_same(use, rule)
+
+    @parameterized.named_parameters(
+        (f"{use}_{rule}", use, rule)
+        for use in _USES
+        for rule in _RULES
+        if rule != "adagrad" and use != "two_layers_called_twice"
+    )
+    @pytest.mark.slow
+    def test_more_(self, use, rule):
+        self._assert_twins_are_the_same(use, rule)
+
+    def _assert_twins_are_the_same(self, use, rule):
         data = self._data()
         self._assert_same_training(_Twins(use, rule, data), data, ragged=True)
 

@@ -2,12 +2,11 @@
 
 import os
 import resource
-import tempfile
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from ops_util import table_config
+from ops_util import StoredTableTestCase
 
 from tf_ext import ops
 from tf_ext.ops import _snapshot_ops
@@ -21,15 +20,7 @@ _FIELDS = {
 }
 
 
-class SnapshotOpsTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        directory = tempfile.TemporaryDirectory(prefix="tf_ext_ops_")
-        self.addCleanup(directory.cleanup)
-        self.directory = directory.name
-        self.handle = ops.sparse_table_handle(table_config(dim=2))
-        ops.sparse_table_pull(self.handle, [1, 2, 3], training=True, dim=2)
-
+class SnapshotOpsTest(StoredTableTestCase):
     def _save(self, *args, **kwargs):
         return _snapshot_ops.sparse_table_save(
             self.handle, self.directory, *args, **kwargs

@@ -1,11 +1,10 @@
 """The ops that begin and end updates in place: what they refuse."""
 
 import os
-import tempfile
 
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from ops_util import table_config
+from ops_util import StoredTableTestCase
 
 from tf_ext import ops
 from tf_ext.ops import _snapshot_ops, _update_ops
@@ -13,15 +12,7 @@ from tf_ext.ops import _snapshot_ops, _update_ops
 _ID, _NEXT = "a" * 32, "b" * 32
 
 
-class UpdateOpsTest(parameterized.TestCase):
-    def setUp(self):
-        super().setUp()
-        directory = tempfile.TemporaryDirectory(prefix="tf_ext_ops_")
-        self.addCleanup(directory.cleanup)
-        self.directory = directory.name
-        self.handle = ops.sparse_table_handle(table_config(dim=2))
-        ops.sparse_table_pull(self.handle, [1, 2, 3], training=True, dim=2)
-
+class UpdateOpsTest(StoredTableTestCase):
     def _restore(self, action):
         names, files, chunk_bytes = _snapshot_ops.sparse_table_save(
             self.handle, self.directory, _ID

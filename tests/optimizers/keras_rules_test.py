@@ -14,7 +14,7 @@ import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _KERAS = keras.optimizers
 _SIGNS = np.arange(6)

@@ -6,9 +6,9 @@ from absl.testing import parameterized
 from models import small_models as small
 from models.model_building import (
     generator,
-    id_column,
     mirrored_strategy,
     number,
+    step_of_ones,
 )
 from ops_util import MODES
 from saving_util import FORMATS, TestCase, contents
@@ -30,20 +30,6 @@ def _halving(rate):
 
 def _table(rate, name="deep"):
     return tf_ext.SparseTable(name, 1, SparseSGD(rate), "zeros")
-
-
-def _step(optimizer, *tables):
-    """One step by which the row of sign 1 in each table falls by its rate."""
-    layers = [
-        tf_ext.layers.EmbeddingFeatures([id_column("ids")], table)
-        for table in tables
-    ]
-    with tf.GradientTape() as tape:
-        ids = {"ids": tf.constant([1], tf.int64)}
-        outputs = [layer(ids, training=True) for layer in layers]
-        loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
-    shadows = [table.shadow for table in tables]
-    optimizer.apply_gradients(zip(tape.gradient(loss, shadows), shadows))
 
 
 def _weights(*tables):
@@ -70,7 +56,7 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
         scheduled = _table(_halving(16.0), "scheduled")
         tables = [own, other, following, scheduled]
         optimizer = Optimizer(_SGD(2.0))
-        step = mode(lambda: _step(optimizer, *tables))
+        step = mode(lambda: step_of_ones(optimizer, *tables))
         step()
         self.assertEqual(_weights(*tables), [-0.25, -8, -2, -16])
         optimizer.learning_rate = 1.0
@@ -97,7 +83,7 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
         # None of them has few binary digits.
         table = _table(0.3)
         optimizer = Optimizer(_SGD(0.1))
-        mode(lambda: _step(optimizer, table))()
+        mode(lambda: step_of_ones(optimizer, table))()
         expected = _table(0.3)
         expected.push([1], [[1.0]])
         self.assertEqual(_weights(table), _weights(expected))
@@ -108,7 +94,7 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
         @tf.function
         def step():
             traces.append(1)
-            _step(optimizer, table)
+            step_of_ones(optimizer, table)
 
         step()
         traced = len(traces)  # Twice, where variables are made.
@@ -122,7 +108,7 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
         table = _table(1.0)
         optimizer = Optimizer(_SGD(_halving(8.0)))
         for _ in range(3):
-            _step(optimizer, table)
+            step_of_ones(optimizer, table)
         self.assertEqual(_weights(table), [-3.0])
 
     def test_no_factor_for_a_model_that_began_with_a_rate_of_0(self):
@@ -130,14 +116,14 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
         optimizer = Optimizer(_SGD(0.0))
         for rate in (0.0, 0.5, 2.0):
             optimizer.learning_rate = rate
-            _step(optimizer, table)
+            step_of_ones(optimizer, table)
         self.assertEqual(_weights(table), [-3.0])
 
     def test_assigned_before_the_first_step(self):
         table = _table(1.0)
         optimizer = Optimizer(_SGD(2.0))
         optimizer.learning_rate = 1.0
-        _step(optimizer, table)
+        step_of_ones(optimizer, table)
         self.assertEqual(_weights(table), [-0.5])
 
     def test_accumulated_steps(self):
@@ -147,7 +133,7 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
         optimizer = Optimizer(_SGD(2.0, gradient_accumulation_steps=2))
         for rate in (1.0, 4.0):  # That of the last counts.
             optimizer.learning_rate = rate
-            _step(optimizer, table)
+            step_of_ones(optimizer, table)
         self.assertEqual(_weights(table), [-2.0])
 
     def test_a_loss_scale_around_it(self):
@@ -158,14 +144,14 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
             Optimizer(_SGD(2.0)), dynamic=False, initial_scale=1.0
         )
         optimizer.learning_rate = 1.0
-        _step(optimizer, table)
+        step_of_ones(optimizer, table)
         self.assertEqual(_weights(table), [-0.5])
 
     def test_push_has_no_factor(self):
         table = _table(1.0)
         optimizer = Optimizer(_SGD(2.0))
         optimizer.learning_rate = 1.0
-        _step(optimizer, table)
+        step_of_ones(optimizer, table)
         table.push([1], [[1.0]])
         self.assertEqual(_weights(table), [-1.5])
 
@@ -179,7 +165,7 @@ class FactorTest(tf.test.TestCase, parameterized.TestCase):
             tf.errors.InvalidArgumentError,
             "learning_rate of ftrl must be more than 0",
         ):
-            _step(optimizer, table)
+            step_of_ones(optimizer, table)
 
 
 class _ByEpoch(keras.optimizers.schedules.LearningRateSchedule):
@@ -348,11 +334,11 @@ class SavingTest(TestCase):
             (-0.25, {"initial_learning_rate": 4}),
         ):
             table = _table(1.0)
-            _step(Optimizer.from_config({**config, **changes}), table)
+            step_of_ones(Optimizer.from_config({**config, **changes}), table)
             self.assertEqual(_weights(table), [expected])
         del config["initial_learning_rate"]
         table = _table(1.0)
-        _step(Optimizer.from_config(config), table)
+        step_of_ones(Optimizer.from_config(config), table)
         self.assertEqual(_weights(table), [-1.0])
 
     @parameterized.parameters(float("nan"), "1", True)
@@ -371,7 +357,7 @@ class SavingTest(TestCase):
         config = optimizer.get_config()
         self.assertIsNone(config["initial_learning_rate"])
         table = _table(1.0)
-        _step(Optimizer.from_config(config), table)
+        step_of_ones(Optimizer.from_config(config), table)
         self.assertEqual(_weights(table), [-1.0])
 
 

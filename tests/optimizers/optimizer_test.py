@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from models import small_models
-from models.model_building import generator, id_column
+from models.model_building import generator, id_column, step_of_ones
 from ops_util import MODES, named_cases
 
 import tf_ext
@@ -34,23 +34,6 @@ def _decay(rate):
 def _table(rule=None, name="deep", **kwargs):
     rule = rule or optimizers.SparseSGD()
     return tf_ext.SparseTable(name, 1, rule, "zeros", **kwargs)
-
-
-def _step(optimizer, *tables, variables=()):
-    """One step on the sum of the row of sign 1 in each table: gradients 1."""
-    layers = [
-        tf_ext.layers.EmbeddingFeatures([id_column("ids")], table)
-        for table in tables
-    ]
-    with tf.GradientTape() as tape:
-        ids = {"ids": tf.constant([1], tf.int64)}
-        outputs = [layer(ids, training=True) for layer in layers]
-        loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
-        for variable in variables:
-            loss += tf.reduce_sum(tf.convert_to_tensor(variable))
-    trained = [table.shadow for table in tables] + list(variables)
-    gradients = tape.gradient(loss, trained)
-    optimizer.apply_gradients(zip(gradients, trained))
 
 
 def _weight(table):
@@ -282,7 +265,9 @@ class LearningRateTest(tf.test.TestCase, parameterized.TestCase):
         tables = [following, fixed, scheduled]
         variable = keras.Variable([0.0]) if IS_KERAS_3 else tf.Variable([0.0])
         optimizer = optimizers.Optimizer(keras.optimizers.SGD(1.0))
-        step = mode(lambda: _step(optimizer, *tables, variables=[variable]))
+        step = mode(
+            lambda: step_of_ones(optimizer, *tables, variables=[variable])
+        )
         step()
         self.assertAllEqual([_weight(t) for t in tables], [-1, -0.25, -8])
         optimizer.learning_rate = 2.0
@@ -299,7 +284,7 @@ class LearningRateTest(tf.test.TestCase, parameterized.TestCase):
     def test_follows_the_schedule_of_the_model(self, mode):
         table = _table()
         optimizer = optimizers.Optimizer(keras.optimizers.SGD(_decay(8.0)))
-        step = mode(lambda: _step(optimizer, table))
+        step = mode(lambda: step_of_ones(optimizer, table))
         for expected in (-8.0, -12.0, -14.0):
             step()
             self.assertEqual(_weight(table), expected)
@@ -346,7 +331,7 @@ class IterationsTest(tf.test.TestCase, parameterized.TestCase):
     def test_advance_without_a_dense_variable(self, mode):
         table = _table(optimizers.SparseAdam(1.0, bias_correction="global"))
         optimizer = optimizers.Optimizer("adam")
-        step = mode(lambda: _step(optimizer, table))
+        step = mode(lambda: step_of_ones(optimizer, table))
         for n in range(1, 4):
             step()
             self.assertEqual(int(optimizer.iterations), n)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from cases.rule_cases import RULES
+from models.small_models import RULES
 
 import tf_ext
 from tf_ext import _core, optimizers

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from cases.rule_cases import CASES, RULES
+from cases.rule_cases import CASES
 from models.model_building import EDGE_SIGNS, generator, id_column
+from models.small_models import RULES
 from oracles import reference
 
 import tf_ext

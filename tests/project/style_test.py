@@ -4,6 +4,7 @@ import ast
 import collections
 import importlib
 import inspect
+import pathlib
 import pkgutil
 import re
 
@@ -34,6 +35,16 @@ _CORE_FOLDERS = {
     "table": ("support", "hashing", "initializers", "rules", "snapshot"),
     "benchmarks": ("support", "hashing", "bags", "table"),
 }
+# The rooms of tests/support, and the ends of names that belong in them alone.
+_ROOMS = {
+    "programs": ("_program",),
+    "cases": ("_cases",),
+    "models": ("_models", "_tables"),
+    "oracles": ("_reference", "_forging"),
+    "clusters": (),
+}
+# What the names of all files of a room end with.
+_ENDS = {"programs": "_program", "cases": "_cases"}
 
 _ASKS_FOR_STRATEGY = re.compile(
     "collectives_of|is_parameter_server|has_strategy|get_strategy"
@@ -71,6 +82,37 @@ def _text(node):
         _text(part) if isinstance(part, ast.Constant) else "{}"
         for part in node.values
     )
+
+
+def _shared_files():
+    support = ROOT / "tests" / "support"
+    return [
+        path.relative_to(support)
+        for path in _files("tests/support/**/*.py")
+        if path.name != "__init__.py"
+    ]
+
+
+def _misplaced(paths):
+    """Says of files where they must be; `paths` begin at tests/support."""
+    found = []
+    for path in paths:
+        room, stem = str(path.parent), path.stem
+        rooms = [r for r, ends in _ROOMS.items() if stem.endswith(ends)]
+        end = _ENDS.get(room, "")
+        if room != "." and room not in _ROOMS:
+            place = f"a room: {', '.join(_ROOMS)}"
+        elif rooms and room not in rooms:
+            place = f"{rooms[0]}/"
+        elif not stem.endswith(end):
+            place = f"another room, or be `{stem}{end}.py`"
+        else:
+            continue
+        found.append(
+            f"tests/support/{path} must be in {place}. See CONTRIBUTING.md, "
+            "Where a new test goes"
+        )
+    return found
 
 
 def _source_lists():
@@ -179,6 +221,29 @@ class FilesTest(absltest.TestCase):
             and path.name.endswith("_test.py") == (support in path.parents)
         ]
         self.assertEmpty(misplaced)
+
+    def test_what_tests_share_is_in_its_room(self):
+        self.assertEmpty(_misplaced(_shared_files()))
+
+    def test_files_in_a_wrong_room_are_found(self):
+        for path, place in (
+            ("new_program.py", "programs/"),
+            ("cases/new_program.py", "programs/"),
+            ("programs/new_cases.py", "cases/"),
+            ("oracles/new_models.py", "models/"),
+            ("new_tables.py", "models/"),
+            ("models/new_reference.py", "oracles/"),
+            ("programs/new.py", "another room, or be `new_program.py`"),
+            ("cases/new.py", "another room, or be `new_cases.py`"),
+            ("more/new.py", "a room: programs, cases, models, oracles, clus"),
+            ("models/more/new.py", "a room: programs, cases, models, oracles"),
+        ):
+            [found] = _misplaced([pathlib.PurePath(path)])
+            self.assertStartsWith(
+                found, f"tests/support/{path} must be in {place}"
+            )
+        for path in ("new_util.py", "models/new.py", "cases/new_cases.py"):
+            self.assertEmpty(_misplaced([pathlib.PurePath(path)]))
 
     def test_no_private_imports(self):
         for path in _files("tf_ext/**/*.py"):

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from cases import multi_worker_clock_cases as clocks
+from cases import multi_worker_difference_cases as differences
 from cases import multi_worker_error_cases as cases
 from cases import multi_worker_model_cases as models
 from cases.multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = [pytest.mark.process("workers"), pytest.mark.both_kerases]
+pytestmark = [
+    pytest.mark.process("workers"),
+    pytest.mark.both_kerases(slow=True),
+]
 
 _WORKERS = 3
 _CASES = shared_workers(_WORKERS)
@@ -85,12 +90,109 @@ class NonfiniteTest(parameterized.TestCase, tf.test.TestCase):
         self._assert_nothing_changed(case)
         self._assert_goes_on(case)
 
+    @pytest.mark.both_kerases
     def test_loss_scale_falls_on_all(self):
         for result in _CASES[cases.loss_scaling_skips]:
             scales = [
                 result[time]["other"] for time in ("before", "after", "later")
             ]
             self.assertEqual(scales, [[1024.0], [512.0], [512.0]])
+
+
+class ClockTest(parameterized.TestCase):
+    """Workers whose clocks are hours apart."""
+
+    @parameterized.named_parameters(
+        (case, getattr(clocks, case)) for case in clocks.CASES
+    )
+    def test_all_take_that_of_the_first(self, case):
+        for result in _CASES[case]:
+            self.assertEqual(result["seen"], [clocks.PRESENT])
+            examined, evicted = result["evicted"]
+            self.assertGreater(examined, 20)
+            self.assertEqual(evicted, 0)
+
+
+class DifferentProgramsTest(parameterized.TestCase):
+    """The last worker runs another program."""
+
+    @parameterized.named_parameters(
+        ("dim", differences.dim, "dim is 4 {} but 8 {}"),
+        (
+            "rule",
+            differences.rule,
+            "class_name is 'SparseSGD' {} but 'SparseAdagrad' {}",
+        ),
+        (
+            "rate_of_a_rule",
+            differences.rate_of_a_rule,
+            "learning_rate is 0.75 {} but 0.25 {}",
+        ),
+        (
+            "schedule",
+            differences.schedule,
+            "config.decay_steps is 5 {} but 7 {}",
+        ),
+        (
+            "clipping",
+            differences.clipping,
+            "config.clipnorm is 2.0 {} but 1.0 {}",
+        ),
+        ("epochs", differences.epochs, "`epochs` of fit is 1 {} but 2 {}"),
+        (
+            "batch_size_of_arrays",
+            differences.batch_size_of_arrays,
+            "`batch_size` of fit is 16 {} but 8 {}",
+        ),
+        (
+            "samples_of_arrays",
+            differences.samples_of_arrays,
+            "the number of samples of `x` is 64 {} but 48 {}",
+        ),
+        (
+            "batch_size_of_a_dataset",
+            differences.batch_size_of_a_dataset,
+            "the batch size of `x` is 16 {} but 8 {}",
+        ),
+    )
+    def test_names_what_differs(self, case, difference):
+        text = difference.format(
+            "on /job:worker/task:0, /job:worker/task:1",
+            "on /job:worker/task:2",
+        )
+        for error in _CASES[case]:
+            self.assertStartsWith(
+                error, "ValueError: The programs of the synchronous workers"
+            )
+            self.assertIn(text, error)
+
+    @parameterized.named_parameters(
+        (
+            "batch_size_behind_a_map",
+            differences.batch_size_behind_a_map,
+            (5, 5, 3),
+        ),
+        ("samples_behind_a_map", differences.samples_behind_a_map, (5, 5, 0)),
+    )
+    def test_names_the_sizes_of_parts(self, case, sizes):
+        if not IS_KERAS_3:
+            self.skipTest("Workers tell each other no sizes.")
+        each = ", ".join(
+            f"{size} on /job:worker/task:{task}"
+            for task, size in enumerate(sizes)
+        )
+        for error in _CASES[case]:
+            self.assertStartsWith(
+                error, "ValueError: The synchronous workers read different"
+            )
+            self.assertIn(f"these parts are {each}. Give all workers", error)
+
+    @parameterized.named_parameters(
+        (case, getattr(differences, case)) for case in differences.LEGAL
+    )
+    def test_takes(self, case):
+        for error in _CASES[case]:
+            self.assertIsNone(error)
 
 
 class InputErrorTest(tf.test.TestCase):
@@ -114,6 +216,7 @@ class InputErrorTest(tf.test.TestCase):
                 self.assertIn(expected, error)
             self.assertEqual(result["rows_after_errors"], 0)
 
+    @pytest.mark.both_kerases
     def test_training_goes_on(self):
         results = _CASES[cases.input_errors]
         rows = merge_rows([{"weights": r["rows"]} for r in results])["weights"]

@@ -387,8 +387,12 @@ class UnevenSharesTest(parameterized.TestCase, tf.test.TestCase):
         (name, getattr(uneven_share_cases, name))
         for name in uneven_share_cases.COMPARED
     )
+    @pytest.mark.slow
     def test_two_workers(self, case):
         self.check(2, case)
+
+    def test_two_workers_of_several_outputs(self):
+        self.check(2, uneven_share_cases.shares_of_two_outputs)
 
     @parameterized.named_parameters(
         (name, getattr(uneven_share_cases, name))

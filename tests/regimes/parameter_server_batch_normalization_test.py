@@ -18,13 +18,9 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
 ]
 
-_CLUSTER = None
 _BATCH = 16
 
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 def _model(momentum, learning_rate=0.0):
@@ -64,7 +60,7 @@ def _samples(batches):
 
 class BatchNormalizationTest(tf.test.TestCase, parameterized.TestCase):
     def model(self, *args):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             return _model(*args)
 
     def fit(self, model, x, y, **options):
@@ -122,7 +118,7 @@ class BatchNormalizationTest(tf.test.TestCase, parameterized.TestCase):
         first = model.get_layer("first")
         before = _averages(model)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(
-            _CLUSTER.strategy
+            util.shared().strategy
         )
         step = tf.function(lambda x: first(x, training=True))
         for rows in (0, 2):
@@ -135,7 +131,7 @@ class BatchNormalizationTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_partitioned_variables(self):
         partitioner = tf.distribute.experimental.partitioners
-        strategy = _CLUSTER.processes.strategy(
+        strategy = util.shared().processes.strategy(
             variable_partitioner=partitioner.FixedShardsPartitioner(2)
         )
         with strategy.scope():

@@ -4,6 +4,7 @@ import csv
 import json
 import pathlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,18 +18,14 @@ from saving_util import TestCase, contents
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.regimes import clock
 
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
 ]
 
-_CLUSTER = None
-
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 class _Fail(keras.callbacks.Callback):
@@ -65,7 +62,7 @@ class _Test(TestCase):
         return tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
 
     def make(self, strategy=None, dense=None, rule="adagrad"):
-        strategy = strategy or _CLUSTER.strategy
+        strategy = strategy or util.shared().strategy
         with strategy.scope():
             dense = dense or keras.optimizers.SGD(0.5, momentum=0.9)
             return compiled(functional(table(rule)), dense, metrics=["AUC"])
@@ -133,7 +130,7 @@ class TableStatsTest(_Test):
 class EvictTest(_Test):
     def test_rows_on_servers_go(self):
         policy = tf_ext.eviction.Unseen(steps=10)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = compiled(functional(table("sgd", eviction=policy)))
         deep = model.tables[0]
         deep.import_rows([901, 902], {"weights": np.ones([2, 4], np.float32)})
@@ -147,6 +144,32 @@ class EvictTest(_Test):
         self.assertEqual(deep.evict(now=42), (len(signs), len(signs)))
         self.assertEqual(deep.size(), 0)
 
+    def test_seconds_are_those_of_the_server_of_a_row(self):
+        policy = tf_ext.eviction.Unseen(seconds=600)
+        with util.shared().strategy.scope():
+            model = compiled(functional(table("sgd", eviction=policy)))
+        read, seconds = [], clock.seconds
+
+        def note():
+            present = seconds()
+            read.append(present.device)
+            return present
+
+        before = int(seconds())
+        with mock.patch.object(clock, "seconds", note):
+            model.fit(self.data(), verbose=0)
+            shards = model.tables[0].rows.shards
+            in_steps = [device for device in read if "/job:ps/" in device]
+            self.assertEqual(set(in_steps), {shard.device for shard in shards})
+            self.assertEqual(in_steps, read)
+            read.clear()
+            examined, evicted = model.tables[0].evict()
+        self.assertEqual(read, [shard.device for shard in shards])
+        self.assertGreater(examined, 0)
+        self.assertEqual(evicted, 0)
+        seen = model.tables[0].export_rows()[1]["last_seen"] + 1_577_836_800
+        self.assertAllInRange(seen, before, int(seconds()))
+
     def test_rows_come_and_go_as_in_one_process(self):
         data = small_models.batch(generator(self), 384, ids=150)
         data = tf.data.Dataset.from_tensor_slices(data).batch(16)
@@ -154,7 +177,7 @@ class EvictTest(_Test):
         found = []
         for strategy, options in (
             (tf.distribute.get_strategy(), {}),
-            (_CLUSTER.strategy, {"max_inflight_steps": 1}),
+            (util.shared().strategy, {"max_inflight_steps": 1}),
         ):
             with strategy.scope():
                 deep = table(
@@ -192,7 +215,7 @@ class EvictTest(_Test):
         self.assertGreater(here["evicted"], 0)
 
     def test_capacity_is_divided_over_servers(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             deep = table("sgd", eviction=tf_ext.eviction.Capacity(11))
         deep.push(range(100), np.ones([100, 4]), step=1, learning_rate=1.0)
         self.assertEqual(deep.evict(now=1), (100, 89))
@@ -201,7 +224,7 @@ class EvictTest(_Test):
 
     def test_statistics_on_servers(self):
         policy = tf_ext.eviction.Score(2)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             deep = table("sgd", eviction=policy, statistics=["show"])
             model = compiled(functional(deep))
         model.fit(self.data(), verbose=0)
@@ -217,7 +240,7 @@ class EvictTest(_Test):
     def test_layers_read_statistics_on_servers(self):
         models = []
         for strategy, steps in (
-            (_CLUSTER.strategy, {"max_inflight_steps": 1}),
+            (util.shared().strategy, {"max_inflight_steps": 1}),
             (tf.distribute.get_strategy(), {}),
         ):
             with strategy.scope():
@@ -401,7 +424,7 @@ class OtherCallbacksTest(_Test):
         with self.assertRaises(tf.errors.InvalidArgumentError):
             # Tables refuse gradients that are no numbers.
             model.fit(data, verbose=0)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         data = util.data(8000, 8)
         bad = data.take(4).concatenate(data.skip(4).map(spoil))

@@ -21,12 +21,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
 ]
 
-_CLUSTER = None
-
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 @keras.utils.register_keras_serializable(package="tf_ext_tests")
@@ -75,7 +70,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
     def test_bags(self, kind):
         data = self.bags(kind)
         alone = util.compiled(BagOfIds(), metrics=["accuracy"])
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             spread = util.compiled(BagOfIds(), metrics=["accuracy"])
         one = alone.fit(data, epochs=2, verbose=0)
         other = spread.fit(data, epochs=2, verbose=0, max_inflight_steps=1)
@@ -93,7 +88,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_predictions_that_are_ragged_strings(self):
         lines = ["a b", "", "c", "d e f", "g"]
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = Splitting()
         data = tf.data.Dataset.from_tensor_slices(lines).batch(2)
         found = model.predict(data, verbose=0)
@@ -116,7 +111,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
             assert isinstance(context, tf.distribute.InputContext)
             return util.data(64, 16).repeat()
 
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             # Fast enough to learn in 24 steps, whichever worker takes which.
             model = util.model(keras.optimizers.Adam(0.05))
         history = model.fit(
@@ -141,7 +136,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_files_with_malformed_records(self):
         self.enterContext(contextlib.chdir(self.get_temp_dir()))
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = reading_cases.model()
         for format in FORMATS:
             written = reading_cases.write(format)
@@ -152,7 +147,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
             model.tables[0].clear()
 
     def test_files_that_cannot_be_read(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         path = os.path.join(self.get_temp_dir(), "unreadable.csv")
         with open(path, "w") as file:
@@ -173,7 +168,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
                 method(data, verbose=0)
 
     def test_functions_whose_data_ends(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         with self.assertRaisesRegex(
             ValueError, "dataset of the function `x` must not end.*repeat"
@@ -184,7 +179,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
         model.fit(util.data(), verbose=0)
 
     def test_a_dataset_that_ends_too_early(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         with self.assertLogs("tensorflow", "WARNING") as logs:
             model.fit(util.data(96, 32), steps_per_epoch=5, verbose=0)
@@ -195,7 +190,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
         pandas = pytest.importorskip("pandas")
         features, labels = util.arrays(96)
         frame = pandas.DataFrame({"id": features["id"][:, 0]})
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         expected = model.predict(features, verbose=0)
         features["id"] = frame["id"].astype("Int64")
@@ -206,7 +201,7 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
         model.evaluate(features, labels, verbose=0)
 
     def test_generators_are_refused(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = util.model()
         with self.assertRaisesRegex(ValueError, "Dataset.from_generator"):
             model.fit(iter([(1, 2)]), steps_per_epoch=2, verbose=0)

@@ -65,6 +65,7 @@ class FaultsTest(tf.test.TestCase):
             found, model.predict(features, batch_size=800, verbose=0), 1e-6
         )
 
+    @pytest.mark.slow
     def test_a_parameter_server_that_dies(self):
         with self.cluster.strategy.scope():
             model = util.model()
@@ -79,6 +80,7 @@ class FaultsTest(tf.test.TestCase):
 
 
 class EndTest(tf.test.TestCase):
+    @pytest.mark.slow
     def test_a_program_ends_after_the_loss_of_a_worker_and_a_server(self):
         # TensorFlow would wait for the worker, and the worker for the server.
         output = processes.run("lost_server_program.py", timeout_seconds=200)

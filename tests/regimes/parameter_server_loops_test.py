@@ -17,12 +17,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
 ]
 
-_CLUSTER = None
-
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 def _counting_model(cls):
@@ -54,7 +49,7 @@ class KerasFitTest(TestCase):
             self.skipTest("Keras 3's fit refuses the strategy.")
 
     def test_counts_every_sample(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model, counts = _counting_model(keras.Model)
 
         def dataset(_):
@@ -81,7 +76,7 @@ class KerasFitTest(TestCase):
             return whole.shuffle(1024).repeat().batch(32)
 
         creator = keras.utils.experimental.DatasetCreator(dataset)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = compiled(
                 functional(table("adagrad"), keras.Model), metrics=["AUC"]
             )
@@ -92,7 +87,7 @@ class KerasFitTest(TestCase):
 
 class CustomLoopTest(TestCase):
     def test_counts_are_exact(self):
-        strategy = _CLUSTER.strategy
+        strategy = util.shared().strategy
         with strategy.scope():
             model, counts = _counting_model(tf_ext.Model)
             optimizer = model.optimizer
@@ -126,7 +121,7 @@ class AccumulationTest(TestCase):
         if not IS_KERAS_3:
             self.skipTest("tf_keras has none.")
         dense = keras.optimizers.SGD(gradient_accumulation_steps=2)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = functional(table())
             optimizer = tf_ext.optimizers.Optimizer(dense)
             with self.assertRaisesRegex(
@@ -156,7 +151,7 @@ class MixedPrecisionTest(TestCase):
     def assert_as_in_one_process(self, **options):
         alone = tf.distribute.get_strategy()
         self.assertAllClose(
-            self.losses(_CLUSTER.strategy, **options),
+            self.losses(util.shared().strategy, **options),
             self.losses(alone, **options),
             1e-3,
             1e-3,
@@ -181,7 +176,7 @@ class MixedPrecisionTest(TestCase):
             else "Mixed precision is not supported with"
         )
         with self.assertRaisesRegex(ValueError, message):
-            self.losses(_CLUSTER.strategy)
+            self.losses(util.shared().strategy)
 
 
 class TwoTasks(tf_ext.Model):
@@ -206,7 +201,7 @@ class TwoTasks(tf_ext.Model):
 class TasksTest(tf.test.TestCase):
     def test_are_refused(self):
         data = tf.data.Dataset.from_tensors((tf.ones([2, 3]), tf.ones([2, 1])))
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = TwoTasks()
             model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
         with self.assertRaisesRegex(

@@ -17,14 +17,10 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
 ]
 
-_CLUSTER = None
 _SAMPLES = 400
 _CLASSES = 4
 
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 def _binary():
@@ -254,18 +250,18 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
     def _assert_as_one_process(self, labels, metrics, units, activation, loss):
         data = self.data(labels)
         alone = _model(units, activation, loss, metrics())
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             spread = _model(units, activation, loss, metrics())
         self.assert_same_results(alone, spread, data)
 
     def test_of_rates_are_those_of_all_rows(self):
-        found = metric_cases.evaluated(_CLUSTER.strategy, 4_099)
+        found = metric_cases.evaluated(util.shared().strategy, 4_099)
         expected = metric_cases.expected(*metric_cases.rows())
         for name, value in expected.items():
             self.assertAllClose(found[name], value, 0.0, 1e-6, name)
 
     def test_of_users_are_those_of_one_process(self):
-        found = metric_cases.user_metrics(_CLUSTER.strategy, text=True)
+        found = metric_cases.user_metrics(util.shared().strategy, text=True)
         alone = metric_cases.user_metrics(
             tf.distribute.get_strategy(), text=True
         )
@@ -282,14 +278,14 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
             )
         )
         alone = _two_tasks()
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             spread = _two_tasks()
         self.assert_same_results(alone, spread, data)
 
     def test_of_a_train_step_of_ones_own(self):
         data = self.data("binary")
         alone = OwnSteps()
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             spread = OwnSteps()
         for model in (alone, spread):
             with model.distribute_strategy.scope():
@@ -336,7 +332,7 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
     def test_that_does_not_add_is_refused(self, update):
         if not IS_KERAS_3:
             self.skipTest("Its metrics are TensorFlow variables.")
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             metrics = [_Keeping(update)]
             model = _model(1, "sigmoid", "binary_crossentropy", metrics)
         data = self.data("binary")
@@ -348,7 +344,7 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
             ):
                 method(data, verbose=0)
         # The model is as usable as before.
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model.compile(
                 tf_ext.optimizers.Optimizer("sgd"),
                 "mse",

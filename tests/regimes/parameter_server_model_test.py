@@ -20,12 +20,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
 ]
 
-_CLUSTER = None
-
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 class ModelTest(tf.test.TestCase, parameterized.TestCase):
@@ -40,7 +35,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
     def test_one_step_at_a_time_is_as_one_process(self, make, rule):
         data = self.data()
         alone = compiled(make(table(rule)), metrics=["AUC"])
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             spread = compiled(make(table(rule)), metrics=["AUC"])
         one = alone.fit(data, epochs=2, verbose=0)
         other = spread.fit(data, epochs=2, verbose=0, max_inflight_steps=1)
@@ -62,7 +57,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_predictions_need_no_clicks(self):
         features, clicked, labels = clicked_models.batch(generator(self))
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = compiled(clicked_models.functional())
         slices = tf.data.Dataset.from_tensor_slices
         model.fit(slices((clicked, labels)).batch(16), verbose=0)
@@ -75,7 +70,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_small_rows_have_the_bits_of_one_process(self):
         expected = small_row_cases.trained(alone())
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = small_row_cases.make_model()
         self.assertLen(model.tables[0].rows.shards, 2)
         found = small_row_cases.fit(model, max_inflight_steps=1)
@@ -83,7 +78,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_asynchronous_steps_learn(self):
         data = self.data(1024)
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = compiled(functional(table("adagrad")), metrics=["AUC"])
         history = model.fit(data, epochs=4, verbose=0).history
         self.assertEqual(number(model.optimizer.iterations), 4 * 64)
@@ -91,7 +86,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllInRange(history["staleness"], 0.0, 3.0)
 
     def test_evaluate_and_predict_make_no_rows(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = compiled(functional(table()))
         model.evaluate(self.data(), verbose=0)
         model.predict(self.data(), verbose=0)
@@ -99,7 +94,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_weights_are_saved_and_loaded(self):
         data = self.data()
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = compiled(functional(table()))
         model.fit(data, verbose=0)
         path = os.path.join(self.get_temp_dir(), "model.weights.h5")
@@ -152,7 +147,7 @@ class WithoutCallTest(tf.test.TestCase):
 
         data = util.data().map(lambda features, _: features)
         alone = make()
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             spread = make()
         untrained = spread.evaluate(data, verbose=0, return_dict=True)
         self.assertAllClose(untrained["mean"], 1.0)

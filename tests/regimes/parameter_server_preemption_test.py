@@ -134,6 +134,7 @@ class PreemptionTest(TestCase):
         self.assertBetween(steps, 1, 2 * program.SAMPLES // program.BATCH)
         self.assertEqual(metrics["tf_ext_staleness_steps_count"], steps)
 
+    @pytest.mark.slow
     def test_one_task_alone_that_is_started_again(self):
         options = ["--grace_seconds=0.5"]  # The chief does not end.
         servers = self._start_servers(options=options)

@@ -20,19 +20,14 @@ if IS_KERAS_3:
 else:
     from models import recommenders_models as models
 
-_CLUSTER = None
-
-
-def setUpModule():
-    global _CLUSTER
-    _CLUSTER = util.shared()
+setUpModule = util.shared
 
 
 class _RegimeTest(tf.test.TestCase):
     def assert_as_one_process(self, make, data):
         """One step in flight comes to what one process comes to."""
         alone = make()
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             spread = make()
         expected = alone.fit(data, epochs=2, verbose=0).history
         found = spread.fit(data, epochs=2, verbose=0, max_inflight_steps=1)
@@ -54,10 +49,10 @@ class RecommendersTest(_RegimeTest):
             self.skipTest("TensorFlow Recommenders refuses Keras 3.")
 
     def test_two_towers(self):
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = models.make_model()
         model.fit(models.data(), epochs=models.EPOCHS, verbose=0)
-        metrics = models.evaluate_with_index(model, _CLUSTER.strategy)
+        metrics = models.evaluate_with_index(model, util.shared().strategy)
         self.assertBetween(metrics[models.TOP_2], 0.95, 1.0)
         self.assertLess(metrics["rmse"], 0.3)
 
@@ -84,7 +79,7 @@ class KerasRsTest(_RegimeTest):
 
     def test_asynchronous_steps_learn(self):
         data = keras_rs_models.data()
-        with _CLUSTER.strategy.scope():
+        with util.shared().strategy.scope():
             model = keras_rs_models.make_model("pairwise_hinge")
         model.fit(data, epochs=12, verbose=0)
         metrics = model.evaluate(data, return_dict=True, verbose=0)

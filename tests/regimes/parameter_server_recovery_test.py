@@ -157,6 +157,7 @@ class ServerLostTest(TestCase):
         self.assertAllClose(auc, expected_auc, 0, 0.01)
         self.assertCountEqual(rows["weights"], expected["weights"])
 
+    @pytest.mark.slow
     def test_losses_beyond_those_allowed(self):
         def train(strategy):
             with strategy.scope():

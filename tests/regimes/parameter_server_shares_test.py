@@ -292,6 +292,7 @@ class LostWorkerTest(TestCase):
         self._restart.join()
         super().tearDown()
 
+    @pytest.mark.slow
     def test_a_worker_that_does_not_come_back(self):
         model = _counting(_CLUSTER.strategy)
 
@@ -311,6 +312,7 @@ class LostWorkerTest(TestCase):
         shows = _shows(model)
         self.assertEqual({shows[sample] for sample in range(400, 600)}, {1})
 
+    @pytest.mark.slow
     def test_its_share_begins_anew(self):
         model = _counting(_CLUSTER.strategy)
         data = _in_shares(400, 200)
@@ -331,6 +333,7 @@ class LostWorkerTest(TestCase):
             _shows(model), {sample: n + 1 for sample, n in shows.items()}
         )
 
+    @pytest.mark.slow
     def test_a_share_that_has_ended(self):
         model = _counting(_CLUSTER.strategy)
         model.fit(
@@ -341,6 +344,7 @@ class LostWorkerTest(TestCase):
         )
         self.assertEqual(_shows(model), dict.fromkeys(range(404), 2))
 
+    @pytest.mark.slow
     def test_dynamic_sharding_by_tf_data_service(self):
         service = tf.data.experimental.service
         dispatcher = service.DispatchServer()

@@ -13,7 +13,7 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _PROGRAM = "subclassed_saving_program.py"
 _USERS = {"user": tf.constant(["a", "b", "ccc"])}

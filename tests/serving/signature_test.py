@@ -13,7 +13,7 @@ from tf_ext._keras import keras
 from tf_ext.regimes import regime_of_model
 from tf_ext.serving.signature import Signature, infer, name_outputs
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _BAGS = tf.ragged.constant([[[1, 2], []], [], [[3]]], ragged_rank=2)
 _WORDS = tf.ragged.constant([["a"], [], ["b", "c"]], row_splits_dtype="int32")

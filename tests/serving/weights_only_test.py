@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from models.small_models import FOLLOWING, batch, compiled, functional, table
+from models.small_models import RULES, batch, compiled, functional, table
 from saving_util import FORMATS, TestCase, contents
 
 import tf_ext
@@ -70,7 +70,7 @@ class WeightsOnlyTest(TestCase):
             contents(outside.tables[0]), contents(trained.tables[0])
         )
 
-    @parameterized.parameters(*FOLLOWING)
+    @parameterized.parameters(*RULES)
     def test_takes_snapshots_of_any_rule(self, rule):
         trained = table(rule)
         paths = [self.path(str(number)) for number in range(2)]

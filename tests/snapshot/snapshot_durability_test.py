@@ -6,6 +6,7 @@ import unittest.mock
 
 import file_log
 import processes
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
@@ -117,6 +118,7 @@ class DurabilityTest(parameterized.TestCase, tf.test.TestCase):
         whole = self._after(calls, 0, "rename", f"{first}.part", first)
         self.assertNotIn(("remove", first, "-"), calls[whole:last])
 
+    @pytest.mark.slow
     def test_weights(self):
         calls = self.calls["weights"]
         file = self._path("model.weights.h5")
@@ -126,6 +128,7 @@ class DurabilityTest(parameterized.TestCase, tf.test.TestCase):
         renamed = self._after(calls, synced, "rename", part, file)
         self._after(calls, renamed, "sync", self._path(), "directory")
 
+    @pytest.mark.slow
     def test_export(self):
         calls = self.calls["export"]
         root = self._path("versions")

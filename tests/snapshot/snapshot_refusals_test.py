@@ -7,14 +7,12 @@ import os
 
 import snapshot_util as util
 from absl.testing import absltest, parameterized
-from models import small_models as small
-from models.model_building import generator
 from oracles import snapshot_files_util as files_util
 from oracles import snapshot_forging
-from saving_util import TestCase, contents
+from saving_util import PointTestCase, TestCase, contents
 
 from tf_ext import _core
-from tf_ext.callbacks import point_files, recovery_points
+from tf_ext.callbacks import recovery_points
 from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot
 
 _HUGE = 2**63 - 1
@@ -393,13 +391,9 @@ _POINT_CASES = (
 )
 
 
-class PointRefusalsTest(TestCase):
+class PointRefusalsTest(PointTestCase):
     def setUp(self):
         super().setUp()
-        self.root = self.directory()
-        self.model = small.model_with_point(generator(self), self.root)
-        [self.point] = point_files.list_points(self.root)
-        self.file = os.path.join(self.point, "point.json")
         [table] = self.model.tables
         table.erase(table.export_rows()[0][:3])
         self.before = contents(table)

@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -109,6 +110,23 @@ def run_python(script, *arguments):
     if done.returncode != 0:
         raise AssertionError(f"The script failed:\n{done.stderr[-4000:]}")
     return done.stdout
+
+
+class StoredTableTestCase(parameterized.TestCase):
+    """A table of three rows, and a directory for its files.
+
+    Attributes:
+      directory: string.
+      handle: of the table.
+    """
+
+    def setUp(self):
+        super().setUp()
+        directory = tempfile.TemporaryDirectory(prefix="tf_ext_ops_")
+        self.addCleanup(directory.cleanup)
+        self.directory = directory.name
+        self.handle = ops.sparse_table_handle(table_config(dim=2))
+        ops.sparse_table_pull(self.handle, [1, 2, 3], training=True, dim=2)
 
 
 class RefusalTestCase(tf.test.TestCase, parameterized.TestCase):

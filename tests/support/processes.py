@@ -264,5 +264,30 @@ def wait_until_ended(pids):
     wait_until(lambda: not any(map(is_running, pids)))
 
 
+def kill_parent(program):
+    """Kills a program that has started others, and waits until those end.
+
+    Args:
+      program: string, the name of a file of tests/support/programs, which
+        prints the ids of the processes that it started on a line.
+
+    Returns:
+      List of those ids.
+
+    Raises:
+      AssertionError: they are still running.
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-P", PROGRAMS / program],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    wait_until_ended(pids)
+    return pids
+
+
 def _ends_of(*files):
     return "\n".join(_text_of(file)[-4000:] for file in files)

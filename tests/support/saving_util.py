@@ -8,6 +8,8 @@ from absl.testing import parameterized
 from models import small_models as small
 from models.model_building import generator, rows_of
 
+from tf_ext.callbacks import point_files
+
 
 def trained(test, rule="adagrad", **kwargs):
     """A model with rows, and the batch it was trained on."""
@@ -71,3 +73,21 @@ class TestCase(parameterized.TestCase, tf.test.TestCase):
     def format(self, name):
         """One of FORMATS: functions that write and read a model."""
         return getattr(Formats, name)(self.directory())
+
+
+class PointTestCase(TestCase):
+    """A test that reads a recovery point.
+
+    Attributes:
+      root: string, the directory of the points.
+      model: tf_ext.Model, which has written one.
+      point: string, its path.
+      file: string, the path of its `point.json`.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.root = self.directory()
+        self.model = small.model_with_point(generator(self), self.root)
+        [self.point] = point_files.list_points(self.root)
+        self.file = os.path.join(self.point, "point.json")

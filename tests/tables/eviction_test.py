@@ -10,7 +10,7 @@ from models.sharded_tables import bytes_of_rows, shards_on
 
 import tf_ext
 from tf_ext import eviction, snapshot
-from tf_ext.tables import clock
+from tf_ext.regimes import clock
 
 _RATE = 0.5
 _DIM = 3

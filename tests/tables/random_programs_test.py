@@ -57,7 +57,7 @@ class RandomProgramsTest(tf.test.TestCase, parameterized.TestCase):
 
     @parameterized.product(policy=_POLICIES, shards=_SHARDS)
     def test_same_rows_to_the_bit(self, policy, shards):
-        rng = np.random.default_rng([shards[0], len(policy)])
+        rng = np.random.default_rng([1, shards[0], len(policy)])
         fields = {"last_seen": True, "statistics": 2}
         program = self._program(policy, shards, rng, fields)
         program.run(random_programs.random_actions(rng, _ACTIONS, **fields))

@@ -8,7 +8,11 @@ import re
 _PS_TARGET = re.compile(r"remote target /job:ps/replica:\d+/task:(\d+)")
 _RESTARTED = re.compile("unknown device|relevant tensor remote_handle", re.I)
 _WORKER = re.compile(r"/job:(chief|worker)(?:/replica:\d+)?/task:(\d+)")
-_LEADER_LOST = re.compile("/tensorflow.CoordinationService/|Leader incarnation")
+_LEADER_RESTARTED = re.compile("must be registered before sending heartbeat")
+_LEADER_LOST = re.compile(
+    "/tensorflow.CoordinationService/|Leader incarnation|"
+    + _LEADER_RESTARTED.pattern
+)
 
 
 def server_in(message):
@@ -44,3 +48,14 @@ def is_of_leader(message):
     Seen in: TensorFlow 2.21.
     """
     return _LEADER_LOST.search(message) is not None
+
+
+def is_of_restarted_leader(message):
+    """Whether an InvalidArgumentError comes from a restarted leader.
+
+    Its coordination service does not know the task that sends heartbeats, which
+    is the one that the message names.
+
+    Seen in: TensorFlow 2.21.
+    """
+    return _LEADER_RESTARTED.search(message) is not None

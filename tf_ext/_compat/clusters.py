@@ -9,6 +9,8 @@ import stat
 import sys
 import threading
 
+import tensorflow as tf
+
 from tf_ext._core import Setting
 
 
@@ -256,6 +258,18 @@ def configure_coordination(
     settings.cluster_register_with_barrier = True
     for job, addresses in cluster.items():
         settings.coordinated_job_list.add(name=job, num_tasks=len(addresses))
+
+
+def abort_collectives(message):
+    """Has all collectives of this process raise an UnavailableError, for good.
+
+    Seen in: TensorFlow 2.21.
+
+    Args:
+      message: string, of the error.
+    """
+    context = sys.modules["tensorflow.python.eager.context"].context()
+    context.abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""Settings of gRPC that TensorFlow reads from the environment.
+"""Settings of gRPC: those that TensorFlow reads from the environment, and one.
 
-Two of them take effect in TensorFlow 2.21, in the process whose environment has
-them:
+Two of the former take effect in TensorFlow 2.21, in the process whose
+environment has them:
 
 - `GRPC_FAIL_FAST`: whether a call to a task that is not running fails at once.
   With "use_caller" each call decides, so that the loss of a task is noticed at
@@ -13,16 +13,24 @@ them:
   330 s of silence, and gRPC's 60 s for its answer.
 
 Messages need no setting: TensorFlow itself sets their limit to 2 GiB.
+
+They are settings of clients. A server of gRPC drops a connection when what it
+has sent on it is not acknowledged for 20 s, and TensorFlow has no way to change
+that. After an outage TCP tries again at growing intervals, so that one of 13 s
+may already take longer. So `set_server_patience` sets it on the sockets.
 """
 
+import contextlib
 import os
+import socket
+import stat
 
 # A server closes connections that send keep-alive messages more often than
 # every five minutes while no data moves, as during a long step.
 _KEEPALIVE_SECONDS = 330
 # It also limits the wait for sent data to be acknowledged: with gRPC's default
 # of 20 s a short network outage would count as the loss of a server.
-_KEEPALIVE_TIMEOUT_SECONDS = 60
+KEEPALIVE_TIMEOUT_SECONDS = 60
 
 
 def set_grpc_options():
@@ -44,5 +52,35 @@ def set_grpc_options():
     os.environ.setdefault(
         "TF_GRPC_DEFAULT_OPTIONS",
         f"grpc.keepalive_time_ms={_KEEPALIVE_SECONDS * 1000},"
-        f"grpc.keepalive_timeout_ms={_KEEPALIVE_TIMEOUT_SECONDS * 1000}",
+        f"grpc.keepalive_timeout_ms={KEEPALIVE_TIMEOUT_SECONDS * 1000}",
     )
+
+
+def set_server_patience(port, seconds=KEEPALIVE_TIMEOUT_SECONDS):
+    """Sets how long the server of this process waits for acknowledgements.
+
+    Connections that it accepts later inherit it from the socket that listens.
+
+    Seen in: TensorFlow 2.21, on Linux.
+
+    Args:
+      port: int, the port at which the server listens.
+      seconds: float.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            descriptor = int(name)
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            # The descriptor is gRPC's, which closes it.
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                if (
+                    connection.family in (socket.AF_INET, socket.AF_INET6)
+                    and connection.type == socket.SOCK_STREAM
+                    and connection.getsockname()[1] == port
+                ):
+                    connection.setsockopt(
+                        socket.IPPROTO_TCP,
+                        socket.TCP_USER_TIMEOUT,
+                        round(1000 * seconds),
+                    )

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_ext._compat.cluster_errors import (
     is_of_leader,
+    is_of_restarted_leader,
     is_of_restarted_server,
     server_in,
     workers_in,
@@ -192,7 +193,13 @@ def _lost_server(
 def _lost_workers(
     error: BaseException, strategy: tf.distribute.Strategy
 ) -> dict[str, str | None]:
-    if not isinstance(error, _LOST_WORKER_ERRORS):
+    if not isinstance(error, tf.errors.OpError):
+        return {}
+    message = error.message
+    restarted = isinstance(
+        error, tf.errors.InvalidArgumentError
+    ) and is_of_restarted_leader(message)
+    if not restarted and not isinstance(error, _LOST_WORKER_ERRORS):
         return {}
     cluster = _cluster(strategy)
     peers = task_addresses(cluster, ["chief", "worker"])
@@ -200,8 +207,8 @@ def _lost_workers(
         return {}
     resolver = strategy.cluster_resolver
     del peers[task_name(resolver.task_type, resolver.task_id)]
-    said = {task_name(*found) for found in workers_in(error.message)}
-    if not said & set(peers) and is_of_leader(error.message):
+    said = {task_name(*found) for found in workers_in(message)}
+    if not said & set(peers) and is_of_leader(message):
         said = {task_name(*coordination.leader(cluster))}
     return {
         task: address

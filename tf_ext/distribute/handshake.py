@@ -24,6 +24,9 @@ _HEAD_BYTES = 9
 _SETTINGS = 4
 _TLS_ALERT = b"\x15\x03"
 
+# What `problem` finds where a process has ended.
+REFUSES = "refuses connections: nothing listens there"
+
 # The file descriptors of the connections that `problem` has open.
 _asking_descriptors = set()
 
@@ -55,7 +58,7 @@ def problem(address, timeout_seconds):
             "listener is stopped"
         )
     except ConnectionRefusedError:
-        return "refuses connections: nothing listens there"
+        return REFUSES
     except OSError as error:
         return f"cannot be connected to ({error.strerror or error})"
     with connection, _asking(connection):

@@ -1,10 +1,11 @@
 """Detects tasks that do not answer, and disconnects from them.
 
-TensorFlow waits for a worker that is stopped, or whose network is cut, until
+TensorFlow waits for a task that is stopped, or whose network is cut, until
 gRPC's keep-alive reports it lost. Other workers wait with it, because each new
 function and each freed tensor is announced to all of them. A worker whose
 connection has broken is lost at once: another one gets its step, and it is used
-again when it answers again.
+again when it answers again. A server that is silent for longer than a
+connection survives is lost as well.
 """
 
 import concurrent.futures
@@ -16,12 +17,16 @@ import time
 import weakref
 
 from tf_ext._compat.clusters import plain_address, shut_connections_down
+from tf_ext._compat.grpc_options import KEEPALIVE_TIMEOUT_SECONDS
 from tf_ext.distribute import handshake, this_task
 from tf_ext.distribute.addresses import split_address
 
 # A task that has not answered for this long, in several attempts, counts as
 # silent.
 SILENT_SECONDS = 10.0
+# The same of a server, whose loss costs what was trained since the last point.
+# Its connections wait as long for what they sent.
+SILENT_SERVER_SECONDS = float(KEEPALIVE_TIMEOUT_SECONDS)
 _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 2.0
 # Results older than this are out of date.
@@ -31,6 +36,12 @@ _THREADS = 64
 # once, for what it still has to send, and the steps of others may wait until
 # that fails, too. It waits longer before each new attempt.
 _BREAKS = 3
+
+_LOST_WORKER = (
+    "its step is given to another worker, and may count twice if this one goes "
+    "on"
+)
+_LOST_SERVER = "training goes on from the last checkpoint"
 
 _logger = this_task.logger(__name__)
 
@@ -46,7 +57,7 @@ class _Problem:
 
 
 class Watch:
-    """Checks tasks periodically, and disconnects from silent workers.
+    """Checks tasks periodically, and disconnects from silent ones.
 
     It ends when its last reference is gone.
 
@@ -67,7 +78,7 @@ class Watch:
         ).start()
 
     def look(self):
-        """Checks all tasks, and disconnects from workers that stay silent."""
+        """Checks all tasks, and disconnects from those that stay silent."""
         begin = time.monotonic()
 
         def ask(address):
@@ -80,7 +91,10 @@ class Watch:
             self._note(task, why, begin)
         for task, found in self._lasting(SILENT_SECONDS):
             if task in self._workers and found.broken_off < _BREAKS:
-                self._break_off(task, found)
+                self._break_off(task, found, _LOST_WORKER)
+        for task, found in self._lasting(SILENT_SERVER_SECONDS):
+            if task not in self._workers and found.broken_off < _BREAKS:
+                self._break_off(task, found, _LOST_SERVER)
 
     def lost(self):
         """Tasks that have been silent for long, or refuse connections.
@@ -112,18 +126,18 @@ class Watch:
         else:
             known.seen, known.why = now, why
 
-    def _break_off(self, task, found):
-        address = self._workers[task]
+    def _break_off(self, task, found, meaning):
+        address = self._tasks[task]
         if not break_off(address):
             return
         found.broken_off += 1
         if found.broken_off == 1:
             _logger.warning(
-                "%s at %s %s. It is taken as lost: its step is given to "
-                "another worker, and may count twice if this one goes on.",
+                "%s at %s %s. It is taken as lost: %s.",
                 task,
                 address,
                 found.why,
+                meaning,
             )
 
 

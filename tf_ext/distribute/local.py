@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_ext._checks import check_count
 from tf_ext.distribute import coordinators
-from tf_ext.distribute.addresses import task_name
+from tf_ext.distribute.addresses import task_addresses, task_name
 from tf_ext.distribute.child_processes import (
     ChildProcesses,
     log_end,
@@ -21,12 +21,15 @@ from tf_ext.distribute.child_processes import (
 )
 from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
 from tf_ext.distribute.forked_processes import ForkedProcess, ForkServer
+from tf_ext.distribute.handshake import problems_of
 from tf_ext.distribute.ports import free_ports
 from tf_ext.distribute.strategy import parameter_server_strategy
 
 _MODULE = "tf_ext.distribute.server"
 _ATTEMPTS = 3
 _POLL_SECONDS = 0.05
+# A step that hangs ends with its process alone.
+_DISCONNECT_SECONDS = 10.0
 
 
 def local_cluster(
@@ -250,13 +253,28 @@ class LocalCluster:
             self._watcher.join()
         for strategy in self._strategies:
             coordinators.keep(strategy)
+        disconnecting = threading.Thread(target=_disconnect, daemon=True)
+        if self._is_connected and self._answers():
+            disconnecting.start()
+            disconnecting.join(_DISCONNECT_SECONDS)
         self._processes.close()
         self._fork_server.close()
         if self._is_connected:
-            # Not before: it would wait for a process that is stopped.
-            _disconnect()
+            if disconnecting.ident is None:
+                disconnecting.start()
+            disconnecting.join()
         self._folder.cleanup()
         self.cluster = None
+
+    def _answers(self) -> bool:
+        """Whether all tasks answer.
+
+        TensorFlow logs an error for each that it cannot disconnect from, and
+        would wait for one that is stopped.
+        """
+        return self.cluster is not None and not problems_of(
+            task_addresses(self.cluster)
+        )
 
 
 def _disconnect() -> None:

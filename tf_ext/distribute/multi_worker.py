@@ -8,7 +8,11 @@ import tensorflow as tf
 import tf_ext
 from tf_ext._checks import is_finite, is_int, refuse
 from tf_ext._compat.clusters import configure_coordination, keeping_sigterm
-from tf_ext.distribute import coordination, this_task
+from tf_ext._compat.grpc_options import (
+    KEEPALIVE_TIMEOUT_SECONDS,
+    set_server_patience,
+)
+from tf_ext.distribute import coordination, peers, process_1, this_task
 from tf_ext.distribute.addresses import (
     named,
     split_address,
@@ -54,8 +58,8 @@ def multi_worker_strategy(
       timeout_seconds: float, how long workers wait for each other. Python
         does not see an interrupt (Ctrl-C) meanwhile.
       heartbeat_timeout_seconds: float, after how long without a heartbeat a
-        worker counts as lost. A worker that was killed is often noticed
-        earlier.
+        worker counts as lost, and after how long without an answer to another
+        worker. A worker that was killed is often noticed earlier.
 
     Returns:
       A `tf.distribute.MultiWorkerMirroredStrategy`.
@@ -84,6 +88,7 @@ def multi_worker_strategy(
             refuse(_NAME, name, "a positive number of seconds", seconds)
     own = _own_task(cluster, task)
     _check_gpus()
+    process_1.end_on_sigterm()
     tasks = {} if own is None else task_addresses(own.cluster, _JOBS)
     if own is None or len(tasks) < 2:
         return tf.distribute.MultiWorkerMirroredStrategy(_resolver(None))
@@ -96,6 +101,14 @@ def multi_worker_strategy(
             heartbeat_timeout_seconds,
         )
         strategy = _connect(own, timeout_seconds)
+        own_name = task_name(own.job, own.index)
+        # TCP may take as long again as an outage to notice its end.
+        set_server_patience(
+            split_address(tasks[own_name])[1],
+            max(2 * heartbeat_timeout_seconds, KEEPALIVE_TIMEOUT_SECONDS),
+        )
+        others = {name: a for name, a in tasks.items() if name != own_name}
+        peers.watch(strategy, others, heartbeat_timeout_seconds)
         with naming_lost_tasks(strategy):
             _check_versions(strategy, tasks)
     return strategy

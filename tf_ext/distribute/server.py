@@ -16,6 +16,7 @@ says. With `--metrics_port` it serves `/metrics` and `/ready` over HTTP.
 """
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -27,7 +28,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext._checks import is_finite
-from tf_ext._compat.grpc_options import set_grpc_options
+from tf_ext._compat.grpc_options import (
+    set_grpc_options,
+    set_server_patience,
+)
 from tf_ext.distribute import this_task
 from tf_ext.distribute.addresses import is_listening, split_address
 from tf_ext.distribute.cluster import (
@@ -43,7 +47,7 @@ from tf_ext.distribute.cluster import (
 from tf_ext.distribute.handshake import problem
 from tf_ext.distribute.metrics_server import LOOPBACK, MetricsServer
 from tf_ext.distribute.ports import why_not_free
-from tf_ext.ops import _library, _version_ops
+from tf_ext.ops import _library, _task_ops, _version_ops
 
 _logger = this_task.logger("tf_ext.distribute.server")
 
@@ -215,6 +219,8 @@ def _start(task: Task) -> tf.distribute.Server:
     # A server can run the ops registered in its process.
     _library.library()
     _check_port(task)
+    # The chief compares it with its own.
+    _task_ops.set_task(json.dumps(task._asdict()))
     config = tf.compat.v1.ConfigProto()
     # With few processors, steps of several workers wait for each other.
     config.inter_op_parallelism_threads = max(
@@ -224,7 +230,7 @@ def _start(task: Task) -> tf.distribute.Server:
     # CPU time to look for work.
     config.experimental.disable_thread_spinning = True
     try:
-        return tf.distribute.Server(
+        server = tf.distribute.Server(
             tf.train.ClusterSpec(task.cluster),
             job_name=task.job,
             task_index=task.index,
@@ -233,6 +239,8 @@ def _start(task: Task) -> tf.distribute.Server:
         )
     except tf.errors.OpError as error:
         _fail(task, error.message)
+    set_server_patience(_port_of(task))
+    return server
 
 
 def _check_port(task: Task) -> None:

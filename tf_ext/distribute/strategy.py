@@ -1,6 +1,7 @@
 """ParameterServerStrategy on tasks that were checked."""
 
 import functools
+import json
 import os
 import time
 import typing
@@ -8,12 +9,21 @@ import uuid
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 import tf_ext
-from tf_ext._compat.grpc_options import set_grpc_options
-from tf_ext.distribute import this_task
-from tf_ext.distribute.addresses import named, task_addresses
+from tf_ext._compat.grpc_options import (
+    set_grpc_options,
+    set_server_patience,
+)
+from tf_ext.distribute import process_1, this_task
+from tf_ext.distribute.addresses import (
+    named,
+    split_address,
+    task_addresses,
+    task_name,
+)
 from tf_ext.distribute.cluster import (
     COORDINATOR,
     cluster_of,
@@ -21,7 +31,7 @@ from tf_ext.distribute.cluster import (
 )
 from tf_ext.distribute.deadlines import call_within
 from tf_ext.distribute.handshake import problems_of, wait_until_answering
-from tf_ext.ops import _owner_ops, _version_ops
+from tf_ext.ops import _owner_ops, _task_ops, _version_ops
 
 _RETRY_SECONDS = 0.2
 # For a task that accepts connections to answer, on a busy machine.
@@ -79,6 +89,7 @@ def _connected(
     timeout_seconds: float,
     variable_partitioner: Callable[..., typing.Any] | None,
 ) -> tf.distribute.Strategy:
+    process_1.end_on_sigterm()
     set_grpc_options()
     cluster = resolver.cluster_spec().as_dict()
     tasks = task_addresses(cluster)
@@ -117,6 +128,7 @@ def _connected(
             f"servers, {named(tasks)}. Check that servers of TensorFlow listen "
             f"there, and nothing in between. TensorFlow says: {error.message}"
         ) from error
+    set_server_patience(split_address(cluster[COORDINATOR][0])[1])
     check_cluster(strategy, deadline - time.monotonic())
     return strategy
 
@@ -153,8 +165,10 @@ def check_cluster(
     cluster = cluster_of(strategy)
     deadline = time.monotonic() + timeout_seconds
     for task, address in task_addresses(cluster).items():
-        found = _versions(task, address, deadline)
+        found = _answer(task, address, deadline, _version_ops.versions)
         _check_versions(f"{task} at {address}", found)
+        found = _answer(task, address, deadline, _task_ops.task)
+        _check_task(task, address, found, cluster)
     chief, servers, workers = (
         task_addresses(cluster, [job]) for job in (COORDINATOR, "ps", "worker")
     )
@@ -240,14 +254,39 @@ def _check_versions(task: str, found: list[str] | None) -> None:
             )
 
 
-def _versions(task: str, address: str, deadline: float) -> list[str] | None:
-    """The versions of a task, or None if it does not have the op."""
+def _check_task(
+    task: str,
+    address: str,
+    found: list[str] | None,
+    cluster: dict[str, list[str]],
+) -> None:
+    """Refuses a task that was started as part of another cluster.
+
+    The chief may be another: programs at several addresses may use the servers.
+    """
+    [text] = found or [""]
+    if not text:
+        return  # It is no server of tf_ext.
+    its = json.loads(text)
+    its_name = task_name(its["job"], its["index"])
+    jobs = "worker", "ps"
+    if its_name != task or any(its["cluster"][j] != cluster[j] for j in jobs):
+        raise RuntimeError(
+            f"{task} at {address} was started as {its_name} of the cluster "
+            f"{json.dumps(its['cluster'])}, but this program's cluster is "
+            f"{json.dumps(cluster)}. Start all tasks with the same workers and "
+            "parameter servers, in the same order, in TF_CONFIG."
+        )
+
+
+def _answer(
+    task: str, address: str, deadline: float, op: Callable[[], tf.Tensor]
+) -> list[str] | None:
+    """What an op returns on a task, or None if it does not have the op."""
 
     def ask() -> list[str]:
         with tf.device(f"{task}/device:CPU:0"):
-            return [
-                version.decode() for version in _version_ops.versions().numpy()
-            ]
+            return [text.decode() for text in np.ravel(op().numpy())]
 
     try:
         return _until(ask, deadline)

@@ -17,8 +17,11 @@ from tf_ext._compat.op_errors import in_own_words
 from tf_ext.data import worker_batches
 from tf_ext.data.epochs import tell_epoch
 from tf_ext.data.errors import naming_read_errors, reading_error
+from tf_ext.distribute.addresses import task_name
+from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.models.fit_arguments import dataset_of, makes_dataset
 from tf_ext.models.optional_batches import as_optional, with_sizes
+from tf_ext.models.same_programs import SHARED
 from tf_ext.regimes import SynchronousRegime
 
 # Results of reading a batch; the largest over the workers decides.
@@ -36,6 +39,8 @@ class SynchronousFeed:
         this worker's batches.
       steps: int, the steps of an epoch; None to read the dataset to its end.
       regime: SynchronousRegime.
+      is_shared: bool, whether the batches of the workers are parts of the same
+        batches.
 
     Attributes:
       element_spec: nested structure of `tf.TypeSpec`, a batch.
@@ -43,10 +48,15 @@ class SynchronousFeed:
     """
 
     def __init__(
-        self, dataset: typing.Any, steps: int | None, regime: SynchronousRegime
+        self,
+        dataset: typing.Any,
+        steps: int | None,
+        regime: SynchronousRegime,
+        is_shared: bool,
     ) -> None:
         self.element_spec = worker_batches.relaxed_spec(dataset.element_spec)
         self._regime = regime
+        self._is_shared = is_shared
         # Of `(scalar that holds a batch, its size)`.
         self._dataset: typing.Any
         if isinstance(dataset, tf.data.Dataset):
@@ -185,6 +195,8 @@ class SynchronousFeed:
             self._raise(error)
         if rows[:, 0].max() == _ENDED:
             return None
+        if self._is_shared:
+            self._check_parts(rows[:, 1])
         if batch is None:
             batch = self._empty_batch()
         total = rows[:, 1].sum()
@@ -197,6 +209,24 @@ class SynchronousFeed:
                 worker_batches.empty_batch(self.element_spec)
             )
         return self._empty
+
+    def _check_parts(self, sizes: np.ndarray) -> None:
+        """Raises ValueError for sizes that are not of parts of one batch."""
+        ends = sizes.sum() * np.arange(len(sizes) + 1) // len(sizes)
+        if not np.array_equal(sizes, np.diff(ends)):
+            tasks, _ = worker_tasks(self._regime.strategy)
+            each = ", ".join(
+                f"{size} on {task_name(*task)}"
+                for task, size in zip(tasks, sizes, strict=True)
+            )
+            raise ValueError(
+                "The synchronous workers read different batches. Each should "
+                "have read the same batch and taken its part, but the numbers "
+                f"of samples of these parts are {each}. Give all workers the "
+                "same data in the same order and the same batch size; or use "
+                "AutoShardPolicy.OFF, or a function as `x`, for data that "
+                "differ."
+            )
 
     def _raise(self, error: Exception | None) -> typing.NoReturn:
         text = "" if error is None else f"{type(error).__name__}: {error}"
@@ -229,32 +259,34 @@ class _WithSizes:
 
 def worker_dataset(
     arguments: dict[str, typing.Any], regime: SynchronousRegime
-) -> typing.Any:
+) -> tuple[typing.Any, bool]:
     """The dataset of this worker's batches.
 
     Args:
       arguments: dict of the arguments of `fit` or a similar method, with
         `steps`.
       regime: SynchronousRegime.
+
+    Returns:
+      `(dataset, is_shared)`, as SynchronousFeed takes them.
     """
     workers, rank = regime.num_processes, regime.rank
     x = arguments["x"]
     if isinstance(x, tf.distribute.DistributedDataset):
-        return x
+        return x, False
     if makes_dataset(x):
         context = tf.distribute.InputContext(workers, rank, workers)
-        return worker_batches.variable_batch_size(
-            dataset_of(arguments, context=context)
-        )
+        own = dataset_of(arguments, context=context)
+        return worker_batches.variable_batch_size(own), False
     dataset = dataset_of(arguments, seed=_common_seed(regime))
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == _Policy.OFF:
         own = worker_batches.cut_batches(dataset, workers)
-    elif policy in (_Policy.AUTO, _Policy.DATA):
+    elif policy in SHARED:
         own = worker_batches.worker_share(dataset, workers, rank)
     else:
         own = _batches_of_files(dataset, regime, policy)
-    return own.prefetch(tf.data.AUTOTUNE)
+    return own.prefetch(tf.data.AUTOTUNE), policy in SHARED
 
 
 def _batches_of_files(

@@ -19,6 +19,7 @@ from tf_ext.models.building import build_optimizer, example_of
 from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.optional_batches import from_optional
 from tf_ext.models.resume import find_snapshot
+from tf_ext.models.same_programs import program_of
 from tf_ext.models.synchronous_checks import check_layers
 from tf_ext.models.synchronous_feed import (
     TOLD,
@@ -49,11 +50,16 @@ class SynchronousLoop(TrainingLoop):
     def _training_feed(
         self, arguments: dict[str, typing.Any]
     ) -> SynchronousFeed:
+        self._regime.check_same(
+            "fit", lambda: program_of(self._model, arguments)
+        )
         return self._feed({**arguments, "steps": arguments["steps_per_epoch"]})
 
     def _feed(self, arguments: dict[str, typing.Any]) -> SynchronousFeed:
-        dataset = worker_dataset(arguments, self._regime)
-        return SynchronousFeed(dataset, arguments["steps"], self._regime)
+        dataset, is_shared = worker_dataset(arguments, self._regime)
+        return SynchronousFeed(
+            dataset, arguments["steps"], self._regime, is_shared
+        )
 
     def _build(self, feed: SynchronousFeed) -> None:
         model = self._model

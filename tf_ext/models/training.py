@@ -25,6 +25,7 @@ from tf_ext.models.building import wrapped_optimizers
 from tf_ext.models.epoch_order import telling_epochs
 from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.parameter_server_loop import ParameterServerLoop
+from tf_ext.models.same_programs import program_of
 from tf_ext.models.steps import MOST_UNROLLED
 from tf_ext.models.synchronous_checks import (
     check_layers,
@@ -283,6 +284,20 @@ class SynchronousTraining(_Synchronous, _LoopTraining):
 
 class SynchronousKerasTraining(_Synchronous):
     """tf_keras's own methods, on data that workers share."""
+
+    def fit(
+        self,
+        keras_fit: Callable[..., typing.Any],
+        given: inspect.BoundArguments,
+        options: FitOptions,
+    ) -> keras.callbacks.History:
+        arguments = given.signature.bind(*given.args, **given.kwargs)
+        arguments.apply_defaults()
+        with naming_lost_tasks(self._regime.strategy):
+            self._regime.check_same(
+                "fit", lambda: program_of(self._model, arguments.arguments)
+            )
+        return super().fit(keras_fit, given, options)
 
     def after_compile(self) -> None:
         # tf_keras would sum metrics that are of all workers already.

@@ -490,10 +490,10 @@ def push(tables: Sequence[TableGradient], rates: Rates) -> tf.Tensor:
     return tf.reduce_sum(updated)
 
 
-def _time(tables: Sequence[TableGradient]) -> int | tf.Tensor:
-    """The time of a push: of the clock, if rows of a table record it."""
-    times = (gradient.table.push_time() for gradient in tables)
-    return next((time for time in times if tf.is_tensor(time)), 0)
+def _time(tables: Sequence[TableGradient]) -> tf.Tensor | None:
+    """The time of a step that all workers agree on; None if they need none."""
+    times = (gradient.time for gradient in tables)
+    return next((time for time in times if time is not None), None)
 
 
 def _regime(tables: Sequence[TableGradient]) -> Regime:

@@ -12,7 +12,7 @@ import collections
 import tensorflow as tf
 
 from tf_ext.ops import _wire
-from tf_ext.regimes import piggyback, steps
+from tf_ext.regimes import clock, piggyback, steps
 from tf_ext.regimes.gradients import TableGradient, from_slices
 from tf_ext.regimes.plan import plan_pulls
 from tf_ext.regimes.sign_exchange import SignExchange
@@ -110,8 +110,18 @@ class AllToAll:
             slices as they come from the tape.
 
         Returns:
-          List of TableGradient: the signs that this worker owns.
+          List of TableGradient: the signs that this worker owns, with the time
+          of the first worker.
         """
+        records = any(table.rows.records_seconds for table, _ in parts)
+        present = tf.bitcast(clock.seconds(), tf.int32) if records else None
+        with piggyback.piggybacked(present) as carried:
+            return [
+                gradient._replace(time=_time(carried))
+                for gradient in self._merge(parts)
+            ]
+
+    def _merge(self, parts):
         pieces = [
             from_slices(table, indices, tf.cast(values, tf.float32))
             for table, its_parts in parts
@@ -143,7 +153,7 @@ class AllToAll:
             gradients[one.table] = of_table
         return list(gradients.values())
 
-    def push(self, gradients, hyperparameters, step, time=0):
+    def push(self, gradients, hyperparameters, step, time=None):
         """Updates this worker's rows; returns their numbers, int64 `[n]`.
 
         Args:
@@ -225,6 +235,13 @@ class AllToAll:
         before_errors = piggyback.deliver(beside, received[:, 1:offset])
         with tf.control_dependencies(before_errors):
             return tf.identity(received), offset
+
+
+def _time(carried):
+    """The first worker's clock, of Carried clocks; None if there are none."""
+    if carried.rows is None:
+        return None
+    return tf.bitcast(carried.rows[0], tf.int64)
 
 
 def _floats_per_sign(table):

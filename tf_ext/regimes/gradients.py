@@ -23,6 +23,9 @@ class TableGradient(typing.NamedTuple):
       statistics: float32 `[n, s]`, s the table's `statistics_width`: how often
         each sign occurs in the global batch, and the clicks of these
         occurrences. None without statistics.
+      time: int64 scalar, the seconds since 1970 of the step, the same on all
+        workers; None if rows do not record it, or devices have clocks of their
+        own.
     """
 
     table: typing.Any
@@ -31,6 +34,7 @@ class TableGradient(typing.NamedTuple):
     finite: tf.Tensor | None = None
     plan: PullPlan | None = None
     statistics: tf.Tensor | None = None
+    time: tf.Tensor | None = None
 
     def summed_by_sign(self, num_shards):
         """The same with sums of equal signs, and a plan for the shards."""
@@ -98,6 +102,40 @@ def sum_by_sign(signs, values, num_shards=1, name=None):
         plan = plan_pull(signs, num_shards)
         count = tf.size(plan.signs, tf.int64)
         return plan, *(ops.sum_segments(v, plan.inverse, count) for v in values)
+
+
+def merge_slices(table, pairs):
+    """Sums the gradient in slices of one or more pulls by sign.
+
+    Args:
+      table: SparseTable.
+      pairs: list of `(indices, values)`, as of `from_slices`.
+
+    Returns:
+      TableGradient.
+    """
+    parts = [from_slices(table, *pair) for pair in pairs]
+    if len(parts) == 1 and parts[0].plan is not None:
+        return parts[0]
+    whole = TableGradient(
+        table,
+        tf.concat([part.signs for part in parts], 0),
+        tf.concat([part.values for part in parts], 0),
+    )
+    if table.statistics_width:
+        statistics = tf.concat([part.statistics for part in parts], 0)
+        whole = whole._replace(statistics=statistics)
+    return whole.summed_by_sign(table.rows.num_shards)
+
+
+def by_shard(gradient, num_shards):
+    """`(gradient, split_sizes)` in the order of the shards."""
+    if num_shards == 1:
+        return gradient, None
+    plan = gradient.plan
+    if plan is None or plan.num_shards != num_shards:
+        gradient = gradient.summed_by_sign(num_shards)
+    return gradient, gradient.plan.split_sizes
 
 
 def check_finite(gradients):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_ext.distribute.cluster import strategy_name
 from tf_ext.regimes import steps
-from tf_ext.regimes.gradients import TableGradient, from_slices
+from tf_ext.regimes.gradients import by_shard, merge_slices
 from tf_ext.regimes.replica_weights import weighted
 
 Placement = collections.namedtuple(
@@ -179,7 +179,7 @@ class Regime:
         Returns:
           List of TableGradient, of the signs that this process pushes.
         """
-        return [_merge(table, pairs) for table, pairs in parts]
+        return [merge_slices(table, pairs) for table, pairs in parts]
 
     def merge_beside(self, dense, parts):
         """As `merge`, beside what `sum_gradients` has not summed yet.
@@ -199,7 +199,7 @@ class Regime:
         """As `merge`, for slices that `sum_everywhere` returned."""
         return self.merge(parts)
 
-    def push(self, gradients, hyperparameters, step, time=0):
+    def push(self, gradients, hyperparameters, step, time=None):
         """Updates tables; returns the rows updated in each, int64 `[n]`.
 
         Args:
@@ -207,13 +207,13 @@ class Regime:
             not empty.
           hyperparameters: Hyperparameters of the tables' rules.
           step: int64 scalar, counting from 1.
-          time: int64 scalar, in seconds since 1970, or 0 if the rows of no
-            table record it.
+          time: int64 scalar, in seconds since 1970, for the rows that record
+            it. None: the clock of each device that holds such rows.
         """
         updates = []
         for gradient in gradients:
             rows = gradient.table.rows
-            gradient, split_sizes = _by_shard(gradient, rows.num_shards)
+            gradient, split_sizes = by_shard(gradient, rows.num_shards)
             updates.append(
                 steps.RowsUpdate(
                     rows,
@@ -403,6 +403,26 @@ class Regime:
         """Returns the first process's int on all; outside of graphs."""
         return number
 
+    def present(self):
+        """The seconds since 1970 to which those of pushes are compared.
+
+        Returns:
+          An int, the same on all processes; None for the clock of each device
+          that holds rows. It is called outside of graphs.
+        """
+        return None
+
+    def check_same(self, what, values):
+        """Raises ValueError unless all processes have the same values.
+
+        Args:
+          what: string, what they are of, for the message.
+          values: function to a nested dict of what JSON can hold, by the names
+            in messages. Nothing is compared if it needs a method that an
+            object of the user does not have.
+        """
+        del what, values
+
     def together(self, what):
         """A context after which all processes raise if one did.
 
@@ -463,28 +483,3 @@ class Regime:
         del fields, limit
         signs, _, values = shard.export()
         return signs, values
-
-
-def _merge(table, pairs):
-    parts = [from_slices(table, *pair) for pair in pairs]
-    if len(parts) == 1 and parts[0].plan is not None:
-        return parts[0]
-    whole = TableGradient(
-        table,
-        tf.concat([part.signs for part in parts], 0),
-        tf.concat([part.values for part in parts], 0),
-    )
-    if table.statistics_width:
-        statistics = tf.concat([part.statistics for part in parts], 0)
-        whole = whole._replace(statistics=statistics)
-    return whole.summed_by_sign(table.rows.num_shards)
-
-
-def _by_shard(gradient, num_shards):
-    """`(gradient, split_sizes)` in the order of the shards."""
-    if num_shards == 1:
-        return gradient, None
-    plan = gradient.plan
-    if plan is None or plan.num_shards != num_shards:
-        gradient = gradient.summed_by_sign(num_shards)
-    return gradient, gradient.plan.split_sizes

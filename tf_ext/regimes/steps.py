@@ -6,6 +6,7 @@ import typing
 import tensorflow as tf
 
 from tf_ext.ops import _step_ops
+from tf_ext.regimes import clock
 
 if typing.TYPE_CHECKING:
     from tf_ext.tables.rows import TableRows
@@ -107,7 +108,7 @@ def push(
     updates: list[RowsUpdate],
     hyperparameters: Hyperparameters,
     step: tf.Tensor,
-    time: int | tf.Tensor = 0,
+    time: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Updates rows in all shards of several tables.
 
@@ -115,7 +116,8 @@ def push(
       updates: list of RowsUpdate, not empty.
       hyperparameters: Hyperparameters of their rules.
       step: int64 scalar, counting from 1.
-      time: int64 scalar, in seconds since 1970; 0 if no rows record it.
+      time: int64 scalar, in seconds since 1970, for the rows that record it.
+        None: the clock of each device that holds such rows.
 
     Returns:
       int64 `[len(updates)]`, the number of rows updated in each table.
@@ -137,7 +139,11 @@ def push(
             [parts[i][value][shard] for i, shard in places]
             for value in range(3)
         )
+        records = any(updates[i].rows.records_seconds for i, _ in places)
         with tf.device(device):
+            present = time
+            if time is None:
+                present = clock.seconds() if records else 0
             updated = _step_ops.sparse_tables_push(
                 _handles(updates, places),
                 signs,
@@ -146,7 +152,7 @@ def push(
                 its.values,
                 its.counts,
                 step,
-                time,
+                present,
             )
         totals.append(_spread(updated, [i for i, _ in places], len(updates)))
     return totals[0] if len(totals) == 1 else tf.add_n(totals)

@@ -8,8 +8,11 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
+from tf_ext.distribute import agreement
+from tf_ext.distribute.addresses import task_name
+from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.ops import _wire
-from tf_ext.regimes import batches
+from tf_ext.regimes import batches, clock
 from tf_ext.regimes.exchange import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
 from tf_ext.regimes.gradients import from_slices, to_indices
@@ -140,9 +143,14 @@ class SynchronousRegime(AllToAll, Regime):
         sums = [from_slices(table, *pairs[0]) for table, pairs in parts]
         finite = [tf.reduce_all(tf.math.is_finite(t.values)) for t in sums]
         bad = tf.logical_not(tf.reduce_all(tf.stack(finite)))
-        anywhere = self.gather(tf.cast(bad, tf.int64)[tf.newaxis])
-        finite = tf.equal(tf.reduce_max(anywhere), 0)
-        return [t._replace(finite=finite) for t in sums]
+        mine = [tf.cast(bad, tf.int64)]
+        records = any(t.table.rows.records_seconds for t in sums)
+        if records:
+            mine.append(clock.seconds())
+        everywhere = self.gather(tf.stack(mine))
+        finite = tf.equal(tf.reduce_max(everywhere[:, 0]), 0)
+        time = everywhere[0, 1] if records else None
+        return [t._replace(finite=finite, time=time) for t in sums]
 
     def gather_batch(self, tensors, what):
         """Gathers samples of all workers, by tf_ext's collectives."""
@@ -181,6 +189,28 @@ class SynchronousRegime(AllToAll, Regime):
         """The first worker's int, by one collective."""
         mine = tf.constant([number], tf.int64)
         return int(self.workers.gather(mine)[0, 0])
+
+    def present(self):
+        """The first worker's clock."""
+        return self.int_of_first(int(clock.seconds()))
+
+    def check_same(self, what, values):
+        """As in the base class; all workers raise."""
+        with tf.init_scope():
+            try:
+                mine = agreement.flat(values())
+            except NotImplementedError:
+                # Of a schedule without `get_config`, which trains all the same.
+                mine = {}
+            found = self.gather_json(mine)
+        tasks, _ = worker_tasks(self.strategy)
+        text = agreement.differences(found, [task_name(*t) for t in tasks])
+        if text:
+            raise ValueError(
+                f"The programs of the synchronous workers differ in {what}: "
+                f"{text}. All of them must run the same program with the same "
+                "arguments and data."
+            )
 
     def together(self, what):
         """A context after which all workers raise if one did."""

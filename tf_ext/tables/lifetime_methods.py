@@ -7,7 +7,7 @@ from tf_ext import eviction as policies
 from tf_ext._checks import is_fraction, is_int, refuse
 from tf_ext._compat.scalars import scalar
 from tf_ext.ops import _wire
-from tf_ext.tables import clock, weights_only
+from tf_ext.tables import weights_only
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import config_text, parse_config
 
@@ -19,10 +19,6 @@ class LifetimeMethods:
     name: str
     rows: TableRows
     eviction: policies.Policy | None
-
-    def push_time(self) -> int | tf.Tensor:
-        """The time for a push: int64 scalar; 0 unless rows record seconds."""
-        return clock.seconds() if self._last_seen == "second" else 0
 
     @property
     def statistics_width(self) -> int:
@@ -125,8 +121,9 @@ class LifetimeMethods:
 
         Args:
           now: int, the current step if the table evicts by steps; otherwise the
-            current time in seconds since 1970, which is the default. Without
-            effect if rows do not record when they were last pushed.
+            current time in seconds since 1970. None: the time of the clock by
+            which the rows were pushed, see docs/rows.md. Without effect if
+            rows do not record when they were last pushed.
           policy: a `tf_ext.eviction.Policy`. None: that of the table.
 
         Returns:
@@ -149,16 +146,18 @@ class LifetimeMethods:
         policy = self._policy(policy)
         if now is None and self._last_seen is None:
             now = 0
-        if now is None and self._last_seen == "second":
-            # All workers use the clock of the first one.
-            now = self.rows.regime.int_of_first(int(clock.seconds()))
-        if not is_int(now) or not 0 <= now < 2**63:
+        of_clock = now is None and self.rows.records_seconds
+        if of_clock:
+            now = self.rows.regime.present()
+        elif not is_int(now) or not 0 <= now < 2**63:
             raise ValueError(
                 "Argument `now` of SparseTable.evict must be an integer from 0 "
                 "to 2^63 - 1: the present step, or seconds since 1970 if the "
                 f"table evicts by seconds. Received: now={now!r}"
             )
-        counts = self.rows.evict(policy, scalar(int(now), tf.int64))
+        if now is not None:
+            now = scalar(int(now), tf.int64)
+        counts = self.rows.evict(policy, now)
         examined, evicted = counts.numpy().tolist()
         return policies.Evicted(examined, evicted)
 

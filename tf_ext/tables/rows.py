@@ -93,6 +93,11 @@ class TableRows(SavedResource):
             self._config, shared_name=uuid.uuid4().hex
         )
 
+    @property
+    def records_seconds(self):
+        """Whether rows store the time of their last push in seconds."""
+        return parse_config(self.config).get("last_seen") == "second"
+
     @functools.cached_property
     def served(self):
         """The same rows as an exported model holds them: weights only.
@@ -281,6 +286,7 @@ class TableRows(SavedResource):
         Args:
           policy: `tf_ext.eviction.Policy`.
           now: int64 `[]`, the current step, or the time in seconds since 1970.
+            None: that of the clock of each shard's device.
 
         Returns:
           int64 `[2]`, the numbers of rows examined and evicted.

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.ops import _snapshot_ops, _update_ops
+from tf_ext.regimes import clock
 
 Field = collections.namedtuple("Field", ["name", "dtype", "count"])
 
@@ -129,8 +130,15 @@ class TableShard:
             return ops.sparse_table_erase(self.resource_handle, signs)
 
     def evict(self, now, **limits):
-        """Evicts rows; `(examined, evicted)`, see `ops.sparse_table_evict`."""
+        """Evicts rows; `(examined, evicted)`, see `ops.sparse_table_evict`.
+
+        Args:
+          now: int64 scalar; None: the clock of the shard's device.
+          **limits: of the op.
+        """
         with tf.device(self.device):
+            if now is None:
+                now = clock.seconds()
             return ops.sparse_table_evict(self.resource_handle, now, **limits)
 
     def decay(self, factor):

@@ -202,6 +202,9 @@ class SparseTable(
             regime=regime,
             owner=where.owner,
         )
+        regime.check_same(
+            f"table {name!r}", lambda: {**self.get_config(), "uid": None}
+        )
         variable_arguments = (
             {"autocast": False}
             if IS_KERAS_3
@@ -348,7 +351,7 @@ class SparseTable(
             that of the table's optimizer, which must then have one of its own
             instead of following the model optimizer's.
           time: int, in seconds since 1970, for tables with eviction by seconds.
-            None: the current time.
+            None: the current time; see docs/rows.md on whose clock tells it.
           statistics: float32 `[n, s]`, s of `statistics_width`, finite and not
             negative: how often each sign occurs, and how many clicks that
             are. Those of a repeated sign are summed. None: each of `signs` is
@@ -404,7 +407,7 @@ class SparseTable(
         with tf.control_dependencies(check_finite([summed])):
             hyperparameters = tf.identity(self.optimizer.hyperparameters(rate))
         if time is None:
-            time = self.push_time()
+            time = summed.time
         elif not tf.is_tensor(time):
             time = scalar(time, tf.int64)
         values = Hyperparameters(hyperparameters, [hyperparameters.shape[0]])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tf_ext._checks import check_count, is_finite, refuse
 from tf_ext._compat.models import is_compiled
 from tf_ext._keras import keras
+from tf_ext.distribute import process_1
 from tf_ext.serving.follow import UNUSABLE, Follower, check_model
 from tf_ext.snapshot.storage import normalised
 
@@ -129,6 +130,7 @@ class SidecarEvaluator:
           TimeoutError: no point could be read within `timeout_seconds`.
           ValueError: the points are those of another model.
         """
+        process_1.end_on_sigterm()
         results: dict[int, dict[str, typing.Any]] = {}
         evaluations = 0
         idle_since = time.monotonic()

@@ -325,11 +325,3 @@ def bad_arguments(worker):
             lambda: inside.compile(optimizer(), dot, steps_per_execution=2)
         )
     return {name: re.sub(r"\s+", " ", e or "") for name, e in errors.items()}
-
-
-NONFINITE = [
-    "nonfinite_raises",
-    "nonfinite_raises_with_clipping",
-    "nonfinite_skips",
-    "loss_scaling_skips",
-]

@@ -216,9 +216,3 @@ AS_ONE_PROCESS = [
     "sequences",
     "unknown_length",
 ]
-POLICIES = [
-    "shared_by_default",
-    "shared_by_data",
-    "shared_by_hint",
-    "not_shared",
-]

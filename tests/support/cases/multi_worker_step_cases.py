@@ -435,13 +435,6 @@ STATISTICS = [
     "statistics_with_scaled_loss",
 ]
 PUSHES = ["even_shares", "uneven_shares", "one_empty_share"]
-EPOCHS = [
-    "epochs_of_thirds",
-    "epoch_of_thirds_in_static_batches",
-    "epoch_of_one_without_data",
-    "epoch_by_file",
-    "epoch_by_file_in_static_batches",
-]
 ENTANGLED = [
     "entangled",
     "entangled_in_a_nested_function",

@@ -1,16 +1,4 @@
-"""The update rules, and hyperparameters that tests go through."""
-
-from tf_ext import optimizers
-
-RULES = {
-    "sgd": optimizers.SparseSGD,
-    "adagrad": optimizers.SparseAdagrad,
-    "row_wise_adagrad": optimizers.SparseRowWiseAdagrad,
-    "adam": optimizers.SparseAdam,
-    "ftrl": optimizers.SparseFtrl,
-    "rmsprop": optimizers.SparseRMSprop,
-    "lion": optimizers.SparseLion,
-}
+"""Hyperparameters of the update rules that tests go through."""
 
 # Case, rule, hyperparameters that are not the defaults.
 CASES = (

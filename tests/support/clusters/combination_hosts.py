@@ -32,7 +32,8 @@ class Hosts:
 
         Args:
           kind: string, of the host.
-          *task: the name of a function of combination_runs, and its arguments.
+          *task: the name of a function of combination_program, and its
+            arguments.
 
         Returns:
           A function that waits and returns the results of its processes, a
@@ -62,7 +63,7 @@ class _Host:
             folder = tempfile.TemporaryDirectory(prefix="tf_ext_host_")
             self._folder = pathlib.Path(stack.enter_context(folder))
             program, arguments = (
-                "combination_host_program.py",
+                "combination_program.py",
                 [
                     self._kind.split()[0],
                     str(self._folder),

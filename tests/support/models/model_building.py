@@ -49,6 +49,23 @@ def number(variable):
     return tf.convert_to_tensor(variable).numpy()
 
 
+def step_of_ones(optimizer, *tables, variables=()):
+    """One step on the sum of the row of sign 1 in each table: gradients 1."""
+    layers = [
+        tf_ext.layers.EmbeddingFeatures([id_column("ids")], table)
+        for table in tables
+    ]
+    with tf.GradientTape() as tape:
+        ids = {"ids": tf.constant([1], tf.int64)}
+        outputs = [layer(ids, training=True) for layer in layers]
+        loss = tf.add_n([tf.reduce_sum(output) for output in outputs])
+        for variable in variables:
+            loss += tf.reduce_sum(tf.convert_to_tensor(variable))
+    trained = [table.shadow for table in tables] + list(variables)
+    gradients = tape.gradient(loss, trained)
+    optimizer.apply_gradients(zip(gradients, trained))
+
+
 def counting_model(batch_size=1):
     """A model whose row of an id counts the steps that trained it.
 

@@ -26,8 +26,8 @@ def batch(rng, size=64, ids=20):
     return features, labels
 
 
-# Rules that follow the model's learning rate; a name alone would not.
-FOLLOWING = {
+# Made without a rate, they follow the model's; a name alone would not.
+RULES = {
     "sgd": optimizers.SparseSGD,
     "adagrad": optimizers.SparseAdagrad,
     "row_wise_adagrad": optimizers.SparseRowWiseAdagrad,
@@ -42,10 +42,10 @@ def table(rule="sgd", **kwargs):
     """A table; tables of the same arguments start alike.
 
     Args:
-      rule: a SparseOptimizer, or a name in FOLLOWING.
+      rule: a SparseOptimizer, or a name in RULES.
       **kwargs: of SparseTable.
     """
-    rule = FOLLOWING[rule]() if isinstance(rule, str) else rule
+    rule = RULES[rule]() if isinstance(rule, str) else rule
     return tf_ext.SparseTable(
         kwargs.pop("name", "deep"), 4, rule, "normal", seed=3, **kwargs
     )

@@ -1,4 +1,4 @@
-"""Random programs on a table and on the model of it, see `table_model`."""
+"""Random programs on a table and on the model of it, see `exact_table`."""
 
 import os
 import tempfile
@@ -7,7 +7,7 @@ import numpy as np
 from models.sharded_tables import shards_on
 
 import tf_ext
-from oracles.table_model import DIM, MOMENTUM, RATE, TableModel
+from oracles.exact_table import DIM, MOMENTUM, RATE, TableModel
 from tf_ext import admission, eviction
 
 _SEED = 7

@@ -25,6 +25,7 @@ def main():
     parser.add_argument("--timeout_seconds", type=float, default=60.0)
     parser.add_argument("--heartbeat_timeout_seconds", type=float, default=30.0)
     parser.add_argument("--version_of_rank_1")
+    parser.add_argument("--pause_of_rank_1", type=float, default=0.0)
     parser.add_argument("--chief", action="store_true")
     options = parser.parse_args()
     config = json.loads(os.environ["TF_CONFIG"])
@@ -54,7 +55,7 @@ def main():
         for number in range(options.steps):
             total = float(strategy.experimental_local_results(step())[0])
             print(f"step {number}", flush=True)
-            time.sleep(0.01)
+            time.sleep(options.pause_of_rank_1 * (rank == 1) or 0.01)
     settings = tf.__internal__.eager_context.get_config().experimental
     result = {
         "rank": rank,

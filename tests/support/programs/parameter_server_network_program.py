@@ -81,7 +81,7 @@ def stubs():
             for request in requests
         ]
 
-    def push(self, gradients, hyperparameters, step, time=0):
+    def push(self, gradients, hyperparameters, step, time=None):
         return tf.stack(
             [tf.size(gradient.signs, tf.int64) for gradient in gradients]
         )

@@ -37,7 +37,7 @@ def _rule(case):
     for name, rule, options in rule_cases.CASES:
         for kind, rate in _rates().items():
             if case == f"{name}_{kind}":
-                return rule_cases.RULES[rule](rate, **options)
+                return small.RULES[rule](rate, **options)
     raise ValueError(f"There is no case {case!r}.")
 
 

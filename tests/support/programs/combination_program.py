@@ -1,16 +1,25 @@
-"""Runs programs of the combination test, and what they saved."""
+"""Runs programs of the combination test as they come: KIND FOLDER.
 
+This is a process, or one of several workers, of the place that KIND names. Each
+task is a file, which all its processes read; each writes its result, or the
+error, into a file of its own.
+"""
+
+import argparse
 import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
+import pickle
+import time
+import traceback
 
 import numpy as np
 import tensorflow as tf
 from models.combination_models import columns_of, has_twin, make, make_twin
 from models.model_building import mirrored_strategy
-
-import tf_ext
+from oracles.combination_axes import WORKERS, Program
 from oracles.combination_data import (
     BATCH_SIZE,
     arrays_of,
@@ -19,9 +28,12 @@ from oracles.combination_data import (
     features_of,
     twin_samples_of,
 )
+
+import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
 _EPOCHS = 2
+_POLL_SECONDS = 0.02
 
 
 def run(program, place, folder):
@@ -260,3 +272,66 @@ def _as_arrays(value):
             if key not in ("staleness", "learning_rate", "lr")
         }
     return np.asarray(value, np.float64)
+
+
+_TASKS = {"load": load, "run_twin": run_twin}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", help="alone, servers or a regime of workers")
+    parser.add_argument("folder", type=pathlib.Path)
+    args = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        place = _place(args.kind, stack)
+        for number in range(10**6):
+            task = _next(args.folder / f"{number}.task")
+            if task is None:
+                return
+            _write(args.folder / f"{number}.{place.rank}", _result(task, place))
+
+
+def _place(kind, stack):
+    if kind in WORKERS:
+        strategy = tf_ext.distribute.multi_worker_strategy()
+        rank = strategy.cluster_resolver.task_id
+        return Place(lambda: strategy, rank)
+    if kind == "servers":
+        cluster = stack.enter_context(tf_ext.distribute.local_cluster(1, 2))
+        strategy = cluster.strategy()
+        return Place(lambda: strategy)
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 2,
+    )
+    return Place()
+
+
+def _next(path):
+    """The next task; None when the test has ended."""
+    while not path.exists():
+        time.sleep(_POLL_SECONDS)
+    return pickle.loads(path.read_bytes())
+
+
+def _result(task, place):
+    name, text, *arguments = task
+    program = Program.from_json(text)
+    try:
+        if name == "run":
+            return run(program, place, *arguments), None
+        return _TASKS[name](program, *arguments), None
+    except Exception:
+        return None, traceback.format_exc()
+    finally:
+        tf.keras.backend.clear_session()
+
+
+def _write(path, result):
+    part = path.with_suffix(f"{path.suffix}.part")
+    part.write_bytes(pickle.dumps(result))
+    os.replace(part, path)
+
+
+if __name__ == "__main__":
+    main()
