@@ -1,5 +1,6 @@
 """Checks of the arguments of `SparseTable`."""
 
+import typing
 from collections.abc import Mapping, Sequence
 
 import numpy.typing as npt
@@ -40,8 +41,9 @@ def statistics_list(names: Sequence[str] | None) -> list[str]:
     )
 
 
-def check_one_gradient_each(signs: tf.Tensor, gradients: tf.Tensor) -> None:
-    """Raises InvalidArgumentError unless there is a gradient of each sign."""
+def one_gradient_each(signs: tf.Tensor, gradients: typing.Any) -> tf.Tensor:
+    """Gradients as float32; InvalidArgumentError unless one for each sign."""
+    gradients = tf.convert_to_tensor(gradients, tf.float32)
     both = gradients.shape.rank and signs.shape.rank == 1
     if both and not signs.shape[:1].is_compatible_with(gradients.shape[:1]):
         raise tf.errors.InvalidArgumentError(
@@ -51,6 +53,7 @@ def check_one_gradient_each(signs: tf.Tensor, gradients: tf.Tensor) -> None:
             f"{signs.shape[0]} signs of SparseTable.push, but their shape is "
             f"{gradients.shape}. Pass them in the order of the signs.",
         )
+    return gradients
 
 
 def policy_for(

@@ -389,8 +389,7 @@ class SparseTable(
             refuse("SparseTable.push", "time", "an integer or None", time)
         step = scalar(step, tf.int64)
         signs = to_signs(signs, "SparseTable.push")
-        gradients = tf.convert_to_tensor(gradients, tf.float32)
-        arguments.check_one_gradient_each(signs, gradients)
+        gradients = arguments.one_gradient_each(signs, gradients)
         regime = regime_of_tables([self])
         indices = signs
         if statistics is not None:
