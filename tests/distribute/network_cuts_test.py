@@ -165,6 +165,7 @@ class WorkersTest(parameterized.TestCase):
         seconds=(5, 20, 30, 100), pair=((0, 1), (0, 2), (1, 2))
     )
     @pytest.mark.slow
+    @pytest.mark.timeout(900)
     def test_go_on_or_name_each_other(self, seconds, pair):
         results = self._through(pair, seconds, timeout_seconds=30)
         if set(map(str, results)) != {"whole"}:
@@ -234,6 +235,7 @@ class ServersTest(parameterized.TestCase):
 
     @parameterized.parameters(15, 25)
     @pytest.mark.slow
+    @pytest.mark.timeout(900)
     def test_is_waited_for(self, seconds):
         # By itself, gRPC gives it up after 20 s.
         result = self._through([(0, 2), (1, 2)], seconds)
@@ -241,6 +243,7 @@ class ServersTest(parameterized.TestCase):
 
     @parameterized.parameters(5, 20, 30, 100)
     @pytest.mark.slow
+    @pytest.mark.timeout(900)
     def test_goes_on_or_is_named(self, seconds):
         result = self._through([(0, 2)], seconds)
         if result != "whole":
