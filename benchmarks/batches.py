@@ -48,6 +48,18 @@ def pull_keys(distribution, rows, count):
     return zipf(rng, ZIPF_EXPONENT, rows, (BATCHES, count))
 
 
+def pushes(args):
+    """Batches of distinct keys, and gradients for any of them."""
+    rng = np.random.default_rng(_SEED)
+    count = min(args.batch, args.rows)
+    keys = [
+        tf.constant(rng.choice(args.rows, count, replace=False))
+        for _ in range(BATCHES)
+    ]
+    gradients = rng.normal(size=(count, args.dim)).astype(np.float32)
+    return keys, tf.constant(gradients)
+
+
 def in_turn(run, inputs):
     """Returns a function that calls `run` with the next of the inputs.
 

@@ -101,7 +101,7 @@ def _with_unique(table, keys):
 
 def push(args):
     """Updates existing rows, distinct keys."""
-    keys, gradients = _pushed(args)
+    keys, gradients = batches.pushes(args)
     filled = _filled_tables(args)
     weights = tf.Variable(tf.zeros([args.rows, args.dim]))
     slots = tf.Variable(tf.fill([args.rows, args.dim], 0.1))
@@ -141,19 +141,7 @@ def push(args):
 
 def compared_push(args):
     """The cases of `push` that are compared with those of another build."""
-    return _push_cases(_filled_tables(args), *_pushed(args))
-
-
-def _pushed(args):
-    """Batches of distinct keys, and gradients for any of them."""
-    rng = np.random.default_rng(_SEED)
-    count = min(args.batch, args.rows)
-    keys = [
-        tf.constant(rng.choice(args.rows, count, replace=False))
-        for _ in range(batches.BATCHES)
-    ]
-    gradients = rng.normal(size=(count, args.dim)).astype(np.float32)
-    return keys, tf.constant(gradients)
+    return _push_cases(_filled_tables(args), *batches.pushes(args))
 
 
 def _push_cases(filled, keys, gradients):

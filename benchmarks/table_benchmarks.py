@@ -10,7 +10,6 @@ import time
 from functools import partial
 
 import batches
-import numpy as np
 import tables
 import tensorflow as tf
 from harness import (
@@ -23,7 +22,6 @@ from harness import (
     write_json,
 )
 
-_SEED = 1
 _DENSE = "dense"  # The name of a checkpoint.
 _MAX_SAVES = 7  # a repetition takes seconds
 # How many times as long as an unlimited one a save beside pushes may take.
@@ -287,18 +285,6 @@ def _load(path, directory, args, repeats):
     return measure(cases, repeats, warmup=1, settle=False)
 
 
-def _pushes(args):
-    """Batches of distinct keys, and gradients."""
-    rng = np.random.default_rng(_SEED)
-    count = min(args.batch, args.rows)
-    keys = [
-        tf.constant(rng.choice(args.rows, count, replace=False))
-        for _ in range(batches.BATCHES)
-    ]
-    gradients = rng.normal(size=(count, args.dim)).astype(np.float32)
-    return keys, tf.constant(gradients)
-
-
 def _push_case(name, table, keys, gradients):
     push = partial(tables.push, table, gradients=gradients)
     run = batches.in_turn(lambda signs: push(signs), keys)
@@ -306,7 +292,7 @@ def _push_case(name, table, keys, gradients):
 
 
 def _push_while_saving(table, path, args, seconds):
-    keys, gradients = _pushes(args)
+    keys, gradients = batches.pushes(args)
     idle = measure([_push_case("push", table, keys, gradients)], args.repeats)
     manifest = table.save(path)
     rate = int(manifest.bytes / (_PATIENCE * seconds)) + 1
@@ -340,7 +326,7 @@ def _saving(table, path, rate):
 
 
 def _push_marked(table, args):
-    keys, gradients = _pushes(args)
+    keys, gradients = batches.pushes(args)
     shard = table.rows.shards[0]
 
     def case(name, snapshot_id):

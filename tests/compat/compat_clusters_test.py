@@ -1,10 +1,13 @@
 """What TensorFlow's runtime does with signals, time-outs and gRPC."""
 
+import socket
 import subprocess
 import sys
 import textwrap
 
 from absl.testing import absltest
+
+from tf_ext._compat import sockets
 
 _STRATEGY = """
     import json, os, signal, socket
@@ -201,6 +204,32 @@ class GrpcOptionsTest(absltest.TestCase):
             'os.environ["GRPC_FAIL_FAST"] = "something"', status=None
         )
         self.assertIn("Invalid GRPC_FAIL_FAST config: something", log)
+
+
+class SocketsTest(absltest.TestCase):
+    def test_those_of_this_process_but_for_errors(self):
+        pair = socket.socketpair()
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            socket.create_connection(listener.getsockname()) as client,
+            pair[0],
+            pair[1],
+        ):
+
+            def peer(descriptor, connection):
+                # The one that listens has none.
+                return descriptor, connection.getpeername()
+
+            found = dict(sockets.use_sockets(peer))
+            self.assertEqual(found[client.fileno()], listener.getsockname())
+            others = (listener, *pair)
+            self.assertNoCommonElements(found, [s.fileno() for s in others])
+            # Copies are closed, not what they are copies of.
+            self.assertEqual(client.getpeername(), listener.getsockname())
+            all_found = sockets.use_sockets(lambda descriptor, _: descriptor)
+            self.assertContainsSubset(
+                [client.fileno(), listener.fileno()], all_found
+            )
 
 
 if __name__ == "__main__":

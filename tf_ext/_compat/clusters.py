@@ -2,15 +2,14 @@
 
 import contextlib
 import contextvars
-import os
 import signal
 import socket
-import stat
 import sys
 import threading
 
 import tensorflow as tf
 
+from tf_ext._compat.sockets import use_sockets
 from tf_ext._core import Setting
 
 
@@ -306,10 +305,17 @@ def shut_connections_down(peers, spared):
     Returns:
       int, how many there were.
     """
-    return sum(
-        _shut_down_if(int(name), peers, spared)
-        for name in os.listdir("/proc/self/fd")
-    )
+
+    def shut_down(descriptor, connection):
+        if spared(descriptor):
+            return False
+        if plain_address(connection.getpeername()) not in peers:
+            return False
+        # gRPC closes it when it sees the end.
+        connection.shutdown(socket.SHUT_RDWR)
+        return True
+
+    return sum(use_sockets(shut_down))
 
 
 def plain_address(name):
@@ -318,20 +324,3 @@ def plain_address(name):
     Seen in: TensorFlow 2.21, whose gRPC uses IPv6 sockets for IPv4 addresses.
     """
     return name[0].removeprefix("::ffff:"), name[1]
-
-
-def _shut_down_if(descriptor, peers, spared):
-    with contextlib.suppress(OSError):
-        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            return False
-        if spared(descriptor):
-            return False
-        # The descriptor is gRPC's, which closes it when it sees the end.
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            if plain_address(connection.getpeername()) not in peers:
-                return False
-            connection.shutdown(socket.SHUT_RDWR)
-            return True
-    return False

@@ -20,10 +20,10 @@ that. After an outage TCP tries again at growing intervals, so that one of 13 s
 may already take longer. So `set_server_patience` sets it on the sockets.
 """
 
-import contextlib
 import os
 import socket
-import stat
+
+from tf_ext._compat.sockets import use_sockets
 
 # A server closes connections that send keep-alive messages more often than
 # every five minutes while no data moves, as during a long step.
@@ -67,20 +67,17 @@ def set_server_patience(port, seconds=KEEPALIVE_TIMEOUT_SECONDS):
       port: int, the port at which the server listens.
       seconds: float.
     """
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            descriptor = int(name)
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            # The descriptor is gRPC's, which closes it.
-            with socket.socket(fileno=os.dup(descriptor)) as connection:
-                if (
-                    connection.family in (socket.AF_INET, socket.AF_INET6)
-                    and connection.type == socket.SOCK_STREAM
-                    and connection.getsockname()[1] == port
-                ):
-                    connection.setsockopt(
-                        socket.IPPROTO_TCP,
-                        socket.TCP_USER_TIMEOUT,
-                        round(1000 * seconds),
-                    )
+
+    def set_timeout(descriptor, connection):
+        del descriptor
+        if (
+            connection.type == socket.SOCK_STREAM
+            and connection.getsockname()[1] == port
+        ):
+            connection.setsockopt(
+                socket.IPPROTO_TCP,
+                socket.TCP_USER_TIMEOUT,
+                round(1000 * seconds),
+            )
+
+    use_sockets(set_timeout)

@@ -122,19 +122,19 @@ def follow(
     if every is not None and not (is_finite(every) and every > 0):
         allowed = "a positive finite number of seconds, or None"
         refuse("tf_ext.serving.follow", "every", allowed, every)
-    served_model.check_model(model, "tf_ext.serving.follow")
     check_model("tf_ext.serving.follow", model)
     directory = normalised(directory, "tf_ext.serving.follow", "directory")
     return Follower(model, directory, every)
 
 
 def check_model(function: str, model: keras.Model) -> None:
-    """Raises ValueError unless a model can follow recovery points.
+    """Raises ValueError or TypeError unless a model can follow points.
 
     Args:
       function: string, the function or class whose argument `model` it is.
       model: keras.Model.
     """
+    served_model.check_model(model, function)
     tables = tables_of(model)
     if not tables:
         refuse(function, "model", "a built model with tables", model)

@@ -93,7 +93,7 @@ class TableRows(SavedResource):
             self._config, shared_name=uuid.uuid4().hex
         )
 
-    @property
+    @functools.cached_property
     def records_seconds(self):
         """Whether rows store the time of their last push in seconds."""
         return parse_config(self.config).get("last_seen") == "second"

@@ -129,5 +129,4 @@ def data_of_their_own(worker):
     return _error(worker, data=(data, None))
 
 
-# Found by Keras 3 alone, as workers of tf_keras do not tell their sizes.
 LEGAL = ["same", "learning_rate", "data_of_their_own"]

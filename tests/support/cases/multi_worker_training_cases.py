@@ -6,7 +6,7 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-from models.model_building import id_column
+from models.model_building import BatchLosses, id_column
 from models.small_models import batch, inputs
 
 import tf_ext
@@ -29,22 +29,15 @@ RULES = {
 }
 
 
-class GlobalLosses(keras.callbacks.Callback):
+class GlobalLosses(BatchLosses):
     """Keeps each step's loss of the global batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.losses = []
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.model.reset_metrics()
 
     def on_train_batch_end(self, batch, logs=None):
         if not IS_KERAS_3:
             # tf_keras adds up a batch's logs over the workers, though each
             # has the mean over all of them.
             logs = self.model.get_metrics_result()
-        self.losses.append(float(logs["loss"]))
+        super().on_train_batch_end(batch, logs)
 
 
 def make_model(eviction=None, statistics=None, admission=None, **clipping):
