@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import signal
@@ -14,6 +13,7 @@ import pytest
 from absl.testing import absltest, parameterized
 from oracles.movielens_files import write_movielens
 from paths import PROGRAMS, ROOT
+from processes import program_environment
 
 _TIMEOUT_SECONDS = 240
 # TensorFlow's own dense kernels give other bits with other threads.
@@ -33,7 +33,7 @@ def _run(name, *arguments, **environment):
 
 
 def _start(path, *arguments, **environment):
-    environment = {**os.environ, **environment}
+    environment = {**program_environment(), **environment}
     # The program finds its modules because they are in its own folder.
     environment.pop("PYTHONSAFEPATH", None)
     return subprocess.run(
