@@ -27,6 +27,12 @@ def _interrupt_main():
 
 
 class SaveTest(TestCase):
+    def setUp(self):
+        super().setUp()
+        # A shell lets programs that it starts in the background ignore it.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+
     def _table(self, shards):
         table = util.table(shards)
         util.push(table, range(50))
