@@ -49,8 +49,8 @@ class ArgumentsTest(parameterized.TestCase):
         for missing in (self.folder / "b", self.folder / "b*"):
             with self.assertRaisesRegex(
                 FileNotFoundError,
-                r"(There is no file|No file matches) .*/b\*?\. Argument `files` "
-                "of read must be paths",
+                r"(There is no file|No file matches) .*/b\*?\. "
+                "Argument `files` of read must be paths",
             ):
                 tf_ext.data.read(missing, SCHEMA, batch_size=1)
 
