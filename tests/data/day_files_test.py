@@ -76,7 +76,8 @@ class ListFilesTest(parameterized.TestCase):
         self.assertStartsWith(
             str(caught.exception),
             f"There are no files of 2 of 3 days: 2024-01-01 ({self.folder}/"
-            f"2024-01-01/*), 2024-01-03 ({self.folder}/2024-01-03/*). Check",
+            f"2024-01-01/*), 2024-01-03 ({self.folder}/2024-01-03/*). The "
+            "argument `days` of list_files must be written as in",
         )
         with self.assertRaisesRegex(FileNotFoundError, r"1 of 1 days: '7' \("):
             self._list("7")

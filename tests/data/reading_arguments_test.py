@@ -33,6 +33,7 @@ class ArgumentsTest(parameterized.TestCase):
             ("errors", {}),
             ("header", 1),
             ("shard", (1, 1)),
+            ("shard", (-1, 1)),
             ("shard", (0, 2)),
             ("shard", 3),
         ):

@@ -311,7 +311,8 @@ class IndexTest(RetrievalTest):
         self.assertAllEqual(named.embeddings, vectors)
         small = tf_ext.SparseTable("small", 2)
         for arguments, message in (
-            ((small,), "`table` of .* must be a SparseTable of dim 16"),
+            ((small,), "`table` of .* of dim 16, .* but is 'small' of dim 2"),
+            ((16,), "`table` of .* SparseTable of dim 16, .*: table=16"),
             ((table,), "`ids` .* must be given with a column, or with id_dt"),
             ((table, ["a"]), "`column` .* must be given with id_dtype"),
             ((table, ["a"], "item"), "`column` .* must be a category_column"),

@@ -378,6 +378,15 @@ class RefusedTest(ModelTestCase):
         self.assertEqual(model.tables[0].size(), 0)
         self.fit(model, callbacks=[keras.callbacks.EarlyStopping("loss")])
 
+    def test_classes_of_callbacks(self):
+        model = compiled(functional(table()))
+        made = tf_ext.callbacks.TableStats
+        for given in (made, [made]):
+            with self.assertRaisesRegex(
+                ValueError, r"`callbacks` of fit .* TableStats\(\.\.\.\) makes"
+            ):
+                self.fit(model, callbacks=given)
+
 
 class MixedPrecisionTest(ModelTestCase):
     def setUp(self):

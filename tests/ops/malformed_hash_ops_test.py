@@ -249,7 +249,7 @@ class MalformedHashCategoryTest(RefusalTestCase):
             "missing_is_no_number",
             dict(part_has_missing=[True], part_missing=["?"]),
             'names "?" as missing, which is not a value of its input\'s type, '
-            "int32.",
+            "int32; set missing to an integer of that type, or to None",
         ),
         (
             "floats_without_boundaries",

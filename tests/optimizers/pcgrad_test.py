@@ -170,6 +170,15 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
                 tape, mine if losses is None else losses, [variable], **options
             )
 
+    def test_refuses_a_tape_of_one_pass(self):
+        variable = tf.Variable(1.0)
+        with tf.GradientTape() as tape:
+            loss = variable * 2
+        with self.assertRaisesRegex(
+            ValueError, r"`tape` of pcgrad must be .*\(persistent=True\)"
+        ):
+            pcgrad(tape, [loss], [variable])
+
     def test_refuses_strategies(self):
         for strategy in (
             tf.distribute.OneDeviceStrategy("CPU:0"),

@@ -211,7 +211,10 @@ def _shard(files: list[str], shard: Shard | None) -> list[str]:
         or not all(is_int(number) for number in shard)
         or not 0 <= shard[0] < shard[1]
     ):
-        allowed = "(index, count) or a tf.distribute.InputContext"
+        allowed = (
+            "(index, count), two integers with 0 <= index < count, or a "
+            "tf.distribute.InputContext"
+        )
         refuse(_NAME, "shard", allowed, shard)
     index, count = shard
     if len(files) < count:

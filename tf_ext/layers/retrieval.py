@@ -222,9 +222,12 @@ class Retrieval(keras.layers.Layer):
             as missing.
         """
         owner = f"{_NAME}.index_from_table"
-        if not isinstance(table, SparseTable) or table.dim != self.dim:
-            allowed = f"a SparseTable of dim {self.dim}"
-            refuse(owner, "table", allowed, getattr(table, "dim", table))
+        allowed = f"a SparseTable of dim {self.dim}, as of the layer"
+        if not isinstance(table, SparseTable):
+            refuse(owner, "table", allowed, table)
+        if table.dim != self.dim:
+            found = f"{table.name!r} of dim {table.dim}"
+            refuse(owner, "table", f"{allowed}, but is {found}", table)
         if ids is None:
             if column is not None or self.id_dtype != "int64":
                 allowed = (

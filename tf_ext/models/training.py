@@ -340,7 +340,7 @@ def training_of(model: keras.Model) -> KerasTraining:
 
 
 def check_callbacks(callbacks: typing.Any) -> None:
-    """Raises ValueError for callbacks that would leave out the rows.
+    """Raises ValueError for classes, and callbacks that would leave out rows.
 
     Args:
       callbacks: a callback, a list of them, a CallbackList, or None.
@@ -351,6 +351,10 @@ def check_callbacks(callbacks: typing.Any) -> None:
         callbacks = getattr(callbacks, "callbacks", [callbacks])
     averaging = getattr(keras.callbacks, "SwapEMAWeights", ())
     for callback in callbacks:
+        if isinstance(callback, type):
+            name = callback.__name__
+            allowed = f"callbacks, which {name}(...) makes, instead of classes"
+            refuse("fit", "callbacks", allowed, callbacks)
         if (
             isinstance(callback, keras.callbacks.EarlyStopping)
             and callback.restore_best_weights

@@ -88,7 +88,7 @@ def pcgrad(
     >>> tf_ext.optimizers.pcgrad(tape, losses, [shared])[0].numpy()
     array([0.5, 1.5], dtype=float32)
     """
-    _check(losses, seed, step)
+    _check(tape, losses, seed, step)
     of_tasks = [tape.gradient(loss, variables) for loss in losses]
     gradients: list[_Gradient] = []
     shared: dict[int, _Shared] = {}
@@ -110,7 +110,9 @@ def pcgrad(
     return gradients
 
 
-def _check(losses: object, seed: object, step: object) -> None:
+def _check(
+    tape: tf.GradientTape, losses: object, seed: object, step: object
+) -> None:
     regime = regime_in_scope()
     if regime.strategy is not None:
         raise ValueError(
@@ -120,6 +122,13 @@ def _check(losses: object, seed: object, step: object) -> None:
             "own share, and the sum of projected shares is not the projected "
             "sum. Train the sum of the losses, or without a strategy."
         )
+    # The tape has no public way to ask.
+    if not getattr(tape, "_persistent", True):
+        allowed = (
+            "tf.GradientTape(persistent=True), as each loss takes a backward "
+            "pass of its own"
+        )
+        refuse("pcgrad", "tape", allowed, tape)
     if not isinstance(losses, (list, tuple)) or not losses:
         refuse("pcgrad", "losses", "a list of at least one loss", losses)
     if seed is not None and not is_int(seed):

@@ -69,13 +69,16 @@ std::vector<ErrorCase> ErrorCases() {
               " finite."},
       {"MissingNotAnInteger", WithMissing(Column("c", {Part(1)}), "a\n"),
        name + " names \"a\\x0a\" as missing, which is not a value of its"
-              " input's type, int64."},
+              " input's type, int64; set missing to an integer of that type,"
+              " or to None for no such value."},
       {"MissingBeyondInt32", WithMissing(Column("c", {Part(2)}), "2147483648"),
        name + " names \"2147483648\" as missing, which is not a value of its"
-              " input's type, int32."},
+              " input's type, int32; set missing to an integer of that type,"
+              " or to None for no such value."},
       {"MissingEmpty", WithMissing(Column("c", {Part(1)}), ""),
        name + " names \"\" as missing, which is not a value of its input's"
-              " type, int64."},
+              " type, int64; set missing to an integer of that type, or to None"
+              " for no such value."},
       {"IdentityOfStrings", Identity(Column("c", {Part(0)})),
        identity + "1 of type string, bucket_size 0 and 0 boundaries."},
       {"IdentityOfACross", Identity(Column("c", {Part(1), Part(1)})),

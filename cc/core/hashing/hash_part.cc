@@ -101,7 +101,9 @@ Status PreparedPart::Init(const std::string& name, const HashPart& part,
   if (parsed) return Status::Ok();
   return Invalid(name, " names ", Quoted(part.missing),
                  " as missing, which is not a value of its input's type, ",
-                 TypeName(type), ".");
+                 TypeName(type), "; set missing to ",
+                 type == ValueType::kFloat ? "a number" : "an integer",
+                 " of that type, or to None for no such value.");
 }
 
 }  // namespace tf_ext
