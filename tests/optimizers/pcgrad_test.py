@@ -177,7 +177,7 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(
             ValueError, r"`tape` of pcgrad must be .*\(persistent=True\)"
         ):
-            pcgrad(tape, [loss], [variable])
+            pcgrad(tape, [loss, loss], [variable])
 
     def test_refuses_strategies(self):
         for strategy in (

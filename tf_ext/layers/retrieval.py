@@ -222,12 +222,9 @@ class Retrieval(keras.layers.Layer):
             as missing.
         """
         owner = f"{_NAME}.index_from_table"
-        allowed = f"a SparseTable of dim {self.dim}, as of the layer"
-        if not isinstance(table, SparseTable):
-            refuse(owner, "table", allowed, table)
-        if table.dim != self.dim:
-            found = f"{table.name!r} of dim {table.dim}"
-            refuse(owner, "table", f"{allowed}, but is {found}", table)
+        if not isinstance(table, SparseTable) or table.dim != self.dim:
+            found = f"dim {table.dim}" if hasattr(table, "dim") else table
+            refuse(owner, "table", f"a SparseTable of dim {self.dim}", found)
         if ids is None:
             if column is not None or self.id_dtype != "int64":
                 allowed = (

@@ -88,8 +88,8 @@ def pcgrad(
     >>> tf_ext.optimizers.pcgrad(tape, losses, [shared])[0].numpy()
     array([0.5, 1.5], dtype=float32)
     """
-    _check(tape, losses, seed, step)
-    of_tasks = [tape.gradient(loss, variables) for loss in losses]
+    _check(losses, seed, step)
+    of_tasks = [_gradients(tape, loss, variables) for loss in losses]
     gradients: list[_Gradient] = []
     shared: dict[int, _Shared] = {}
     for place, variable in enumerate(variables):
@@ -110,9 +110,23 @@ def pcgrad(
     return gradients
 
 
-def _check(
-    tape: tf.GradientTape, losses: object, seed: object, step: object
-) -> None:
+def _gradients(
+    tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[typing.Any]
+) -> list[_Gradient]:
+    try:
+        found: list[_Gradient] = tape.gradient(loss, variables)
+    except RuntimeError as error:
+        if "persistent" not in str(error):
+            raise
+        allowed = (
+            "tf.GradientTape(persistent=True), as each loss takes a backward "
+            "pass of its own"
+        )
+        refuse("pcgrad", "tape", allowed, tape)
+    return found
+
+
+def _check(losses: object, seed: object, step: object) -> None:
     regime = regime_in_scope()
     if regime.strategy is not None:
         raise ValueError(
@@ -122,13 +136,6 @@ def _check(
             "own share, and the sum of projected shares is not the projected "
             "sum. Train the sum of the losses, or without a strategy."
         )
-    # The tape has no public way to ask.
-    if not getattr(tape, "_persistent", True):
-        allowed = (
-            "tf.GradientTape(persistent=True), as each loss takes a backward "
-            "pass of its own"
-        )
-        refuse("pcgrad", "tape", allowed, tape)
     if not isinstance(losses, (list, tuple)) or not losses:
         refuse("pcgrad", "losses", "a list of at least one loss", losses)
     if seed is not None and not is_int(seed):
