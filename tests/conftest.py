@@ -1,5 +1,6 @@
 """What holds for all tests: it has to be said before TensorFlow starts."""
 
+import gc
 import os
 import pathlib
 import sys
@@ -31,6 +32,13 @@ def pytest_sessionstart(session):
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * 2
     )
+
+
+def pytest_collection_finish(session):
+    # The collector would walk through all of TensorFlow's objects time and
+    # again, for a sixth of the tests' CPU time.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session):

@@ -39,6 +39,7 @@ class InterruptsTest(TestCase):
         self.assertEqual(list(came), list(names))
         return {name: int(number) for name, number in came.items()}
 
+    @pytest.mark.slow
     def test_at_some_points(self):
         names = sorted(CASES.keys() - _LONG)
         for name, came in self._interrupt(*names, points=4).items():

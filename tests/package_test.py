@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import unittest
 
+import pytest
 from absl.testing import absltest, parameterized
 from oracles import snapshot_files_util
 
@@ -331,11 +332,13 @@ class VersionGuardTest(absltest.TestCase):
         self.assertIn("2.21", message)
         self.assertIn("2.20.1", message)
 
+    @pytest.mark.slow
     def test_other_major_is_refused(self):
         message = self._guarded(built="2.21.0", running="3.21.0")
         self.assertNotIn("loaded", message)
         self.assertIn("3.21.0", message)
 
+    @pytest.mark.slow
     def test_other_patch_is_loaded(self):
         self.assertEqual(
             self._guarded(built="2.21.0", running="2.21.3").strip(), "loaded"

@@ -439,6 +439,7 @@ unittest.main()
 
 class WarningsTest(tf.test.TestCase):
     @unittest.skipIf(not IS_KERAS_3, "once is enough")
+    @pytest.mark.slow
     def test_none_of_code_that_autograph_cannot_convert(self):
         with tempfile.TemporaryDirectory() as folder:
             run_program(_TRAIN_IN_TF_KERAS, folder)

@@ -132,6 +132,7 @@ class EarlyStoppingTest(tf.test.TestCase, parameterized.TestCase):
         self.fit(model, script)
         self.assert_state(model, [], script.copies[_BEST])
 
+    @pytest.mark.slow
     def test_under_a_strategy(self):
         with mirrored_strategy().scope():
             deep = table("adagrad")

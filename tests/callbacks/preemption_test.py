@@ -15,7 +15,18 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import point_files, preemption
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*_before_a_step",
+        "*_in_validation",
+        "*_at_the_end_of_an_epoch",
+        "*_in_data_of_unknown_length",
+        "*_without_a_signal",
+        "*_a_signal_*",
+        "*_refused",
+    ),
+]
 
 _BATCH, _STEPS, _EPOCHS = 16, 4, 3
 

@@ -59,6 +59,7 @@ class RestartTest(parameterized.TestCase, tf.test.TestCase):
         for name, values in whole.items():
             self.assertEqual(values.tobytes(), second[name].tobytes(), name)
 
+    @pytest.mark.slow
     def test_callbacks_hear_of_one_training(self):
         last = "2 " + " ".join(f"2.{step}" for step in range(program.STEPS))
         self.assertEqual(

@@ -23,6 +23,10 @@ from tf_ext._keras import IS_KERAS_3
 pytestmark = [
     pytest.mark.process,  # They share processes that run programs.
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*::test_first_pairs[0-3]",
+        "*::test_pairs_meet",
+    ),
 ]
 
 # Of workers, servers, and the same program in one process.

@@ -13,7 +13,13 @@ from paths import PROGRAMS
 from processes import program_environment
 from programs import read_restart_program as program
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*[!0-9]",
+        "*0",
+    ),
+]
 
 # Within the first epoch, within the third, and never.
 _KILLED = (5, 12, 0)
@@ -91,6 +97,7 @@ class RestartTest(parameterized.TestCase):
             self.assertEqual(ended.returncode, expected, ended.stderr)
         self._check(format)
 
+    @pytest.mark.slow
     def test_processes_that_are_killed(self):
         self._kill_processes("tsv")
 

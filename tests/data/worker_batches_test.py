@@ -4,11 +4,23 @@ import itertools
 import pathlib
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
 from tf_ext.data import worker_batches as batches
+
+pytestmark = pytest.mark.slow_except(
+    "CutBatchesTest::*",
+    "ShardFilesTest::*",
+    "InStepTest::*",
+    "EmptyBatchTest::*",
+    "WorkerShareTest::*[!0-9]",
+    "*_alone?",
+    "*_in_order?",
+    "*_in_order*7",
+)
 
 
 def _dense(values):

@@ -324,10 +324,12 @@ class ServerTest(LocalClusterTestCase):
 
 
 class LocalClusterTest(LocalClusterTestCase):
+    @pytest.mark.slow
     def test_processes_end_when_their_parent_is_killed(self):
         pids = processes.kill_parent("local_cluster_program.py")
         self.assertLen(pids, 2)
 
+    @pytest.mark.slow
     def test_tensorflow_works_silently_after_it(self):
         done = subprocess.run(
             [sys.executable, "-P", PROGRAMS / "ended_cluster_program.py"],
@@ -345,6 +347,7 @@ class LocalClusterTest(LocalClusterTestCase):
         self.assertNotIn("GRPC", done.stderr)
         self.assertNotIn("failed to connect", done.stderr)
 
+    @pytest.mark.slow
     def test_takes_other_ports_when_one_is_taken(self):
         free_ports = local.free_ports
         with socket.create_server(("", 0)) as taken:

@@ -9,6 +9,7 @@ import tempfile
 from unittest import mock
 
 import processes
+import pytest
 from absl.testing import absltest
 
 from tf_ext.distribute.forked_processes import ForkServer
@@ -210,6 +211,7 @@ class EndTest(TestCase):
         server.close()
         self.assertFalse(processes.is_running(pid))
 
+    @pytest.mark.slow
     def test_ends_with_its_parent(self):
         (self.folder / "tensorflow.py").write_text("")
         program = f"""

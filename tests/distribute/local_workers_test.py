@@ -8,6 +8,7 @@ import signal
 import sys
 
 import processes
+import pytest
 import tensorflow as tf
 
 from tf_ext import distribute
@@ -144,6 +145,7 @@ class LocalWorkersTest(tf.test.TestCase):
         ) as workers:
             self.assertEqual(workers.wait(60)[0].output, "here\n")
 
+    @pytest.mark.slow
     def test_workers_end_when_their_parent_is_killed(self):
         pids = processes.kill_parent("local_workers_program.py")
         self.assertLen(pids, 2)

@@ -61,6 +61,7 @@ class StartTest(tf.test.TestCase):
                     result.log,
                 )
 
+    @pytest.mark.slow
     def test_names_the_worker_that_never_starts(self):
         self._assert_misses(1, workers=2)
 

@@ -155,6 +155,7 @@ class WorkersTest(parameterized.TestCase):
             others = {tasks[one] for one in pair} - {tasks[worker]}
             self.assertTrue(others & set(lost), results)
 
+    @pytest.mark.slow
     def test_name_each_other(self):
         results = self._through((1, 2), 30, timeout_seconds=4)
         self._assert_names(results, (1, 2))

@@ -211,6 +211,7 @@ class HandshakeTest(tf.test.TestCase, parameterized.TestCase):
 class LastTest(tf.test.TestCase):
     """TensorFlow cannot be used in this process after that."""
 
+    @pytest.mark.slow
     def test_what_speaks_http2_and_answers_no_call(self):
         listener = Listener(speak_http2)
         self.addCleanup(listener.close)

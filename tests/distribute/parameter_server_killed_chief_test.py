@@ -85,6 +85,7 @@ class KilledChiefTest(absltest.TestCase):
             chief.ask("release"), [[1, size] for size in chief.bytes]
         )
 
+    @pytest.mark.slow
     def test_tables_of_the_dead_are_freed_by_the_next_of_their_address(self):
         cluster = self.cluster(workers=1, ps=2).cluster
         other = {**cluster, "chief": [f"127.0.0.1:{free_ports(1).pop()}"]}

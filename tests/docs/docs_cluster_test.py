@@ -46,6 +46,7 @@ class CodeTest(absltest.TestCase):
         written = pathlib.Path(self.folder, "data", "points", "checkpoint")
         self.assertIn("ckpt-3", written.read_text())
 
+    @pytest.mark.slow
     def test_multi_worker(self):
         model, start, *others = blocks("docs/multi_worker.md", "python")
         self.assertIn("run_local_workers", start.text)

@@ -76,6 +76,7 @@ class DinTest(_ExampleTest):
         self.assertLess(result["auc"], result["best_auc"])
         self.assertIn(f"best AUC possible is {result['best_auc']:.4f}", printed)
 
+    @pytest.mark.slow
     def test_movielens(self):
         result, _ = _run(
             "din.py", f"--data={self.movielens}", "--epochs=10",

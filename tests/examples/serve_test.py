@@ -65,6 +65,7 @@ class RunTest(absltest.TestCase):
         self.assertEqual(result["stock"]["between"], 0)
         self.assertEmpty(_left())
 
+    @pytest.mark.slow
     def test_small(self):
         self._assert_right(_run("--examples=12288", "--publications=3"))
 

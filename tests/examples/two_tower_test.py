@@ -49,6 +49,7 @@ class TwoTowerTest(tf.test.TestCase):
         expected = np.log(sums) - np.diagonal(logits)
         self.assertAllClose(found, expected, 1e-5, 1e-5)
 
+    @pytest.mark.slow
     def test_files_and_export(self):
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
         write_movielens(folder / "data")

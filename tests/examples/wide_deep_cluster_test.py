@@ -76,6 +76,7 @@ def _server_of(parent):
 
 
 class RunTest(tf.test.TestCase):
+    @pytest.mark.slow
     def test_learns_as_one_process_does(self):
         _, alone = _run(*_DATA)
         for strategy in (_CLUSTER, _SYNCHRONOUS):

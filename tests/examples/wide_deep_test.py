@@ -53,6 +53,7 @@ def _run(*arguments, **environment):
 
 
 class GeneratedRunTest(tf.test.TestCase):
+    @pytest.mark.slow
     def test_learns_what_fixed_buckets_cannot(self):
         arguments = ["--examples=300000", "--batch_size=1024"]
         result = _run(*arguments)

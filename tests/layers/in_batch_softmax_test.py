@@ -132,6 +132,7 @@ class InBatchSoftmaxTest(tf.test.TestCase, parameterized.TestCase):
             with self.assertRaisesRegex(ValueError, message):
                 layer.logits(*arguments)
 
+    @pytest.mark.slow
     def test_mirrored_replicas(self):
         # Whole batches: Keras gives unequal shares the same weight.
         data = two_tower_cases.dataset(text=True, samples=60)

@@ -12,7 +12,15 @@ from models.model_building import mirrored_strategy
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*[!0-9]",
+        "*0",
+        "*bins?",
+        "*_shapes_*",
+    ),
+]
 
 
 class RatesTest(tf.test.TestCase, parameterized.TestCase):

@@ -87,7 +87,7 @@ class GaucTest(parameterized.TestCase):
 
 
 class RankingTest(parameterized.TestCase):
-    @parameterized.parameters(3, 40, 2**70)
+    @parameterized.parameters(3, 2**70)
     def test_ties_are_means_over_orders(self, k):
         labels, scores = (values[:80] for values in cases.rankings())
         recall, ndcg = cases.expected_rankings(labels, scores, k)

@@ -9,7 +9,13 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.models.arrays import to_arrays
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*[!0-9]",
+        "*[03]",
+    ),
+]
 
 _TEXTS = [["ann"], ["bob"], ["ann"], ["ü"]]
 _RAGGED = [[], ["a", "b"], ["c"], []]

@@ -12,7 +12,7 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.models.arrays import to_arrays
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 pandas = pytest.importorskip("pandas")
 
@@ -159,6 +159,7 @@ class FramesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(found, expected)
 
     @parameterized.named_parameters(_DATA.items())
+    @pytest.mark.both_kerases
     def test_are_as_arrays(self, make):
         self.check(make)
 

@@ -15,7 +15,13 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*[!d]",
+        "*_refused",
+    ),
+]
 
 _BATCH = 16
 

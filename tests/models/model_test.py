@@ -16,7 +16,7 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.optimizers import Optimizer
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _KINDS = (("functional", functional), ("subclassed", Subclassed))
 
@@ -44,6 +44,7 @@ class ModelTestCase(tf.test.TestCase, parameterized.TestCase):
 
 class MethodsTest(ModelTestCase):
     @parameterized.named_parameters(*_KINDS)
+    @pytest.mark.both_kerases
     def test_fit_evaluate_predict(self, make):
         model = compiled(make(table("adagrad")), metrics=["AUC"])
         before = self.fit(model, epochs=1).history["loss"][0]
@@ -139,6 +140,7 @@ class MethodsTest(ModelTestCase):
             step(features, tf.constant(self.labels))
         self.assert_same(fitted, looped)
 
+    @pytest.mark.both_kerases
     def test_weights_of_samples_and_classes(self):
         positive = self.labels[:, 0] == 1
         by_class = compiled(functional(table()))

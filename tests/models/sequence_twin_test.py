@@ -14,7 +14,13 @@ from models.model_building import (
 
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*_padded",
+        "*_ragged",
+    ),
+]
 
 _BATCH_SIZE = 16
 _IDS = 30

@@ -19,7 +19,18 @@ from models.model_building import (
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*::test__one_layer_adagrad",
+        "*::test__wide_and_deep_adagrad",
+        "*::test_clipping_by__clipnorm",
+        "*_over_layers",
+        "*weight_decay*",
+        "*padded*",
+        "*_mirrored_replicas__wide_and_deep_*",
+    ),
+]
 
 _STEPS = 300
 _BATCH_SIZE = 16

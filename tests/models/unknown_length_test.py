@@ -10,7 +10,17 @@ from models.small_models import batch, compiled, functional, table
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*_one_replica",
+        "*_size",
+        "*_own",
+        "*_execution",
+        "*_decay_*",
+        "*_dropout_*",
+    ),
+]
 
 _SAMPLES, _BATCH, _EPOCHS = 40, 4, 3
 _STEPS = _SAMPLES // _BATCH * _EPOCHS

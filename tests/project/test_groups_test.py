@@ -178,6 +178,7 @@ class TestGroupsTest(TestCase):
         self._assert_only("passed", "test_local")
         self.assertIn("its output", self.output)
 
+    @pytest.mark.slow
     def test_a_process_that_dies_is_replaced(self):
         self._assert_only("failure", "test_c_dies")
         self.assertIn("Status -9:", self.output)

@@ -14,6 +14,7 @@ _INI = """
 [pytest]
 timeout = 20
 python_files = *_test.py
+python_classes = *Test
 markers = slow
 """
 
@@ -33,6 +34,27 @@ def test_slow():
 @pytest.mark.timeout(601)
 def test_by_hand():
     pass
+"""
+
+# A file of which few tests run by default.
+_FEW = """
+import pytest
+
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except("ATest::*", "*::test_two"),
+]
+
+class ATest:
+    def test_one(self):
+        pass
+
+class BTest:
+    def test_one(self):
+        pass
+
+    def test_two(self):
+        pass
 """
 
 
@@ -105,6 +127,24 @@ class TiersTest(TestCase):
         self.assertEqual(
             found, {f"n{n}_test.py::test_fast" for n in range(_FILES)}
         )
+
+    def test_all_but_some_are_slow(self):
+        (self._folder / "few_test.py").write_text(_FEW)
+        found, _ = self._collect("-m", "not slow", "-k", "few")
+        few = {"ATest::test_one", "BTest::test_two"}
+        self.assertEqual(found, {f"few_test.py::{name}" for name in few})
+        found, _ = self._collect("-m", "slow", "-k", "few")
+        few = {
+            *("BTest::test_one", "ATest::test_one@tf_keras"),
+            *("BTest::test_one@tf_keras", "BTest::test_two@tf_keras"),
+        }
+        self.assertEqual(found, {f"few_test.py::{name}" for name in few})
+
+    def test_refuses_patterns_of_no_test(self):
+        text = _FEW.replace("*::test_two", "*::test_six")
+        (self._folder / "stale_test.py").write_text(text)
+        _, status = self._collect()
+        self.assertEqual(status, pytest.ExitCode.USAGE_ERROR)
 
     def test_refuses_what_is_no_part(self):
         for part in ("3", "1/0", "-1/3", "a/b"):

@@ -9,7 +9,15 @@ from cases.multi_worker_cases import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = pytest.mark.process("workers")
+pytestmark = [
+    pytest.mark.process("workers"),
+    pytest.mark.slow_except(
+        "*::*_several_tables",
+        "*::*_frozen_rows",
+        "*::*_epochs_of_some_steps",
+        "*::test_error_is_that_of_its_step",
+    ),
+]
 
 _CASES = shared_workers(2)
 

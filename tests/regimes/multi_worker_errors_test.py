@@ -15,6 +15,16 @@ from tf_ext._keras import IS_KERAS_3
 pytestmark = [
     pytest.mark.process("workers"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "ArgumentTest::*",
+        "InputErrorTest::test_training_goes_on",
+        "AsOneProcessTest::test_as_one_process_last_batches",
+        "ClockTest::*_trained_by_clocks",
+        "DifferentProgramsTest::test_n*",
+        "InputErrorTest::test_a*",
+        "NonfiniteTest::test_skips_*",
+        "PolicyTest::*0",
+    ),
 ]
 
 _WORKERS = 3
@@ -90,7 +100,6 @@ class NonfiniteTest(parameterized.TestCase, tf.test.TestCase):
         self._assert_nothing_changed(case)
         self._assert_goes_on(case)
 
-    @pytest.mark.both_kerases
     def test_loss_scale_falls_on_all(self):
         for result in _CASES[cases.loss_scaling_skips]:
             scales = [

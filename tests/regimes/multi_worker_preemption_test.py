@@ -25,6 +25,7 @@ class PreemptionTest(TestCase):
             "preemption_program.py", folder, "workers", number, workers=count
         )
 
+    @pytest.mark.slow
     def test_goes_on_at_the_next_step(self):
         folder = self.directory()
         # To all at once, then to one of them.

@@ -88,6 +88,7 @@ class ExecutionsTest(execution_cases.ExecutionsCase, parameterized.TestCase):
         self.assertEqual(recorder.begun, 2 * begun)
         self.assertEqual(recorder.ended, 2 * [*ended, 12])
 
+    @pytest.mark.slow
     def test_schedules_hashed_columns_and_epochs_that_go_on(self):
         # Epochs of 5 steps do not end with an execution of 3.
         def dense():
@@ -130,6 +131,7 @@ class ExecutionsTest(execution_cases.ExecutionsCase, parameterized.TestCase):
         self.assertEqual(number(spread.optimizer.iterations), 26)
         self.assertAllGreaterEqual(history.history["staleness"], 0.0)
 
+    @pytest.mark.slow
     def test_data_that_workers_read(self):
         data = small_models.batch(generator(self), 64)
 
@@ -168,6 +170,7 @@ class ExecutionsTest(execution_cases.ExecutionsCase, parameterized.TestCase):
         self.assertEqual(recorder.ended, [3])
         self.assertEqual(number(spread.optimizer.iterations), 4)
 
+    @pytest.mark.slow
     def test_logs_of_a_step_of_ones_own(self):
         with _CLUSTER.strategy.scope():
             model = small_models.functional(small_models.table("adam"), Twice)
@@ -176,6 +179,7 @@ class ExecutionsTest(execution_cases.ExecutionsCase, parameterized.TestCase):
         self.assertGreater(logs["loss"][0], 0)
         self.assertAllClose(logs["twice"][0], 2 * logs["loss"][0])
 
+    @pytest.mark.slow
     def test_recovery_points_are_written_between_executions(self):
         alone = self.alone()
         alone.fit(self.data(), epochs=2, verbose=0)
@@ -231,6 +235,7 @@ class ExecutionsTest(execution_cases.ExecutionsCase, parameterized.TestCase):
 
 
 class LostWorkerTest(tf.test.TestCase):
+    @pytest.mark.slow
     def test_a_worker_that_is_killed_within_executions(self):
         execution_cases.check_a_worker_that_is_killed(self)
 

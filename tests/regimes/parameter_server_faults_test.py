@@ -34,6 +34,7 @@ class FaultsTest(tf.test.TestCase):
         self.addCleanup(self.cluster.stop)
         self.cluster.start()
 
+    @pytest.mark.slow
     def test_a_worker_that_comes_back(self):
         with self.cluster.strategy.scope():
             model = util.model()

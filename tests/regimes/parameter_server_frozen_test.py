@@ -88,6 +88,7 @@ class FrozenWorkerTest(tf.test.TestCase):
         self.assertCountEqual(found, range(_SAMPLES))
         return np.concatenate([found[sign] for sign in range(_SAMPLES)])
 
+    @pytest.mark.slow
     def test_fit_goes_on_and_so_does_the_worker_when_it_wakes(self):
         stop = _StopWorker(_STOP_AT)
         with self.assertLogs("tf_ext.distribute.liveness") as logged:

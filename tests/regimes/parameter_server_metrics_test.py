@@ -15,6 +15,14 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*_binary",
+        "*::test_of_s*",
+        "*::test_of_users*",
+        "*::test_of_r*",
+        "*_is_refused_maximum",
+        "*_is_refused_moving_average",
+    ),
 ]
 
 _SAMPLES = 400

@@ -104,6 +104,7 @@ class OverlapTest(execution_cases.ExecutionsCase, parameterized.TestCase):
         self.train_late(alone, self.data(4), 1)
         self.assert_same_model(alone, spread)
 
+    @pytest.mark.slow
     def test_data_that_workers_read(self):
         data = small_models.batch(generator(self), 64)
 
@@ -121,6 +122,7 @@ class OverlapTest(execution_cases.ExecutionsCase, parameterized.TestCase):
         )
         self.assertEqual(number(spread.optimizer.iterations), 23)
 
+    @pytest.mark.slow
     def test_data_that_end_within_an_execution(self):
         data = small_models.batch(generator(self), 16)
 
@@ -140,6 +142,7 @@ class OverlapTest(execution_cases.ExecutionsCase, parameterized.TestCase):
         # A step without data is not counted.
         self.assertLessEqual(number(spread.optimizer.iterations), 3)
 
+    @pytest.mark.slow
     def test_workers_go_on_while_results_are_fetched(self):
         spread = self.spread()
         with util.recording_fetches() as threads:

@@ -19,7 +19,13 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.ops._bundle_ops import bundle_transfers, next_stage
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "BundlesTest::*",
+    ),
+]
 
 _CLUSTER = util.Cluster()
 _FOLDER = None

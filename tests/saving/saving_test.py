@@ -18,13 +18,14 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.tables import rows
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _RULES = tf_ext.optimizers
 
 
 class RoundTripTest(TestCase):
     @parameterized.named_parameters(*FORMATS)
+    @pytest.mark.both_kerases
     def test_replaces_what_is_there(self, name):
         write, read = self.format(name)
         model, _, _ = trained(self)
@@ -324,6 +325,7 @@ class SavedModelTest(TestCase):
         gc.collect()
         self.assertAllEqual(pull(), module.table.pull([7]))
 
+    @pytest.mark.both_kerases
     def test_keras_model_goes_on_training(self):
         if IS_KERAS_3:
             self.skipTest("Keras 3 saves no models as SavedModel.")

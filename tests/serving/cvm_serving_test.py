@@ -122,6 +122,7 @@ class CvmServingTest(TestCase):
             ]
         self.assertEqual(kinds, ["full", "delta"])
 
+    @pytest.mark.slow
     def test_exports_of_the_model_and_of_its_snapshots(self):
         features = {k: tf.constant(v) for k, v in self.features.items()}
         expected = self.model(features, training=False).numpy()
@@ -181,6 +182,7 @@ class CvmServingTest(TestCase):
             table.apply_delta(paths[1])
             self.assertEqual(contents(table)["show"], contents(first)["show"])
 
+    @pytest.mark.slow
     def test_a_layer_that_is_added_later(self):
         second = self.model.tables[1]
         folder = self.path("before")

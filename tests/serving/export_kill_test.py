@@ -7,12 +7,14 @@ import tempfile
 
 import file_log
 import processes
+import pytest
 from absl.testing import absltest
 
 _SEED = 4
 
 
 class ExportKillTest(absltest.TestCase):
+    @pytest.mark.slow
     def test_versions(self):
         folder = tempfile.TemporaryDirectory(prefix="tf_ext_export_")
         root = pathlib.Path(os.path.realpath(self.enterContext(folder)))

@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tf_ext
 from tf_ext.serving.signature import Signature, infer, name_outputs
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 # dtype -> how far outputs may be off, of weights below 1.5.
 _ATOL = {"float32": 1e-6, "float16": 3e-3, "bfloat16": 2e-2, "int8": 3e-2}
@@ -100,11 +100,13 @@ class ExportTest(parameterized.TestCase):
         printed = processes.run("stock_load_program.py", path)
         self.assertIn(f"{len(self.cases)} cases are served", printed)
 
+    @pytest.mark.slow
     def test_graphs_are_small(self):
         for case in self.cases:
             size = pathlib.Path(case["path"], "saved_model.pb").stat().st_size
             self.assertLess(size, case["most_bytes"], case["path"])
 
+    @pytest.mark.slow
     def test_in_sessions_of_the_c_interface(self):
         # The first twice: sessions of one process share no rows.
         plan, wanted = [], []

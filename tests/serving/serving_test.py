@@ -16,6 +16,10 @@ from absl.testing import parameterized
 from cases import rule_cases
 from paths import ROOT
 
+pytestmark = pytest.mark.slow_except(
+    "*_keras_3",
+)
+
 _README = ROOT / "README.md"
 
 

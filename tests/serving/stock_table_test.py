@@ -15,7 +15,14 @@ from tf_ext import serving
 from tf_ext._keras import keras
 from tf_ext.serving import stock_table, variable_files
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "*[a-z]",
+        "*[0-1]",
+        "*_ids6",
+    ),
+]
 
 _DIM = 3
 

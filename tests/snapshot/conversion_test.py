@@ -3,6 +3,7 @@
 import logging
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from models.small_rows import DTYPES, make_table, stored_bytes, train
@@ -10,6 +11,11 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext._snapshot_manifest import Conversion
+
+pytestmark = pytest.mark.slow_except(
+    "*[!0-9]",
+    "*_types[03]",
+)
 
 _LARGE = ("float32", "float32")
 _SMALL = ("float16", "bfloat16")

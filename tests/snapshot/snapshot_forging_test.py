@@ -9,6 +9,8 @@ import processes
 import pytest
 from absl.testing import absltest
 
+pytestmark = pytest.mark.slow
+
 
 class SnapshotForgingTest(absltest.TestCase):
     def _read(self, count, timeout_seconds):

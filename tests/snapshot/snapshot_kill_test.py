@@ -7,6 +7,8 @@ from absl.testing import parameterized
 from processes import run
 from saving_util import TestCase
 
+pytestmark = pytest.mark.slow
+
 _KILLS = 200
 
 

@@ -9,6 +9,7 @@ import time
 import unittest.mock
 
 import processes
+import pytest
 import snapshot_util as util
 import tensorflow as tf
 from absl.testing import absltest, parameterized
@@ -266,6 +267,7 @@ class WritersTest(TestCase):
         tf_ext.snapshot.compact(path, out, again)
         self.assertEqual(util.loaded(out), contents(table))
 
+    @pytest.mark.slow
     def test_processes(self):
         seed = random.randrange(2**32)
         print(f"seed {seed}")
@@ -279,6 +281,7 @@ class WritersTest(TestCase):
         names = {file.name for file in open_snapshot(path).manifest.files}
         self.assertEqual({*os.listdir(path)}, {"manifest.json", *names})
 
+    @pytest.mark.slow
     def test_a_process_that_is_stopped(self):
         printed = processes.run(
             "snapshot_writers_program.py", "stop", self.path("0"), 0

@@ -146,13 +146,21 @@ def _with_tf_keras(session, item, group) -> GroupItem | None:
     if marker is None or "TF_USE_LEGACY_KERAS" in os.environ:
         return None
     is_slow = marker.kwargs.get("slow", False)
-    if is_slow and item.get_closest_marker("slow"):
+    if is_slow and _is_slow_with_any_keras(item):
         return None
     name = group.name if group else "tests"
     copy = _group_item(session, item, Group(name, True), _SUFFIX)
     if is_slow:
         copy.add_marker("slow")
     return copy
+
+
+def _is_slow_with_any_keras(item) -> bool:
+    # The others of those that run by default are slow by their number.
+    return bool(
+        item.get_closest_marker("slow")
+        and not item.get_closest_marker("slow_except")
+    )
 
 
 def _group_item(session, item, group, suffix="") -> GroupItem:

@@ -5,8 +5,13 @@
 runs those of the files that are named, and of an eighth of all others. A file
 is in the same part each time; its runs with tf_keras may be in another part.
 What may take more than ten minutes by its own limit is run by hand only.
+
+    pytestmark = pytest.mark.slow_except("FitTest::*", "*_two_workers")
+
+marks all other tests of a file, or of a class, as slow.
 """
 
+import fnmatch
 import hashlib
 import os
 
@@ -14,6 +19,8 @@ import pytest
 import test_groups
 
 _LONGEST_SECONDS = 600
+# (file, pattern of slow_except) -> whether it has matched a test.
+_PATTERNS = pytest.StashKey[dict[tuple[str, str], bool]]()
 
 
 def pytest_addoption(parser):
@@ -41,8 +48,49 @@ def _part(text):
     return int(index) % int(count), int(count)
 
 
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "slow_except(patterns): all others take long; patterns of Class::test",
+    )
+
+
+def pytest_itemcollected(item):
+    marker = item.get_closest_marker("slow_except")
+    if marker is None:
+        return
+    file, _, name = item.nodeid.partition("::")
+    has_matched = item.config.stash.setdefault(_PATTERNS, {})
+    is_slow = True
+    for pattern in marker.args:
+        matches = fnmatch.fnmatchcase(name, pattern)
+        has_matched[file, pattern] = (
+            has_matched.get((file, pattern), False) or matches
+        )
+        is_slow = is_slow and not matches
+    if is_slow:
+        item.add_marker("slow")
+
+
+def _check_patterns(config):
+    """All tests of a file would be slow after their names have changed."""
+    if (
+        any("::" in argument for argument in config.args)
+        or "TF_USE_LEGACY_KERAS" in os.environ
+        or test_groups.is_in_group(config)
+    ):
+        return
+    for (file, pattern), found in config.stash.get(_PATTERNS, {}).items():
+        if not found:
+            raise pytest.UsageError(
+                f"slow_except of {file} has the pattern {pattern!r}, which "
+                "matches none of its tests"
+            )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
+    _check_patterns(config)
     if config.getoption("slow_part") is None:
         return
     left_out = [item for item in items if not _is_selected(config, item)]

@@ -8,7 +8,12 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "RowTest::*",
+    ),
+]
 
 _MIB = 1 << 20
 

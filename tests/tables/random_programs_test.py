@@ -15,6 +15,11 @@ from oracles import random_programs
 
 from tf_ext import admission, eviction
 
+pytestmark = pytest.mark.slow_except(
+    "AdmitAllTest::*",
+    "*::test_same_rows_to_the_bit[0-2]",
+)
+
 _ACTIONS = 100
 _POLICIES = list(random_programs.ADMISSIONS)
 _SHARDS = [[1, 5, 2], [5, 2, 1]]
@@ -106,6 +111,7 @@ class RandomProgramsTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertLen(printed.splitlines(), 2 * programs)
 
+    @pytest.mark.slow
     def test_same_rows_on_one_and_four_threads(self):
         self._run_on_threads(0, 2)
 

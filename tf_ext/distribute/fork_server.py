@@ -10,6 +10,7 @@ null]`, the status as of `subprocess`. This program ends when the other end of
 the socket is closed.
 """
 
+import gc
 import io
 import json
 import os
@@ -87,6 +88,9 @@ def _main() -> None:
     import numpy as np
     import tensorflow  # noqa: F401
 
+    # Forks share its memory, and their collector does not walk through it.
+    gc.collect()
+    gc.freeze()
     arguments = serve(channel)
     if arguments is None:
         return
