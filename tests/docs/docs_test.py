@@ -92,7 +92,12 @@ class PagesTest(parameterized.TestCase):
             compile(block.text, block.place, "exec")
 
     def test_links_lead_somewhere(self):
-        for page in [*_PAGES, "CONTRIBUTING.md", "benchmarks/README.md"]:
+        for page in [
+            *_PAGES,
+            "CONTRIBUTING.md",
+            "RELEASE.md",
+            "benchmarks/README.md",
+        ]:
             path = ROOT / page
             for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
                 if link.startswith("http"):
@@ -112,8 +117,8 @@ def _anchors(page):
 
 
 def _documented_errors():
-    """The parts of each error that README.md has of loading without tf_ext."""
-    text = (ROOT / "README.md").read_text()
+    """The parts of each error that _SERVING has of loading without tf_ext."""
+    text = (ROOT / _SERVING).read_text()
     _, _, table = text.partition("Without `import tf_ext`, loading fails")
     rows = re.findall(r"^\| `+(.*?)`+ +\|", table, re.MULTILINE)
     return [one.strip().split("...") for one in rows[:3]]
@@ -145,15 +150,17 @@ class CodeTest(absltest.TestCase):
         start = blocks("README.md", "python", section="Quick start")
         rows = blocks("docs/rows.md", "python")
         metrics = blocks(_MODELS, "python", section="Metrics and multi-task")
-        self._run_and_load(
+        printed = self._run_and_load(
             [*start, *blocks(_SNAPSHOTS, "python"), *rows, *metrics],
             "two_tasks",
             "ClickAndBuy",
             "features",
         )
-        for block in blocks(
-            "README.md", "python", section="Loading and serving"
-        ):
+        shown = (ROOT / "README.md").read_text().split("It prints,")[1]
+        losses = [_losses(text)[:2] for text in (printed, shown)]
+        self.assertLen(losses[1], 2)
+        np.testing.assert_allclose(*losses, atol=2e-3)
+        for block in blocks(_SERVING, "python", section="Loading with tf_ext"):
             # In a process of its own, which has not loaded anything before.
             self.assertRegex(
                 self._run([block]), r"\[\[0\.\d+.*\]\s+\[0\.\d+.*\]\]"
@@ -233,6 +240,11 @@ class CodeTest(absltest.TestCase):
         page = "docs/recommenders.md"
         self._run(blocks(page, "python", section=section))
 
+    def test_from_tfra(self):
+        show = Block("show", "python", "print(model.output_shape)\n")
+        printed = self._run([*blocks("docs/from_tfra.md", "python"), show])
+        self.assertEqual(printed.strip(), "(None, 5)")
+
     def test_serving(self):
         start = blocks("README.md", "python", section="Quick start")
         export, *served = blocks(_SERVING, "python", section=_STOCK)
@@ -295,6 +307,11 @@ class CodeTest(absltest.TestCase):
                 " ".join(line.split()),
                 [" ".join(one.split()) for one in printed.splitlines()],
             )
+
+
+def _losses(log):
+    """The losses of the lines that `fit` logs."""
+    return [float(one) for one in re.findall(r"\bloss: (0\.\d+)", log)]
 
 
 def _numbers(printed):
