@@ -99,8 +99,8 @@ def _connected(
         raise TimeoutError(
             "Not all workers and parameter servers answer after "
             f"{timeout_seconds:g} s: {silent}. Start each with `python -m "
-            "tf_ext.distribute.server`, and see that this machine reaches its "
-            "address and that no other program listens there."
+            "tf_ext.distribute.server`, and make sure that this machine "
+            "reaches its address and that no other program listens there."
         )
     # Tasks that answered at the last moment are still to be checked.
     deadline = max(deadline, time.monotonic() + _ANSWER_SECONDS)
