@@ -275,7 +275,7 @@ class RefusedFeaturesTest(tf.test.TestCase, parameterized.TestCase):
             "nothing_there",
             category_column("other", optional=True),
             {},
-            "The batch size cannot be told, because the features of all "
+            "The batch size is unknown, because the features of all "
             "columns are missing: other. Present are: 'floats', 'tags',",
         ),
         (

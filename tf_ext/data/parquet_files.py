@@ -199,7 +199,7 @@ class ParquetFiles:
         if wrong:
             raise DamagedFileError(
                 f"{file} must have each field of the schema once as a column, "
-                f"but not so {wrong}. Its columns are {schema.names[:100]}. "
+                f"but not {wrong}. Its columns are {schema.names[:100]}. "
                 "Name fields as the file does, or leave them out of the schema."
             )
         for field in used:
