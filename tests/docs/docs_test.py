@@ -24,6 +24,8 @@ pytestmark = pytest.mark.both_kerases(slow=True)
 _SNAPSHOTS = "docs/snapshots.md"
 _SERVING = "docs/serving.md"
 _MODELS = "docs/models.md"
+_SEQUENCES = "docs/sequences.md"
+_EVALUATION = "docs/evaluation.md"
 # They continue each other.
 _RECIPES = [
     "DIN",
@@ -149,7 +151,9 @@ class CodeTest(absltest.TestCase):
     def test_quick_start_loading_and_snapshots(self):
         start = blocks("README.md", "python", section="Quick start")
         rows = blocks("docs/rows.md", "python")
-        metrics = blocks(_MODELS, "python", section="Metrics and multi-task")
+        metrics = blocks(
+            _EVALUATION, "python", section="Metrics and multi-task"
+        )
         printed = self._run_and_load(
             [*start, *blocks(_SNAPSHOTS, "python"), *rows, *metrics],
             "two_tasks",
@@ -180,8 +184,8 @@ class CodeTest(absltest.TestCase):
         self.assertTrue(pathlib.Path(self.folder, "deep.parquet").exists())
 
     def test_sequences_and_retrieval(self):
-        sequences = blocks(_MODELS, "python", section="Sequences")
-        retrieval = blocks(_MODELS, "python", section="Retrieval")
+        sequences = blocks(_SEQUENCES, "python", section="Sequences")
+        retrieval = blocks(_SEQUENCES, "python", section="Retrieval")
         printed = self._run_and_load(
             [*sequences, *retrieval],
             "towers",
@@ -204,7 +208,9 @@ class CodeTest(absltest.TestCase):
             [
                 block
                 for section in _RECIPES
-                for block in blocks(_MODELS, "python", section=section)
+                for block in blocks(
+                    "docs/recipes.md", "python", section=section
+                )
             ],
             "sasrec",
             "SASRec",
@@ -229,7 +235,7 @@ class CodeTest(absltest.TestCase):
         if importlib.util.find_spec("matplotlib") is None:
             self.skipTest("matplotlib is not installed")
         section = "Importance of columns"
-        printed = self._run(blocks(_MODELS, "python", section=section))
+        printed = self._run(blocks(_EVALUATION, "python", section=section))
         names = [line.split()[0] for line in printed.splitlines()]
         self.assertEqual(names[:4], ["AUC", "user", "item", "city"])
         self.assertTrue(pathlib.Path(self.folder, "importance.png").exists())
