@@ -89,7 +89,7 @@ class EmbeddingFeaturesTest(tf.test.TestCase, parameterized.TestCase):
             "floats",
             [_USER],
             "float32",
-            "The feature 'user' is of floats, which are no ids, and column "
+            "The feature 'user' has floats, which cannot be ids, and column "
             "'user' has no boundaries",
         ),
         (
@@ -180,7 +180,7 @@ class EmbeddingFeaturesTest(tf.test.TestCase, parameterized.TestCase):
             "floats",
             _USER,
             {"user": np.arange(4.0)},
-            "The feature 'user' is of floats, which are no ids",
+            "The feature 'user' has floats, which cannot be ids",
         ),
         (
             "strings",

@@ -70,7 +70,7 @@ def unseal(
         members = json.loads(text, object_pairs_hook=_without_repetition)
     except (RecursionError, ValueError) as error:
         raise DamagedSnapshotError(
-            f"{where} is damaged: it is no JSON of a snapshot: {error}"
+            f"{where} is damaged: it is not JSON of a snapshot: {error}"
         ) from None
     members = Members(members, where)
     if members.integer("format") not in formats:

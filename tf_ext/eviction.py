@@ -60,8 +60,9 @@ class Policy(_policy.Policy):
         """
         if self.last_seen is not None and last_seen is None:
             raise ValueError(
-                f"Table {label!r} cannot evict by {self}: its rows do not hold "
-                f"when they were seen last. Make it with eviction={self}."
+                f"Table {label!r} cannot evict by {self}: its rows do not "
+                "record when they were last seen. Make it with "
+                f"eviction={self}."
             )
         if statistics < self.statistics:
             fields = ["show", "click"][: self.statistics]

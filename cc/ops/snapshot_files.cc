@@ -63,7 +63,7 @@ absl::Status CheckRegular(const SnapshotFile& file) {
       S_ISREG(found.st_mode)) {
     return absl::OkStatus();
   }
-  return Damaged(file, "damaged at byte 0: it is no regular file.");
+  return Damaged(file, "damaged at byte 0: it is not a regular file.");
 }
 
 }  // namespace

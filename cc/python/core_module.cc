@@ -61,7 +61,7 @@ std::string_view ViewText(py::handle object, const std::string& where) {
     }
     PyErr_Clear();
     throw py::value_error(where +
-                          " has a lone surrogate, which is no text in UTF-8;"
+                          " has a lone surrogate, which UTF-8 cannot encode;"
                           " encode it to bytes yourself.");
   }
   return {data, static_cast<size_t>(size)};

@@ -462,7 +462,7 @@ class ArgumentTest(tf.test.TestCase, parameterized.TestCase):
         (
             "type",
             {"columns": [category("age")]},
-            "^The feature 'age' is of floats, which are no ids",
+            "^The feature 'age' has floats, which cannot be ids",
         ),
     )
     def test_refused(self, arguments, message):

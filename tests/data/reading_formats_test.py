@@ -357,7 +357,7 @@ class DamagedFileTest(_FilesTest):
         for field, message in (
             (
                 Field("x"),
-                r"schema once as a column, but not so \['x'\]. Its columns are "
+                r"schema once as a column, but not \['x'\]. Its columns are "
                 r"\[.*\]. Name fields as the file does, or leave",
             ),
             (Field("number", "int64"), "be integers or booleans, but is str"),

@@ -304,8 +304,8 @@ class EvaluatorTest(tf.test.TestCase):
     def test_is_told_what_it_is(self):
         message = (
             "TF_CONFIG's task must be a member of the cluster. Received: an "
-            "'evaluator'. An evaluator is no "
-            "part of the cluster, and no server: it is a program that makes "
+            "'evaluator'. An evaluator is neither "
+            "in the cluster nor a server: it is a program that makes "
             "the model without a strategy and evaluates each new"
         )
         with _tf_config(self.config("evaluator")):

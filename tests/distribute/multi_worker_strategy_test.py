@@ -203,7 +203,7 @@ class NameLostWorkersTest(parameterized.TestCase):
             with self.assertRaisesRegex(
                 distribute.WorkerLostError,
                 f"Lost workers: /job:worker/task:1 at {first}. .*start them "
-                "again: they go on from the last checkpoint",
+                "again: they resume from the last checkpoint",
             ) as raised:
                 with distribute.naming_lost_tasks(strategy):
                     raise kind(None, None, message)

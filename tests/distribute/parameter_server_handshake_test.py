@@ -51,13 +51,13 @@ _FOUND = (
         "says_nothing",
         _say_nothing,
         "accepts connections and says nothing: it is stopped or overloaded, or "
-        "is no server of TensorFlow",
+        "is not a TensorFlow server",
     ),
     (
         "http",
         _speak_http,
-        "speaks HTTP/1: it is another program or a proxy, and no server of "
-        "TensorFlow",
+        "speaks HTTP/1: it is another program or a proxy, not a "
+        "TensorFlow server",
     ),
     (
         "tls",

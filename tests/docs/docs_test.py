@@ -24,6 +24,8 @@ pytestmark = pytest.mark.both_kerases(slow=True)
 _SNAPSHOTS = "docs/snapshots.md"
 _SERVING = "docs/serving.md"
 _MODELS = "docs/models.md"
+_SEQUENCES = "docs/sequences.md"
+_EVALUATION = "docs/evaluation.md"
 # They continue each other.
 _RECIPES = [
     "DIN",
@@ -92,7 +94,12 @@ class PagesTest(parameterized.TestCase):
             compile(block.text, block.place, "exec")
 
     def test_links_lead_somewhere(self):
-        for page in [*_PAGES, "CONTRIBUTING.md", "benchmarks/README.md"]:
+        for page in [
+            *_PAGES,
+            "CONTRIBUTING.md",
+            "RELEASE.md",
+            "benchmarks/README.md",
+        ]:
             path = ROOT / page
             for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
                 if link.startswith("http"):
@@ -112,8 +119,8 @@ def _anchors(page):
 
 
 def _documented_errors():
-    """The parts of each error that README.md has of loading without tf_ext."""
-    text = (ROOT / "README.md").read_text()
+    """The parts of each error that _SERVING has of loading without tf_ext."""
+    text = (ROOT / _SERVING).read_text()
     _, _, table = text.partition("Without `import tf_ext`, loading fails")
     rows = re.findall(r"^\| `+(.*?)`+ +\|", table, re.MULTILINE)
     return [one.strip().split("...") for one in rows[:3]]
@@ -144,16 +151,20 @@ class CodeTest(absltest.TestCase):
     def test_quick_start_loading_and_snapshots(self):
         start = blocks("README.md", "python", section="Quick start")
         rows = blocks("docs/rows.md", "python")
-        metrics = blocks(_MODELS, "python", section="Metrics and multi-task")
-        self._run_and_load(
+        metrics = blocks(
+            _EVALUATION, "python", section="Metrics and multi-task"
+        )
+        printed = self._run_and_load(
             [*start, *blocks(_SNAPSHOTS, "python"), *rows, *metrics],
             "two_tasks",
             "ClickAndBuy",
             "features",
         )
-        for block in blocks(
-            "README.md", "python", section="Loading and serving"
-        ):
+        shown = (ROOT / "README.md").read_text().split("It prints,")[1]
+        losses = [_losses(text)[:2] for text in (printed, shown)]
+        self.assertLen(losses[1], 2)
+        np.testing.assert_allclose(*losses, atol=2e-3)
+        for block in blocks(_SERVING, "python", section="Loading with tf_ext"):
             # In a process of its own, which has not loaded anything before.
             self.assertRegex(
                 self._run([block]), r"\[\[0\.\d+.*\]\s+\[0\.\d+.*\]\]"
@@ -173,8 +184,8 @@ class CodeTest(absltest.TestCase):
         self.assertTrue(pathlib.Path(self.folder, "deep.parquet").exists())
 
     def test_sequences_and_retrieval(self):
-        sequences = blocks(_MODELS, "python", section="Sequences")
-        retrieval = blocks(_MODELS, "python", section="Retrieval")
+        sequences = blocks(_SEQUENCES, "python", section="Sequences")
+        retrieval = blocks(_SEQUENCES, "python", section="Retrieval")
         printed = self._run_and_load(
             [*sequences, *retrieval],
             "towers",
@@ -197,7 +208,9 @@ class CodeTest(absltest.TestCase):
             [
                 block
                 for section in _RECIPES
-                for block in blocks(_MODELS, "python", section=section)
+                for block in blocks(
+                    "docs/recipes.md", "python", section=section
+                )
             ],
             "sasrec",
             "SASRec",
@@ -222,7 +235,7 @@ class CodeTest(absltest.TestCase):
         if importlib.util.find_spec("matplotlib") is None:
             self.skipTest("matplotlib is not installed")
         section = "Importance of columns"
-        printed = self._run(blocks(_MODELS, "python", section=section))
+        printed = self._run(blocks(_EVALUATION, "python", section=section))
         names = [line.split()[0] for line in printed.splitlines()]
         self.assertEqual(names[:4], ["AUC", "user", "item", "city"])
         self.assertTrue(pathlib.Path(self.folder, "importance.png").exists())
@@ -232,6 +245,11 @@ class CodeTest(absltest.TestCase):
         section = "keras-rs" if IS_KERAS_3 else "TensorFlow Recommenders"
         page = "docs/recommenders.md"
         self._run(blocks(page, "python", section=section))
+
+    def test_from_tfra(self):
+        show = Block("show", "python", "print(model.output_shape)\n")
+        printed = self._run([*blocks("docs/from_tfra.md", "python"), show])
+        self.assertEqual(printed.strip(), "(None, 5)")
 
     def test_serving(self):
         start = blocks("README.md", "python", section="Quick start")
@@ -295,6 +313,11 @@ class CodeTest(absltest.TestCase):
                 " ".join(line.split()),
                 [" ".join(one.split()) for one in printed.splitlines()],
             )
+
+
+def _losses(log):
+    """The losses of the lines that `fit` logs."""
+    return [float(one) for one in re.findall(r"\bloss: (0\.\d+)", log)]
 
 
 def _numbers(printed):

@@ -238,7 +238,7 @@ class RefusedBatchTest(tf.test.TestCase, parameterized.TestCase):
     def test_what_every_worker_finds_is_an_exception(self):
         columns, features = _tags(tf.constant(["a"]))
         for inputs, message in (
-            ({}, "The batch size cannot be told|is missing from the inputs"),
+            ({}, "The batch size is unknown|is missing from the inputs"),
             ({"tags": tf.constant([1j])}, "but is of complex128: cast it"),
             ({"tags": tf.constant("a")}, "but is a scalar"),
         ):

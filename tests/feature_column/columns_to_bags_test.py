@@ -275,7 +275,7 @@ class RefusedFeaturesTest(tf.test.TestCase, parameterized.TestCase):
             "nothing_there",
             category_column("other", optional=True),
             {},
-            "The batch size cannot be told, because the features of all "
+            "The batch size is unknown, because the features of all "
             "columns are missing: other. Present are: 'floats', 'tags',",
         ),
         (
@@ -289,7 +289,7 @@ class RefusedFeaturesTest(tf.test.TestCase, parameterized.TestCase):
             "floats_without_boundaries",
             category_column("floats"),
             {},
-            "The feature 'floats' is of floats, which are no ids, and column "
+            "The feature 'floats' has floats, which cannot be ids, and column "
             "'floats' has no boundaries",
         ),
         (

@@ -313,7 +313,7 @@ class ArgumentTest(tf.test.TestCase):
             self.skipTest("Keras 3's fit fails there by itself.")
         self._assert_refused(
             "plain_model",
-            "a Keras model with tables that is no tf_ext.Model, under "
+            "a Keras model with tables that is not a tf_ext.Model, under "
             "MultiWorkerMirroredStrategy: Keras would add up metrics",
         )
 

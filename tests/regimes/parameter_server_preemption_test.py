@@ -117,7 +117,7 @@ class PreemptionTest(TestCase):
             )
         points = point_files.list_points(os.path.join(self.folder, "points"))
         self.assertLen(points, 1)
-        self.assertIn(f"goes on from {points[0]}", chief.log())
+        self.assertIn(f"resume from {points[0]}", chief.log())
         self.assertIn("/job:chief/task:0: On SIGTERM, training", chief.log())
         # To the chief alone, of a cluster with other numbers of tasks.
         self._start_servers(workers=2, ps=2)

@@ -19,7 +19,7 @@ from tf_ext._keras import keras
 pytestmark = pytest.mark.both_kerases(slow=True)
 
 _SEED = 20261101
-_RATE = "it is no JSON object with the members `config` and `first`"
+_RATE = "it is not a JSON object with the members `config` and `first`"
 
 
 def _fuzz(first, count):

@@ -182,11 +182,11 @@ class SnapshotRefusalsTest(TestCase):
 
     def test_what_is_no_object(self):
         for body, message in (
-            (b"[1", "it must be a JSON object|it is no JSON"),
-            (b"{" + b'"a":[' * 100_000, "it is no JSON of a snapshot"),
+            (b"[1", "it must be a JSON object|it is not JSON"),
+            (b"{" + b'"a":[' * 100_000, "it is not JSON of a snapshot"),
             (b'{"format": 1,\n"format": 1', "'format' occurs twice"),
-            (b"\xff", "it is no JSON of a snapshot: 'utf-8' codec"),
-            (b'{"format": 1' + b"0" * 5000, "it is no JSON of a snapshot"),
+            (b"\xff", "it is not JSON of a snapshot: 'utf-8' codec"),
+            (b'{"format": 1' + b"0" * 5000, "it is not JSON of a snapshot"),
             (b'{"format": "1"', "member format must be an integer, but is '1'"),
         ):
             with open(self.manifest, "wb") as file:
@@ -215,7 +215,7 @@ class SnapshotRefusalsTest(TestCase):
                 os.remove(file)
                 make(file)
                 self._assert_refused(
-                    f"^{file} is damaged at byte 0: it is no regular file"
+                    f"^{file} is damaged at byte 0: it is not a regular file"
                 )
                 if os.path.isdir(file) and not os.path.islink(file):
                     os.rmdir(file)
@@ -296,10 +296,10 @@ class SnapshotRefusalsTest(TestCase):
         self.assertEqual(contents(self.table), self.before)
 
     @parameterized.parameters(
-        ("x", "it is no JSON object"),
-        ("[" * 100_000, "it is no JSON object"),
-        ("{}", "it is no JSON object"),
-        ('{"config": 5, "first": {}}', "it is no JSON object"),
+        ("x", "it is not a JSON object"),
+        ("[" * 100_000, "it is not a JSON object"),
+        ("{}", "it is not a JSON object"),
+        ('{"config": 5, "first": {}}', "it is not a JSON object"),
         (
             '{"config": {"learning_rate": "x"}, "first": '
             '{"learning_rate": 0.1}}',
@@ -430,7 +430,7 @@ class PointRefusalsTest(PointTestCase):
             os.remove(file)
             os.mkfifo(file)
             with self.assertRaisesRegex(
-                DamagedSnapshotError, f"{file} is damaged .*no regular file"
+                DamagedSnapshotError, f"{file} is damaged .*not a regular file"
             ):
                 self._read()
         self.assertEqual(contents(self.model.tables[0]), self.before)

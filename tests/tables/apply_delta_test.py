@@ -147,7 +147,7 @@ class ApplyDeltaTest(tf.test.TestCase, parameterized.TestCase):
         other = _Chain(os.path.join(self.directory, "other"))
         with self.assertRaisesRegex(ValueError, "is of a chain that it is not"):
             served.apply_delta(other.paths[1])
-        with self.assertRaisesRegex(ValueError, "/0' is no delta. Use load"):
+        with self.assertRaisesRegex(ValueError, "/0' is not a delta. Use load"):
             served.apply_delta(other.paths[0])
         later = self._served(2)
         with self.assertRaisesRegex(ValueError, "is of a chain that it is not"):

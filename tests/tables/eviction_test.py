@@ -166,7 +166,7 @@ class EvictionTest(tf.test.TestCase, parameterized.TestCase):
         (
             lambda: _table(None).evict(1, eviction.Unseen(steps=1)),
             "Table 'items' cannot evict by Unseen(steps=1): its rows do not "
-            "hold when they were seen last. Make it with eviction=",
+            "record when they were last seen. Make it with eviction=",
         ),
         (
             lambda: _table(eviction.Unseen(steps=1)).evict(),

@@ -296,7 +296,7 @@ class StatisticsTest(tf.test.TestCase, parameterized.TestCase):
         ),
         (
             lambda: _table(["show"]).evict(policy=Score(1, Unseen(steps=1))),
-            "its rows do not hold when they were seen last",
+            "its rows do not record when they were last seen",
         ),
         (
             lambda: _table(["show"], eviction=Unseen(seconds=1)).evict(

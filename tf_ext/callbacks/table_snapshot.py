@@ -266,7 +266,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self._save()
         self._release_directory()
         _LOG.warning(
-            "On SIGTERM, training ends after step %d: it goes on from %s.",
+            "On SIGTERM, training ends after step %d, to resume from %s.",
             self._point.step,
             self._point.path,
         )

@@ -91,7 +91,7 @@ def unzipped(file: str, raw: typing.Any) -> Iterator[bytes]:
         raise DamagedFileError(
             f"{file} is damaged before byte {raw.tell()}: it cannot be "
             f"decompressed ({error}). How many records are lost is not known: "
-            "mend the file or leave it out."
+            "repair the file or leave it out."
         ) from error
 
 

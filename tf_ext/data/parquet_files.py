@@ -33,7 +33,7 @@ _LEAST_ROWS = 256  # of a block of texts that begin as the one before
 _VALUE_BYTES = 16  # about, of a number in a list
 _DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _ADVICE = (
-    "How many records are lost is not known: mend the file or leave it out."
+    "How many records are lost is not known: repair the file or leave it out."
 )
 
 
@@ -199,7 +199,7 @@ class ParquetFiles:
         if wrong:
             raise DamagedFileError(
                 f"{file} must have each field of the schema once as a column, "
-                f"but not so {wrong}. Its columns are {schema.names[:100]}. "
+                f"but not {wrong}. Its columns are {schema.names[:100]}. "
                 "Name fields as the file does, or leave them out of the schema."
             )
         for field in used:

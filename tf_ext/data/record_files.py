@@ -70,8 +70,8 @@ class RecordFiles:
                         else "record %d is above 64 MiB"
                     )
                     % first
-                    + ". How many records are lost is not known: mend the file "
-                    "or leave it out."
+                    + ". How many records are lost is not known: repair the "
+                    "file or leave it out."
                 )
             wanted = wanted or _HEADER_BYTES
             rest = data[used:]

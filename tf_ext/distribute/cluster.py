@@ -37,7 +37,7 @@ class Form(typing.NamedTuple):
 
 
 _IGNORED = {
-    "evaluator": "An evaluator is no part of the cluster, and no server: it is "
+    "evaluator": "An evaluator is neither in the cluster nor a server: it is "
     "a program that makes the model without a strategy and evaluates each new "
     "recovery point or checkpoint, as tf_ext.utils.SidecarEvaluator does. Run "
     "it without tf_ext.distribute.",

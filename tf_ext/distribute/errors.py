@@ -83,7 +83,8 @@ class WorkerLostError(RuntimeError):
             f"Lost workers: {named(tasks)}. They were killed, failed, hang, "
             "have ended before this one, or cannot be reached; their logs may "
             "tell. The shards of tables that they held are gone. End all "
-            "workers and start them again: they go on from the last checkpoint."
+            "workers and start them again: they resume from the last "
+            "checkpoint."
         )
 
 

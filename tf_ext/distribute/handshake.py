@@ -67,12 +67,12 @@ def problem(address, timeout_seconds):
         except TimeoutError:
             return (
                 "accepts connections and says nothing: it is stopped or "
-                "overloaded, or is no server of TensorFlow"
+                "overloaded, or is not a TensorFlow server"
             )
         except OSError as error:
             return (
                 f"breaks connections off ({error.strerror or error}): it is "
-                "no server of TensorFlow, or a proxy without one behind it"
+                "not a TensorFlow server, or a proxy without one behind it"
             )
     if not answer and _speaks_tls(address, timeout_seconds):
         answer = _TLS_ALERT
@@ -141,9 +141,7 @@ def _what_answered(answer):
         what = f"answers {answer!r}"
     else:
         what = "closes connections without an answer"
-    return (
-        f"{what}: it is another program or a proxy, and no server of TensorFlow"
-    )
+    return f"{what}: it is another program or a proxy, not a TensorFlow server"
 
 
 def problems_of(tasks):

@@ -41,7 +41,7 @@ _LOST_WORKER = (
     "its step is given to another worker, and may count twice if this one goes "
     "on"
 )
-_LOST_SERVER = "training goes on from the last checkpoint"
+_LOST_SERVER = "training resumes from the last checkpoint"
 
 _logger = this_task.logger(__name__)
 

@@ -229,7 +229,7 @@ def _connect(
         raise TimeoutError(
             f"{len(missing)} of the {len(tasks)} workers did not start within "
             f"{timeout_seconds:g} s: {named(missing)}. Start this program "
-            "there too, with its own task in TF_CONFIG, and see that all "
+            "there too, with its own task in TF_CONFIG, and make sure that all "
             "machines reach its address."
         ) from error
 

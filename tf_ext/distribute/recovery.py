@@ -99,5 +99,5 @@ def _wait_for(tasks: Mapping[str, str | None], timeout_seconds: float) -> None:
         raise TimeoutError(
             f"After {timeout_seconds:g} s tasks still do not answer: {silent}. "
             "Start them again with `python -m tf_ext.distribute.server`, and "
-            "run this program again: it goes on from its last checkpoint."
+            "run this program again: it resumes from its last checkpoint."
         )

@@ -99,8 +99,8 @@ def _connected(
         raise TimeoutError(
             "Not all workers and parameter servers answer after "
             f"{timeout_seconds:g} s: {silent}. Start each with `python -m "
-            "tf_ext.distribute.server`, and see that this machine reaches its "
-            "address and that no other program listens there."
+            "tf_ext.distribute.server`, and make sure that this machine "
+            "reaches its address and that no other program listens there."
         )
     # Tasks that answered at the last moment are still to be checked.
     deadline = max(deadline, time.monotonic() + _ANSWER_SECONDS)
@@ -125,8 +125,8 @@ def _connected(
     except tf.errors.OpError as error:
         raise RuntimeError(
             "TensorFlow could not connect to the workers and parameter "
-            f"servers, {named(tasks)}. Check that servers of TensorFlow listen "
-            f"there, and nothing in between. TensorFlow says: {error.message}"
+            f"servers, {named(tasks)}. Check that TensorFlow servers listen "
+            f"there, with nothing in between. TensorFlow says: {error.message}"
         ) from error
     set_server_patience(split_address(cluster[COORDINATOR][0])[1])
     check_cluster(strategy, deadline - time.monotonic())
@@ -294,8 +294,8 @@ def _answer(
         return None
     except tf.errors.OpError as error:
         raise RuntimeError(
-            f"{task} at {address} does not answer as a server of TensorFlow "
-            "does. Start it again with `python -m tf_ext.distribute.server`. "
+            f"{task} at {address} does not answer like a TensorFlow server. "
+            "Start it again with `python -m tf_ext.distribute.server`. "
             f"TensorFlow says: {error.message}"
         ) from error
     except TimeoutError as error:

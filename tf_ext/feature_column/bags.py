@@ -316,10 +316,10 @@ def _read_inputs(
         _check_batch_size(size, batch_size, checks)
     if not found and batch_size is None:
         raise ValueError(
-            "The batch size cannot be told, because the features of all "
+            "The batch size is unknown, because the features of all "
             f"columns are missing: {', '.join(sorted({p.key for p in parts}))}."
-            f" Present are: {features.names(inputs)}. At least one has to be "
-            "there."
+            f" Present are: {features.names(inputs)}. Pass at least "
+            "one."
         )
     for part in parts:
         if _source(part, inputs) is None:

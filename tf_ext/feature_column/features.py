@@ -97,7 +97,7 @@ def check_type(part: "CategoryColumn", dtype: tf.DType) -> None:
     """Raises if a part does not take values of a type of `op_type`."""
     if dtype == tf.float32 and part.boundaries is None:
         raise ValueError(
-            f"The feature {part.key!r} is of floats, which are no ids, and "
+            f"The feature {part.key!r} has floats, which cannot be ids, and "
             f"column {part.name!r} has no boundaries: give it some, or cast "
             "the feature to integers or strings."
         )

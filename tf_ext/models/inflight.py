@@ -181,7 +181,7 @@ class InFlight:
             raise TimeoutError(
                 f"No step has ended for {_GIVE_UP_SECONDS:g} s, for no worker"
                 f"{others} answers: {found}. Continue them or start them "
-                "again, and run this program again: it goes on from its last "
+                "again, and run this program again: it resumes from its last "
                 "checkpoint."
             )
 

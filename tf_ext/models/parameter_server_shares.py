@@ -148,7 +148,7 @@ class ShareFeed:
         """Each worker's data start again; returns both arguments."""
         if first_step:
             tf.get_logger().warning(
-                "The position in data that workers read is no part of a "
+                "The position in data that workers read is not part of a "
                 "recovery point: their datasets of epoch %d start again.",
                 epoch,
             )

@@ -97,8 +97,8 @@ def fit(
     dataset = _dataset(arguments) if passed else None
     if passed and dataset is None:
         _LOG.warning(
-            "The position in data that are no dataset and no arrays cannot be "
-            "restored: epoch %d starts again.",
+            "The position in data that are neither a dataset nor arrays cannot "
+            "be restored: epoch %d starts again.",
             point.epoch,
         )
     if dataset is None:

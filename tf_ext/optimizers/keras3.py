@@ -171,7 +171,7 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
             raise ValueError(
                 "Dynamic loss scaling (of the policy mixed_float16, or of "
                 "LossScaleOptimizer) does not work under "
-                "ParameterServerStrategy: Keras cannot leave out a step there. "
+                "ParameterServerStrategy: Keras cannot skip a step there. "
                 "Use mixed_bfloat16, or a fixed loss_scale_factor of the "
                 "wrapped optimizer."
             )

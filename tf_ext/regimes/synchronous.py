@@ -275,7 +275,7 @@ def _check_model(model):
     if model is not None and not hasattr(model, "tf_ext_tables"):
         raise RuntimeError(
             f"fit() of {type(model).__name__}, a Keras model with "
-            "tables that is no tf_ext.Model, under "
+            "tables that is not a tf_ext.Model, under "
             "MultiWorkerMirroredStrategy: Keras would add up metrics "
             "that are of all workers already, and give shares of "
             "batches the same weight whatever their sizes. Derive it "

@@ -85,7 +85,7 @@ class _Local:
         """Yields `(size, read)`; `read(offset, size)` returns bytes.
 
         Raises:
-          DamagedSnapshotError: if it is no regular file, or is a symbolic link.
+          DamagedSnapshotError: if it is not a regular file, or a symbolic link.
         """
         with open(name, "rb", buffering=0, opener=_open_regular) as file:
             yield (
@@ -317,7 +317,7 @@ def _open_regular(name: str, flags: int) -> int:
             return descriptor
         os.close(descriptor)
     raise DamagedSnapshotError(
-        f"{name} is damaged at byte 0: it is no regular file."
+        f"{name} is damaged at byte 0: it is not a regular file."
     )
 
 

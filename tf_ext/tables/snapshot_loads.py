@@ -227,7 +227,7 @@ def _read_links(rows, path, label):
                 f"Table {label!r} cannot take {path!r}: the table holds the "
                 f"rows of snapshot {held}, and {path!r} "
                 + (
-                    "is no delta. Use load, with in_place=True while others "
+                    "is not a delta. Use load, with in_place=True while others "
                     "read."
                     if len(links) == 1
                     else "is of a chain that it is not part of. Load that "

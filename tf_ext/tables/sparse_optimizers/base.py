@@ -289,7 +289,7 @@ class SparseOptimizer:
             config, first = dict(saved["config"]), saved["first"]
         except (KeyError, RecursionError, TypeError, ValueError) as error:
             raise ValueError(
-                "it is no JSON object with the members `config` and `first` "
+                "it is not a JSON object with the members `config` and `first` "
                 f"of a {type(self).__name__} ({error})."
             ) from None
         mine = _plain({"learning_rate": self._first_learning_rate})
