@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys, which are the same in every process, and a step on them."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What steps cost on clusters: by workers, servers, tables, dims and latency.
 
 It is also the program of a cluster:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compares two builds of tf_ext: their difference, and its noise.
 
 It is also the program that measures one build, in the Python where that is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The AUC of tables with rules specified by name, and with tuned rules.
 
 A setting is trained for one epoch on one of three data sets: that of the Wide &

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A proxy that delays what processes send to each other, over loopback.
 
 TensorFlow's processes connect through it where the environment has

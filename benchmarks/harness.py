@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures cases in turns, in this process and in others.
 
 Modules of another Python import it, so it needs no tf_ext.

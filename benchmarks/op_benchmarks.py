@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Single ops, compared with TensorFlow's own."""
 
 import contextlib

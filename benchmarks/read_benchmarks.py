@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Readers of files, and training from files, beside other libraries'."""
 
 import json

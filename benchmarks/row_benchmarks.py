@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What admission and eviction cost, and what small rows do to the AUC."""
 
 import dataclasses

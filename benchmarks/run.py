@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Benchmarks of tf_ext and of their references, which take turns.
 
     python benchmarks/run.py all --threads 1 2 --json=results.jsonl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step costs, by workers, servers, tables, dims, samples and network.
 
 Costs are sums of products: `terms` says what a cost depends on, and

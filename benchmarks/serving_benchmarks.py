@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports for serving: their size, memory, latency and accuracy.
 
 It is also the program of the processes that export and serve, a new one for

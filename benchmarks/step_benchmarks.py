@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training: the compiled train function of a model, and all of `fit`."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory of tables, and saving and loading them."""
 
 import contextlib

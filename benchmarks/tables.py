@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of benchmarks, and how to fill them."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training steps of TensorFlow Recommenders Addons, in a Python that has it.
 
 `step_benchmarks.py` starts it and calls methods of `_Worker`.

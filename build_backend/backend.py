@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PEP 517 backend: setuptools, built against the TensorFlow already there.
 
 A static build requirement on TensorFlow would download 250 MB into the

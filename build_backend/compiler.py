@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles C++ files in parallel, and only those that have changed.
 
 An object is compiled again when its command, its source or a header that it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The setuptools command that makes the op library and the pybind11 module."""
 
 import os
@@ -18,7 +19,9 @@ from build_backend.compiler import (
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _EXPORTS = "cc/exports.lds"
 _LINK_OPTS = ["-shared", f"-Wl,--version-script={_EXPORTS}"]
-_BUILD_INFO = '''"""What this copy of tf_ext was built against (generated)."""
+_BUILD_INFO = '''\
+# SPDX-License-Identifier: Apache-2.0
+"""What this copy of tf_ext was built against (generated)."""
 
 TENSORFLOW_VERSION = "{version}"
 '''

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the TensorFlow to compile against, without downloading one."""
 
 import dataclasses

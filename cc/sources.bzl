@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one list of C++ sources: load()ed by Bazel, read by setup.py.
 
 Plain list literals only: setup.py reads them with ast.literal_eval.

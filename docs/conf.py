@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The documentation as a site; CONTRIBUTING.md has the command.
 
 Its source folder is the root of the project, so that README.md and the pages

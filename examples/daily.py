@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains day by day, as models of advertisements are, in one pass.
 
 Each day, the model is tested on events that it has not seen, then trained on

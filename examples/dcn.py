@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a Deep & Cross network to predict ratings.
 
 The model is DCN-V2 of Wang et al., "DCN V2: Improved Deep & Cross Network and

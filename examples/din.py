@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains a Deep Interest Network: attention of the candidate on the history.
 
 The model is that of Zhou et al., "Deep Interest Network for Click-Through Rate

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains two tasks on shared experts: multi-gate mixture of experts.
 
 The model is that of Ma et al., "Modeling Task Relationships in Multi-task

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ratings of items by users: the data of the examples of recommenders.
 
 They are made up, with known best predictions, or read from a folder that has

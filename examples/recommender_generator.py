@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Made-up ratings of items by users, with known best predictions.
 
 Users and items have latent factors that their attributes tell something of:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Trains a model, and serves it while it is trained, in two ways.
 
 Four programs run side by side. One trains the Wide & Deep model of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The features of serve.py, as JSON has them and as models take them."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves a model over HTTP; started by serve.py.
 
     python serve_http.py stock VERSIONS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains, and publishes what was learnt while it goes on; see serve.py.
 
 Every so many steps it writes, under the number of the step: what the model

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Two towers find items for users: training, recall, an index, an export.
 
     python examples/two_tower.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Trains a Wide & Deep model whose embedding tables grow with the data.
 
 The model is that of Cheng et al., "Wide & Deep Learning for Recommender

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real data sets of the Wide & Deep example, read by `tf_ext.data.read`.
 
 Malformed records are left out and counted. A missing value reads as its field's

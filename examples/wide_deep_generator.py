@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A stream of made-up advertising impressions with a known best model.
 
 Ids are Zipf-distributed over vocabularies that grow while the stream runs: new

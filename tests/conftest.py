@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds for all tests: it has to be said before TensorFlow starts."""
 
 import gc

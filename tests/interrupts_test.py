@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ctrl+C while a program saves, loads, trains or exports.
 
 Everything works afterwards in the same process, and no file that is half done

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The installed package: metadata, lazy import, version guard."""
 
 import collections

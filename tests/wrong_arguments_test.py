@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user is told of arguments that are meant for something else."""
 
 import tempfile

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dynamic embedding tables for TensorFlow recommendation models.
 
 Embedding rows live in a concurrent hash table behind custom ops: ids need not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Says what is wrong where the compiled parts are missing."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How tables with admission by count number their occurrences.
 
 Needs no TensorFlow, so that snapshots can be read without it.

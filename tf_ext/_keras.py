@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Keras that `tf.keras` is: Keras 3, or tf_keras on request.
 
 `TF_USE_LEGACY_KERAS=1` in the environment, set before TensorFlow is imported,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the policies of tables have in common: admission and eviction."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON files that end with their own CRC32C, and checks of their contents.
 
 A correct CRC shows that a file is unchanged, not who wrote it: its contents are

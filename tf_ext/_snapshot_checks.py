@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that a snapshot fits the table that it is read for.
 
 Needs no TensorFlow.

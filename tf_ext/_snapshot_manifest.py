@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifest of a snapshot: docs/snapshots.md describes it.
 
 Needs no TensorFlow, so that snapshots can be read without it.

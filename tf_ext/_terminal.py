@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What commands at a terminal have in common."""
 
 import argparse

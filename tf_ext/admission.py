@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Admission policies of tables: which ids get a row.
 
 A table without a policy creates a row for each id that is trained. With one,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Eviction policies of tables.
 
 The policies remove rows, with weights and slots, depending on when they were

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The signs of feature values, in NumPy.
 
 These functions give the signs that `tf_ext.feature_column` gives in a model, so

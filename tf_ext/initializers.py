@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initializers of table rows.
 
 A row's initial weights depend on the table's seed and name, the sign and the

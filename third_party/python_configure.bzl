@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Python of $TF_EXT_PYTHON, or python3 of the PATH, as a repository.
 
 Provides the headers of that Python and of its TensorFlow and pybind11, and

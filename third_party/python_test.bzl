@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A test that pytest runs with the Python that Bazel builds against."""
 
 load("@local_python//:python.bzl", "PYTHON")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The external repositories, all of which are on the machine already."""
 
 load("//third_party:python_configure.bzl", "python_configure")

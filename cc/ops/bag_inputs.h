@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The inputs of the ops on bags.
 #ifndef TF_EXT_CC_OPS_BAG_INPUTS_H_
 #define TF_EXT_CC_OPS_BAG_INPUTS_H_

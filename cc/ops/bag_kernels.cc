@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that find the distinct signs of a batch and combine bags of rows.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the ops between a batch's signs and its bags.
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that put tensors into one, to be sent together, and take them out.
 //
 // A bundle begins with the rank and the dimensions of each tensor, int64. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pass that lets the tensors between two tasks travel in bundles.
 //
 // TensorFlow sends every tensor that a task needs from another one in a message

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel that combines bags of several tables into parts of longer vectors.
 
 #include <algorithm>

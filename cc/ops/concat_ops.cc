@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the op that combines bags into parts of longer vectors.
 
 #include "absl/status/status.h"

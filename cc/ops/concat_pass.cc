@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The pass that saves the copies of a concatenation of bags.
 //
 // A model with several tables most often concatenates what it reads from them.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that save and restore the counters of signs.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the op that divides the bags of a batch among tables.
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernels that evict rows of a table and let their statistics decay.
 
 #include <cstdint>

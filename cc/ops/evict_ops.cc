@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the ops that evict rows of a table and let their statistics
 // decay.
 

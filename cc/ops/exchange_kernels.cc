@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that pack and unpack the buffers of an all-to-all collective, and the
 // one that raises an error that was found elsewhere.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the ops around an all-to-all collective: values for peers
 // into one buffer, and out of one.
 

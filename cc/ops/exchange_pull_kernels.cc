@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel that reads rows into the send buffer of a collective.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels by which peers agree on the sizes of the data that they exchange.
 // Each replaces a dozen of TensorFlow's kernels, at a few microseconds apiece.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the ops by which peers agree on the sizes of the data that
 // they exchange.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The types of a table's fields as those of tensors.
 #ifndef TF_EXT_CC_OPS_FIELD_TYPES_H_
 #define TF_EXT_CC_OPS_FIELD_TYPES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the op that adds gradients up by row.
 
 #include "absl/status/status.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The passes over graphs that have a certain op.
 #ifndef TF_EXT_CC_OPS_GRAPH_PASS_H_
 #define TF_EXT_CC_OPS_GRAPH_PASS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cc/ops/kernel_util.h"
 
 #include <algorithm>

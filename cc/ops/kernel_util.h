@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adapters of the core's errors and threads to TensorFlow's; and the checks of
 // inputs that all ops share, for kernels and for shape functions, with the same
 // error texts.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that inspect, export, import, clear and compact a table.
 
 #include <algorithm>

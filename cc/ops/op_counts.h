@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What this process did since it started, for its metrics: relaxed atomics,
 // which an op adds to once per call. They outlive tables, so they only grow.
 #ifndef TF_EXT_CC_OPS_OP_COUNTS_H_

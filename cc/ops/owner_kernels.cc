@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that release the tables that a killed run left on a server.
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the ops that free what a killed run left on a server.
 
 #include "absl/status/status.h"

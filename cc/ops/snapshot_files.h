@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of snapshots on TensorFlow's file systems.
 #ifndef TF_EXT_CC_OPS_SNAPSHOT_FILES_H_
 #define TF_EXT_CC_OPS_SNAPSHOT_FILES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 #include "cc/ops/snapshot_inputs.h"
 
 #include <algorithm>

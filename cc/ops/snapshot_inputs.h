@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Inputs and outputs that the kernels of snapshots have in common.
 #ifndef TF_EXT_CC_OPS_SNAPSHOT_INPUTS_H_
 #define TF_EXT_CC_OPS_SNAPSHOT_INPUTS_H_

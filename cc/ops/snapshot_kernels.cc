@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that write a table's rows to files and read them back.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that read and train tables: one, or all of a step.
 //
 // The ops on several tables have the inputs of those on one, each as a list;

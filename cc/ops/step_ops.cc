@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interfaces of the ops that read and train all tables of a step.
 
 #include <cstdint>

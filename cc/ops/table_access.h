@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading and training of tables by an op, one or several at a time.
 #ifndef TF_EXT_CC_OPS_TABLE_ACCESS_H_
 #define TF_EXT_CC_OPS_TABLE_ACCESS_H_

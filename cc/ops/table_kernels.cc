@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that create a table, or find it.
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The table as a TensorFlow resource.
 #ifndef TF_EXT_CC_OPS_TABLE_RESOURCE_H_
 #define TF_EXT_CC_OPS_TABLE_RESOURCE_H_

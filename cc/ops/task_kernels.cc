@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that record and return as which task a process was started.
 
 #include <mutex>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the ops that say as which task a process was started.
 
 #include "absl/status/status.h"

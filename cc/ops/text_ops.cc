@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the op that makes string tensors of columns of text.
 
 #include "absl/status/status.h"

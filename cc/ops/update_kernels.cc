@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Kernels that begin and end updates of a table in place.
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the ops that begin and end updates of a table in place.
 
 #include <initializer_list>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel that returns the versions of a process.
 
 #include "cc/core/support/version.h"

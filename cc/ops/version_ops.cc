@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The interface of the op that says which versions a process runs.
 
 #include "absl/status/status.h"

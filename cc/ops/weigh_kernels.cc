@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The kernel that weighs a worker's gradients.
 
 #include <algorithm>

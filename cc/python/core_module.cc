@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // tf_ext._core: hashing, initial rows, snapshots and TFRecord for NumPy users,
 // and the descriptions of update rules. Needs no TensorFlow.
 

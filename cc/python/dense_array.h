@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays whose values are in the memory of a C++ array.
 #ifndef TF_EXT_CC_PYTHON_DENSE_ARRAY_H_
 #define TF_EXT_CC_PYTHON_DENSE_ARRAY_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // TFRecord files in tf_ext._core, for tf_ext.data.
 #ifndef TF_EXT_CC_PYTHON_RECORDS_MODULE_H_
 #define TF_EXT_CC_PYTHON_RECORDS_MODULE_H_

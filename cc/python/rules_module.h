@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The update rules of tf_ext._core, for tf_ext.tables.sparse_optimizers.
 #ifndef TF_EXT_CC_PYTHON_RULES_MODULE_H_
 #define TF_EXT_CC_PYTHON_RULES_MODULE_H_

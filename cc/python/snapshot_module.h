@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The part of tf_ext._core that reads and writes files of snapshots.
 #ifndef TF_EXT_CC_PYTHON_SNAPSHOT_MODULE_H_
 #define TF_EXT_CC_PYTHON_SNAPSHOT_MODULE_H_

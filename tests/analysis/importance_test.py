@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The importance of columns, against NumPy and on data of a known teacher."""
 
 from unittest import mock

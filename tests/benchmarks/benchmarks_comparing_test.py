@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two builds beside each other, at tiny sizes."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarks of rows run, at tiny sizes."""
 
 import contextlib

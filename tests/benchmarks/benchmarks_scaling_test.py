@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model of what steps cost, its fit, and how it is measured."""
 
 import argparse

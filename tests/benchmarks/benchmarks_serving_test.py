@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmark of serving runs, at a tiny size."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarks run, at tiny sizes: their figures are not looked at."""
 
 import contextlib

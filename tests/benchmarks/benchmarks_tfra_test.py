@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process in which the benchmarks run TFRA."""
 
 import contextlib

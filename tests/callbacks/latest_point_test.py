@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recovery points in a directory: how they are found, and told apart."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TableSnapshot(on_sigterm=True): SIGTERM ends training, which goes on."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training with TableSnapshot that is killed and goes on in a new process."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of users after each epoch of `fit`."""
 
 import numpy as np

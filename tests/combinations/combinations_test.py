@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of all kinds of options together, as users combine them.
 
 What a program does is compared with the same in one process, or with Keras's

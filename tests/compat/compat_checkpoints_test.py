@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorFlow's savers still ask what they asked, and tell as little."""
 
 import os

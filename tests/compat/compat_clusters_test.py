@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TensorFlow's runtime does with signals, time-outs and gRPC."""
 
 import socket

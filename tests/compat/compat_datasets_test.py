@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The datasets that a dataset reads can be found from it."""
 
 import unittest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the texts of TensorFlow's errors say, and how to take it off."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of a tensor by its graph, and specs that can be cut."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras's layers find masks where tf_ext leaves them."""
 
 import unittest

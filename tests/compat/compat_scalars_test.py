@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorFlow still keeps the tensors of Python numbers."""
 
 import json

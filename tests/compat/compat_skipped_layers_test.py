@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras still skips what layers that are not built have in a file."""
 
 import os

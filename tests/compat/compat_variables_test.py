@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers that do not know of tables still stop before they train one."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TensorFlow's strategy and errors keep to themselves is still there."""
 
 import contextlib

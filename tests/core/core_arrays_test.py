@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arrays of any layout as arguments of tf_ext._core."""
 
 import numpy as np

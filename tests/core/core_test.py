@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles and runs the C++ tests of cc/core.
 
 Only with `-m slow`: Bazel runs them in continuous integration.

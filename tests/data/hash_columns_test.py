@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns that are hashed in a dataset: the same signs, rows and errors."""
 
 import pathlib

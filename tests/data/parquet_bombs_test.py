@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small Parquet files that would be gigabytes in memory."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A training on files that is killed reads each sample once."""
 
 import pathlib

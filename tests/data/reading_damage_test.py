@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No flipped bit of a file loses records without a word."""
 
 import gzip

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets of JSON lines, TFRecord and Parquet files."""
 
 import json

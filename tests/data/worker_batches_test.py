@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a dataset of global batches is shared between workers."""
 
 import itertools

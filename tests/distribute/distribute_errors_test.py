@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of clusters that need no processes: texts, addresses, TF_CONFIG."""
 
 import contextlib

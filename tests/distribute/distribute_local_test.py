@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A strategy on real processes: connecting, checking, losing, ending."""
 
 import concurrent.futures

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forks of a process behave as processes that were started by themselves."""
 
 import os

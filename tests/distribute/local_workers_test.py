@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running workers on this machine, with programs that need no TensorFlow."""
 
 import contextlib

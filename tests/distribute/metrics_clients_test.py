@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clients of the metrics endpoint that do not behave."""
 
 import contextlib

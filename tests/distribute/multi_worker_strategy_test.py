@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clusters of workers and their errors, as far as they need no processes."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tasks that cannot reach each other for some time, in networks of their own.
 
 Training goes on, or ends with an error that names the task that was not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Connecting to addresses where something else than a server answers."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers free the tables of a killed chief when the next one begins."""
 
 import json

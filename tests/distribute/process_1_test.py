@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs that are process 1 of a PID namespace, as in a container."""
 
 import subprocess

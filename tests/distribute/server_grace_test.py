@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a server stays after SIGTERM."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of a server that are about its metrics."""
 
 import contextlib

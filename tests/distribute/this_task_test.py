@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process's log and probes say of its task."""
 
 import importlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code of docs/parameter_servers.md and docs/multi_worker.md runs."""
 
 import pathlib

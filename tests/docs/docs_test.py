@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code of README.md and of some pages of docs/ runs, in their order."""
 
 import dataclasses

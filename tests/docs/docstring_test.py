@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs the examples of the docstrings.
 
 An example is a `>>>` block; `keras`, `np`, `tf` and `tf_ext` are imported.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The site of docs/conf.py is built without a warning, and is whole."""
 
 import html

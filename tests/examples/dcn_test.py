@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Deep & Cross example, and its model with Keras's embeddings instead."""
 
 import json

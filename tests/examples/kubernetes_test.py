@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The manifests of examples/kubernetes, and what their containers run."""
 
 import contextlib

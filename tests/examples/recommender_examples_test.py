@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Short runs of the examples of recommenders, on both kinds of data."""
 
 import importlib.util

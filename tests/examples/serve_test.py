@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The serving example: a whole run, and how it judges answers."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The example of two towers: short runs on made-up data and on files."""
 
 import pathlib

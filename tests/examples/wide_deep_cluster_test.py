@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Wide & Deep example on several processes of this machine."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real data of the Wide & Deep example, in small files."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Wide & Deep example: its data, and whole runs of it as a program."""
 
 import contextlib

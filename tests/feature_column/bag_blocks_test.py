@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bags of some of a batch's columns."""
 
 import numpy as np

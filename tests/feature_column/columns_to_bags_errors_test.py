@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches that are refused: by an exception, or by an error as a value."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns of sequences: which ids they keep, and at which positions."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ids of uint64, whose upper half int64 does not have, and of bool."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`layers.BatchNormalization` in one process, and under MirroredStrategy."""
 
 import os

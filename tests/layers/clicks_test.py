@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The feature that counts as clicks."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two numbers that EmbeddingFeatures makes of the statistics of ids."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`layers.InBatchSoftmax`: logits, accidental hits, gradients, replicas."""
 
 import numpy as np

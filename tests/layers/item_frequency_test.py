@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`layers.ItemFrequency`: how often items occur in batches."""
 
 import tempfile

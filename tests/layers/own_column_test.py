@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns of classes that tf_ext does not know, through EmbeddingFeatures."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedding of a position in training, and of a default otherwise."""
 
 import tempfile

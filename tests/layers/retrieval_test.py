@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`layers.Retrieval`: what it finds, how its index changes, what is saved."""
 
 import pathlib

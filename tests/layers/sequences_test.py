@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sequences through EmbeddingFeatures: outputs, masks, rows and gradients."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CTR, PCTR, COPC and calibration error against NumPy."""
 
 import tempfile

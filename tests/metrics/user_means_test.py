@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GAUC, recall@k and NDCG@k against definitions, user by user."""
 
 from unittest import mock

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strings and lists as the data of a model."""
 
 import numpy as np

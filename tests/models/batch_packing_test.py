@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the tensors of a batch are sent to a worker."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a layer counts as clicks is needed in training alone."""
 
 import os

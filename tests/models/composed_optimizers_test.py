@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorFlow Recommenders' CompositeOptimizer in models with tables."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frames of pandas, and Python's batches of strings, as the data of a model."""
 
 import datetime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far steps run ahead of one that is late."""
 
 import gc

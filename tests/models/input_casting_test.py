@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floats that are ids keep their precision, whatever a model computes in."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Features of the wrong dtype: the error is one sentence that names them."""
 
 import numpy as np

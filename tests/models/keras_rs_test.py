@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """keras-rs's interactions, ranking losses and ranking metrics on tables."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models under MirroredStrategy, on two logical devices of one machine."""
 
 from unittest import mock

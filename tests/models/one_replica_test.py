@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Strategies of a single replica train as no strategy does.
 
 TensorFlow merges even one replica under them, and not within a branch of a

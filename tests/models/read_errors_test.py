@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of reading files, as the users of models see them."""
 
 import gzip

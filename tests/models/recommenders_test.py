@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables in a model of TensorFlow Recommenders, which is for tf_keras only."""
 
 import importlib.util

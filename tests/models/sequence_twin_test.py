@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model on sequences against the same on a Keras Embedding, step by step."""
 
 import numpy as np

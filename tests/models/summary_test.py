@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `summary` and `count_params` say of models with tables."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models on tables against the same models on variables, step by step."""
 
 import numpy as np

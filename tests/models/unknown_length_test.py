@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training on data whose end is found by reading: no step is made of it."""
 
 import numpy as np

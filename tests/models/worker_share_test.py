@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups of batches, and the position of a worker in them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops that put tensors into one, and take them out."""
 
 import numpy as np

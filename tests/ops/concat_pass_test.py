@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pass over a graph that writes bags into their concatenation."""
 
 import collections

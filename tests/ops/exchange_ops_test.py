@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops around an all-to-all collective."""
 
 import numpy as np

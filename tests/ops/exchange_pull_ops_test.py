@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that reads rows into the buffer that takes them to peers."""
 
 import numpy as np

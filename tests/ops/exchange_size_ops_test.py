@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops by which peers agree on the sizes of what they send."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that sums what came from peers."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that weighs a worker's gradients."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that adds gradients up by row."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops that evict rows and let their statistics decay."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same as malformed_input_test.py, for the ops that have no table."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Handles of something else, and configs that make no table."""
 
 import tensorflow as tf

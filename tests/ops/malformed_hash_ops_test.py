@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever is given to HashCategory, it raises or returns a sentence."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever is given to an op, it raises a sentence and changes nothing."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes whose sums and products are beyond int64, for every op that has any."""
 
 import os

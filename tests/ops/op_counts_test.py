@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pulls, pushes and the hashing count for metrics."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that sends the gradient of rows to a table's shadow variable."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Shape functions, on what no kernel has checked."""
 
 import pytest

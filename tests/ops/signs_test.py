@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is taken as signs, wherever they are given."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops that write and read snapshots: what they refuse."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops on all tables of a step, compared with those on a single one."""
 
 import functools

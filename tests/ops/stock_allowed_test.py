@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What keeps ops of tf_ext out of a model that serves."""
 
 import tensorflow as tf

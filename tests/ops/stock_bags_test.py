@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops between signs and bags made of stock ops, against the custom ops."""
 
 import functools

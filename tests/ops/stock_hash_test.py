@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ops.hash_category` by stock ops, against the custom op."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Initial rows by stock ops, against the rows of tables."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized

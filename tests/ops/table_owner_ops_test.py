@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables that are released, though somebody has their handle."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ops know of shapes while they are traced, before anything runs.
 
 The kernels look at the same shapes when they run, and say the same; here only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops that begin and end updates in place: what they refuse."""
 
 import os

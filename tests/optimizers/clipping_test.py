@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clipping acts on the merged gradient of a table, not on what is merged."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rule given by name stands for, and that it learns."""
 
 import sys

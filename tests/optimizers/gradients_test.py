@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients on their way from the layer through the optimizer to the table."""
 
 from unittest import mock

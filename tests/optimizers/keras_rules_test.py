@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables that take Keras's optimizers as their update rules."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes of the model's learning rate, and tables with rates of their own."""
 
 import pytest

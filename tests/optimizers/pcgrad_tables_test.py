@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PCGrad over the rows of tables, against dense vectors of all rows."""
 
 import itertools

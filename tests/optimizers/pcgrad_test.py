@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PCGrad against Algorithm 1 of its paper on dense vectors, in float64."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Update rules as the core says them, and as their Python classes do."""
 
 import inspect

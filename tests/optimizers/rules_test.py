@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Update rules against float64 NumPy, and against Keras's optimizers."""
 
 import numpy as np

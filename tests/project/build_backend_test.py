@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What pip is told where tf_ext cannot be compiled."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TensorFlow and Keras do not promise is used in tf_ext/_compat alone."""
 
 import ast

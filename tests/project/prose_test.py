@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Documents and messages avoid phrases that are not idiomatic English."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the source tree has to keep to."""
 
 import ast
@@ -35,6 +36,8 @@ _CORE_FOLDERS = {
     "table": ("support", "hashing", "initializers", "rules", "snapshot"),
     "benchmarks": ("support", "hashing", "bags", "table"),
 }
+# What is written by hand, and begins with the license's name.
+_SOURCES = ("cc/**/*.cc", "cc/**/*.h", "cc/**/*.inc", "*/**/*.py", ".ci/*")
 # Links to what Bazel has built, and what setup.py has.
 _OUTPUT = ("bazel-out", "build", "dist")
 # The rooms of tests/support, and the ends of names that belong in them alone.
@@ -197,17 +200,20 @@ class FilesTest(absltest.TestCase):
             allowed = {folder, *_CORE_FOLDERS[folder]}
             self.assertLessEqual(set(used), allowed, path)
 
+    def test_files_name_their_license(self):
+        for path in _files(*_SOURCES):
+            mark = "//" if path.relative_to(ROOT).parts[0] == "cc" else "#"
+            self.assertIn(
+                f"{mark} SPDX-License-Identifier: Apache-2.0",
+                path.read_text().splitlines()[:2],
+                path,
+            )
+
     def test_files_are_short(self):
         long = {
             str(path.relative_to(ROOT)): lines
-            for path in _files(
-                "cc/**/*.cc",
-                "cc/**/*.h",
-                "cc/**/*.inc",
-                "*/**/*.py",
-                ".ci/*",
-            )
-            if (lines := len(path.read_text().splitlines())) > _MAX_LINES
+            for path in _files(*_SOURCES)
+            if (lines := len(path.read_text().splitlines()) - 1) > _MAX_LINES
         }
         self.assertEmpty(long, f"split files of more than {_MAX_LINES} lines")
 

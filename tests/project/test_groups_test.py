@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tests that run in processes of their own, as `test_groups` runs them."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The slow tests that one commit runs, as `test_tiers` chooses them."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often signs occur, as it comes to the push, against a count in NumPy."""
 
 import collections

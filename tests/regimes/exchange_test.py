@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What workers tell each other of gradients that cannot be summed."""
 
 import types

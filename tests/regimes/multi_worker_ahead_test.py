@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronous workers that send the ids of a batch a step ahead."""
 
 import numpy as np

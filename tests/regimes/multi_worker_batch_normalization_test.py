@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`layers.BatchNormalization` by several workers, in processes of their own."""
 
 import pytest

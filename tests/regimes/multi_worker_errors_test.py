@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronous workers agree on errors, and on models and data of all kinds."""
 
 import numpy as np

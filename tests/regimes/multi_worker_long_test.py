@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step of workers costs in collectives, and that many cost no memory."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SIGTERM to synchronous workers: all stop after the same step."""
 
 import json

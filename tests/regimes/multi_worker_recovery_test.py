@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A synchronous worker dies; all start again and go on from the last backup."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of synchronous workers are saved, and loaded by any number of them."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training on synchronous workers: what one process would come to."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`layers.BatchNormalization` on a cluster, against one process."""
 
 import os

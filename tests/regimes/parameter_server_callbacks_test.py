@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks of Keras on a cluster, with a model that has a table."""
 
 import csv

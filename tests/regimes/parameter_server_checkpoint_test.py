@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of a compiled model in clusters of other sizes."""
 
 import numpy as np

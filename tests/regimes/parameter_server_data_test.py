@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `fit`, `evaluate` and `predict` read on a cluster."""
 
 import contextlib

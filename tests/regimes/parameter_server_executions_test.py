@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`steps_per_execution` on a cluster, against one process."""
 
 import pytest

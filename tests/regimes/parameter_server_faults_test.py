@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `fit` does when a worker or a parameter server dies."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit`, `evaluate` and `predict` on a cluster, against one process."""
 
 import numpy as np

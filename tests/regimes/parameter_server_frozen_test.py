@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit`, `evaluate` and `predict` while a worker is stopped."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loops that are not `tf_ext.Model.fit`, and policies, on a cluster."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of `fit` and `evaluate` on a cluster, against one process."""
 
 import re

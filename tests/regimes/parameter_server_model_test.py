@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with tables, trained by `fit` on a cluster."""
 
 import os

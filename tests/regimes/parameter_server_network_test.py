@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What training steps send to parameter servers, in bytes on the network."""
 
 import json

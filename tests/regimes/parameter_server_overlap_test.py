@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps that overlap, against updates that are made one step late."""
 
 import numpy as np

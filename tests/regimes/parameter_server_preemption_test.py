@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SIGTERM to the tasks of a cluster with parameter servers."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models of recommender libraries with parameter servers.
 
 TensorFlow Recommenders' under tf_keras, keras-rs's under Keras 3.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit` on tables goes on after a worker or a parameter server was lost."""
 
 import numpy as np

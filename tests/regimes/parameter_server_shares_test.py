@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finite datasets that workers read, of a function, without steps."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Snapshots of tables on parameter servers, and training that goes on."""
 
 import contextlib

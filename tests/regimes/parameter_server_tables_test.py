@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables whose shards are on parameter servers, against one process."""
 
 import gc

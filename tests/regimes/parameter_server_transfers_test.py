@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many messages a step takes, and what arrives in them."""
 
 import glob

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which regime there is, and the plan that goes from a pull to its push."""
 
 import collections

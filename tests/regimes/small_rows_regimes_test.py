@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small rows get the same bits from any number of shards and replicas."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that are loaded for columns which make other signs."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Damaged and forged counters in files of all kinds."""
 
 import json

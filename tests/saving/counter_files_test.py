@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counters of admission by count in files of all kinds."""
 
 import os

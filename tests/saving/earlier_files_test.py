@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that an earlier build wrote load, and are written the same today."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of Keras's formats with forged contents and right checksums."""
 
 import json

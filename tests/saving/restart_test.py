@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training that goes on in another process equals training without a break."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that do not fit are refused, and the table stays as it was."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model's file is whole and durable, whenever the process is killed.
 
 What reaches the system is looked at, by a library that stands in between, not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that Keras and TensorFlow write hold the rows of tables."""
 
 import gc

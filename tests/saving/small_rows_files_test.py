@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small rows in files of all kinds: bitwise, and at their size."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Subclassed models are loaded in a new process as they were saved."""
 
 import json

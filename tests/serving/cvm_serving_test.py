@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that read the statistics of ids serve as they were trained."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of an export: versions, what is known of them, and errors."""
 
 import errno

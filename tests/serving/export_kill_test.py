@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A version is there whole or not at all, whenever the process is killed."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports of snapshots serve what exports of the tables do."""
 
 import pathlib

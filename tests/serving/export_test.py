@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports of stock ops predict what the trained model does, anywhere."""
 
 import json

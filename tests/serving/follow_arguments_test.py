@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments that tf_ext.serving.follow refuses."""
 
 import sys

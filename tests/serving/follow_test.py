@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tf_ext.serving.follow: a model that serves while another one is trained."""
 
 import functools

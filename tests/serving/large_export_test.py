@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A table of more weights than a protobuf holds is exported and served."""
 
 import pathlib

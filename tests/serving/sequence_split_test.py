@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that read sequences, split from their tables."""
 
 import pathlib

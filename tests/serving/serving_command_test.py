@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Served models at a terminal."""
 
 import contextlib

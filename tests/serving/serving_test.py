@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exported models predict in other processes what they did when trained.
 
 Through Python's loader, and through TensorFlow's C++ loader, which is that of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What served models take and give, as tensors by name."""
 
 from unittest import mock

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with small rows serve as they were trained, in every way."""
 
 import os

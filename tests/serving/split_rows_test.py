@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of split exports: of tables, and of snapshots."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models in two: rows in Parquet files, and a SavedModel of the rest."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of exported tables, which TensorFlow's own ops look up."""
 
 import pathlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tf_ext.serving.weights_only: models whose tables cannot be trained."""
 
 import os

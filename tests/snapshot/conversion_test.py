@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of snapshots that are loaded into tables of other types."""
 
 import logging

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small rows in snapshots, for readers without TensorFlow and commands."""
 
 import os

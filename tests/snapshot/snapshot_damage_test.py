@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Snapshots that are damaged, and disks that are full or read-only."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is on the disk before a snapshot counts: calls that reach the system."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forged snapshots through every reader, in a process that may crash or hang.
 
 Its last line is the seed at fault: run snapshot_forging_program.py SEED 1.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an interrupt at a given place of a save or load leaves."""
 
 import concurrent.futures

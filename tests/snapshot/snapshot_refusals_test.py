@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Snapshots and recovery points that say what cannot be: each by its error."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saving tables as snapshots and loading them."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first rows of a snapshot, against NumPy on exported rows."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several writers of one directory, and readers beside a writer."""
 
 import fcntl

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The code of the documentation, as programs.
 
 `docs_util.py PAGE SECTION` prints the Python code of a section.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Writes to $FILE_LOG which files below $FILE_LOG_ROOT a process syncs, renames
 // and removes, one call a line. Loaded by LD_PRELOAD, so that what is logged is
 // what reaches the system, whoever calls it.

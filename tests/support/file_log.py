@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiles the library that logs the file operations of a process."""
 
 import os

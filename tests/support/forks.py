@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs functions in forks of this process."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interrupts at any point at which Python would handle a signal."""
 
 import contextlib

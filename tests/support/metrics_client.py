@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads the metrics of a process, as a scraper would."""
 
 import urllib.error

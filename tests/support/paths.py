@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the source tree and the tests are."""
 
 import pathlib

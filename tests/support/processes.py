@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs programs of the tests in processes of their own."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pytest plugin of a process that runs tests for `test_groups`.
 
 It collects the files of its command line, and runs the tests whose names come

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plugin: tests that run in processes of their own, item by item.
 
 A file's markers say what its tests need:

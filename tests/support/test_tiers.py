@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A pytest plugin: the slow tests that one commit runs, of all of them.
 
     pytest -m slow --slow-part=3/8 --slow-files=tests/data/reading_test.py

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SparseTable.apply_delta: a served table that follows a trained one."""
 
 import os

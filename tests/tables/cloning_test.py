@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which table a copied layer or model has."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several Python threads on the same tables."""
 
 import threading

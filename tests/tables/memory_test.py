@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much memory tables take, while they are saved too, and give back."""
 
 import json

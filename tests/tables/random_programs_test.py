@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random programs on tables whose rows come and go, and on exact models."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A table with as many rows as users have, in one process."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How evenly signs are spread over shards and over the stripes of a shard."""
 
 import numpy as np

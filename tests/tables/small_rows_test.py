@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SparseTable(dtype=, slot_dtype=): arguments, Keras, export and import."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments of `push`, `import_rows` and `erase` that are of wrong shapes."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What serve_metrics serves, and at which addresses."""
 
 import os

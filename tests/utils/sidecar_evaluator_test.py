@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """tf_ext.utils.SidecarEvaluator: recovery points are evaluated as they come."""
 
 import glob

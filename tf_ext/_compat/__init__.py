@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tf_ext uses of TensorFlow and Keras beyond their public API.
 
 Private attributes, overridden hooks, stack frames, classes changed at run time,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the call stack tells of Keras, which does not pass it on."""
 
 import sys

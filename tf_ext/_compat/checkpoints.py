@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What TensorFlow's savers ask of objects without a public API."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The lost tasks that the texts of TensorFlow's errors name.
 
 The errors have no attribute for them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What strategies and the runtime of TensorFlow do not make public."""
 
 import contextlib

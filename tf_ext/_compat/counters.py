@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counters of Keras 3 that are exact when several workers count at once.
 
 Keras 3 adds to a variable by reading it and assigning the sum, so additions of

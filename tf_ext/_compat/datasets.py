@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The datasets that a dataset is made of."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the graph of a tensor tells of it."""
 
 import tensorflow as tf

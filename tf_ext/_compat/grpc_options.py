@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of gRPC: those that TensorFlow reads from the environment, and one.
 
 Two of the former take effect in TensorFlow 2.21, in the process whose

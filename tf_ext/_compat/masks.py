@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The masks that Keras keeps with tensors."""
 
 from tf_ext._keras import IS_KERAS_3, keras

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The messages of errors, without what TensorFlow and Keras add."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python numbers of which there is another one in each step."""
 
 import numpy as np

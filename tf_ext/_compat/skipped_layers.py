@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers that would not load what a file of Keras holds of them."""
 
 from tf_ext._compat.calls import keras_file_being_loaded

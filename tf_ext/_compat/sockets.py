@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sockets that TensorFlow, which does not tell them, has open."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Specs of sparse batches that TensorFlow can split."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that optimizers of Keras must not train."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a trained model makes of its columns."""
 
 from tf_ext.analysis.importance import column_importance

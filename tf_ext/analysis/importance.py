@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much a model's predictions depend on each of its columns."""
 
 import contextlib

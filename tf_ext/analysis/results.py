@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of `column_importance`, as text and as a plot."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The samples of a dataset in memory, in other orders for some features."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks that save, restore, evict and watch rows, metrics and data."""
 
 from tf_ext.callbacks.early_stopping import EarlyStopping

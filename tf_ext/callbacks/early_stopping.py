@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Early stopping that restores rows as well."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A callback that acts at multiples of a number of steps."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Evicts rows, and lets their statistics decay, during training."""
 
 import logging

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of recovery points: where they are, and what they say.
 
 A right CRC tells that a file is as it was written, not by whom: what it says

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notices of preemption: SIGTERM, some time before the process is killed."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts of malformed records in the logs of `fit`."""
 
 import typing

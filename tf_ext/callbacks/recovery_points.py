@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recovery points: all state needed to continue training, in a directory.
 
 point-0000001200/           # the step

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes recovery points during training, and continues from them."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports statistics of tables while they train."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics that are means over users, on a validation dataset in `fit`."""
 
 import contextlib

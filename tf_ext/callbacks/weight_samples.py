@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Norms and histograms of the weights of a sample of rows."""
 
 import typing

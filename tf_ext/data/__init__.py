@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Datasets: records of files, hashing, files of days, shares of workers."""
 
 from tf_ext.data.day_files import list_files

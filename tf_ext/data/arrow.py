@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From columns of Apache Arrow to a Part, without the malformed records."""
 
 import typing

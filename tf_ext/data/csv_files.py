@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fields of lines that are separated by commas, tabs or another character."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Epochs of datasets whose order depends on the epoch's number.
 
 A dataset cannot know which epoch an iteration is of: a model that is built and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Malformed records: how many there are, where, and when there are too many."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hashing in the threads of a dataset, beside the training."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds what a step that fails as a whole fails for."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks of whole lines of text files, and the lines that are malformed.
 
 A line is a record: a quoted field cannot contain a line break. So a quote that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records as few flat arrays, and the batches that are cut from them.
 
 The dense fields of a type are one matrix, and strings are bytes and offsets

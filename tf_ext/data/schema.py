@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the fields of records are, and what a dataset makes of them."""
 
 import collections

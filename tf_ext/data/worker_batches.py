@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The share of a worker in a dataset of global batches."""
 
 import typing

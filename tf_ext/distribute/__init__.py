@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training on several machines.
 
 With parameter servers, workers and servers are processes that run `python -m

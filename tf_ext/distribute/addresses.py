@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names and addresses of the tasks of a cluster, and connections to them."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small tensors of several types as one vector, to be sent together."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tasks of a cluster: read, checked, and as a cluster resolver."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The collectives of a step between the workers of a synchronous strategy.
 
 TensorFlow keeps the state of a collective for ever under its instance key, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorFlow's coordination service, which notices workers that are lost.
 
 The leader, which is the first task of the cluster, runs the service, and every

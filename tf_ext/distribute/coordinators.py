@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Coordinators of clusters that have lost a task.
 
 A ClusterCoordinator that is freed joins the thread in which it recovers lost

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors of clusters that name the tasks lost."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Forks processes that need not import TensorFlow, as this one has.
 
 The import takes seconds of a processor. This program is run by its path and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that start at once, as forks of one that has TensorFlow."""
 
 import contextlib

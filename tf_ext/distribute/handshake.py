@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of what answers at the address of a task.
 
 A server of TensorFlow speaks HTTP/2, and sends its settings as soon as a client

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Detects tasks that do not answer, and disconnects from them.
 
 TensorFlow waits for a task that is stopped, or whose network is cut, until

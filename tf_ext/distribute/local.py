@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cluster of processes on this machine, for development and tests."""
 
 import contextlib

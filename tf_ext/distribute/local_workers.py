@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronous workers as processes of this machine."""
 
 import codecs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metrics of this process, as Prometheus and other scrapers read them."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves the metrics of this process over HTTP, and whether it is ready."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MultiWorkerMirroredStrategy on workers that were checked."""
 
 import os

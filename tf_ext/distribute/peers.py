@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Notices synchronous workers that this one does not reach.
 
 Heartbeats go to the leader alone: it does not notice that two other workers

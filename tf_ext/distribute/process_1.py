@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SIGTERM for programs that are process 1, as those of containers are.
 
 Linux applies no default action of a signal to process 1 of a PID namespace: a

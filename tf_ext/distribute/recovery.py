@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recovery after the loss of a parameter server."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs one worker or parameter server: `python -m tf_ext.distribute.server`.
 
 The task is taken from `TF_CONFIG`, or from the command line:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ParameterServerStrategy on tasks that were checked."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which task of a cluster this process is: for its log, and for probes."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the training of this process counts, for its metrics."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kills processes when their parent has ended, however it ended.
 
 It is run by its path and uses only the standard library, as importing tf_ext

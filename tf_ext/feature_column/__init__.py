@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns: how raw features become signs, and how bags of them are combined.
 
 See `tf_ext.hashing` for what the sign of a value is.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The bags of a batch, and how those of several columns are put together."""
 
 import typing

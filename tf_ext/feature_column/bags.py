@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts the features of a batch to the signs of all columns."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of a batch's features in addition to those of the hash op."""
 
 import typing

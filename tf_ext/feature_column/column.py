@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of columns.
 
 `columns_to_bags` asks a column how its features become signs, a table's record

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks that the features of a batch are what columns need.
 
 A feature here is anything with a `dtype` and a `shape`: a tensor, or a symbolic

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Features whose columns have been hashed before they reach a layer.
 
 Each column is an entry of a dict, which is itself an entry of the features. All

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The column of a sequence: the ids of a bag, one after the other."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The positions of sequences: which of them have an id, and which are kept.
 
 A position is hashed like an example of its own, whose bag has at most one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The structure of features: their values, and which bag holds which."""
 
 import typing

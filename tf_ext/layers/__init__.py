@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers: raw features to embeddings, normalisation, retrieval."""
 
 from tf_ext.layers.batch_normalization import BatchNormalization

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of the ids and embeddings of candidates, as NumPy arrays."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The clicks of a batch: which occurrences of signs count, and how much."""
 
 import contextlib

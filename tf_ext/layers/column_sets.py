@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Assigns columns to tables, with each column hashed once."""
 
 import collections

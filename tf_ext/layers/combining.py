@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Makes the outputs of columns from the rows of a batch."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two numbers for each bag, from the statistics of its ids.
 
 "CVM" is the continuous value model of PaddlePaddle's operators `cvm` and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a layer looks its embeddings up, or is given them."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a layer hashes its features, or finds them hashed."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The softmax loss of two towers, with the other items of a batch."""
 
 import typing

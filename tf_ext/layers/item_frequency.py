@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often items occur in batches, estimated while a model is trained."""
 
 import typing

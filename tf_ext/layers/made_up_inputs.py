@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Features that Keras makes up to build a loaded model, by their shapes.
 
 They are floats, which ids and strings are not. Nothing is computed with them,

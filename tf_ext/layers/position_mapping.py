@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The position at which something was shown, for models of clicks."""
 
 import typing

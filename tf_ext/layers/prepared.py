@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches of layers that are hashed before the layers are called."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of pulls, and rows whose gradient goes to the tables."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exact top-k of inner products, in blocks of candidates.
 
 `tf.math.top_k` takes longer than the product of queries and candidates. So the

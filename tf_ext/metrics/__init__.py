@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of click models and rankings: Keras metrics, and NumPy functions."""
 
 from tf_ext.metrics.calibration import COPC, CTR, PCTR, CalibrationError

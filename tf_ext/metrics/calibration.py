@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keras metrics of predicted rates: CTR, PCTR, COPC and calibration error.
 
 All are computed from sums over samples, which is what Keras and `tf_ext.Model`

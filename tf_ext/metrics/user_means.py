@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics that are means over users: GAUC, recall@k and NDCG@k.
 
 They are functions of NumPy arrays, as they need all samples of a user at once.

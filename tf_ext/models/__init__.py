@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that hold tables: `tf_ext.Model`."""
 
 __all__: list[str] = []

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches whose ids are on their way before the step that trains on them.
 
 Which rows a batch needs does not depend on the steps before it. So while a step

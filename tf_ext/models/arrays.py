@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts arrays, lists and frames that Keras refuses to tensors."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packs the tensors of a batch, to send them.
 
 A batch of many features has many tensors, and each would take a message. They

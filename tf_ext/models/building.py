@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds a model's optimizers, and builds it before the first step."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `tf.train.Checkpoint` holds of a model with tables."""
 
 import typing

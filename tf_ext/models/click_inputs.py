@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of models that nothing but the clicks of their tables needs.
 
 Clicks are counted in training alone. So predictions need no such input, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tells the data of Keras's `fit` which epoch they are read for."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Model.export`: Keras's SavedModels for serving."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data among the arguments of `fit`, `evaluate` and `predict`."""
 
 import typing

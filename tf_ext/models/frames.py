@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frames and columns of pandas as NumPy arrays.
 
 pandas is not imported: who has no frame need not have it.

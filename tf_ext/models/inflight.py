@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps in flight on workers, and their results in order."""
 
 import collections

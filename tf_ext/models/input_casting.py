@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Casts the inputs of subclassed models as Keras does, but not those of ids.
 
 Those of functional models are checked: Keras casts them to the dtypes of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches as scalars.
 
 A function of a batch takes Python as long for its arguments as for the rest of

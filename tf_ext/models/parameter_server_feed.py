@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data that steps on asynchronous workers read.
 
 A dataset is read by the coordinator and each batch is an argument of the step

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit`, `evaluate` and `predict` under ParameterServerStrategy.
 
 For both Kerases. The coordinator reads the data, schedules a step for each

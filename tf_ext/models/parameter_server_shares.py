@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finite data that asynchronous workers read, each its own share.
 
 A ClusterCoordinator gives a step to any worker that is free. So what it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Builds a subclassed model that is being loaded.
 
 Its first call is repeated. Then layers are built that a call does not reach,

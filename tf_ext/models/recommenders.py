@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What steps of TensorFlow Recommenders' models do differently from Keras's.
 
 They are recognized by the names of their modules: tf_ext does not depend on

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first call of a subclassed model, which builds it when it is loaded.
 
 Keras records the shapes of the inputs alone, and builds a loaded model with

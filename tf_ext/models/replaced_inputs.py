@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functional models called without all of their inputs.
 
 `tf_ext.data.hash_columns` replaces features, and predictions need no clicks.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit` that continues from a recovery point of `TableSnapshot`.
 
 Keras can begin with a later epoch but not within one. So the rest of the

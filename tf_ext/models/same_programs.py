@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must be the same in the programs of synchronous workers."""
 
 import typing

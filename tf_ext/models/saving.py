@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replaces files atomically, and puts back what a damaged one changed."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `summary` says of tables, whose rows are no parameters of Keras."""
 
 import inspect

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data of synchronous workers: a share of every global batch.
 
 Before each step they agree whether any worker has data left, and on the total

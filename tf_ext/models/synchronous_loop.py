@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit`, `evaluate` and `predict` in Keras 3 on synchronous workers.
 
 Every worker runs this loop on its part of the data. Metrics are those of all

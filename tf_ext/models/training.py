@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How `fit`, `evaluate` and `predict` run under each regime.
 
 Regimes do not depend on Keras: `training_of` maps the regime of a model to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`fit`, `evaluate` and `predict` where Keras's own do not work.
 
 This is the part common to all regimes: arguments, epochs, callbacks, logs.

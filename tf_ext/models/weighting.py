@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of models whose replicas have different numbers of samples.
 
 What Keras calls a mean over the batch is then one over all replicas' samples,

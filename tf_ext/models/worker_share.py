@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker's share of the data of an epoch, which that worker reads.
 
 The coordinator reads no batch of it, but must know in time where it ends. So

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops of tf_ext, as functions.
 
 The op library is loaded by the first call of any of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops that let tensors travel between tasks together."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops that save and restore counters of signs, for admission by count.
 
 They raise `tf.errors.InvalidArgumentError` for a table without such counters.

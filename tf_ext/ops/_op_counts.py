@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the ops of this process have counted since it started."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops that release the tables that a killed run left on servers."""
 
 import tensorflow as tf

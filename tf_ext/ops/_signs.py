@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts arguments to signs (ids)."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops that write and read snapshots: docs/snapshots.md describes the format.
 
 They raise `tf.errors.InvalidArgumentError` for an invalid argument,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops on all tables of a step: what their number costs is paid once.
 
 They raise what the ops on a single table do, and name the table by its place in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops that say as which task of a cluster a process was started."""
 
 import tensorflow as tf

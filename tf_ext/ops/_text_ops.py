@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that makes strings of columns of text.
 
 It is private: the reader of data uses it. It raises

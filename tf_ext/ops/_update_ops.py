@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops that begin and end an update of a table in place.
 
 In between, `sparse_table_restore` runs with the actions "gather" and "update".

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that returns the versions of a process."""
 
 import tensorflow as tf

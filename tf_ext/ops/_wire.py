@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops that agree on the sizes of an all-to-all collective and pack its buffers.
 
 They are private: all processes of a job run the same version, so the layout of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops between the signs of a batch and its bags.
 
 They raise `tf.errors.InvalidArgumentError` for an argument of the wrong shape

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that sums gradients by row.
 
 It raises `tf.errors.InvalidArgumentError` for an argument of the wrong shape

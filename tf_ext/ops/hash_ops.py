@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The op that turns raw feature values into signs.
 
 The columns of `tf_ext.feature_column` are its user interface; `tf_ext.hashing`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops by which rows and their statistics go, as functions."""
 
 from collections.abc import Sequence

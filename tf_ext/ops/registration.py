@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Registers tf_ext with TensorFlow and Keras, in any order of imports."""
 
 import typing

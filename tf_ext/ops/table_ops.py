@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ops on a table: creation, pull, push and maintenance.
 
 All take the handle that `sparse_table_handle` returns and run on the CPU where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers: the model's, the update rules of tables, and PCGrad."""
 
 from tf_ext.optimizers.optimizer import Optimizer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of a training step to the optimizers of both Kerases."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Updates that are made later than their step.
 
 A step whose update is delayed ends when its gradients are computed. So the next

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Keras optimizer that `Optimizer` wraps, for all but tables."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hyperparameters of the rules of all tables of a step, in one tensor."""
 
 from collections.abc import Sequence

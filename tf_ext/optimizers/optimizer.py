@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizer a model with tables is compiled with."""
 
 import typing

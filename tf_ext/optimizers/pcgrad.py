@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of several tasks without their conflicts: PCGrad.
 
 A projected gradient is a weighted sum of the gradients of the tasks, and so is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One training step's gradients, from the tape to tables and variables.
 
 Both Kerases use it, and this file has its stages in their order:

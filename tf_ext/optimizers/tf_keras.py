@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`Optimizer` under tf_keras (`TF_USE_LEGACY_KERAS=1`)."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operations that wait for a step's batch."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Placement of tables and training steps, for each kind of strategy.
 
 `regime_in_scope`, `regime_of_model` and `regime_of_tables` are the only

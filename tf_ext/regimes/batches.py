@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The samples of all workers' shares of a batch, with gradients."""
 
 import tensorflow as tf

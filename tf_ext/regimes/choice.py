@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chooses the regime of a strategy, a model or tables."""
 
 import tensorflow as tf

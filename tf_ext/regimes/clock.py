@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The clock of tables that store the last push of rows in seconds."""
 
 import tensorflow as tf

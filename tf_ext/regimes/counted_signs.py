@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signs and their statistics in one tensor, from a pull to its push.
 
 Of a gradient, only values and indices get from the tape to the optimizer. On

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables with a shard on each worker of a synchronous strategy.
 
 Every worker sends its distinct signs to their owners, with their numbers in

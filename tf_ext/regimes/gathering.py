@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathers the rows of all workers on the first, a chunk at a time."""
 
 import tensorflow as tf

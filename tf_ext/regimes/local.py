@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process: no strategy, or one with all replicas in this process."""
 
 import tensorflow as tf

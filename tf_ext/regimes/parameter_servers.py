@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameter servers: tables are on them, steps run on asynchronous workers."""
 
 import contextvars

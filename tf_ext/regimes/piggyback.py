@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data that workers send beside the gradients of tables.
 
 Each collective takes a round trip, and CPU time in all workers, however little

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a pull, which its push uses again."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interface of regimes: how tables train under a strategy.
 
 There is a regime for each kind of `tf.distribute` strategy. Everything that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The weight of a replica's loss in that of the global batch.
 
 Keras gives the mean loss of every replica the same weight, however many samples

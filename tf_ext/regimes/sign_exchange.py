@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Distinct signs on their way to the workers that own them."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step does with its tables: one op on each device, for all of them."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is traced to be served by TensorFlow's ops alone: no shards."""
 
 from tf_ext.regimes.regime import Regime

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synchronous workers, each with a shard of every table."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serving of trained models, with stock TensorFlow ops or with tables."""
 
 from tf_ext.serving.export import export

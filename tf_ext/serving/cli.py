@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of exports: `python -m tf_ext.serving`."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies models of several processes into one process."""
 
 import concurrent.futures

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dense part of a model, as a function of the embeddings."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports models as SavedModels of TensorFlow's own ops."""
 
 import os

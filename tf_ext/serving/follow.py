@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Served models that follow the recovery points of a training run."""
 
 import logging

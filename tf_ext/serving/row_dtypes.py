@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The types in which served rows are stored."""
 
 import typing

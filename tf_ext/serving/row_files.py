@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes a table's rows to a Parquet file, for key-value stores."""
 
 import contextlib

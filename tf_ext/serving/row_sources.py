@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sources of an export's rows: tables and snapshots."""
 
 import contextlib

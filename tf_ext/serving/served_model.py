@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces models with stock TensorFlow ops."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inputs and outputs of served models: structures, and named tensors."""
 
 import collections

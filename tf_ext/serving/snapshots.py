@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports models with rows from snapshots of their tables."""
 
 import os

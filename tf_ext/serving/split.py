@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Exports rows for key-value stores, and the dense part as a SavedModel."""
 
 import os

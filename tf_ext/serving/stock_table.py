@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of stock TensorFlow ops: a hash table and a variable of rows."""
 
 import pathlib

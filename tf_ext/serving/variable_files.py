@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables of a SavedModel whose values are never in memory as a whole.
 
 A SavedModel is written with empty variables. Their values, which were appended

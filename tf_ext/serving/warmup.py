@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Warm-up requests, which a model server runs before it serves.
 
 The file has TensorFlow Serving's format: a TFRecord file of `PredictionLog`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads and rewrites snapshots of tables without TensorFlow.
 
 `SparseTable.save` writes snapshots; docs/snapshots.md describes the format.

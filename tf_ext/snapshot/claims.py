@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Restricts a directory to one writer: the one that started last.
 
 A writer creates an empty file in the directory, its claim, and removes those of

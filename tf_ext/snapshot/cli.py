@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of snapshots: `python -m tf_ext.snapshot`."""
 
 import argparse

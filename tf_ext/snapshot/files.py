@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads manifests, chains and, chunk by chunk, files of snapshots."""
 
 import collections

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts snapshots to Parquet, for other programs to read."""
 
 import contextlib

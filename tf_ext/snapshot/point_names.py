@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names in the directories of recovery points, which hold snapshots.
 
 DIRECTORY/point-0000001200/point.json

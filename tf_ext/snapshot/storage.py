@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file systems of snapshots.
 
 Local files are accessed directly. All other file systems are TensorFlow's,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the rows of a snapshot that are the largest by some value."""
 
 import datetime

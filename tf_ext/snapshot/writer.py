@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rewrites snapshots: merged, or with another number of shards."""
 
 import contextlib

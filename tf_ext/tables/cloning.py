@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Finds the table of a deserialised layer.
 
 Layers that shared a table share one new table after `load_model` and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records which columns read a table, in this program and when it was saved."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rows fit which tables, by the configurations of both."""
 
 from tf_ext.tables.shard import parse_config

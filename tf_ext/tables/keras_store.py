@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows in Keras's own files (`.keras`, `.weights.h5`).
 
 A table is a group of datasets: `header` (JSON: configuration, number of rows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods of a table by which rows come and go."""
 
 import numpy.typing as npt

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counters of ids without a row, of tables with admission by count.
 
 In files they have the form of rows with a single field, `count`, which is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of a table over all its shards, and their form in checkpoints."""
 
 import copy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The variable that represents a table in Keras.
 
 Each table has a trainable `[1, dim]` variable. The gradient of a pull is an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One shard of a table: a resource on one device."""
 
 import collections

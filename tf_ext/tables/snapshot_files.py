@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Passes the files of a snapshot to the shards of a table.
 
 Each shard reads the files that it needs, with an op on its own device.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads snapshots into a table, or applies them in place.
 
 docs/snapshots.md describes the format. Each shard reads the files that it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves snapshots of a table on TensorFlow's file systems.
 
 docs/snapshots.md describes the format and the order of the writes. Each shard

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables that hold only weights, for serving."""
 
 import contextlib

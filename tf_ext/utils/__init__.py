@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counterpart of `keras.utils` for models with tables; metrics of them."""
 
 from tf_ext.distribute.metrics_server import MetricsServer, serve_metrics

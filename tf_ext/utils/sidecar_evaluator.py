@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The evaluator of a training run, in a process of its own."""
 
 import logging

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bags of rows combined into one vector each, and the gradient of that.
 //
 // There are `columns` columns of `batch` bags; bag (c, b) holds the values

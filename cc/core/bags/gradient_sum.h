@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradients of several workers, or of several layers, added up by row.
 #ifndef TF_EXT_CC_CORE_BAGS_GRADIENT_SUM_H_
 #define TF_EXT_CC_CORE_BAGS_GRADIENT_SUM_H_

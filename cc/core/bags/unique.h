@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Distinct signs of a batch, ordered by shard.
 #ifndef TF_EXT_CC_CORE_BAGS_UNIQUE_H_
 #define TF_EXT_CC_CORE_BAGS_UNIQUE_H_

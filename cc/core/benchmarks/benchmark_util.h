@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the parts of the core's benchmark share.
 #ifndef TF_EXT_CC_CORE_BENCHMARKS_BENCHMARK_UTIL_H_
 #define TF_EXT_CC_CORE_BENCHMARKS_BENCHMARK_UTIL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The cache lines that a pull and a push touch, and what they cost besides.
 #ifndef TF_EXT_CC_CORE_BENCHMARKS_LINE_BENCHMARK_H_
 #define TF_EXT_CC_CORE_BENCHMARKS_LINE_BENCHMARK_H_

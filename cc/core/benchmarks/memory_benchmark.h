@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the memory system allows a pull: no signs, no hashing, no comparison.
 #ifndef TF_EXT_CC_CORE_BENCHMARKS_MEMORY_BENCHMARK_H_
 #define TF_EXT_CC_CORE_BENCHMARKS_MEMORY_BENCHMARK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Measures the core without TensorFlow, on one thread:
 //
 //   table_benchmark [--rows=N] [--batch=N] [--dim=N] [--repeats=N] [name ...]

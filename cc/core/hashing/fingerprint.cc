@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Fingerprint64 of FarmHash (Geoff Pike, Google; MIT licence;
 // https://github.com/google/farmhash), a new implementation of the published
 // algorithm, farmhashna::Hash64. Its results never change, so neither may this

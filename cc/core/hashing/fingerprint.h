@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FarmHash's Fingerprint64: fixed for ever, the same as
 // tf.strings.to_hash_bucket_fast, BigQuery's FARM_FINGERPRINT, Guava's
 // farmHashFingerprint64 and ClickHouse's farmFingerprint64.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Raw feature values to signs, for many columns at once.
 //
 //   sign = Fingerprint64(namespace + "\x1f" + text)

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the tests of hash_columns share.
 #ifndef TF_EXT_CC_CORE_HASHING_HASH_COLUMNS_TEST_UTIL_H_
 #define TF_EXT_CC_CORE_HASHING_HASH_COLUMNS_TEST_UTIL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One input of a column: its values as texts, and the batches in which they are
 // hashed. The inner loops of ColumnHasher.
 #ifndef TF_EXT_CC_CORE_HASHING_HASH_PART_H_

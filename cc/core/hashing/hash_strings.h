@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Arrays of strings as inputs of ColumnHasher.
 #ifndef TF_EXT_CC_CORE_HASHING_HASH_STRINGS_H_
 #define TF_EXT_CC_CORE_HASHING_HASH_STRINGS_H_

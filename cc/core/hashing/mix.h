@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bit mixers. Shard, stripe and slot of a sign come from independent bits, so
 // that neither sequential signs nor multiples of a power of two collide often.
 #ifndef TF_EXT_CC_CORE_HASHING_MIX_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Short texts to be hashed together, as plain data: this file is compiled for
 // several instruction sets and must not bring in inline functions, of which the
 // linker keeps one copy for all.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Initial weights of a row. They depend on (seed, table id, sign, position)
 // only, and are bitwise the same on every instruction set.
 #ifndef TF_EXT_CC_CORE_INITIALIZERS_INITIALIZER_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the initializer loops need, as plain data: this file is compiled once
 // for each instruction set and must not bring in inline functions, of which
 // the linker keeps one copy for all.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Nothing with inline functions may be included: the linker could keep the
 // copy made here for callers on machines without these instructions.
 #ifdef __x86_64__

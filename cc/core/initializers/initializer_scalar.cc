@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The reference that the other instruction sets must match bit by bit.
 #pragma GCC optimize("no-tree-loop-vectorize", "no-tree-slp-vectorize")
 

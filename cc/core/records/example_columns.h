@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Columns of the features of serialized tf.train.Examples, without copies of
 // the messages in between.
 #ifndef TF_EXT_CC_CORE_RECORDS_EXAMPLE_COLUMNS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The records of a block of a TFRecord file. Each has a length (8 bytes, little
 // endian), the checksum of the length (4), data and the checksum of the data
 // (4).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adagrad (Duchi et al., 2011).
 #include "cc/core/rules/row_loop.h"
 

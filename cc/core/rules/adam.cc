@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lazy Adam (Kingma and Ba, 2014), whose bias correction counts the updates of
 // each row, or takes the step that is sent with the push.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Keeps what a push computes finite.
 //
 // Finite gradients and rows can give values beyond float32: huge gradients, or

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FTRL-Proximal (McMahan et al., 2013).
 #include "cc/core/rules/row_loop.h"
 

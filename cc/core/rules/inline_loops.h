@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How loops over rows are written, so that they can be compiled into functions
 // of one instruction set.
 #ifndef TF_EXT_CC_CORE_RULES_INLINE_LOOPS_H_

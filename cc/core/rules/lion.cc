@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lion (Chen et al., 2023, "Symbolic Discovery of Optimization Algorithms"):
 // each weight moves by the learning rate, in the direction of the sign of a
 // mean of the momentum and the gradient.

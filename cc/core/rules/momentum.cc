@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradient descent with momentum, or Nesterov's: what Keras's SGD does where
 // its momentum is above 0.
 #include "cc/core/rules/row_loop.h"

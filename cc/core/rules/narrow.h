@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Floats stored as float16 or bfloat16: how they are read, and how what was
 // computed in float32 is rounded when it is stored.
 //

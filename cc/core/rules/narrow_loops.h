@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loops over narrow values, to be compiled into functions of one
 // instruction set; all give the same bits.
 #ifndef TF_EXT_CC_CORE_RULES_NARROW_LOOPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The loops over narrow values with AVX2 and AVX-512, which the compiler does
 // not find by itself: it uses half of the width of the registers.
 #ifndef TF_EXT_CC_CORE_RULES_NARROW_SIMD_LOOPS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The narrow types by their definition.
 #ifndef TF_EXT_CC_CORE_RULES_NARROW_TEST_UTIL_H_
 #define TF_EXT_CC_CORE_RULES_NARROW_TEST_UTIL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // No update rule: rows hold weights to serve, and pushes are refused.
 #include "cc/core/rules/rule_spec.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The list of update rules. RULE(X) is the function X of the rule's own file,
 // in the order in which errors list the names; the first is the default.
 #include "cc/core/rules/rule_spec.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // RMSprop (Tieleman and Hinton, 2012), centered and with momentum on request.
 #include "cc/core/rules/row_loop.h"
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How a rule's loop over a row becomes one over rows, on each instruction set.
 //
 // A rule writes its formula once, as a struct with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Adagrad with one accumulator a row, of the mean square: the row-wise Adagrad
 // of FBGEMM and TorchRec, with epsilon where Keras's Adagrad has it.
 #include "cc/core/rules/row_loop.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The complete description of an update rule, as one value.
 //
 // Each rule has a file of its own, which makes its RuleSpec: the name, the

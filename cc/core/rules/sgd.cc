@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Gradient descent: w -= learning_rate * g.
 #include "cc/core/rules/row_loop.h"
 

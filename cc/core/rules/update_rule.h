@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The update rule of a table: what a push does to its rows.
 //
 // All formulas are those of the Keras optimizer of the same name, applied

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Update rules on rows with narrow fields.
 #include <gtest/gtest.h>
 

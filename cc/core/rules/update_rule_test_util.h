@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows of one update rule, without a table.
 #ifndef TF_EXT_CC_CORE_RULES_UPDATE_RULE_TEST_UTIL_H_
 #define TF_EXT_CC_CORE_RULES_UPDATE_RULE_TEST_UTIL_H_

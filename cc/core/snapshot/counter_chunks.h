@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Files of counters of signs: docs/snapshots.md has their layout. They have the
 // chunks of files of rows, and each "row" is a StoredCounter.
 #ifndef TF_EXT_CC_CORE_SNAPSHOT_COUNTER_CHUNKS_H_

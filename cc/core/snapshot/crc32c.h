@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // CRC32C (Castagnoli), the checksum of snapshots.
 #ifndef TF_EXT_CC_CORE_SNAPSHOT_CRC32C_H_
 #define TF_EXT_CC_CORE_SNAPSHOT_CRC32C_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A set of signs.
 //
 // Open addressing with linear probing at a load of at most 3/4, so 11 to 22

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The chunks that a snapshot's files are made of: docs/snapshots.md has their
 // layout. Memory in, memory out: files are the caller's.
 #ifndef TF_EXT_CC_CORE_SNAPSHOT_SNAPSHOT_CHUNK_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Chunks whose checksums are right and whose content is not: what a program
 // that means harm, or a writer with a bug, would put into a file.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Sums and products of sizes that a caller, a peer or a file has named.
 #ifndef TF_EXT_CC_CORE_SUPPORT_CHECKED_MATH_H_
 #define TF_EXT_CC_CORE_SUPPORT_CHECKED_MATH_H_

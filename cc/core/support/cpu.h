@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which instruction set update rules, initializers and fingerprints use.
 #ifndef TF_EXT_CC_CORE_SUPPORT_CPU_H_
 #define TF_EXT_CC_CORE_SUPPORT_CPU_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Texts of errors.
 #ifndef TF_EXT_CC_CORE_SUPPORT_MESSAGE_H_
 #define TF_EXT_CC_CORE_SUPPORT_MESSAGE_H_

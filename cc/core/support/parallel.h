@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The core's use of threads: it starts none itself. Callers pass a function
 // that runs `fn(0) ... fn(blocks - 1)`, possibly at the same time on several
 // threads, and returns when all have returned. Results never depend on how many

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // For tests that compare the instruction sets of this machine.
 #ifndef TF_EXT_CC_CORE_SUPPORT_SIMD_TEST_UTIL_H_
 #define TF_EXT_CC_CORE_SUPPORT_SIMD_TEST_UTIL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Result of a core call that can fail. The core knows neither TensorFlow nor
 // absl, so that the pybind11 module can use it without either.
 #ifndef TF_EXT_CC_CORE_SUPPORT_STATUS_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which signs get a row when they are pushed.
 //
 // kCount: those that were pushed `n` times, counting occurrences in batches.

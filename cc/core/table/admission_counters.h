@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How often each sign that has no row was pushed, for admission by count.
 //
 // Counters are kept in two generations: those that were counted in the current

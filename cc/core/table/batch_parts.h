@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The signs of a batch, whatever their containers.
 //
 // A part has `n` signs and, for each, a BatchItem: item(i). Parts are cut into

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The index of a stripe: maps the hash of a sign to the number of its row.
 //
 //   struct Bucket {          // 64 bytes, one cache line

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The changes of a stripe since its last incremental snapshot: two bits per
 // row, and the erased signs.
 //

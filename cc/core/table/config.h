@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The configuration of a table: its dim, initializer and update rule.
 //
 // The text form is what the SparseTableHandle op carries as an attribute and

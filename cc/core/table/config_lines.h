@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The text form of a table's configuration, line by line.
 #ifndef TF_EXT_CC_CORE_TABLE_CONFIG_LINES_H_
 #define TF_EXT_CC_CORE_TABLE_CONFIG_LINES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counts from 1 to 255 by hash of a sign, in an open-addressed table.
 //
 //   struct Line {           // 64 bytes, one cache line

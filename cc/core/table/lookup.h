@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Batched lookup of signs, whose cache misses overlap.
 //
 // Signs go through three stages a block of kBlock at a time, each stage one

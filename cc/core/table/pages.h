@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Zeroed memory for indexes and rows, mapped from the kernel.
 //
 // malloc is not used, because its heap keeps freed blocks, and a growing table

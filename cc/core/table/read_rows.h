@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading rows: weights, and statistics if wanted, under whatever locks the
 // caller holds.
 #ifndef TF_EXT_CC_CORE_TABLE_READ_ROWS_H_

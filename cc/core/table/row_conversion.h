@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Converts stored rows to the types of a table's fields.
 #ifndef TF_EXT_CC_CORE_TABLE_ROW_CONVERSION_H_
 #define TF_EXT_CC_CORE_TABLE_ROW_CONVERSION_H_

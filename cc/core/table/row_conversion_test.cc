@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Stored rows that are converted to the types of a table.
 
 #include "cc/core/table/row_conversion.h"

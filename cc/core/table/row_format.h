@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // How the rows of a table are stored, and how they begin.
 #ifndef TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_
 #define TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_

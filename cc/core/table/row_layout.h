@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A row is one contiguous block:
 //
 //   struct Row {               // stride() bytes, a multiple of 8

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The rows of a stripe. A row is identified by a number, and its address is
 //
 //   chunks[row >> shift] + (row & mask) * stride

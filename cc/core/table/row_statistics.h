@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The statistics of a row: the fields `show` and `click`.
 //
 // `show` counts how often the row's sign occurred in training, and `click` sums

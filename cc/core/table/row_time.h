@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The time of a row's last push: the field `last_seen`.
 //
 // An int32 in the unit of the table: the step of the push, or its time in

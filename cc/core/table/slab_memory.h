@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The memory for the rows of a table: pieces of large regions, which all
 // stripes share, so that rows can be in huge pages of 2 MiB although the table
 // takes hardly more memory than its rows.

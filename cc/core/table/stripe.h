@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A stripe: one of the 64 parts of a table, each with its own lock, index and
 // rows. Stripes grow independently.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A batch of signs distributed to the stripes, in batch order within each.
 #ifndef TF_EXT_CC_CORE_TABLE_STRIPE_BATCH_H_
 #define TF_EXT_CC_CORE_TABLE_STRIPE_BATCH_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compaction of a stripe: moves its rows together and returns the memory that
 // is no longer needed to the system.
 #include <algorithm>

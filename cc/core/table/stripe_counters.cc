@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Export and import of a stripe's counters of signs.
 #include <algorithm>
 #include <cstdint>

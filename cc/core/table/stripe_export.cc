@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Export of a stripe's rows.
 #include <algorithm>
 #include <cstddef>

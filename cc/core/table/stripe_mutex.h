@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lock of a stripe, for std::shared_lock and std::unique_lock.
 //
 // std::shared_mutex is not used, because in glibc it admits readers as long as

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Walks over the rows of a stripe by row number, in short lock holds.
 #ifndef TF_EXT_CC_CORE_TABLE_STRIPE_SWEEP_H_
 #define TF_EXT_CC_CORE_TABLE_STRIPE_SWEEP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A concurrent hash table from signs (any int64) to rows.
 //
 // This file defines the contract; stripe.h, bucket_index.h and row_slabs.h

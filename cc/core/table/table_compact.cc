@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compaction of a table. stripe_compact.cc compacts a stripe.
 #include <algorithm>
 #include <atomic>

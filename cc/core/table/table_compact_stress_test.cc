@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compaction concurrent with all other operations. Also run under sanitizers.
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Compaction: rows do not change, walks stay correct, and memory is returned.
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Counters of signs without a row: export, import and files.
 #include <algorithm>
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Export, import and files of counters of signs.
 #include <algorithm>
 #include <cstdint>

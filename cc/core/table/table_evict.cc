@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Eviction: removes rows based on the time of their last push, or on their
 // statistics.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows that are exported from a table and imported into another.
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Pushes whose updates are beyond float32.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rows that come and go by admission, eviction and erasure, with statistics,
 // concurrent with saves and compaction. Also run under sanitizers.
 

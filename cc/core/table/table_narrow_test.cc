@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Tables whose weights or slots are stored in 2 bytes.
 #include <gtest/gtest.h>
 

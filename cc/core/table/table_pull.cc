@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Reading rows.
 //
 // Signs that are there are read in the order of the batch, with all stripes

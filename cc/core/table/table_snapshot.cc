@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Snapshots of a table: its chain, and the conversion of rows to and from
 // chunks.
 

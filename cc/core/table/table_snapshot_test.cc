@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Snapshots of a table: rows to chunks and back, deltas, saves while others
 // push.
 

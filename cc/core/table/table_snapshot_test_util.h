@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Snapshots in memory, for the tests of a table.
 #ifndef TF_EXT_CC_CORE_TABLE_TABLE_SNAPSHOT_TEST_UTIL_H_
 #define TF_EXT_CC_CORE_TABLE_TABLE_SNAPSHOT_TEST_UTIL_H_

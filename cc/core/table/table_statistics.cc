@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The decay of the statistics of rows, `show` and `click`.
 #include <atomic>
 #include <cstdint>

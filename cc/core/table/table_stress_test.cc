@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Threads, churn and random operations. Run under the thread and address
 // sanitizers too.
 #include <algorithm>

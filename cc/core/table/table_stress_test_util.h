@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What tests with several threads share.
 #ifndef TF_EXT_CC_CORE_TABLE_TABLE_STRESS_TEST_UTIL_H_
 #define TF_EXT_CC_CORE_TABLE_TABLE_STRESS_TEST_UTIL_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Partitions a batch by stripe, for the source files of the table.
 #ifndef TF_EXT_CC_CORE_TABLE_TABLE_STRIPES_H_
 #define TF_EXT_CC_CORE_TABLE_TABLE_STRIPES_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Walks over all rows of a table by row number, for the source files of the
 // table.
 #ifndef TF_EXT_CC_CORE_TABLE_TABLE_SWEEP_H_

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Short forms of the table's methods that fail the test on an error.
 #ifndef TF_EXT_CC_CORE_TABLE_TABLE_TEST_UTIL_H_
 #define TF_EXT_CC_CORE_TABLE_TABLE_TEST_UTIL_H_

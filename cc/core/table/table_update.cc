@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // In-place updates of a table: rows are overwritten, and rows that are no
 // longer present are erased last.
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Updates in place: what they leave, what readers see meanwhile.
 
 #include <atomic>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests of `steps_per_execution` on a cluster have in common."""
 
 import tensorflow as tf

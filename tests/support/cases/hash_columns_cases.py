@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Columns of all kinds, a dataset of their features, and that hashed."""
 
 import functools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of keras-rs's parts by synchronous workers."""
 
 from models import keras_rs_models as models

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of rates and of users over many rows, on any strategy."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of synchronous workers whose ids are sent a step ahead."""
 
 import graphlib

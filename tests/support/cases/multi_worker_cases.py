@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cases that run on synchronous workers, many in one start.
 
 A case is a function of a `Worker` in a module of cases. A test compares its

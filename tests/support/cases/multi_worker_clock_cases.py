@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What workers whose clocks differ by hours write into rows, and evict."""
 
 from unittest import mock

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of synchronous workers that differ on the last one."""
 
 import numpy as np

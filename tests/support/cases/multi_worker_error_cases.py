@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Errors on one worker, which all workers must raise."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The logs of training steps of synchronous workers."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of rates and of users on synchronous workers."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models and data of all kinds, on synchronous workers as in one process."""
 
 import numpy as np

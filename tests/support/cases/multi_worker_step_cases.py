@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The results of a training step and of an epoch of synchronous workers."""
 
 import pathlib

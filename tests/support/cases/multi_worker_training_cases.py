@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training by any number of workers on the same global batches."""
 
 import json

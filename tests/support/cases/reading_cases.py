@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training on files with malformed records, in any regime."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of models of TensorFlow Recommenders by synchronous workers."""
 
 from models import recommenders_models as models

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hyperparameters of the update rules that tests go through."""
 
 # Case, rule, hyperparameters that are not the defaults.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of sequences by any number of synchronous workers."""
 
 import numpy as np

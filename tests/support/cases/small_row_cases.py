@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training of small rows whose bits do not depend on who sums gradients.
 
 The gradients are powers of two times small whole numbers: their sums are exact

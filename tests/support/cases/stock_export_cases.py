@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with everything that an export must support, and their batches."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two towers with a softmax over the batch, by any number of replicas."""
 
 import numpy as np

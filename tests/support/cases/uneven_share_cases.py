@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training on replicas whose shares of a batch differ in size, or are empty.
 
 What a layer sums over replicas, and what Keras calls a mean, has to be that of

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts of the processes of a cluster, and of what plays one of them."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts the processes that run programs of the combination test."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training while a network is cut, for programs with networks of their own."""
 
 import json

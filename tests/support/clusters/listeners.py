@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Listeners at the addresses of tasks that are not TensorFlow servers."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs a program of the tests as several workers of a cluster on loopback."""
 
 import contextlib

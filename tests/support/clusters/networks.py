@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hosts with networks of their own, whose connections can be cut.
 
 Each host is a network namespace, and all are joined by a bridge. A cut is

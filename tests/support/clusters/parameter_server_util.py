@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cluster on this machine, and dense models to train on it."""
 
 import contextlib

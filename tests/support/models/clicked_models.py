@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with a feature that counts as clicks and is nothing else."""
 
 import tf_ext

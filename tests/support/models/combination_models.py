@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models of the combination test, on tables and on dense matrices."""
 
 import json

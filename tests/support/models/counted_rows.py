@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables whose rows count, and a count of what they must have."""
 
 import numpy as np

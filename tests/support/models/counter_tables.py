@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables that count, as files of counters are tested with."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of keras-rs's parts on tables, for every strategy.
 
 Import it under Keras 3 only, which keras-rs needs.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of one feature, which writes down the samples of its steps."""
 
 import tensorflow as tf

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of TensorFlow Recommenders on tables, for every strategy.
 
 Import it under tf_keras only: TensorFlow Recommenders refuses Keras 3.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that read a history of ids as a sequence, and batches for them."""
 
 import numpy as np

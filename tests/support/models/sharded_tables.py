@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables with several shards in one process, and what they hold."""
 
 from unittest import mock

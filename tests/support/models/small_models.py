@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models that train in a moment, for tests of what a user does with them."""
 
 import numpy as np

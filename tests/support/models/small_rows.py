@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables with small rows, and files of all kinds that hold them."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Subclassed models of many kinds, for tests that save and load them.
 
 Each of `CASES` is a function to a compiled model and its inputs, which the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program of the combination test consists of, and which of it meet."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The samples of the combination test, for tables and for dense twins."""
 
 import numpy as np

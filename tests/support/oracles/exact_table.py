@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An exact model in NumPy of a table whose rows come and go."""
 
 import numpy as np

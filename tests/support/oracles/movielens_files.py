@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A made-up folder of the layout of MovieLens-100K, for tests of examples."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random programs on a table and on the model of it, see `exact_table`."""
 
 import os

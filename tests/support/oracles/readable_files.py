@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of text with malformed lines, and what is left of them."""
 
 import numpy as np

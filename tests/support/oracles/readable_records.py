@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of JSON lines, TFRecord and Parquet, and their malformed records."""
 
 import gzip

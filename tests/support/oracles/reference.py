@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A reference table in NumPy and float64, which is updated row by row.
 
 It is lazy: a row changes only in a step in which its sign is pushed, and then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of snapshots written by docs/snapshots.md, not by the package."""
 
 import hashlib

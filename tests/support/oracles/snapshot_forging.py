@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Snapshots with valid checksums and invalid contents."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures a table whose ids come and go for many steps.
 
     churn_program.py STEPS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs programs of the combination test as they come: KIND FOLDER.
 
 This is a process, or one of several workers, of the place that KIND names. Each

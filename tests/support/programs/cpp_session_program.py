@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorFlow's C++ loader of SavedModels, through its C API.
 
 TensorFlow Serving, Java and Go load models in the same way: into a session that

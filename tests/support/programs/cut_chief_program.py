@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A chief that trains in a network of its own until it is told to end.
 
 Usage: cut_chief_program.py NAMESPACE STOP_FILE CLUSTER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker or server of a cluster in a network of its own.
 
 Usage: cut_server_program.py NAMESPACE, and the arguments of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A synchronous worker that trains in a network of its own until it is told.
 
 Usage: cut_workers_program.py NAMESPACE STOP_FILE TIMEOUT_SECONDS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs examples/daily.py, and kills it after a step of a day.
 
 daily_kill_program.py DAY STEP ARGUMENTS OF daily.py

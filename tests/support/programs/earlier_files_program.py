@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes the files in tests/fixtures/earlier, which later versions must load.
 
 Run it with the Python of the build that the files are to represent, once as is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains on two local clusters in turn, and alone after each of them.
 
 It prints a line after each cluster to stdout and stderr.

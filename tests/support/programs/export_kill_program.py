@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kills processes that export models, and checks the files that they leave.
 
     export_kill_program.py FOLDER SEED

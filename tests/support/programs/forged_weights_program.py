@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads forged `.weights.h5` files: FIRST_SEED COUNT.
 
 Prints each seed before its file is read, so that the last line of a crash names

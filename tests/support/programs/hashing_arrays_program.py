@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hashes arrays of all kinds; a crash or a wrong sign ends the process.
 
 Usage: hashing_arrays_program.py MODE

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interrupts what a program does, and checks that it can go on.
 
     interrupt_program.py FOLDER NAME... --points=N --pairs=N --moments=N

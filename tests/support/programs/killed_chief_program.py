@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A chief that fills a table, and waits: killed_chief_program.py CLUSTER ROWS.
 
 It writes lines of JSON: first the bytes that the table takes on each server;

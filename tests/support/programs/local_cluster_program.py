@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts a cluster, prints its processes and waits to be killed."""
 
 import time

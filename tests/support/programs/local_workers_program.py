@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Starts workers that sleep, prints their processes and waits to be killed."""
 
 import signal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loses a worker and a server, and ends."""
 
 import threading

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measures memory in a process of its own; `memory_test` runs it.
 
     memory_program.py insert ROWS          bytes per row, empty tables

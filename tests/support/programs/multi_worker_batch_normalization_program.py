@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker that checks batch normalisation against one process."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker that runs cases of modules of the tests, as a test asks for them.
 
 Starting workers takes longer than most cases: many share one start. What each

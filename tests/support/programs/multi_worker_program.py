@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker that adds up numbers with the others, step by step."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker that trains with backups; one may die once in the middle."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker that saves and loads a model, alone or with others.
 
 With `save` it trains a model and saves it in every way; with `load` it loads

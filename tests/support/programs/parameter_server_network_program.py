@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts the bytes that training steps send through parameter servers.
 
     python tests/support/programs/parameter_server_network_program.py

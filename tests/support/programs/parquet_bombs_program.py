@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads small Parquet files of much content: FOLDER [write].
 
 With `write`, writes them only. Else prints what came of each, as JSON, and by

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker without the op library: python plain_server_program.py CLUSTER."""
 
 import json

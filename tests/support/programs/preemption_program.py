@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training that SIGTERM interrupts: preemption_program.py DIRECTORY STRATEGY N.
 
 STRATEGY is "servers", "workers" or "recovery": servers that may be lost. Each

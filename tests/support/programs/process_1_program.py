@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sends itself SIGTERM, as process 1 of a namespace, and says if it is alive.
 
 Usage: process_1_program.py KIND, "none" for a program without tf_ext.

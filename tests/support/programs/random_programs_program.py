@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs random programs with large batches, on several numbers of threads.
 
     random_programs_program.py FOLDER SEED PROGRAMS

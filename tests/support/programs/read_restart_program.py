@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One life of a training on files; `read_restart_test` runs it.
 
     read_restart_program.py DIRECTORY FORMAT LIFE STEP   is killed after a step

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One life of a training program that is interrupted; `restart_test` runs it.
 
     restart_program.py first DIRECTORY   trains, saves half-way, goes on

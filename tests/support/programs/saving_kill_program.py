@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kills processes that save models, and checks the files that they leave.
 
     saving_kill_program.py FOLDER NAME SEED

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A table's life with many rows, in one process: `scale_test` runs it.
 
     scale_program.py ROWS DIRECTORY

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trains models, exports them, and writes down what they predict.
 
     serving_export_program.py DIRECTORY WHAT...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serves exported models in a program that uses nothing else of tf_ext.
 
     serving_load_program.py ORDER JSON...

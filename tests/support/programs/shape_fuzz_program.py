@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adds nodes of tf_ext's ops with random attributes and inputs to graphs.
 
 Usage: shape_fuzz_program.py SEED COUNT

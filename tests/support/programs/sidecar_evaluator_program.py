@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The evaluator of a cluster: sidecar_evaluator_program.py DIRECTORY COUNT.
 
 It evaluates COUNT points, and prints `{step: logs}` as JSON.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writes snapshots, recovery points, weights and an export in a directory.
 
 Between them it appends a line with the name of what was done to $FILE_LOG.

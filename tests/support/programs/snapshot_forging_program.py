@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reads forged snapshots by all readers: SEED COUNT.
 
 Prints each seed before it is read. All readers must find the same rows in an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kills processes that save snapshots, and checks the files that they leave.
 
 Prints one line per kill. Everything runs in forks of a process that has only

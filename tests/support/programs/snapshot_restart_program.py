@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One life of a training with TableSnapshot; `snapshot_restart_test` runs it.
 
     snapshot_restart_program.py first DIRECTORY   is killed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that save to one directory concurrently, and one that reads it.
 
 Prints how often each outcome occurred. Everything runs in forks of a process

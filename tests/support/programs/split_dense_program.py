@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Runs dense parts in a process that cannot import tf_ext.
 
     split_dense_program.py JSON OUT

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Looks embeddings up in Parquet files, in a process without TensorFlow.
 
     split_lookup_program.py JSON OUT

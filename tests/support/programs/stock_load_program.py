@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loads exports in a process that cannot import tf_ext.
 
     stock_load_program.py CASES

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Saves subclassed models, or loads them and compares what they predict.
 
     subclassed_saving_program.py save|load DIRECTORY CASE ...

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ops that an exported model may contain."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Signs to look up and combined bags, with stock ops.
 
 The values of a bag are summed in the same order as in the custom ops, so that

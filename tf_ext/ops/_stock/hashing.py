@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The signs of feature values, with stock ops.
 
 Adjacent columns that differ only in namespace and input are hashed together,

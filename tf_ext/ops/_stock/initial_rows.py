@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The initial weights of absent signs, with stock ops.
 
 The steps are those of cc/core/initializers/initializer_loops.inc, in the same

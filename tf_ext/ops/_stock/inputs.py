@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inputs of `ops.hash_category`, checked with stock ops."""
 
 import math

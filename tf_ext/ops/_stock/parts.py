@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of columns: drops missing values and converts others to texts."""
 
 import typing

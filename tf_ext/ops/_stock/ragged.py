@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arithmetic on concatenated bags."""
 
 import tensorflow as tf

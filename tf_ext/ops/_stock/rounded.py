@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stochastic rounding of the initial weights of small rows, with stock ops.
 
 The steps are those of cc/core/rules/narrow_loops.h. All are exact: integer

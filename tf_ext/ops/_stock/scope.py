@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scope in which traced functions use only TensorFlow's own ops."""
 
 import contextlib

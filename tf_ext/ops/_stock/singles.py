@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Marks tensors of columns that all have exactly one value per sample.
 
 Most features are of this kind. Their bags need no sums, so that their rows can

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The update rules of tables.
 
 Each has the formula, hyperparameters, defaults and initial slot values of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adagrad, with an accumulator per weight or per row."""
 
 import typing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of the update rules of tables: learning rate and weight decay."""
 
 import functools

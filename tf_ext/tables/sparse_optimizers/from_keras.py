@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Converts Keras optimizers to update rules of tables."""
 
 import inspect

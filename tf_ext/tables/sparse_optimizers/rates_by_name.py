@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The learning rates of rules that are specified by name.
 
 They were measured by benchmarks/default_rates.py: see docs/learning_rates.md.

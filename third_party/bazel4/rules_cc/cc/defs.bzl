@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands in for rules_cc: the rules that are part of Bazel 4."""
 
 cc_binary = native.cc_binary

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands in for rules_java: the rules that are part of Bazel 4."""
 
 java_binary = native.java_binary
