@@ -57,13 +57,13 @@ class NameTest(tf.test.TestCase, parameterized.TestCase):
         (
             "adagrad",
             "adagrad",
-            optimizers.SparseAdagrad(0.35, 3e-10, epsilon=0.0),
+            optimizers.SparseAdagrad(0.1, 3e-10, epsilon=0.0),
             optimizers.SparseAdagrad(0.07, 1e-6, epsilon=0.0),
         ),
         (
             "row_wise_adagrad",
             "row_wise_adagrad",
-            optimizers.SparseRowWiseAdagrad(0.35, 3e-10, epsilon=0.0),
+            optimizers.SparseRowWiseAdagrad(0.1, 3e-10, epsilon=0.0),
             optimizers.SparseRowWiseAdagrad(0.07, 1e-6, epsilon=0.0),
         ),
         (
@@ -75,7 +75,7 @@ class NameTest(tf.test.TestCase, parameterized.TestCase):
         (
             "ftrl",
             "ftrl",
-            optimizers.SparseFtrl(0.35, initial_accumulator_value=3e-10),
+            optimizers.SparseFtrl(0.1, initial_accumulator_value=3e-10),
             optimizers.SparseFtrl(0.07, initial_accumulator_value=1e-6),
         ),
         (
@@ -107,7 +107,7 @@ class NameTest(tf.test.TestCase, parameterized.TestCase):
     def test_tables_do_not_share_a_rule(self):
         first, second = (tf_ext.SparseTable("t", 4) for _ in range(2))
         first.optimizer.learning_rate = 0.5
-        self.assertEqual(second.optimizer.learning_rate, 0.35)
+        self.assertEqual(second.optimizer.learning_rate, 0.1)
 
     def test_is_saved_with_its_hyperparameters(self):
         table = tf_ext.SparseTable("t", 4)

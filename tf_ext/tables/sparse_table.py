@@ -80,7 +80,7 @@ class SparseTable(
       optimizer: a `tf_ext.optimizers.SparseOptimizer`, or the name of one:
         "sgd", "adagrad", "row_wise_adagrad", "adam", "ftrl", "rmsprop",
         "lion". A name selects a learning rate of its own, independent of the
-        model's, which is chosen to work at any batch size without tuning: see
+        model's, which suits batches of 256 to 8,192: see
         docs/learning_rates.md and `tf_ext.tables.sparse_optimizers.get`. The
         default takes 4 bytes per row. A `keras.optimizers` object with the
         same formula as a rule is converted to that rule, including its

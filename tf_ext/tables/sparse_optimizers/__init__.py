@@ -52,19 +52,19 @@ def get(identifier: typing.Any, dim: int) -> SparseOptimizer:
     """Returns the update rule for an identifier.
 
     A name selects hyperparameters that work without tuning for batches of 256
-    to 8,192, and depend only on `dim`. For dims above 1, with `r` the square
-    root of `dim`:
+    to 8,192, in training of at least about 50 steps, and depend only on `dim`.
+    For dims above 1, with `r` the square root of `dim`:
 
     - "sgd": `SparseSGD(10.0)`
-    - "adagrad": `SparseAdagrad(0.7 / r, 3e-10, epsilon=0.0)`
+    - "adagrad": `SparseAdagrad(0.2 / r, 3e-10, epsilon=0.0)`
     - "row_wise_adagrad": `SparseRowWiseAdagrad` with the same arguments
     - "adam": `SparseAdam(0.4 / r)`
-    - "ftrl": `SparseFtrl(0.7 / r, initial_accumulator_value=3e-10)`
+    - "ftrl": `SparseFtrl(0.2 / r, initial_accumulator_value=3e-10)`
     - "rmsprop": `SparseRMSprop(0.2 / r, epsilon=1e-15)`
     - "lion": `SparseLion(0.16 / r)`
 
     For dim 1, a term of a linear model, the learning rate is 0.07 instead of
-    0.7 / r, with an initial accumulator value of 1e-6; for Adam, RMSprop and
+    0.2 / r, with an initial accumulator value of 1e-6; for Adam, RMSprop and
     Lion it is 0.01, 0.005 and 0.004.
 
     An object without a learning rate uses the model optimizer's, and has
@@ -93,7 +93,7 @@ def get(identifier: typing.Any, dim: int) -> SparseOptimizer:
     Example:
     >>> import tf_ext
     >>> tf_ext.tables.sparse_optimizers.get("adagrad", dim=4).learning_rate
-    0.35
+    0.1
     """
     if isinstance(identifier, SparseOptimizer):
         return identifier

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The learning rates of rules that are specified by name.
 
-They were measured by benchmarks/default_rates.py: see docs/learning_rates.md.
+They were measured by benchmarks/default_rates.py and benchmarks/ctr_models.py:
+see docs/learning_rates.md.
 """
 
 import math
@@ -41,4 +42,4 @@ def adagrad(dim: int) -> tuple[float, float]:
     Returns:
       A pair of floats.
     """
-    return (0.07, 1e-6) if dim == 1 else (embedding(0.7, dim), 3e-10)
+    return (0.07, 1e-6) if dim == 1 else (embedding(0.2, dim), 3e-10)
