@@ -17,7 +17,12 @@ author = "The tf_ext authors"
 copyright = "The tf_ext authors"
 version = release = __version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 root_doc = "docs/index"
 include_patterns = [
     "*.md",
@@ -32,12 +37,17 @@ html_theme = "furo"
 html_title = f"tf_ext {__version__}"
 # The site's own address leads to the root document.
 templates_path = ["templates"]
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_additional_pages = {"index": "redirect.html"}
 html_copy_source = False
 html_show_sphinx = False
 
 # As deep as the guides' headings, which are linked as on GitHub.
 myst_heading_anchors = 4
+# Of an example of a docstring, what is typed.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300

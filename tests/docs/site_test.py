@@ -141,6 +141,8 @@ class SiteTest(absltest.TestCase):
             r"\nAUC (0\.\d+), at best (0\.\d+)\n", text
         ).groups()
         self.assertBetween(float(found), 0.7, float(best))
+        stored = re.search(r"AUC (0\.\d+), at best", str(_stored_outputs()))
+        self.assertAlmostEqual(float(stored[1]), float(found), delta=0.01)
         # The least important column.
         self.assertRegex(text, r"\ncity .*\n\n")
         served, model = (
@@ -152,13 +154,29 @@ class SiteTest(absltest.TestCase):
             self.assertAlmostEqual(one, other, delta=0.01)
 
 
+def _stored_outputs():
+    """The outputs of each cell of code that are stored in the notebook."""
+    tutorial = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())
+    return [
+        (cell["execution_count"], cell["outputs"])
+        for cell in tutorial["cells"]
+        if cell["cell_type"] == "code"
+    ]
+
+
 class TutorialTest(absltest.TestCase):
-    def test_it_is_committed_without_outputs(self):
-        tutorial = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())
-        for cell in tutorial["cells"]:
-            if cell["cell_type"] == "code":
-                self.assertEmpty(cell["outputs"])
-                self.assertIsNone(cell["execution_count"])
+    """Of the outputs that docs/run_tutorial.py has stored."""
+
+    def test_they_are_of_one_run(self):
+        counts = [count for count, _ in _stored_outputs()]
+        self.assertEqual(counts, list(range(1, len(counts) + 1)))
+
+    def test_they_have_no_logs_and_no_folders(self):
+        for _, outputs in _stored_outputs():
+            for output in outputs:
+                self.assertNotEqual(output.get("name"), "stderr")
+                text = "".join(output.get("text", []))
+                self.assertNotRegex(text, r"INFO:|/(tmp|root|home|work)/")
 
 
 class BrokenReferencesTest(absltest.TestCase):
