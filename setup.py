@@ -10,6 +10,7 @@ import setuptools
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from build_backend.compiler import read_sources
+from build_backend.metadata import setup_arguments
 from build_backend.native import BuildNative
 
 _SOURCES = read_sources()
@@ -21,6 +22,7 @@ def _extension(name, *groups):
 
 
 setuptools.setup(
+    **setup_arguments(sys.argv[1:]),
     cmdclass={"build_ext": BuildNative},
     # BuildNative builds them; setuptools needs them to tag the wheel with the
     # platform and Python version, and to list the files of the sdist.

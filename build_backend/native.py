@@ -76,7 +76,7 @@ class BuildNative(build_ext):
         # user's import. A Python module's names come from the interpreter.
         compiler.link(
             objects["core"] + objects["ops"],
-            [*_LINK_OPTS, "-Wl,-z,defs", *tensorflow.link_flags],
+            [*_LINK_OPTS, "-Wl,-z,defs", "-ldl", *tensorflow.link_flags],
             outputs["ops"],
             inputs=[_EXPORTS],
         )

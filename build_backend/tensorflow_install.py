@@ -2,6 +2,7 @@
 """Finds the TensorFlow to compile against, without downloading one."""
 
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -32,16 +33,20 @@ class TensorFlowInstall:
     link_flags: list[str]
 
 
-def requirement() -> Requirement:
-    """The TensorFlow requirement among pyproject.toml's dependencies."""
+def dependencies() -> list[str]:
+    """The dependencies in pyproject.toml, of all TensorFlows that fit."""
     with open(os.path.join(_ROOT, "pyproject.toml"), "rb") as file:
-        dependencies = tomllib.load(file)["project"]["dependencies"]
-    for text in dependencies:
+        return tomllib.load(file)["tool"]["tf_ext"]["dependencies"]
+
+
+def requirement() -> Requirement:
+    """The requirement of TensorFlow among them."""
+    for text in dependencies():
         parsed = Requirement(text)
         if parsed.name == "tensorflow":
             return parsed
     raise RuntimeError(
-        f"pyproject.toml has no dependency on tensorflow: {dependencies}"
+        f"pyproject.toml has no dependency on tensorflow: {dependencies()}"
     )
 
 
@@ -54,6 +59,7 @@ def find_in_target() -> TensorFlowInstall | None:
     return _probe("-E", "-P")
 
 
+@functools.cache
 def find() -> TensorFlowInstall:
     """A fitting TensorFlow: of the build environment, or of the target."""
     found = _probe() or find_in_target()

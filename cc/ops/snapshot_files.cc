@@ -24,6 +24,22 @@
 namespace tf_ext {
 namespace {
 
+// RandomAccessFile::Read takes a span since TensorFlow 2.20, and before that a
+// size and a pointer. Called with 0 as the last argument, the overload of int
+// precedes that of long where it compiles.
+template <typename File>
+auto ReadAt(const File& file, uint64_t offset, absl::Span<char> buffer,
+            absl::string_view* data, int)
+    -> decltype(file.Read(offset, *data, buffer)) {
+  return file.Read(offset, *data, buffer);
+}
+
+template <typename File>
+absl::Status ReadAt(const File& file, uint64_t offset, absl::Span<char> buffer,
+                    absl::string_view* data, long) {
+  return file.Read(offset, buffer.size(), data, buffer.data());
+}
+
 using tensorflow::Env;
 
 constexpr size_t kIdDigits = 32;
@@ -128,8 +144,8 @@ absl::Status ReadSnapshotFile(
        ++index) {
     const int64_t bytes = ChunkSize(format, file.bytes, index);
     absl::string_view data;
-    TF_RETURN_IF_ERROR(reader->Read(index * chunk_bytes, data,
-                                    absl::MakeSpan(buffer.data(), bytes)));
+    TF_RETURN_IF_ERROR(ReadAt(*reader, index * chunk_bytes,
+                              absl::MakeSpan(buffer.data(), bytes), &data, 0));
     ChunkView chunk;
     Status status =
         DecodeChunk(format, reinterpret_cast<const uint8_t*>(data.data()),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel that returns the versions of a process.
 
+#include <dlfcn.h>
+
 #include "cc/core/support/version.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -19,6 +21,17 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 using tensorflow::tstring;
 
+// "unknown" in a process that has loaded no C API.
+const char* TensorFlowVersion() {
+  if (TF_Version != nullptr) return TF_Version();
+  // Until TensorFlow 2.19, Python loads that library for itself alone.
+  void* library = dlopen("libtensorflow_cc.so.2", RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return "unknown";
+  void* symbol = dlsym(library, "TF_Version");
+  if (symbol == nullptr) return "unknown";
+  return reinterpret_cast<decltype(&TF_Version)>(symbol)();
+}
+
 class VersionsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -28,7 +41,7 @@ class VersionsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({2}), &versions));
     auto values = versions->vec<tstring>();
     values(0) = kVersion;
-    values(1) = TF_Version != nullptr ? TF_Version() : "unknown";
+    values(1) = TensorFlowVersion();
   }
 };
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pip is told where tf_ext cannot be compiled."""
+"""What pip is told: that there is no compiler, and what a wheel requires."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import shutil
@@ -16,6 +17,8 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 from paths import ROOT
 
+import tf_ext
+
 _NO_COMPILER = (
     "tf_ext is compiled from C++17, and no-such-compiler (environment variable "
     "CXX) cannot do that: No such file or directory. Install g++ (Debian, "
@@ -24,16 +27,19 @@ _NO_COMPILER = (
 )
 
 
-def _load_compiler():
+def _load(name):
     # The root is not on sys.path, or tf_ext would be the source tree's.
-    path = ROOT / "build_backend" / "compiler.py"
-    spec = importlib.util.spec_from_file_location("compiler", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if "build_backend" not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            "build_backend", ROOT / "build_backend" / "__init__.py"
+        )
+        sys.modules["build_backend"] = importlib.util.module_from_spec(spec)
+    return importlib.import_module(f"build_backend.{name}")
 
 
-compiler = _load_compiler()
+compiler = _load("compiler")
+metadata = _load("metadata")
+tensorflow_install = _load("tensorflow_install")
 
 
 class CheckCompilerTest(absltest.TestCase):
@@ -132,6 +138,75 @@ class HooksTest(parameterized.TestCase):
         )
         self.assertEqual(done.returncode, 1)
         self.assertEqual(done.stdout + done.stderr, f"error: {_NO_COMPILER}\n")
+
+
+class TensorFlowTest(parameterized.TestCase):
+    """Which TensorFlow a build takes, and what its wheel then requires."""
+
+    def _installed(self, version):
+        """Lets the probe of an interpreter find that version, or none."""
+        probed = {"version": version, "compile_flags": [], "link_flags": []}
+        done = subprocess.CompletedProcess([], 0, json.dumps(probed), "")
+        if version is None:
+            error = "ModuleNotFoundError: No module named 'tensorflow'"
+            done = subprocess.CompletedProcess([], 1, "", error)
+        self.enterContext(
+            mock.patch.object(
+                tensorflow_install.subprocess, "run", return_value=done
+            )
+        )
+        tensorflow_install.find.cache_clear()
+        self.addCleanup(tensorflow_install.find.cache_clear)
+
+    @parameterized.parameters(
+        ("2.18.0", "2.18", "2.19"),
+        ("2.19.1", "2.19", "2.20"),
+        ("2.20.0", "2.20", "2.21"),
+        ("2.21.0", "2.21", "2.22"),
+    )
+    def test_a_wheel_is_of_one_minor_version(self, installed, minor, following):
+        self._installed(installed)
+        for command in ("bdist_wheel", "dist_info", "editable_wheel"):
+            written = metadata.setup_arguments([command, "--some-option"])
+            self.assertEqual(
+                written["version"], f"{tf_ext.__version__}+tf{minor}"
+            )
+            self.assertEqual(
+                written["install_requires"],
+                [
+                    "numpy>=1.26",
+                    "rich>=13",
+                    f"tensorflow>={minor},<{following}",
+                ],
+            )
+
+    @parameterized.parameters("sdist", "egg_info", "build_ext")
+    def test_sources_are_of_all_and_need_none_installed(self, command):
+        with mock.patch.object(
+            tensorflow_install, "find", side_effect=AssertionError
+        ):
+            written = metadata.setup_arguments([command])
+        self.assertEqual(written["version"], tf_ext.__version__)
+        self.assertEqual(
+            written["install_requires"],
+            ["numpy>=1.26", "rich>=13", "tensorflow>=2.18,<2.22"],
+        )
+
+    @parameterized.parameters("2.18.0", "2.19.1", "2.20.0", "2.21.1")
+    def test_one_in_the_range_is_taken(self, installed):
+        self._installed(installed)
+        self.assertEqual(tensorflow_install.find().version, installed)
+
+    @parameterized.parameters("2.17.1", "2.22.0", None)
+    def test_without_one_the_error_says_what_to_install(self, installed):
+        self._installed(installed)
+        self.assertIsNone(tensorflow_install.find_in_target())
+        with self.assertRaisesRegex(
+            RuntimeError,
+            r"No TensorFlow that satisfies 'tensorflow<2\.22,>=2\.18' is "
+            r"installed for .*pip install 'tensorflow<2\.22,>=2\.18'\.$",
+        ):
+            tensorflow_install.find()
 
 
 if __name__ == "__main__":
