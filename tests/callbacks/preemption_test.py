@@ -135,7 +135,7 @@ class PreemptionTest(TestCase):
         self.assertEqual(preemption.STATUS, 143)
         self.assertRegex(
             logs.output[-1],
-            f"On SIGTERM, training ends after step {step}: .*point-0+{step}",
+            f"On SIGTERM, training ends after step {step}, .*point-0+{step}",
         )
         self.assertEqual(self.points(), [step])
         # Not a claim, by which another process would think it is writing.

@@ -230,7 +230,7 @@ class BesideOthersTest(tf.test.TestCase):
         bags = columns_to_bags([pooled, _sequence()], features)
         self.assertAllEqual(bags.row_splits, [0, 0, 0, 1, 1])
         for columns in ([absent], [absent, pooled]):
-            with self.assertRaisesRegex(ValueError, "size cannot be told"):
+            with self.assertRaisesRegex(ValueError, "batch size is unknown"):
                 columns_to_bags(columns, features)
 
 
