@@ -284,20 +284,21 @@ class Study:
         return float(wide_deep.auc(part.labels, predictions))
 
     def _epoch(self, signs, numbers, labels, order, batch_size):
-        begin = tf.constant(0, tf.int64)
-        while begin < tf.size(order, tf.int64):
-            rows = order[begin : begin + batch_size]
-            with tf.GradientTape() as tape:
-                features = {
-                    "signs": tf.gather(signs, rows),
-                    "numbers": tf.gather(numbers, rows),
-                }
-                logits = self._network(features, training=True)
-                loss = self._loss(tf.gather(labels, rows), logits)
-            variables = self._network.trainable_variables
-            gradients = tape.gradient(loss, variables)
-            self._optimizer.apply_gradients(zip(gradients, variables))
-            begin += batch_size
+        def loss_of(rows):
+            features = {
+                "signs": tf.gather(signs, rows),
+                "numbers": tf.gather(numbers, rows),
+            }
+            logits = self._network(features, training=True)
+            return self._loss(tf.gather(labels, rows), logits)
+
+        default_rates.train_epoch(
+            loss_of,
+            order,
+            batch_size,
+            self._network.trainable_variables,
+            self._optimizer,
+        )
 
     def _reset(self, rate):
         self.rule.learning_rate = rate
@@ -305,16 +306,9 @@ class Study:
             table.clear()
         network = self._network
         layers = [*network.dense, *network.bottom, *network.crosses]
-        for i, layer in enumerate([*layers, network.last]):
-            if layer.built:
-                glorot = keras.initializers.GlorotUniform(
-                    seed=1000 * self._seed + i
-                )
-                layer.kernel.assign(glorot(layer.kernel.shape))
-                layer.bias.assign(tf.zeros_like(layer.bias))
-        for variable in self._adam.variables:
-            if "learning_rate" not in variable.path:
-                variable.assign(tf.zeros_like(variable))
+        default_rates.reset_dense(
+            [*layers, network.last], self._adam, self._seed
+        )
 
 
 def _features(part):
@@ -389,13 +383,12 @@ def _table(lines):
     for line in lines:
         rows[line["model"], line["batch"]][line["case"]] = line
     table = [["model", "batch", "default", "best", "gap", "best setting"]]
-    table.append(["---"] * len(table[0]))
     for (model, batch), row in rows.items():
         default, best = row["default"], row["best"]
         table.append(
             [model, f"{batch:,}"]
-            + [f"{x['auc']:.4f} ±{x['spread']:.4f}" for x in (default, best)]
+            + [default_rates.mean_and_spread(x) for x in (default, best)]
             + [f"{best['auc'] - default['auc']:.4f}"]
             + [f"{best['rule']}, rate {best['rate']:g}"]
         )
-    return "".join(f"| {' | '.join(line)} |\n" for line in table)
+    return default_rates.markdown(table)

@@ -224,20 +224,14 @@ class Study:
         return float(wide_deep.auc(self._data.test_labels, predictions))
 
     def _epoch(self, order, batch_size):
-        begin = tf.constant(0)
-        while begin < tf.size(order):
-            rows = order[begin : begin + batch_size]
-            with tf.GradientTape() as tape:
-                logits = _logits(
-                    self._layer,
-                    self._dense,
-                    self._data.take(rows),
-                    training=True,
-                )
-                loss = self._loss(self._data.label(rows), logits)
-            gradients = tape.gradient(loss, self._variables)
-            self._optimizer.apply_gradients(zip(gradients, self._variables))
-            begin += batch_size
+        def loss_of(rows):
+            features = self._data.take(rows)
+            logits = _logits(self._layer, self._dense, features, training=True)
+            return self._loss(self._data.label(rows), logits)
+
+        train_epoch(
+            loss_of, order, batch_size, self._variables, self._optimizer
+        )
 
     def _reset(self, setting, seed):
         for name, table in self._tables.items():
@@ -256,13 +250,7 @@ class Study:
                     )
             table.clear()
             table.import_rows(self._signs[name], fields)
-        for i, layer in enumerate(self._dense):
-            glorot = keras.initializers.GlorotUniform(seed=1000 * seed + i)
-            layer.kernel.assign(glorot(layer.kernel.shape))
-            layer.bias.assign(tf.zeros_like(layer.bias))
-        for variable in self._adam.variables:
-            if "learning_rate" not in variable.path:
-                variable.assign(tf.zeros_like(variable))
+        reset_dense(self._dense, self._adam, seed)
 
     def _start(self, table, seed):
         """The initial weights of a table with a seed."""
@@ -274,6 +262,37 @@ class Study:
             start = other.pull(self._signs[table.name])
             self._starts[key] = start.numpy()
         return self._starts[key]
+
+
+def train_epoch(loss_of, order, batch_size, variables, optimizer):
+    """Trains on batches in an order, within a tf.function.
+
+    Args:
+      loss_of: function of the rows of a batch, which returns its loss.
+      order: tensor of integers, `[examples]`.
+      batch_size: integer scalar.
+      variables: list of the variables to train.
+      optimizer: tf_ext.optimizers.Optimizer of them.
+    """
+    begin = tf.zeros([], batch_size.dtype)
+    while begin < tf.size(order, batch_size.dtype):
+        with tf.GradientTape() as tape:
+            loss = loss_of(order[begin : begin + batch_size])
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables))
+        begin += batch_size
+
+
+def reset_dense(layers, adam, seed):
+    """Gives the layers that are built weights of a seed, and Adam none yet."""
+    for i, layer in enumerate(layers):
+        if layer.built:
+            glorot = keras.initializers.GlorotUniform(seed=1000 * seed + i)
+            layer.kernel.assign(glorot(layer.kernel.shape))
+            layer.bias.assign(tf.zeros_like(layer.bias))
+    for variable in adam.variables:
+        if "learning_rate" not in variable.path:
+            variable.assign(tf.zeros_like(variable))
 
 
 def _layers(data, dim, wide, **arguments):
@@ -441,7 +460,6 @@ def _table(lines):
     cases = list(dict.fromkeys(line["case"] for line in lines))
     cases.sort(key=lambda case: (case != f'"{_DEFAULT}"', case != "best found"))
     table = [["data", "batch", *cases, "best setting found"]]
-    table.append(["---"] * len(table[0]))
     for (data, batch), row in sorted(rows.items()):
         best = row["best found"]
         said = [best["rule"], f"rate {best['rate']:g}"]
@@ -451,7 +469,19 @@ def _table(lines):
             said.append(f"wide rate {best['wide_rate']:g}")
         table.append(
             [data, f"{batch:,}"]
-            + [f"{row[c]['auc']:.4f} ±{row[c]['spread']:.4f}" for c in cases]
+            + [mean_and_spread(row[case]) for case in cases]
             + [", ".join(said)]
         )
-    return "".join(f"| {' | '.join(line)} |\n" for line in table)
+    return markdown(table)
+
+
+def mean_and_spread(line):
+    """The AUC of a line, as in tables."""
+    return f"{line['auc']:.4f} ±{line['spread']:.4f}"
+
+
+def markdown(table):
+    """A table in Markdown, of rows of cells; the first is the heading."""
+    heading, *rows = table
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -12,6 +12,7 @@ What may take more than ten minutes by its own limit is run by hand only.
 marks all other tests of a file, or of a class, as slow.
 """
 
+import collections
 import fnmatch
 import hashlib
 import os
@@ -20,8 +21,8 @@ import pytest
 import test_groups
 
 _LONGEST_SECONDS = 600
-# (file, pattern of slow_except) -> whether it has matched a test.
-_PATTERNS = pytest.StashKey[dict[tuple[str, str], bool]]()
+# How many tests each (file, pattern of slow_except) has matched.
+_PATTERNS = pytest.StashKey[collections.Counter[tuple[str, str]]]()
 
 
 def pytest_addoption(parser):
@@ -61,15 +62,11 @@ def pytest_itemcollected(item):
     if marker is None:
         return
     file, _, name = item.nodeid.partition("::")
-    has_matched = item.config.stash.setdefault(_PATTERNS, {})
-    is_slow = True
-    for pattern in marker.args:
-        matches = fnmatch.fnmatchcase(name, pattern)
-        has_matched[file, pattern] = (
-            has_matched.get((file, pattern), False) or matches
-        )
-        is_slow = is_slow and not matches
-    if is_slow:
+    matches = {p: fnmatch.fnmatchcase(name, p) for p in marker.args}
+    counts = item.config.stash.setdefault(_PATTERNS, collections.Counter())
+    for pattern, matched in matches.items():
+        counts[file, pattern] += matched
+    if not any(matches.values()):
         item.add_marker("slow")
 
 
@@ -81,8 +78,8 @@ def _check_patterns(config):
         or test_groups.is_in_group(config)
     ):
         return
-    for (file, pattern), found in config.stash.get(_PATTERNS, {}).items():
-        if not found:
+    for (file, pattern), count in config.stash.get(_PATTERNS, {}).items():
+        if not count:
             raise pytest.UsageError(
                 f"slow_except of {file} has the pattern {pattern!r}, which "
                 "matches none of its tests"
