@@ -204,12 +204,13 @@ def without_input_casts(model, init, args, kwargs):
       args: list, of the call of `init`.
       kwargs: dict, of the same call.
     """
+    init(*args, **kwargs)
     if IS_KERAS_3:
-        init(*args, **kwargs)
         model._convert_input_args = False
         model._allow_non_tensor_positional_args = True
     else:
-        init(*args, **{**kwargs, "autocast": False})
+        # Not an argument: `init` may be that of another base, without it.
+        model._autocast = False
     model.tf_ext_autocast = kwargs.get("autocast", True)
 
 
