@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from cases import multi_worker_ahead_cases as cases
-from cases.multi_worker_cases import alone, merge_rows, shared_workers
+from clusters.case_workers import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 

@@ -9,7 +9,7 @@ from cases import multi_worker_clock_cases as clocks
 from cases import multi_worker_difference_cases as differences
 from cases import multi_worker_error_cases as cases
 from cases import multi_worker_model_cases as models
-from cases.multi_worker_cases import alone, merge_rows, shared_workers
+from clusters.case_workers import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from cases import multi_worker_long_cases as cases
-from cases.multi_worker_cases import Workers
+from clusters.case_workers import Workers
 
 pytestmark = [
     pytest.mark.slow,

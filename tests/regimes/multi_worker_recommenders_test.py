@@ -7,7 +7,7 @@ TensorFlow Recommenders' under tf_keras, keras-rs's under Keras 3.
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from cases.multi_worker_cases import alone, merge_rows, shared_workers
+from clusters.case_workers import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
 

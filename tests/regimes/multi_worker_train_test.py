@@ -18,7 +18,7 @@ from cases import multi_worker_metric_cases as metrics
 from cases import multi_worker_round_trip_cases as round_trips
 from cases import multi_worker_step_cases as step
 from cases import multi_worker_training_cases as training
-from cases.multi_worker_cases import alone, merge_rows, shared_workers
+from clusters.case_workers import alone, merge_rows, shared_workers
 from models import counted_rows
 from oracles.readable_records import FORMATS
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from cases import reading_cases
-from cases.multi_worker_cases import export
 from clusters import parameter_server_util as util
+from clusters.case_workers import export
 from models.model_building import number
 from oracles.readable_records import FORMATS
 

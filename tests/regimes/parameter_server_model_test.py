@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from cases import small_row_cases
-from cases.multi_worker_cases import alone
 from clusters import parameter_server_util as util
+from clusters.case_workers import alone
 from models import clicked_models, small_models
 from models.model_building import generator, number, rows_of
 from models.small_models import Subclassed, compiled, functional, table

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from cases import small_row_cases
-from cases.multi_worker_cases import alone
 from cases.small_row_cases import assert_same_bits
+from clusters.case_workers import alone
 from models.model_building import mirrored_strategy
 from models.sharded_tables import shards_on
 

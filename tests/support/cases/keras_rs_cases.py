@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of keras-rs's parts by synchronous workers."""
 
+from clusters.case_workers import export
 from models import keras_rs_models as models
-
-from cases.multi_worker_cases import export
 
 
 def list_mle(worker):

@@ -6,10 +6,10 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from clusters.case_workers import export
 from models.model_building import id_column, number
 
 import tf_ext
-from cases.multi_worker_cases import export
 from cases.multi_worker_step_cases import DIM, optimizer, sum_table
 from tf_ext._keras import keras
 from tf_ext.distribute.collectives import collectives_of

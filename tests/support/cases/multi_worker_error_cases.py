@@ -8,10 +8,10 @@ import types
 
 import numpy as np
 import tensorflow as tf
+from clusters.case_workers import export
 from models.model_building import id_column, number
 
 import tf_ext
-from cases.multi_worker_cases import export
 from cases.multi_worker_step_cases import (
     DIM,
     dot,

@@ -3,10 +3,10 @@
 
 import numpy as np
 import tensorflow as tf
+from clusters.case_workers import export
 from models.model_building import id_column, number
 
 import tf_ext
-from cases.multi_worker_cases import export
 from cases.multi_worker_step_cases import DIM, counted, numbered, sum_table
 from tf_ext._keras import keras
 

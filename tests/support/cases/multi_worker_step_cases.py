@@ -6,11 +6,11 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
+from clusters.case_workers import export
 from models import counted_rows
 from models.model_building import id_column, number
 
 import tf_ext
-from cases.multi_worker_cases import export
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute.collectives import collectives_of
 

@@ -7,11 +7,11 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
+from clusters.case_workers import export
 from models.model_building import BatchLosses, id_column
 from models.small_models import batch, inputs
 
 import tf_ext
-from cases.multi_worker_cases import export
 from tf_ext._keras import IS_KERAS_3, keras
 
 BATCH, STEPS = 128, 200

@@ -5,11 +5,11 @@ import contextlib
 import tempfile
 
 import tensorflow as tf
+from clusters.case_workers import export
 from models.model_building import id_column
 from oracles import readable_records
 
 import tf_ext
-from cases.multi_worker_cases import export
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.epochs import epochs_of
 from tf_ext.models.fit_arguments import makes_dataset

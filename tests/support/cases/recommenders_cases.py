@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training of models of TensorFlow Recommenders by synchronous workers."""
 
+from clusters.case_workers import export
 from models import recommenders_models as models
 
-from cases.multi_worker_cases import export
 from tf_ext._keras import keras
 
 

@@ -3,10 +3,10 @@
 
 import numpy as np
 import tensorflow as tf
+from clusters.case_workers import export
 from models import sequence_models
 
 import tf_ext
-from cases.multi_worker_cases import export
 from cases.multi_worker_step_cases import fit_shares
 
 _STEPS, _BATCH_SIZE = 10, 16

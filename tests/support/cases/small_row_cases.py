@@ -8,10 +8,10 @@ bit of a row that differs soon makes others differ.
 
 import numpy as np
 import tensorflow as tf
+from clusters.case_workers import export, merge_rows
 from models.model_building import id_column
 
 import tf_ext
-from cases.multi_worker_cases import export, merge_rows
 from tf_ext._keras import keras
 
 _STEPS, _BATCH, _BAG, _EVICT_AT = 12, 64, 4, 4

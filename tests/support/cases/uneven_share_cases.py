@@ -10,10 +10,10 @@ import operator
 
 import numpy as np
 import tensorflow as tf
+from clusters.case_workers import export, merge_rows
 from models.model_building import id_column
 
 import tf_ext
-from cases.multi_worker_cases import export, merge_rows
 from tf_ext._keras import IS_KERAS_3, keras
 
 _BATCH, _EPOCHS = 8, 2

@@ -58,6 +58,11 @@ def started(program, *arguments, workers=2, start=None):
             print(running.describe())
 
 
+def has_ended(running):
+    """Whether one of `LocalWorkers` has ended."""
+    return any(status is not None for status in running.statuses().values())
+
+
 def run(program, *arguments, workers=2, timeout_seconds=240):
     """Runs `tests/support/programs/<program>` as workers to their ends.
 

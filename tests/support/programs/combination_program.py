@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs of the combination test as they come: KIND FOLDER.
 
-This is a process, or one of several workers, of the place that KIND names. Each
-task is a file, which all its processes read; each writes its result, or the
-error, into a file of its own.
+This is a process, or one of several workers, of the place that KIND names.
 """
 
 import argparse
@@ -11,13 +9,10 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pathlib
-import pickle
-import time
-import traceback
 
 import numpy as np
 import tensorflow as tf
+from clusters import tasks
 from models.combination_models import columns_of, has_twin, make, make_twin
 from models.model_building import mirrored_strategy
 from oracles.combination_axes import WORKERS, Program
@@ -34,7 +29,6 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
 _EPOCHS = 2
-_POLL_SECONDS = 0.02
 
 
 def run(program, place, folder):
@@ -281,15 +275,11 @@ _TASKS = {"load": load, "run_twin": run_twin}
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", help="alone, servers or a regime of workers")
-    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("folder", help="of its tasks")
     args = parser.parse_args()
     with contextlib.ExitStack() as stack:
         place = _place(args.kind, stack)
-        for number in range(10**6):
-            task = _next(args.folder / f"{number}.task")
-            if task is None:
-                return
-            _write(args.folder / f"{number}.{place.rank}", _result(task, place))
+        tasks.run_all(args.folder, place.rank, functools.partial(_run, place))
 
 
 def _place(kind, stack):
@@ -308,30 +298,15 @@ def _place(kind, stack):
     return Place()
 
 
-def _next(path):
-    """The next task; None when the test has ended."""
-    while not path.exists():
-        time.sleep(_POLL_SECONDS)
-    return pickle.loads(path.read_bytes())
-
-
-def _result(task, place):
+def _run(place, task):
     name, text, *arguments = task
     program = Program.from_json(text)
     try:
         if name == "run":
-            return run(program, place, *arguments), None
-        return _TASKS[name](program, *arguments), None
-    except Exception:
-        return None, traceback.format_exc()
+            return run(program, place, *arguments)
+        return _TASKS[name](program, *arguments)
     finally:
         tf.keras.backend.clear_session()
-
-
-def _write(path, result):
-    part = path.with_suffix(f"{path.suffix}.part")
-    part.write_bytes(pickle.dumps(result))
-    os.replace(part, path)
 
 
 if __name__ == "__main__":

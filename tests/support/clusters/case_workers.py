@@ -6,23 +6,16 @@ results on the workers with its result in one process, or with numbers computed
 in another way.
 """
 
-import collections
 import contextlib
-import pathlib
-import pickle
 import tempfile
-import time
 
 import numpy as np
 import tensorflow as tf
-from clusters import multi_worker_util
 from paths import PROGRAMS
 
+from clusters import multi_worker_util
+from clusters.tasks import Tasks
 from tf_ext import distribute
-
-POLL_SECONDS = 0.02
-
-Failure = collections.namedtuple("Failure", ["text"])
 
 
 class Worker:
@@ -72,8 +65,7 @@ class Workers:
         self._timeout_seconds = timeout_seconds
         self._results = {}
         self._processes = contextlib.ExitStack()
-        self._running = None
-        self._requests = 0
+        self._tasks = None
 
     def __getitem__(self, case):
         """The results of a function, a list with a value for each worker.
@@ -96,60 +88,39 @@ class Workers:
         return results
 
     def _run(self, name):
-        if self._running is None:
+        if self._tasks is None:
             self._start()
-        self._requests += 1
-        write(request_path(self._folder, self._requests), name.encode())
-        paths = [
-            result_path(self._folder, self._requests, rank)
-            for rank in range(self._size)
-        ]
         try:
-            self._wait(name, paths)
-            results = [pickle.loads(path.read_bytes()) for path in paths]
-            failures = [r.text for r in results if isinstance(r, Failure)]
-            if failures:
-                raise AssertionError("\n".join(failures))
+            return self._tasks.results(
+                self._tasks.send(name), self._timeout_seconds
+            )
         except BaseException:
             self.stop()
             raise
-        return results
 
     def _start(self):
         with self._processes as processes:
-            self._folder = processes.enter_context(
+            folder = processes.enter_context(
                 tempfile.TemporaryDirectory(prefix="tf_ext_cases_")
             )
             with multi_worker_util.forks():
-                self._running = processes.enter_context(
+                running = processes.enter_context(
                     distribute.LocalWorkers(
-                        [
-                            PROGRAMS / "multi_worker_cases_program.py",
-                            self._folder,
-                        ],
+                        [PROGRAMS / "case_worker_program.py", folder],
                         self._size,
                     )
                 )
+            self._tasks = Tasks(
+                folder,
+                self._size,
+                lambda: multi_worker_util.has_ended(running),
+                running.describe,
+            )
             self._processes = processes.pop_all()
-
-    def _wait(self, name, paths):
-        deadline = time.monotonic() + self._timeout_seconds
-        while not all(path.exists() for path in paths):
-            if any(v is not None for v in self._running.statuses().values()):
-                raise AssertionError(
-                    f"{name} ended a worker.\n{self._running.describe()}"
-                )
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{name} took more than {self._timeout_seconds:g} s.\n"
-                    f"{self._running.describe()}"
-                )
-            time.sleep(POLL_SECONDS)
 
     def stop(self):
         """Ends the processes, if they run."""
-        self._running = None
-        self._requests = 0
+        self._tasks = None
         self._processes.close()
 
 
@@ -165,23 +136,6 @@ def stop_shared():
     """Ends all that `shared_workers` returned; when all tests have run."""
     for workers in _shared.values():
         workers.stop()
-
-
-def request_path(folder, number):
-    """The file with the name of the case that is asked for, counted from 1."""
-    return pathlib.Path(folder, f"request.{number}")
-
-
-def result_path(folder, number, rank):
-    """The file with a worker's result, pickled."""
-    return pathlib.Path(folder, f"result.{number}.{rank}")
-
-
-def write(path, data):
-    """Writes a file which others see whole or not at all."""
-    unfinished = path.with_name(f"unfinished.{path.name}")
-    unfinished.write_bytes(data)
-    unfinished.rename(path)
 
 
 def export(table):
