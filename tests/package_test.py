@@ -20,6 +20,12 @@ from oracles import snapshot_files_util
 
 import tf_ext
 
+pytestmark = pytest.mark.slow_tests(
+    "RegistrationTest::test_import_after_tensorflow_registers_the_ops",
+    "NotCompiledTest::test_import_says_what_to_do_after_tensorflow",
+    "RegistrationTest::test_import_leaves_devices_and_threads_open",
+)
+
 _PACKAGE = pathlib.Path(tf_ext.__file__).parent
 
 _BLOCK_TENSORFLOW = """

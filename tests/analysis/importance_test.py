@@ -14,7 +14,16 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.analysis import column_importance, importance
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ImportanceTest::test_columns_that_the_teacher_ignores_are_last",
+        "ImportanceTest::test_the_same_whichever_others_are_measured",
+        "ImportanceTest::test_shuffled_as_by_numpy1",
+        "ImportanceTest::test_under_mirrored_strategy",
+        "ImportanceTest::test_one_of_several_outputs1",
+    ),
+]
 
 _SIZE = 300
 

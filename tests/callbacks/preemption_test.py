@@ -20,9 +20,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "*_before_a_step",
-        "*_in_validation",
         "*_at_the_end_of_an_epoch",
-        "*_in_data_of_unknown_length",
         "*_without_a_signal",
         "*_a_signal_*",
         "*_refused",

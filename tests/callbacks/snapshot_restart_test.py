@@ -26,7 +26,12 @@ from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import point_files, recovery_points
 from tf_ext.snapshot import SnapshotConflictError, open_snapshot
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "RestartTest::test_equals_training_without_a_break_accumulated",
+    ),
+]
 
 _CASES = tuple(program.cases())
 # Where data end unexpectedly, Keras counts one more step now and then.

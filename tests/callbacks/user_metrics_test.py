@@ -12,7 +12,13 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import UserMetrics
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "UserMetricsTest::test_in_the_logs_of_fit1",
+        "UserMetricsTest::test_under_mirrored_strategy",
+    ),
+]
 
 
 def _batches(features, *others, size=2):

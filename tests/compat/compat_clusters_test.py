@@ -6,9 +6,21 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from absl.testing import absltest
 
 from tf_ext._compat import sockets
+
+pytestmark = pytest.mark.slow_tests(
+    "CoordinationTest::test_collectives*",
+    "CoordinationTest::test_time*",
+    "CoordinationTest::test_the_strategys*",
+    "CoordinationTest::test_tensorflow_takes*",
+    "GrpcOptionsTest::test_who*",
+    "GrpcOptionsTest::test_servers_wait_as*",
+    "GrpcOptionsTest::test_tensorflow*",
+    "GrpcOptionsTest::test_servers_wait_for*",
+)
 
 _STRATEGY = """
     import json, os, signal, socket

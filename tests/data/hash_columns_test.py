@@ -32,7 +32,13 @@ from tf_ext.layers import EmbeddingFeatures
 from tf_ext.layers.hashed_inputs import hashed_features, replaced_in
 from tf_ext.models.batch_packing import Packing
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "BatchTest::test_all_columns_saved",
+        "ModelTest::test_saved_and_served_models_take_raw_features_subclassed",
+    ),
+]
 
 
 def _sent(data):

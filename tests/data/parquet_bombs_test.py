@@ -6,11 +6,16 @@ import json
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from processes import run
 
 from tf_ext import data
+
+pytestmark = pytest.mark.slow_tests(
+    "ParquetBombsTest::test_take_little_memory_or_are_refused",
+)
 
 # Above the largest batch. Most of these files are 10 GiB or more.
 _MOST_MEBIBYTES = 256

@@ -12,7 +12,14 @@ from models.number_models import logging_model
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "EpochsTest::test_a_restart_continues_the_epoch[0245]",
+        "EpochsTest::test_each_epoch_has_its_own_order_derived",
+        "EpochsTest::test_each_epoch_has_its_own_order_relaxed",
+    ),
+]
 
 RECORDS, BATCH = 24, 5
 STEPS = 5  # of an epoch

@@ -7,6 +7,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from oracles.readable_files import (
@@ -20,6 +21,13 @@ from oracles.readable_files import (
 
 import tf_ext
 import tf_ext.data.lines
+
+pytestmark = pytest.mark.slow_tests(
+    "MalformedTest::test_each_kind_alone_is_logged_with_file_and_line1",
+    "MalformedTest::test_exactly_the_malformed_records_are_lost[13]",
+    "OrderTest::test_batches_are_whole_and_in_order1",
+    "OrderTest::test_shuffles_within_and_over_files[12]",
+)
 
 Schema = tf_ext.data.Schema
 

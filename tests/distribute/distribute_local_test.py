@@ -25,7 +25,16 @@ from tf_ext.distribute import local
 from tf_ext.distribute import strategy as strategy_module
 from tf_ext.ops import _version_ops
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.process]
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.process,
+    pytest.mark.slow_tests(
+        "CheckClusterTest::test_refuses_a_worker_of_another_cluster",
+        "CheckClusterTest::test_refuses_a_worker_without_the_op_library",
+        "ServerTest::test_names_the_port_that_is_in_use",
+        "LocalClusterTest::test_a_process_that_fails_shows_its_log",
+    ),
+]
 
 _TASKS = [("worker", 0), ("ps", 0), ("ps", 1)]
 _STOP_TIMEOUT_SECONDS = 200

@@ -8,9 +8,16 @@ import threading
 from unittest import mock
 
 import metrics_client
+import pytest
 from absl.testing import absltest
 
 from tf_ext.distribute import metrics_server
+
+pytestmark = pytest.mark.slow_tests(
+    "ClientsTest::test_a_silent_one_is_left",
+    "ClientsTest::test_the_oldest_make_room_for_others",
+    "ClientsTest::test_one_that_drips_bytes_is_left",
+)
 
 _TIMEOUT_SECONDS = 60  # of what comes at once if all is well
 

@@ -8,6 +8,10 @@ import pytest
 import tensorflow as tf
 from clusters import multi_worker_util as util
 
+pytestmark = pytest.mark.slow_tests(
+    "LossTest::*",
+)
+
 _PROGRAM = "multi_worker_program.py"
 _TIMEOUT_SECONDS = 120
 _FOR_EVER = "--steps=1000000"

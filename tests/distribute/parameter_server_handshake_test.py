@@ -16,7 +16,15 @@ from clusters.listeners import SETTINGS, Listener, speak_http2
 from tf_ext import distribute
 from tf_ext.distribute import addresses, handshake, liveness, ports
 
-pytestmark = pytest.mark.process
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.slow_tests(
+        "HandshakeTest::test_names_the_task_and_what_was_found_drops_packets",
+        "HandshakeTest::test_names_the_task_and_what_was_found_tls",
+        "HandshakeTest::test_names_the_task_and_what_was_found_mail",
+        "HandshakeTest::test_names_the_task_and_what_was_found_closes",
+    ),
+]
 
 
 def _say_nothing(connection):

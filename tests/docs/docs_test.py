@@ -20,7 +20,15 @@ from processes import run_program
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "CodeTest::test_serving",
+        "CodeTest::test_recipes",
+        "CodeTest::test_sequences_and_retrieval",
+        "CodeTest::test_recommenders",
+    ),
+]
 
 _SNAPSHOTS = "docs/snapshots.md"
 _SERVING = "docs/serving.md"

@@ -18,7 +18,13 @@ from absl.testing import parameterized
 from paths import ROOT
 from tensorflow import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "GeneratedRunTest::test_legacy_keras_two_epochs_and_small_rows",
+        "BackupTest::*",
+    ),
+]
 
 _EXAMPLES = ROOT / "examples"
 _DATA = ROOT.parent / "shared" / "data"

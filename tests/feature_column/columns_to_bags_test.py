@@ -12,7 +12,12 @@ from tf_ext.feature_column import (
     crossed_column,
 )
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ColumnsToBagsTest::test_one_feature_of_many_columns_is_one_input",
+    ),
+]
 
 keras = tf.keras
 

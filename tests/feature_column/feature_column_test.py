@@ -15,7 +15,12 @@ from tf_ext.feature_column import (
     crossed_column,
 )
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "LegacyKerasTest::test_columns_are_registered_with_tf_keras",
+    ),
+]
 
 keras = tf.keras
 

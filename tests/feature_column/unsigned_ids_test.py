@@ -17,7 +17,12 @@ from tf_ext.feature_column import (
     sequence_category_column,
 )
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ModelTest::test_trains_as_with_texts",
+    ),
+]
 
 _IDS = np.uint64([0, 5, 2**63 - 1, 2**63, 2**64 - 1])
 _FLAGS = np.array([True, False, True, True, False])

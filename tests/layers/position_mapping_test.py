@@ -13,7 +13,12 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import PositionMapping
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "PositionMappingTest::test_two_replicas_are_as_one",
+    ),
+]
 
 _ROWS = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
 

@@ -27,6 +27,10 @@ pytestmark = [
         "*_exclusions?",
         "*_with_the_model?",
     ),
+    pytest.mark.slow_tests(
+        "SearchTest::test_search_of_a_dataset0",
+        "SavingTest::test_under_a_mirrored_strategy",
+    ),
 ]
 
 _MANY = 100_000

@@ -19,7 +19,15 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.serving.signature import of_model
 from tf_ext.tables.find import tables_of
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ClickInputsTest::test_exports_do_not_have_it*",
+        "ClickInputsTest::test_needed_in_training_alone1",
+        "ClickInputsTest::test_under_a_strategy",
+        "ClickInputsTest::test_of_a_loaded_model",
+    ),
+]
 
 
 class ClickInputsTest(tf.test.TestCase, parameterized.TestCase):

@@ -13,7 +13,16 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.models.arrays import to_arrays
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "FramesTest::test_batches_are_as_arrays_generator_of_frames",
+        "FramesTest::test_batches_are_as_arrays_generator_of_strings",
+        "FramesTest::test_batches_are_as_arrays_sequence_of_s*",
+        "FramesTest::test_are_as_arrays_values",
+        "FramesTest::test_on_replicas",
+    ),
+]
 
 pandas = pytest.importorskip("pandas")
 
@@ -160,7 +169,6 @@ class FramesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(found, expected)
 
     @parameterized.named_parameters(_DATA.items())
-    @pytest.mark.both_kerases
     def test_are_as_arrays(self, make):
         self.check(make)
 

@@ -8,7 +8,12 @@ from models.model_building import mirrored_strategy, rows_of
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "KerasRsTest::test_list_mle",
+    ),
+]
 
 if IS_KERAS_3:
     from models import keras_rs_models as models

@@ -22,6 +22,13 @@ pytestmark = [
         "*[!d]",
         "*_refused",
     ),
+    pytest.mark.slow_tests(
+        "MirroredTest::test_mixed_precision",
+        "MirroredTest::test_features_of_strings_hashed_or_not",
+        "MirroredTest::test_a_loop_of_ones_own",
+        "MirroredTest::test_sums_add_up1",
+        "MirroredTest::test_added_losses_beside_sums_over_replicas1",
+    ),
 ]
 
 _BATCH = 16

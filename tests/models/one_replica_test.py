@@ -21,7 +21,12 @@ from models.model_building import number, rows_of
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "OneReplicaTest::test_scales_clips_and_accumulates_under_mirrored_strategy",
+    ),
+]
 
 _LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
 

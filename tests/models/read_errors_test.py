@@ -14,7 +14,12 @@ from models.model_building import mirrored_strategy
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ReadErrorsTest::test_other_errors_stay_as_they_are",
+    ),
+]
 
 _SCHEMA = tf_ext.data.Schema(
     [tf_ext.data.Field("click", "float32"), tf_ext.data.Field("user")],

@@ -18,7 +18,6 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "*_padded",
         "*_ragged",
     ),
 ]

@@ -23,13 +23,13 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "*::test__one_layer_adagrad",
         "*::test__wide_and_deep_adagrad",
         "*::test_clipping_by__clipnorm",
-        "*_over_layers",
         "*weight_decay*",
         "*padded*",
-        "*_mirrored_replicas__wide_and_deep_*",
+    ),
+    pytest.mark.slow_tests(
+        "TwinTest::test_weight_decay_where_all_rows_are_touched__adagrad",
     ),
 ]
 

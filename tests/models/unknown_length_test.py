@@ -15,11 +15,8 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "*_one_replica",
-        "*_size",
-        "*_own",
         "*_execution",
         "*_decay_*",
-        "*_dropout_*",
     ),
 ]
 

@@ -2,6 +2,7 @@
 import os
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import (
@@ -13,6 +14,10 @@ from ops_util import (
 )
 
 from tf_ext import hashing, ops
+
+pytestmark = pytest.mark.slow_tests(
+    "HashCategoryTest::test_saved_model_in_a_new_process",
+)
 
 TEXTS = ["a", "", "5", "-1", "g\u00fcnstig", "x" * 1000, "a\0b", "\0"]
 NUMBERS = [5, 0, -1, INT64_MIN, INT64_MAX, 7, 7, 10]

@@ -5,12 +5,17 @@ import os
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import INT64_MAX, INT64_MIN, RefusalTestCase, table_config
 
 from tf_ext import ops
 from tf_ext.ops import _snapshot_ops, _wire
+
+pytestmark = pytest.mark.slow_tests(
+    "MalformedSizesTest::test_op_sum_of_a_sum_that_wraps_to_none",
+)
 
 _NO_SHAPE = "sizes must not be negative, and their product must be below 2^63"
 _NEGATIVE = ("sizes must not be negative", "must be non-negative but is -1")

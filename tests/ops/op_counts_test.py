@@ -5,12 +5,17 @@ import gc
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 import tf_ext
 from tf_ext.ops import _owner_ops, _wire
 from tf_ext.ops._op_counts import read_counts
+
+pytestmark = pytest.mark.slow_tests(
+    "ProcessTest::test_reading_does_not_fix_devices",
+)
 
 ops = tf_ext.ops
 

@@ -5,6 +5,7 @@ import threading
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import (
@@ -18,6 +19,11 @@ from ops_util import (
 
 from tf_ext import ops
 from tf_ext.ops import _library
+
+pytestmark = pytest.mark.slow_tests(
+    "ThreadsTest::test_one_and_many_intra_op_threads_give_the_same_bits",
+    "SavedModelTest::test_a_module_with_ops_runs_after_a_reload",
+)
 
 SGD = [1.0, 0.0]  # learning_rate, weight_decay
 

@@ -11,7 +11,7 @@ from ops_util import named_cases
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 # Sign 7 has two gradients, as of two layers. Their sum is [2, 0], so that the
 # norm of the table's gradient is 3, and with that of the variable 5. Before

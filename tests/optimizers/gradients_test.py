@@ -21,7 +21,16 @@ from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.regimes import Regime
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "AccumulationTest::test_with__rule_adagrad_signs_repeated_*",
+        "AccumulationTest::test_with__rule_adam_signs_disjoint_*",
+        "LossScalingTest::test_a_step_that_is_not_finite_is_skipped_by_two_replicas",
+        "LossScalingTest::test_a_finite_scale_changes_nothing_dynamic_False_*",
+        "LossScalingTest::test_a_step_that_is_not_finite_is_skipped_whole_dense_variables_True_value_nan",
+    ),
+]
 
 
 def _bag(rows, weights, combiner):

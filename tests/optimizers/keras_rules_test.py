@@ -15,7 +15,12 @@ import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "RefusalTest::test_another_keras",
+    ),
+]
 
 _KERAS = keras.optimizers
 _SIGNS = np.arange(6)

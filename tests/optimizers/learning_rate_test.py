@@ -19,7 +19,13 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks import recovery_points
 from tf_ext.optimizers import Optimizer, SparseSGD
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "CallbacksTest::test_over_replicas",
+        "SavingTest::test_recovery_points",
+    ),
+]
 
 _SGD = keras.optimizers.SGD
 _STEPS = 2  # of an epoch

@@ -20,7 +20,13 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.optimizers import pcgrad
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "TableTest::test_in_a_train_step1",
+        "TableTest::test_tasks_of_different_pulls_and_tables2",
+    ),
+]
 
 _DIM = 3
 

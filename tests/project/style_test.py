@@ -14,7 +14,8 @@ from paths import ROOT
 
 import tf_ext
 
-_MAX_LINES = 500
+# The aim is 500; more where one thought needs it.
+_MAX_LINES = 600
 _PRIVATE_IMPORTS = {
     "tensorflow.python": "use the public tf.* name; if there is none, do "
     "without it: private names change between minor versions",

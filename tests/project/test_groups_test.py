@@ -14,6 +14,10 @@ from absl.testing import absltest
 from processes import program_environment
 from saving_util import TestCase
 
+pytestmark = pytest.mark.slow_tests(
+    "TestGroupsTest::test_files_share_a_process_for_each_keras",
+)
+
 _INI = "[pytest]\ntimeout = 20\n"
 
 # Which process runs pytest, and which ones are its groups'.

@@ -58,6 +58,8 @@ class BTest:
         pass
 """
 
+_SOME = _FEW.replace("slow_except", "slow_tests")
+
 
 class _Names:
     """A plugin that keeps the names of the tests that were collected."""
@@ -141,11 +143,24 @@ class TiersTest(TestCase):
         }
         self.assertEqual(found, {f"few_test.py::{name}" for name in few})
 
+    def test_some_are_slow(self):
+        (self._folder / "some_test.py").write_text(_SOME)
+        found, _ = self._collect("-m", "not slow", "-k", "some")
+        self.assertEqual(found, {"some_test.py::BTest::test_one"})
+        found, _ = self._collect("-m", "slow", "-k", "some")
+        some = {
+            *("ATest::test_one", "BTest::test_two"),
+            *("BTest::test_one@tf_keras", "ATest::test_one@tf_keras"),
+            "BTest::test_two@tf_keras",
+        }
+        self.assertEqual(found, {f"some_test.py::{name}" for name in some})
+
     def test_refuses_patterns_of_no_test(self):
-        text = _FEW.replace("*::test_two", "*::test_six")
-        (self._folder / "stale_test.py").write_text(text)
-        _, status = self._collect()
-        self.assertEqual(status, pytest.ExitCode.USAGE_ERROR)
+        for text in (_FEW, _SOME):
+            text = text.replace("*::test_two", "*::test_six")
+            (self._folder / "stale_test.py").write_text(text)
+            _, status = self._collect()
+            self.assertEqual(status, pytest.ExitCode.USAGE_ERROR)
 
     def test_refuses_what_is_no_part(self):
         for part in ("3", "1/0", "-1/3", "a/b"):

@@ -13,7 +13,14 @@ from models.model_building import generator, id_column, mirrored_strategy
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "MirroredTest::test_counts[12]",
+        "LoopTest::test_counts3",
+        "OptimizerTest::test_a_step_that_waits_has_counted_nothing",
+    ),
+]
 
 _STEPS = 3
 _NAMES = ["show", "click"]

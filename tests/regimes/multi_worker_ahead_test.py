@@ -15,8 +15,6 @@ pytestmark = [
     pytest.mark.slow_except(
         "*::*_several_tables",
         "*::*_frozen_rows",
-        "*::*_epochs_of_some_steps",
-        "*::test_error_is_that_of_its_step",
     ),
 ]
 

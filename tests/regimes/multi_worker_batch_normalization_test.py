@@ -5,7 +5,10 @@ import pytest
 from absl.testing import absltest
 from clusters import multi_worker_util
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow,
+]
 
 
 class MultiWorkerBatchNormalizationTest(absltest.TestCase):

@@ -24,7 +24,10 @@ pytestmark = [
         "DifferentProgramsTest::test_n*",
         "InputErrorTest::test_a*",
         "NonfiniteTest::test_skips_*",
-        "PolicyTest::*0",
+    ),
+    pytest.mark.slow_tests(
+        "NonfiniteTest::test_skips_on_all_by_argument",
+        "DifferentProgramsTest::test_names_the_sizes_of_parts_samples_behind_a_map",
     ),
 ]
 

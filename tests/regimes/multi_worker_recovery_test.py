@@ -11,7 +11,12 @@ from paths import PROGRAMS
 
 from tf_ext import distribute
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "RecoveryTest::test_goes_on_from_a_point_inside_an_epoch",
+    ),
+]
 
 _PROGRAM = PROGRAMS / "multi_worker_recovery_program.py"
 _TIMEOUT_SECONDS = 200

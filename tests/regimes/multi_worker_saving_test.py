@@ -15,7 +15,12 @@ from models import small_models
 
 import tf_ext
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SavingTest::test_saved_by_two_and_loaded_by_three_and_by_one",
+    ),
+]
 
 _PROGRAM = "multi_worker_saving_program.py"
 

@@ -28,20 +28,20 @@ pytestmark = [
     pytest.mark.process("workers"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "EntangledTest::test_as_one_process_entangled",
         "EpochTest::*[0e]",
         "LogsTest::test_as_one_process_logs_of_a_step",
-        "MetricsTest::*",
         "OneBatchTest::*",
         "RoundTripsTest::*",
-        "SequencesTest::test_same_bits_with_hashed_columns0",
         "SmallRowsTest::*",
         "StatisticsTest::*_with_scaled_loss",
         "TrainingTest::test_r*",
         "TrainingTest::*_by_global_norm",
         "TrainingTest::*_with_rows_that_come_and_go",
-        "TwoTowersTest::test_as_one_process1",
         "UnevenSharesTest::*",
+    ),
+    pytest.mark.slow_tests(
+        "TrainingTest::test_reports_are_of_all_workers",
+        "UnevenSharesTest::test_two_workers_of_several_outputs",
     ),
 ]
 

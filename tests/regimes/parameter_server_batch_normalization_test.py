@@ -17,6 +17,11 @@ from tf_ext.layers import BatchNormalization
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "BatchNormalizationTest::test_every_step_counts_once",
+        "BatchNormalizationTest::test_weights_go_into_one_process_and_back*",
+        "BatchNormalizationTest::test_averages_are_those_of_all_workers_samples",
+    ),
 ]
 
 _BATCH = 16

@@ -24,6 +24,14 @@ from tf_ext.regimes import clock
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "OtherCallbacksTest::test_rates_on_plateaus",
+        "SavingCallbacksTest::test_model_checkpoint_keeps_the_best_epoch_model",
+        "SavingCallbacksTest::test_backups_inside_an_epoch",
+        "EvictTest::test_layers_read_statistics_on_servers",
+        "OtherCallbacksTest::test_no_number_ends_training",
+        "EvictTest::test_rows_on_servers_go",
+    ),
 ]
 
 setUpModule = util.shared

@@ -20,6 +20,12 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "DataTest::test_bags_sparse",
+        "DataTest::test_functions_make_a_dataset_on_each_worker_creator",
+        "DataTest::test_files_with_malformed_records",
+        "DataTest::test_frames",
+    ),
 ]
 
 setUpModule = util.shared

@@ -14,7 +14,14 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import point_files
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ExecutionsTest::test_one_execution_at_a_time_is_one_process",
+        "ExecutionsTest::test_data_that_end_within_an_execution",
+    ),
+]
 
 _CLUSTER = util.Cluster()
 

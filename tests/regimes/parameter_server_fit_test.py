@@ -16,6 +16,16 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "OneStepAtATimeTest::test_several_fits_and_compiles",
+        "OneStepAtATimeTest::test_sequences",
+        "OneStepAtATimeTest::test_datasets_class_weight",
+        "OneStepAtATimeTest::test_datasets_validation_steps",
+        "OneStepAtATimeTest::test_datasets_initial_epoch",
+        "OneStepAtATimeTest::test_data_of_unknown_length",
+        "OneStepAtATimeTest::test_steps_per_epoch_go_on_where_the_last_epoch_ended",
+        "AsynchronousTest::test_counters_are_exact",
+    ),
 ]
 
 setUpModule = util.shared
@@ -171,7 +181,6 @@ class OneStepAtATimeTest(_Test):
         )
         self.assert_same_training(one, other)
 
-    @pytest.mark.both_kerases
     def test_callbacks(self):
         logs = []
         for model, options in zip(
@@ -228,7 +237,6 @@ class AsynchronousTest(_Test):
         total = sum(np.asarray(tf.convert_to_tensor(cell)) for cell in cells)
         self.assertAllEqual(total, [1600] * 20)
 
-    @pytest.mark.both_kerases
     def test_evaluate_is_that_of_one_process(self):
         alone, spread = self.make()
         for samples, batch in ((200, 32), (5, 32), (64, 32)):
@@ -254,7 +262,6 @@ class AsynchronousTest(_Test):
         ]
         self.assertAllClose(found, expected, 1e-6, 1e-6)
 
-    @pytest.mark.both_kerases
     def test_predictions_are_in_order(self):
         alone, spread = self.make()
         data = util.data(1000, 7)

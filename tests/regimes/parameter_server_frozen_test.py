@@ -17,7 +17,11 @@ from tf_ext._keras import keras
 from tf_ext.distribute import liveness
 from tf_ext.models import inflight
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow,
+]
 
 _SAMPLES = 600
 _STOP_AT = 100

@@ -16,6 +16,10 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "CustomLoopTest::test_counts_are_exact",
+        "MixedPrecisionTest::test_float16_with_a_fixed_scale",
+    ),
 ]
 
 setUpModule = util.shared

@@ -17,8 +17,6 @@ pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "*_binary",
-        "*::test_of_s*",
         "*::test_of_users*",
         "*::test_of_r*",
         "*_is_refused_maximum",

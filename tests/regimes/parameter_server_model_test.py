@@ -19,6 +19,10 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ModelTest::test_asynchronous_steps_learn",
+        "ModelTest::test_one_step_at_a_time_is_as_one_process_subclassed",
+    ),
 ]
 
 setUpModule = util.shared

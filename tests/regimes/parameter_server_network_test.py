@@ -8,7 +8,12 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-pytestmark = pytest.mark.process
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.slow_tests(
+        "NetworkTest::test_only_distinct_signs_their_rows_and_gradients_are_sent_dim_1",
+    ),
+]
 
 _SIGN_BYTES = 8
 _VALUE_BYTES = 4

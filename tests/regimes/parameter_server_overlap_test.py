@@ -13,7 +13,14 @@ from saving_util import contents
 
 from tf_ext._keras import keras
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "OverlapTest::test_errors_are_raised_and_the_model_is_usable_after",
+        "OverlapTest::test_updates_are_one_step_late_adam",
+    ),
+]
 
 _CLUSTER = util.Cluster()
 _BATCHES = 14

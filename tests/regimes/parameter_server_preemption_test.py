@@ -16,7 +16,13 @@ from saving_util import TestCase
 from tf_ext.callbacks import point_files, preemption
 from tf_ext.distribute.ports import free_ports
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "PreemptionTest::*",
+    ),
+]
 
 _EACH_ONCE_AN_EPOCH = {
     str(sample): program.EPOCHS for sample in range(program.SAMPLES)

@@ -14,6 +14,9 @@ from tf_ext._keras import IS_KERAS_3
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "KerasRsTest::*",
+    ),
 ]
 
 if IS_KERAS_3:

@@ -14,7 +14,13 @@ from saving_util import TestCase, contents
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ServerLostTest::test_backup_and_restore",
+    ),
+]
 
 _CLUSTER = util.Cluster()
 _EPOCHS = 3

@@ -22,7 +22,16 @@ from tf_ext.callbacks import point_files
 from tf_ext.models import inflight
 from tf_ext.models.parameter_server_shares import ShareFeed
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SharesTest::test_each_sample_once_an_epoch_in_executions",
+        "SharesTest::test_each_sample_once_an_epoch_in_loops",
+        "SharesTest::test_a_recovery_point_within_an_epoch",
+        "SharesTest::test_all_workers_take_steps_after_it",
+    ),
+]
 
 _CLUSTER = util.Cluster()
 _BATCH = 4

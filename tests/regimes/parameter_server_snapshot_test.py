@@ -16,7 +16,14 @@ from saving_util import TestCase, contents
 import tf_ext
 from tf_ext.callbacks import point_files
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SnapshotTest::test_training_goes_on_with_another_number_of_servers",
+        "SnapshotTest::test_a_served_model_follows",
+    ),
+]
 
 cluster = util.Cluster()
 

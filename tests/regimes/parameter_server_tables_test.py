@@ -19,7 +19,16 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.regimes import ParameterServerRegime, Placement
 
-pytestmark = [pytest.mark.process, pytest.mark.both_kerases(slow=True)]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "StatisticsTest::test_are_those_of_all_steps",
+        "PlacementTest::test_export_is_refused",
+        "PlacementTest::test_export_for_serving_needs_no_servers",
+        "CustomLoopTest::test_one_step_at_a_time_equals_one_process[13]",
+    ),
+]
 
 _SERVERS = 3
 _CLUSTER = util.Cluster()

@@ -26,6 +26,9 @@ pytestmark = [
     pytest.mark.slow_except(
         "BundlesTest::*",
     ),
+    pytest.mark.slow_tests(
+        "BundlesTest::test_answers_to_answers_and_several_receivers",
+    ),
 ]
 
 _CLUSTER = util.Cluster()

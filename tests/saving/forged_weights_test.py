@@ -17,7 +17,12 @@ import tf_ext
 from tf_ext import _core
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "FuzzTest::*",
+    ),
+]
 
 _SEED = 20261101
 _RATE = "it is not a JSON object with the members `config` and `first`"

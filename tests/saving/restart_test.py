@@ -13,7 +13,12 @@ from programs import restart_program
 
 from tf_ext._keras import IS_KERAS_3
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "RestartTest::test_dense_weights_and_steps_from__checkpoint",
+    ),
+]
 
 _TABLES = tuple(restart_program.rules())
 

@@ -15,6 +15,10 @@ import pytest
 from absl.testing import parameterized
 from saving_util import TestCase
 
+pytestmark = pytest.mark.slow_tests(
+    "KillTest::test_of__model",
+)
+
 _SEED = 3
 
 

@@ -19,7 +19,18 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.tables import rows
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SavedModelTest::test_saved_model_of_a_model_with_rate_of__own",
+        "SavedModelTest::test_saved_model_of_a_model_with_rate_of__model",
+        "SavedModelTest::test_tables_of_one_kind_stay_apart*",
+        "CallbackTest::test_model_checkpoint_of_the_best_whole_model",
+        "OptimizerTest::test_other_hyperparameters_win_and_are_logged_weights",
+        "OptimizerTest::test_equal_hyperparameters_log_nothing_keras",
+        "OptimizerTest::test_equal_hyperparameters_log_nothing_weights",
+    ),
+]
 
 _RULES = tf_ext.optimizers
 

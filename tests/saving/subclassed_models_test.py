@@ -14,7 +14,12 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "NewProcessTest::test_predictions_and_training_go_on",
+    ),
+]
 
 _PROGRAM = "subclassed_saving_program.py"
 _USERS = {"user": tf.constant(["a", "b", "ccc"])}

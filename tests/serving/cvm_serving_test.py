@@ -16,7 +16,13 @@ from tf_ext import serving
 from tf_ext._keras import keras
 from tf_ext.snapshot import DamagedSnapshotError
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "CvmServingTest::test_takes_statistics_from_keras",
+        "CvmServingTest::test_takes_statistics_from_checkpoint",
+    ),
+]
 
 _NAMES = ["show", "click"]
 _FIELDS = ["weights", *_NAMES]

@@ -24,7 +24,13 @@ from tf_ext import serving
 from tf_ext._keras import keras
 from tf_ext.serving import folder, replay
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "FolderTest::test_only_leftovers_of_the_dead_are_removed",
+        "ErrorsTest::test_a_full_disk",
+    ),
+]
 
 _FEATURES = {
     "user": np.arange(6),

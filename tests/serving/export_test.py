@@ -17,7 +17,12 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tf_ext
 from tf_ext.serving.signature import Signature, infer, name_outputs
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ExportTest::test_where_tf_ext_cannot_be_imported",
+    ),
+]
 
 # dtype -> how far outputs may be off, of weights below 1.5.
 _ATOL = {"float32": 1e-6, "float16": 3e-3, "bfloat16": 2e-2, "int8": 3e-2}

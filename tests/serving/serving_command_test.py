@@ -24,7 +24,14 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.serving import cli, read_manifest, replay
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "CommandTest::test_layers_of_ones_own_and_the_command_itself",
+        "CommandTest::test_bars_come_to_their_end",
+        "CommandTest::test_small_rows_of_a_snapshot",
+    ),
+]
 
 _SEED = 4
 

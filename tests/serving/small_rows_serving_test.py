@@ -16,7 +16,14 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext import hashing, serving
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SmallRowsServingTest::test_exports_of_stock_ops0",
+        "SmallRowsServingTest::test_exports_of_snapshots0",
+        "SmallRowsServingTest::test_follows_deltas0",
+    ),
+]
 
 _DTYPES = (("float16", "bfloat16"), ("bfloat16", "float32"))
 

@@ -13,7 +13,13 @@ from saving_util import FORMATS, TestCase, contents
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "WeightsOnlyTest::test_takes_weights_from_keras",
+        "WeightsOnlyTest::test_takes_weights_from_checkpoint",
+    ),
+]
 
 
 def _weights(contents_of_table):

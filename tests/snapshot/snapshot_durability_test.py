@@ -13,6 +13,10 @@ from absl.testing import absltest, parameterized
 
 from tf_ext.snapshot import open_snapshot
 
+pytestmark = pytest.mark.slow_tests(
+    "DurabilityTest::test_recovery_point",
+)
+
 
 class DurabilityTest(parameterized.TestCase, tf.test.TestCase):
     @classmethod

@@ -26,6 +26,11 @@ from tf_ext.snapshot import (
     storage,
 )
 
+pytestmark = pytest.mark.slow_tests(
+    "WritersTest::test_the_save_that_began_last_counts[12]",
+    "WritersTest::test_without_locks",
+)
+
 
 class _SlowSave(threading.Thread):
     """A save that takes a second or two; `error` is what it raised."""

@@ -161,6 +161,7 @@ def _is_slow_with_any_keras(item) -> bool:
     return bool(
         item.get_closest_marker("slow")
         and not item.get_closest_marker("slow_except")
+        and not item.get_closest_marker("slow_tests")
     )
 
 

@@ -9,7 +9,11 @@ What may take more than ten minutes by its own limit is run by hand only.
 
     pytestmark = pytest.mark.slow_except("FitTest::*", "*_two_workers")
 
-marks all other tests of a file, or of a class, as slow.
+marks all other tests of a file, or of a class, as slow;
+
+    pytestmark = pytest.mark.slow_tests("FitTest::test_sequences", "*_2")
+
+those that match.
 """
 
 import collections
@@ -21,8 +25,8 @@ import pytest
 import test_groups
 
 _LONGEST_SECONDS = 600
-# How many tests each (file, pattern of slow_except) has matched.
-_PATTERNS = pytest.StashKey[collections.Counter[tuple[str, str]]]()
+# How many tests each (marker, file, pattern) has matched.
+_PATTERNS = pytest.StashKey[collections.Counter[tuple[str, str, str]]]()
 
 
 def pytest_addoption(parser):
@@ -55,33 +59,43 @@ def pytest_configure(config):
         "markers",
         "slow_except(patterns): all others take long; patterns of Class::test",
     )
+    config.addinivalue_line(
+        "markers",
+        "slow_tests(patterns): these take long; patterns of Class::test",
+    )
 
 
 def pytest_itemcollected(item):
-    marker = item.get_closest_marker("slow_except")
-    if marker is None:
-        return
-    file, _, name = item.nodeid.partition("::")
-    matches = {p: fnmatch.fnmatchcase(name, p) for p in marker.args}
-    counts = item.config.stash.setdefault(_PATTERNS, collections.Counter())
-    for pattern, matched in matches.items():
-        counts[file, pattern] += matched
-    if not any(matches.values()):
+    is_exception = _matches(item, "slow_except")
+    if is_exception is False or _matches(item, "slow_tests"):
         item.add_marker("slow")
 
 
+def _matches(item, name):
+    """Whether a pattern of its marker matches; None without the marker."""
+    marker = item.get_closest_marker(name)
+    if marker is None:
+        return None
+    file, _, test = item.nodeid.partition("::")
+    matches = {p: fnmatch.fnmatchcase(test, p) for p in marker.args}
+    counts = item.config.stash.setdefault(_PATTERNS, collections.Counter())
+    for pattern, matched in matches.items():
+        counts[name, file, pattern] += matched
+    return any(matches.values())
+
+
 def _check_patterns(config):
-    """All tests of a file would be slow after their names have changed."""
+    """Patterns would match nothing after names of tests have changed."""
     if (
         any("::" in argument for argument in config.args)
         or "TF_USE_LEGACY_KERAS" in os.environ
         or test_groups.is_in_group(config)
     ):
         return
-    for (file, pattern), count in config.stash.get(_PATTERNS, {}).items():
+    for (name, file, pattern), count in config.stash.get(_PATTERNS, {}).items():
         if not count:
             raise pytest.UsageError(
-                f"slow_except of {file} has the pattern {pattern!r}, which "
+                f"{name} of {file} has the pattern {pattern!r}, which "
                 "matches none of its tests"
             )
 
