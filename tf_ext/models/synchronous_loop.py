@@ -29,19 +29,21 @@ from tf_ext.models.synchronous_feed import (
 )
 from tf_ext.models.training_loop import TrainingLoop
 from tf_ext.optimizers.delaying import delayed_updates
-from tf_ext.regimes import piggybacked, replica_weight
+from tf_ext.regimes import SynchronousRegime, piggybacked, replica_weight
 
 # Whose steps compute their logs of outputs and losses.
 _PACKAGES = ("keras", "tensorflow_recommenders", "tf_ext")
 
 
-class SynchronousLoop(TrainingLoop):
+class SynchronousLoop(TrainingLoop[SynchronousFeed]):
     """The loop of one compiled model; it keeps the traced steps.
 
     Args:
       model: keras.Model of Keras 3 that was made under a
         MultiWorkerMirroredStrategy of several workers.
     """
+
+    _regime: SynchronousRegime
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
