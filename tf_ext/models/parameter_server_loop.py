@@ -173,7 +173,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
     def _build(self, feed: StepFeed) -> None:
         """Makes variables where Keras would in the first step."""
         model = self._model
-        with self._regime.strategy.scope():
+        with self._regime.scope():
             example = example_of(feed.element_spec)
             unbuilt = [m for m in _compiled_parts(model) if not m.built]
             if unbuilt:

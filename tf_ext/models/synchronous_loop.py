@@ -73,9 +73,9 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
             build_for(model, example)
         elif not all(layer.built for layer in layers_of(model)):
             # Keras would also build metrics, which takes labels.
-            with self._regime.strategy.scope():
+            with self._regime.scope():
                 model(x)
-        with self._regime.strategy.scope():
+        with self._regime.scope():
             build_optimizer(model)
 
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
