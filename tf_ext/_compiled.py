@@ -6,7 +6,7 @@ import os
 import sys
 
 
-def check():
+def check() -> None:
     """Raises an ImportError if `tf_ext._core` was not compiled.
 
     Without it, `from tf_ext import _core` would report a circular import.
@@ -15,7 +15,7 @@ def check():
         raise missing("tf_ext._core")
 
 
-def missing(part):
+def missing(part: str) -> ImportError:
     """An ImportError that says that `part` is missing, and what to do."""
     folder = os.path.dirname(os.path.abspath(__file__))
     version = ".".join(map(str, sys.version_info[:2]))

@@ -16,7 +16,7 @@ from saving_util import TestCase, contents
 from tf_ext._core import Setting
 
 from tf_ext.snapshot.storage import storage_of
-from tf_ext.tables import snapshots
+from tf_ext.tables import each_shard, snapshots
 from tf_ext.tables.shard import TableShard
 
 _WAIT_SECONDS = 60
@@ -130,7 +130,7 @@ class SaveTest(TestCase):
         self.assertEqual(util.loaded(path), contents(table))
 
     def test_tasks_do_not_begin_after_the_end(self):
-        tasks = snapshots._Tasks(2)
+        tasks = each_shard.Tasks(2)
         self.assertEqual(tasks.run(0, lambda index, shard: index + shard, 5), 5)
         tasks.end()
         with self.assertRaises(concurrent.futures.CancelledError):

@@ -40,6 +40,9 @@ from tf_ext.snapshot.files import read_chain, read_manifest
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import shadow
 
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.sparse_table import SparseTable
+
 # Prefix of the names of the model's variables.
 OF_MODEL = "model/"
 # Prefix of the names of arrays of accumulated gradients.
@@ -83,7 +86,7 @@ def claim(root: str, model: keras.Model) -> Claim | None:
 def write(
     point: Point,
     model: keras.Model,
-    save_table: Callable[[int, typing.Any, str], Manifest],
+    save_table: Callable[[int, "SparseTable", str], Manifest],
     claim: typing.Any,
 ) -> None:
     """Writes a point.

@@ -24,6 +24,9 @@ from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.storage import normalised
 
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.sparse_table import SparseTable
+
 _LOG = logging.getLogger("tf_ext")
 
 # Number of deltas between full snapshots.
@@ -195,7 +198,7 @@ class TableSnapshot(keras.callbacks.Callback):
             return point
         raise failure
 
-    def _load_table(self, table: typing.Any, path: str) -> Manifest:
+    def _load_table(self, table: "SparseTable", path: str) -> Manifest:
         return table.load(path, incremental=self.incremental)
 
     def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
@@ -323,8 +326,10 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_step = step
         self._saved_time = time.monotonic()
 
-    def _save_table(self, index: int, table: typing.Any, path: str) -> Manifest:
-        options = {
+    def _save_table(
+        self, index: int, table: "SparseTable", path: str
+    ) -> Manifest:
+        options: dict[str, typing.Any] = {
             "step": self._point.step,
             "max_bytes_per_second": self.max_bytes_per_second,
         }

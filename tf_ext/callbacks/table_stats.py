@@ -18,6 +18,10 @@ from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables.find import tables_of
 
+if typing.TYPE_CHECKING:
+    from tf_ext.regimes import Regime
+    from tf_ext.tables.sparse_table import SparseTable
+
 FILE = "tables.jsonl"
 # Of `SparseTable.stats`: what is reported as it is, the latter ones also by
 # what they grew since the report before.
@@ -139,7 +143,7 @@ class TableStats(EverySteps):
                 self._write(report, [weight_samples.add(s) for s in samples])
 
     @staticmethod
-    def _stats(tables: list[typing.Any]) -> dict[str, list[_Stats]]:
+    def _stats(tables: list["SparseTable"]) -> dict[str, list[_Stats]]:
         return {
             table.uid: [
                 {**shard, "in_rows": shard["rows"] * shard["row_bytes"]}
@@ -153,7 +157,7 @@ class TableStats(EverySteps):
 
     def _of_table(
         self,
-        table: typing.Any,
+        table: "SparseTable",
         shards: list[_Stats],
         samples: list[weight_samples.Sums],
         step: int,
@@ -202,13 +206,13 @@ class TableStats(EverySteps):
 
 
 def _samples(
-    tables: list[typing.Any],
+    tables: list["SparseTable"],
     stats: dict[str, list[_Stats]],
     step: int,
-    regime: typing.Any,
+    regime: "Regime",
 ) -> list[list[weight_samples.Sums]]:
     """The sums of samples of all shards, by table."""
-    mine = []
+    mine: list[list[weight_samples.Sums]] = []
     for table in tables:
         limit = weight_samples.rows_of_sample(table.dim)
         mine.append([])

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics that are means over users, on a validation dataset in `fit`."""
 
-import contextlib
 import functools
 import typing
 from collections.abc import Sequence
@@ -150,8 +149,7 @@ class UserMetrics(keras.callbacks.Callback):
     def _model_of(self, model: typing.Any) -> typing.Any:
         """The model that computes what the metrics need of each sample."""
         if self._scoring is None or self._scoring.scored is not model:
-            strategy = regime_of_model(model).strategy
-            with strategy.scope() if strategy else contextlib.nullcontext():
+            with regime_of_model(model).scope():
                 self._scoring = _scoring_class()(model, self.user, self.output)
         return self._scoring
 

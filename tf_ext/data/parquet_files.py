@@ -178,7 +178,7 @@ class ParquetFiles:
             page_checksum_verification=True,
             read_dictionary=[path for _, path, _, _ in texts],
         )
-        first = next(
+        first: typing.Any = next(
             as_indices.iter_batches(
                 1, row_groups=[group], columns=[name for name, *_ in texts]
             ),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small tensors of several types as one vector, to be sent together."""
 
+from collections.abc import Callable, Iterable, Sequence
+
 import tensorflow as tf
 
 _WORD_BYTES = 4
@@ -20,9 +22,11 @@ class Bundle:
       is_whole: bool, whether all tensors are in `words`.
     """
 
-    def __init__(self, tensors, values, most_bytes):
+    def __init__(
+        self, tensors: Iterable[tf.Tensor], values: tf.Tensor, most_bytes: int
+    ) -> None:
         self._tensors = list(tensors)
-        self._places = {}
+        self._places: dict[tf.DType, list[int]] = {}
         for i, tensor in enumerate(self._tensors):
             self._places.setdefault(tensor.dtype, []).append(i)
         self._vectors = {
@@ -38,7 +42,9 @@ class Bundle:
         self.is_whole = len(self._small) == len(self._vectors)
         self.words = tf.concat([_to_words(one) for one in self._sent], 0)
 
-    def unpack(self, rows, reduce):
+    def unpack(
+        self, rows: tf.Tensor, reduce: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The sums and the values, from the bundles of all workers.
 
         Args:
@@ -67,23 +73,23 @@ class Bundle:
         return sums, tf.stack(gathered)
 
 
-def _flatten(tensors):
+def _flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """One vector of tensors of one type."""
     flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
     return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
 
-def _unflatten(vector, like):
+def _unflatten(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The parts of a vector that `_flatten` makes of tensors `like` these."""
     parts = tf.split(vector, [t.shape.num_elements() for t in like])
     return [tf.reshape(part, t.shape) for part, t in zip(parts, like)]
 
 
-def _words_of(vector):
+def _words_of(vector: tf.Tensor) -> int:
     return -(-vector.shape[0] * vector.dtype.size // _WORD_BYTES)
 
 
-def _to_words(vector):
+def _to_words(vector: tf.Tensor) -> tf.Tensor:
     """The bits of a vector, int32 `[n]`; types of two bytes are filled up."""
     if vector.dtype.size < _WORD_BYTES:
         vector = tf.pad(vector, [[0, vector.shape[0] % 2]])
@@ -91,7 +97,7 @@ def _to_words(vector):
     return tf.reshape(tf.bitcast(vector, tf.int32), [-1])
 
 
-def _from_words(words, like):
+def _from_words(words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """The vector of whose bits `_to_words` made these words."""
     if like.dtype.size > _WORD_BYTES:
         words = tf.reshape(words, [-1, 2])

@@ -9,15 +9,23 @@ import subprocess
 import sys
 import threading
 import time
+import typing
+from collections.abc import Sequence
 
 import tf_ext
 from tf_ext.distribute import watchdog
+
+if typing.TYPE_CHECKING:
+    from tf_ext.distribute.forked_processes import ForkedProcess, ForkServer
 
 _STOP_SECONDS = 5.0
 _LOG_END_CHARACTERS = 4000
 
 
-class ChildProcesses:
+_Key = typing.TypeVar("_Key")
+
+
+class ChildProcesses(typing.Generic[_Key]):
     """Processes that this one starts, each with its own process group.
 
     They are killed when this process ends, however it ends.
@@ -30,10 +38,14 @@ class ChildProcesses:
         None: each is started by itself.
     """
 
-    def __init__(self, count, fork_server=None):
+    def __init__(
+        self, count: int, fork_server: "ForkServer | None" = None
+    ) -> None:
         self._threads = max(1, len(os.sched_getaffinity(0)) // count)
-        self._processes = {}
-        self._watched = set()
+        self._processes: dict[
+            _Key, subprocess.Popen[bytes] | ForkedProcess
+        ] = {}
+        self._watched: set[subprocess.Popen[bytes] | ForkedProcess] = set()
         self._lock = threading.Lock()
         self._watchdog = subprocess.Popen(
             [sys.executable, "-I", "-S", watchdog.__file__],
@@ -42,9 +54,17 @@ class ChildProcesses:
             # This process alone handles an interrupt from the terminal.
             start_new_session=True,
         )
+        self._to_watchdog = typing.cast(typing.IO[str], self._watchdog.stdin)
         self._fork_server = fork_server
 
-    def start(self, key, command, output, log, **environment):
+    def start(
+        self,
+        key: _Key,
+        command: Sequence[str | os.PathLike[str]],
+        output: typing.IO[bytes],
+        log: typing.IO[bytes],
+        **environment: str,
+    ) -> None:
         """Starts a process, and replaces one of the same key that has ended.
 
         Args:
@@ -59,6 +79,7 @@ class ChildProcesses:
             **task_environment(),
             **environment,
         }
+        process: subprocess.Popen[bytes] | ForkedProcess
         if self._fork_server:
             process = self._fork_server.start(command, environment, output, log)
         else:
@@ -74,15 +95,17 @@ class ChildProcesses:
             self._processes[key] = process
             self._tell("+", process)
 
-    def __getitem__(self, key):
+    def __getitem__(
+        self, key: _Key
+    ) -> "subprocess.Popen[bytes] | ForkedProcess":
         """The process of a key, as `subprocess.Popen`; KeyError if none."""
         return self._processes[key]
 
-    def keys(self):
+    def keys(self) -> list[_Key]:
         """The keys of all processes that were started, ended or not."""
         return list(self._processes)
 
-    def status(self, key):
+    def status(self, key: _Key) -> int | None:
         """Exit status, negative for a signal; None while it runs."""
         process = self._processes[key]
         if process.poll() is not None and process in self._watched:
@@ -90,19 +113,19 @@ class ChildProcesses:
                 self._tell("-", process)
         return process.returncode
 
-    def send(self, key, number):
+    def send(self, key: _Key, number: int) -> None:
         """Sends a signal to a process and to those that it has started."""
         if self.status(key) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._processes[key].pid, number)
 
-    def kill(self, key):
+    def kill(self, key: _Key) -> None:
         """Ends a process at once, by SIGKILL, and waits until it has ended."""
         self.send(key, signal.SIGKILL)
         self._processes[key].wait()
         self.status(key)  # Tells the watchdog.
 
-    def end_all(self):
+    def end_all(self) -> None:
         """Ends all by SIGTERM, and by SIGKILL those that do not end."""
         for key in self.keys():
             # A stopped process does not handle SIGTERM.
@@ -114,20 +137,22 @@ class ChildProcesses:
                 self._processes[key].wait(max(0, deadline - time.monotonic()))
             self.kill(key)
 
-    def close(self):
+    def close(self) -> None:
         """Ends all, for good."""
         self.end_all()
         self._watchdog.kill()
-        self._watchdog.stdin.close()
+        self._to_watchdog.close()
         self._watchdog.wait()
 
-    def _tell(self, sign, process):
+    def _tell(
+        self, sign: str, process: "subprocess.Popen[bytes] | ForkedProcess"
+    ) -> None:
         (self._watched.add if sign == "+" else self._watched.discard)(process)
-        self._watchdog.stdin.write(f"{sign}{process.pid}\n")
-        self._watchdog.stdin.flush()
+        self._to_watchdog.write(f"{sign}{process.pid}\n")
+        self._to_watchdog.flush()
 
 
-def task_environment():
+def task_environment() -> dict[str, str]:
     """The environment variables of a process of a cluster on this machine."""
     environment = dict(os.environ)
     environment.pop("TF_CONFIG", None)
@@ -141,6 +166,6 @@ def task_environment():
     return environment
 
 
-def log_end(text):
+def log_end(text: str) -> str:
     """The last lines of a log, as errors show them."""
     return text[-_LOG_END_CHARACTERS:]

@@ -12,6 +12,7 @@ for each other, because each takes a round trip.
 import bisect
 import contextlib
 import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -44,10 +45,10 @@ _GATHERED_WORDS = 1 << 15
 _GATHERED_SUM_BYTES = 1 << 20
 
 _lock = threading.Lock()
-_of_device = {}
+_of_device: dict[str, "Collectives"] = {}
 
 
-def _make_ladder(steps):
+def _make_ladder(steps: int) -> list[int]:
     """Rising sizes, each at most `1 + 1 / steps` times the one before."""
     ladder = list(range(1, 2 * steps))
     unit = 2
@@ -68,13 +69,13 @@ class Remembered:
       value: int64 scalar, what the previous use left.
     """
 
-    def __init__(self, resource):
+    def __init__(self, resource: tf.Tensor) -> None:
         self._resource = resource
         self.value = tf.raw_ops.ReadVariableOp(
             resource=resource, dtype=tf.int64
         )
 
-    def keep(self, value):
+    def keep(self, value: tf.Tensor) -> tf.Operation | None:
         """Leaves an int64 scalar to the next use; returns the operation."""
         return tf.raw_ops.AssignVariableOp(resource=self._resource, value=value)
 
@@ -88,14 +89,14 @@ class Collectives:
       device: string, the device where they run.
     """
 
-    def __init__(self, size, rank, device):
+    def __init__(self, size: int, rank: int, device: str) -> None:
         self.size = size
         self.rank = rank
         self.device = device
-        self._remembered = {}
-        self._tokens = {}
+        self._remembered: dict[Hashable, tf.Tensor] = {}
+        self._tokens: dict[Hashable, tf.Tensor] = {}
 
-    def _token(self, key):
+    def _token(self, key: Hashable) -> tf.Tensor:
         """What the collectives take that have to run one after the other.
 
         Automatic control dependencies keep operations on one resource in the
@@ -113,7 +114,12 @@ class Collectives:
                 )
         return self._tokens[key]
 
-    def all_to_all(self, pack, dtype, wanted):
+    def all_to_all(
+        self,
+        pack: Callable[[tf.Tensor], tf.Tensor],
+        dtype: tf.DType,
+        wanted: tf.Tensor,
+    ) -> tf.Tensor:
         """Sends a row to each worker, and receives a row from each.
 
         Args:
@@ -137,7 +143,7 @@ class Collectives:
         received.set_shape([self.size, None])
         return received
 
-    def remembered(self, key, first):
+    def remembered(self, key: Hashable, first: int) -> Remembered:
         """A number that one use leaves to the next.
 
         It is the same on all workers if all make the same uses in the same
@@ -163,7 +169,7 @@ class Collectives:
             self._remembered[key] = resource
         return Remembered(self._remembered[key])
 
-    def gather(self, values):
+    def gather(self, values: tf.Tensor) -> tf.Tensor:
         """Values of all workers.
 
         Args:
@@ -175,7 +181,9 @@ class Collectives:
         (length,) = values.shape
         return self._gather(values, _instance_key("gather int64", length))
 
-    def _gather(self, values, instance_key):
+    def _gather(
+        self, values: tf.Tensor, instance_key: int | tf.Tensor
+    ) -> tf.Tensor:
         """Values `[n]` of all workers, `[size, n]`."""
         with tf.device(self.device):
             gathered = tf.raw_ops.CollectiveGatherV2(
@@ -188,7 +196,7 @@ class Collectives:
         gathered.set_shape([self.size, *values.shape])
         return gathered
 
-    def sum(self, tensors):
+    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums of tensors over all workers.
 
         Args:
@@ -199,7 +207,9 @@ class Collectives:
         """
         return self.sum_and_gather(tensors, tf.zeros([0], tf.int64))[0]
 
-    def sum_and_gather(self, tensors, values):
+    def sum_and_gather(
+        self, tensors: Sequence[tf.Tensor], values: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Sums tensors and gathers values, in one collective if all are small.
 
         Args:
@@ -213,7 +223,7 @@ class Collectives:
         bundle = self.bundle(tensors, values)
         return self.unbundle(bundle, self.gather_words(bundle.words))
 
-    def bundle(self, tensors, values):
+    def bundle(self, tensors: Sequence[tf.Tensor], values: tf.Tensor) -> Bundle:
         """What `sum_and_gather` gathers, as one vector.
 
         For those who gather it themselves, beside other data.
@@ -227,7 +237,9 @@ class Collectives:
         """
         return Bundle(tensors, values, _GATHERED_SUM_BYTES // self.size)
 
-    def unbundle(self, bundle, rows):
+    def unbundle(
+        self, bundle: Bundle, rows: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The results of `sum_and_gather`.
 
         Args:
@@ -237,7 +249,7 @@ class Collectives:
         with tf.device(self.device):
             return bundle.unpack(rows, self._reduce)
 
-    def gather_words(self, words):
+    def gather_words(self, words: tf.Tensor) -> tf.Tensor:
         """Words of all workers.
 
         Args:
@@ -255,7 +267,7 @@ class Collectives:
             padded = tf.pad(words, [[0, _FINE_LADDER[index] - count]])
             return self._gather(padded, key)[:, :count]
 
-    def _reduce(self, values):
+    def _reduce(self, values: tf.Tensor) -> tf.Tensor:
         """The sums of values `[n]` over all workers."""
         count = values.shape[0]
         index = bisect.bisect_left(_FINE_LADDER, count)
@@ -271,7 +283,7 @@ class Collectives:
                 final_op="Id",
             )[:count]
 
-    def gather_bytes(self, data):
+    def gather_bytes(self, data: bytes) -> list[bytes]:
         """Gathers bytes of all workers, outside of graphs.
 
         Args:
@@ -293,7 +305,7 @@ class Collectives:
         return [part[:length] for part, length in zip(parts, lengths)]
 
     @contextlib.contextmanager
-    def together(self, what):
+    def together(self, what: str) -> Iterator[None]:
         """Makes all workers raise after the block if one of them did.
 
         It is for blocks outside of graphs.
@@ -316,7 +328,7 @@ class Collectives:
         if first:
             raise RuntimeError(f"{what} failed. {first}")
 
-    def first_error(self, error):
+    def first_error(self, error: tf.Tensor) -> tf.Tensor:
         """The error of the first worker that has one.
 
         Args:
@@ -347,11 +359,13 @@ class Collectives:
         )
 
 
-def _instance_key(kind, index):
+def _instance_key(kind: str, index: int | tf.Tensor) -> int | tf.Tensor:
     return (_KINDS[kind] << 16) + index
 
 
-def collectives_of(strategy):
+def collectives_of(
+    strategy: tf.distribute.Strategy | None,
+) -> Collectives | None:
     """The collectives of a strategy's workers.
 
     Args:

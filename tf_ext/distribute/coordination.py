@@ -7,8 +7,10 @@ others, whose collectives then fail; when the service itself does not answer,
 each task notices by its own heartbeat, with the same effect.
 """
 
+from collections.abc import Collection
 
-def leader(cluster):
+
+def leader(cluster: Collection[str]) -> tuple[str, int]:
     """(job, index) of the task that runs the service.
 
     Args:

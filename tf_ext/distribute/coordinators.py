@@ -9,12 +9,16 @@ them does not come back, so that a program would hang at its end.
 import threading
 import weakref
 
+import tensorflow as tf
+
 from tf_ext._compat.clusters import coordinator_of, end_coordinator
 
-_ends = weakref.WeakKeyDictionary()
+_ends: weakref.WeakKeyDictionary[tf.distribute.Strategy, threading.Event] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def keep(strategy):
+def keep(strategy: tf.distribute.Strategy) -> None:
     """Keeps the coordinator of a strategy from being freed.
 
     Args:
@@ -30,7 +34,7 @@ def keep(strategy):
     ).start()
 
 
-def release(strategy):
+def release(strategy: tf.distribute.Strategy) -> None:
     """Frees a coordinator that was kept, when that no longer waits.
 
     Args:
@@ -42,6 +46,9 @@ def release(strategy):
         end.set()
 
 
-def _hold(coordinator, end):
+def _hold(
+    coordinator: tf.distribute.coordinator.ClusterCoordinator,
+    end: threading.Event,
+) -> None:
     end.wait()
     end_coordinator(coordinator)  # Here, and not when it is freed.

@@ -9,8 +9,10 @@ connections for it.
 
 import concurrent.futures
 import contextlib
+import socket
 import ssl
 import time
+from collections.abc import Iterator, Mapping
 
 from tf_ext.distribute.addresses import connect
 
@@ -29,10 +31,10 @@ _TLS_ALERT = b"\x15\x03"
 REFUSES = "refuses connections: nothing listens there"
 
 # The file descriptors of the connections that `problem` has open.
-_asking_descriptors = set()
+_asking_descriptors: set[int] = set()
 
 
-def problem(address, timeout_seconds):
+def problem(address: str, timeout_seconds: float) -> str | None:
     """Why the task at "host:port" cannot be used, as a text.
 
     Args:
@@ -81,7 +83,7 @@ def problem(address, timeout_seconds):
 
 
 @contextlib.contextmanager
-def _asking(connection):
+def _asking(connection: socket.socket) -> Iterator[None]:
     descriptor = connection.fileno()
     _asking_descriptors.add(descriptor)
     try:
@@ -90,12 +92,12 @@ def _asking(connection):
         _asking_descriptors.discard(descriptor)
 
 
-def is_asking(descriptor):
+def is_asking(descriptor: int) -> bool:
     """Whether a socket of this process belongs to a call of `problem`."""
     return descriptor in _asking_descriptors
 
 
-def _speaks_tls(address, timeout_seconds):
+def _speaks_tls(address: str, timeout_seconds: float) -> bool:
     """Whether a listener that closes on plain text speaks TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -112,7 +114,7 @@ def _speaks_tls(address, timeout_seconds):
         return False
 
 
-def _answer(connection, deadline):
+def _answer(connection: socket.socket, deadline: float) -> bytes:
     """The first bytes that an HTTP/2 client receives."""
     connection.sendall(_PREFACE)
     answer = b""
@@ -131,7 +133,7 @@ def _answer(connection, deadline):
     return answer
 
 
-def _what_answered(answer):
+def _what_answered(answer: bytes) -> str | None:
     if len(answer) >= _HEAD_BYTES and answer[3] == _SETTINGS:
         return None
     if answer.startswith(b"HTTP/"):
@@ -145,7 +147,7 @@ def _what_answered(answer):
     return f"{what}: it is another program or a proxy, not a TensorFlow server"
 
 
-def problems_of(tasks):
+def problems_of(tasks: Mapping[str, str]) -> str:
     """Why tasks do not answer now, as a text; "" if all do.
 
     Args:
@@ -154,7 +156,9 @@ def problems_of(tasks):
     return wait_until_answering(tasks, 0.0)
 
 
-def wait_until_answering(tasks, timeout_seconds):
+def wait_until_answering(
+    tasks: Mapping[str, str], timeout_seconds: float
+) -> str:
     """Waits until servers of TensorFlow answer at the addresses of all tasks.
 
     Args:
@@ -166,7 +170,7 @@ def wait_until_answering(tasks, timeout_seconds):
     """
     end = time.monotonic() + timeout_seconds
 
-    def ask(address):
+    def ask(address: str) -> str | None:
         left = max(end - time.monotonic(), _LAST_ATTEMPT_SECONDS)
         return problem(address, min(left, _ATTEMPT_SECONDS))
 

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 
 from tf_ext._compat.clusters import plain_address, shut_connections_down
 from tf_ext._compat.grpc_options import KEEPALIVE_TIMEOUT_SECONDS
@@ -67,10 +68,12 @@ class Watch:
       servers: dict of task name -> "host:port".
     """
 
-    def __init__(self, workers, servers):
+    def __init__(
+        self, workers: Mapping[str, str], servers: Mapping[str, str]
+    ) -> None:
         self._workers = dict(workers)
         self._tasks = {**workers, **servers}
-        self._problems = {}
+        self._problems: dict[str, _Problem] = {}
         threading.Thread(
             target=_keep_looking,
             args=(weakref.ref(self),),
@@ -78,17 +81,17 @@ class Watch:
             daemon=True,
         ).start()
 
-    def look(self):
+    def look(self) -> None:
         """Checks all tasks, and disconnects from those that stay silent."""
         begin = time.monotonic()
 
-        def ask(address):
+        def ask(address: str) -> str | None:
             return handshake.problem(address, _ATTEMPT_SECONDS)
 
         threads = min(_THREADS, len(self._tasks))
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            found = list(pool.map(ask, self._tasks.values()))
-        for task, why in zip(self._tasks, found, strict=True):
+            reasons = list(pool.map(ask, self._tasks.values()))
+        for task, why in zip(self._tasks, reasons, strict=True):
             self._note(task, why, begin)
         for task, found in self._lasting(SILENT_SECONDS):
             if task in self._workers and found.broken_off < _BREAKS:
@@ -97,7 +100,7 @@ class Watch:
             if task not in self._workers and found.broken_off < _BREAKS:
                 self._break_off(task, found, _LOST_SERVER)
 
-    def lost(self):
+    def lost(self) -> dict[str, str]:
         """Tasks that have been silent for long, or refuse connections.
 
         Returns:
@@ -108,7 +111,7 @@ class Watch:
             for task, found in self._lasting(SILENT_SECONDS)
         }
 
-    def _lasting(self, seconds):
+    def _lasting(self, seconds: float) -> list[tuple[str, _Problem]]:
         now = time.monotonic()
         return [
             (task, found)
@@ -117,7 +120,7 @@ class Watch:
             and now - found.seen < _STALE_SECONDS
         ]
 
-    def _note(self, task, why, begin):
+    def _note(self, task: str, why: str | None, begin: float) -> None:
         now = time.monotonic()
         known = self._problems.get(task)
         if why is None:
@@ -127,7 +130,7 @@ class Watch:
         else:
             known.seen, known.why = now, why
 
-    def _break_off(self, task, found, meaning):
+    def _break_off(self, task: str, found: _Problem, meaning: str) -> None:
         address = self._tasks[task]
         if not break_off(address):
             return
@@ -142,7 +145,7 @@ class Watch:
             )
 
 
-def _keep_looking(reference):
+def _keep_looking(reference: weakref.ref[Watch]) -> None:
     while (watch := reference()) is not None:
         # At the end of the program no thread can be started.
         with contextlib.suppress(RuntimeError):
@@ -151,7 +154,7 @@ def _keep_looking(reference):
         time.sleep(_PAUSE_SECONDS)
 
 
-def break_off(address):
+def break_off(address: str) -> int:
     """Shuts this process's connections to "host:port" down.
 
     Args:

@@ -3,6 +3,7 @@
 
 import os
 import re
+import typing
 
 import tensorflow as tf
 
@@ -26,7 +27,7 @@ from tf_ext.distribute.cluster import (
     check_cluster_dict,
     task_from_environment,
 )
-from tf_ext.distribute.collectives import collectives_of
+from tf_ext.distribute.collectives import Collectives, collectives_of
 from tf_ext.distribute.errors import naming_lost_tasks
 from tf_ext.distribute.ports import why_not_free
 
@@ -239,9 +240,11 @@ def _check_versions(
     strategy: tf.distribute.Strategy, tasks: dict[str, str]
 ) -> None:
     own = f"{tf_ext.__version__} {tf.__version__}"
-    gathered = collectives_of(strategy).gather_bytes(own.encode())
-    for (task, address), has in zip(tasks.items(), gathered, strict=True):
-        has = has.decode()
+    # There are several workers.
+    workers = typing.cast(Collectives, collectives_of(strategy))
+    gathered = workers.gather_bytes(own.encode())
+    for (task, address), text in zip(tasks.items(), gathered, strict=True):
+        has = text.decode()
         if has != own:
             versions = [
                 "tf_ext {} with TensorFlow {}".format(*text.split(" "))

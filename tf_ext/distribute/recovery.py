@@ -94,7 +94,7 @@ def run_with_recovery(
         restarts_left -= 1
 
 
-def _wait_for(tasks: Mapping[str, str | None], timeout_seconds: float) -> None:
+def _wait_for(tasks: Mapping[str, str], timeout_seconds: float) -> None:
     silent = wait_until_answering(tasks, timeout_seconds)
     if silent:
         raise TimeoutError(

@@ -13,7 +13,7 @@ import signal
 import sys
 
 
-def main():
+def main() -> None:
     """Waits for the end of standard input, and kills the groups left."""
     groups = set()
     for line in sys.stdin:

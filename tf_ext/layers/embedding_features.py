@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layer between raw features and tables."""
 
+import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -455,7 +456,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         tables = [
             cloning.copy_for(
                 table["config"]["uid"],
-                lambda table=table: SparseTable.from_config(table["config"]),
+                functools.partial(SparseTable.from_config, table["config"]),
             )
             for table in config.pop("tables")
         ]

@@ -14,6 +14,9 @@ from tf_ext.feature_column import Bags, SequenceColumn
 from tf_ext.layers.column_sets import Part
 from tf_ext.regimes import PullPlan
 
+if typing.TYPE_CHECKING:
+    from tf_ext.layers.embedding_features import EmbeddingFeatures
+
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
@@ -80,7 +83,7 @@ _PREPARED: contextvars.ContextVar[dict[object, Prepared] | None] = (
 
 
 def prepared_batches(
-    by_layer: Mapping[object, Prepared],
+    by_layer: Mapping["EmbeddingFeatures", Prepared],
 ) -> contextlib.AbstractContextManager[None]:
     """A context in which the next call of each layer takes its batch.
 

@@ -180,7 +180,7 @@ class Following:
 def _to_state(prepared: Mapping[EmbeddingFeatures, Prepared]) -> tf.Tensor:
     parts = []
     for one in prepared.values():
-        routes = [plan.route for plan in one.distinct_plans()]
+        routes = [plan.way for plan in one.distinct_plans()]
         parts.append(
             (
                 one.tensors(),

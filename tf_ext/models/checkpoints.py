@@ -25,6 +25,11 @@ class CheckpointedModel(OwnChildren):
     Keras 3 hides what is in lists and dicts of layers from them.
     """
 
+    # Of the Keras model.
+    name: str
+    built: bool
+    weights: list[typing.Any]
+
     def _saved_children(
         self, children: dict[str, typing.Any], kind: str
     ) -> dict[str, typing.Any]:

@@ -117,7 +117,7 @@ def clicks_of(
     """
     if not isinstance(model, Functional) or isinstance(model, keras.Sequential):
         return _unread_clicks(model, specs)
-    found = {
+    found: dict[str | int, tf.TensorSpec] = {
         key: tf.TensorSpec([None, *symbolic.shape[1:]], symbolic.dtype)
         for key, symbolic in inputs_by_key(model).items()
         if layers_that_count(model, symbolic)

@@ -35,7 +35,7 @@ def telling_epochs(given: inspect.BoundArguments) -> Iterator[None]:
         yield
         return
     teller = _Teller(data)
-    callbacks = given.arguments.get("callbacks")
+    callbacks: typing.Any = given.arguments.get("callbacks")
     own = isinstance(callbacks, keras.callbacks.CallbackList)
     if own:
         callbacks.callbacks.append(teller)

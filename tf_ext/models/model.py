@@ -158,7 +158,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
 
     def _build_optimizer(self) -> None:
         if self.built:
-            with regime_of_model(self).strategy.scope():
+            with regime_of_model(self).scope():
                 build_optimizer(self)
 
     def fit(

@@ -16,6 +16,9 @@ from tf_ext.data.epochs import tell_epoch
 from tf_ext.models.batch_packing import Joining, Packing
 from tf_ext.models.fit_arguments import make_dataset
 
+if typing.TYPE_CHECKING:
+    from tf_ext.models.steps import Step
+
 
 class _AnyWorkerFeed:
     """What feeds have in common whose steps any worker can run."""
@@ -29,7 +32,7 @@ class _AnyWorkerFeed:
     def starter(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        step: typing.Any,
+        step: "Step",
     ) -> Callable[[typing.Any], typing.Any]:
         """The function that schedules a Step of what `epoch` yields."""
         return lambda sent: coordinator.schedule(
@@ -41,6 +44,10 @@ class _AnyWorkerFeed:
     ) -> tuple[int, list[tf.Tensor] | None]:
         """The steps that were made, of those wanted, and their results."""
         return steps, results
+
+    def sent_again(self) -> Sequence[typing.Any]:
+        """What is sent once more, where no step was made: nothing."""
+        return ()
 
     def ended(self) -> Collection[int]:
         """The indices of workers that have no data left: none."""

@@ -25,6 +25,7 @@ from tf_ext.models.building import (
     build_optimizer,
     example_of,
 )
+from tf_ext.models.feeds import StepFeed
 from tf_ext.models.fit_arguments import (
     FitOptions,
     dataset_of,
@@ -35,16 +36,19 @@ from tf_ext.models.parameter_server_feed import Feed, WorkerFeed
 from tf_ext.models.parameter_server_shares import ShareFeed
 from tf_ext.models.steps import STALENESS, Step, StepFunctions
 from tf_ext.models.training_loop import TrainingLoop
+from tf_ext.regimes import ParameterServerRegime
 
 _EXECUTIONS_PER_WORKER = 2
 
 
-class ParameterServerLoop(TrainingLoop):
+class ParameterServerLoop(TrainingLoop[StepFeed]):
     """The loop of one compiled model; it keeps the traced steps.
 
     Args:
       model: keras.Model that was made under a ParameterServerStrategy.
     """
+
+    _regime: ParameterServerRegime
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
@@ -72,7 +76,7 @@ class ParameterServerLoop(TrainingLoop):
 
     def _train_steps(
         self,
-        feed: typing.Any,
+        feed: StepFeed,
         batches: Iterable[typing.Any],
         options: FitOptions,
     ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
@@ -90,7 +94,7 @@ class ParameterServerLoop(TrainingLoop):
                 yield steps, {**logs, STALENESS: mean}
 
     def _test_steps(
-        self, feed: typing.Any, batches: Iterable[typing.Any]
+        self, feed: StepFeed, batches: Iterable[typing.Any]
     ) -> Iterator[dict[str, typing.Any] | None]:
         step = self._functions.get("test", feed)
         logs = None
@@ -100,7 +104,7 @@ class ParameterServerLoop(TrainingLoop):
             yield logs
 
     def _predict_steps(
-        self, feed: typing.Any, batches: Iterable[typing.Any]
+        self, feed: StepFeed, batches: Iterable[typing.Any]
     ) -> Iterator[typing.Any]:
         step = self._functions.get("predict", feed)
         for tensors in self._results(feed, step, batches, repeatable=True):
@@ -134,7 +138,7 @@ class ParameterServerLoop(TrainingLoop):
 
     def _steps(
         self,
-        feed: typing.Any,
+        feed: StepFeed,
         step: Step,
         batches: Iterable[typing.Any],
         limit: int | None = None,
@@ -148,7 +152,7 @@ class ParameterServerLoop(TrainingLoop):
 
     def _results(
         self,
-        feed: typing.Any,
+        feed: StepFeed,
         step: Step,
         batches: Iterable[typing.Any],
         limit: int | None = None,
@@ -166,10 +170,10 @@ class ParameterServerLoop(TrainingLoop):
             return 2  # As in tf_keras under this strategy.
         return verbose
 
-    def _build(self, feed: typing.Any) -> None:
+    def _build(self, feed: StepFeed) -> None:
         """Makes variables where Keras would in the first step."""
         model = self._model
-        with self._regime.strategy.scope():
+        with self._regime.scope():
             example = example_of(feed.element_spec)
             unbuilt = [m for m in _compiled_parts(model) if not m.built]
             if unbuilt:
@@ -200,7 +204,7 @@ class _Wanted:
     end, unless the data of all workers end before.
     """
 
-    def __init__(self, feed: typing.Any, batches: Iterable[typing.Any]) -> None:
+    def __init__(self, feed: StepFeed, batches: Iterable[typing.Any]) -> None:
         self._feed = feed
         self._batches = iter(batches)
         self._again: list[typing.Any] = []

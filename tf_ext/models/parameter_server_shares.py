@@ -20,6 +20,9 @@ from tf_ext.distribute.cluster import cluster_of
 from tf_ext.models.fit_arguments import make_dataset
 from tf_ext.models.worker_share import ITERATOR, Groups, Share
 
+if typing.TYPE_CHECKING:
+    from tf_ext.models.steps import Step
+
 
 class ShareFeed:
     """Batches that each worker reads from the dataset of a function.
@@ -158,7 +161,7 @@ class ShareFeed:
     def starter(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        step: typing.Any,
+        step: "Step",
     ) -> Callable[[int], typing.Any]:
         """The function that schedules a Step of what `epoch` yields."""
         sizes = {1, self.steps_per_execution}

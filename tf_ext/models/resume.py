@@ -270,7 +270,7 @@ def _dataset(arguments: dict[str, typing.Any]) -> tf.data.Dataset | None:
 
 def _build(model: keras.Model, arguments: dict[str, typing.Any]) -> None:
     """Makes the variables that a point is restored into."""
-    with regime_of_model(model).strategy.scope():
+    with regime_of_model(model).scope():
         _build_model(model, arguments)
         build_optimizer(model)
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tf_ext._compat.counters import make_metric_exact
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.models.feeds import StepFeed
 from tf_ext.ops._bundle_ops import bundle_transfers
 from tf_ext.optimizers.delaying import Updates, delayed_updates
 from tf_ext.optimizers.waiting import after
@@ -31,14 +32,12 @@ class StepFunctions:
         self._model = model
         self._made: dict[tuple[typing.Any, ...], Step] = {}
 
-    def get(
-        self, kind: str, feed: typing.Any, overlaps: bool = False
-    ) -> "Step":
-        """The step for the batches of a Feed.
+    def get(self, kind: str, feed: StepFeed, overlaps: bool = False) -> "Step":
+        """The step for the batches of a feed.
 
         Args:
           kind: "train", "test" or "predict".
-          feed: Feed or WorkerFeed.
+          feed: StepFeed.
           overlaps: as of Step.
 
         Returns:
@@ -66,7 +65,7 @@ class Step:
     Args:
       model: keras.Model.
       kind: "train", "test" or "predict".
-      feed: Feed or WorkerFeed.
+      feed: StepFeed.
       overlaps: bool, whether a step of a whole execution computes while the
         updates of the one before it are made; for 2 to MOST_UNROLLED steps.
 
@@ -78,7 +77,7 @@ class Step:
         self,
         model: keras.Model,
         kind: str,
-        feed: typing.Any,
+        feed: StepFeed,
         overlaps: bool = False,
     ) -> None:
         self._call = getattr(model, f"{kind}_step")
@@ -93,7 +92,7 @@ class Step:
             for metric in model.metrics:
                 make_metric_exact(metric)
         self._regime = regime_of_model(model)
-        self._strategy = self._regime.strategy
+        self._strategy: tf.distribute.Strategy = self._regime.strategy
         self._unpack = tf.autograph.experimental.do_not_convert(feed.unpack)
         self._steps_in = tf.autograph.experimental.do_not_convert(feed.steps_in)
         self.steps_per_execution = feed.steps_per_execution

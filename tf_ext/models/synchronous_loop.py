@@ -29,19 +29,21 @@ from tf_ext.models.synchronous_feed import (
 )
 from tf_ext.models.training_loop import TrainingLoop
 from tf_ext.optimizers.delaying import delayed_updates
-from tf_ext.regimes import piggybacked, replica_weight
+from tf_ext.regimes import SynchronousRegime, piggybacked, replica_weight
 
 # Whose steps compute their logs of outputs and losses.
 _PACKAGES = ("keras", "tensorflow_recommenders", "tf_ext")
 
 
-class SynchronousLoop(TrainingLoop):
+class SynchronousLoop(TrainingLoop[SynchronousFeed]):
     """The loop of one compiled model; it keeps the traced steps.
 
     Args:
       model: keras.Model of Keras 3 that was made under a
         MultiWorkerMirroredStrategy of several workers.
     """
+
+    _regime: SynchronousRegime
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
@@ -71,9 +73,9 @@ class SynchronousLoop(TrainingLoop):
             build_for(model, example)
         elif not all(layer.built for layer in layers_of(model)):
             # Keras would also build metrics, which takes labels.
-            with self._regime.strategy.scope():
+            with self._regime.scope():
                 model(x)
-        with self._regime.strategy.scope():
+        with self._regime.scope():
             build_optimizer(model)
 
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:

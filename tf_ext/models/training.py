@@ -202,7 +202,7 @@ class KerasTraining:
 class _LoopTraining(KerasTraining):
     """A TrainingLoop, where Keras's methods do not work."""
 
-    loop_class: typing.Any = None
+    loop_class: type[TrainingLoop[typing.Any]]
 
     def fit(
         self,
@@ -230,7 +230,7 @@ class _LoopTraining(KerasTraining):
             "training loop with strategy.run."
         )
 
-    def _loop(self) -> TrainingLoop:
+    def _loop(self) -> TrainingLoop[typing.Any]:
         # It keeps traced steps until the model is compiled again.
         if getattr(self._model, "_tf_ext_loop", None) is None:
             self._model._tf_ext_loop = self.loop_class(self._model)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_ext._compat.models import is_compiled, start_of_training
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import naming_lost_tasks, training_counts
+from tf_ext.models.feeds import EpochFeed
 from tf_ext.models.fit_arguments import FitOptions, split_arrays
 from tf_ext.models.resume import restored_point, tell_position
 from tf_ext.regimes import regime_of_model
@@ -27,7 +28,10 @@ _STOP = {
 }
 
 
-class TrainingLoop(abc.ABC):
+_Feed = typing.TypeVar("_Feed", bound=EpochFeed)
+
+
+class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
     """The loop of one compiled model.
 
     Args:
@@ -98,7 +102,7 @@ class TrainingLoop(abc.ABC):
     def _begun(
         self,
         kind: str,
-        feed: typing.Any,
+        feed: _Feed,
         callbacks: keras.callbacks.CallbackList,
         first_step: int = 0,
     ) -> Iterator[typing.Any]:
@@ -121,7 +125,7 @@ class TrainingLoop(abc.ABC):
 
     def _train_epoch(
         self,
-        feed: typing.Any,
+        feed: _Feed,
         callbacks: keras.callbacks.CallbackList,
         first_step: int,
         options: FitOptions,
@@ -210,25 +214,25 @@ class TrainingLoop(abc.ABC):
         return tf.nest.map_structure(_concatenate, *outputs)
 
     @abc.abstractmethod
-    def _training_feed(self, arguments: dict[str, typing.Any]) -> typing.Any:
+    def _training_feed(self, arguments: dict[str, typing.Any]) -> _Feed:
         """The feed of `fit`, from its arguments."""
 
     @abc.abstractmethod
-    def _feed(self, arguments: dict[str, typing.Any]) -> typing.Any:
+    def _feed(self, arguments: dict[str, typing.Any]) -> _Feed:
         """The feed of `evaluate` and `predict`, from their arguments."""
 
-    def _test_feed(self, arguments: dict[str, typing.Any]) -> typing.Any:
+    def _test_feed(self, arguments: dict[str, typing.Any]) -> _Feed:
         """The feed of `evaluate`, if not that of `predict`."""
         return self._feed(arguments)
 
     @abc.abstractmethod
-    def _build(self, feed: typing.Any) -> None:
+    def _build(self, feed: _Feed) -> None:
         """Makes variables where Keras would in the first step."""
 
     @abc.abstractmethod
     def _train_steps(
         self,
-        feed: typing.Any,
+        feed: _Feed,
         batches: Iterable[typing.Any],
         options: FitOptions,
     ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
@@ -236,13 +240,13 @@ class TrainingLoop(abc.ABC):
 
     @abc.abstractmethod
     def _test_steps(
-        self, feed: typing.Any, batches: Iterable[typing.Any]
+        self, feed: _Feed, batches: Iterable[typing.Any]
     ) -> Iterator[dict[str, typing.Any] | None]:
         """Yields the logs after each batch."""
 
     @abc.abstractmethod
     def _predict_steps(
-        self, feed: typing.Any, batches: Iterable[typing.Any]
+        self, feed: _Feed, batches: Iterable[typing.Any]
     ) -> Iterator[typing.Any]:
         """Yields the outputs for each batch."""
 
@@ -260,7 +264,7 @@ class TrainingLoop(abc.ABC):
     def _callbacks(
         self,
         arguments: dict[str, typing.Any],
-        feed: typing.Any,
+        feed: _Feed,
         epochs: int = 1,
         history: bool = not IS_KERAS_3,
     ) -> keras.callbacks.CallbackList:

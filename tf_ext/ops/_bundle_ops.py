@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ops that let tensors travel between tasks together."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_ext.ops._library import library
@@ -9,7 +11,7 @@ for _op in ("Bundle", "BundleTransfers", "NextStage", "Unbundle"):
     tf.no_gradient(f"TfExt>{_op}")
 
 
-def bundle_transfers(name=None):
+def bundle_transfers(name: str | None = None) -> tf.Operation | None:
     """Lets tensors between the tasks of a function travel together.
 
     To be called once while a `tf.function` is traced. Where it runs on several
@@ -26,7 +28,9 @@ def bundle_transfers(name=None):
     return library().tf_ext_bundle_transfers(name=name)
 
 
-def next_stage(values, name=None):
+def next_stage(
+    values: Sequence[tf.Tensor], name: str | None = None
+) -> list[tf.Tensor]:
     """Returns tensors unchanged, and keeps bundles before and after apart.
 
     Where `bundle_transfers` was called, tensors that are made from these values
@@ -50,7 +54,7 @@ def next_stage(values, name=None):
     )
 
 
-def bundle(values, name=None):
+def bundle(values: Sequence[tf.Tensor], name: str | None = None) -> tf.Tensor:
     """Puts tensors, with their shapes, into one.
 
     Args:
@@ -76,7 +80,9 @@ def bundle(values, name=None):
     )
 
 
-def unbundle(bundle, specs, name=None):
+def unbundle(
+    bundle: tf.Tensor, specs: Sequence[tf.TensorSpec], name: str | None = None
+) -> list[tf.Tensor]:
     """Takes the tensors from a bundle. They share its memory.
 
     Args:

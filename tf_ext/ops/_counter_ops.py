@@ -4,6 +4,8 @@
 They raise `tf.errors.InvalidArgumentError` for a table without such counters.
 """
 
+import typing
+
 import tensorflow as tf
 
 from tf_ext.ops._library import library
@@ -12,7 +14,13 @@ for _op in ("ExportCounters", "ImportCounters", "RestoreCounters"):
     tf.no_gradient(f"TfExt>SparseTable{_op}")
 
 
-def sparse_table_export_counters(handle, cursor, limit, period, name=None):
+def sparse_table_export_counters(
+    handle: tf.Tensor,
+    cursor: int | tf.Tensor,
+    limit: int | tf.Tensor,
+    period: int | tf.Tensor,
+    name: str | None = None,
+) -> typing.Any:
     r"""Copies the counters of signs without a row out of a table.
 
     Args:
@@ -45,8 +53,13 @@ def sparse_table_export_counters(handle, cursor, limit, period, name=None):
 
 
 def sparse_table_import_counters(
-    handle, signs, counts, period, clear=False, name=None
-):
+    handle: tf.Tensor,
+    signs: tf.Tensor,
+    counts: tf.Tensor,
+    period: int | tf.Tensor,
+    clear: bool | tf.Tensor = False,
+    name: str | None = None,
+) -> tf.Tensor:
     """Sets counters of signs that have no row.
 
     Args:
@@ -67,18 +80,18 @@ def sparse_table_import_counters(
 
 
 def sparse_table_restore_counters(
-    handle,
-    paths,
-    files,
-    file_shards,
-    stored_shards,
-    shard,
-    shards,
-    n,
-    period,
-    load,
-    name=None,
-):
+    handle: tf.Tensor,
+    paths: tf.Tensor,
+    files: tf.Tensor,
+    file_shards: tf.Tensor,
+    stored_shards: int | tf.Tensor,
+    shard: int | tf.Tensor,
+    shards: int | tf.Tensor,
+    n: int | tf.Tensor,
+    period: int | tf.Tensor,
+    load: bool | tf.Tensor,
+    name: str | None = None,
+) -> tf.Tensor:
     """Sets counters from files of a snapshot, or only checks the files.
 
     Args:

@@ -9,7 +9,12 @@ tf.no_gradient("TfExt>SparseTableSetOwner")
 tf.no_gradient("TfExt>ReleaseSparseTables")
 
 
-def sparse_table_set_owner(handle, owner, run, name=None):
+def sparse_table_set_owner(
+    handle: tf.Tensor,
+    owner: str | tf.Tensor,
+    run: str | tf.Tensor,
+    name: str | None = None,
+) -> tf.Operation | None:
     r"""Records the owner of a table, so that a later run can release it.
 
     Args:
@@ -32,7 +37,9 @@ def sparse_table_set_owner(handle, owner, run, name=None):
     )
 
 
-def release_sparse_tables(owner, run, name=None):
+def release_sparse_tables(
+    owner: str | tf.Tensor, run: str | tf.Tensor, name: str | None = None
+) -> tf.Tensor:
     r"""Releases the tables that earlier runs left in the op's process.
 
     These are the tables of `owner` with another run; tables of other owners,

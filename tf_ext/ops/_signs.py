@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts arguments to signs (ids)."""
 
+import typing
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 
-def to_signs(signs, function):
+def to_signs(signs: tf.Tensor | npt.ArrayLike, function: str) -> tf.Tensor:
     """Converts signs to an int64 tensor; refuses lossy conversions.
 
     Args:
@@ -41,11 +45,11 @@ def to_signs(signs, function):
 _NAMES = {tf.string: "strings", tf.bool: "booleans"}
 
 
-def _wanted(function):
+def _wanted(function: str) -> str:
     return f"Argument `signs` of {function} must be integers of up to 64 bits."
 
 
-def _advice(dtype):
+def _advice(dtype: tf.DType) -> str:
     if dtype == tf.string:
         return (
             "Hash them first, with tf_ext.hashing.hash_category(values, "
@@ -60,12 +64,12 @@ def _advice(dtype):
     return "Cast them to int64 if they are meant as ids."
 
 
-def _shortened(signs):
+def _shortened(signs: typing.Any) -> str:
     text = repr(signs)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _to_tensor(signs):
+def _to_tensor(signs: tf.Tensor | npt.ArrayLike) -> tf.Tensor:
     if isinstance(signs, (list, tuple, int)) and not isinstance(signs, bool):
         return _of_python(signs)
     if isinstance(signs, np.ndarray):
@@ -76,7 +80,7 @@ def _to_tensor(signs):
     return tf.convert_to_tensor(signs)
 
 
-def _of_python(signs):
+def _of_python(signs: int | Sequence[typing.Any]) -> tf.Tensor:
     """Converts an int, or nested lists of ints or other values, to a tensor."""
     flat = tf.nest.flatten(signs)
     if not {type(value) for value in flat} <= {int}:

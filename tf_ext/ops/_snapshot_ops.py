@@ -6,6 +6,9 @@ They raise `tf.errors.InvalidArgumentError` for an invalid argument,
 the table's chain, and the errors of the file system.
 """
 
+import typing
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_ext.ops._library import library
@@ -15,16 +18,16 @@ for _op in ("Save", "EndSave", "SetChain", "Restore"):
 
 
 def sparse_table_save(
-    handle,
-    directory,
-    snapshot_id,
-    base="",
-    tracked=False,
-    shard=0,
-    max_bytes_per_second=0,
-    period=-1,
-    name=None,
-):
+    handle: tf.Tensor,
+    directory: str | tf.Tensor,
+    snapshot_id: str | tf.Tensor,
+    base: str | tf.Tensor = "",
+    tracked: bool | tf.Tensor = False,
+    shard: int | tf.Tensor = 0,
+    max_bytes_per_second: int | tf.Tensor = 0,
+    period: int | tf.Tensor = -1,
+    name: str | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     r"""Writes the rows of a table, or of one shard of it, to files.
 
     The files are durable when the op returns; none is left after an error. They
@@ -72,7 +75,12 @@ def sparse_table_save(
     )
 
 
-def sparse_table_end_save(handle, snapshot_id, committed, name=None):
+def sparse_table_end_save(
+    handle: tf.Tensor,
+    snapshot_id: str | tf.Tensor,
+    committed: bool | tf.Tensor,
+    name: str | None = None,
+) -> tf.Operation | None:
     """Ends a tracked save.
 
     Does nothing for one that has ended, or, unless `committed`, has not begun.
@@ -89,7 +97,9 @@ def sparse_table_end_save(handle, snapshot_id, committed, name=None):
     )
 
 
-def sparse_table_set_chain(handle, snapshot_id, name=None):
+def sparse_table_set_chain(
+    handle: tf.Tensor, snapshot_id: str | tf.Tensor, name: str | None = None
+) -> tf.Operation | None:
     """Starts or stops marking changes.
 
     Args:
@@ -104,24 +114,24 @@ def sparse_table_set_chain(handle, snapshot_id, name=None):
 
 
 def sparse_table_restore(
-    handle,
-    paths,
-    files,
-    chunk_bytes,
-    row_bytes,
-    shard=0,
-    shards=1,
-    action="load",
-    file_shards=None,
-    stored_shards=1,
+    handle: tf.Tensor,
+    paths: tf.Tensor,
+    files: tf.Tensor,
+    chunk_bytes: int | tf.Tensor,
+    row_bytes: int | tf.Tensor,
+    shard: int | tf.Tensor = 0,
+    shards: int | tf.Tensor = 1,
+    action: str | tf.Tensor = "load",
+    file_shards: tf.Tensor | None = None,
+    stored_shards: int | tf.Tensor = 1,
     *,
-    field_names,
-    field_types,
-    field_counts,
-    field_offsets,
-    convert=False,
-    name=None,
-):
+    field_names: Sequence[str],
+    field_types: Sequence[tf.DType],
+    field_counts: Sequence[int],
+    field_offsets: Sequence[int],
+    convert: bool = False,
+    name: str | None = None,
+) -> typing.Any:
     """Applies files of a snapshot to a table, or only checks them.
 
     Args:
@@ -179,7 +189,9 @@ def sparse_table_restore(
     )
 
 
-def write_file_atomically(path, contents, name=None):
+def write_file_atomically(
+    path: str | tf.Tensor, contents: bytes | tf.Tensor, name: str | None = None
+) -> tf.Operation | None:
     """Writes a file atomically and durably.
 
     Args:

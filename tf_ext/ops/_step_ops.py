@@ -5,6 +5,9 @@ They raise what the ops on a single table do, and name the table by its place in
 the lists.
 """
 
+import typing
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_ext.ops._library import library
@@ -21,7 +24,15 @@ for _op in (
     tf.no_gradient(f"TfExt>{_op}")
 
 
-def cut_bags(signs, row_splits, weights, columns, runs, weighted, name=None):
+def cut_bags(
+    signs: tf.Tensor,
+    row_splits: tf.Tensor,
+    weights: tf.Tensor,
+    columns: int,
+    runs: Sequence[tuple[int, int]],
+    weighted: Sequence[bool],
+    name: str | None = None,
+) -> typing.Any:
     """Copies the bags of ranges of columns. No gradient flows.
 
     Args:
@@ -67,7 +78,9 @@ def cut_bags(signs, row_splits, weights, columns, runs, weighted, name=None):
     )
 
 
-def unique_by_shard_each(signs, num_shards=1, name=None):
+def unique_by_shard_each(
+    signs: Sequence[tf.Tensor], num_shards: int = 1, name: str | None = None
+) -> typing.Any:
     """What `unique_by_shard` returns for each of several vectors.
 
     Args:
@@ -99,7 +112,14 @@ def unique_by_shard_each(signs, num_shards=1, name=None):
     )
 
 
-def sparse_tables_pull(handles, signs, training, dims, statistics, name=None):
+def sparse_tables_pull(
+    handles: Sequence[tf.Tensor],
+    signs: Sequence[tf.Tensor],
+    training: Sequence[bool] | tf.Tensor,
+    dims: Sequence[int],
+    statistics: Sequence[int],
+    name: str | None = None,
+) -> list[tf.Tensor]:
     r"""Reads the weights of signs, and their statistics, from several tables.
 
     All arguments are checked before a row is inserted.
@@ -140,16 +160,16 @@ def sparse_tables_pull(handles, signs, training, dims, statistics, name=None):
 
 
 def sparse_tables_push(
-    handles,
-    signs,
-    gradients,
-    statistics,
-    hyperparameters,
-    counts,
-    step,
-    time=0,
-    name=None,
-):
+    handles: Sequence[tf.Tensor],
+    signs: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor],
+    statistics: Sequence[tf.Tensor | None],
+    hyperparameters: tf.Tensor,
+    counts: Sequence[int],
+    step: int | tf.Tensor,
+    time: int | tf.Tensor = 0,
+    name: str | None = None,
+) -> tf.Tensor:
     r"""Updates the rows of signs of several tables with their update rules.
 
     If it fails because of an argument, no table is changed.

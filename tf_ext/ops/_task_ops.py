@@ -9,7 +9,9 @@ tf.no_gradient("TfExt>SetTask")
 tf.no_gradient("TfExt>Task")
 
 
-def set_task(text, name=None):
+def set_task(
+    text: str | tf.Tensor, name: str | None = None
+) -> tf.Operation | None:
     """Records as which task the process that runs the op was started.
 
     Args:
@@ -22,7 +24,7 @@ def set_task(text, name=None):
     return library().tf_ext_set_task(text, name=name)
 
 
-def task(name=None):
+def task(name: str | None = None) -> tf.Tensor:
     """What `set_task` has recorded in the process that runs the op.
 
     Args:

@@ -12,7 +12,7 @@ for _op in ("Held", "BeginUpdate", "EndUpdate"):
     tf.no_gradient(f"TfExt>SparseTable{_op}")
 
 
-def sparse_table_held(handle, name=None):
+def sparse_table_held(handle: tf.Tensor, name: str | None = None) -> tf.Tensor:
     r"""Returns the id of the snapshot whose rows a table holds.
 
     Args:
@@ -36,7 +36,12 @@ def sparse_table_held(handle, name=None):
     return library().tf_ext_sparse_table_held(handle, name=name)
 
 
-def sparse_table_begin_update(handle, base="", whole=False, name=None):
+def sparse_table_begin_update(
+    handle: tf.Tensor,
+    base: str | tf.Tensor = "",
+    whole: bool | tf.Tensor = False,
+    name: str | None = None,
+) -> tf.Tensor:
     """Begins an update, and aborts any that has not ended.
 
     Args:
@@ -59,7 +64,12 @@ def sparse_table_begin_update(handle, base="", whole=False, name=None):
     )
 
 
-def sparse_table_end_update(handle, number, snapshot_id, name=None):
+def sparse_table_end_update(
+    handle: tf.Tensor,
+    number: int | tf.Tensor,
+    snapshot_id: str | tf.Tensor,
+    name: str | None = None,
+) -> tf.Tensor:
     """Ends an update: erases the rows that the snapshot does not have.
 
     Args:

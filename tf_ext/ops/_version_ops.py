@@ -8,7 +8,7 @@ from tf_ext.ops._library import library
 tf.no_gradient("TfExt>Versions")
 
 
-def versions(name=None):
+def versions(name: str | None = None) -> tf.Tensor:
     """The versions of tf_ext and TensorFlow in the process that runs the op.
 
     Under `tf.device` of another process it returns the versions there, and

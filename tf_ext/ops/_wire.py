@@ -6,6 +6,9 @@ the buffers may change. They raise `tf.errors.InvalidArgumentError` for an
 argument of the wrong shape or out of range, and for inconsistent numbers.
 """
 
+import typing
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from tf_ext.ops._library import library
@@ -28,7 +31,12 @@ for _op in (
     tf.no_gradient(f"TfExt>{_op}")
 
 
-def exchange_header(split_sizes, lengths, flag, name=None):
+def exchange_header(
+    split_sizes: Sequence[tf.Tensor],
+    lengths: Sequence[int],
+    flag: int | tf.Tensor,
+    name: str | None = None,
+) -> tf.Tensor:
     """Makes the headers that a peer sends ahead of its signs.
 
     Args:
@@ -58,7 +66,9 @@ def exchange_header(split_sizes, lengths, flag, name=None):
     )
 
 
-def exchange_agree(received, count, name=None):
+def exchange_agree(
+    received: tf.Tensor, count: int, name: str | None = None
+) -> typing.Any:
     """Combines the headers of all peers into sizes on which all agree.
 
     Args:
@@ -89,7 +99,9 @@ def exchange_agree(received, count, name=None):
     )
 
 
-def exchange_width(wanted, name=None):
+def exchange_width(
+    wanted: int | tf.Tensor, name: str | None = None
+) -> typing.Any:
     """Rounds a number of columns up to one of a small set of widths.
 
     These are 1 to 15, and 8 to 15 times a power of two: at most 12.5 % is
@@ -114,14 +126,14 @@ def exchange_width(wanted, name=None):
 
 
 def exchange_pack(
-    values,
-    split_sizes,
-    header,
-    width,
-    limit=0.0,
-    all_or_none=False,
-    name=None,
-):
+    values: Sequence[tf.Tensor],
+    split_sizes: Sequence[tf.Tensor],
+    header: tf.Tensor,
+    width: int | tf.Tensor,
+    limit: float = 0.0,
+    all_or_none: bool = False,
+    name: str | None = None,
+) -> tf.Tensor:
     """Packs the values for each peer into one row of a matrix.
 
     Row p is row p of `header`, then peer p's part of each of `values`,
@@ -162,7 +174,7 @@ def exchange_pack(
     )
 
 
-def _type_of(values):
+def _type_of(values: Sequence[tf.Tensor]) -> tf.DType:
     if not values:
         raise ValueError(
             "Argument `values` of exchange_pack must be a non-empty list of "
@@ -175,7 +187,14 @@ def _type_of(values):
     return tf.int64 if first.dtype.is_integer else tf.float32
 
 
-def exchange_unpack(packed, counts, dims, offset=0, flat=False, name=None):
+def exchange_unpack(
+    packed: tf.Tensor,
+    counts: tf.Tensor,
+    dims: Sequence[int],
+    offset: int = 0,
+    flat: bool = False,
+    name: str | None = None,
+) -> list[tf.Tensor]:
     """Unpacks the values from the peers: the inverse of `exchange_pack`.
 
     Args:
@@ -213,15 +232,15 @@ def exchange_unpack(packed, counts, dims, offset=0, flat=False, name=None):
 
 
 def exchange_pull(
-    handles,
-    signs,
-    split_sizes,
-    training,
-    width,
-    dims,
-    statistics=(),
-    name=None,
-):
+    handles: Sequence[tf.Tensor],
+    signs: Sequence[tf.Tensor],
+    split_sizes: Sequence[tf.Tensor],
+    training: Sequence[bool | tf.Tensor],
+    width: int | tf.Tensor,
+    dims: Sequence[int],
+    statistics: Sequence[int] = (),
+    name: str | None = None,
+) -> tf.Tensor:
     r"""Reads weights and statistics into one row of a matrix for each peer.
 
     Equivalent to `sparse_table_pull` followed by `exchange_pack` without a
@@ -265,8 +284,15 @@ def exchange_pull(
 
 
 def exchange_sum(
-    packed, counts, segments, signs, dims, sum_of, offset=0, name=None
-):
+    packed: tf.Tensor,
+    counts: tf.Tensor,
+    segments: Sequence[tf.Tensor],
+    signs: Sequence[tf.Tensor],
+    dims: Sequence[int],
+    sum_of: Sequence[int],
+    offset: int | tf.Tensor = 0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
     """Sums rows of the values from the peers.
 
     Equivalent to `exchange_unpack`, a concatenation of the values of each sum,
@@ -310,7 +336,11 @@ def exchange_sum(
     )
 
 
-def exchange_weigh(values, weight, name=None):
+def exchange_weigh(
+    values: Sequence[tf.Tensor],
+    weight: float | tf.Tensor,
+    name: str | None = None,
+) -> list[tf.Tensor]:
     """Multiplies each of some tensors by a weight.
 
     Args:
@@ -335,7 +365,7 @@ def exchange_weigh(values, weight, name=None):
     )
 
 
-def raise_error(error, name=None):
+def raise_error(error: str | tf.Tensor, name: str | None = None) -> tf.Tensor:
     """Raises InvalidArgumentError with the message `error`, unless it is empty.
 
     Args:

@@ -89,14 +89,14 @@ class TableAccumulators(tf.Module):
             )
         return taken
 
-    def save(self, store: typing.Any) -> None:
+    def save(self, store: keras_store.Store) -> None:
         """Writes the sums into a Keras store."""
         for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
             keras_store.save(
                 sums, table.name, {}, _Prefixed(store, f"sums{index}_")
             )
 
-    def load(self, store: typing.Any) -> dict[str, typing.Any]:
+    def load(self, store: keras_store.Store) -> dict[str, typing.Any]:
         """Reads the sums; returns the other entries of the store."""
         for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
             keras_store.load(
@@ -108,7 +108,7 @@ class TableAccumulators(tf.Module):
 class _Prefixed:
     """A view of a store: the keys with a prefix, without the prefix."""
 
-    def __init__(self, store: typing.Any, prefix: str) -> None:
+    def __init__(self, store: keras_store.Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 

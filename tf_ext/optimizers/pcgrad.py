@@ -17,6 +17,9 @@ from tf_ext.regimes import counted_signs, plan_pull, regime_in_scope
 from tf_ext.regimes.plan import plan_of
 from tf_ext.tables import shadow
 
+if typing.TYPE_CHECKING:
+    from tf_ext.regimes.table_interface import Table
+
 _Gradient: typing.TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
 
@@ -204,7 +207,7 @@ def _of_one_pull(slices: Sequence[tf.IndexedSlices]) -> bool:
 
 
 def _by_sign(
-    table: typing.Any,
+    table: "Table",
     slices: Sequence[tf.IndexedSlices],
     counting: Sequence[tf.IndexedSlices],
 ) -> typing.Any:

@@ -33,15 +33,11 @@ from tf_ext.regimes import (
     regime_in_scope,
     regime_of_tables,
 )
+from tf_ext.regimes.table_interface import Parts, Table, TableSlices
 from tf_ext.tables import shadow
 
 if typing.TYPE_CHECKING:
     from tf_ext.tables.sparse_table import SparseTable
-
-_TableSlices: typing.TypeAlias = "list[tuple[SparseTable, tf.IndexedSlices]]"
-_Parts: typing.TypeAlias = (
-    "list[tuple[SparseTable, list[tuple[tf.Tensor, tf.Tensor]]]]"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +130,7 @@ def run(
 
 def split(
     grads: Sequence[typing.Any], variables: Sequence[typing.Any]
-) -> tuple[list[typing.Any], list[typing.Any], _TableSlices]:
+) -> tuple[list[typing.Any], list[typing.Any], TableSlices]:
     """Separates gradients of tables from those of variables.
 
     Args:
@@ -148,7 +144,9 @@ def split(
     Raises:
       ValueError: all gradients are None.
     """
-    dense, dense_variables, slices = [], [], []
+    dense: list[typing.Any] = []
+    dense_variables: list[typing.Any] = []
+    slices: TableSlices = []
     missing = []
     for grad, variable in zip(grads, variables, strict=True):
         table = shadow.table_of(variable)
@@ -179,7 +177,7 @@ def split(
 
 
 def _as_slices(
-    table: "SparseTable", grad: tf.Tensor | tf.IndexedSlices
+    table: Table, grad: tf.Tensor | tf.IndexedSlices
 ) -> tf.IndexedSlices:
     if isinstance(grad, tf.IndexedSlices):
         return grad
@@ -194,7 +192,7 @@ def _as_slices(
 # Merge.
 
 
-def merge(parts: _Parts) -> list[TableGradient]:
+def merge(parts: Parts) -> list[TableGradient]:
     """Sums gradients by sign for each table, over layers, calls, replicas.
 
     Args:
@@ -206,7 +204,7 @@ def merge(parts: _Parts) -> list[TableGradient]:
     return regime_of_tables([table for table, _ in parts]).merge(parts)
 
 
-def _regime_of(parts: _Parts) -> Regime:
+def _regime_of(parts: Parts) -> Regime:
     if not parts:
         return regime_in_scope()
     return regime_of_tables([table for table, _ in parts])
@@ -217,7 +215,7 @@ def _merge_replicas(
     context: tf.distribute.ReplicaContext,
     dense: list[typing.Any],
     variables: list[typing.Any],
-    slices: _TableSlices,
+    slices: TableSlices,
     summed: bool,
 ) -> None:
     """Continues with the sums over replicas, of all workers."""
@@ -482,9 +480,10 @@ def push(tables: Sequence[TableGradient], rates: Rates) -> tf.Tensor:
     gradients = [
         one._replace(values=tf.cast(one.values, tf.float32)) for one in tables
     ]
+    rules = [typing.cast("SparseTable", one.table).optimizer for one in tables]
     updated = _regime(tables).push(
         gradients,
-        hyperparameters.current([one.table.optimizer for one in tables], rates),
+        hyperparameters.current(rules, rates),
         tf.cast(rates.iterations, tf.int64) + 1,
         _time(tables),
     )

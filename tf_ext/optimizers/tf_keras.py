@@ -196,13 +196,14 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             return grads_and_vars
         dense, variables, slices = step.split(*zip(*grads_and_vars))
         dense, slices = regime_in_scope().sum_everywhere(dense, slices)
-        slices = [grad for _, grad in slices]
         shadows = [
             v
             for g, v in grads_and_vars
             if g is not None and shadow.table_of(v) is not None
         ]
-        return list(zip([*dense, *slices], [*variables, *shadows]))
+        return list(
+            zip([*dense, *(grad for _, grad in slices)], [*variables, *shadows])
+        )
 
 
 class _Adapter(Adapter):

@@ -16,8 +16,8 @@ from tf_ext.regimes.gradients import TableGradient, check_finite
 from tf_ext.regimes.local import LocalRegime
 from tf_ext.regimes.parameter_servers import ParameterServerRegime
 from tf_ext.regimes.piggyback import piggybacked
-from tf_ext.regimes.plan import PullPlan, plan_pull, plan_pulls
-from tf_ext.regimes.regime import Placement, PullRequest, Regime
+from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pull, plan_pulls
+from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.replica_weights import (
     current_replica_weight,
     library_step,
@@ -29,6 +29,7 @@ from tf_ext.regimes.replica_weights import (
 from tf_ext.regimes.sign_exchange import Route, SignExchange
 from tf_ext.regimes.steps import Hyperparameters
 from tf_ext.regimes.synchronous import SynchronousRegime
+from tf_ext.regimes.table_interface import Placement
 
 __all__ = [
     "Hyperparameters",

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the regime of a strategy, a model or tables."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
+from tf_ext._keras import keras
 from tf_ext.distribute.cluster import is_parameter_server
 from tf_ext.distribute.collectives import collectives_of
 from tf_ext.ops._stock.scope import stock_lookup
 from tf_ext.regimes.local import LocalRegime
 from tf_ext.regimes.parameter_servers import ParameterServerRegime
+from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.stock import StockRegime
 from tf_ext.regimes.synchronous import SynchronousRegime
+from tf_ext.regimes.table_interface import Table
 
 
-def regime_of(strategy):
+def regime_of(strategy: tf.distribute.Strategy | None) -> Regime:
     """The regime of a strategy.
 
     Args:
@@ -32,19 +37,19 @@ def regime_of(strategy):
     return LocalRegime(strategy)
 
 
-def regime_in_scope():
+def regime_in_scope() -> Regime:
     """The regime of the strategy in whose scope, or step, the caller is."""
     if not tf.distribute.has_strategy():
         return LocalRegime()
     return regime_of(tf.distribute.get_strategy())
 
 
-def regime_of_model(model):
+def regime_of_model(model: keras.Model) -> Regime:
     """The regime of the strategy that a Keras model was made under."""
     return regime_of(getattr(model, "distribute_strategy", None))
 
 
-def regime_of_tables(tables):
+def regime_of_tables(tables: Sequence[Table]) -> Regime:
     """The regime that some tables were made under.
 
     Args:

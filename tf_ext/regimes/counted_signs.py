@@ -17,7 +17,7 @@ DTYPE = tf.complex128
 _STATISTICS = 2
 
 
-def join(signs, statistics):
+def join(signs: tf.Tensor, statistics: tf.Tensor) -> tf.Tensor:
     """Puts statistics with signs.
 
     Args:
@@ -34,7 +34,7 @@ def join(signs, statistics):
     return tf.bitcast(tf.stack([signs, bits], 1), DTYPE)
 
 
-def split(indices, width):
+def split(indices: tf.Tensor, width: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Separates signs from statistics.
 
     Args:

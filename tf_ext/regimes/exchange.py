@@ -8,25 +8,36 @@ of the next batch, for one. The owner of a row sums the gradients of all
 workers, in the order of their ranks.
 """
 
-import collections
+import typing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops import _wire
 from tf_ext.regimes import clock, piggyback, steps
 from tf_ext.regimes.gradients import TableGradient, from_slices
-from tf_ext.regimes.plan import plan_pulls
-from tf_ext.regimes.sign_exchange import SignExchange
+from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pulls
+from tf_ext.regimes.sign_exchange import Route, SignExchange
+from tf_ext.regimes.table_interface import Parts, Table
 
-_Sum = collections.namedtuple(
-    "_Sum", ["table", "dim", "plan", "values", "ways"]
-)
-_Sum.__doc__ = """What the owners of a table's signs sum.
 
-dim: int, of a row; plan: PullPlan of the signs of all that comes; values: list
-of float32 `[n, dim]`, those that this worker sends; ways: list of Route, one
-each.
-"""
+class _Sum(typing.NamedTuple):
+    """What the owners of a table's signs sum.
+
+    Attributes:
+      table: SparseTable.
+      dim: int, of a row.
+      plan: PullPlan of the signs of all that comes.
+      values: list of float32 `[n, dim]`, those that this worker sends.
+      ways: list of Route, one each.
+    """
+
+    table: Table
+    dim: int
+    plan: PullPlan
+    values: list[tf.Tensor]
+    ways: Sequence[Route]
 
 
 class AllToAll:
@@ -36,10 +47,12 @@ class AllToAll:
       workers: `tf_ext.distribute.collectives.Collectives`.
     """
 
-    def __init__(self, workers):
+    def __init__(self, workers: Collectives) -> None:
         self.workers = workers
 
-    def pull(self, requests, error=None):
+    def pull(
+        self, requests: Sequence[PullRequest], error: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
         """Rows of each request's distinct signs, before the batch is pushed.
 
         Args:
@@ -57,7 +70,7 @@ class AllToAll:
                 [(request.table, request.plan) for request in requests], error
             )
             exchange.send()
-        ways = [request.plan.route for request in requests]
+        ways = [request.plan.way for request in requests]
         width = ways[0].width
         if error is not None:
             raised = self._raise(error, ways[0].flag > 0)
@@ -85,7 +98,11 @@ class AllToAll:
             [dim + more for dim, more in zip(dims, statistics)],
         )
 
-    def sign_exchange(self, plans, error=None):
+    def sign_exchange(
+        self,
+        plans: Sequence[tuple[Table, PullPlan]],
+        error: tf.Tensor | None = None,
+    ) -> SignExchange:
         """The exchange of signs that `pull` makes unless it has been made.
 
         Args:
@@ -96,14 +113,14 @@ class AllToAll:
         Returns:
           SignExchange, not yet sent.
         """
-        floats = {}
+        floats: dict[PullPlan, int] = {}
         for table, plan in plans:
             floats[plan] = floats.get(plan, 0) + _floats_per_sign(table)
         return SignExchange(
             self.workers, list(floats), list(floats.values()), error
         )
 
-    def merge(self, parts):
+    def merge(self, parts: Parts) -> list[TableGradient]:
         """Sums gradients by sign over all workers, on the signs' owners.
 
         Args:
@@ -122,14 +139,14 @@ class AllToAll:
                 for gradient in self._merge(parts)
             ]
 
-    def _merge(self, parts):
+    def _merge(self, parts: Parts) -> list[TableGradient]:
         pieces = [
             from_slices(table, indices, tf.cast(values, tf.float32))
             for table, its_parts in parts
             for indices, values in its_parts
         ]
-        ways = [piece.plan and piece.plan.route for piece in pieces]
-        pieces, ways = self._find_ways(pieces, ways)
+        pieces = self._with_ways(pieces)
+        ways = [typing.cast(PullPlan, piece.plan).way for piece in pieces]
         sums = _sums(pieces, ways)
         sent = [(v, w) for one in sums for v, w in zip(one.values, one.ways)]
         received, offset = self._send_values(*zip(*sent))
@@ -143,7 +160,7 @@ class AllToAll:
             sum_of=[i for i, one in enumerate(sums) for _ in one.values],
             offset=offset,
         )
-        gradients = {}
+        gradients: dict[Table, TableGradient] = {}
         for one, total in zip(sums, summed):
             if one.table in gradients:
                 of_table = gradients[one.table]._replace(statistics=total)
@@ -154,7 +171,13 @@ class AllToAll:
             gradients[one.table] = of_table
         return list(gradients.values())
 
-    def push(self, gradients, hyperparameters, step, time=None):
+    def push(
+        self,
+        gradients: Sequence[TableGradient],
+        hyperparameters: steps.Hyperparameters,
+        step: tf.Tensor,
+        time: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """Updates this worker's rows; returns their numbers, int64 `[n]`.
 
         Args:
@@ -175,11 +198,11 @@ class AllToAll:
         ]
         return steps.push(updates, hyperparameters, step, time)
 
-    def sum(self, tensor):
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over all workers."""
         return self.workers.sum([tensor])[0]
 
-    def _raise(self, error, somewhere):
+    def _raise(self, error: tf.Tensor, somewhere: tf.Tensor) -> tf.Tensor:
         """Raises the first worker's error, if there is one `somewhere`."""
         return _wire.raise_error(
             tf.cond(
@@ -189,22 +212,26 @@ class AllToAll:
             )
         )
 
-    def _find_ways(self, pieces, ways):
+    def _with_ways(self, pieces: list[TableGradient]) -> list[TableGradient]:
         """Finds the ways of pieces without one, by sign and worker."""
-        lost = [i for i, way in enumerate(ways) if way is None]
-        if not lost:
-            return pieces, ways
-        pieces, ways = list(pieces), list(ways)
-        for i in lost:
-            pieces[i] = pieces[i].summed_by_sign(self.workers.size)
-        self.sign_exchange(
-            [(pieces[i].table, pieces[i].plan) for i in lost]
-        ).send()
-        for i in lost:
-            ways[i] = pieces[i].plan.route
-        return pieces, ways
+        pieces = [
+            piece
+            if piece.plan is not None and piece.plan.route is not None
+            else piece.summed_by_sign(self.workers.size)
+            for piece in pieces
+        ]
+        lost = [
+            (piece.table, piece.plan)
+            for piece in pieces
+            if piece.plan is not None and piece.plan.route is None
+        ]
+        if lost:
+            self.sign_exchange(lost).send()
+        return pieces
 
-    def _send_values(self, values, ways):
+    def _send_values(
+        self, values: Sequence[tf.Tensor], ways: Sequence[Route]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends the values of signs to where the signs went.
 
         Returns:
@@ -238,19 +265,19 @@ class AllToAll:
             return tf.identity(received), offset
 
 
-def _time(carried):
+def _time(carried: piggyback.Carried) -> tf.Tensor | None:
     """The first worker's clock, of Carried clocks; None if there are none."""
     if carried.rows is None:
         return None
     return tf.bitcast(carried.rows[0], tf.int64)
 
 
-def _floats_per_sign(table):
+def _floats_per_sign(table: Table) -> int:
     """The length of what a sign's gradient sends; a row is not longer."""
     return table.dim + table.statistics_width
 
 
-def _sums(pieces, ways):
+def _sums(pieces: Sequence[TableGradient], ways: Sequence[Route]) -> list[_Sum]:
     """The sums of gradients, each followed by that of its statistics.
 
     Args:
@@ -260,7 +287,7 @@ def _sums(pieces, ways):
     Returns:
       List of _Sum.
     """
-    of_table = {}
+    of_table: dict[Table, list[tuple[TableGradient, Route]]] = {}
     for piece, way in zip(pieces, ways):
         of_table.setdefault(piece.table, []).append((piece, way))
     plans = plan_pulls(

@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gathers the rows of all workers on the first, a chunk at a time."""
 
+from collections.abc import Generator, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
+from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops import _wire
+from tf_ext.regimes.table_interface import Chunk, Exports, Field
 
 _GOES_ON, _FAILED = 0, 1
 
 
-def gathered_chunks(collectives, shard, fields, limit):
+def gathered_chunks(
+    collectives: Collectives,
+    shard: Exports,
+    fields: Sequence[Field],
+    limit: int,
+) -> Generator[Chunk, None, None]:
     """Brings the rows of all workers to the first, in bounded memory.
 
     All workers have to iterate over it at the same time. If one stops before
@@ -49,11 +60,17 @@ def gathered_chunks(collectives, shard, fields, limit):
             collectives.gather(tf.constant([_FAILED, 0, 0], tf.int64))
 
 
-def _int64(values):
+def _int64(values: Sequence[int | tf.Tensor]) -> list[tf.Tensor]:
     return [tf.cast(value, tf.int64) for value in values]
 
 
-def _send(collectives, fields, signs, values, counts):
+def _send(
+    collectives: Collectives,
+    fields: Sequence[Field],
+    signs: tf.Tensor,
+    values: Mapping[str, tf.Tensor] | None,
+    counts: npt.NDArray[np.int64],
+) -> Iterator[Chunk]:
     """Sends one chunk of each worker to the first, which concatenates them."""
     dim = sum(field.count for field in fields)
     floats = tf.zeros([0, dim])
@@ -73,21 +90,23 @@ def _send(collectives, fields, signs, values, counts):
         )
 
 
-def _bits(values):
+def _bits(values: tf.Tensor) -> tf.Tensor:
     """The bits of values of 2 or 4 bytes, as float32."""
     if values.dtype.size == 2:
         values = tf.cast(tf.bitcast(values, tf.uint16), tf.int32)
     return tf.bitcast(values, tf.float32)
 
 
-def _from_bits(bits, dtype):
+def _from_bits(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """The values whose `_bits` these are."""
     if dtype.size == 2:
         bits = tf.cast(tf.bitcast(bits, tf.int32), tf.uint16)
     return tf.bitcast(bits, dtype)
 
 
-def _to_first(collectives, values, counts):
+def _to_first(
+    collectives: Collectives, values: tf.Tensor, counts: npt.NDArray[np.int64]
+) -> tf.Tensor:
     size, dim = collectives.size, values.shape[1]
     split_sizes = tf.pad(tf.shape(values, tf.int64)[:1], [[0, size - 1]])
     received = collectives.all_to_all(

@@ -2,13 +2,15 @@
 """Gradients of tables: signs and values."""
 
 import typing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.ops import _wire
-from tf_ext.regimes import counted_signs
+from tf_ext.regimes import counted_signs, steps
 from tf_ext.regimes.plan import PullPlan, plan_of, plan_pull
+from tf_ext.regimes.table_interface import Slices, Table, TableSlices
 
 
 class TableGradient(typing.NamedTuple):
@@ -29,7 +31,7 @@ class TableGradient(typing.NamedTuple):
         own.
     """
 
-    table: typing.Any
+    table: Table
     signs: tf.Tensor
     values: tf.Tensor
     finite: tf.Tensor | None = None
@@ -37,7 +39,7 @@ class TableGradient(typing.NamedTuple):
     statistics: tf.Tensor | None = None
     time: tf.Tensor | None = None
 
-    def summed_by_sign(self, num_shards):
+    def summed_by_sign(self, num_shards: int) -> "TableGradient":
         """The same with sums of equal signs, and a plan for the shards."""
         plan, values, *statistics = sum_by_sign(
             self.signs,
@@ -52,12 +54,14 @@ class TableGradient(typing.NamedTuple):
         )
 
 
-def as_list(statistics):
+def as_list(statistics: tf.Tensor | None) -> list[tf.Tensor]:
     """Statistics beside other tensors: `[statistics]`, or [] if None."""
     return [] if statistics is None else [statistics]
 
 
-def from_slices(table, indices, values):
+def from_slices(
+    table: Table, indices: tf.Tensor, values: tf.Tensor
+) -> TableGradient:
     """The gradient in slices of one or more pulls.
 
     Args:
@@ -80,14 +84,19 @@ def from_slices(table, indices, values):
     return TableGradient(table, signs, values, plan=plan, statistics=statistics)
 
 
-def to_indices(gradient):
+def to_indices(gradient: TableGradient) -> tf.Tensor:
     """The indices of slices from which `from_slices` makes a gradient."""
     if gradient.statistics is None:
         return gradient.signs
     return counted_signs.join(gradient.signs, gradient.statistics)
 
 
-def sum_by_sign(signs, values, num_shards=1, name=None):
+def sum_by_sign(
+    signs: tf.Tensor,
+    values: Sequence[tf.Tensor],
+    num_shards: int = 1,
+    name: str | None = None,
+) -> tuple[PullPlan, *tuple[tf.Tensor, ...]]:
     """Sums values of equal signs.
 
     Args:
@@ -105,7 +114,7 @@ def sum_by_sign(signs, values, num_shards=1, name=None):
         return plan, *(ops.sum_segments(v, plan.inverse, count) for v in values)
 
 
-def merge_slices(table, pairs):
+def merge_slices(table: Table, pairs: Slices) -> TableGradient:
     """Sums the gradient in slices of one or more pulls by sign.
 
     Args:
@@ -129,17 +138,63 @@ def merge_slices(table, pairs):
     return whole.summed_by_sign(table.rows.num_shards)
 
 
-def by_shard(gradient, num_shards):
+def gather_slices(slices: TableSlices) -> TableSlices:
+    """The slices of all replicas; called in a replica's context."""
+
+    # TensorFlow's reduction of slices deadlocks or fails with several in
+    # flight beside dense reductions.
+    def concatenate(
+        strategy: tf.distribute.Strategy,
+        signs: list[tf.Tensor],
+        values: list[tf.Tensor],
+    ) -> list[tf.IndexedSlices]:
+        local = strategy.experimental_local_results
+        return [
+            tf.IndexedSlices(tf.concat(local(v), 0), tf.concat(local(s), 0))
+            for s, v in zip(signs, values)
+        ]
+
+    gathered = tf.distribute.get_replica_context().merge_call(
+        concatenate,
+        args=(
+            [grad.indices for _, grad in slices],
+            [grad.values for _, grad in slices],
+        ),
+    )
+    return [(t, g) for (t, _), g in zip(slices, gathered)]
+
+
+def row_updates(gradients: Sequence[TableGradient]) -> list[steps.RowsUpdate]:
+    """What each gradient does to all shards of its table."""
+    updates = []
+    for gradient in gradients:
+        rows = gradient.table.rows
+        gradient, split_sizes = _by_shard(gradient, rows.num_shards)
+        updates.append(
+            steps.RowsUpdate(
+                rows,
+                gradient.signs,
+                split_sizes,
+                gradient.values,
+                gradient.statistics,
+            )
+        )
+    return updates
+
+
+def _by_shard(
+    gradient: TableGradient, num_shards: int
+) -> tuple[TableGradient, tf.Tensor | None]:
     """`(gradient, split_sizes)` in the order of the shards."""
     if num_shards == 1:
         return gradient, None
     plan = gradient.plan
     if plan is None or plan.num_shards != num_shards:
         gradient = gradient.summed_by_sign(num_shards)
-    return gradient, gradient.plan.split_sizes
+    return gradient, typing.cast(PullPlan, gradient.plan).split_sizes
 
 
-def check_finite(gradients):
+def check_finite(gradients: Sequence[TableGradient]) -> list[tf.Tensor]:
     """Raises if a gradient is not finite, on all workers alike.
 
     Args:
@@ -153,7 +208,7 @@ def check_finite(gradients):
       tf.errors.InvalidArgumentError: when it runs.
     """
     # Gradients that were sent together have one flag.
-    by_flag = {}
+    by_flag: dict[int, TableGradient] = {}
     for gradient in gradients:
         if gradient.finite is not None:
             by_flag.setdefault(id(gradient.finite), gradient)

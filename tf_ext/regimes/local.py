@@ -3,7 +3,8 @@
 
 import tensorflow as tf
 
-from tf_ext.regimes.regime import Placement, Regime
+from tf_ext.regimes.regime import Regime
+from tf_ext.regimes.table_interface import Placement
 
 _FOLLOWED = (
     tf.distribute.MirroredStrategy,
@@ -17,11 +18,11 @@ class LocalRegime(Regime):
     """One shard of each table, in this process."""
 
     @property
-    def merges_replicas(self):
+    def merges_replicas(self) -> bool:
         """Whether there is a strategy."""
         return self.strategy is not None
 
-    def placement(self):
+    def placement(self) -> Placement:
         """One shard, on the device in scope."""
         if self.strategy is not None and not isinstance(
             self.strategy, _FOLLOWED

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameter servers: tables are on them, steps run on asynchronous workers."""
 
+import contextlib
 import contextvars
+import typing
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -13,10 +16,17 @@ from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.strategy import check_cluster, table_owner
 from tf_ext.ops._bundle_ops import next_stage
-from tf_ext.regimes.regime import Placement, Regime
+from tf_ext.regimes.plan import PullRequest
+from tf_ext.regimes.regime import Regime
+from tf_ext.regimes.table_interface import Placement, Table
+
+if typing.TYPE_CHECKING:
+    from tf_ext.optimizers import Optimizer
 
 # The tensors that rows wait for, in `computing_after`.
-_before = contextvars.ContextVar("tf_ext_computed_before", default=())
+_before: contextvars.ContextVar[Sequence[tf.Tensor]] = contextvars.ContextVar(
+    "tf_ext_computed_before", default=()
+)
 
 
 class ParameterServerRegime(Regime):
@@ -26,9 +36,13 @@ class ParameterServerRegime(Regime):
     gradients. This process is the coordinator, and reaches all shards.
     """
 
+    strategy: tf.distribute.ParameterServerStrategy
+
     has_all = False
 
-    def pull(self, requests, error=None):
+    def pull(
+        self, requests: Sequence[PullRequest], error: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
         """As in Regime; the rows arrive after those of `computing_after`."""
         rows = super().pull(requests, error)
         before = _before.get()
@@ -37,11 +51,13 @@ class ParameterServerRegime(Regime):
         with tf.control_dependencies(before):
             return next_stage(rows)
 
-    def computing_after(self, tensors):
+    def computing_after(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
         """Rows that are pulled in it wait for the tensors on the worker."""
         return Setting(_before, tensors)
 
-    def placement(self):
+    def placement(self) -> Placement:
         """A shard on the CPU of each server."""
         check_cluster(self.strategy)
         servers = task_addresses(cluster_of(self.strategy), ["ps"])
@@ -50,20 +66,20 @@ class ParameterServerRegime(Regime):
             table_owner(self.strategy),
         )
 
-    def check_table(self, table):
+    def check_table(self, table: Table) -> None:
         """Raises ValueError if a table is not on servers."""
         if "/job:ps/" not in table.rows.shards[0].device:
             raise self._made_outside(table)
 
-    def check_exportable(self, label):
+    def check_exportable(self, label: str) -> None:
         """Raises ValueError: the coordinator does not have the rows."""
         raise self._unexportable(label, "on parameter servers")
 
-    def check_optimizer(self, optimizer):
+    def check_optimizer(self, optimizer: "Optimizer") -> None:
         """Raises ValueError for options that need the steps of all workers."""
         optimizer.check_for_servers()
 
-    def check_gathers(self, what):
+    def check_gathers(self, what: str) -> None:
         """Raises NotImplementedError: workers do not wait for each other."""
         raise NotImplementedError(
             f"{what} does not work under ParameterServerStrategy, whose "
@@ -72,11 +88,17 @@ class ParameterServerRegime(Regime):
             "negatives of each worker's own batch."
         )
 
-    def make_counter_exact(self, variable):
+    def make_counter_exact(self, variable: typing.Any) -> None:
         """Makes the server add, in one operation."""
         make_exact(variable)
 
-    def move_average(self, average, value, momentum, count):
+    def move_average(
+        self,
+        average: typing.Any,
+        value: tf.Tensor,
+        momentum: float,
+        count: tf.Tensor,
+    ) -> None:
         """Updates a moving average on its server, in one operation.
 
         Reading and assigning it, as Keras does, would lose concurrent updates

@@ -5,11 +5,16 @@ Each collective takes a round trip, and CPU time in all workers, however little
 it sends.
 """
 
+import contextlib
 import contextvars
+import typing
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from tf_ext._core import Setting
+
+_Complete: typing.TypeAlias = Callable[[tf.Tensor], list[tf.Tensor]]
 
 
 class Carried:
@@ -22,21 +27,27 @@ class Carried:
         carried them.
     """
 
-    def __init__(self, words, complete):
-        self.words = words
-        self.rows = None
+    def __init__(
+        self, words: tf.Tensor | None, complete: _Complete | None
+    ) -> None:
+        self.words: tf.Tensor = words
+        self.rows: tf.Tensor | None = None
         self._complete = complete
 
-    def deliver(self, rows):
+    def deliver(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Sets `rows`; returns tensors that have to be there before errors."""
         self.rows = rows
         return [] if self._complete is None else self._complete(rows)
 
 
-_waiting = contextvars.ContextVar("tf_ext_piggybacked", default=())
+_waiting: contextvars.ContextVar[tuple[Carried, ...]] = contextvars.ContextVar(
+    "tf_ext_piggybacked", default=()
+)
 
 
-def piggybacked(words, complete=None):
+def piggybacked(
+    words: tf.Tensor | None, complete: _Complete | None = None
+) -> contextlib.AbstractContextManager[Carried]:
     """A context whose first exchange of gradients carries words along.
 
     Args:
@@ -54,12 +65,12 @@ def piggybacked(words, complete=None):
     return Setting(_waiting, waiting, carried)
 
 
-def waiting():
+def waiting() -> list[Carried]:
     """List of Carried whose words the next exchange of gradients takes."""
     return [carried for carried in _waiting.get() if carried.rows is None]
 
 
-def to_floats(waiting, size):
+def to_floats(waiting: Sequence[Carried], size: int) -> tf.Tensor:
     """The words of a list of Carried, by their bits: float32 `[size, n]`.
 
     Args:
@@ -77,7 +88,7 @@ def to_floats(waiting, size):
     )
 
 
-def deliver(waiting, rows):
+def deliver(waiting: Sequence[Carried], rows: tf.Tensor) -> list[tf.Tensor]:
     """Delivers the words of a list of Carried.
 
     Args:

@@ -3,6 +3,7 @@
 
 import dataclasses
 import typing
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -10,6 +11,10 @@ from tf_ext import ops
 from tf_ext._compat.graphs import attached_to_graph, is_identity, source_of
 from tf_ext.ops import _step_ops, bag_ops
 from tf_ext.regimes import counted_signs
+from tf_ext.regimes.table_interface import Table
+
+if typing.TYPE_CHECKING:
+    from tf_ext.regimes.sign_exchange import Route
 
 _PLANS = "pull_plans"
 
@@ -35,12 +40,17 @@ class PullPlan:
     inverse: tf.Tensor | None = None
     split_sizes: tf.Tensor | None = None
     num_shards: int | None = None
-    route: typing.Any = None
+    route: "Route | None" = None
     counts: tf.Tensor | None = None
     statistics: tf.Tensor | None = None
     counted: tf.Tensor | None = None
 
-    def count(self, clicks=None):
+    @property
+    def way(self) -> "Route":
+        """The route, where one has been found."""
+        return typing.cast("Route", self.route)
+
+    def count(self, clicks: tf.Tensor | None = None) -> None:
         """Makes the statistics, for the tables that have some.
 
         Args:
@@ -59,11 +69,11 @@ class PullPlan:
         self.counted = counted_signs.join(self.signs, self.statistics)
         self._attach(self.counted)
 
-    def tensors(self):
+    def tensors(self) -> list[tf.Tensor]:
         """The tensors of the plan but its route, for `with_tensors`."""
         return [getattr(self, name) for name in self._names()]
 
-    def with_tensors(self, tensors):
+    def with_tensors(self, tensors: Iterator[tf.Tensor]) -> "PullPlan":
         """Another plan of the same kind, without a route.
 
         Args:
@@ -76,18 +86,35 @@ class PullPlan:
             plan._attach(plan.counted)
         return plan
 
-    def _names(self):
+    def _names(self) -> list[str]:
         """The names of the tensors that there are."""
         names = [field.name for field in dataclasses.fields(self)]
         return [name for name in names if tf.is_tensor(getattr(self, name))]
 
-    def _attach(self, indices):
+    def _attach(self, indices: tf.Tensor) -> None:
         """Lets `plan_of` find the plan by the indices of a gradient."""
         if not tf.executing_eagerly():
             attached_to_graph(indices, _PLANS)[_place(indices)] = self
 
 
-def plan_pull(signs, num_shards):
+class PullRequest(typing.NamedTuple):
+    """Rows wanted.
+
+    Attributes:
+      table: SparseTable.
+      plan: PullPlan for `table.rows.num_shards`.
+      insert: bool or bool scalar tensor, whether absent signs are created.
+      statistics: int, how many statistics follow the weights of a row: 0, or
+        how many the table has.
+    """
+
+    table: Table
+    plan: PullPlan
+    insert: bool | tf.Tensor
+    statistics: int = 0
+
+
+def plan_pull(signs: tf.Tensor, num_shards: int) -> PullPlan:
     """The plan of a pull.
 
     Args:
@@ -101,7 +128,7 @@ def plan_pull(signs, num_shards):
     return plan
 
 
-def plan_pulls(signs, num_shards):
+def plan_pulls(signs: Sequence[tf.Tensor], num_shards: int) -> list[PullPlan]:
     """The plans of several pulls, as of `plan_pull`, by one op.
 
     Args:
@@ -122,7 +149,7 @@ def plan_pulls(signs, num_shards):
     return plans
 
 
-def plan_of(signs):
+def plan_of(signs: tf.Tensor) -> PullPlan | None:
     """The plan of the pull that a gradient belongs to, by its signs.
 
     Only a `tf.IndexedSlices` gets from the tape to the optimizer, and it cannot
@@ -143,6 +170,6 @@ def plan_of(signs):
     return plans.get(_place(source_of(signs))) or PullPlan(signs)
 
 
-def _place(tensor):
+def _place(tensor: tf.Tensor) -> tuple[tf.Operation, int]:
     """Where in its graph a tensor is: its operation and the output of that."""
     return tensor.op, tensor.value_index

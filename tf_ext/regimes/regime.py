@@ -7,34 +7,39 @@ exchange of rows and gradients, and how processes agree, fail and save together.
 The layers above call these methods; none of them checks which regime it has.
 """
 
-import collections
 import contextlib
+import typing
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext._keras import keras
 from tf_ext.distribute.cluster import strategy_name
 from tf_ext.regimes import steps
-from tf_ext.regimes.gradients import by_shard, merge_slices
+from tf_ext.regimes.batches import gather_replicas
+from tf_ext.regimes.gradients import (
+    TableGradient,
+    gather_slices,
+    merge_slices,
+    row_updates,
+)
+from tf_ext.regimes.plan import PullRequest
 from tf_ext.regimes.replica_weights import weighted
-
-Placement = collections.namedtuple(
-    "Placement", ["devices", "owner"], defaults=[None]
+from tf_ext.regimes.table_interface import (
+    Chunk,
+    Exports,
+    Field,
+    Parts,
+    Placement,
+    Table,
+    TableSlices,
 )
-Placement.__doc__ = """Where the shards of a table are.
 
-devices: list of strings, of the shards that this process can ask; owner: as of
-`tf_ext.distribute.strategy.table_owner`, on parameter servers, or None.
-"""
+if typing.TYPE_CHECKING:
+    from tf_ext.distribute.collectives import Collectives
+    from tf_ext.optimizers import Optimizer
 
-PullRequest = collections.namedtuple(
-    "PullRequest", ["table", "plan", "insert", "statistics"], defaults=[0]
-)
-PullRequest.__doc__ = """Rows wanted.
-
-plan: PullPlan for `table.rows.num_shards`; insert: bool or bool scalar tensor,
-whether absent signs are created; statistics: int, how many statistics follow
-the weights of a row: 0, or how many the table has.
-"""
+_T = typing.TypeVar("_T")
 
 
 class Regime:
@@ -63,25 +68,30 @@ class Regime:
     has_all = True
 
     # Collectives of the workers that share out the rows, or None.
-    workers = None
+    workers: "Collectives | None" = None
 
-    def __init__(self, strategy=None):
+    def __init__(self, strategy: tf.distribute.Strategy | None = None) -> None:
         self.strategy = strategy
 
     @property
-    def strategy_name(self):
+    def strategy_name(self) -> str:
         """The public name of the strategy."""
         return strategy_name(self.strategy)
 
     @property
-    def num_replicas(self):
+    def num_replicas(self) -> int:
         """The number of replicas that compute a step together, an int."""
         return (
             1 if self.strategy is None else self.strategy.num_replicas_in_sync
         )
 
+    def scope(self) -> contextlib.AbstractContextManager[typing.Any]:
+        """The strategy's scope, in which variables are made."""
+        no_scope = contextlib.nullcontext()
+        return no_scope if self.strategy is None else self.strategy.scope()
+
     @property
-    def merges_replicas(self):
+    def merges_replicas(self) -> bool:
         """Whether a step that branches must first leave its replica, a bool.
 
         Keras's optimizers merge replicas by a call that TensorFlow refuses
@@ -92,7 +102,7 @@ class Regime:
 
     # Tables
 
-    def placement(self):
+    def placement(self) -> Placement:
         """The placement of the shards of a new table: a Placement.
 
         Raises:
@@ -101,12 +111,12 @@ class Regime:
         """
         raise NotImplementedError
 
-    def check_table(self, table):
+    def check_table(self, table: Table) -> None:
         """Raises ValueError if a table was not made for this regime."""
         # AutoGraph cannot convert a body that is only a docstring.
         del table
 
-    def check_exportable(self, label):
+    def check_exportable(self, label: str) -> None:
         """Raises ValueError if a SavedModel cannot hold a table's rows.
 
         Args:
@@ -114,7 +124,7 @@ class Regime:
         """
 
     @staticmethod
-    def _unexportable(label, where):
+    def _unexportable(label: str, where: str) -> ValueError:
         return ValueError(
             f"Table {label!r} is {where}, which a SavedModel "
             "does not have. Use tf_ext.serving.export(model, path); or save "
@@ -123,7 +133,7 @@ class Regime:
             "that."
         )
 
-    def _made_outside(self, table):
+    def _made_outside(self, table: Table) -> ValueError:
         return ValueError(
             f"Table {table.name!r} was made outside of the scope of the "
             f"{self.strategy_name}, as one of this process alone. Make it, "
@@ -132,7 +142,9 @@ class Regime:
 
     # The stages of a step: pull, merge, push
 
-    def pull(self, requests, error=None):
+    def pull(
+        self, requests: Sequence[PullRequest], error: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
         """Rows of each request's distinct signs, before the batch is pushed.
 
         Args:
@@ -158,7 +170,9 @@ class Regime:
             ]
         )
 
-    def computing_after(self, tensors):
+    def computing_after(
+        self, tensors: Sequence[tf.Tensor]
+    ) -> contextlib.AbstractContextManager[None]:
         """A context in which rows are pulled beside another computation.
 
         What is pulled in it is there only when that computation has ended, so
@@ -170,7 +184,7 @@ class Regime:
         del tensors
         return contextlib.nullcontext()
 
-    def merge(self, parts):
+    def merge(self, parts: Parts) -> list[TableGradient]:
         """Sums gradients by sign over layers, calls, replicas and workers.
 
         Args:
@@ -182,7 +196,9 @@ class Regime:
         """
         return [merge_slices(table, pairs) for table, pairs in parts]
 
-    def merge_beside(self, dense, parts):
+    def merge_beside(
+        self, dense: list[tf.Tensor], parts: Parts
+    ) -> tuple[list[tf.Tensor], list[TableGradient]]:
         """As `merge`, beside what `sum_gradients` has not summed yet.
 
         Args:
@@ -196,11 +212,17 @@ class Regime:
         """
         return dense, self.merge(parts)
 
-    def merge_summed(self, parts):
+    def merge_summed(self, parts: Parts) -> list[TableGradient]:
         """As `merge`, for slices that `sum_everywhere` returned."""
         return self.merge(parts)
 
-    def push(self, gradients, hyperparameters, step, time=None):
+    def push(
+        self,
+        gradients: Sequence[TableGradient],
+        hyperparameters: steps.Hyperparameters,
+        step: tf.Tensor,
+        time: tf.Tensor | None = None,
+    ) -> tf.Tensor:
         """Updates tables; returns the rows updated in each, int64 `[n]`.
 
         Args:
@@ -211,28 +233,16 @@ class Regime:
           time: int64 scalar, in seconds since 1970, for the rows that record
             it. None: the clock of each device that holds such rows.
         """
-        updates = []
-        for gradient in gradients:
-            rows = gradient.table.rows
-            gradient, split_sizes = by_shard(gradient, rows.num_shards)
-            updates.append(
-                steps.RowsUpdate(
-                    rows,
-                    gradient.signs,
-                    split_sizes,
-                    gradient.values,
-                    gradient.statistics,
-                )
-            )
+        updates = row_updates(gradients)
         return steps.push(updates, hyperparameters, step, time)
 
-    def sum(self, tensor):
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over the processes that push."""
         return tensor
 
     # Variables
 
-    def total(self, number):
+    def total(self, number: tf.Tensor) -> tf.Tensor:
         """The sum of an int64 scalar over replicas, of all processes.
 
         It is called in a replica's context.
@@ -242,7 +252,9 @@ class Regime:
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, number)
 
-    def sum_gradients(self, dense, slices):
+    def sum_gradients(
+        self, dense: list[tf.Tensor], slices: TableSlices
+    ) -> tuple[list[tf.Tensor], TableSlices]:
         """Sums gradients over replicas; called in a replica's context.
 
         Those of a replica without samples may be NaN, and do not count.
@@ -261,7 +273,9 @@ class Regime:
             dense = context.all_reduce(tf.distribute.ReduceOp.SUM, dense)
         return dense, slices
 
-    def weighted_values(self, values, factor):
+    def weighted_values(
+        self, values: Sequence[tf.Tensor], factor: tf.Tensor
+    ) -> list[tf.Tensor]:
         """Tensors times a factor; NaN times 0 is 0.
 
         Args:
@@ -273,7 +287,9 @@ class Regime:
             for value in values
         ]
 
-    def sum_everywhere(self, dense, slices):
+    def sum_everywhere(
+        self, dense: list[tf.Tensor], slices: TableSlices
+    ) -> tuple[list[tf.Tensor], TableSlices]:
         """Sums gradients on every replica; called in a replica's context.
 
         For a wrapper of the optimizer that checks the sums before it passes
@@ -288,26 +304,11 @@ class Regime:
           summed by sign.
         """
         dense, slices = self.sum_gradients(dense, slices)
+        return dense, gather_slices(slices)
 
-        # TensorFlow's reduction of slices deadlocks or fails with several in
-        # flight beside dense reductions.
-        def concatenate(strategy, signs, values):
-            local = strategy.experimental_local_results
-            return [
-                tf.IndexedSlices(tf.concat(local(v), 0), tf.concat(local(s), 0))
-                for s, v in zip(signs, values)
-            ]
-
-        gathered = tf.distribute.get_replica_context().merge_call(
-            concatenate,
-            args=(
-                [grad.indices for _, grad in slices],
-                [grad.values for _, grad in slices],
-            ),
-        )
-        return dense, [(t, g) for (t, _), g in zip(slices, gathered)]
-
-    def gather_batch(self, tensors, what):
+    def gather_batch(
+        self, tensors: Sequence[tf.Tensor], what: str
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Gathers the shares of a batch; called in a replica's context.
 
         Args:
@@ -326,21 +327,13 @@ class Regime:
         context = tf.distribute.get_replica_context()
         if self.num_replicas == 1 or context is None:
             return list(tensors), tf.constant(0, tf.int64)
-        size = tf.shape(tensors[0], tf.int64)[0]
-        sizes = context.all_gather(size[tf.newaxis], axis=0)
-        replica = context.replica_id_in_sync_group
-        offset = tf.gather(tf.cumsum(sizes, exclusive=True), replica)
-        return [context.all_gather(one, axis=0) for one in tensors], offset
+        return gather_replicas(context, tensors)
 
-    def check_gathers(self, what):
-        """Raises NotImplementedError if `gather_batch` does not work.
-
-        Args:
-          what: as of `gather_batch`.
-        """
+    def check_gathers(self, what: str) -> None:
+        """Raises NotImplementedError where `gather_batch` does not work."""
         del what
 
-    def check_fit(self, model_in_fit):
+    def check_fit(self, model_in_fit: Callable[[], keras.Model | None]) -> None:
         """Raises RuntimeError if Keras's `fit` would train a model wrongly.
 
         It is called in a replica's context.
@@ -351,18 +344,24 @@ class Regime:
         """
         del model_in_fit
 
-    def check_optimizer(self, optimizer):
+    def check_optimizer(self, optimizer: "Optimizer") -> None:
         """Raises ValueError for options that the regime does not support.
 
         Args:
           optimizer: a tf_ext.optimizers.Optimizer.
         """
 
-    def make_counter_exact(self, variable):
+    def make_counter_exact(self, variable: typing.Any) -> None:
         """Makes concurrent additions to a Keras variable lose no update."""
         del variable
 
-    def move_average(self, average, value, momentum, count):
+    def move_average(
+        self,
+        average: typing.Any,
+        value: tf.Tensor,
+        momentum: float,
+        count: tf.Tensor,
+    ) -> None:
         """Updates a moving average with a batch's value.
 
         Args:
@@ -377,11 +376,11 @@ class Regime:
 
     # Processes
 
-    def gather(self, values):
+    def gather(self, values: tf.Tensor) -> tf.Tensor:
         """Gathers int64 `[n]` of all processes: `[num_processes, n]`."""
         return values[tf.newaxis]
 
-    def gather_json(self, value):
+    def gather_json(self, value: typing.Any) -> list[typing.Any]:
         """Gathers a value of all processes in a list; outside of graphs.
 
         Args:
@@ -389,7 +388,12 @@ class Regime:
         """
         return [value]
 
-    def from_first(self, value, encode=None, decode=None):
+    def from_first(
+        self,
+        value: _T,
+        encode: Callable[[_T], typing.Any] | None = None,
+        decode: Callable[[typing.Any], _T] | None = None,
+    ) -> _T:
         """Returns the first process's value on all; outside of graphs.
 
         Args:
@@ -400,11 +404,11 @@ class Regime:
         del encode, decode
         return value
 
-    def int_of_first(self, number):
+    def int_of_first(self, number: int) -> int:
         """Returns the first process's int on all; outside of graphs."""
         return number
 
-    def present(self):
+    def present(self) -> int | None:
         """The seconds since 1970 to which those of pushes are compared.
 
         Returns:
@@ -413,7 +417,9 @@ class Regime:
         """
         return None
 
-    def check_same(self, what, values):
+    def check_same(
+        self, what: str, values: Callable[[], Mapping[str, typing.Any]]
+    ) -> None:
         """Raises ValueError unless all processes have the same values.
 
         Args:
@@ -424,7 +430,7 @@ class Regime:
         """
         del what, values
 
-    def together(self, what):
+    def together(self, what: str) -> contextlib.AbstractContextManager[None]:
         """A context after which all processes raise if one did.
 
         Args:
@@ -435,7 +441,9 @@ class Regime:
 
     # Saving
 
-    def file_of_all(self, filepath):
+    def file_of_all(
+        self, filepath: str
+    ) -> contextlib.AbstractContextManager[str]:
         """A context with the path that this process saves a model to.
 
         All processes enter it at the same time; the file of the first remains.
@@ -448,7 +456,9 @@ class Regime:
         """
         return contextlib.nullcontext(filepath)
 
-    def chunks(self, shards, fields, limit):
+    def chunks(
+        self, shards: Sequence[Exports], fields: Sequence[Field], limit: int
+    ) -> Generator[Chunk, None, None]:
         """Yields all rows of a table in chunks, on the first process.
 
         Other processes have to iterate as well, and to close it if they stop
@@ -470,7 +480,9 @@ class Regime:
                 cursor = int(cursor)
                 yield signs.numpy(), {k: v.numpy() for k, v in values.items()}
 
-    def checkpoint_part(self, shard, fields, limit):
+    def checkpoint_part(
+        self, shard: Exports, fields: Sequence[Field], limit: int
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The part of a shard in this process's checkpoint.
 
         Args:

@@ -9,10 +9,15 @@ sends gradients of other replicas' losses back.
 
 import contextlib
 import contextvars
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
-_current = contextvars.ContextVar("tf_ext_replica_weight", default=None)
+from tf_ext.regimes.table_interface import TableSlices
+
+_current: contextvars.ContextVar["ReplicaWeight | None"] = (
+    contextvars.ContextVar("tf_ext_replica_weight", default=None)
+)
 
 
 class ReplicaWeight:
@@ -28,16 +33,16 @@ class ReplicaWeight:
         layers are multiplied, or None. See `losses_of_layers`.
     """
 
-    def __init__(self, value):
+    def __init__(self, value: tf.Tensor) -> None:
         self.value = value
         self.in_step = False
         self.in_library_step = False
         self.is_applied = False
-        self.share_of_losses = None
+        self.share_of_losses: Callable[[], tf.Tensor] | None = None
 
 
 @contextlib.contextmanager
-def replica_weight(value):
+def replica_weight(value: tf.Tensor) -> Iterator[ReplicaWeight]:
     """The context of a training or test step on a replica.
 
     Args:
@@ -48,20 +53,21 @@ def replica_weight(value):
     Yields:
       ReplicaWeight.
     """
-    token = _current.set(ReplicaWeight(value))
+    weight = ReplicaWeight(value)
+    token = _current.set(weight)
     try:
-        yield _current.get()
+        yield weight
     finally:
         _current.reset(token)
 
 
-def current_replica_weight():
+def current_replica_weight() -> ReplicaWeight | None:
     """The ReplicaWeight of the current step, or None."""
     return _current.get()
 
 
 @contextlib.contextmanager
-def library_step():
+def library_step() -> Iterator[None]:
     """A context in which `compute_loss` alone weights the loss."""
     weight = _current.get()
     if weight is None:
@@ -74,7 +80,7 @@ def library_step():
         weight.in_library_step = before
 
 
-def weigh_computed_loss(loss):
+def weigh_computed_loss(loss: tf.Tensor) -> tf.Tensor:
     """Weights what `compute_loss` returns, in a step of a library.
 
     A step of a model's own may add to it before it computes gradients.
@@ -91,7 +97,7 @@ def weigh_computed_loss(loss):
     return _weighted_loss(loss, weight)
 
 
-def weigh_own_loss(loss):
+def weigh_own_loss(loss: tf.Tensor) -> tf.Tensor:
     """As `weigh_computed_loss`, for the loss of a model's own step."""
     weight = _current.get()
     if weight is None or weight.in_library_step:
@@ -99,7 +105,7 @@ def weigh_own_loss(loss):
     return _weighted_loss(loss, weight)
 
 
-def losses_of_layers(losses):
+def losses_of_layers(losses: list[tf.Tensor]) -> list[tf.Tensor]:
     """The losses that layers have added, as a step is to see them.
 
     A mean over no samples is NaN, which would remain in metrics. And steps of
@@ -121,7 +127,11 @@ def losses_of_layers(losses):
     ]
 
 
-def weighted(dense, slices, multiply):
+def weighted(
+    dense: list[tf.Tensor],
+    slices: TableSlices,
+    multiply: Callable[[Sequence[tf.Tensor], tf.Tensor], list[tf.Tensor]],
+) -> tuple[list[tf.Tensor], TableSlices]:
     """A replica's gradients as they count in the sum over replicas.
 
     Those of a replica without samples may be NaN, and do not count. A step that
@@ -157,16 +167,18 @@ def weighted(dense, slices, multiply):
     return gradients[: len(dense)], list(zip(tables, gradients[len(dense) :]))
 
 
-def _is_sliced(gradient):
+def _is_sliced(gradient: tf.Tensor | tf.IndexedSlices) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
-def _weighted_loss(loss, weight):
+def _weighted_loss(loss: tf.Tensor, weight: ReplicaWeight) -> tf.Tensor:
     weight.is_applied = True
 
     @tf.custom_gradient
-    def weighted(loss):
-        def gradient(upstream):
+    def weighted(
+        loss: tf.Tensor,
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return upstream * tf.cast(weight.value, upstream.dtype)
 
         return _where_samples(loss, weight), gradient
@@ -174,5 +186,5 @@ def _weighted_loss(loss, weight):
     return weighted(tf.convert_to_tensor(loss))
 
 
-def _where_samples(loss, weight):
+def _where_samples(loss: tf.Tensor, weight: ReplicaWeight) -> tf.Tensor:
     return tf.where(weight.value > 0, loss, tf.zeros_like(loss))

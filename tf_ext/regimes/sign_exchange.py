@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distinct signs on their way to the workers that own them."""
 
-import collections
+import typing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops import _wire
+from tf_ext.regimes.plan import PullPlan
 
-Route = collections.namedtuple(
-    "Route", ["split_sizes", "counts", "signs", "width", "flag"]
-)
-Route.__doc__ = """The way of some distinct signs to their owners.
 
-split_sizes: int64 `[workers]`, how many went to each; counts: int64
-`[workers]`, how many came from each; signs: int64 `[n]`, those that came;
-width: int64 scalar, what was agreed on for the values of all that went along;
-flag: int64 scalar, above 0 if a worker that sent some had an error.
-"""
+class Route(typing.NamedTuple):
+    """The way of some distinct signs to their owners.
+
+    Attributes:
+      split_sizes: int64 `[workers]`, how many went to each.
+      counts: int64 `[workers]`, how many came from each.
+      signs: int64 `[n]`, those that came.
+      width: int64 scalar, what was agreed on for the values of all that went
+        along.
+      flag: int64 scalar, above 0 if a worker that sent some had an error.
+    """
+
+    split_sizes: tf.Tensor
+    counts: tf.Tensor
+    signs: tf.Tensor
+    width: tf.Tensor
+    flag: tf.Tensor
 
 
 class SignExchange:
@@ -33,7 +44,13 @@ class SignExchange:
       is_complete: bool, whether the plans have their routes.
     """
 
-    def __init__(self, workers, plans, floats, error=None):
+    def __init__(
+        self,
+        workers: Collectives,
+        plans: Sequence[PullPlan],
+        floats: Sequence[int],
+        error: tf.Tensor | None = None,
+    ) -> None:
         self._workers = workers
         self._plans = plans
         self._header = _wire.exchange_header(
@@ -48,7 +65,7 @@ class SignExchange:
         )
         self.is_complete = False
 
-    def words(self):
+    def words(self) -> tf.Tensor:
         """The signs for each worker, for those who send them themselves.
 
         Returns:
@@ -58,7 +75,7 @@ class SignExchange:
         packed = tf.bitcast(self._pack(self._expected.value), tf.int32)
         return tf.reshape(packed, [self._workers.size, -1])
 
-    def take_words(self, rows):
+    def take_words(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Finds the routes, by a collective if signs did not fit.
 
         Args:
@@ -69,13 +86,13 @@ class SignExchange:
         """
         pairs = tf.reshape(rows, [self._workers.size, -1, 2])
         self._complete(tf.bitcast(pairs, tf.int64))
-        return [plan.route.flag for plan in self._plans]
+        return [plan.way.flag for plan in self._plans]
 
-    def send(self):
+    def send(self) -> None:
         """Sends the signs, by a collective."""
         self._complete(self._send(self._expected.value))
 
-    def _complete(self, received):
+    def _complete(self, received: tf.Tensor) -> None:
         count = len(self._plans)
         agreed = _wire.exchange_agree(received, count)
         width, expected = agreed.signs_width, self._expected.value
@@ -112,10 +129,10 @@ class SignExchange:
             )
         self.is_complete = True
 
-    def _send(self, wanted):
+    def _send(self, wanted: tf.Tensor) -> tf.Tensor:
         return self._workers.all_to_all(self._pack, tf.int64, wanted)
 
-    def _pack(self, width):
+    def _pack(self, width: tf.Tensor) -> tf.Tensor:
         return _wire.exchange_pack(
             [plan.signs for plan in self._plans],
             [plan.split_sizes for plan in self._plans],

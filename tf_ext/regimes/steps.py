@@ -3,14 +3,13 @@
 
 import collections
 import typing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_ext.ops import _step_ops
 from tf_ext.regimes import clock
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.rows import TableRows
+from tf_ext.regimes.table_interface import Rows
 
 
 class RowsWanted(typing.NamedTuple):
@@ -27,7 +26,7 @@ class RowsWanted(typing.NamedTuple):
         the table has.
     """
 
-    rows: "TableRows"
+    rows: Rows
     signs: tf.Tensor
     split_sizes: tf.Tensor | None
     insert: bool | tf.Tensor
@@ -46,7 +45,7 @@ class RowsUpdate(typing.NamedTuple):
       statistics: float32 `[n, s]`, as of `TableGradient`, or None.
     """
 
-    rows: "TableRows"
+    rows: Rows
     signs: tf.Tensor
     split_sizes: tf.Tensor | None
     gradients: tf.Tensor
@@ -166,7 +165,7 @@ class _Splits:
         self._parts: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def __call__(
-        self, rows: "TableRows", value: tf.Tensor, sizes: tf.Tensor | None
+        self, rows: Rows, value: tf.Tensor, sizes: tf.Tensor | None
     ) -> list[tf.Tensor]:
         count = len(rows.shards)
         if count == 1:
@@ -178,7 +177,7 @@ class _Splits:
 
 
 def _by_device(
-    tables: typing.Iterable["TableRows"],
+    tables: typing.Iterable[Rows],
 ) -> dict[str, list[tuple[int, int]]]:
     """The places of shards on each device: `(table, shard)`."""
     places = collections.defaultdict(list)
@@ -189,7 +188,7 @@ def _by_device(
 
 
 def _handles(
-    of_tables: list[typing.Any], places: list[tuple[int, int]]
+    of_tables: Sequence[RowsWanted | RowsUpdate], places: list[tuple[int, int]]
 ) -> list[tf.Tensor]:
     return [of_tables[i].rows.shards[j].resource_handle for i, j in places]
 

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is traced to be served by TensorFlow's ops alone: no shards."""
 
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_ext.ops._stock.scope import Lookup
+from tf_ext.regimes.plan import PullRequest
 from tf_ext.regimes.regime import Regime
 
 
@@ -13,11 +19,13 @@ class StockRegime(Regime):
 
     trains = False
 
-    def __init__(self, lookup):
+    def __init__(self, lookup: Lookup) -> None:
         super().__init__()
         self._lookup = lookup
 
-    def pull(self, requests, error=None):
+    def pull(
+        self, requests: Sequence[PullRequest], error: tf.Tensor | None = None
+    ) -> list[tf.Tensor]:
         """Rows of each request's distinct signs; none is made."""
         del error
         return [

@@ -5,21 +5,36 @@ import contextlib
 import json
 import os
 import tempfile
+import typing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._keras import keras
 from tf_ext.distribute import agreement
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import worker_tasks
+from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops import _wire
 from tf_ext.regimes import batches, clock
 from tf_ext.regimes.exchange import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
-from tf_ext.regimes.gradients import from_slices, to_indices
+from tf_ext.regimes.gradients import TableGradient, from_slices, to_indices
 from tf_ext.regimes.piggyback import piggybacked
-from tf_ext.regimes.regime import Placement, Regime
+from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.replica_weights import weighted
+from tf_ext.regimes.table_interface import (
+    Chunk,
+    Exports,
+    Field,
+    Parts,
+    Placement,
+    Table,
+    TableSlices,
+)
+
+_T = typing.TypeVar("_T")
 
 _FILES = (".h5", ".keras")
 
@@ -34,29 +49,36 @@ class SynchronousRegime(AllToAll, Regime):
       workers: its Collectives.
     """
 
+    strategy: tf.distribute.Strategy
+    workers: Collectives
+
     raises_together = True
     has_all = False
 
-    def __init__(self, strategy, workers):
+    def __init__(
+        self, strategy: tf.distribute.Strategy, workers: Collectives
+    ) -> None:
         Regime.__init__(self, strategy)
         AllToAll.__init__(self, workers)
         self.num_processes = workers.size
         self.rank = workers.rank
 
-    def placement(self):
+    def placement(self) -> Placement:
         """The shard of this worker's rank."""
         return Placement([self.workers.device])
 
-    def check_table(self, table):
+    def check_table(self, table: Table) -> None:
         """Raises ValueError if a table has no shard in the other workers."""
         if table.rows.regime.workers is not self.workers:
             raise self._made_outside(table)
 
-    def check_exportable(self, label):
+    def check_exportable(self, label: str) -> None:
         """Raises ValueError: no worker has all rows."""
         raise self._unexportable(label, "spread over workers")
 
-    def sum_gradients(self, dense, slices):
+    def sum_gradients(
+        self, dense: list[tf.Tensor], slices: TableSlices
+    ) -> tuple[list[tf.Tensor], TableSlices]:
         """As in the base class, but `merge_beside` sums.
 
         It uses tf_ext's collectives: TensorFlow's use a new key in each step,
@@ -72,7 +94,9 @@ class SynchronousRegime(AllToAll, Regime):
         ]
         return summed, slices
 
-    def weighted_values(self, values, factor):
+    def weighted_values(
+        self, values: Sequence[tf.Tensor], factor: tf.Tensor
+    ) -> list[tf.Tensor]:
         """As in the base class, in one op."""
         values = list(values)
         together = [i for i, v in enumerate(values) if v.dtype == tf.float32]
@@ -84,12 +108,14 @@ class SynchronousRegime(AllToAll, Regime):
         others = super().weighted_values(
             [v for v in values if v.dtype != tf.float32], factor
         )
-        products, others = iter(products), iter(others)
+        float32, rest = iter(products), iter(others)
         return [
-            next(products if v.dtype == tf.float32 else others) for v in values
+            next(float32 if v.dtype == tf.float32 else rest) for v in values
         ]
 
-    def merge_beside(self, dense, parts):
+    def merge_beside(
+        self, dense: list[tf.Tensor], parts: Parts
+    ) -> tuple[list[tf.Tensor], list[TableGradient]]:
         """Sums gradients of variables and tables in one collective.
 
         Those of variables are summed apart if they are large, or alone.
@@ -113,7 +139,9 @@ class SynchronousRegime(AllToAll, Regime):
             summed[i] = value
         return summed, tables
 
-    def sum_everywhere(self, dense, slices):
+    def sum_everywhere(
+        self, dense: list[tf.Tensor], slices: TableSlices
+    ) -> tuple[list[tf.Tensor], TableSlices]:
         """Sums, and slices of the rows that this worker owns."""
         dense, slices = self.sum_gradients(dense, slices)
         dense, tables = self.merge_beside(
@@ -137,7 +165,7 @@ class SynchronousRegime(AllToAll, Regime):
             for t in tables
         ]
 
-    def merge_summed(self, parts):
+    def merge_summed(self, parts: Parts) -> list[TableGradient]:
         """The sums, and whether those of all workers are finite."""
         if not parts:
             return []
@@ -153,49 +181,58 @@ class SynchronousRegime(AllToAll, Regime):
         time = everywhere[0, 1] if records else None
         return [t._replace(finite=finite, time=time) for t in sums]
 
-    def gather_batch(self, tensors, what):
+    def gather_batch(
+        self, tensors: Sequence[tf.Tensor], what: str
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Gathers samples of all workers, by tf_ext's collectives."""
         del what
         return batches.gather_batch(self.workers, tensors)
 
-    def check_fit(self, model_in_fit):
+    def check_fit(self, model_in_fit: Callable[[], keras.Model | None]) -> None:
         """Raises RuntimeError unless the model is a tf_ext.Model."""
         # Code that acts for all replicas runs in the thread that called `fit`.
         context = tf.distribute.get_replica_context()
         context.merge_call(lambda _: _check_model(model_in_fit()))
 
-    def total(self, number):
+    def total(self, number: tf.Tensor) -> tf.Tensor:
         """As in the base class, by tf_ext's collectives."""
         return tf.reduce_sum(self.gather(number[tf.newaxis]))
 
-    def gather(self, values):
+    def gather(self, values: tf.Tensor) -> tf.Tensor:
         """Gathers values of all workers; also in a graph."""
         return self.workers.gather(values)
 
-    def gather_json(self, value):
+    def gather_json(self, value: typing.Any) -> list[typing.Any]:
         """Gathers a value of all workers in a list."""
         gathered = self.workers.gather_bytes(json.dumps(value).encode())
         return [json.loads(text) for text in gathered]
 
-    def from_first(self, value, encode=None, decode=None):
+    def from_first(
+        self,
+        value: _T,
+        encode: Callable[[_T], typing.Any] | None = None,
+        decode: Callable[[typing.Any], _T] | None = None,
+    ) -> _T:
         """The first worker's value, sent to all."""
         mine = b""
         if self.rank == 0:
-            mine = json.dumps(value if encode is None else encode(value))
-            mine = mine.encode()
+            text = json.dumps(value if encode is None else encode(value))
+            mine = text.encode()
         sent = json.loads(self.workers.gather_bytes(mine)[0])
         return sent if decode is None else decode(sent)
 
-    def int_of_first(self, number):
+    def int_of_first(self, number: int) -> int:
         """The first worker's int, by one collective."""
         mine = tf.constant([number], tf.int64)
         return int(self.workers.gather(mine)[0, 0])
 
-    def present(self):
+    def present(self) -> int | None:
         """The first worker's clock."""
         return self.int_of_first(int(clock.seconds()))
 
-    def check_same(self, what, values):
+    def check_same(
+        self, what: str, values: Callable[[], Mapping[str, typing.Any]]
+    ) -> None:
         """As in the base class; all workers raise."""
         with tf.init_scope():
             try:
@@ -213,12 +250,12 @@ class SynchronousRegime(AllToAll, Regime):
                 "arguments and data."
             )
 
-    def together(self, what):
+    def together(self, what: str) -> contextlib.AbstractContextManager[None]:
         """A context after which all workers raise if one did."""
         return self.workers.together(what)
 
     @contextlib.contextmanager
-    def file_of_all(self, filepath):
+    def file_of_all(self, filepath: str) -> Iterator[str]:
         """The first worker writes `filepath`, others into temporary folders.
 
         All workers learn when all have finished, or one has failed.
@@ -237,7 +274,7 @@ class SynchronousRegime(AllToAll, Regime):
                 yield path
 
     @contextlib.contextmanager
-    def _agreement(self, filepath):
+    def _agreement(self, filepath: str) -> Iterator[None]:
         failed = True
         try:
             yield
@@ -251,13 +288,17 @@ class SynchronousRegime(AllToAll, Regime):
                 "own error says why."
             )
 
-    def chunks(self, shards, fields, limit):
+    def chunks(
+        self, shards: Sequence[Exports], fields: Sequence[Field], limit: int
+    ) -> Generator[Chunk, None, None]:
         """Rows of all workers, brought to the first a chunk at a time."""
         # The chunks of all workers arrive together.
         limit = max(1, limit // self.num_processes)
         return gathered_chunks(self.workers, shards[0], fields, limit)
 
-    def checkpoint_part(self, shard, fields, limit):
+    def checkpoint_part(
+        self, shard: Exports, fields: Sequence[Field], limit: int
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """The rows of all workers on the first, whose checkpoint is kept.
 
         The others write their own.
@@ -272,7 +313,7 @@ class SynchronousRegime(AllToAll, Regime):
         }
 
 
-def _check_model(model):
+def _check_model(model: keras.Model | None) -> None:
     if model is not None and not hasattr(model, "tf_ext_tables"):
         raise RuntimeError(
             f"fit() of {type(model).__name__}, a Keras model with "
@@ -285,7 +326,10 @@ def _check_model(model):
         )
 
 
-def _map(function, grad):
+def _map(
+    function: Callable[[tf.Tensor], tf.Tensor],
+    grad: tf.Tensor | tf.IndexedSlices,
+) -> tf.Tensor | tf.IndexedSlices:
     """Applies a function to a gradient's values, slices or not."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(
@@ -294,7 +338,7 @@ def _map(function, grad):
     return function(grad)
 
 
-def _check_writable(filepath):
+def _check_writable(filepath: str) -> None:
     there = tf.io.gfile.exists(filepath)
     with tf.io.gfile.GFile(filepath, "ab") as file:
         file.write(b"")

@@ -36,6 +36,9 @@ from tf_ext.snapshot.storage import normalised
 from tf_ext.tables import snapshot_loads
 from tf_ext.tables.find import tables_of
 
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.sparse_table import SparseTable
+
 _LOG = logging.getLogger("tf_ext")
 
 # Errors of a point that is damaged, or is removed or replaced while it is read.
@@ -294,7 +297,7 @@ class _Change:
     def __init__(
         self,
         model: keras.Model,
-        tables: list[typing.Any],
+        tables: list["SparseTable"],
         path: str,
         saved: SavedPoint,
     ) -> None:
@@ -330,7 +333,9 @@ class _Change:
         return time.monotonic() - begin
 
 
-def _update_of(table: typing.Any, path: str, wanted: str) -> typing.Any:
+def _update_of(
+    table: "SparseTable", path: str, wanted: str
+) -> snapshot_loads.Update:
     """The checked update of a table to the snapshot with the id `wanted`."""
     manifest = read_manifest(path)
     if manifest.id != wanted:

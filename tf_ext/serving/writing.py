@@ -253,7 +253,7 @@ def write(
                 about = {"step": step, "snapshots": snapshots}
                 made.write(new, about)
                 stack.close()
-    return regime.from_first(str(new.folder) if first else None)
+    return regime.from_first(str(new.folder) if first else "")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,11 @@
 
 import json
 import logging
+import typing
+from collections.abc import Iterable
+
+if typing.TYPE_CHECKING:
+    from tf_ext.feature_column.column import Column
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -17,28 +22,28 @@ class ColumnRecord:
       label: string, the table's name, for the log.
     """
 
-    def __init__(self, label):
+    def __init__(self, label: str) -> None:
         self._label = label
         # {(name, hashing identity)}: of the layers' columns, and as saved.
-        self._here = frozenset()
-        self._saved = frozenset()
+        self._here: frozenset[tuple[str, str]] = frozenset()
+        self._saved: frozenset[tuple[str, str]] = frozenset()
 
-    def add(self, columns):
+    def add(self, columns: Iterable["Column"]) -> None:
         """Adds the columns of a layer."""
         found = {(column.name, column.hashing_identity) for column in columns}
         self._warn(found - self._here)
         self._here |= found
 
     @property
-    def names(self):
+    def names(self) -> list[str]:
         """The names of the columns, a sorted list."""
         return sorted({name for name, _ in self._here})
 
-    def state(self):
+    def state(self) -> str:
         """The record to save with the rows, as JSON text."""
         return json.dumps(sorted(self._here or self._saved))
 
-    def restore(self, text):
+    def restore(self, text: str) -> None:
         """Compares the columns with a saved record, a result of `state`."""
         try:
             pairs = json.loads(text)
@@ -55,7 +60,7 @@ class ColumnRecord:
             return
         self._warn(self._here)
 
-    def _warn(self, columns):
+    def _warn(self, columns: Iterable[tuple[str, str]]) -> None:
         known = {how for _, how in self._saved}
         if not known:
             return
@@ -77,5 +82,5 @@ class ColumnRecord:
                 )
 
 
-def _short(text, limit=120):
+def _short(text: str, limit: int = 120) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of a model."""
 
+from tf_ext._keras import keras
 from tf_ext.tables import shadow
 from tf_ext.tables.sparse_table import SparseTable
 
 
-def tables_of(model):
+def tables_of(model: keras.layers.Layer) -> list[SparseTable]:
     """The distinct SparseTables of a Keras model or layer, in its order.
 
     Args:

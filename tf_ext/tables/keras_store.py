@@ -11,9 +11,12 @@ written by tf_ext before November 2026 have no checksums.
 import contextlib
 import contextvars
 import json
+import typing
 import weakref
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import _core
@@ -24,6 +27,9 @@ from tf_ext._counting import counting_of
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.tables import row_counters
 
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.rows import TableRows
+
 _FORMAT = 1
 # Of tables with fields of float16 or bfloat16; bfloat16, which HDF5 does not
 # have, is stored as its bits, a uint16.
@@ -32,19 +38,40 @@ _SMALL_ROWS_FORMAT = 2
 _BFLOAT16 = np.dtype(tf.bfloat16.as_numpy_dtype)
 
 # {store: {id of a TableRows: message}}, of failed loads.
-_failures = weakref.WeakKeyDictionary()
+_failures: weakref.WeakKeyDictionary["Store", dict[int, str]] = (
+    weakref.WeakKeyDictionary()
+)
 
 # Files whose model has a place for all of their variables.
-_checked = weakref.WeakSet()
+_checked: weakref.WeakSet[typing.Any] = weakref.WeakSet()
 
 # The steps of `load`: check rows, import them, or one after the other.
-_steps = contextvars.ContextVar("steps", default=("check", "import"))
+_steps: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
+    "steps", default=("check", "import")
+)
 
 # Keras keeps a `.keras` file in memory until it is complete.
 MAX_BYTES = 4 << 30
 
+_CheckState: typing.TypeAlias = Callable[[dict[str, str]], object]
 
-def save(table_rows, label, state, store):
+
+class Store(typing.Protocol):
+    """What Keras passes to `save_own_variables` and `load_own_variables`."""
+
+    def keys(self) -> Collection[str]:
+        """The names of what it holds."""
+
+    def __getitem__(self, key: str, /) -> typing.Any:
+        """An array, or a dataset of a file."""
+
+    def __setitem__(self, key: str, value: npt.NDArray[typing.Any], /) -> None:
+        """Writes an array."""
+
+
+def save(
+    table_rows: "TableRows", label: str, state: Mapping[str, str], store: Store
+) -> None:
     """Writes the rows of a table.
 
     Args:
@@ -68,9 +95,9 @@ def save(table_rows, label, state, store):
             "callback tf_ext.callbacks.TableSnapshot."
         )
     chunk = written = 0
-    checksums = {}
+    checksums: dict[str, int] = {}
 
-    def put(name, array):
+    def put(name: str, array: npt.NDArray[typing.Any]) -> None:
         store[name] = array
         checksums[name] = _checksum(array)
 
@@ -99,7 +126,9 @@ def save(table_rows, label, state, store):
     store["header_crc32c"] = np.array([_checksum(text)], np.uint32)
 
 
-def _save_counters(table_rows, put):
+def _save_counters(
+    table_rows: "TableRows", put: Callable[[str, npt.NDArray[typing.Any]], None]
+) -> dict[str, typing.Any]:
     """Writes counters by `put(name, array)`; returns members of the header."""
     if table_rows.counting is None:
         return {}
@@ -113,7 +142,7 @@ def _save_counters(table_rows, put):
     return {"counters": {"period": period, "chunks": chunk}}
 
 
-def only(step):
+def only(step: str) -> contextlib.AbstractContextManager[None]:
     """Restricts `load` to one of its steps in a block: "check" or "import".
 
     To check all tables of a file before any is changed, the file is loaded
@@ -122,12 +151,12 @@ def only(step):
     return Setting(_steps, (step,))
 
 
-def checks_only():
+def checks_only() -> bool:
     """Whether nothing may change: this is a load of `only("check")`."""
     return "import" not in _steps.get()
 
 
-def refuse_skipped_layers():
+def refuse_skipped_layers() -> None:
     """Refuses a file with variables of layers that would not load them.
 
     It is called when something of tf_ext is loaded from a file of Keras.
@@ -147,7 +176,12 @@ def refuse_skipped_layers():
         )
 
 
-def load(table_rows, label, store, check_state=None):
+def load(
+    table_rows: "TableRows",
+    label: str,
+    store: Store,
+    check_state: _CheckState | None = None,
+) -> dict[str, str]:
     """Replaces the rows of a table with saved ones.
 
     If an object fails to load, Keras 3 retries it under its other paths in the
@@ -180,7 +214,12 @@ def load(table_rows, label, store, check_state=None):
         raise
 
 
-def _load(table_rows, label, store, check_state):
+def _load(
+    table_rows: "TableRows",
+    label: str,
+    store: Store,
+    check_state: _CheckState | None,
+) -> dict[str, str]:
     header = _read_header(store, label)
     if "check" in _steps.get():
         _check(table_rows, label, store, header)
@@ -206,7 +245,9 @@ def _load(table_rows, label, store, check_state):
     return header["state"]
 
 
-def _import_counters(table_rows, store, counters):
+def _import_counters(
+    table_rows: "TableRows", store: Store, counters: dict[str, typing.Any]
+) -> None:
     for chunk in range(counters["chunks"]):
         row_counters.import_counters(
             table_rows,
@@ -216,7 +257,7 @@ def _import_counters(table_rows, store, counters):
         )
 
 
-def _read_header(store, label):
+def _read_header(store: Store, label: str) -> dict[str, typing.Any]:
     if "header" not in store.keys():
         raise ValueError(
             f"The file holds no rows of table {label!r}; it has "
@@ -261,13 +302,13 @@ def _read_header(store, label):
     return header
 
 
-def _is_text_dict(value):
+def _is_text_dict(value: object) -> bool:
     return isinstance(value, dict) and all(
         isinstance(text, str) for text in value.values()
     )
 
 
-def _check_state(label, state, check):
+def _check_state(label: str, state: dict[str, str], check: _CheckState) -> None:
     try:
         check(state)
     except ValueError as error:
@@ -278,7 +319,12 @@ def _check_state(label, state, check):
         ) from None
 
 
-def _check(table_rows, label, store, header):
+def _check(
+    table_rows: "TableRows",
+    label: str,
+    store: Store,
+    header: dict[str, typing.Any],
+) -> None:
     table_rows.check_config(label, header["config"])
     if header["format"] != _format_of(table_rows):
         raise _damaged(
@@ -336,7 +382,9 @@ def _check(table_rows, label, store, header):
     _check_counters(label, store, header)
 
 
-def _check_counters(label, store, header):
+def _check_counters(
+    label: str, store: Store, header: dict[str, typing.Any]
+) -> None:
     if "counters" not in header:
         return
     counters = header["counters"]
@@ -354,18 +402,20 @@ def _check_counters(label, store, header):
         check.add(*arrays)
 
 
-def _format_of(table_rows):
+def _format_of(table_rows: "TableRows") -> int:
     small = any(field.dtype.size == 2 for field in table_rows.fields)
     return _SMALL_ROWS_FORMAT if small else _FORMAT
 
 
-def _stored(dtype):
+def _stored(dtype: npt.DTypeLike) -> np.dtype[typing.Any]:
     """The dtype in which a store holds values of a dtype."""
     dtype = np.dtype(dtype)
     return np.dtype(np.uint16) if dtype == _BFLOAT16 else dtype
 
 
-def _compare(label, name, array, saved):
+def _compare(
+    label: str, name: str, array: npt.NDArray[typing.Any], saved: object
+) -> None:
     found = _checksum(array)
     if saved != found:
         raise _damaged(
@@ -374,19 +424,19 @@ def _compare(label, name, array, saved):
         )
 
 
-def _checksum(array):
+def _checksum(array: npt.NDArray[typing.Any]) -> int:
     return _core.crc32c(np.asarray(array).tobytes())
 
 
-def _damaged(label, what):
+def _damaged(label: str, what: str) -> ValueError:
     return ValueError(f"The rows of table {label!r} are damaged: {what}")
 
 
-def _array_of(text):
+def _array_of(text: str) -> npt.NDArray[np.uint8]:
     """A string as a uint8 array, which HDF5 stores can hold."""
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def _text_of(array):
+def _text_of(array: npt.NDArray[typing.Any]) -> str:
     """The string of `_array_of`."""
     return np.asarray(array, np.uint8).tobytes().decode()

@@ -9,17 +9,12 @@ from tf_ext._checks import is_fraction, is_int, refuse
 from tf_ext._compat.scalars import scalar
 from tf_ext.ops import _wire
 from tf_ext.tables import weights_only
-from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import config_text, parse_config
+from tf_ext.tables.table_attributes import TableAttributes
 
 
-class LifetimeMethods:
+class LifetimeMethods(TableAttributes):
     """Methods of `SparseTable` about the lifetime of rows; see docs/rows.md."""
-
-    # Attributes of SparseTable.
-    name: str
-    rows: TableRows
-    eviction: policies.Policy | None
 
     @property
     def statistics_width(self) -> int:

@@ -5,13 +5,21 @@ In files they have the form of rows with a single field, `count`, which is
 negative if the id was last counted in the period before the current one.
 """
 
+import typing
+from collections.abc import Callable, Generator, Mapping, Sequence
+
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import _core, ops
-from tf_ext._counting import counting_of
+from tf_ext._counting import Counting, counting_of
 from tf_ext.ops import _counter_ops
-from tf_ext.tables.shard import Field
+from tf_ext.regimes.table_interface import Chunk
+from tf_ext.tables.shard import Field, TableShard
+
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.rows import TableRows
 
 FIELDS = (Field("count", tf.int32, 1),)
 
@@ -27,11 +35,13 @@ class CounterShard:
       period: int64 scalar, the current period of the whole table.
     """
 
-    def __init__(self, shard, period):
+    def __init__(self, shard: TableShard, period: int | tf.Tensor) -> None:
         self._shard = shard
         self._period = period
 
-    def export(self, cursor=0, limit=-1):
+    def export(
+        self, cursor: int | tf.Tensor = 0, limit: int = -1
+    ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         """Copies out counters: see `TableShard.export`."""
         with tf.device(self._shard.device):
             exported = _counter_ops.sparse_table_export_counters(
@@ -44,7 +54,7 @@ class CounterShard:
         )
 
 
-def current_period(rows):
+def current_period(rows: "TableRows") -> tf.Tensor:
     """The latest period of a push to any shard, int64 `[]`."""
     periods = []
     for shard in rows.shards:
@@ -57,7 +67,7 @@ def current_period(rows):
     return tf.reduce_max(rows.regime.gather(latest[tf.newaxis]))
 
 
-def bytes_of(rows):
+def bytes_of(rows: "TableRows") -> int:
     """The bytes of all counters in files, an int."""
     if rows.counting is None:
         return 0
@@ -66,7 +76,9 @@ def bytes_of(rows):
     return counters * _core.COUNTER_BYTES
 
 
-def chunks(rows, period):
+def chunks(
+    rows: "TableRows", period: int | tf.Tensor
+) -> Generator[Chunk, None, None]:
     """All counters in chunks of bounded size; see `Regime.chunks`."""
     return rows.regime.chunks(
         [CounterShard(shard, period) for shard in rows.shards],
@@ -75,7 +87,12 @@ def chunks(rows, period):
     )
 
 
-def import_counters(rows, signs, counts, period):
+def import_counters(
+    rows: "TableRows",
+    signs: tf.Tensor,
+    counts: tf.Tensor,
+    period: int | tf.Tensor,
+) -> tf.Tensor:
     """Sets counters in the shards that this process accesses.
 
     Args:
@@ -97,21 +114,38 @@ def import_counters(rows, signs, counts, period):
     )
 
 
-def _import(shard, signs, counts, period, clear=False):
+def _import(
+    shard: TableShard,
+    signs: tf.Tensor,
+    counts: tf.Tensor,
+    period: int | tf.Tensor,
+    clear: bool = False,
+) -> tf.Tensor:
     with tf.device(shard.device):
         return _counter_ops.sparse_table_import_counters(
             shard.resource_handle, signs, counts, period, clear
         )
 
 
-def clear(shard, period=0):
+def clear(shard: TableShard, period: int | tf.Tensor = 0) -> None:
     """Removes the counters of a shard, and sets its period."""
     _import(
         shard, tf.zeros([0], tf.int64), tf.zeros([0, 1], tf.int32), period, True
     )
 
 
-def restore_files(shard, paths, files, file_shards, *numbers):
+def restore_files(
+    shard: TableShard,
+    paths: Sequence[str],
+    files: npt.NDArray[np.int64],
+    file_shards: Sequence[int],
+    stored_shards: int,
+    index: int,
+    shards: int,
+    n: int,
+    period: int,
+    load: bool,
+) -> None:
     """Sets counters of a shard from files.
 
     Args:
@@ -119,7 +153,12 @@ def restore_files(shard, paths, files, file_shards, *numbers):
       paths: list of strings.
       files: int64 `[f, 5]`, as returned by `sparse_table_save`.
       file_shards: list of ints, the snapshot's shard of each file.
-      *numbers: further arguments of `sparse_table_restore_counters`.
+      stored_shards: int, the number of shards of the snapshot.
+      index: int, the index of the shard in the table.
+      shards: int, the number of shards of the table.
+      n: int, at how many occurrences the saved table admits a sign.
+      period: int, the period as of which they were saved.
+      load: bool, whether the table is changed.
     """
     with tf.device(shard.device):
         _counter_ops.sparse_table_restore_counters(
@@ -127,7 +166,12 @@ def restore_files(shard, paths, files, file_shards, *numbers):
             tf.constant(paths, tf.string, [len(paths)]),
             files,
             tf.constant(file_shards, tf.int64, [len(paths)]),
-            *numbers,
+            stored_shards,
+            index,
+            shards,
+            n,
+            period,
+            load,
         )
 
 
@@ -140,7 +184,9 @@ class Check:
       period: what is said to be the period.
     """
 
-    def __init__(self, label, counting, period):
+    def __init__(
+        self, label: str, counting: Counting | None, period: object
+    ) -> None:
         self._label = label
         if counting is None:
             raise self._damaged("the saved table's admission is not by count.")
@@ -153,7 +199,9 @@ class Check:
         self._least = -self._most if period else 1
         self._seen = _core.SignSet()
 
-    def add(self, signs, counts):
+    def add(
+        self, signs: npt.NDArray[typing.Any], counts: npt.NDArray[typing.Any]
+    ) -> None:
         """Checks the next ones, arrays `[n]` and `[n, 1]`."""
         if (
             signs.dtype != np.int64
@@ -178,7 +226,7 @@ class Check:
         if not new.all():
             raise self._damaged(f"{signs[~new][0]} occurs twice.")
 
-    def _damaged(self, what):
+    def _damaged(self, what: str) -> ValueError:
         return ValueError(
             f"The counters of table {self._label!r} are damaged: {what}"
         )
@@ -187,7 +235,11 @@ class Check:
 # Checkpoints
 
 
-def saved_tensors(rows, saved, label):
+def saved_tensors(
+    rows: "TableRows",
+    saved: Mapping[str, Callable[[], typing.Any]] | None,
+    label: str,
+) -> dict[str, tf.Tensor]:
     """The tensors of counters in a checkpoint: see `TableRows`.
 
     Args:
@@ -228,7 +280,9 @@ def saved_tensors(rows, saved, label):
     return tensors
 
 
-def restore_tensors(rows, restored):
+def restore_tensors(
+    rows: "TableRows", restored: Mapping[str, tf.Tensor]
+) -> list[tf.Tensor]:
     """Sets the counters of a checkpoint, after its rows.
 
     Args:
@@ -238,7 +292,7 @@ def restore_tensors(rows, restored):
     Returns:
       List of int64 scalars, the numbers of counters.
     """
-    imported = []
+    imported: list[tf.Tensor] = []
     while f"counter_signs{len(imported)}" in restored:
         part = len(imported)
         imported.append(

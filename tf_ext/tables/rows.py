@@ -4,15 +4,20 @@
 import copy
 import functools
 import threading
+import typing
 import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
+import numpy.typing as npt
 import tensorflow as tf
 
+from tf_ext import eviction as policies
 from tf_ext import ops
 from tf_ext._compat.checkpoints import SavedResource, tensors_being_restored
-from tf_ext._counting import counting_of
+from tf_ext._counting import Counting, counting_of
 from tf_ext.ops import _owner_ops
-from tf_ext.regimes import LocalRegime
+from tf_ext.regimes import LocalRegime, Regime
+from tf_ext.regimes.table_interface import Chunk, Exports
 from tf_ext.tables import row_counters
 from tf_ext.tables.identity import check_identity
 from tf_ext.tables.shard import (
@@ -26,8 +31,15 @@ from tf_ext.tables.weights_only import (
     without_rule,
 )
 
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.each_shard import Tasks
+
 # The size of the chunks in which rows are streamed out of a table, in bytes.
 _CHUNK_BYTES = 32 << 20
+
+_State: typing.TypeAlias = tuple[
+    Callable[[], dict[str, str]], Callable[[dict[str, str]], None]
+]
 
 
 class TableRows(SavedResource):
@@ -51,13 +63,13 @@ class TableRows(SavedResource):
 
     def __init__(
         self,
-        config,
-        fields,
-        state=None,
-        devices=("",),
-        regime=None,
-        owner=None,
-    ):
+        config: str,
+        fields: Iterable[tuple[str, tf.DType, int]],
+        state: _State | None = None,
+        devices: Sequence[str] = ("",),
+        regime: Regime | None = None,
+        owner: tuple[str, str] | None = None,
+    ) -> None:
         super().__init__(device=devices[0])
         self.regime = regime or LocalRegime()
         self._fields = tuple(Field(*field) for field in fields)
@@ -67,11 +79,11 @@ class TableRows(SavedResource):
         self._serves_statistics = False
         # Of the module `snapshots`: `(path, id)` of the incremental snapshots;
         # the id of one that has not ended in all shards, or ""; what is held
-        # while these change; the tasks of each thread.
-        self.snapshot_chain = ()
+        # while these change. Of `each_shard`: the tasks of each thread.
+        self.snapshot_chain: tuple[tuple[str, str], ...] = ()
         self.saving = ""
         self.chain_lock = threading.RLock()
-        self.under_way = {}
+        self.under_way: dict[int, Tasks] = {}
         with tf.init_scope():
             # Created here, so that no traced function creates one of its own.
             # The core returns the configuration in canonical form.
@@ -84,7 +96,7 @@ class TableRows(SavedResource):
                     with tf.device(shard.device):
                         _owner_ops.sparse_table_set_owner(shard, *owner)
 
-    def _create_resource(self):
+    def _create_resource(self) -> tf.Tensor:
         if tf.executing_eagerly():
             return ops.sparse_table_handle(self._config)
         # In a graph: a SavedModel is being written. Sessions, including
@@ -95,12 +107,12 @@ class TableRows(SavedResource):
         )
 
     @functools.cached_property
-    def records_seconds(self):
+    def records_seconds(self) -> bool:
         """Whether rows store the time of their last push in seconds."""
         return parse_config(self.config).get("last_seen") == "second"
 
     @functools.cached_property
-    def served(self):
+    def served(self) -> "TableRows":
         """The same rows as an exported model holds them: weights only.
 
         And statistics, after `serve_statistics`.
@@ -115,34 +127,36 @@ class TableRows(SavedResource):
         )
         return served
 
-    def serve_statistics(self):
+    def serve_statistics(self) -> None:
         """Lets exported models hold the statistics of rows."""
         self._serves_statistics = True
         self.__dict__.pop("served", None)
 
-    def emptied(self, config, fields):
+    def emptied(
+        self, config: str, fields: Iterable[tuple[str, tf.DType, int]]
+    ) -> "TableRows":
         """New, empty rows of another configuration, in the same places."""
         devices, owner = self._place
         return TableRows(
             config, fields, self._state, devices, self.regime, owner
         )
 
-    def _check_exportable(self):
+    def _check_exportable(self) -> None:
         self.regime.check_exportable(self._label)
 
-    def _create_on(self, device):
+    def _create_on(self, device: str) -> tf.Tensor:
         with tf.device(device):
             return self._create_resource()
 
-    def _initialize(self):
+    def _initialize(self) -> None:
         pass
 
-    def _destroy_resource(self):
+    def _destroy_resource(self) -> None:
         # The handle is reference-counted and frees the table with the last one.
         pass
 
     @property
-    def shards(self):
+    def shards(self) -> list[TableShard]:
         """The shards that this process accesses, a list of `TableShard`."""
         return [
             TableShard(handle, self._fields)
@@ -150,50 +164,57 @@ class TableRows(SavedResource):
         ]
 
     @property
-    def fields(self):
+    def fields(self) -> tuple[Field, ...]:
         """The fields of a row: a tuple of `Field`, `weights` first."""
         return self._fields
 
     @property
-    def names(self):
+    def names(self) -> list[str]:
         """The names of the fields of a row, a list of strings."""
         return [field.name for field in self._fields]
 
     @property
-    def weights_only(self):
+    def weights_only(self) -> bool:
         """Whether rows hold only weights and so cannot be trained."""
         return holds_weights_only(self.config)
 
     @property
-    def counting(self):
+    def counting(self) -> Counting | None:
         """The Counting of the table's admission; None if it counts nothing."""
         return counting_of(self.config)
 
     @property
-    def _label(self):
+    def _label(self) -> str:
         return parse_config(self.config)["name"]
 
     @property
-    def bytes_per_row(self):
+    def bytes_per_row(self) -> int:
         """Bytes of a row in a checkpoint: its sign and all fields."""
         return 8 + sum(f.dtype.size * f.count for f in self._fields)
 
     @property
-    def num_shards(self):
+    def num_shards(self) -> int:
         """The number of shards, an int."""
         return self.regime.num_processes * (1 + len(self._more_handles))
 
     @property
-    def first_shard(self):
+    def first_shard(self) -> int:
         """The index, among all shards, of the first in `shards`, an int."""
         return self.regime.rank
 
-    def _split(self, value, split_sizes):
+    def _split(
+        self, value: tf.Tensor, split_sizes: tf.Tensor
+    ) -> list[tf.Tensor]:
         if self.num_shards == 1:
             return [value]
         return tf.split(value, split_sizes, num=self.num_shards)
 
-    def import_rows(self, signs, values, clear=False):
+    def import_rows(
+        self,
+        signs: tf.Tensor,
+        values: Mapping[str, tf.Tensor],
+        clear: bool = False,
+    ) -> tf.Tensor:
         """Sets fields of rows; inserts absent rows.
 
         Where each of several workers has a shard, only the rows of the shards
@@ -214,7 +235,9 @@ class TableRows(SavedResource):
             ]
         )
 
-    def by_owner(self, signs, values):
+    def by_owner(
+        self, signs: tf.Tensor, values: Mapping[str, tf.Tensor]
+    ) -> list[tuple[TableShard, tf.Tensor, Mapping[str, tf.Tensor]]]:
         """Divides what is set among the shards that this process accesses.
 
         Args:
@@ -243,17 +266,17 @@ class TableRows(SavedResource):
             for i, shard in zip(mine, self.shards)
         ]
 
-    def chunks(self):
+    def chunks(self) -> Generator[Chunk, None, None]:
         """All rows in chunks of bounded size; see `Regime.chunks`."""
         return self.regime.chunks(
             self.shards, self._fields, self._rows_of_chunk
         )
 
     @property
-    def _rows_of_chunk(self):
+    def _rows_of_chunk(self) -> int:
         return max(1, _CHUNK_BYTES // self.bytes_per_row)
 
-    def export(self):
+    def export(self) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """All rows of `shards`: `(signs [n], {field: [n, count]})`.
 
         Floats are float32, whatever type they are stored in.
@@ -264,12 +287,12 @@ class TableRows(SavedResource):
             for field in self._fields
         }
 
-    def size(self):
+    def size(self) -> tf.Tensor:
         """The number of rows in all shards, int64 scalar."""
         size = _add([shard.size() for shard in self.shards])
         return tf.reduce_sum(self.regime.gather(size[tf.newaxis]))
 
-    def stats(self):
+    def stats(self) -> list[tf.Tensor]:
         """Statistics: int64 `[len(ops.TABLE_STATS)]` for each shard."""
         return [
             stats
@@ -277,11 +300,13 @@ class TableRows(SavedResource):
             for stats in tf.unstack(self.regime.gather(shard.stats()))
         ]
 
-    def erase(self, signs):
+    def erase(self, signs: tf.Tensor) -> tf.Tensor:
         """Removes the rows of signs `[n]`; returns how many it removed."""
         return _add([shard.erase(signs) for shard in self.shards])
 
-    def evict(self, policy, now):
+    def evict(
+        self, policy: policies.Policy, now: int | tf.Tensor | None
+    ) -> tf.Tensor:
         """Evicts rows from all shards.
 
         Args:
@@ -298,7 +323,7 @@ class TableRows(SavedResource):
         ]
         return tf.reduce_sum(self.regime.gather(_add(counts)), 0)
 
-    def decay(self, factor):
+    def decay(self, factor: float) -> tf.Tensor:
         """Multiplies the statistics of all rows of all shards by a factor.
 
         Args:
@@ -310,15 +335,20 @@ class TableRows(SavedResource):
         rows = _add([shard.decay(factor) for shard in self.shards])
         return tf.reduce_sum(self.regime.gather(rows[tf.newaxis]))
 
-    def clear(self):
+    def clear(self) -> tf.Tensor:
         """Removes all rows of `shards`; returns how many there were."""
         return _add([shard.clear() for shard in self.shards])
 
-    def compact(self):
+    def compact(self) -> tf.Tensor:
         """Compacts `shards`; returns the bytes freed, an int64 scalar."""
         return _add([shard.compact() for shard in self.shards])
 
-    def check_rows(self, label, config, values):
+    def check_rows(
+        self,
+        label: str,
+        config: str,
+        values: Mapping[str, npt.NDArray[typing.Any]],
+    ) -> None:
         """Raises unless the saved rows can be restored into this table.
 
         Args:
@@ -337,7 +367,13 @@ class TableRows(SavedResource):
                     f"rows have {shape}."
                 )
 
-    def check_config(self, label, config, weights_only=False, convert=False):
+    def check_config(
+        self,
+        label: str,
+        config: str,
+        weights_only: bool = False,
+        convert: bool = False,
+    ) -> None:
         """Raises unless rows of a table of `config` fit this table.
 
         Args:
@@ -349,7 +385,7 @@ class TableRows(SavedResource):
         """
         check_identity(label, self.config, config, weights_only, convert)
 
-    def _saved_tensors(self):
+    def _saved_tensors(self) -> dict[str, tf.Tensor]:
         # Also called during a restore, where only names and devices of the
         # tensors matter. The small values are read now: the rest of a restore
         # may be in a graph, where nothing can be compared.
@@ -378,7 +414,9 @@ class TableRows(SavedResource):
                     tensors[name] = tf.constant(text)
         return tensors
 
-    def _part(self, shard, whole):
+    def _part(
+        self, shard: Exports, whole: bool
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Signs and fields of a shard; empty tensors unless `whole`."""
         if whole:
             return self.regime.checkpoint_part(
@@ -387,13 +425,17 @@ class TableRows(SavedResource):
         signs, _, values = shard.export(limit=0)
         return signs, values
 
-    def _restore_state(self, saved):
+    def _restore_state(
+        self, saved: Mapping[str, Callable[[], typing.Any]]
+    ) -> None:
         if self._state is not None:
             names = saved.keys() & self._state[0]().keys()
             self._state[1]({name: saved[name]().decode() for name in names})
 
-    def _restore_tensors(self, restored_tensors):
-        parts = []
+    def _restore_tensors(
+        self, restored_tensors: Mapping[str, tf.Tensor]
+    ) -> tf.Tensor:
+        parts: list[tuple[tf.Tensor, dict[str, tf.Tensor]]] = []
         while _part_name("signs", len(parts)) in restored_tensors:
             prefix = _part_name("field", len(parts))
             parts.append(
@@ -415,7 +457,9 @@ class TableRows(SavedResource):
                 ]
             )
 
-    def _import_parts(self, parts):
+    def _import_parts(
+        self, parts: Sequence[tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
+    ) -> tf.Tensor:
         if len(parts) == len(self.shards) == self.num_shards:
             imported = [
                 shard.import_rows(signs, values, clear=True)
@@ -429,13 +473,13 @@ class TableRows(SavedResource):
         return _add(imported)
 
 
-def _part_name(prefix, part):
+def _part_name(prefix: str, part: int) -> str:
     return f"{prefix}{part}" if part else prefix
 
 
-def _concat(values):
+def _concat(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return values[0] if len(values) == 1 else tf.concat(values, 0)
 
 
-def _add(values):
+def _add(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return values[0] if len(values) == 1 else tf.add_n(values)

@@ -8,17 +8,22 @@ extracts them. The variable's value is never used. Another optimizer would
 silently train it instead of the table, so assigning it raises.
 """
 
+import typing
 import weakref
+from collections.abc import Iterable
 
 import tensorflow as tf
 
 from tf_ext._compat.calls import is_within
 from tf_ext._compat.variables import refuse_updates
 
+if typing.TYPE_CHECKING:
+    from tf_ext.tables.sparse_table import SparseTable
+
 _TABLE = "_tf_ext_table"
 
 
-def refusal(name):
+def refusal(name: str | None) -> str:
     """The error text for an assignment to the shadow variable of a table.
 
     Args:
@@ -36,7 +41,7 @@ def refusal(name):
     )
 
 
-def set_weights_refusal(name):
+def set_weights_refusal(name: str) -> str:
     """The error text for `set_weights` of a layer or model with a table."""
     return (
         f"set_weights cannot be used here: the rows of table {name!r} are not "
@@ -47,7 +52,7 @@ def set_weights_refusal(name):
     )
 
 
-def mark(variable, table):
+def mark(variable: typing.Any, table: "SparseTable") -> None:
     """Makes `variable` the shadow of `table`.
 
     Args:
@@ -55,7 +60,7 @@ def mark(variable, table):
       table: the SparseTable; kept as a weak reference.
     """
 
-    def refuse():
+    def refuse() -> None:
         if is_within("set_weights"):
             raise RuntimeError(set_weights_refusal(table_name))
         raise RuntimeError(refusal(table_name))
@@ -69,19 +74,19 @@ def mark(variable, table):
         refuse_updates(layer, refuse)
 
 
-def table_of(variable):
+def table_of(variable: typing.Any) -> "SparseTable | None":
     """The table whose shadow `variable` is, or None."""
     reference = getattr(variable, _TABLE, None)
     return None if reference is None else reference()
 
 
-def name_of(variable):
+def name_of(variable: typing.Any) -> str:
     """What messages call a variable, or the table whose shadow it is."""
     table = table_of(variable)
     return variable.name if table is None else f"table {table.name!r}"
 
 
-def count_without(count, tables):
+def count_without(count: int, tables: Iterable["SparseTable"]) -> int:
     """Keras's count of parameters, without the shadows of tables.
 
     Args:

@@ -1,23 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """One shard of a table: a resource on one device."""
 
-import collections
+import typing
+from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import ops
+from tf_ext._snapshot_manifest import Manifest, RowField
 from tf_ext.ops import _snapshot_ops, _update_ops
 from tf_ext.regimes import clock
 
-Field = collections.namedtuple("Field", ["name", "dtype", "count"])
+
+class Field(typing.NamedTuple):
+    """A field of a row.
+
+    Attributes:
+      name: string.
+      dtype: the type in which it is stored.
+      count: int, the number of values.
+    """
+
+    name: str
+    dtype: tf.DType
+    # Instead of the method of tuples.
+    count: int  # type: ignore[assignment]
 
 
-def parse_config(text):
+def parse_config(text: str) -> dict[str, str]:
     """The entries of a table's configuration text, as a dict of strings."""
     return dict(line.split("=", 1) for line in text.splitlines() if line)
 
 
-def config_text(entries):
+def config_text(entries: Mapping[str, str]) -> str:
     """The configuration text of a table, from a dict of strings."""
     return "".join(f"{k}={v}\n" for k, v in sorted(entries.items()))
 
@@ -30,16 +47,22 @@ class TableShard:
       fields: tuple of `Field`, the fields of a row, `weights` first.
     """
 
-    def __init__(self, handle, fields):
+    def __init__(self, handle: tf.Tensor, fields: Sequence[Field]) -> None:
         self.resource_handle = handle
         self._fields = fields
 
     @property
-    def device(self):
+    def device(self) -> str:
         """The device that holds the rows, for `tf.device`."""
         return self.resource_handle.device
 
-    def export(self, cursor=0, limit=-1, names=None, as_float32=False):
+    def export(
+        self,
+        cursor: int | tf.Tensor = 0,
+        limit: int = -1,
+        names: Collection[str] | None = None,
+        as_float32: bool = False,
+    ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         """Copies out rows, starting at `cursor`.
 
         Args:
@@ -68,7 +91,7 @@ class TableShard:
             )
         return signs, next_cursor, dict(zip([f.name for f in fields], values))
 
-    def sample(self, limit, position):
+    def sample(self, limit: int, position: int) -> tf.Tensor:
         """Copies the weights of a sample of the rows.
 
         They are the rows that follow a position in the order of the hashes of
@@ -95,7 +118,12 @@ class TableShard:
                 ends, cursor = ends - 1, 0
         return tf.concat(parts, 0)
 
-    def import_rows(self, signs, values, clear=False):
+    def import_rows(
+        self,
+        signs: tf.Tensor,
+        values: Mapping[str, tf.Tensor],
+        clear: bool = False,
+    ) -> tf.Tensor:
         """Sets fields of rows; inserts absent rows.
 
         Args:
@@ -115,22 +143,24 @@ class TableShard:
                 clear=clear,
             )
 
-    def size(self):
+    def size(self) -> tf.Tensor:
         """The number of rows, int64 scalar."""
         with tf.device(self.device):
             return ops.sparse_table_size(self.resource_handle)
 
-    def stats(self):
+    def stats(self) -> tf.Tensor:
         """Statistics, int64 `[len(ops.TABLE_STATS)]`."""
         with tf.device(self.device):
             return ops.sparse_table_stats(self.resource_handle)
 
-    def erase(self, signs):
+    def erase(self, signs: tf.Tensor) -> tf.Tensor:
         """Removes the rows of signs `[n]`; returns how many it removed."""
         with tf.device(self.device):
             return ops.sparse_table_erase(self.resource_handle, signs)
 
-    def evict(self, now, **limits):
+    def evict(
+        self, now: int | tf.Tensor | None, **limits: typing.Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Evicts rows; `(examined, evicted)`, see `ops.sparse_table_evict`.
 
         Args:
@@ -142,31 +172,31 @@ class TableShard:
                 now = clock.seconds()
             return ops.sparse_table_evict(self.resource_handle, now, **limits)
 
-    def decay(self, factor):
+    def decay(self, factor: float | tf.Tensor) -> tf.Tensor:
         """Multiplies statistics by a factor; returns the number of rows."""
         with tf.device(self.device):
             return ops.sparse_table_decay(self.resource_handle, factor)
 
-    def clear(self):
+    def clear(self) -> tf.Tensor:
         """Removes all rows; returns how many there were, an int64 scalar."""
         with tf.device(self.device):
             return ops.sparse_table_clear(self.resource_handle)
 
-    def compact(self):
+    def compact(self) -> tf.Tensor:
         """Frees the memory of erased rows; int64 scalar, the bytes freed."""
         with tf.device(self.device):
             return ops.sparse_table_compact(self.resource_handle)
 
     def save(
         self,
-        directory,
-        snapshot_id,
-        base,
-        tracked,
-        index,
-        max_bytes_per_second,
-        period,
-    ):
+        directory: str,
+        snapshot_id: str,
+        base: str,
+        tracked: bool,
+        index: int,
+        max_bytes_per_second: int,
+        period: int,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Writes the rows of the shard to files of a snapshot.
 
         Args:
@@ -193,34 +223,34 @@ class TableShard:
                 period,
             )
 
-    def end_save(self, snapshot_id, committed):
+    def end_save(self, snapshot_id: str, committed: bool) -> None:
         """Ends a tracked save; `committed`: whether its manifest exists."""
         with tf.device(self.device):
             _snapshot_ops.sparse_table_end_save(
                 self.resource_handle, snapshot_id, committed
             )
 
-    def set_chain(self, snapshot_id):
+    def set_chain(self, snapshot_id: str) -> None:
         """Starts marking changes since a snapshot; "" stops marking."""
         with tf.device(self.device):
             _snapshot_ops.sparse_table_set_chain(
                 self.resource_handle, snapshot_id
             )
 
-    def held(self):
+    def held(self) -> str:
         """The id of the snapshot whose rows it holds, a string; "" for none."""
         with tf.device(self.device):
             held = _update_ops.sparse_table_held(self.resource_handle)
         return held.numpy().decode()
 
-    def begin_update(self, base, whole):
+    def begin_update(self, base: str, whole: bool) -> tf.Tensor:
         """Begins an update; see `sparse_table_begin_update`."""
         with tf.device(self.device):
             return _update_ops.sparse_table_begin_update(
                 self.resource_handle, base, whole
             )
 
-    def end_update(self, number, snapshot_id):
+    def end_update(self, number: tf.Tensor, snapshot_id: str) -> tf.Tensor:
         """Ends an update; see `sparse_table_end_update`."""
         with tf.device(self.device):
             return _update_ops.sparse_table_end_update(
@@ -229,16 +259,16 @@ class TableShard:
 
     def restore(
         self,
-        paths,
-        files,
-        file_shards,
-        manifest,
-        fields,
-        index,
-        shards,
-        action,
-        convert=False,
-    ):
+        paths: Sequence[str],
+        files: npt.NDArray[np.int64],
+        file_shards: Sequence[int],
+        manifest: Manifest,
+        fields: Sequence[RowField],
+        index: int,
+        shards: int,
+        action: str,
+        convert: bool = False,
+    ) -> typing.Any:
         """Applies files of a snapshot, as part of an update or on their own.
 
         Args:

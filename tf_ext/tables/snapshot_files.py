@@ -7,18 +7,33 @@ Each shard reads the files that it needs, with an op on its own device.
 import contextlib
 import posixpath
 import re
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext._counting import counting_of
-from tf_ext._snapshot_manifest import Conversion, DamagedSnapshotError
-from tf_ext.snapshot.files import overlap
+from tf_ext._snapshot_manifest import (
+    Conversion,
+    DamagedSnapshotError,
+    Manifest,
+    RowFile,
+)
+from tf_ext.snapshot.files import Chain, overlap
 from tf_ext.tables import row_counters
-from tf_ext.tables.snapshots import on_each
+from tf_ext.tables.each_shard import on_each
+from tf_ext.tables.rows import TableRows
+from tf_ext.tables.shard import TableShard
 
 
-def restore_rows(rows, chain, names, action="load", convert=False):
+def restore_rows(
+    rows: TableRows,
+    chain: Chain,
+    names: Collection[str],
+    action: str = "load",
+    convert: bool = False,
+) -> Conversion:
     """Applies snapshots one after another, each in all shards in parallel.
 
     Args:
@@ -35,7 +50,12 @@ def restore_rows(rows, chain, names, action="load", convert=False):
     total = np.zeros([3], np.int64)
     for path, manifest in chain:
 
-        def restore(index, shard, path=path, manifest=manifest):
+        def restore(
+            index: int,
+            shard: TableShard,
+            path: str = path,
+            manifest: Manifest = manifest,
+        ) -> npt.NDArray[np.int64]:
             files = _files_of(manifest, index, shards, action == "verify")
             restored = shard.restore(
                 [posixpath.join(path, file.name) for file in files],
@@ -55,7 +75,13 @@ def restore_rows(rows, chain, names, action="load", convert=False):
     return Conversion(*total.tolist())
 
 
-def restore_counters(rows, path, manifest, weights_only, load):
+def restore_counters(
+    rows: TableRows,
+    path: str,
+    manifest: Manifest,
+    weights_only: bool,
+    load: bool,
+) -> None:
     """Replaces the counters of a table by those of a snapshot.
 
     They are removed if the snapshot has none that the table can take.
@@ -67,19 +93,18 @@ def restore_counters(rows, path, manifest, weights_only, load):
       weights_only: bool, whether only the weights of rows are loaded.
       load: bool; if False, the files are only checked.
     """
-    saved = counting_of(manifest.config)
-    has_counters = (
-        manifest.counters is not None
-        and not weights_only
-        and rows.counting.can_take(saved)
-    )
-    period = manifest.counters.period if has_counters else 0
+    counting, saved = rows.counting, counting_of(manifest.config)
+    counters = None if weights_only else manifest.counters
+    if counting is None or saved is None or not counting.can_take(saved):
+        counters = None
+    period = 0 if counters is None else counters.period
+    n = 0 if saved is None else saved.n
     shards = rows.num_shards
 
-    def restore(index, shard):
+    def restore(index: int, shard: TableShard) -> None:
         if load:
             row_counters.clear(shard, period)
-        if has_counters:
+        if counters is not None:
             files = _files_of(manifest.of_counters, index, shards, not load)
             row_counters.restore_files(
                 shard,
@@ -89,7 +114,7 @@ def restore_counters(rows, path, manifest, weights_only, load):
                 manifest.shards,
                 index,
                 shards,
-                saved.n,
+                n,
                 period,
                 load,
             )
@@ -99,7 +124,7 @@ def restore_counters(rows, path, manifest, weights_only, load):
 
 
 @contextlib.contextmanager
-def _naming_damage(path):
+def _naming_damage(path: str) -> Iterator[None]:
     """Raises DamagedSnapshotErrors for the ops' errors about files."""
     try:
         yield
@@ -111,7 +136,9 @@ def _naming_damage(path):
         ) from None
 
 
-def _files_of(manifest, index, shards, divided):
+def _files_of(
+    manifest: Manifest, index: int, shards: int, divided: bool
+) -> list[RowFile]:
     """The files that a shard of a table reads.
 
     Args:
@@ -132,12 +159,12 @@ def _files_of(manifest, index, shards, divided):
     ]
 
 
-def own_words(error):
+def own_words(error: tf.errors.OpError) -> str:
     """An op's error message without what TensorFlow adds to it."""
     return re.sub(r"^\{\{.*?\}\} | \[Op:[^]]*\]$", "", error.message)
 
 
-def _numbers(files):
+def _numbers(files: Sequence[RowFile]) -> npt.NDArray[np.int64]:
     """The numbers that the ops need of each file: int64 `[f, 5]`."""
     numbers = [(f.tag, f.rows, f.erased, f.bytes, f.crc32c) for f in files]
     return np.array(numbers, np.uint64).reshape([-1, 5]).astype(np.int64)

@@ -8,13 +8,17 @@ needs, with an op on its own device.
 import contextlib
 import dataclasses
 import logging
+import os
+import typing
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
 from tf_ext import _snapshot_checks
 from tf_ext import _snapshot_manifest as manifests
-from tf_ext._snapshot_manifest import Conversion, DamagedSnapshotError
+from tf_ext._snapshot_manifest import Conversion, DamagedSnapshotError, Manifest
 from tf_ext.snapshot.files import (
+    Chain,
     read_again_if_replaced,
     read_base,
     read_chain,
@@ -22,28 +26,31 @@ from tf_ext.snapshot.files import (
 )
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables import row_counters, snapshot_files
+from tf_ext.tables.each_shard import on_each
+from tf_ext.tables.rows import TableRows
 from tf_ext.tables.snapshot_files import own_words
 from tf_ext.tables.snapshots import (
     begin_chain,
     end_chain,
-    on_each,
     row_fields,
     together,
 )
+
+CheckState: typing.TypeAlias = Callable[[dict[str, str]], object]
 
 _LOG = logging.getLogger("tf_ext")
 
 
 def load(
-    rows,
-    path,
-    label,
-    weights_only=False,
-    incremental=False,
-    check_state=None,
-    in_place=False,
-    convert=False,
-):
+    rows: TableRows,
+    path: str | os.PathLike[str],
+    label: str,
+    weights_only: bool = False,
+    incremental: bool = False,
+    check_state: CheckState | None = None,
+    in_place: bool = False,
+    convert: bool = False,
+) -> Manifest:
     """Replaces rows with those of a snapshot; see `SparseTable.load`.
 
     Args:
@@ -78,7 +85,7 @@ def load(
     path = normalised(path)
     what = f"Loading table {label!r} from {path!r}"
 
-    def restore(chain):
+    def restore(chain: Chain) -> tuple[Chain, Conversion | None]:
         update = Update(
             rows,
             label,
@@ -106,7 +113,12 @@ def load(
     return _with_conversion(rows, what, chain[-1][1], conversion)
 
 
-def _with_conversion(rows, what, manifest, conversion):
+def _with_conversion(
+    rows: TableRows,
+    what: str,
+    manifest: Manifest,
+    conversion: Conversion | None,
+) -> Manifest:
     """The manifest with the Conversion of all processes, which is logged."""
     if conversion is None:
         return manifest
@@ -124,7 +136,13 @@ def _with_conversion(rows, what, manifest, conversion):
     return dataclasses.replace(manifest, conversion=total)
 
 
-def apply_delta(rows, path, label, check_state=None, convert=False):
+def apply_delta(
+    rows: TableRows,
+    path: str | os.PathLike[str],
+    label: str,
+    check_state: CheckState | None = None,
+    convert: bool = False,
+) -> Manifest:
     """Applies a delta in place; see `SparseTable.apply_delta`.
 
     Args:
@@ -140,7 +158,7 @@ def apply_delta(rows, path, label, check_state=None, convert=False):
     path = normalised(path)
     what = f"Applying the delta {path!r} to table {label!r}"
 
-    def apply(links):
+    def apply(links: Chain) -> tuple[Chain, Conversion | None]:
         update = Update(
             rows, label, what, links, check_state=check_state, convert=convert
         )
@@ -156,7 +174,7 @@ def apply_delta(rows, path, label, check_state=None, convert=False):
     return _with_conversion(rows, what, manifest, conversion)
 
 
-def update_to(rows, path, label):
+def update_to(rows: TableRows, path: str, label: str) -> "Update":
     """The update of a table to a snapshot, by deltas if possible.
 
     Args:
@@ -187,7 +205,7 @@ def update_to(rows, path, label):
     )
 
 
-def _links_to(rows, path, label, what):
+def _links_to(rows: TableRows, path: str, label: str, what: str) -> Chain:
     """The deltas from the snapshot that a table holds to another one.
 
     Args:
@@ -211,7 +229,7 @@ def _links_to(rows, path, label, what):
     return _of_first(rows, links)
 
 
-def _read_links(rows, path, label):
+def _read_links(rows: TableRows, path: str, label: str) -> Chain:
     held = held_by(rows)
     links = [(path, read_manifest(path))]
     if not held:
@@ -248,7 +266,7 @@ def _read_links(rows, path, label):
     return links[1:]
 
 
-def held_by(rows):
+def held_by(rows: TableRows) -> str:
     """The id of the snapshot that all shards of this process hold, or ""."""
     held = set(on_each(rows, lambda _, shard: shard.held()))
     return held.pop() if len(held) == 1 else ""
@@ -277,16 +295,16 @@ class Update:
 
     def __init__(
         self,
-        rows,
-        label,
-        what,
-        chain,
-        whole=False,
-        weights_only=False,
-        check_state=None,
-        with_counters=True,
-        convert=False,
-    ):
+        rows: TableRows,
+        label: str,
+        what: str,
+        chain: Chain,
+        whole: bool = False,
+        weights_only: bool = False,
+        check_state: CheckState | None = None,
+        with_counters: bool = True,
+        convert: bool = False,
+    ) -> None:
         self._rows = rows
         self._convert = convert
         self.conversion = Conversion(0, 0, 0) if convert else None
@@ -304,7 +322,7 @@ class Update:
         }
         self._check_state = check_state
 
-    def check(self):
+    def check(self) -> None:
         """Raises unless the snapshots fit the table's configuration."""
         with together(self._rows, self._what):
             for where, manifest in self._chain:
@@ -328,13 +346,13 @@ class Update:
                     *self._chain[-1], self._check_state
                 )
 
-    def verify(self):
+    def verify(self) -> None:
         """Reads all files; raises DamagedSnapshotError if one is damaged."""
         with together(self._rows, self._what):
             self._restore(self._chain, "verify")
             self._restore_counters(load=False)
 
-    def load(self):
+    def load(self) -> None:
         """Clears the table and loads the rows; after an error it is empty."""
         end_chain(self._rows)
         try:
@@ -349,7 +367,7 @@ class Update:
             self._rows.clear()
             raise
 
-    def apply(self):
+    def apply(self) -> None:
         """Overwrites rows in place, then erases those that no longer exist.
 
         The chain must have been verified.
@@ -362,7 +380,9 @@ class Update:
             return
         if self.whole:
             end_chain(self._rows)
-        base = "" if self.whole else self._chain[0][1].base[1]
+        # If not whole, the chain begins with a delta.
+        first = typing.cast(tuple[str, str], self._chain[0][1].base)
+        base = "" if self.whole else first[1]
         with together(self._rows, self._what):
             try:
                 numbers = self._begin(base, self.whole)
@@ -402,7 +422,7 @@ class Update:
         except DamagedSnapshotError as error:
             raise self._went_bad("counters", error) from None
 
-    def _went_bad(self, what, error):
+    def _went_bad(self, what: str, error: DamagedSnapshotError) -> RuntimeError:
         return RuntimeError(
             f"{self._what}: a file went bad after it was checked, and only "
             f"some {what} have been replaced. {error} Load a snapshot, with "
@@ -410,14 +430,14 @@ class Update:
         )
 
     @property
-    def _has_new_slots(self):
+    def _has_new_slots(self) -> bool:
         """Whether rows have slots or statistics that were not read."""
         return self._weights_only and (
             not self._rows.weights_only
             or len(self._names) < len(self._rows.fields)
         )
 
-    def _begin(self, base, whole):
+    def _begin(self, base: str, whole: bool) -> dict[int, tf.Tensor]:
         return dict(
             on_each(
                 self._rows,
@@ -425,7 +445,9 @@ class Update:
             )
         )
 
-    def _end(self, numbers, snapshot_id):
+    def _end(
+        self, numbers: Mapping[int, tf.Tensor], snapshot_id: str
+    ) -> list[bool]:
         return [
             bool(held)
             for held in on_each(
@@ -436,14 +458,14 @@ class Update:
             )
         ]
 
-    def _restore(self, chain, action):
+    def _restore(self, chain: Chain, action: str) -> None:
         conversion = snapshot_files.restore_rows(
             self._rows, chain, self._names, action, self._convert
         )
         if self._convert and action in ("load", "update"):
             self.conversion = conversion
 
-    def _restore_counters(self, load=True):
+    def _restore_counters(self, load: bool = True) -> None:
         """Replaces the counters by those of the last snapshot, or checks them.
 
         They are removed if the snapshot has none that the table can take.
@@ -455,14 +477,14 @@ class Update:
         )
 
 
-def _common_chain(rows, path, what):
+def _common_chain(rows: TableRows, path: str, what: str) -> Chain:
     """`read_chain(path)`, the same in all processes."""
     with together(rows, what):
         chain = read_chain(path)
     return _of_first(rows, chain)
 
 
-def _of_first(rows, chain):
+def _of_first(rows: TableRows, chain: Chain) -> Chain:
     """Broadcasts the first process's chain to all."""
     # While a snapshot is being replaced, processes may read different ones.
     return rows.regime.from_first(

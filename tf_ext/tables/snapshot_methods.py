@@ -5,20 +5,11 @@ import os
 
 from tf_ext._snapshot_manifest import Manifest
 from tf_ext.tables import snapshot_loads, snapshots
-from tf_ext.tables.column_record import ColumnRecord
-from tf_ext.tables.rows import TableRows
-from tf_ext.tables.sparse_optimizers import SparseOptimizer
+from tf_ext.tables.table_attributes import TableAttributes
 
 
-class SnapshotMethods:
+class SnapshotMethods(TableAttributes):
     """Snapshot methods of `SparseTable`; see docs/snapshots.md."""
-
-    # Attributes of SparseTable.
-    name: str
-    uid: str
-    rows: TableRows
-    optimizer: SparseOptimizer
-    column_record: ColumnRecord
 
     def _state(self) -> dict[str, str]:
         return {

@@ -5,14 +5,13 @@ docs/snapshots.md describes the format and the order of the writes. Each shard
 writes its own files, with an op on its own device.
 """
 
-import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import os
 import re
-import threading
+import typing
 import uuid
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -26,11 +25,15 @@ from tf_ext._version import __version__
 from tf_ext.ops import _snapshot_ops
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import (
+    Chain,
     read_chain,
     read_manifest,
 )
 from tf_ext.snapshot.storage import join, normalised, storage_of
 from tf_ext.tables import row_counters
+from tf_ext.tables.each_shard import on_each
+from tf_ext.tables.rows import TableRows
+from tf_ext.tables.shard import TableShard
 
 # Files that a save writes: leftovers of earlier saves have such names.
 _OWN_FILE = re.compile(
@@ -39,25 +42,35 @@ _OWN_FILE = re.compile(
     + r"\.part"
 )
 
-Description = collections.namedtuple(
-    "Description", ["table_id", "label", "state"]
-)
-Description.__doc__ = """The members of a manifest that describe the table.
+# The files of a shard, and the bytes of a chunk of rows.
+_Saved: typing.TypeAlias = tuple[list[manifests.RowFile], int]
+# `(path, id)` of each snapshot of a chain.
+_Links: typing.TypeAlias = tuple[tuple[str, str], ...]
 
-table_id: string, the table's unique id; label: string, its name; state: dict of
-strings that the table restores.
-"""
+
+class Description(typing.NamedTuple):
+    """The members of a manifest that describe the table.
+
+    Attributes:
+      table_id: string, the table's unique id.
+      label: string, its name.
+      state: dict of strings that the table restores.
+    """
+
+    table_id: str
+    label: str
+    state: dict[str, str]
 
 
 def save(
-    rows,
-    path,
-    description,
-    incremental=False,
-    base=None,
-    step=None,
-    max_bytes_per_second=None,
-):
+    rows: TableRows,
+    path: str | os.PathLike[str],
+    description: Description,
+    incremental: bool = False,
+    base: str | os.PathLike[str] | None = None,
+    step: int | None = None,
+    max_bytes_per_second: int | None = None,
+) -> manifests.Manifest:
     """Writes a snapshot; see `SparseTable.save`.
 
     Args:
@@ -82,8 +95,14 @@ def save(
 
 
 def _save(
-    rows, path, description, incremental, base, step, max_bytes_per_second
-):
+    rows: TableRows,
+    path: str | os.PathLike[str],
+    description: Description,
+    incremental: bool,
+    base: str | os.PathLike[str] | None,
+    step: int | None,
+    max_bytes_per_second: int | None,
+) -> manifests.Manifest:
     path = normalised(path)
     what = f"Saving table {description.label!r} in {path!r}"
     tracked = incremental or base is not None
@@ -169,7 +188,7 @@ def _save(
     return manifest
 
 
-def settle(rows):
+def settle(rows: TableRows) -> None:
     """Ends the last incremental save, in shards where that has not been done.
 
     An interrupt may come at any time, also while this function runs, and leave
@@ -195,7 +214,13 @@ def settle(rows):
     rows.saving = ""
 
 
-def _save_shards(rows, path, snapshot_id, claim, **options):
+def _save_shards(
+    rows: TableRows,
+    path: str,
+    snapshot_id: str,
+    claim: Claim | None,
+    **options: typing.Any,
+) -> list[_Saved]:
     """Writes this process's shards; returns the results of `_save_shard`."""
     try:
         return on_each(
@@ -211,7 +236,9 @@ def _save_shards(rows, path, snapshot_id, claim, **options):
             claim.check()
 
 
-def _save_shard(shard, path, snapshot_id, **options):
+def _save_shard(
+    shard: TableShard, path: str, snapshot_id: str, **options: typing.Any
+) -> _Saved:
     """Writes a shard; returns `(its RowFiles, bytes of a chunk of rows)`."""
     names, numbers, chunk_bytes = shard.save(path, snapshot_id, **options)
     files = [
@@ -231,7 +258,7 @@ def _save_shard(shard, path, snapshot_id, **options):
     return files, int(chunk_bytes)
 
 
-def _of_all_processes(rows, parts):
+def _of_all_processes(rows: TableRows, parts: Sequence[_Saved]) -> list[_Saved]:
     """Gathers the results of `_save_shard` for all shards."""
     mine = [
         ([dataclasses.astuple(file) for file in files], chunk_bytes)
@@ -245,7 +272,7 @@ def _of_all_processes(rows, parts):
 
 
 @contextlib.contextmanager
-def together(rows, what):
+def together(rows: TableRows, what: str) -> Iterator[None]:
     """Runs a block in all processes; all of them raise if one does."""
     try:
         with rows.regime.together(what):
@@ -256,12 +283,12 @@ def together(rows, what):
         raise
 
 
-def row_fields(rows):
+def row_fields(rows: TableRows) -> list[tuple[str, str, int]]:
     """The fields of a row as manifests list them: `[(name, dtype, count)]`."""
     return [(f.name, f.dtype.name, f.count) for f in rows.fields]
 
 
-def end_chain(rows):
+def end_chain(rows: TableRows) -> None:
     """Ends the chain of incremental snapshots and discards its marks."""
     with rows.chain_lock:
         settle(rows)
@@ -269,7 +296,7 @@ def end_chain(rows):
         on_each(rows, lambda _, shard: shard.set_chain(""))
 
 
-def begin_chain(rows, chain):
+def begin_chain(rows: TableRows, chain: Chain) -> None:
     """Lets deltas continue what the table holds.
 
     Args:
@@ -282,7 +309,13 @@ def begin_chain(rows, chain):
         rows.snapshot_chain = tuple((where, m.id) for where, m in chain)
 
 
-def _check_chain(rows, label, path, incremental, base):
+def _check_chain(
+    rows: TableRows,
+    label: str,
+    path: str,
+    incremental: bool,
+    base: str | os.PathLike[str] | None,
+) -> _Links:
     """The chain that a save continues: `((path, id), ...)`, () for none."""
     chain = rows.snapshot_chain
     if path in [where for where, _ in chain]:
@@ -311,7 +344,7 @@ def _check_chain(rows, label, path, incremental, base):
     return ()
 
 
-def _check_bases(label, chain):
+def _check_bases(label: str, chain: _Links) -> None:
     """Raises unless all snapshots of a table's chain still exist."""
     if not chain:
         return
@@ -329,15 +362,23 @@ def _check_bases(label, chain):
     )
 
 
-def _check_step(step):
+def _check_step(step: int | None) -> None:
     if step is not None and not (is_int(step) and 0 <= step < 2**63):
         allowed = "an integer from 0 to 2^63 - 1, or None"
         refuse("SparseTable.save", "step", allowed, step)
 
 
 def _manifest(
-    rows, path, description, snapshot_id, chain, base, step, period, parts
-):
+    rows: TableRows,
+    path: str,
+    description: Description,
+    snapshot_id: str,
+    chain: _Links,
+    base: str | os.PathLike[str] | None,
+    step: int | None,
+    period: int,
+    parts: Sequence[_Saved],
+) -> manifests.Manifest:
     files = [file for some, _ in parts for file in some]
     counters = [
         f for f in files if re.fullmatch(manifests.COUNTER_FILE, f.name)
@@ -367,65 +408,7 @@ def _manifest(
     )
 
 
-def on_each(rows, function):
-    """Runs `function(index, shard)` for this process's shards in parallel.
-
-    Nothing that it has begun runs any longer when it returns or raises, also
-    after an interrupt. After a second one, while it waits for that, the next
-    call of the thread waits.
-
-    Returns:
-      The list of results.
-    """
-    shards = rows.shards
-    thread = threading.get_ident()
-    if thread in rows.under_way:
-        rows.under_way[thread].end()
-    if len(shards) == 1:
-        return [function(rows.first_shard, shards[0])]
-    tasks = rows.under_way[thread] = _Tasks(len(shards))
-    try:
-        with concurrent.futures.ThreadPoolExecutor(len(shards)) as pool:
-            futures = [
-                pool.submit(tasks.run, index, function, shard)
-                for index, shard in enumerate(shards)
-            ]
-        return [future.result() for future in futures]
-    finally:
-        tasks.end()
-        rows.under_way.pop(thread, None)
-
-
-class _Tasks:
-    """Functions that run in other threads, until `end`.
-
-    A pool that an interrupt finds where it starts a thread does not know the
-    thread and does not wait for it.
-
-    Args:
-      count: int, how many.
-    """
-
-    def __init__(self, count):
-        self._running = [threading.Lock() for _ in range(count)]
-        self._ended = False
-
-    def run(self, index, function, shard):
-        """Returns `function(index, shard)`, unless `end` came before."""
-        with self._running[index]:
-            if self._ended:
-                raise concurrent.futures.CancelledError
-            return function(index, shard)
-
-    def end(self):
-        """Waits for those that run; no other one begins."""
-        self._ended = True
-        for lock in self._running:
-            with lock:
-                pass
-
-
-def _remove_leftovers(path, snapshot_id=""):
+def _remove_leftovers(path: str, snapshot_id: str = "") -> None:
     """Removes files of saves that the manifest in the directory does not name.
 
     Args:
@@ -453,7 +436,7 @@ def _remove_leftovers(path, snapshot_id=""):
                 storage.remove(join(path, name))
 
 
-def _relative_path(path, base):
+def _relative_path(path: str, base: str) -> str:
     """The path of a base in a delta, so that both can be moved together."""
     if "://" in path or "://" in base:
         return base

@@ -282,11 +282,11 @@ class SparseTable(
         config = {k: v for k, v in config.items() if k != "uid"}
         return cls(**config)
 
-    def save_own_variables(self, store: typing.Any) -> None:
+    def save_own_variables(self, store: keras_store.Store) -> None:
         """Writes rows and slots, chunk by chunk, for Keras's savers."""
         keras_store.save(self.rows, self.name, self._state(), store)
 
-    def load_own_variables(self, store: typing.Any) -> None:
+    def load_own_variables(self, store: keras_store.Store) -> None:
         """Replaces rows and slots with the saved ones."""
         self._restore_state(
             keras_store.load(self.rows, self.name, store, self._check_state)
