@@ -57,7 +57,7 @@ CASES = (
     (
         "ragged_that_falls",
         _tags(_ragged(["a", "b"], [0, 2, 1, 2])),
-        "must not fall, but go from 2 to 1 at position 2.",
+        "must not decrease, but go from 2 to 1 at position 2.",
         7,
     ),
     (

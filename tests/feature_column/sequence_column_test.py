@@ -286,7 +286,7 @@ class BatchErrorsTest(tf.test.TestCase, parameterized.TestCase):
             "row_splits",
             [_sequence()],
             lambda: {"h": _broken()},
-            "row_splits of the feature 'h' must start at 0, not fall",
+            "row_splits of the feature 'h' must start at 0, not decrease",
         ),
     )
     def test_are_raised_and_returned(self, columns, make, message):

@@ -121,7 +121,7 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
             self.strategy.scope(),
             self.assertRaisesRegex(
                 ValueError,
-                "`loss` of compile must be of means alone, or of sums alone, "
+                "`loss` of compile must be all means, or all sums, "
                 "under MirroredStrategy.*Received: reductions sum, "
                 "sum_over_batch_size. Use reduction='sum_over_batch_size'",
             ),

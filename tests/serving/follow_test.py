@@ -417,7 +417,9 @@ class FaultsTest(PointsTestCase):
             return restore(handle, paths, *args, **kwargs)
 
         with mock.patch.object(_snapshot_ops, "sparse_table_restore", lose):
-            with self.assertRaisesRegex(RuntimeError, "went bad after it was"):
+            with self.assertRaisesRegex(
+                RuntimeError, "was damaged after it was"
+            ):
                 self.follower.update()
         [path] = lost
         # Back to the point before, when there is no other.
