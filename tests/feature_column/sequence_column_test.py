@@ -18,7 +18,9 @@ from tf_ext.feature_column.bags import columns_to_bags_or_error, hash_batch
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
-_ONE_BATCH_SIZE = "must have one batch size, but that of a sequence is another"
+_ONE_BATCH_SIZE = (
+    "must have the same batch size, but that of a sequence differs"
+)
 
 
 def _ids(key="h", **kwargs):

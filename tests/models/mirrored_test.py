@@ -227,7 +227,7 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
                 with self.assertRaisesRegex(
                     ValueError,
                     "`steps_per_execution` of compile must be 1 under a "
-                    "strategy of several replicas.*=2. Use 1, or tf_keras",
+                    "strategy with several replicas.*=2. Use 1, or tf_keras",
                 ):
                     compiled(mirrored, steps_per_execution=2)
                 return

@@ -241,8 +241,8 @@ class InputErrorTest(tf.test.TestCase):
         for result in _CASES[cases.pipeline_error]:
             self.assertRegex(
                 result["error"],
-                "RuntimeError: The data of a worker cannot be read, which ends "
-                "the training of all. Worker 1: InvalidArgumentError: "
+                "RuntimeError: The data of a worker cannot be read, so "
+                "training ends on all workers. Worker 1: InvalidArgumentError: "
                 "[^$]*sample 40 cannot be read",
             )
             # Batches of 16: sample 40 is in the third. Then all 8.
@@ -332,7 +332,7 @@ class ArgumentTest(tf.test.TestCase):
         self._assert_refused(
             "steps_per_execution",
             "ValueError: Argument `steps_per_execution` of compile must be 1 "
-            "under a strategy of several replicas",
+            "under a strategy with several replicas",
         )
 
 

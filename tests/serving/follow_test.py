@@ -487,7 +487,7 @@ class FaultsTest(PointsTestCase):
             one = small.functional(small.table())
         with self.assertRaisesRegex(
             ValueError,
-            r"the tables of the model that .*, \['user', 'items'\]. Received: "
+            r"the tables of the model from .*, \['user', 'items'\]. Received: "
             r"a model with \['deep'\].",
         ):
             follow(one, self.root)
