@@ -213,7 +213,7 @@ class HashCategoryTest(parameterized.TestCase):
         (
             "falling_boundaries",
             dict(values=[1], boundaries=[2, 1.5]),
-            "do not rise: 2 and then 1.5 at position 1",
+            "do not increase: 2 and then 1.5 at position 1",
         ),
         (
             "infinite_boundary",

@@ -333,8 +333,8 @@ class GradientsTest(tf.test.TestCase, parameterized.TestCase):
 
 class BatchSizesTest(tf.test.TestCase, parameterized.TestCase):
     _SENTENCE = (
-        "All inputs must have one batch size, but input 1 (of the column of "
-        'namespace "item") has 7 and input 0 (of the column of namespace '
+        "All inputs must have the same batch size, but input 1 (of the column "
+        'of namespace "item") has 7 and input 0 (of the column of namespace '
         '"user") has 8.'
     )
 
@@ -348,7 +348,7 @@ class BatchSizesTest(tf.test.TestCase, parameterized.TestCase):
         # Keras 3 traces it with the sizes of the first batch.
         with self.assertRaisesRegex(
             (ValueError, tf.errors.InvalidArgumentError),
-            "must have one batch size, but ",
+            "must have the same batch size, but ",
         ) as raised:
             _model().predict(_batches(8, 7), verbose=0)
         self.assertNotIn("{{", str(raised.exception))
@@ -371,7 +371,7 @@ class BatchSizesTest(tf.test.TestCase, parameterized.TestCase):
             call({k: tf.constant(v) for k, v in _features(8, 7).items()})
         self.assertEqual(
             str(raised.exception),
-            "All values must have one batch size, but values[1] has 7 and "
+            "All values must have the same batch size, but values[1] has 7 and "
             "those before it 8.",
         )
 

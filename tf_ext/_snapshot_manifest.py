@@ -357,7 +357,7 @@ def _decode_row(
             "dtype", "|".join(allowed), " or ".join(map(repr, allowed))
         )
         if name in [before for before, _, _ in wanted]:
-            field.refuse("name", "that of no other field")
+            field.refuse("name", "a name that no other field has")
         count = field.integer("count", 1, _MAX_DIM if index else 1)
         wanted.append((name, dtype, count))
     fields, row_bytes = row_fields(wanted[1:])
@@ -426,7 +426,7 @@ def _decode_counters(
             "files", f"a list with a file of each of {shards} shards"
         )
     if len({file.name for file in files}) != shards:
-        counters.refuse("files", "a list of files of different names")
+        counters.refuse("files", "a list of files with different names")
     return Counters(
         counters.integer("period", 0, counting.last_period), tuple(files)
     )
@@ -449,12 +449,12 @@ def _decode_counter_file(file: Members, shards: int, most: int) -> RowFile:
 def _check_files(members: Members, manifest: Manifest) -> None:
     files = manifest.files
     if len({file.name for file in files}) != len(files):
-        members.refuse("files", "a list of files of different names")
+        members.refuse("files", "a list of files with different names")
     with_file = {file.shard for file in files}
     if len(with_file) != manifest.shards:
         members.refuse(
             "files",
-            f"a list with a file, or more, of each of the {manifest.shards} "
+            f"a list with at least one file of each of the {manifest.shards} "
             f"shards (it has some of {len(with_file)})",
         )
     members.integer("rows", manifest.rows, manifest.rows)

@@ -34,8 +34,8 @@ class Count(Policy):
 
     Occurrences are counted exactly, in about 13 to 20 bytes per id that has
     been pushed but not admitted. A batch in which an id reaches `n` already
-    trains its row. Files hold the counters, so that training goes on as without
-    a break; docs/rows.md tells what other tables take of them.
+    trains its row. Files hold the counters, so that resumed training admits the
+    same ids; docs/rows.md says what tables with other policies load.
 
     Args:
       n: int from 1 to 255, the number of occurrences that are needed.

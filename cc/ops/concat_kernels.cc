@@ -45,7 +45,7 @@ class CombineBagsConcatOp : public OpKernel {
       OP_REQUIRES(
           ctx, place > last && place < tables + others_,
           absl::InvalidArgumentError(absl::StrCat(
-              "places must rise, from 0 at least to ", tables + others_ - 1,
+              "places must increase, from at least 0 to ", tables + others_ - 1,
               " at most, but are ", absl::StrJoin(places, ", "), ".")));
       is_table_[place] = true;
       last = place;

@@ -87,7 +87,7 @@ class CutBagsOp : public OpKernel {
     const int64_t n = ctx->input(kSigns).dim_size(0);
     if (0 <= start && start <= end && end <= n) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("row_splits must not fall, and be from 0 to ", n,
+        absl::StrCat("row_splits must not decrease, and be from 0 to ", n,
                      ", the number of signs, but columns ", begins_[i], " to ",
                      ends_[i], " are from ", start, " to ", end, "."));
   }

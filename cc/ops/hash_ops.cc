@@ -74,10 +74,10 @@ absl::Status HashCategoryShape(InferenceContext* c) {
       // A merge that fails leaves its result without a value.
       const DimensionHandle before = batch;
       if (!c->Merge(before, input_batch, &batch).ok()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("All values must have one batch size, but values[", i,
-                         "] has ", c->Value(input_batch),
-                         " and those before it ", c->Value(before), "."));
+        return absl::InvalidArgumentError(absl::StrCat(
+            "All values must have the same batch size, but values[", i,
+            "] has ", c->Value(input_batch), " and those before it ",
+            c->Value(before), "."));
       }
     }
     const DimensionHandle size = c->NumElements(weights[i]);

@@ -152,7 +152,7 @@ absl::Status CheckColumns(int i, int64_t begin, int64_t end, int64_t columns) {
   if (0 <= begin && begin <= end && end <= columns) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "begins[", i, "] and ends[", i,
-      "] must be at least 0, not fall, and be at most columns = ", columns,
+      "] must be at least 0, not decrease, and be at most columns = ", columns,
       ", but are ", begin, " and ", end, "."));
 }
 

@@ -60,7 +60,7 @@ class StringsOfColumnsOp : public OpKernel {
       const int64_t first = offsets[row], end = offsets[row + 1];
       if (first < 0 || end < first || end > text.dim_size(0)) {
         return absl::InvalidArgumentError(
-            absl::StrCat("offsets must rise from at least 0 to at most ",
+            absl::StrCat("offsets must increase from at least 0 to at most ",
                          text.dim_size(0), ", the size of text, but value ",
                          row, " is from ", first, " up to ", end, "."));
       }

@@ -503,7 +503,7 @@ class ImportanceTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaises(errors) as e:
             column_importance(model, data)
         (note,) = e.exception.__notes__
-        self.assertIn("This is with changed values of column 'tags'", note)
+        self.assertIn("This happened after column 'tags' was changed", note)
 
 
 if __name__ == "__main__":

@@ -418,7 +418,7 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         tags = tf.ragged.constant([["a"], ["b", "c"]])
         for users, weights, message in (
             (["x", "y"], [[1.0, 2.0], [3.0]], "^The weights .* differ.$"),
-            (["x"], [[1.0], [2.0, 3.0]], "must have one batch size"),
+            (["x"], [[1.0], [2.0, 3.0]], "must have the same batch size"),
         ):
             features = {
                 "user": tf.constant(users),
@@ -442,7 +442,7 @@ class ArgumentTest(tf.test.TestCase, parameterized.TestCase):
         (
             "features",
             {"dataset": tf.data.Dataset.range(2)},
-            "`dataset` .* whose features are a dict by key",
+            "`dataset` .* batches whose features are a dict",
         ),
         (
             "samples",

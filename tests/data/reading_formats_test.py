@@ -238,7 +238,7 @@ class MalformedTest(_FilesTest):
         with self.assertRaisesRegex(
             tf.errors.InvalidArgumentError,
             r"\d+ of the first \d+ records are malformed, a share above "
-            r"max_errors=0\.005\. Of the first files: .*/file: \d+ \w+ ",
+            r"max_errors=0\.005\. In the first files: .*/file: \d+ \w+ ",
         ):
             list(dataset)
 

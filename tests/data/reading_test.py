@@ -455,7 +455,7 @@ class MalformedTest(_FilesTest):
             tf.errors.InvalidArgumentError,
             # Those before the line of 10 MB, where a block ends.
             r"11 of the first 595 records are malformed, a share "
-            r"above max_errors=0\.01\. Of the first files: .*broken\.csv: ",
+            r"above max_errors=0\.01\. In the first files: .*broken\.csv: ",
         ):
             list(tf_ext.data.read(path, SCHEMA, batch_size=64))
         list(tf_ext.data.read(path, SCHEMA, batch_size=64, max_errors=0.03))

@@ -305,9 +305,9 @@ class EvaluatorTest(tf.test.TestCase):
     def test_is_told_what_it_is(self):
         message = (
             "TF_CONFIG's task must be a member of the cluster. Received: an "
-            "'evaluator'. An evaluator is neither "
-            "in the cluster nor a server: it is a program that makes "
-            "the model without a strategy and evaluates each new"
+            "'evaluator'. An evaluator is not a task of the cluster: it is a "
+            "program that creates the model without a strategy and "
+            "evaluates each new"
         )
         with _tf_config(self.config("evaluator")):
             with self.assertRaisesRegex(ValueError, message):

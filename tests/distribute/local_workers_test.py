@@ -97,7 +97,7 @@ class RunLocalWorkersTest(tf.test.TestCase):
                 _FAIL_TWICE, self.path, workers=1, restarts=2
             )
         self.assertLen(logs.records, 2)
-        self.assertIn("again (1 more times at most)", logs.output[1])
+        self.assertIn("restarted (at most 1 more times)", logs.output[1])
         self.assertEqual(results[0].output, "iii\n")
         self.assertEqual(output, "i\nii\niii\n")
 

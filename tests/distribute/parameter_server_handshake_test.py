@@ -59,8 +59,8 @@ _FOUND = (
     (
         "says_nothing",
         _say_nothing,
-        "accepts connections and says nothing: it is stopped or overloaded, or "
-        "is not a TensorFlow server",
+        "accepts connections but does not answer: it is stopped or "
+        "overloaded, or is not a TensorFlow server",
     ),
     (
         "http",
@@ -80,7 +80,7 @@ _FOUND = (
         "drops_packets",
         None,
         "does not accept a connection within 1 s: the machine is off, a "
-        "firewall drops what is sent to it, or the listener is stopped",
+        "firewall drops the packets, or the process is stopped",
     ),
 )
 
@@ -107,7 +107,9 @@ class HandshakeTest(tf.test.TestCase, parameterized.TestCase):
                 # That one alone.
                 self.assertEqual(liveness.break_off(listener.address), 1)
             asking.join()
-        self.assertStartsWith(found[0], "accepts connections and says nothing")
+        self.assertStartsWith(
+            found[0], "accepts connections but does not answer"
+        )
 
     @mock.patch.object(liveness, "SILENT_SECONDS", 0.0)
     @mock.patch.object(liveness, "_ATTEMPT_SECONDS", 0.1)
@@ -228,9 +230,9 @@ class LastTest(tf.test.TestCase):
         begin = time.monotonic()
         with self.assertRaisesRegex(
             TimeoutError,
-            "While this program connected, one of .*/job:ps/task:0 at "
+            "When this program connected, one of .*/job:ps/task:0 at "
             f"localhost:.*, /job:worker/task:0 at {listener.address} did not "
-            "answer, though something that speaks HTTP/2 listens",
+            "answer, although something that speaks HTTP/2 listens",
         ):
             distribute.parameter_server_strategy(
                 {

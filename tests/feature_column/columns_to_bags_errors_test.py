@@ -57,7 +57,7 @@ CASES = (
     (
         "ragged_that_falls",
         _tags(_ragged(["a", "b"], [0, 2, 1, 2])),
-        "must not fall, but go from 2 to 1 at position 2.",
+        "must not decrease, but go from 2 to 1 at position 2.",
         7,
     ),
     (
@@ -122,7 +122,7 @@ CASES = (
     (
         "batch_sizes_that_differ",
         _tags(tf.constant(["a", "b"]), user=tf.constant([1, 2, 3])),
-        "must have one batch size, but",
+        "must have the same batch size, but",
         7,
     ),
     (
@@ -131,7 +131,7 @@ CASES = (
             _sparse([[1, 0], [0, 0]], ["a", "b"], 2),
             user=tf.constant([1, 2, 3]),
         ),
-        ("in row-major order", "must have one batch size, but"),
+        ("in row-major order", "must have the same batch size, but"),
         7,
     ),
     (

@@ -82,7 +82,8 @@ class CategoryColumnTest(parameterized.TestCase):
             "boundaries_equal_as_float32",
             dict(boundaries=[1.0, 1.0 + 1e-12]),
             "boundaries",
-            "a list of at least one finite number, rising as float32, or None",
+            "a list of at least one finite number, strictly increasing as "
+            "float32, or None",
         ),
         (
             "boundary_beyond_float32",

@@ -18,7 +18,9 @@ from tf_ext.feature_column.bags import columns_to_bags_or_error, hash_batch
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
-_ONE_BATCH_SIZE = "must have one batch size, but that of a sequence is another"
+_ONE_BATCH_SIZE = (
+    "must have the same batch size, but that of a sequence differs"
+)
 
 
 def _ids(key="h", **kwargs):
@@ -286,7 +288,7 @@ class BatchErrorsTest(tf.test.TestCase, parameterized.TestCase):
             "row_splits",
             [_sequence()],
             lambda: {"h": _broken()},
-            "row_splits of the feature 'h' must start at 0, not fall",
+            "row_splits of the feature 'h' must start at 0, not decrease",
         ),
     )
     def test_are_raised_and_returned(self, columns, make, message):

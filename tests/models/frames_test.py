@@ -218,8 +218,8 @@ class FramesTest(tf.test.TestCase, parameterized.TestCase):
         )
         with self.assertRaisesRegex(
             ValueError,
-            r"Argument `x` is a DataFrame, .*'a' is int64, 'b' is \w+. Give "
-            r"them as features of their own: dict\(frame\)",
+            r"Argument `x` is a DataFrame that .*'a' is int64, 'b' is \w+. "
+            r"Pass them as separate features: dict\(frame\)",
         ):
             model.predict(frame.assign(b=["u", "v"]), verbose=0)
 
@@ -245,10 +245,10 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
             "date",
             [datetime.datetime(2026, 1, 1)],
             "datetime64[ns]",
-            r"'user' must hold numbers or texts, but is of type .*\. Cast it",
+            r"'user' must hold numbers or strings, but is of type .*\. Cast it",
         ),
         ("objects", [object()], object, r"'user' .* object \(row 0"),
-        ("large", [2**70], object, r"'user' must hold texts only, numbers"),
+        ("large", [2**70], object, r"'user' must hold only strings, only"),
         ("bags", [["a"], ["b", None]], object, r"'user' .* but row 1 is"),
     )
     def test_name_the_feature(self, values, dtype, message):

@@ -128,7 +128,7 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
             self.strategy.scope(),
             self.assertRaisesRegex(
                 ValueError,
-                "`loss` of compile must be of means alone, or of sums alone, "
+                "`loss` of compile must be all means, or all sums, "
                 "under MirroredStrategy.*Received: reductions sum, "
                 "sum_over_batch_size. Use reduction='sum_over_batch_size'",
             ),
@@ -234,7 +234,7 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
                 with self.assertRaisesRegex(
                     ValueError,
                     "`steps_per_execution` of compile must be 1 under a "
-                    "strategy of several replicas.*=2. Use 1, or tf_keras",
+                    "strategy with several replicas.*=2. Use 1, or tf_keras",
                 ):
                     compiled(mirrored, steps_per_execution=2)
                 return

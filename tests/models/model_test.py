@@ -373,10 +373,10 @@ class RefusedTest(ModelTestCase):
     def test_callbacks_without_rows(self, by_name):
         model = compiled(functional(table()))
         stop = keras.callbacks.EarlyStopping(restore_best_weights=True)
-        cases = [([stop], "restores variables but no rows")]
+        cases = [([stop], "restores variables but not rows")]
         if IS_KERAS_3:
             swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-            cases.append(([swap], "without SwapEMAWeights, .* no rows"))
+            cases.append(([swap], "without SwapEMAWeights, .* not swap rows"))
         for callbacks, text in cases:
             for given in (
                 callbacks,

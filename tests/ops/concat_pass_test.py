@@ -370,7 +370,7 @@ class MalformedTest(RefusalTestCase):
         ("columns_too_few", {"columns": [1, 1]}, "but are 1, 1."),
         ("columns_huge", {"columns": [1, 2**31 - 1]}, "together"),
         ("places_of_one", {"places": [1]}, "places must have N = 2 values"),
-        ("places_twice", {"places": [1, 1]}, "places must rise"),
+        ("places_twice", {"places": [1, 1]}, "places must increase"),
         ("places_negative", {"places": [-1, 1]}, "but are -1, 1."),
         ("places_beyond", {"places": [0, 3]}, "to 2 at most, but are 0, 3."),
         ("rows", {"rows": [[[1.0]], [2.0]]}, "rows[1] must be a matrix"),

@@ -62,7 +62,7 @@ class MalformedHashCategoryTest(RefusalTestCase):
                 values=[tf.constant([1, 2, 3]), tf.constant([1, 2])],
                 namespaces=["a", "b"],
             ),
-            "must have one batch size, but",
+            "must have the same batch size, but",
             7,
         ),
         (
@@ -87,13 +87,13 @@ class MalformedHashCategoryTest(RefusalTestCase):
         (
             "splits_fall",
             dict(row_splits=[[0, 2, 1, 3]]),
-            "must not fall, but go from 2 to 1 at position 2.",
+            "must not decrease, but go from 2 to 1 at position 2.",
             4,
         ),
         (
             "splits_negative",
             dict(row_splits=[[0, -5, 3]]),
-            "must not fall, but go from 0 to -5 at position 1.",
+            "must not decrease, but go from 0 to -5 at position 1.",
             3,
         ),
         (
@@ -164,7 +164,9 @@ class MalformedHashCategoryTest(RefusalTestCase):
             return found
 
         found = traced()
-        self.assertIn(b"must have one batch size, but", found.error.numpy())
+        self.assertIn(
+            b"must have the same batch size, but", found.error.numpy()
+        )
         self.assertAllEqual(found.sign_splits, [0] * 7)
 
     def test_attributes_are_no_value(self):

@@ -71,7 +71,7 @@ class AttributeLengthsTest(parameterized.TestCase):
 
         with self.assertRaisesRegex(
             ValueError,
-            r"begins\[0\] and ends\[0\] must be at least 0, not fall",
+            r"begins\[0\] and ends\[0\] must be at least 0, not decrease",
         ):
             tf.function(cut, autograph=False).get_concrete_function()
 

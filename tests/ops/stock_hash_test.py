@@ -250,12 +250,12 @@ class StockHashTest(tf.test.TestCase, parameterized.TestCase):
         )
 
     @parameterized.named_parameters(
-        ("batch", [["a", "b"], [1]], None, None, "have one batch size"),
+        ("batch", [["a", "b"], [1]], None, None, "have the same batch size"),
         ("batch_of_like_columns", [["a"], ["b", "c"]], None, None, "Shapes of"),
         ("start", [["a", "b"]], [[1, 2]], None, "row_splits must start at 0"),
-        ("fall", [["a"]], [[0, 2, 1]], None, "not fall"),
+        ("fall", [["a"]], [[0, 2, 1]], None, "not decrease"),
         ("end", [["a", "b"]], [[0, 1]], None, "end at the number of values"),
-        ("negative", [["a"]], [[0, -1, 1]], None, "not fall"),
+        ("negative", [["a"]], [[0, -1, 1]], None, "not decrease"),
         ("weights", [["a", "b"]], None, [[1.0]], "one weight for each value"),
     )
     def test_inputs_that_do_not_fit(self, values, splits, weights, message):

@@ -50,10 +50,10 @@ class StringsOfColumnsTest(parameterized.TestCase, tf.test.TestCase):
             (([1], [[0, 1]], [-1]), r"rows\[0\] is -1; allowed are 0 to 0"),
             (
                 ([1], [[0, 2]], [0]),
-                "must rise .* at most 1, .* up to 2",
+                "must increase .* at most 1, .* up to 2",
             ),
-            (([1], [[-1, 1]], [0]), "offsets must rise .*is from -1"),
-            (([1], [[1, 0]], [0]), "offsets must rise .*is from 1 up to 0"),
+            (([1], [[-1, 1]], [0]), "offsets must increase .*is from -1"),
+            (([1], [[1, 0]], [0]), "offsets must increase .*is from 1 up to 0"),
         ):
             with self.assertRaisesRegex(
                 (tf.errors.InvalidArgumentError, ValueError), message

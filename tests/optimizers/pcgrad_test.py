@@ -195,9 +195,9 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
 
             with self.assertRaisesRegex(
                 ValueError,
-                "pcgrad works without a tf.distribute strategy only.*"
-                f"{type(strategy).__name__}, a replica or worker has those of "
-                "its own share",
+                "pcgrad must be called without a tf.distribute strategy.*"
+                f"{type(strategy).__name__}, a replica or worker has only "
+                "those of its own share",
             ):
                 strategy.run(step)
 

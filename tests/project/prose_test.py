@@ -20,8 +20,28 @@ _PHRASES = {
     r"\bstops? to \w+": "`stops ...ing`",
     r"\b(?:is|are) there twice\b": "`occurs twice`",
     r"\bwithout end\b": "`forever`",
-    r"\bbegins? anew\b": "`starts again`",
+    r"\banew\b": "`again`",
     r"\bin own \w+": "`in your own`",
+    r"\b(?:code|loops?|layers?|call) of your own\b|\bof yours\b": "`your own`",
+    r"(?:^|[.:;] )(?:not )?(?:refused|supported|built) are\b": "`... are ...`",
+    r"\bwithout, ": "`otherwise`",
+    r"\bone a (?:batch|column|day|row|step|task|user|worker)\b": "`one per`",
+    r"\b(?:a|one) \w+ at least\b": "`at least one`",
+    r"\btimes at most\b": "`at most ... times`",
+    r"\b(?:texts?|numbers|means|sums) alone\b|\btexts only\b": "`only ...`",
+    r"\bone batch size\b": "`the same batch size`",
+    r"\bof which (?:it|some|the log|they)\b": "two sentences",
+    r"\bmakes? use of\b": "`uses`",
+    r"\b(?:goes|rides?|takes?) along\b": "`is sent with`",
+    r"\bdealt out\b": "`distributed`",
+    r"\bmust not fall\b|, not fall\b": "`not decrease`",
+    r"\bmeans nothing\b": "`is not used`",
+    r"\bmay tell\b": "`see`",
+    r"\bsays? nothing\b": "`does not answer`",
+    r"\bnothing in between\b": "`without a ... in between`",
+    r"\bwhat to watch\b": "`differences`",
+    r"\btaken as lost\b": "`counts as lost`",
+    r"\bwent bad\b": "`was damaged`",
 }
 
 
@@ -72,9 +92,11 @@ class ProseTest(absltest.TestCase):
     def test_phrases_are_found(self):
         texts = [
             ("bad", "It is no\nnumber, also if one. Mend it; it goes on at 1."),
+            ("worse", "Not built are: a. Without, it goes along, one a step."),
             ("good", "There is no number. It is no longer one, as others are."),
+            ("fine", "What is refused are sums; a step goes without a worker."),
         ]
-        self.assertLen(_found(texts), 4)
+        self.assertLen(_found(texts), 8)
 
 
 if __name__ == "__main__":

@@ -244,8 +244,8 @@ class InputErrorTest(tf.test.TestCase):
         for result in _CASES[cases.pipeline_error]:
             self.assertRegex(
                 result["error"],
-                "RuntimeError: The data of a worker cannot be read, which ends "
-                "the training of all. Worker 1: InvalidArgumentError: "
+                "RuntimeError: The data of a worker cannot be read, so "
+                "training ends on all workers. Worker 1: InvalidArgumentError: "
                 "[^$]*sample 40 cannot be read",
             )
             # Batches of 16: sample 40 is in the third. Then all 8.
@@ -270,7 +270,7 @@ class InputErrorTest(tf.test.TestCase):
             self.assertRegex(
                 result["error"],
                 "^TooManyErrorsError: The data of a worker cannot be read, "
-                "which ends the training of all. Worker 1: 1 of the first 1 "
+                "so training ends on all workers. Worker 1: 1 of the first 1 "
                 "records are malformed",
             )
 
@@ -283,10 +283,10 @@ class ArgumentTest(tf.test.TestCase):
     def test_gradients_of_several_tasks(self):
         self._assert_refused(
             "tasks",
-            "ValueError: pcgrad works without a tf.distribute strategy only. "
-            "Tasks conflict or not by their gradients over the global batch. "
-            "Under MultiWorkerMirroredStrategy, a replica or worker has those "
-            "of its own share",
+            "ValueError: pcgrad must be called without a tf.distribute "
+            "strategy, because it needs the gradients of the global batch. "
+            "Under MultiWorkerMirroredStrategy, a replica or worker has only "
+            "those of its own share",
         )
 
     def test_on_nonfinite(self):
@@ -318,15 +318,15 @@ class ArgumentTest(tf.test.TestCase):
         self._assert_refused(
             "plain_model",
             "a Keras model with tables that is not a tf_ext.Model, under "
-            "MultiWorkerMirroredStrategy: Keras would add up metrics",
+            "MultiWorkerMirroredStrategy: Keras would sum metrics",
         )
 
     def test_table_made_outside_of_the_scope(self):
         self._assert_refused(
             "outside",
-            "Table 'outside' was made outside of the scope of the "
-            "MultiWorkerMirroredStrategy, as one of this process alone. Make "
-            "it, and the model, under `with strategy.scope():`.",
+            "Table 'outside' was created outside of the scope of the "
+            "MultiWorkerMirroredStrategy, for this process alone. Create it, "
+            "and the model, under `with strategy.scope():`.",
         )
 
     def test_steps_per_execution(self):
@@ -335,7 +335,7 @@ class ArgumentTest(tf.test.TestCase):
         self._assert_refused(
             "steps_per_execution",
             "ValueError: Argument `steps_per_execution` of compile must be 1 "
-            "under a strategy of several replicas",
+            "under a strategy with several replicas",
         )
 
 

@@ -480,7 +480,7 @@ class ErrorsTest(_Test):
         with util.shared().strategy.scope():
             model = util.model()
         for method in ("fit", "evaluate", "predict"):
-            with self.assertRaisesRegex(ValueError, f"{method} must hold a"):
+            with self.assertRaisesRegex(ValueError, f"{method} must have at"):
                 getattr(model, method)(util.data().take(0), verbose=0)
 
     def test_options_of_compile(self):

@@ -100,9 +100,9 @@ class FrozenWorkerTest(tf.test.TestCase):
             self.model.fit(_data(), callbacks=[stop], verbose=0)
         self.assertRegex(
             logged.output[0],
-            "/job:worker/task:0 at 127.0.0.1:[0-9]+ accepts connections and "
-            "says nothing.* It is taken as lost: its step is given to another "
-            "worker, and may count twice",
+            "/job:worker/task:0 at 127.0.0.1:[0-9]+ accepts connections but "
+            "does not answer.* It counts as lost: its step is given to another "
+            "worker, and may be applied twice",
         )
         # Another step has run it; that of the stopped worker waits in it.
         self.assertEqual(stop.ends, list(range(_SAMPLES)))
@@ -189,9 +189,9 @@ class FrozenWorkerTest(tf.test.TestCase):
             mock.patch.object(inflight, "_GIVE_UP_SECONDS", 6.0),
             self.assertRaisesRegex(
                 TimeoutError,
-                "No step has ended for 6 s, for no worker answers: "
+                "No step has ended for 6 s, because no worker answers: "
                 "/job:worker/task:0 at 127.0.0.1:[0-9]+ accepts connections "
-                "and says nothing.*/job:worker/task:1 at .*Continue them or",
+                "but does not answer.*/job:worker/task:1 at .*Resume or rest",
             ),
         ):
             self.model.fit(_data(), callbacks=[stop], verbose=0)

@@ -211,7 +211,7 @@ class TasksTest(tf.test.TestCase):
             model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
         with self.assertRaisesRegex(
             ValueError,
-            "pcgrad works without a tf.distribute strategy only.*Under "
+            "pcgrad must be called without a tf.distribute strategy.*Under "
             "ParameterServerStrategy, a replica or worker",
         ):
             model.fit(data, verbose=0)

@@ -191,7 +191,7 @@ class SharesTest(TestCase, parameterized.TestCase):
 
     def test_all_workers_take_steps_after_it(self):
         model = _counting(_CLUSTER.strategy)
-        with self.assertRaisesRegex(ValueError, "must hold a batch at least"):
+        with self.assertRaisesRegex(ValueError, "must have at least one batch"):
             model.fit(_in_shares(0, 0), verbose=0)
 
         # Worker 0 has ended when this is raised, or the training is stopped.

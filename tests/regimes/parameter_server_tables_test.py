@@ -220,7 +220,7 @@ class PlacementTest(_Test):
             return _CLUSTER.strategy.run(lambda: layer(features))
 
         with self.assertRaisesRegex(
-            ValueError, "Table 'deep' was made outside of the scope"
+            ValueError, "Table 'deep' was created outside of the scope"
         ):
             step.get_concrete_function()
 

@@ -181,7 +181,7 @@ class RefusalTest(TestCase):
             self.assertRaisesRegex(
                 ValueError,
                 "holds variables of the layers 'dense.*', which are not built: "
-                "they would not be loaded, and get random values. Make the "
+                "they would not be loaded, but keep random values. Make the "
                 "model as .*, call it on a batch, and then load the same file",
             ),
         ):
@@ -242,8 +242,8 @@ class RefusalTest(TestCase):
         other(case.inputs)
         with self.assertRaisesRegex(
             ValueError,
-            "Not built are: .*Call model 'with_towers.*, and the layers that "
-            "its call does not reach, on a batch first",
+            "These are not built: .*Call model 'with_towers.*, and the layers "
+            "that its call does not reach, on a batch first",
         ):
             tf.train.Checkpoint(model=other).read(path)
         case.build(other, case.inputs)

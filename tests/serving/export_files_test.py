@@ -180,7 +180,7 @@ class FolderTest(_Test):
         good = data.read_bytes()
         data.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
         [sentence] = serving.damaged_files(folder)
-        self.assertEqual(sentence, f"{data} has other bytes than were written.")
+        self.assertEqual(sentence, f"{data} differs from what was written.")
         data.write_bytes(good[:-1])
         [sentence] = serving.damaged_files(folder)
         self.assertIn(f"has {len(good) - 1} bytes", sentence)

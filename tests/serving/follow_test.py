@@ -417,7 +417,9 @@ class FaultsTest(PointsTestCase):
             return restore(handle, paths, *args, **kwargs)
 
         with mock.patch.object(_snapshot_ops, "sparse_table_restore", lose):
-            with self.assertRaisesRegex(RuntimeError, "went bad after it was"):
+            with self.assertRaisesRegex(
+                RuntimeError, "was damaged after it was"
+            ):
                 self.follower.update()
         [path] = lost
         # Back to the point before, when there is no other.
@@ -485,7 +487,7 @@ class FaultsTest(PointsTestCase):
             one = small.functional(small.table())
         with self.assertRaisesRegex(
             ValueError,
-            r"the tables of the model that .*, \['user', 'items'\]. Received: "
+            r"the tables of the model from .*, \['user', 'items'\]. Received: "
             r"a model with \['deep'\].",
         ):
             follow(one, self.root)

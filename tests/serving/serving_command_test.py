@@ -169,7 +169,7 @@ class CommandTest(TestCase):
         err = self._fail(
             1, "2 of 4 files of .*/damaged/1 are damaged.", "verify", path
         )
-        self.assertRegex(err, f"{data} has other bytes than were written")
+        self.assertRegex(err, f"{data} differs from what was written")
         self.assertRegex(err, "saved_model.pb is missing")
 
     def test_split(self):

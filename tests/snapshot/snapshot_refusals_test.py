@@ -47,7 +47,7 @@ _CASES = (
     (
         "shards_without_files",
         _set("shards", to=3),
-        r"files must be a list with a file, or more, of each of the 3 shards "
+        r"files must be a list with at least one file of each of the 3 shards "
         r"\(it has some of 2\)",
     ),
     ("no_shards", _remove("shards"), "shards must .*, but is missing"),
@@ -86,7 +86,7 @@ _CASES = (
     (
         "field_twice",
         _set("row", "fields", 2, "name", to="weights"),
-        r"row.fields\[2\].name must be that of no other field",
+        r"row.fields\[2\].name must be a name that no other field has",
     ),
     (
         "no_fields",
@@ -117,7 +117,7 @@ _CASES = (
     (
         "files_twice",
         lambda m: m["files"].append(m["files"][0]),
-        "files must be a list of files of different names",
+        "files must be a list of files with different names",
     ),
     *(
         (
@@ -380,7 +380,7 @@ _POINT_CASES = (
     (
         "variable_twice",
         lambda m: m["variables"].append(m["variables"][0]),
-        "name must be that of no other variable",
+        "name must be a name that no other variable has",
     ),
     (
         "more_accumulated",

@@ -192,7 +192,7 @@ class ApplyDeltaTest(tf.test.TestCase, parameterized.TestCase):
             _snapshot_ops, "sparse_table_restore", lose
         ):
             with self.assertRaisesRegex(
-                RuntimeError, "a file went bad after it was checked"
+                RuntimeError, "a file was damaged after it was checked"
             ):
                 served.apply_delta(self.chain.paths[1])
         with self.assertRaisesRegex(ValueError, "does not hold the rows"):

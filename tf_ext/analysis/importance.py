@@ -39,19 +39,19 @@ def column_importance(
     random permutation of all samples. The interval of a column is that of 95 %
     for the loss by one more shuffle: `mean +- t * s * sqrt(1 + 1 / repeats)`,
     where s is the standard deviation of the losses, and t the quantile of
-    Student's distribution. If a column has nothing to do with labels and other
-    columns, the data as they are are such a shuffle, of loss 0: its interval
-    then holds 0 in 95 of 100 cases.
+    Student's distribution. If a column is independent of labels and other
+    columns, the unshuffled data are such a shuffle, with loss 0: its interval
+    then contains 0 in 95 of 100 cases.
 
-    `method="leave_out"`: no sample has values of the column. This has no
-    chance in it; the interval is that of 95 % over samples that are drawn with
+    `method="leave_out"`: no sample has values of the column. This is not
+    random; the interval is that of 95 % over samples that are drawn with
     replacement (bootstrap), `loss +- t * s`. Ragged and sparse features have
-    empty bags; what a dense feature has, `missing` must tell.
+    empty bags; `missing` has the values of dense features.
 
-    Use data that the model was not trained on: it makes use of chance
-    correlations in those. Of columns that tell the same, such as a city and its
-    zip code, each can be shuffled with little loss. The values that a shuffle
-    combines may be such as never occur together.
+    Use data that the model was not trained on: it has learned the chance
+    correlations of its training data. Columns with the same information, such
+    as a city and its zip code, can each be shuffled with little loss. A shuffle
+    may combine values that never occur together.
 
     The model predicts with `training=False`, by its own `predict`, 1 + repeats
     times per column, or twice if left out: rows are neither created nor
@@ -74,7 +74,8 @@ def column_importance(
         is better. None: the exact AUC, as of `tf_ext.metrics.gauc` for one
         user.
       missing: dict from the names of dense features to the value that stands
-        for none, as the `missing` of `category_column`; for "leave_out".
+        for a missing one, as the `missing` of `category_column`; for
+        "leave_out".
       output: name or index of the model's output and of its labels and
         weights, if it has several.
       repeats: int, at least 2, the number of shuffles, which are the same for
@@ -246,9 +247,10 @@ def _naming(column: str) -> Iterator[None]:
         yield
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         error.add_note(
-            f"This is with changed values of column {column!r}. Features whose "
-            "bags must have the same sizes, such as ids and their weights, "
-            "have to be one column: columns={'tags': ['tags', 'weights']}"
+            f"This happened after column {column!r} was changed. Features "
+            "whose bags must have the same sizes, such as ids and their "
+            "weights, have to be one column: columns={'tags': ['tags', "
+            "'weights']}"
         )
         raise
 
@@ -318,7 +320,7 @@ def _groups(
             if method == _LEAVE_OUT and feature not in samples.optional:
                 allowed = (
                     f"given for the dense feature {feature!r}: the value that "
-                    "stands for none"
+                    "stands for a missing one"
                 )
                 refuse(_OWNER, "missing", allowed, None)
     return dict(columns)

@@ -24,11 +24,11 @@ _EXAMPLES = {
 class Evict(EverySteps):
     """Evicts rows of all tables that were created with `eviction`.
 
-    With `decay`, the statistics of all tables that have some decay first.
+    With `decay`, the statistics of all tables are multiplied by it first.
 
     An eviction follows each step of the optimizer that reaches or passes a
-    multiple of `steps`. It is therefore at the same step in every process, also
-    after training was interrupted and resumed. Under ParameterServerStrategy,
+    multiple of `steps`. So it is at the same step in every process, even after
+    training was interrupted and resumed. Under ParameterServerStrategy,
     workers may run steps during an eviction.
 
     Args:

@@ -142,7 +142,7 @@ def read_point(path: str) -> SavedPoint:
     for entry in members.objects("variables"):
         name = entry.text("name")
         if name in variables:
-            entry.refuse("name", "that of no other variable")
+            entry.refuse("name", "a name that no other variable has")
         shape = entry.list("shape")
         if not all(type(n) is int and 0 <= n <= INT64_MAX for n in shape):
             entry.refuse("shape", "a list of sizes")

@@ -49,7 +49,7 @@ class TableStats(EverySteps):
 
     Callbacks act in the order of their list: put this one behind
     `tf_ext.callbacks.Evict` to see what is left. Under ParameterServerStrategy
-    the coordinator asks all servers, while steps may go on. Under
+    the coordinator asks all servers, while steps may continue. Under
     MultiWorkerMirroredStrategy every worker needs the callback, and the first
     worker writes.
 

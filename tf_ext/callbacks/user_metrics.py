@@ -33,7 +33,7 @@ class UserMetrics(keras.callbacks.Callback):
         items, integers `[batch_size]` or `[batch_size, m]`, as of
         `tf_ext.metrics.recall_at_k`, with the same m in all batches; weights
         are ignored.
-      user: string, the feature that tells whose sample it is: integers or
+      user: string, the feature that has the user of a sample: integers or
         strings, `[batch_size]` or `[batch_size, 1]`. Gives `gauc`, as of
         `tf_ext.metrics.gauc`. Strings are grouped by their 64-bit fingerprint.
       recall_at: list of k; gives `recall@<k>`. The model's outputs are scores
@@ -46,7 +46,7 @@ class UserMetrics(keras.callbacks.Callback):
 
     Attributes:
       results: dict from `gauc`, `recall@<k>`, `ndcg@<k>` to the
-        `tf_ext.metrics.UserMean` of the last epoch, which also tells how many
+        `tf_ext.metrics.UserMean` of the last epoch, which also has how many
         users were left out.
 
     Raises:
@@ -75,7 +75,7 @@ class UserMetrics(keras.callbacks.Callback):
         if not isinstance(dataset, tf.data.Dataset):
             refuse("UserMetrics", "dataset", "a tf.data.Dataset", dataset)
         if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            allowed = "finite, as users are counted when all samples are read"
+            allowed = "finite, because users are counted at its end"
             refuse("UserMetrics", "dataset", allowed, dataset)
         for name, cuts in (("recall_at", recall_at), ("ndcg_at", ndcg_at)):
             if not isinstance(cuts, Sequence) or isinstance(cuts, str):
@@ -236,7 +236,7 @@ def _signs(features: typing.Any, user: str) -> tf.Tensor:
     """The users of a batch, int64 `[batch_size]`."""
     if not isinstance(features, dict) or user not in features:
         found = sorted(features) if isinstance(features, dict) else "no dict"
-        allowed = f"the name of a feature, of which `dataset` has {found}"
+        allowed = f"the name of a feature of `dataset`, which has {found}"
         refuse("UserMetrics", "user", allowed, user)
     ids = features[user]
     if not isinstance(ids, tf.Tensor) or not (

@@ -78,8 +78,8 @@ class CsvFiles:
                 f"The header of {file} must have each field of the schema "
                 f"once. Absent: {absent}. More than once: {repeated}. Its "
                 f"first line: {text[:500]!r}. If the file has no header, read "
-                "it with header=False; a field that is not wanted is left out "
-                "of the schema."
+                "it with header=False; to skip a field, leave it out of the "
+                "schema."
             )
         # pyarrow does not take the same name twice.
         return [

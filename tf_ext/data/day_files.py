@@ -76,10 +76,10 @@ def list_files(
         named = ", ".join(f"{_text(day)} ({place})" for day, place in missing)
         raise FileNotFoundError(
             f"There are no files of {len(missing)} of {len(chosen)} days: "
-            f"{named}. The argument `days` of list_files must be written as in "
-            "the names of files, or be dates, which `pattern` writes as "
-            "2024-01-31 or by a code such as {day:%Y%m%d}. Check `path`, too, "
-            "or wait until the days are complete."
+            f"{named}. The argument `days` of list_files must be written as "
+            "in the file names, or be dates, which `pattern` formats as "
+            "2024-01-31 or by a code such as {day:%Y%m%d}. Check `path`, "
+            "too, or wait until the days are complete."
         )
     return files
 

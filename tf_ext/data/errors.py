@@ -192,7 +192,7 @@ class ReadErrors:
         in_order = sorted(malformed)
         for one in in_order[: max(0, _LOGGED - before)]:
             _LOG.warning(
-                "Left out a malformed record: %s, %s %d: %s",
+                "Skipped a malformed record: %s, %s %d: %s",
                 *(file, unit, one.number, one.reason),
             )
         if before < _LOGGED <= before + len(malformed):
@@ -217,7 +217,7 @@ class ReadErrors:
         )
         raise TooManyErrorsError(
             f"{self._errors} of the first {self._records} records are "
-            f"malformed, a share above max_errors={max_errors}. Of the first "
+            f"malformed, a share above max_errors={max_errors}. In the first "
             f"files: {found}. Correct the files or the schema, or allow a "
             "larger share."
         )

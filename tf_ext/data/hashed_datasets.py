@@ -125,7 +125,7 @@ def _check_features(element_spec: typing.Any) -> None:
     is_tuple = isinstance(element_spec, tuple) and element_spec
     inputs = element_spec[0] if is_tuple else element_spec
     if not isinstance(inputs, Mapping):
-        allowed = "of batches whose features are a dict by key"
+        allowed = "a dataset of batches whose features are a dict"
         refuse(_NAME, "dataset", allowed, element_spec)
     if KEY in inputs:
         allowed = "one that is not hashed yet: hash all columns at once"

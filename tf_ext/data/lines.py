@@ -91,7 +91,7 @@ def unzipped(file: str, raw: typing.Any) -> Iterator[bytes]:
     except (EOFError, OSError, zlib.error) as error:
         raise DamagedFileError(
             f"{file} is damaged before byte {raw.tell()}: it cannot be "
-            f"decompressed ({error}). How many records are lost is not known: "
+            f"decompressed ({error}). The number of lost records is unknown: "
             "repair the file or leave it out."
         ) from error
 

@@ -34,7 +34,7 @@ _LEAST_ROWS = 256  # of a block of texts that begin as the one before
 _VALUE_BYTES = 16  # about, of a number in a list
 _DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 _ADVICE = (
-    "How many records are lost is not known: repair the file or leave it out."
+    "The number of lost records is unknown: repair the file or leave it out."
 )
 
 

@@ -219,7 +219,7 @@ def _shard(files: list[str], shard: Shard | None) -> list[str]:
         refuse(_NAME, "shard", allowed, shard)
     index, count = shard
     if len(files) < count:
-        allowed = f"of at most as many shards as there are files, {len(files)}"
+        allowed = f"of at most {len(files)} shards, the number of files"
         refuse(_NAME, "shard", allowed, shard)
     return files[index::count]
 

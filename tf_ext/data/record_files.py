@@ -71,7 +71,7 @@ class RecordFiles:
                         else "record %d is above 64 MiB"
                     )
                     % first
-                    + ". How many records are lost is not known: repair the "
+                    + ". The number of lost records is unknown: repair the "
                     "file or leave it out."
                 )
             wanted = wanted or _HEADER_BYTES

@@ -41,7 +41,7 @@ def differences(
     """What differs between tasks, as a text; "" if nothing does.
 
     Args:
-      found: list of dicts as `flat` returns, one a task.
+      found: list of dicts as `flat` returns, one per task.
       tasks: list of strings, their names.
 
     Example:

@@ -38,8 +38,8 @@ class Form(typing.NamedTuple):
 
 
 _IGNORED = {
-    "evaluator": "An evaluator is neither in the cluster nor a server: it is "
-    "a program that makes the model without a strategy and evaluates each new "
+    "evaluator": "An evaluator is not a task of the cluster: it is a "
+    "program that creates the model without a strategy and evaluates each new "
     "recovery point or checkpoint, as tf_ext.utils.SidecarEvaluator does. Run "
     "it without tf_ext.distribute.",
 }
@@ -57,9 +57,8 @@ MULTI_WORKER = Form(
     optional=(COORDINATOR,),
     ignored=_IGNORED,
     refused={
-        "ps": "Synchronous workers divide the tables among themselves, "
-        "and their collectives do not start where there are also parameter "
-        "servers.",
+        "ps": "Synchronous workers hold the tables themselves, and their "
+        "collectives do not start in a cluster with parameter servers.",
     },
 )
 

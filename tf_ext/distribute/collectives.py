@@ -290,7 +290,7 @@ class Collectives:
           data: bytes.
 
         Returns:
-          List of bytes, one a worker.
+          List of bytes, one per worker.
         """
         lengths = self.gather(tf.constant([len(data)], tf.int64)).numpy()[:, 0]
         # Each new length would be another instance.
@@ -384,10 +384,10 @@ def collectives_of(
     size = max(1, len(tasks))
     if strategy.num_replicas_in_sync != size:
         raise NotImplementedError(
-            "Tables work under MultiWorkerMirroredStrategy with one replica a "
-            f"worker. Received a strategy with {size} workers and "
-            f"{strategy.num_replicas_in_sync} replicas: hide GPUs from "
-            "TensorFlow, or start a worker for each."
+            "Tables need one replica per worker under "
+            f"MultiWorkerMirroredStrategy. Received: a strategy with {size} "
+            f"workers and {strategy.num_replicas_in_sync} replicas: hide GPUs "
+            "from TensorFlow, or start a worker for each."
         )
     if size == 1:
         return None

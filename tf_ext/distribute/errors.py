@@ -54,10 +54,10 @@ class ServerLostError(RuntimeError):
         self.tasks = dict(tasks)
         super().__init__(
             f"Lost parameter servers: {named(tasks)}. They do not answer, or "
-            "were restarted since this program connected to them. What they "
-            "held (dense variables, rows of tables) is gone. Restart them, "
-            "make a new strategy and model, restore the last checkpoint and go "
-            "on; tf_ext.distribute.run_with_recovery does so."
+            "were restarted since this program connected to them. Their "
+            "dense variables and rows are gone. Restart them, create a new "
+            "strategy and model, restore the last checkpoint and continue: "
+            "tf_ext.distribute.run_with_recovery does all of this."
         )
 
 
@@ -82,10 +82,9 @@ class WorkerLostError(RuntimeError):
         self.tasks = dict(tasks)
         super().__init__(
             f"Lost workers: {named(tasks)}. They were killed, failed, hang, "
-            "have ended before this one, or cannot be reached; their logs may "
-            "tell. The shards of tables that they held are gone. End all "
-            "workers and start them again: they resume from the last "
-            "checkpoint."
+            "ended before this one, or cannot be reached: see their logs. "
+            "Their shards of tables are gone. Stop all workers and start "
+            "them again: they resume from the last checkpoint."
         )
 
 

@@ -56,9 +56,9 @@ def problem(address: str, timeout_seconds: float) -> str | None:
         connection = connect(address, timeout_seconds)
     except TimeoutError:
         return (
-            f"does not accept a connection within {timeout_seconds:.2g} s: the "
-            "machine is off, a firewall drops what is sent to it, or the "
-            "listener is stopped"
+            f"does not accept a connection within {timeout_seconds:.2g} s: "
+            "the machine is off, a firewall drops the packets, or the "
+            "process is stopped"
         )
     except ConnectionRefusedError:
         return REFUSES
@@ -69,13 +69,13 @@ def problem(address: str, timeout_seconds: float) -> str | None:
             answer = _answer(connection, deadline)
         except TimeoutError:
             return (
-                "accepts connections and says nothing: it is stopped or "
+                "accepts connections but does not answer: it is stopped or "
                 "overloaded, or is not a TensorFlow server"
             )
         except OSError as error:
             return (
-                f"breaks connections off ({error.strerror or error}): it is "
-                "not a TensorFlow server, or a proxy without one behind it"
+                f"breaks connections ({error.strerror or error}): it is not a "
+                "TensorFlow server, or a proxy without one behind it"
             )
     if not answer and _speaks_tls(address, timeout_seconds):
         answer = _TLS_ALERT

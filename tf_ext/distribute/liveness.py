@@ -40,8 +40,8 @@ _THREADS = 64
 _BREAKS = 3
 
 _LOST_WORKER = (
-    "its step is given to another worker, and may count twice if this one goes "
-    "on"
+    "its step is given to another worker, and may be applied twice if this "
+    "one resumes"
 )
 _LOST_SERVER = "training resumes from the last checkpoint"
 
@@ -137,7 +137,7 @@ class Watch:
         found.broken_off += 1
         if found.broken_off == 1:
             _logger.warning(
-                "%s at %s %s. It is taken as lost: %s.",
+                "%s at %s %s. It counts as lost: %s.",
                 task,
                 address,
                 found.why,

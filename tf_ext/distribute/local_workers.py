@@ -45,7 +45,7 @@ def run_local_workers(
         has failed. It should be longer than their heartbeat time-out.
 
     Returns:
-      list of `WorkerResult`, one a worker.
+      list of `WorkerResult`, one per worker.
 
     Raises:
       ValueError: workers is less than 1, or restarts less than 0.
@@ -88,8 +88,7 @@ def run_local_workers(
         if not restarts:
             raise LocalWorkersError(failed, results, others)
         _logger.warning(
-            "Workers %s failed; all are started again (%d more times at most)."
-            "\n%s",
+            "Workers %s failed; all are restarted (at most %d more times).\n%s",
             failed,
             restarts,
             others,
@@ -101,7 +100,7 @@ class LocalWorkersError(RuntimeError):
     """Workers of `run_local_workers` failed.
 
     Attributes:
-      results: list of `WorkerResult`, one a worker.
+      results: list of `WorkerResult`, one per worker.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class LocalWorkers:
         this process.
 
     Attributes:
-      addresses: list of "host:port", one a worker.
+      addresses: list of "host:port", one per worker.
 
     Example:
       >>> with tf_ext.distribute.LocalWorkers(["sleep", "60"], 2) as workers:

@@ -78,8 +78,8 @@ def run_with_recovery(
             if restarts_left == 0:
                 raise
             _logger.warning(
-                "%s Waiting for them to be back, to begin again from the last "
-                "checkpoint (%d more times at most).",
+                "%s Waiting until they answer, to restart from the last "
+                "checkpoint (at most %d more times).",
                 str(error),  # Log records would keep the error's frames alive.
                 restarts_left,
             )

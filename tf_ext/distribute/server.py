@@ -124,8 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         "--grace_seconds",
         type=_seconds,
         default=_GRACE_SECONDS,
-        help="how long the task runs on after SIGTERM while the chief, which "
-        "may have got it too, is there: %(default)g by default",
+        help="how long the task keeps running after SIGTERM while the chief "
+        "runs, which may have got SIGTERM, too: %(default)g by default",
     )
     parser.add_argument(
         "--metrics_port",

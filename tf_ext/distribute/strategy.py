@@ -117,17 +117,18 @@ def _connected(
         (chief,) = cluster["chief"]
         raise RuntimeError(
             f"This program cannot listen at the chief's address, {chief}: "
-            "another process uses the port, or this one was connected to "
-            "another cluster since it first used it, which TensorFlow cannot "
-            f"do. TensorFlow says: {error.message}"
+            "another process uses the port, or this process has connected to "
+            "another cluster in the meantime, which TensorFlow does not "
+            f"support. TensorFlow says: {error.message}"
         ) from error
     except TimeoutError as error:
         raise _no_answer(tasks) from error
     except tf.errors.OpError as error:
         raise RuntimeError(
             "TensorFlow could not connect to the workers and parameter "
-            f"servers, {named(tasks)}. Check that TensorFlow servers listen "
-            f"there, with nothing in between. TensorFlow says: {error.message}"
+            f"servers, {named(tasks)}. Make sure that TensorFlow servers "
+            "listen there, without a proxy in between. TensorFlow says: "
+            f"{error.message}"
         ) from error
     set_server_patience(split_address(cluster[COORDINATOR][0])[1])
     check_cluster(strategy, deadline - time.monotonic())
@@ -332,9 +333,9 @@ def _check_reach(
         _until(ask, deadline)
     except tf.errors.OpError as error:
         raise RuntimeError(
-            f"{named(task)} and one of {named(others)} do not reach each "
-            "other, but all tasks must be able to connect to each other by the "
-            f"addresses of the cluster. TensorFlow says: {error.message}"
+            f"{named(task)} and one of {named(others)} cannot reach each "
+            "other, but all tasks must be able to connect to each other at "
+            f"the addresses of the cluster. TensorFlow says: {error.message}"
         ) from error
     except TimeoutError as error:
         raise _no_answer({**task, **others}) from error
@@ -360,12 +361,13 @@ def _no_answer(tasks: dict[str, str]) -> TimeoutError:
     found = problems_of(tasks)
     if found:
         return TimeoutError(
-            f"While this program connected, tasks did not answer: {found}. "
+            f"When this program connected, tasks did not answer: {found}. "
             "Start each again with `python -m tf_ext.distribute.server`."
         )
     return TimeoutError(
-        f"While this program connected, one of {named(tasks)} did not answer, "
-        "though something that speaks HTTP/2 listens at all of these "
-        "addresses. Check that these are servers of TensorFlow, with no proxy "
-        "in between, that are not overloaded and reach each other."
+        f"When this program connected, one of {named(tasks)} did not answer, "
+        "although something that speaks HTTP/2 listens at each of these "
+        "addresses. Make sure that TensorFlow servers listen there, without "
+        "a proxy in between, that they are not overloaded, and that they can "
+        "reach each other."
     )

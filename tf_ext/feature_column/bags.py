@@ -127,7 +127,7 @@ def columns_to_bags_or_error(
       >>> bags, error = columns_to_bags_or_error(
       ...     [tf_ext.feature_column.category_column(key) for key in "ab"],
       ...     {"a": [1], "b": [2, 3]})
-      >>> "must have one batch size" in error.numpy().decode()
+      >>> "must have the same batch size" in error.numpy().decode()
       True
       >>> bags.row_splits.numpy()
       array([0, 0, 0])
@@ -240,8 +240,8 @@ def _check_batch_size(
 ) -> None:
     checks.add(
         tf.equal(found, wanted),
-        "All features must have one batch size, but that of a sequence is "
-        "another.",
+        "All features must have the same batch size, but that of a sequence "
+        "differs.",
     )
 
 

@@ -148,7 +148,10 @@ def _to_boundaries(
     """A strictly rising tuple of floats, also after rounding to float32."""
     if boundaries is None:
         return None
-    allowed = "a list of at least one finite number, rising as float32, or None"
+    allowed = (
+        "a list of at least one finite number, strictly increasing as "
+        "float32, or None"
+    )
     if isinstance(boundaries, str | bytes):
         refuse(_NAME, "boundaries", allowed, boundaries)
     try:

@@ -29,8 +29,8 @@ def check_namespace(function: str, value: typing.Any) -> None:
         refuse(
             function,
             "namespace",
-            f"a string without {NAMESPACE_END!r}, which ends it where it is "
-            "hashed",
+            f"a string without {NAMESPACE_END!r}, which marks its end in the "
+            "hash",
             value,
         )
 

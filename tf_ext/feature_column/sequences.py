@@ -125,8 +125,8 @@ def _flatten(
             tf.reduce_all(splits[:1] == 0)
             & tf.reduce_all(splits[:-1] <= splits[1:])
             & tf.reduce_all(splits[-1:] == tf.size(values, tf.int64)),
-            f"The row_splits of the feature {key!r} must start at 0, not fall, "
-            "and end at the number of values.",
+            f"The row_splits of the feature {key!r} must start at 0, not "
+            "decrease, and end at the number of values.",
         )
     return Positions({key: values}, splits, width)
 

@@ -27,7 +27,7 @@ class InBatchSoftmax(keras.layers.Layer):
         loss[i] = -log(softmax(logits[i])[i])
 
     `p[j]` is the probability with which a batch contains candidate `j`.
-    Without it, popular candidates are punished for being negatives often.
+    Without it, popular candidates are penalized for being negatives often.
     `tf_ext.layers.ItemFrequency` estimates it.
 
     A candidate that is the same item as that of row `i` is no negative of row

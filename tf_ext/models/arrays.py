@@ -121,8 +121,8 @@ def _of_array(
 ) -> typing.Any:
     if array.dtype.kind in _DATES:
         raise ValueError(
-            f"{_subject(argument, key)} must hold numbers or texts, but is of "
-            f"type {array.dtype}. Cast it, such as by astype('int64'), or "
+            f"{_subject(argument, key)} must hold numbers or strings, but is "
+            f"of type {array.dtype}. Cast it, such as by astype('int64'), or "
             "leave it out."
         )
     if array.dtype.kind not in _TEXTS:
@@ -159,13 +159,13 @@ def _refusal(values: list[typing.Any], subject: str) -> ValueError:
             if is_missing or type(one).__name__ == "NAType":
                 return ValueError(
                     f"{subject} must have a value in each row, but row {row} "
-                    f"is {value!r}. Fill what is missing, such as with '', or "
-                    "leave out such rows."
+                    f"is {value!r}. Fill missing values, for example with '', "
+                    "or leave out such rows."
                 )
             types.setdefault(type(one).__name__, row)
     found = ", ".join(f"{name} (row {row})" for name, row in types.items())
     return ValueError(
-        f"{subject} must hold texts only, numbers only, or lists of either, "
+        f"{subject} must hold only strings, only numbers, or lists of either, "
         f"but has values of {found}. Cast them to one type."
     )
 

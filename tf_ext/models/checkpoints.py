@@ -60,10 +60,11 @@ class CheckpointedModel(OwnChildren):
             unbuilt = [self.name]
         if unbuilt:
             raise ValueError(
-                f"Not built are: {', '.join(map(repr, unbuilt))}. In Keras 3, "
-                "variables that are made after a checkpoint was restored would "
-                f"keep random values. Call model {self.name!r}, and the layers "
-                "that its call does not reach, on a batch first."
+                f"These are not built: {', '.join(map(repr, unbuilt))}. In "
+                "Keras 3, variables that are created after a checkpoint was "
+                "restored would keep random values. Call model "
+                f"{self.name!r}, and the layers that its call does not reach, "
+                "on a batch first."
             )
         absent = own.keys() - children_being_restored()
         variables = [
@@ -80,8 +81,8 @@ class CheckpointedModel(OwnChildren):
             raise ValueError(
                 f"The checkpoint lacks {len(variables)} variables of model "
                 f"{self.name!r}, which are in lists or dicts of layers, such "
-                f"as {variables[0].path!r}. It is one of another model, or was "
-                "written by an earlier version, which holds them for the "
-                "optimizer alone: build the optimizer first, "
+                f"as {variables[0].path!r}. It belongs to another model, or "
+                "was written by an earlier version, which saved them only "
+                "with the optimizer: build the optimizer first, "
                 "model.optimizer.build(model.trainable_variables)."
             )

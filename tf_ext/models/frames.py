@@ -96,9 +96,9 @@ def matrix_of(frame: typing.Any, subject: str) -> npt.NDArray[typing.Any]:
             f"{name!r} is {dtype}" for name, dtype in frame.dtypes.items()
         )
         raise ValueError(
-            f"{subject} is a DataFrame, of which one array is made, so its "
-            "columns must be numbers only or texts only, but "
-            f"{types}. Give them as features of their own: dict(frame)."
+            f"{subject} is a DataFrame that becomes one array, so its columns "
+            f"must be all numbers or all strings, but {types}. Pass them as "
+            "separate features: dict(frame)."
         )
     if not columns:
         return np.empty([len(frame), 0], np.float32)

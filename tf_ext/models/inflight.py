@@ -180,9 +180,9 @@ class InFlight:
             found = "; ".join(f"{task} at {why}" for task, why in lost.items())
             others = " that has data left" if idle else ""
             raise TimeoutError(
-                f"No step has ended for {_GIVE_UP_SECONDS:g} s, for no worker"
-                f"{others} answers: {found}. Continue them or start them "
-                "again, and run this program again: it resumes from its last "
+                f"No step has ended for {_GIVE_UP_SECONDS:g} s, because "
+                f"no worker{others} answers: {found}. Resume or restart them, "
+                "and run this program again: it resumes from its last "
                 "checkpoint."
             )
 

@@ -111,9 +111,9 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         if IS_KERAS_3 and steps > 1 and regime_of_model(self).num_replicas > 1:
             raise ValueError(
                 "Argument `steps_per_execution` of compile must be 1 under a "
-                "strategy of several replicas, where Keras 3 fails with any "
-                f"model otherwise. Received: steps_per_execution={steps}. Use "
-                "1, or tf_keras (TF_USE_LEGACY_KERAS=1)."
+                "strategy with several replicas, where Keras 3 supports "
+                f"nothing else. Received: steps_per_execution={steps}. Use 1, "
+                "or tf_keras (TF_USE_LEGACY_KERAS=1)."
             )
         if optimizer is not None:
             optimizer = self._check_optimizer(optimizer, options)
@@ -450,8 +450,8 @@ class Model(_ModelWithTables, keras.Model, metaclass=_ModelType):
     `predict`, `save` and the rest are Keras's own, rows included. Besides what
     Keras takes, data may be NumPy's strings, arrays of objects, and lists of
     numbers or strings; lists of different lengths become ragged tensors. What
-    Keras would do wrong without a word (train without tables' rows, restore or
-    average the variables alone) is refused with a sentence.
+    Keras would silently do wrong (train without tables' rows, restore or
+    average only the variables) is refused with an error.
 
     Args:
       *args: those of `keras.Model`.

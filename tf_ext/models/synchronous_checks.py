@@ -44,9 +44,9 @@ def check_losses_of_replicas(losses: typing.Any, strategy: str) -> None:
     allowed = [set(_MEANS), set(map(str, _SUMS))]
     if not any(set(found) <= one for one in allowed):
         raise ValueError(
-            f"Argument `loss` of compile must be of means alone, or of sums "
-            f"alone, under {strategy}, whose replicas may have different "
-            f"numbers of samples. Received: reductions {', '.join(found)}. Use "
+            "Argument `loss` of compile must be all means, or all sums, "
+            f"under {strategy}, whose replicas may have different numbers of "
+            f"samples. Received: reductions {', '.join(found)}. Use "
             "reduction='sum_over_batch_size' for all."
         )
 

@@ -221,9 +221,9 @@ class SynchronousFeed:
                 for task, size in zip(tasks, sizes, strict=True)
             )
             raise ValueError(
-                "The synchronous workers read different batches. Each should "
-                "have read the same batch and taken its part, but the numbers "
-                f"of samples of these parts are {each}. Give all workers the "
+                "The synchronous workers read different batches. Each must "
+                "read the same batch and take its part, but the numbers of "
+                f"samples of these parts are {each}. Give all workers the "
                 "same data in the same order and the same batch size; or use "
                 "AutoShardPolicy.OFF, or a function as `x`, for data that "
                 "differ."
@@ -234,8 +234,8 @@ class SynchronousFeed:
         first = self._regime.workers.first_error(tf.constant(text))
         found = first.numpy().decode(errors="replace")
         before = (
-            "The data of a worker cannot be read, which ends the training of "
-            "all. "
+            "The data of a worker cannot be read, so training ends on all "
+            "workers. "
         )
         raise (
             reading_error(found, f"{before}{found.partition(': ')[0]}: ")

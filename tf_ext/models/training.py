@@ -354,7 +354,9 @@ def check_callbacks(callbacks: typing.Any) -> None:
     for callback in callbacks:
         if isinstance(callback, type):
             name = callback.__name__
-            allowed = f"callbacks, which {name}(...) makes, instead of classes"
+            allowed = (
+                f"instances of callbacks, such as {name}(...), not classes"
+            )
             refuse("fit", "callbacks", allowed, callbacks)
         if (
             isinstance(callback, keras.callbacks.EarlyStopping)
@@ -362,11 +364,12 @@ def check_callbacks(callbacks: typing.Any) -> None:
             and not isinstance(callback, EarlyStopping)
         ):
             allowed = (
-                "without keras.callbacks.EarlyStopping(restore_best_weights="
-                "True), which restores variables but no rows: use "
+                "without "
+                "keras.callbacks.EarlyStopping(restore_best_weights=True), "
+                "which restores variables but not rows: use "
                 "tf_ext.callbacks.EarlyStopping with the same arguments"
             )
             refuse("fit", "callbacks", allowed, callbacks)
         if isinstance(callback, averaging):
-            allowed = "without SwapEMAWeights, which swaps no rows"
+            allowed = "without SwapEMAWeights, which does not swap rows"
             refuse("fit", "callbacks", allowed, callbacks)

@@ -314,8 +314,8 @@ def _is_due(epoch: int, frequency: int | Sequence[int]) -> bool:
 
 def _no_data(method: str) -> ValueError:
     return ValueError(
-        f"Argument `x` of {method} must hold a batch at least, and steps must "
-        "not be 0. Received: an empty dataset, or steps of 0"
+        f"Argument `x` of {method} must have at least one batch, and `steps` "
+        "must not be 0. Received: an empty dataset, or steps of 0"
     )
 
 

@@ -63,7 +63,7 @@ def pcgrad(
 
     Args:
       tape: `tf.GradientTape(persistent=True)`, after its block.
-      losses: list of scalar tensors, one a task. With a loss scale, all are
+      losses: list of scalar tensors, one per task. With a loss scale, all are
         scaled.
       variables: list of Keras or TensorFlow variables, such as
         `model.trainable_variables`, with the shadows of tables.
@@ -134,11 +134,11 @@ def _check(losses: object, seed: object, step: object) -> None:
     regime = regime_in_scope()
     if regime.strategy is not None:
         raise ValueError(
-            "pcgrad works without a tf.distribute strategy only. Tasks "
-            "conflict or not by their gradients over the global batch. Under "
-            f"{regime.strategy_name}, a replica or worker has those of its "
-            "own share, and the sum of projected shares is not the projected "
-            "sum. Train the sum of the losses, or without a strategy."
+            "pcgrad must be called without a tf.distribute strategy, because "
+            "it needs the gradients of the global batch. Under "
+            f"{regime.strategy_name}, a replica or worker has only those of "
+            "its own share. Train the sum of the losses, or without a "
+            "strategy."
         )
     if not isinstance(losses, (list, tuple)) or not losses:
         refuse("pcgrad", "losses", "a list of at least one loss", losses)

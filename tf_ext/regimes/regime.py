@@ -135,9 +135,9 @@ class Regime:
 
     def _made_outside(self, table: Table) -> ValueError:
         return ValueError(
-            f"Table {table.name!r} was made outside of the scope of the "
-            f"{self.strategy_name}, as one of this process alone. Make it, "
-            "and the model, under `with strategy.scope():`."
+            f"Table {table.name!r} was created outside of the scope of the "
+            f"{self.strategy_name}, for this process alone. Create it, and "
+            "the model, under `with strategy.scope():`."
         )
 
     # The stages of a step: pull, merge, push

@@ -316,12 +316,11 @@ class SynchronousRegime(AllToAll, Regime):
 def _check_model(model: keras.Model | None) -> None:
     if model is not None and not hasattr(model, "tf_ext_tables"):
         raise RuntimeError(
-            f"fit() of {type(model).__name__}, a Keras model with "
-            "tables that is not a tf_ext.Model, under "
-            "MultiWorkerMirroredStrategy: Keras would add up metrics "
-            "that are of all workers already, and give shares of "
-            "batches the same weight whatever their sizes. Derive it "
-            "from tf_ext.Model first, as `class Ranking(tf_ext.Model, "
+            f"fit() of {type(model).__name__}, a Keras model with tables that "
+            "is not a tf_ext.Model, under MultiWorkerMirroredStrategy: Keras "
+            "would sum metrics that already cover all workers, and give "
+            "shares of batches the same weight whatever their sizes. Derive "
+            "it from tf_ext.Model first, as `class Ranking(tf_ext.Model, "
             "tfrs.Model)`."
         )
 

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = terminal.new_parser(
-        _PROGRAM, "Exports models to be served, and checks exports.", _STATUS
+        _PROGRAM, "Exports models for serving, and checks exports.", _STATUS
     )
     commands = parser.add_subparsers(
         metavar="COMMAND", required=True, title="commands"
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_export(commands: typing.Any) -> None:
     command = _add(
-        commands, "export", _export, "export a saved model to be served"
+        commands, "export", _export, "export a saved model for serving"
     )
     command.add_argument("model", metavar="MODEL", help="a .keras file")
     command.add_argument("path", metavar="PATH", help="folder of all versions")

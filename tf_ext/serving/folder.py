@@ -180,7 +180,7 @@ def damaged_files(
                 f"{file['bytes']}."
             )
         elif digest != file["sha256"]:
-            sentences.append(f"{path} has other bytes than were written.")
+            sentences.append(f"{path} differs from what was written.")
     return sentences
 
 

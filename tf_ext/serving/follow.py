@@ -304,9 +304,9 @@ class _Change:
         labels = [label for label, _ in saved.tables]
         if len(tables) != len(labels):
             raise ValueError(
-                f"Argument `model` of follow must have the tables of the model "
-                f"that {path} was saved of, {labels}. Received: a model with "
-                f"{[table.name for table in tables]}."
+                "Argument `model` of follow must have the tables of the "
+                f"model from which {path} was saved, {labels}. Received: a "
+                f"model with {[table.name for table in tables]}."
             )
         self._variables = model_variables(model)
         described = {

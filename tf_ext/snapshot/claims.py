@@ -108,8 +108,9 @@ class Claim:
         if not processes and not self._storage.exists(self._directory):
             return SnapshotConflictError(
                 f"{self._what} was aborted: the directory {self._directory} "
-                "was removed meanwhile, and what had been written to it. Write "
-                "again, and keep the directory until that has ended."
+                "was removed meanwhile, with everything that had been "
+                "written to it. Write again, and keep the directory until "
+                "the write has ended."
             )
         return SnapshotConflictError(
             f"{self._what} was aborted: another writer"

@@ -134,8 +134,8 @@ def replaced(path: str) -> SnapshotConflictError:
     """The error for a snapshot that was replaced while it was read."""
     return SnapshotConflictError(
         f"The snapshot in {path} was replaced by another save while it was "
-        "read. Read it again while no save is running, or save less often than "
-        "reading takes."
+        "read. Read it again while no save is running, or save at longer "
+        "intervals than reading takes."
     )
 
 

@@ -170,9 +170,9 @@ def refuse_skipped_layers() -> None:
         names = ", ".join(repr(layer.name) for layer in skipped)
         raise ValueError(
             f"The file holds variables of the layers {names}, which are not "
-            "built: they would not be loaded, and get random values. Make the "
-            "model as the program that saved it did, call it on a batch, and "
-            "then load the same file with `load_weights`."
+            "built: they would not be loaded, but keep random values. Make "
+            "the model as the program that saved it did, call it on a batch, "
+            "and then load the same file with `load_weights`."
         )
 
 

@@ -424,7 +424,7 @@ class Update:
 
     def _went_bad(self, what: str, error: DamagedSnapshotError) -> RuntimeError:
         return RuntimeError(
-            f"{self._what}: a file went bad after it was checked, and only "
+            f"{self._what}: a file was damaged after it was checked, and only "
             f"some {what} have been replaced. {error} Load a snapshot, with "
             "in_place=True while others read."
         )

@@ -32,8 +32,8 @@ class SidecarEvaluator:
 
     `start` waits for a point, brings the model to it as
     `tf_ext.serving.follow` does, and calls `model.evaluate`; the result is that
-    of `evaluate` in the training program at that step. Then it goes on with the
-    newest point. If points are written faster than they can be evaluated,
+    of `evaluate` in the training program at that step. Then it continues with
+    the newest point. If points are written faster than they can be evaluated,
     some are skipped. Points that are being written are ignored until they are
     complete. A point that is damaged, or is removed while it is read, is not
     evaluated: the reason is logged, and the newest readable point is used.
@@ -51,7 +51,7 @@ class SidecarEvaluator:
       callbacks: list of `keras.callbacks.Callback` for `model.evaluate`. The
         model's `optimizer.iterations` is the step of the point, so that
         `keras.callbacks.TensorBoard` writes metrics at that step.
-      every: float, the number of seconds between two looks for a new point.
+      every: float, how often to look for a new point, in seconds.
       timeout_seconds: float or None, `start` returns if there has been no new
         point for so long, and raises an error if there has been none at all.
         None: it waits for as long as it takes.

@@ -387,9 +387,10 @@ Status CheckSplits(const Bags& bags) {
   if (falls) {
     int64_t i = 1;
     while (splits[i] >= splits[i - 1]) ++i;
-    return Status::InvalidArgument(
-        Found("row_splits", i, splits[i]) + ", below the " +
-        std::to_string(splits[i - 1]) + " before it; splits must not fall.");
+    return Status::InvalidArgument(Found("row_splits", i, splits[i]) +
+                                   ", below the " +
+                                   std::to_string(splits[i - 1]) +
+                                   " before it; splits must not decrease.");
   }
   if (splits[count] != bags.n) {
     return Status::InvalidArgument(

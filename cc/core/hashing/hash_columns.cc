@@ -29,7 +29,7 @@ Status CheckSplits(const HashInput& input, const Describe& describe) {
   for (int64_t b = 1; b <= input.batch; ++b) {
     if (splits[b - 1] <= splits[b]) continue;
     return Invalid("The row_splits of ", describe(),
-                   " must not fall, but go from ", splits[b - 1], " to ",
+                   " must not decrease, but go from ", splits[b - 1], " to ",
                    splits[b], " at position ", b, ".");
   }
   if (splits[input.batch] == input.n) return Status::Ok();
@@ -345,7 +345,7 @@ Status ColumnHasher::CheckInputs(const std::vector<HashInput>& inputs,
                      TypeName(input.type), ".");
     }
     if (input.batch != *batch) {
-      return Invalid("All inputs must have one batch size, but ",
+      return Invalid("All inputs must have the same batch size, but ",
                      DescribeInput(i), " has ", input.batch, " and ",
                      DescribeInput(0), " has ", *batch, ".");
     }

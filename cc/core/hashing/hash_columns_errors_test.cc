@@ -64,7 +64,8 @@ std::vector<ErrorCase> ErrorCases() {
        name + " has boundaries, which need numbers, but its input is of type"
               " string."},
       {"BoundariesEqual", WithBoundaries(Column("c", {Part(3)}), {0, 2, 2}),
-       name + " has boundaries that do not rise: 2 and then 2 at position 2."},
+       name +
+           " has boundaries that do not increase: 2 and then 2 at position 2."},
       {"BoundaryInfinite", WithBoundaries(Column("c", {Part(3)}), {0, inf}),
        name + " has the boundary inf at position 1; boundaries must be"
               " finite."},
@@ -123,21 +124,22 @@ TEST(HashColumnsErrorsTest, InputErrorsNameTheInput) {
   const std::vector<HashColumn> both = {Column("c", {Part(0)}),
                                         Column("d", {Part(1)})};
   const std::string first = "input 0 (of the column of namespace \"c\")";
-  EXPECT_EQ(ErrorOf(both, {Int64s(three), Int64s(two)}),
-            "All inputs must have one batch size, but input 1 (of the column"
-            " of namespace \"d\") has 2 and " +
-                first + " has 3.");
+  EXPECT_EQ(
+      ErrorOf(both, {Int64s(three), Int64s(two)}),
+      "All inputs must have the same batch size, but input 1 (of the column"
+      " of namespace \"d\") has 2 and " +
+          first + " has 3.");
   EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), high)}),
             "The row_splits of " + first +
                 " must start at 0, but start at"
                 " 1.");
   EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), falling)}),
             "The row_splits of " + first +
-                " must not fall, but go from 2 to"
+                " must not decrease, but go from 2 to"
                 " 1 at position 2.");
   EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), negative)}),
             "The row_splits of " + first +
-                " must not fall, but go from 0 to"
+                " must not decrease, but go from 0 to"
                 " -2 at position 1.");
   for (const auto& splits : {short_end, long_end}) {
     EXPECT_EQ(ErrorOf(one, {Split(Int64s(three), splits)}),

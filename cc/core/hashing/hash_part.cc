@@ -35,9 +35,9 @@ Status CheckBoundaries(const std::string& column, ValueType type,
                      " at position ", i, "; boundaries must be finite.");
     }
     if (i > 0 && boundaries[i - 1] >= boundaries[i]) {
-      return Invalid(column,
-                     " has boundaries that do not rise: ", boundaries[i - 1],
-                     " and then ", boundaries[i], " at position ", i, ".");
+      return Invalid(
+          column, " has boundaries that do not increase: ", boundaries[i - 1],
+          " and then ", boundaries[i], " at position ", i, ".");
     }
   }
   return Status::Ok();

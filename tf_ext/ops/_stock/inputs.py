@@ -137,7 +137,7 @@ def check_inputs(
     sizes = tf.stack([one.batch_size() for one in distinct])
     return checks + check(
         tf.reduce_all(tf.equal(sizes, sizes[0])),
-        "All inputs must have one batch size.",
+        "All inputs must have the same batch size.",
     )
 
 
@@ -157,8 +157,8 @@ def _check_splits(inputs: Sequence[Input]) -> list[tf.Operation]:
     ]
     return check(
         tf.reduce_all(fine),
-        "All row_splits must start at 0, not fall, and end at the number of "
-        "values.",
+        "All row_splits must start at 0, not decrease, and end at the number "
+        "of values.",
     )
 
 
