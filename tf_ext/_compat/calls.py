@@ -29,7 +29,7 @@ def kept_while_layers_are_made(key):
     similar function ends with the model: a local name that the function does
     not use stays in the frame until the function returns.
 
-    Seen in: Keras 3.15, tf_keras 2.18 to 2.21, Python 3.11.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21, Python 3.11 to 3.13.
 
     Args:
       key: string, which dict; a name that Keras does not use.
