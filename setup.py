@@ -12,6 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from build_backend.compiler import read_sources
 from build_backend.metadata import setup_arguments
 from build_backend.native import BuildNative
+from build_backend.wheel import ReproducibleWheel
 
 _SOURCES = read_sources()
 
@@ -23,7 +24,7 @@ def _extension(name, *groups):
 
 setuptools.setup(
     **setup_arguments(sys.argv[1:]),
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"bdist_wheel": ReproducibleWheel, "build_ext": BuildNative},
     # BuildNative builds them; setuptools needs them to tag the wheel with the
     # platform and Python version, and to list the files of the sdist.
     ext_modules=[

@@ -93,21 +93,28 @@ class BuildNative(build_ext):
 
 def _units(sources, tensorflow, folder):
     """Group -> (sources, options); ops first, for they take longest."""
-    # Headers of others are system headers: their warnings are not ours.
-    ops_options = [
-        flag.replace("-I", "-isystem", 1)
-        for flag in tensorflow.compile_flags
-        if not flag.lstrip("-").startswith("std=")
-    ]
+    ops_options = []
+    for flag in tensorflow.compile_flags:
+        if flag.startswith("-I"):
+            ops_options += _include(flag.removeprefix("-I"))
+        elif not flag.lstrip("-").startswith("std="):
+            ops_options.append(flag)
     python_options = [
-        f"-isystem{pybind11.get_include()}",
-        f"-isystem{sysconfig.get_path('include')}",
+        *_include(pybind11.get_include()),
+        *_include(sysconfig.get_path("include")),
     ]
     return {
         "ops": (_write_ops_units(sources, folder), ops_options),
         "core": (sources["CORE_SOURCES"], sources["CORE_COPTS"]),
         "python": (sources["PYTHON_SOURCES"], python_options),
     }
+
+
+def _include(folder):
+    """Options for a folder with headers of others."""
+    # System headers: their warnings are not ours. Their messages name files
+    # without the folder, or the bytes would depend on where it is.
+    return [f"-isystem{folder}", f"-ffile-prefix-map={folder}=."]
 
 
 def _write_ops_units(sources, folder):

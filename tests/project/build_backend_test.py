@@ -2,6 +2,7 @@
 """What pip is told: that there is no compiler, and what a wheel requires."""
 
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
+import zipfile
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -207,6 +209,91 @@ class TensorFlowTest(parameterized.TestCase):
             r"installed for .*pip install 'tensorflow<2\.22,>=2\.18'\.$",
         ):
             tensorflow_install.find()
+
+
+_SETUP = """
+    import sys
+    sys.path.insert(0, {root!r})
+    import setuptools
+    from build_backend.wheel import ReproducibleWheel
+
+    setuptools.setup(
+        name="packed",
+        version="1.0",
+        packages=["packed"],
+        package_data={{"packed": ["py.typed", "native.so"]}},
+        cmdclass={{"bdist_wheel": ReproducibleWheel}},
+    )
+"""
+
+
+@absltest.skipIf(
+    importlib.util.find_spec("setuptools") is None,
+    "setuptools is not installed",
+)
+class ReproducibleWheelTest(absltest.TestCase):
+    def _wheel(self, mode, time):
+        """The bytes of a wheel of files with that mode and time."""
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        package = folder / "packed"
+        package.mkdir()
+        (folder / "setup.py").write_text(
+            textwrap.dedent(_SETUP.format(root=str(ROOT)))
+        )
+        for name in ("__init__.py", "native.so", "py.typed"):
+            path = package / name
+            path.write_text(name)
+            path.chmod(mode)
+            os.utime(path, (time, time))
+        environment = dict(os.environ)
+        environment.pop("SOURCE_DATE_EPOCH", None)
+        subprocess.run(
+            [sys.executable, "setup.py", "-q", "bdist_wheel"],
+            cwd=folder,
+            env=environment,
+            timeout=120,
+            check=True,
+        )
+        (wheel,) = (folder / "dist").glob("*.whl")
+        return wheel.read_bytes()
+
+    def test_same_files_make_the_same_bytes(self):
+        one = self._wheel(0o664, 1e9)
+        self.assertEqual(one, self._wheel(0o700, 1.5e9))
+        with zipfile.ZipFile(io.BytesIO(one)) as archive:
+            modes = {
+                info.filename: stat.S_IMODE(info.external_attr >> 16)
+                for info in archive.infolist()
+            }
+        self.assertEqual(modes["packed/__init__.py"], 0o644)
+        self.assertEqual(modes["packed/py.typed"], 0o644)
+        self.assertEqual(modes["packed/native.so"], 0o755)
+
+
+@absltest.skipIf(
+    importlib.util.find_spec("pybind11") is None
+    or importlib.util.find_spec("setuptools") is None
+    or shutil.which("g++") is None,
+    "pybind11, setuptools or g++ is not installed",
+)
+class IncludeTest(absltest.TestCase):
+    def test_objects_do_not_tell_where_headers_are(self):
+        native = _load("native")
+        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (folder / "file.h").write_text(
+            "inline auto File() { return __FILE__; }"
+        )
+        done = subprocess.run(
+            ["g++", *native._include(str(folder)), "-x", "c++", "-S"]
+            + ["-o", "-", "-"],
+            input="#include <file.h>\nconst char* F() { return File(); }\n",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        self.assertIn("./file.h", done.stdout)
+        self.assertNotIn(str(folder), done.stdout)
 
 
 if __name__ == "__main__":

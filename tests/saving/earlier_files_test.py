@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that an earlier build wrote load, and are written the same today."""
+"""Files of earlier versions load; those of the last are written the same."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from packaging.version import Version
 from paths import FIXTURES
 from programs import earlier_files_program as program
 from saving_util import TestCase
@@ -21,13 +22,24 @@ from tf_ext.snapshot import open_snapshot
 pytestmark = pytest.mark.both_kerases(slow=True)
 
 _DATA = FIXTURES / "earlier"
-_SNAPSHOTS = _DATA / "snapshots"
-_MODELS = _DATA / ("keras_3" if IS_KERAS_3 else "tf_keras")
-_CASES = [(name, {"rule": name}) for name in program.RULES] + [
-    (name, {"initializer": name}) for name in program.INITIALIZERS
+# Each version has a folder.
+_VERSIONS = sorted((each.name for each in _DATA.iterdir()), key=Version)
+_RULES = {
+    **{name: {"rule": name} for name in program.RULES},
+    **{name: {"initializer": name} for name in program.INITIALIZERS},
+}
+_CASES = [
+    (f"{version}_{name}", version, arguments)
+    for version in _VERSIONS
+    for name, arguments in _RULES.items()
+    if (_DATA / version / "snapshots" / name).exists()
 ]
 # A chunk begins with its CRC and its file's tag, which no two files share.
 _TAG = slice(8, 16)
+
+
+def _models(version):
+    return _DATA / version / ("keras_3" if IS_KERAS_3 else "tf_keras")
 
 
 def _files(path):
@@ -68,11 +80,13 @@ def _chunks(path):
 
 class SnapshotTest(TestCase):
     @parameterized.named_parameters(*_CASES)
-    def test_loads(self, arguments):
+    def test_loads(self, version, arguments):
         (name,) = arguments.values()
         for kind in ("full", "delta"):
             one = program.table(**arguments)
-            manifest = one.load(str(_SNAPSHOTS / name / kind))
+            manifest = one.load(
+                str(_DATA / version / "snapshots" / name / kind)
+            )
             self.assertEqual(manifest.step, 3 if kind == "full" else 6)
             trained = program.table(**arguments)
             program.train(trained, 1)
@@ -81,13 +95,13 @@ class SnapshotTest(TestCase):
                 trained.erase(program.erased())
             self.assertEqual(_rows(one), _rows(trained))
 
-    @parameterized.named_parameters(*_CASES)
+    @parameterized.named_parameters(*_RULES.items())
     def test_is_written_the_same(self, arguments):
         (name,) = arguments.values()
         directory = self.directory()
         program.write_snapshots(program.table(**arguments), directory)
         for kind in ("full", "delta"):
-            earlier = _SNAPSHOTS / name / kind
+            earlier = _DATA / _VERSIONS[-1] / "snapshots" / name / kind
             now = os.path.join(directory, kind)
             self.assertEqual(_manifest(now), _manifest(earlier))
             self.assertNotEmpty(_files(now))
@@ -98,9 +112,10 @@ class SnapshotTest(TestCase):
                 self.assertAllEqual(found[0], expected[0])
 
 
+@parameterized.named_parameters(*((f"_{v}", v) for v in _VERSIONS))
 class ModelTest(TestCase):
-    def assert_state(self, model, name="state.npz"):
-        expected = dict(np.load(_MODELS / name))
+    def assert_state(self, model, expected):
+        expected = dict(np.load(expected))
         found = program.state(model)
         self.assertSameElements(found, expected)
         for key, value in expected.items():
@@ -118,29 +133,29 @@ class ModelTest(TestCase):
         for key in ("deep/weights", "small/weights", "wide/weights"):
             self.assertNotAllClose(before[key], after[key])
 
-    def test_keras_file(self):
-        model = keras.models.load_model(_MODELS / "model.keras")
-        self.assert_state(model)
+    def test_keras_file(self, version):
+        model = keras.models.load_model(_models(version) / "model.keras")
+        self.assert_state(model, _models(version) / "state.npz")
         self.assert_trains(model)
 
-    def test_weights_file(self):
+    def test_weights_file(self, version):
         model = program.build_model()
         model.optimizer.build(model.trainable_variables)
-        model.load_weights(_MODELS / "model.weights.h5")
-        self.assert_state(model)
+        model.load_weights(_models(version) / "model.weights.h5")
+        self.assert_state(model, _models(version) / "state.npz")
         self.assert_trains(model)
 
-    def test_checkpoint(self):
+    def test_checkpoint(self, version):
         model = program.build_model()
         checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-        status = checkpoint.read(str(_MODELS / "checkpoint"))
+        status = checkpoint.read(str(_models(version) / "checkpoint"))
         model.optimizer.build(model.trainable_variables)
         status.expect_partial()
-        self.assert_state(model)
+        self.assert_state(model, _models(version) / "state.npz")
         self.assert_trains(model)
 
-    def assert_predicts(self, model):
-        expected = np.load(_MODELS / "subclassed.npz")["predictions"]
+    def assert_predicts(self, model, version):
+        expected = np.load(_models(version) / "subclassed.npz")["predictions"]
         found = model.predict(program.batch()[0], verbose=0)
         self.assertAllClose(found, expected, 1e-6, 1e-6)
 
@@ -150,21 +165,21 @@ class ModelTest(TestCase):
         model(program.batch()[0])
         return model
 
-    def test_subclassed_keras_file(self):
+    def test_subclassed_keras_file(self, version):
         # It has the shapes of the inputs, without their types.
-        model = keras.models.load_model(_MODELS / "subclassed.keras")
-        self.assert_predicts(model)
+        model = keras.models.load_model(_models(version) / "subclassed.keras")
+        self.assert_predicts(model, version)
 
-    def test_subclassed_weights_file(self):
+    def test_subclassed_weights_file(self, version):
         model = self._built_subclassed()
-        model.load_weights(_MODELS / "subclassed.weights.h5")
-        self.assert_predicts(model)
+        model.load_weights(_models(version) / "subclassed.weights.h5")
+        self.assert_predicts(model, version)
 
-    def test_subclassed_checkpoint(self):
+    def test_subclassed_checkpoint(self, version):
         model = self._built_subclassed()
         read = tf.train.Checkpoint(model=model).read
-        path = str(_MODELS / "subclassed_checkpoint")
-        if IS_KERAS_3:
+        path = str(_models(version) / "subclassed_checkpoint")
+        if IS_KERAS_3 and Version(version) < Version("0.1.0"):
             # It has the layers of a list as what the optimizer trains.
             with self.assertRaisesRegex(
                 ValueError, "written by an earlier version.*optimizer.build"
@@ -172,17 +187,17 @@ class ModelTest(TestCase):
                 read(path)
             model.optimizer.build(model.trainable_variables)
         read(path).expect_partial()
-        self.assert_predicts(model)
+        self.assert_predicts(model, version)
 
-    def test_recovery_point(self):
+    def test_recovery_point(self, version):
         # Where training goes on, points are written and removed.
         points = pathlib.Path(self.directory(), "points")
-        shutil.copytree(_MODELS / "points", points)
+        shutil.copytree(_models(version) / "points", points)
         model = program.build_model()
         dataset = tf.data.Dataset.from_tensors(program.batch()).repeat(5)
         callback = tf_ext.callbacks.TableSnapshot(points, steps=5)
         model.fit(dataset, callbacks=[callback], verbose=0)
-        self.assert_state(model, "points.npz")
+        self.assert_state(model, _models(version) / "points.npz")
         model.fit(
             dataset,
             epochs=2,

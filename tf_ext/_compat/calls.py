@@ -29,7 +29,7 @@ def kept_while_layers_are_made(key):
     similar function ends with the model: a local name that the function does
     not use stays in the frame until the function returns.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21, Python 3.11.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21, Python 3.11 to 3.13.
 
     Args:
       key: string, which dict; a name that Keras does not use.
@@ -46,7 +46,7 @@ def is_building_by_shapes():
 
     It knows the shapes of the inputs, but not their types.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     return bool(_frames_of_keras(_BUILDERS_BY_SHAPES))
 
@@ -57,7 +57,7 @@ def is_saving_to_train_on():
     `tf.saved_model.save` and `export`, whose files only serve, ask layers what
     to save in the same way.
 
-    Seen in: tf_keras 2.19 to 2.21; Keras 3.15 writes SavedModels by `export`
+    Seen in: tf_keras 2.18 to 2.21; Keras 3.15 writes SavedModels by `export`
     alone.
     """
     return bool(_frames_of_keras(_TRAINING_SAVERS))
@@ -68,7 +68,7 @@ def keras_file_being_loaded():
 
     An object is given its own variables only.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Returns:
       (the outermost object, the file, Keras's functions by name); None if
@@ -89,7 +89,7 @@ def model_in_fit():
     An optimizer does not know the model. But the code that acts for all
     replicas runs in the thread that called `fit`, on the stack of that call.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     frames = _frames_of_keras({"fit"})
     return frames[0].f_locals.get("self") if frames else None
@@ -101,7 +101,7 @@ def is_within(name):
     `set_weights` of a model and of a layer assign one variable after the other
     and do not say who asked for it.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       name: string.
@@ -123,7 +123,7 @@ def self_in(module, attribute):
     TensorFlow does not pass the position in a checkpoint on to the objects that
     it restores.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Args:
       module: string, the module's name.
@@ -146,7 +146,7 @@ def local_in(module, name):
     TensorFlow does not pass the position in a checkpoint on to the objects that
     it restores.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Args:
       module: string, the module's name.

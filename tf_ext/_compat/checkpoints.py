@@ -18,7 +18,7 @@ def tensors_being_restored():
     compared, and the object has to say how many tensors it takes before it has
     seen any.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Returns:
       `{name: function that reads it}`; None outside of TensorFlow's restore.
@@ -45,7 +45,7 @@ def _position():
 def children_being_restored():
     """The names of what an object has in the checkpoint being restored.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Returns:
       Set of strings; empty outside of TensorFlow's restore.
@@ -60,7 +60,7 @@ def unbuilt_layers_being_restored(model):
 
     In Keras 3, TensorFlow cannot restore variables that are made later.
 
-    Seen in: TensorFlow 2.19 to 2.21, Keras 3.15.
+    Seen in: TensorFlow 2.18 to 2.21, Keras 3.15.
 
     Args:
       model: keras.Model, which is being restored.
@@ -106,7 +106,7 @@ class SavedResource(tf.saved_model.experimental.TrackableResource):
 
     TensorFlow's public class only has hooks that make the resource.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
 
     def _serialize_to_tensors(self):
@@ -131,7 +131,7 @@ class OwnChildren:
     Keras 3 hides lists and dicts of layers from `tf.train.Checkpoint` and from
     SavedModels, which would omit them silently: see `hidden_children`.
 
-    Seen in: TensorFlow 2.19 to 2.21, Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21, Keras 3.15, tf_keras 2.18 to 2.21.
     """
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):

@@ -19,7 +19,7 @@ _LEADER_LOST = re.compile(
 def server_in(message):
     """The index of the parameter server that did not answer, or None.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     found = _PS_TARGET.search(message)
     return int(found.group(1)) if found else None
@@ -30,7 +30,7 @@ def is_of_restarted_server(message):
 
     That is, of a server that restarted before its connections broke.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     return _RESTARTED.search(message) is not None
 
@@ -38,7 +38,7 @@ def is_of_restarted_server(message):
 def workers_in(message):
     """The workers that the message names, as a list of (job, index).
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     return [(job, int(index)) for job, index in _WORKER.findall(message)]
 
@@ -46,7 +46,7 @@ def workers_in(message):
 def is_of_leader(message):
     """Whether the leader of the coordination service does not answer.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     return _LEADER_LOST.search(message) is not None
 
@@ -57,6 +57,6 @@ def is_of_restarted_leader(message):
     Its coordination service does not know the task that sends heartbeats, which
     is the one that the message names.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     return _LEADER_RESTARTED.search(message) is not None

@@ -19,7 +19,7 @@ def resolver_of(strategy):
 
     The public property of ParameterServerStrategy is None.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     return getattr(strategy, "cluster_resolver", None) or getattr(
         strategy, "_cluster_resolver", None
@@ -29,7 +29,7 @@ def resolver_of(strategy):
 def coordinator_of(strategy):
     """The ClusterCoordinator of a ParameterServerStrategy, or None.
 
-    Seen in: TensorFlow 2.19 to 2.21, which makes one for each strategy.
+    Seen in: TensorFlow 2.18 to 2.21, which makes one for each strategy.
     """
     return getattr(strategy, "_cluster_coordinator", None)
 
@@ -39,7 +39,7 @@ def end_coordinator(coordinator):
 
     Otherwise it joins them when it is freed, wherever that happens.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     coordinator.__del__()
 
@@ -50,7 +50,7 @@ def own_executor():
     TensorFlow frees tensors of other tasks in the default executor, for which
     every thread waits that has none of its own: until a frozen task is lost.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Returns:
       A context manager.
@@ -65,7 +65,7 @@ def separate_workers(coordinator):
     Each of these threads runs the steps of one worker. Without this, all of
     them wait when tensors of a frozen worker are freed.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Returns:
       Parking of these threads.
@@ -117,7 +117,7 @@ def results_stay():
     Otherwise the thread of a worker fetches them before the worker is sent its
     next step, which takes two round trips.
 
-    Seen in: TensorFlow 2.19 to 2.21, for the coordinators of
+    Seen in: TensorFlow 2.18 to 2.21, for the coordinators of
     `separate_workers`.
     """
     return Setting(_results_stay, True)
@@ -126,7 +126,7 @@ def results_stay():
 def fetch(value):
     """Waits for a RemoteValue, and fetches it if that has not been done.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Raises:
       Exception: the error of its function; tf.errors.OpError: its worker was
@@ -138,7 +138,7 @@ def fetch(value):
 class Parking:
     """Workers of a ClusterCoordinator that take no steps for some time.
 
-    Seen in: TensorFlow 2.19 to 2.21, whose coordinator gives steps to any
+    Seen in: TensorFlow 2.18 to 2.21, whose coordinator gives steps to any
     worker.
     """
 
@@ -172,7 +172,7 @@ def schedule_in_thread(coordinator, function):
 
     The public `schedule` takes a tf.function, which does not know its worker.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Args:
       coordinator: tf.distribute.coordinator.ClusterCoordinator.
@@ -194,7 +194,7 @@ def schedule_in_thread(coordinator, function):
 def traced_for_workers(coordinator, function, *specs):
     """A tf.function's ConcreteFunction, as `schedule` would trace it.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     strategy = coordinator.strategy
     with strategy.scope():
@@ -208,7 +208,7 @@ def traced_for_workers(coordinator, function, *specs):
 def cancelled_with_steps(coordinator, function):
     """A ConcreteFunction that is cancelled when another step has failed.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     manager = coordinator._cluster.closure_queue._cancellation_mgr
     return manager.get_cancelable_function(function)
@@ -222,7 +222,7 @@ def _new_executor():
 def error_of_step(error):
     """The error of a step that a ClusterCoordinator has wrapped.
 
-    Seen in: TensorFlow 2.19 to 2.21, of steps whose input was lost.
+    Seen in: TensorFlow 2.18 to 2.21, of steps whose input was lost.
     """
     return getattr(error, "original_exception", error)
 
@@ -236,7 +236,7 @@ def configure_coordination(
     public ways set no time-outs (tf.experimental.dtensor), or are overwritten
     by the strategy's defaults (a ConfigProto).
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Args:
       cluster: dict of job -> list of "host:port".
@@ -245,6 +245,9 @@ def configure_coordination(
         they start.
       heartbeat_timeout_seconds: float, after how long without heartbeats a
         task is lost.
+
+    Returns:
+      bool, whether the first time-out has an effect: not with TensorFlow 2.18.
     """
     context = sys.modules["tensorflow.python.eager.context"].context()
     job, index = leader
@@ -255,17 +258,20 @@ def configure_coordination(
         heartbeat_timeout_in_ms=round(1000 * heartbeat_timeout_seconds),
     )
     settings = context.coordination_service
-    # Without it the time-out has no effect: tasks wait for a missing one for
-    # ever.
-    settings.cluster_register_with_barrier = True
     for job, addresses in cluster.items():
         settings.coordinated_job_list.add(name=job, num_tasks=len(addresses))
+    # Without it the time-out has no effect: tasks wait an hour.
+    field = "cluster_register_with_barrier"
+    if field not in settings.DESCRIPTOR.fields_by_name:
+        return False
+    setattr(settings, field, True)
+    return True
 
 
 def abort_collectives(message):
     """Has all collectives of this process raise an UnavailableError, for good.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Args:
       message: string, of the error.
@@ -282,7 +288,7 @@ def keeping_sigterm():
     no longer end the process. Outside of the main thread Python cannot set
     handlers, and nothing is done.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -299,7 +305,7 @@ def shut_connections_down(peers, spared):
     TensorFlow cannot disconnect from a worker that does not answer. gRPC finds
     the connection at its end, as if the worker had died, and closes it.
 
-    Seen in: TensorFlow 2.19 to 2.21, on Linux.
+    Seen in: TensorFlow 2.18 to 2.21, on Linux.
 
     Args:
       peers: set of (address, port), IPv4 addresses in IPv4 notation.
@@ -324,7 +330,7 @@ def shut_connections_down(peers, spared):
 def plain_address(name):
     """(address, port) of a socket's name; mapped IPv4 addresses as IPv4.
 
-    Seen in: TensorFlow 2.19 to 2.21, whose gRPC uses IPv6 sockets for IPv4
+    Seen in: TensorFlow 2.18 to 2.21, whose gRPC uses IPv6 sockets for IPv4
     addresses.
     """
     return name[0].removeprefix("::ffff:"), name[1]

@@ -11,7 +11,7 @@ def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
     Those that functions of `flat_map` and `interleave` return are unknown.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     waiting, seen = [dataset], set()
     while waiting:

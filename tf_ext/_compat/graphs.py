@@ -10,7 +10,7 @@ def attached_to_graph(tensor, key):
     TensorFlow passes nothing but tensors from a pull to its gradient, so the
     plan of a pull is kept beside its tensor.
 
-    Seen in: TensorFlow 2.19 to 2.21, whose graphs take attributes.
+    Seen in: TensorFlow 2.18 to 2.21, whose graphs take attributes.
 
     Args:
       tensor: a symbolic tensor.
@@ -33,7 +33,7 @@ def is_identity(tensor, name):
     TensorFlow's tapes pass the indices of slices on unchanged, and use other
     ops where they add slices up.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Args:
       tensor: a tensor; an eager one has no op.
@@ -52,7 +52,7 @@ def source_of(tensor):
 
     Layers and tapes insert identities, which carry no information.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
@@ -65,7 +65,7 @@ def in_other_function(graph):
     Branches of tf.cond and bodies of loops are graphs, too, of a class of their
     own; they last as long as the graph that they are in.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Args:
       graph: FuncGraph, of the function that is being traced.

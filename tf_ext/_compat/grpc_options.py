@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of gRPC: those that TensorFlow reads from the environment, and one.
 
-Two of the former take effect in TensorFlow 2.19 to 2.21, in the process whose
+Two of the former take effect in TensorFlow 2.18 to 2.21, in the process whose
 environment has them:
 
 - `GRPC_FAIL_FAST`: whether a call to a task that is not running fails at once.
@@ -40,7 +40,7 @@ def set_grpc_options():
     They apply to connections opened from then on, so call it before TensorFlow
     opens the first.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Example:
       >>> import os
@@ -62,7 +62,7 @@ def set_server_patience(port, seconds=KEEPALIVE_TIMEOUT_SECONDS):
 
     Connections that it accepts later inherit it from the socket that listens.
 
-    Seen in: TensorFlow 2.19 to 2.21, on Linux.
+    Seen in: TensorFlow 2.18 to 2.21, on Linux.
 
     Args:
       port: int, the port at which the server listens.

@@ -7,7 +7,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 def take_masks_of_outputs(layer):
     """Makes Keras leave the masks alone that a layer's `call` sets itself.
 
-    Seen in: Keras 3.15 and tf_keras 2.19 to 2.21, which would otherwise call
+    Seen in: Keras 3.15 and tf_keras 2.18 to 2.21, which would otherwise call
     `compute_mask` after `call`.
     """
     layer.supports_masking = False
@@ -17,7 +17,7 @@ def take_masks_of_outputs(layer):
 def set_keras_mask(tensor, mask):
     """Sets the mask that Keras's layers find with a tensor.
 
-    Seen in: Keras 3.15 and tf_keras 2.19 to 2.21, which read this attribute.
+    Seen in: Keras 3.15 and tf_keras 2.18 to 2.21, which read this attribute.
 
     Args:
       tensor: tensor `[batch_size, length, ...]`.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_ext._keras import IS_KERAS_3, keras
 
 # Keras's functional model, by public names. (tf_keras cannot make one without
-# fixing TensorFlow's devices and threads.) Seen in: Keras 3.15, tf_keras 2.19
+# fixing TensorFlow's devices and threads.) Seen in: Keras 3.15, tf_keras 2.18
 # to 2.21.
 if IS_KERAS_3:
     Functional = type(keras.Model(*([keras.Input((1,), name="tf_ext")] * 2)))
@@ -23,7 +23,7 @@ def layers_of(model):
 
     A model's `layers` holds the outermost layers only.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     return list(model._flatten_layers())
 
@@ -32,7 +32,7 @@ def layers_of(model):
 def counting_weights(model, weights):
     """The context of `summary`, which counts these as trainable parameters.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       model: keras.Model.
@@ -53,7 +53,7 @@ def counting_weights(model, weights):
 def sublayers(layer):
     """The layers of a layer, without those of these.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     return list(layer._flatten_layers(recursive=False, include_self=False))
 
@@ -83,7 +83,7 @@ class SavedAsCalled:
 def is_compiled(model):
     """Whether `compile` was called; tf_keras has no public attribute.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     return model.compiled if IS_KERAS_3 else model._is_compiled
 
@@ -93,7 +93,7 @@ def steps_per_execution(model):
 
     tf_keras stores it as a variable.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     steps = model.steps_per_execution
     return steps if isinstance(steps, int) else int(tf.convert_to_tensor(steps))
@@ -104,7 +104,7 @@ def start_of_training(model, initial_epoch, steps):
 
     The callback only tells Keras's own `fit` where training continues.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       model: keras.Model whose callbacks have been told that training begins.
@@ -136,7 +136,7 @@ def losses_are_mixed(losses):
     take turns where they wait for each other. Their operations have names that
     begin with "replica_1", "replica_2" and so on, except for the first one's.
 
-    Seen in: Keras 3.15, TensorFlow 2.19 to 2.21.
+    Seen in: Keras 3.15, TensorFlow 2.18 to 2.21.
 
     Args:
       losses: list of tensors, as a replica gets them.
@@ -177,7 +177,7 @@ def loss_metrics_of_outputs(model):
 def is_functional_call(args, kwargs):
     """Whether arguments of a model are inputs and outputs, as Keras tells.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       args: list, of `keras.Model.__init__`.
@@ -196,7 +196,7 @@ def without_input_casts(model, init, args, kwargs):
     The argument `autocast` of Keras 3 would also leave out its variables.
     `model.tf_ext_autocast` tells what the caller asked for.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       model: keras.Model.
@@ -217,7 +217,7 @@ def without_input_casts(model, init, args, kwargs):
 def replace_base(cls, base, other):
     """Gives a class and its bases another base class, as Keras does.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       cls: a subclass of `base`, whose bases are changed.
@@ -239,7 +239,7 @@ def replace_base(cls, base, other):
 def readers_of(model, symbolic):
     """The layers and operations that take an input of a functional model.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       model: functional keras.Model.
@@ -264,7 +264,7 @@ def readers_of(model, symbolic):
 def keys_given(layer, symbolic):
     """Under which keys a layer takes an input of a functional model.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       layer: a layer or operation, one of `readers_of`.

@@ -37,7 +37,7 @@ _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 def own_words(message):
     """An op's message without TensorFlow's names of nodes and functions.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
     match = _AROUND.match(message)
     if match["assertion"] is None:
@@ -89,7 +89,7 @@ def in_own_words(add=lambda text: text):
 
     Those are of its ops, and of Python code that runs as a model is traced.
 
-    Seen in: TensorFlow 2.19 to 2.21, Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21, Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       add: function from that message to the message that is raised.

@@ -8,7 +8,7 @@ def key_of(optimizer, variable):
     Keras 3's variables have no `ref()`, and a distributed variable is a
     different object in each replica.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     return optimizer._var_key(variable)
 
@@ -19,7 +19,7 @@ def rate_variable(optimizer):
     The property `learning_rate` is a variable for schedules in tf_keras, and a
     tensor in Keras 3.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     rate = given_rate(optimizer)
     return rate if hasattr(rate, "assign") else None
@@ -31,7 +31,7 @@ def given_rate(optimizer):
     The configuration holds the schedule serialized, and a class that is not
     registered cannot be deserialized.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
     return optimizer._learning_rate
 
@@ -42,7 +42,7 @@ def refresh_rate(optimizer):
     The property `learning_rate` is that of the previous step until
     `apply_gradients` is called.
 
-    Seen in: tf_keras 2.19 to 2.21.
+    Seen in: tf_keras 2.18 to 2.21.
     """
     optimizer._compute_current_learning_rate()
 
@@ -54,7 +54,7 @@ def without_replica_sum(optimizer):
     contains it, and so the tables that the graph uses, until the process ends.
     In tf_keras an argument of `apply_gradients` does it.
 
-    Seen in: Keras 3.15, TensorFlow 2.19 to 2.21.
+    Seen in: Keras 3.15, TensorFlow 2.18 to 2.21.
 
     Args:
       optimizer: the optimizer; one without the hook is left as it is. Its

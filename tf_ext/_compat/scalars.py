@@ -12,7 +12,7 @@ def scalar(value, dtype):
     as long as the process lives: more than 500 bytes for each different number,
     such as the step of each push. It does not keep those of arrays.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
 
     Args:
       value: tensor or number.

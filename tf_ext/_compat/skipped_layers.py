@@ -15,7 +15,7 @@ def skipped_layers(checked):
 
     Layers with a `load_own_variables` of their own may build themselves.
 
-    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       checked: set of the files that have no such layers, where this one is

@@ -13,7 +13,7 @@ def use_sockets(use):
     A socket for which it raises OSError is left out, such as one that has been
     closed meanwhile.
 
-    Seen in: TensorFlow 2.19 to 2.21, on Linux.
+    Seen in: TensorFlow 2.18 to 2.21, on Linux.
 
     Args:
       use: function of a file descriptor, which gRPC closes, and of a

@@ -10,7 +10,7 @@ class CuttableSparseSpec(tf.SparseTensorSpec):
     TensorFlow splits a batch as a tensor with a serialized value for each
     sample, and cannot deserialize an empty one.
 
-    Seen in: TensorFlow 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21.
     """
 
     def _batch(self, batch_size):

@@ -28,7 +28,7 @@ def give_own_class(instance, members, mixins=()):
 
     Keras and TensorFlow create their variables, always of their own classes.
 
-    Seen in: TensorFlow 2.19 to 2.21, Keras 3.15.
+    Seen in: TensorFlow 2.18 to 2.21, Keras 3.15.
 
     Args:
       instance: the object.
@@ -47,7 +47,7 @@ def refuse_updates(variable, refuse):
     compute anything; legacy ones of tf_keras read its `constraint` before they
     pass it to an op that cannot refuse. All others assign it.
 
-    Seen in: TensorFlow 2.19 to 2.21, Keras 3.15, tf_keras 2.19 to 2.21.
+    Seen in: TensorFlow 2.18 to 2.21, Keras 3.15, tf_keras 2.18 to 2.21.
 
     Args:
       variable: a Keras or a TensorFlow variable.

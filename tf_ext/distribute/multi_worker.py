@@ -31,6 +31,7 @@ from tf_ext.distribute.collectives import Collectives, collectives_of
 from tf_ext.distribute.errors import naming_lost_tasks
 from tf_ext.distribute.ports import why_not_free
 
+_logger = this_task.logger(__name__)
 _NAME = "multi_worker_strategy"  # As errors call it.
 _JOBS = ("chief", "worker")  # In the order of ranks.
 _MISSING = re.compile(r"timed out task names:\s*((?:/job:\S+\s+)+)")
@@ -58,7 +59,8 @@ def multi_worker_strategy(
       task: int, with `cluster`: which task this process is, counted from 0
         over the chief, if there is one, and the workers.
       timeout_seconds: float, how long workers wait for each other. Python
-        does not see an interrupt (Ctrl-C) meanwhile.
+        does not see an interrupt (Ctrl-C) meanwhile. TensorFlow 2.18 does
+        not keep to it, and waits up to an hour.
       heartbeat_timeout_seconds: float, after how long without a heartbeat a
         worker counts as lost, and after how long without an answer to another
         worker. A worker that was killed is often noticed earlier.
@@ -96,12 +98,20 @@ def multi_worker_strategy(
         return tf.distribute.MultiWorkerMirroredStrategy(_resolver(None))
     with this_task.connecting(own.job, own.index):
         _check_begin(own)
-        configure_coordination(
+        timed = configure_coordination(
             own.cluster,
             coordination.leader(own.cluster),
             timeout_seconds,
             heartbeat_timeout_seconds,
         )
+        if not timed:
+            _logger.warning(
+                "TensorFlow %s waits up to an hour for workers that do not "
+                "start, whatever the `timeout_seconds` of %s. Use TensorFlow "
+                "2.19 or later.",
+                tf.__version__,
+                _NAME,
+            )
         strategy = _connect(own, timeout_seconds)
         own_name = task_name(own.job, own.index)
         # TCP may take as long again as an outage to notice its end.

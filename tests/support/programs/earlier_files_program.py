@@ -5,6 +5,8 @@ Run it with the Python of the build that the files are to represent, once as is
 and once with TF_USE_LEGACY_KERAS=1, in this folder:
 
     python earlier_files_program.py ../../fixtures/earlier
+
+They are in a folder that has the version's name.
 """
 
 import pathlib
@@ -213,7 +215,7 @@ def write_points(path):
 
 
 def main(path):
-    path = pathlib.Path(path)
+    path = pathlib.Path(path, tf_ext.__version__)
     if IS_KERAS_3:
         snapshots = path / "snapshots"
         shutil.rmtree(snapshots, ignore_errors=True)
