@@ -180,7 +180,8 @@ class SoftmaxBlocksTest(tf.test.TestCase, parameterized.TestCase):
 
     @pytest.mark.slow
     def test_65536_samples(self):
-        processes.run_program(_LARGE, self.create_tempdir().full_path)
+        folder = self.create_tempdir().full_path
+        processes.run_program(_LARGE, folder, timeout_seconds=900)
 
 
 if __name__ == "__main__":
