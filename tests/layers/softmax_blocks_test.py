@@ -180,7 +180,7 @@ class SoftmaxBlocksTest(tf.test.TestCase, parameterized.TestCase):
 
     @pytest.mark.slow
     def test_65536_samples(self):
-        folder = self.create_tempdir().full_path
+        folder = self.get_temp_dir()
         processes.run_program(_LARGE, folder, timeout_seconds=900)
 
 
