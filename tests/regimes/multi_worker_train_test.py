@@ -7,6 +7,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 from cases import (
     metric_cases,
+    negative_cases,
     reading_cases,
     sequence_cases,
     small_row_cases,
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.slow_except(
         "EpochTest::*[0e]",
         "LogsTest::test_as_one_process_logs_of_a_step",
+        "NegativesTest::*differ",
         "OneBatchTest::*",
         "RoundTripsTest::*",
         "SmallRowsTest::*",
@@ -389,6 +391,30 @@ class TwoTowersTest(tf.test.TestCase, parameterized.TestCase):
             for one, other in zip(result["frequency"], expected["frequency"]):
                 self.assertAllClose(one, other, 1e-6)
             self.assertLess(result["losses"][0], expected["losses"][0] - 0.1)
+
+
+class NegativesTest(tf.test.TestCase, parameterized.TestCase):
+    """Negatives that each worker draws for itself."""
+
+    def test_draws_of_workers_differ(self):
+        case = negative_cases.draws_of_worker
+        drawn = [one for result in _CASES[2][case] for [one] in result]
+        self.assertLen({str(one) for one in drawn}, 6)
+        # With those of a process alone: which worker it is, is all.
+        self.assertAllEqual(drawn[:3], np.concatenate(case(alone())))
+
+    @parameterized.parameters(
+        negative_cases.trained_by_workers,
+        negative_cases.trained_with_own_negatives,
+    )
+    def test_learns(self, case):
+        first, second = _CASES[2][case]
+        self.assertEqual(first["losses"], second["losses"])
+        self.assertLess(first["losses"][-1], 0.9 * first["losses"][0])
+        for result in (first, second):
+            self.assertEqual(result["steps"], 4 * 7)
+        rows = _tables([first, second])["item"]["weights"]
+        self.assertLen(rows, negative_cases.ITEMS)
 
 
 class UnevenSharesTest(parameterized.TestCase, tf.test.TestCase):

@@ -6,7 +6,7 @@ import os
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from cases import small_row_cases
+from cases import negative_cases, small_row_cases
 from clusters import parameter_server_util as util
 from clusters.case_workers import alone
 from models import clicked_models, small_models
@@ -80,6 +80,27 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         self.assertLen(model.tables[0].rows.shards, 2)
         found = small_row_cases.fit(model, max_inflight_steps=1)
         small_row_cases.assert_same_bits([found], expected)
+
+    @pytest.mark.slow
+    def test_negatives(self):
+        strategy = util.shared().strategy
+        found = negative_cases.trained(strategy)
+        self.assertLess(found["losses"][-1], 0.9 * found["losses"][0])
+        # Each step of each worker draws for itself.
+        self.assertEqual(found["steps"], 4 * 7)
+        self.assertLen(found["tables"]["item"]["weights"], negative_cases.ITEMS)
+
+    def test_one_step_at_a_time_draws_as_one_process(self):
+        alone = negative_cases.compiled(
+            tf.distribute.get_strategy(), "softmax", True
+        )
+        spread = negative_cases.compiled(
+            util.shared().strategy, "softmax", True
+        )
+        data = negative_cases.dataset()
+        one = alone.fit(data, verbose=0, shuffle=False)
+        other = spread.fit(data, verbose=0, max_inflight_steps=1)
+        self.assertAllClose(one.history["loss"], other.history["loss"], 1e-5)
 
     def test_asynchronous_steps_learn(self):
         data = self.data(1024)

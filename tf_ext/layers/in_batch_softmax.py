@@ -7,12 +7,11 @@ import tensorflow as tf
 
 from tf_ext._checks import is_finite, refuse
 from tf_ext._keras import keras
+from tf_ext.layers import softmax_blocks
 from tf_ext.layers.item_frequency import codes_of
 from tf_ext.regimes import regime_in_scope
 
 _NAME = "InBatchSoftmax"
-# Of a masked logit: finite, because 0 * -inf in a loss would be NaN.
-_MASKED = -1e30
 _LEAST_PROBABILITY = 1e-12
 
 
@@ -103,12 +102,18 @@ class InBatchSoftmax(keras.layers.Layer):
         sampling_probability: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """The losses; see the class."""
-        logits, labels = self.logits(
+        queries, candidates, labels, more = self._parts(
             queries, candidates, ids, sampling_probability
         )
-        # TensorFlow's cross-entropy refuses shares without samples.
-        chosen = tf.gather(logits, labels, batch_dims=1)
-        return tf.reduce_logsumexp(logits, 1) - chosen
+        if "own" not in more:
+            more["own"] = labels
+            more["codes"] = tf.range(tf.shape(candidates, tf.int64)[0])
+        chosen = tf.reduce_sum(queries * tf.gather(candidates, labels), 1)
+        if "bias" in more:
+            chosen -= tf.gather(more["bias"], labels)
+        # Those of the chosen one's code do not count, and so not itself.
+        others = softmax_blocks.logsumexp_of(queries, candidates, more)
+        return tf.nn.softplus(others - chosen)
 
     def logits(
         self,
@@ -127,8 +132,23 @@ class InBatchSoftmax(keras.layers.Layer):
 
         Returns:
           `(logits, labels)`: float32 `[batch_size, n]` and int64 `[batch_size]`
-          for the `n` candidates of this replica, or of all.
+          for the `n` candidates of this replica, or of all: unlike losses,
+          they are in memory together.
         """
+        queries, candidates, labels, more = self._parts(
+            queries, candidates, ids, sampling_probability
+        )
+        logits = softmax_blocks.logits_of(queries, candidates, more, labels)
+        return logits, labels
+
+    def _parts(
+        self,
+        queries: tf.Tensor,
+        candidates: tf.Tensor,
+        ids: tf.Tensor | None,
+        sampling_probability: tf.Tensor | None,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, softmax_blocks.More]:
+        """The arguments of `softmax_blocks`, with the labels of `logits`."""
         queries = _vectors("queries", queries, None)
         candidates = _vectors("candidates", candidates, queries.shape[1])
         size = tf.shape(queries, tf.int64)[0]
@@ -145,17 +165,13 @@ class InBatchSoftmax(keras.layers.Layer):
                 list(parts.values()), f"{_NAME}(global_negatives=True)"
             )
             parts = dict(zip(parts, gathered, strict=True))
-        labels = offset + tf.range(size)
-        logits = tf.matmul(queries, parts["candidates"], transpose_b=True)
-        logits /= self.temperature
-        if "bias" in parts:
-            logits -= parts["bias"]
+        more: softmax_blocks.More = {
+            name: parts[name] for name in ("bias", "codes") if name in parts
+        }
         if own is not None:
-            same = tf.equal(own[:, tf.newaxis], parts["codes"])
-            count = tf.shape(logits, tf.int64)[1]
-            other = tf.not_equal(labels[:, tf.newaxis], tf.range(count))
-            logits = tf.where(same & other, _MASKED, logits)
-        return logits, labels
+            more["own"] = own
+        labels = offset + tf.range(size)
+        return queries / self.temperature, parts["candidates"], labels, more
 
     def compute_output_spec(
         self,

@@ -140,6 +140,36 @@ def is_member(ids: tf.Tensor, sets: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
     return tf.equal(tf.gather(found, places, batch_dims=1), asked)
 
 
+def are_members(
+    ids: tf.Tensor, sets: tf.Tensor | tf.RaggedTensor, batch: tf.Tensor
+) -> tf.Tensor:
+    """Whether some ids are in the set of each row.
+
+    Args:
+      ids: int64 or string `[m]`.
+      sets: the same dtype, `[b, n]`, dense or ragged.
+      batch: int64 scalar, b.
+
+    Returns:
+      bool `[b, m]`.
+    """
+    if not isinstance(sets, tf.RaggedTensor):
+        sets = tf.RaggedTensor.from_tensor(sets)
+    _, numbers = tf.unique(tf.concat([ids, sets.flat_values], 0))
+    count = tf.size(ids)
+    asked, found = numbers[:count], numbers[count:]
+    # Numbers are given in order: those of the ids come first.
+    indexed = found < tf.reduce_max(tf.pad(asked + 1, [[0, 1]]))
+    rows = tf.boolean_mask(tf.cast(sets.value_rowids(), tf.int64), indexed)
+    places = tf.cast(tf.boolean_mask(found, indexed), tf.int64)
+    hits = tf.tensor_scatter_nd_update(
+        tf.zeros([batch, tf.cast(count, tf.int64)], tf.bool),
+        tf.stack([rows, places], 1),
+        tf.ones_like(rows, tf.bool),
+    )
+    return tf.gather(hits, asked, axis=1)
+
+
 def _top(scores: tf.Tensor, k: tf.Tensor) -> Top:
     top = tf.math.top_k(scores, tf.minimum(k, tf.shape(scores)[1]))
     return top.values, top.indices
