@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of published figures: short runs on files like theirs."""
+
+import json
+import pathlib
+import sys
+import tempfile
+
+import pytest
+import tensorflow as tf
+from paths import ROOT
+
+# As for a program, whose folder comes first on the path.
+sys.path.insert(0, str(ROOT / "examples" / "published"))
+
+import gowalla
+
+pytestmark = pytest.mark.both_kerases(slow=True)
+
+
+class GowallaTest(tf.test.TestCase):
+    @pytest.mark.slow
+    def test_finds_what_is_left_out(self):
+        # Users of a group visit its ten items: all but two in training.
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+        lines = {"train": [], "valid": [], "test": []}
+        for user in range(200):
+            items = [10 * (user % 6) + (user + i) % 10 for i in range(10)]
+            for name, some in (
+                ("train", items[:8]),
+                ("valid", items[8:9]),
+                ("test", items[9:]),
+            ):
+                lines[name].append(" ".join(map(str, [user, *some])))
+        for name, text in lines.items():
+            (folder / f"{name}.txt").write_text("\n".join(text) + "\n")
+        common = [f"--data={folder}", "--epochs=20", "--negatives=64"]
+        common += ["--batch=128", "--dim=8", f"--log={folder}/log"]
+        found = gowalla.main(common)
+        # Of 52 items, 20 are found by chance.
+        self.assertGreater(found["recall@20"], 0.9)
+        self.assertFalse((folder / "log").exists())
+        found = gowalla.main([*common, "--test"])
+        self.assertGreater(found["recall@20"], 0.9)
+        [line] = (folder / "log").read_text().splitlines()
+        self.assertEqual(json.loads(line)["ndcg@20"], found["ndcg@20"])
+
+
+if __name__ == "__main__":
+    tf.test.main()
