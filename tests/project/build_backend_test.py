@@ -176,6 +176,7 @@ class TensorFlowTest(parameterized.TestCase):
             self.assertEqual(
                 written["install_requires"],
                 [
+                    "keras>=3.9",
                     "numpy>=1.26",
                     "rich>=13",
                     f"tensorflow>={minor},<{following}",
@@ -191,7 +192,7 @@ class TensorFlowTest(parameterized.TestCase):
         self.assertEqual(written["version"], tf_ext.__version__)
         self.assertEqual(
             written["install_requires"],
-            ["numpy>=1.26", "rich>=13", "tensorflow>=2.18,<2.22"],
+            ["keras>=3.9", "numpy>=1.26", "rich>=13", "tensorflow>=2.18,<2.22"],
         )
 
     @parameterized.parameters("2.18.0", "2.19.1", "2.20.0", "2.21.1")
