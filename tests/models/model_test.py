@@ -397,7 +397,7 @@ class RefusedTest(ModelTestCase):
         made = tf_ext.callbacks.TableStats
         for given in (made, [made]):
             with self.assertRaisesRegex(
-                ValueError, r"`callbacks` of fit .* TableStats\(\.\.\.\) makes"
+                ValueError, r"`callbacks` of fit .* TableStats\(\.\.\.\), not"
             ):
                 self.fit(model, callbacks=given)
 

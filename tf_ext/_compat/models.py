@@ -335,14 +335,15 @@ class BuiltForOneReplica(_Base):
     A class that derives from this defines `_strategy_of_replicas()`, the
     strategy of several replicas that its model has, or None.
 
-    Seen in: Keras 3.15.
+    Seen in: Keras 3.9 to 3.15.
     """
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         strategy = self._strategy_of_replicas()
         if iterator is not None and strategy is not None:
             local = strategy.experimental_local_results
-            _, _, batches = next(iter(iterator))
+            # After one step number (Keras 3.9) or two.
+            *_, batches = next(iter(iterator))
             data_batch = tf.nest.map_structure(
                 lambda value: local(value)[0], next(batches)
             )
