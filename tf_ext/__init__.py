@@ -28,6 +28,7 @@ _SUBPACKAGES = (
     "admission",
     "analysis",
     "callbacks",
+    "convert",
     "data",
     "distribute",
     "eviction",

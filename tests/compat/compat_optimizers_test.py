@@ -48,6 +48,32 @@ class KeysTest(absltest.TestCase):
         self.assertEqual(keys[0], optimizers.key_of(optimizer, variable))
 
 
+class SlotsTest(absltest.TestCase):
+    def test_have_a_variable_for_each_that_is_trained(self):
+        variables = [_variable(), _variable()]
+        for optimizer, names in (
+            # tf_keras makes slots that it does not use.
+            (keras.optimizers.SGD(), [] if IS_KERAS_3 else ["momentums"]),
+            (keras.optimizers.SGD(momentum=0.5), ["momentums"]),
+            (keras.optimizers.Lion(), ["momentums"]),
+            (keras.optimizers.Adagrad(), ["accumulators"]),
+            (keras.optimizers.Adam(), ["momentums", "velocities"]),
+            (keras.optimizers.Ftrl(), ["accumulators", "linears"]),
+        ):
+            self.assertEmpty(optimizers.slots_of(optimizer))
+            self.assertIsNone(optimizers.index_of(optimizer, variables[0]))
+            optimizer.build(variables)
+            slots = optimizers.slots_of(optimizer)
+            self.assertCountEqual(slots, names)
+            for place, variable in enumerate(variables):
+                found = optimizers.index_of(optimizer, variable)
+                self.assertEqual(found, place)
+            for several in slots.values():
+                self.assertEqual([one.shape for one in several], [(1, 1)] * 2)
+            other = optimizers.index_of(optimizer, _variable())
+            self.assertIsNone(other)
+
+
 class RateTest(absltest.TestCase):
     def test_is_the_variable_that_callbacks_assign(self):
         optimizer = keras.optimizers.SGD(0.5)

@@ -260,6 +260,17 @@ class CodeTest(absltest.TestCase):
         printed = self._run([*blocks("docs/from_tfra.md", "python"), show])
         self.assertEqual(printed.strip(), "(None, 5)")
 
+    def test_from_keras(self):
+        printed = self._run(blocks("docs/from_keras.md", "python"))
+        self.assertEqual(
+            printed.splitlines(),
+            [
+                "3 rows were taken, 1 left",
+                "4 rows",
+                "rows of no vocabulary: {'embeddings': 0}",
+            ],
+        )
+
     def test_serving(self):
         start = blocks("README.md", "python", section="Quick start")
         export, *served = blocks(_SERVING, "python", section=_STOCK)

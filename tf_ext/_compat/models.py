@@ -10,8 +10,8 @@ import tensorflow as tf
 from tf_ext._keras import IS_KERAS_3, keras
 
 # Keras's functional model, by public names. (tf_keras cannot make one without
-# fixing TensorFlow's devices and threads.) Keras 3.10 to 3.13 refuse one without
-# a layer. Seen in: Keras 3.9 to 3.15, tf_keras 2.18 to 2.21.
+# fixing TensorFlow's devices and threads.) Keras 3.10 to 3.13 refuse one
+# without a layer. Seen in: Keras 3.9 to 3.15, tf_keras 2.18 to 2.21.
 if IS_KERAS_3:
     _input = keras.Input((1,), name="tf_ext")
     _output = keras.layers.Identity(name="tf_ext_same")(_input)

@@ -85,3 +85,58 @@ def parts_of(optimizer, variables):
     if composed is None:
         return [(optimizer, variables)]
     return [(part, list(trained())) for part, trained in composed]
+
+
+# Lists of a Keras optimizer as long as its trained variables that are no slots.
+_NO_SLOTS = frozenset(
+    {
+        "_accumulated_gradients",
+        "_model_variables_moving_average",
+        "_trainable_variables",
+        "_variables",
+    }
+)
+
+
+def slots_of(optimizer):
+    """The slots of an optimizer that has been built.
+
+    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+
+    Args:
+      optimizer: keras.optimizers.Optimizer.
+
+    Returns:
+      Dict of lists by the name of the slot, such as "momentums": a variable for
+      each that is trained, in the order of `index_of`.
+    """
+    count = len(_indices(optimizer))
+    return {
+        name.lstrip("_"): list(value)
+        for name, value in vars(optimizer).items()
+        if isinstance(value, list)
+        and name not in _NO_SLOTS
+        and not name.startswith("_self_")
+        and len(value) == count > 0
+    }
+
+
+def index_of(optimizer, variable):
+    """The place of a variable in each list of `slots_of`; None if it has none.
+
+    Seen in: Keras 3.15, tf_keras 2.19 to 2.21.
+
+    Args:
+      optimizer: keras.optimizers.Optimizer that has been built.
+      variable: a variable.
+    """
+    return _indices(optimizer).get(key_of(optimizer, variable))
+
+
+def _indices(optimizer):
+    """Places of variables by key; of an optimizer that is not built, {}."""
+    for name in ("_trainable_variables_indices", "_index_dict"):
+        found = getattr(optimizer, name, None)
+        if found is not None:
+            return found
+    return {}

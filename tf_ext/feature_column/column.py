@@ -124,6 +124,38 @@ class Column(abc.ABC):
         """Whether the values have weights."""
         return any(part.weights is not None for part in self.parts)
 
+    def signs(self, values: typing.Any) -> tf.Tensor:
+        """The signs of values: the ids of their rows in a table.
+
+        They are those that `EmbeddingFeatures` reads for the same values.
+
+        Args:
+          values: tensor, array or list `[...]` of what the feature holds:
+            strings, integers or, with boundaries, floats. For a cross, a list
+            of one of these for each part, of one shape, which are combined
+            element by element.
+
+        Returns:
+          int64 tensor `[...]`.
+
+        Raises:
+          ValueError: values of a type that the column does not take, or
+            missing ones, which have no sign.
+
+        Example:
+          >>> user = tf_ext.feature_column.category_column("user")
+          >>> table = tf_ext.SparseTable("user", dim=2)
+          >>> table.import_rows(user.signs(["ann"]), {"weights": [[1.0, 2.0]]})
+          1
+          >>> layer = tf_ext.layers.EmbeddingFeatures([user], table)
+          >>> layer({"user": tf.constant(["ann"])}).numpy()
+          array([[1., 2.]], dtype=float32)
+        """
+        # They use columns.
+        from tf_ext.feature_column.signs import signs_of
+
+        return signs_of(self, values)
+
     def output_shape(self, dim: int) -> tuple[int | None, ...]:
         """The shape of the output, without the batch.
 

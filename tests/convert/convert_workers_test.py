@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keras models become models with tables on synchronous workers."""
+
+import pytest
+import tensorflow as tf
+from cases import convert_cases
+from clusters.case_workers import shared_workers
+
+pytestmark = [
+    pytest.mark.process("workers"),
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow,
+]
+
+
+class WorkersTest(tf.test.TestCase):
+    def test_rows_are_on_all_of_them(self):
+        results = shared_workers(2)[convert_cases.converted]
+        self.assertLen(results, 2)
+        for expected, found, sizes in results:
+            self.assertLen(found, 2)
+            for one, other in zip(found, expected, strict=True):
+                self.assertAllEqual(one, other)
+            self.assertEqual(sizes, {4: 20, 2: 15})
+
+
+if __name__ == "__main__":
+    tf.test.main()

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole Keras models as models with tables, and back."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+from models import keras_embeddings
+from saving_util import TestCase
+
+import tf_ext
+from tf_ext._keras import IS_KERAS_3, keras
+
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except("*RefusalsTest::*"),
+]
+
+_LAYERS = keras.layers
+
+
+def _ids(values=7, shape=(1,), dtype="int64", name="x"):
+    """An input and an Embedding of its values."""
+    inputs = keras.Input(shape, dtype=dtype, name=name)
+    return inputs, _LAYERS.Embedding(values, 2, name=f"rows_of_{name}")
+
+
+class ModelsTest(TestCase):
+    def _check(self, before, features, vocabularies, **options):
+        """Predictions are the same in a model with tables, and back."""
+        done = tf_ext.convert.model_from_keras(before, **options)
+        expected = before.predict(features, verbose=0)
+        found = done.model.predict(features, verbose=0)
+        self.assertAllClose(found, expected, 1e-6, 1e-6)
+        back = tf_ext.convert.model_to_keras(done.model, vocabularies)
+        found = back.model.predict(features, verbose=0)
+        self.assertAllClose(found, expected, 1e-6, 1e-6)
+        self.assertNotIsInstance(back.model, tf_ext.Model)
+        self.assertEqual(set(back.left.values()), {0})
+        return done, back
+
+    @parameterized.named_parameters(
+        ("sgd", "SGD", 1e-5),
+        # Keras 3 squares the gradients of an id that occurs twice one by one.
+        ("adagrad", "Adagrad", np.inf if IS_KERAS_3 else 1e-5),
+    )
+    def test_trains_on(self, rule, limit):
+        before = keras_embeddings.model()
+        before.compile(
+            getattr(keras.optimizers, rule)(0.1),
+            "binary_crossentropy",
+            metrics=["AUC"],
+        )
+        batches = keras_embeddings.batches(20, 32)
+        for features, labels in batches[:5]:
+            before.train_on_batch(features, labels)
+        done, back = self._check(
+            before, batches[0][0], keras_embeddings.vocabularies()
+        )
+        self.assertEqual(int(done.model.optimizer.iterations), 5)
+        self.assertEqual(int(back.model.optimizer.iterations), 5)
+        self.assertIs(type(back.model.optimizer), type(before.optimizer))
+        [first, *_] = done.rows.values()
+        self.assertEqual(
+            first.slots, ("accumulator",) if rule == "Adagrad" else ()
+        )
+        models = [before, done.model, back.model]
+        for features, labels in batches[5:]:
+            losses = [
+                one.train_on_batch(features, labels, return_dict=True)["loss"]
+                for one in models
+            ]
+            self.assertAllClose(losses[2], losses[0], 1e-5, 1e-5)
+            self.assertLess(abs(losses[1] - losses[0]), limit)
+        left = tf_ext.convert.model_to_keras(
+            done.model, keras_embeddings.vocabularies()
+        )
+        found = left.model.predict(features, verbose=0)
+        expected = done.model.predict(features, verbose=0)
+        self.assertAllClose(found, expected, 1e-6, 1e-6)
+
+    def test_the_keras_model_stays(self):
+        inputs, rows = _ids()
+        before = keras.Model(
+            inputs, _LAYERS.Dense(1)(_LAYERS.Flatten()(rows(inputs)))
+        )
+        before.compile("sgd", "mse")
+        values = [v.numpy() for v in before.trainable_variables]
+        done = tf_ext.convert.model_from_keras(before)
+        done.model.fit(np.array([[1]]), np.array([[1.0]]), verbose=0)
+        for one, value in zip(before.trainable_variables, values):
+            self.assertAllEqual(one, value)
+
+    def test_one_call_of_sequential(self):
+        before = keras.Sequential(
+            [
+                keras.Input((4,), dtype="int64", name="x"),
+                _LAYERS.Embedding(7, 3),
+                _LAYERS.GlobalAveragePooling1D(),
+                _LAYERS.Dropout(0.5),
+                _LAYERS.Dense(2),
+            ]
+        )
+        features = np.array([[1, 2, 3, 4], [6, 6, 0, 0]])
+        done, _ = self._check(before, features, {"x": np.arange(7)})
+        self.assertIsInstance(done.model, tf_ext.Model)
+        [table] = done.model.tables
+        self.assertEqual(type(table.optimizer).__name__, "SparseRowWiseAdagrad")
+
+    def test_embedding_that_several_inputs_share(self):
+        inputs = [
+            keras.Input(shape, dtype="string", name=name)
+            for shape, name in (((1,), "item"), ((5,), "history"))
+        ]
+        lookup = _LAYERS.StringLookup(vocabulary=["a", "b"], mask_token="")
+        rows = _LAYERS.Embedding(4, 2, mask_zero=True, name="items")
+        item, history = (rows(lookup(one)) for one in inputs)
+        outputs = _LAYERS.Concatenate()(
+            [_LAYERS.Flatten()(item), _LAYERS.LSTM(3)(history)]
+        )
+        before = keras.Model(inputs, outputs)
+        done = tf_ext.convert.model_from_keras(before)
+        features = [
+            tf.constant([["a"], [""]]),
+            tf.constant([["a", "b", "", "a", ""], ["b", "", "", "", ""]]),
+        ]
+        self.assertAllClose(done.model(features), before(features), 1e-6, 1e-6)
+        item, history = sorted(
+            done.columns["items"], key=lambda one: one.combiner is None
+        )
+        self.assertEqual(item.namespace, history.namespace)
+        self.assertEqual((done.rows["items"].taken, item.missing), (3, None))
+        self.assertEqual(history.column.missing, "")
+
+    def test_one_input_of_two_embeddings(self):
+        inputs = keras.Input((1,), dtype="int64", name="x")
+        parts = [
+            _LAYERS.Flatten()(_LAYERS.Embedding(5, dim, name=name)(inputs))
+            for dim, name in ((2, "first"), (2, "second"), (1, "wide"))
+        ]
+        before = keras.Model(inputs, _LAYERS.Concatenate()(parts))
+        ids = np.arange(5)
+        names = {"x": ids, "x_first": ids, "x_second": ids}
+        done, _ = self._check(before, ids[:, np.newaxis], names)
+        [first], [second] = done.columns["first"], done.columns["second"]
+        self.assertNotEqual(first.namespace, second.namespace)
+        names = {table.name: table.size() for table in done.model.tables}
+        self.assertEqual(names, {"embeddings_2": 10, "embeddings_1": 5})
+
+    def test_masked_mean(self):
+        inputs, _ = _ids(shape=(3,))
+        rows = _LAYERS.Embedding(5, 2, mask_zero=True)(inputs)
+        before = keras.Model(inputs, _LAYERS.GlobalAveragePooling1D()(rows))
+        features = np.array([[0, 1, 2], [3, 0, 0], [4, 4, 2]])
+        done, back = self._check(before, features, {"x": np.arange(1, 5)})
+        for model in (done.model, back.model):
+            empty = model.predict(np.zeros([1, 3], np.int64), verbose=0)
+            self.assertAllEqual(empty, [[0.0, 0.0]])
+
+        # Training would change the row of masked ids, which nothing reads.
+        [rows] = [
+            one
+            for one in back.model.layers
+            if isinstance(one, _LAYERS.Embedding)
+        ]
+        expected = back.model.predict(features, verbose=0)
+        weights = rows.get_weights()[0]
+        weights[0] = 5.0
+        rows.set_weights([weights])
+        found = back.model.predict(features, verbose=0)
+        self.assertAllClose(found, expected, 1e-6, 1e-6)
+
+    def test_frozen_and_initialized_otherwise(self):
+        inputs, rows = _ids()
+        frozen = _LAYERS.Embedding(
+            7,
+            2,
+            trainable=False,
+            embeddings_initializer="glorot_uniform",
+            name="frozen",
+        )
+        parts = [_LAYERS.Flatten()(one(inputs)) for one in (rows, frozen)]
+        before = keras.Model(inputs, _LAYERS.Add()(parts))
+        before.compile("sgd", "mse")
+        done = tf_ext.convert.model_from_keras(before)
+        fixed, trained = sorted(
+            done.model.tables, key=lambda table: table.trainable
+        )
+        self.assertEqual((trained.trainable, fixed.trainable), (True, False))
+        self.assertEqual(fixed.initializer, tf_ext.initializers.Uniform())
+        self.assertIn("GlorotUniform", done.notes[0])
+        weights = fixed.export_rows()[1]["weights"]
+        done.model.fit(np.array([[1]]), np.array([[1.0, 0.0]]), verbose=0)
+        self.assertAllEqual(fixed.export_rows()[1]["weights"], weights)
+
+    def test_another_rule(self):
+        inputs, rows = _ids()
+        outputs = _LAYERS.Dense(1)(_LAYERS.Flatten()(rows(inputs)))
+        before = keras.Model(inputs, outputs)
+        before.compile(
+            keras.optimizers.Nadam(clipnorm=1.0),
+            keras.losses.MeanSquaredError(),
+            metrics=[keras.metrics.MeanAbsoluteError(name="error")],
+        )
+        done = tf_ext.convert.model_from_keras(before, "adam", "zeros")
+        [table] = done.model.tables
+        self.assertEqual(type(table.optimizer).__name__, "SparseAdam")
+        self.assertEqual(table.unknown, "zeros")
+        self.assertIn("the model's Nadam", done.notes[0])
+        logs = done.model.fit(np.array([[1]]), np.array([[1.0]]), verbose=0)
+        self.assertIn("error", logs.history)
+        back = tf_ext.convert.model_to_keras(done.model, {"x": np.arange(7)})
+        self.assertEqual(back.model.optimizer.clipnorm, 1.0)
+        self.assertIn("start anew in Keras", back.notes[0])
+
+    def test_rows_of_no_vocabulary_are_counted(self):
+        inputs, rows = _ids()
+        before = keras.Model(inputs, _LAYERS.Flatten()(rows(inputs)))
+        done = tf_ext.convert.model_from_keras(before)
+        back = tf_ext.convert.model_to_keras(done.model, {"x": [0, 1, 99]})
+        self.assertEqual(back.left, {"embeddings": 5})
+        self.assertIn("5 rows of table 'embeddings' are of", back.notes[0])
+
+    @parameterized.parameters("sum", "mean", "sqrtn")
+    def test_combiners_of_tables(self, combiner):
+        for missing in (None, "-"):
+            column = tf_ext.feature_column.category_column(
+                "x", combiner=combiner, missing=missing
+            )
+            other = tf_ext.feature_column.category_column("y")
+            table = tf_ext.SparseTable("rows", 2)
+            inputs = {
+                "x": keras.Input((3,), dtype="string", name="x"),
+                "y": keras.Input((), dtype="int64", name="y"),
+            }
+            layer = tf_ext.layers.EmbeddingFeatures([column, other], table)
+            model = tf_ext.Model(inputs, layer(inputs))
+            features = {
+                "x": tf.constant([["a", "b", "b"], ["a", "c", "a"]]),
+                "y": tf.constant([1, 2], tf.int64),
+            }
+            model(features, training=True)
+            if missing:
+                features["x"] = tf.constant([["a", "-", "b"], ["-"] * 3])
+            back = tf_ext.convert.model_to_keras(
+                model, {"x": ["a", "b", "c"], "y": [1, 2]}
+            )
+            self.assertAllClose(
+                back.model(features), model(features), 1e-6, 1e-6
+            )
+
+
+class RefusalsTest(TestCase):
+    def _refuses(self, words, *model, **options):
+        if len(model) == 2:
+            model = [keras.Model(*model)]
+        with self.assertRaisesRegex(ValueError, words):
+            tf_ext.convert.model_from_keras(*model, **options)
+
+    def test_other_models(self):
+        self._refuses("`model` of model_from_keras must be a functional", 5)
+        self._refuses("Received: Sequential 's'", keras.Sequential(name="s"))
+        inputs = keras.Input((3,))
+        dense = _LAYERS.Dense(1)
+        self._refuses("must have a layer keras.layers", inputs, dense(inputs))
+        ids, rows = _ids()
+        inner = keras.Model(ids, rows(ids), name="inner")
+        outer = inner(ids) + rows(ids)
+        self._refuses("'rows_of_x' inside of model 'inner'", ids, outer)
+
+    def test_other_embeddings(self):
+        class Own(_LAYERS.Embedding):
+            pass
+
+        def refuses(layer, words, shape=(1,), lookup=None, **options):
+            inputs = keras.Input(shape, dtype="int64", name="x")
+            ids = inputs if lookup is None else lookup(inputs)
+            self._refuses(words, inputs, layer(ids), **options)
+
+        embedding = _LAYERS.Embedding
+        refuses(Own(3, 2, name="own"), "Own 'own' must be one that is an Emb")
+        regular = embedding(3, 2, embeddings_regularizer="l2", name="r")
+        refuses(regular, "Embedding 'r' must be .* embeddings_regularizer=None")
+        refuses(embedding(3, 2), r"\[batch_size\] or \[batch_size, n\]", (2, 2))
+        masked = embedding(3, 2, mask_zero=True, name="m")
+        refuses(masked, "'m' must be one that has mask_zero=False, or is read")
+        refuses(masked, "has mask_zero=False where it reads", ())
+        integers = _LAYERS.IntegerLookup(vocabulary=[1])
+        refuses(masked, "with mask_token=None", lookup=integers)
+        refuses(
+            embedding(1, 2, name="e"),
+            "whose largest is 1. Received: layer 'e' with input_dim=1",
+            lookup=integers,
+        )
+
+    def test_rows_of_two_vocabularies(self):
+        inputs, rows = _ids(shape=())
+        lookups = [_LAYERS.IntegerLookup(vocabulary=[i]) for i in (1, 2)]
+        outputs = _LAYERS.Add()([rows(one(inputs)) for one in lookups])
+        self._refuses("is called behind one lookup layer", inputs, outputs)
+
+    def test_layers_that_cannot_be_copied(self):
+        class Own(_LAYERS.Layer):
+            def __init__(self, size):
+                super().__init__(name="own")
+                self.inner = _LAYERS.Dense(size)
+
+            def build(self, shape):
+                self.inner.build(shape)
+                super().build(shape)
+
+            def call(self, inputs):
+                return self.inner(inputs)
+
+            def compute_output_shape(self, shape):
+                return (*shape[:-1], 2)
+
+            def get_config(self):
+                return {}
+
+        inputs, rows = _ids(shape=())
+        outputs = Own(2)(rows(inputs))
+        self._refuses("get_config and from_config. .*'own'", inputs, outputs)
+
+    def test_layers_that_are_called_with_variables(self):
+        inputs, rows = _ids(shape=())
+        outputs = rows(inputs)
+        variable = _LAYERS.Dense(2)
+        variable.build((None, 2))
+        variable = variable.bias
+        scaled = outputs * variable if IS_KERAS_3 else outputs + variable
+        self._refuses("are called with variables of others", inputs, scaled)
+
+    def test_losses_that_cannot_be_copied(self):
+        inputs, rows = _ids(shape=())
+        model = keras.Model(inputs, rows(inputs))
+        model.compile("sgd", lambda y, p: tf.reduce_mean(y - p))
+        self._refuses("register_keras_serializable. .* loss=", model)
+
+    def test_other_optimizers(self):
+        inputs, rows = _ids(shape=())
+        model = keras.Model(inputs, rows(inputs), name="nadam")
+        model.compile("nadam", "mse")
+        words = "`optimizer` of model_from_keras must be a rule .* with Nadam"
+        self._refuses(words, model)
+        words = "`unknown` of SparseTable"
+        self._refuses(words, model, optimizer="adam", unknown="no")
+
+
+class ToKerasRefusalsTest(TestCase):
+    def test_columns_that_layers_cannot_express(self):
+        make = tf_ext.feature_column.category_column
+        sequence = tf_ext.feature_column.sequence_category_column
+        for column, words in (
+            (make("x", bucket_size=5), "without buckets and boundaries"),
+            (make("x", boundaries=[2]), "without buckets and boundaries"),
+            (make("x", combiner="max"), "combines by sum, mean or sqrtn"),
+            (make("x", weights="w"), "has no weights"),
+            (sequence(make("x"), max_length=2), "max_length=None"),
+        ):
+            inputs = {
+                "x": keras.Input((2,), dtype="int64", name="x"),
+                "w": keras.Input((2,), name="w"),
+            }
+            layer = tf_ext.layers.EmbeddingFeatures(
+                [column],
+                tf_ext.SparseTable("rows", 2),
+                concatenate=False,
+                name="features",
+            )
+            model = tf_ext.Model(inputs, layer(inputs))
+            with self.subTest(words):
+                with self.assertRaisesRegex(
+                    ValueError, f"'x' of layer 'features' must be .*{words}"
+                ):
+                    tf_ext.convert.model_to_keras(model, {"x": [1]})
+
+    def test_other_vocabularies(self):
+        inputs, rows = _ids()
+        before = keras.Model(inputs, _LAYERS.Flatten()(rows(inputs)))
+        model = tf_ext.convert.model_from_keras(before).model
+        for vocabularies, words in (
+            ([], "`vocabularies` of model_to_keras must be a dict"),
+            ({"y": [1]}, "Received: none of 'x', that of column 'x'"),
+            ({"x": ["a"]}, "strings for column 'x', whose feature is of"),
+            ({"x": [1, 1]}, "`vocabulary` of model_to_keras must not have"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                tf_ext.convert.model_to_keras(model, vocabularies)
+        with self.assertRaisesRegex(ValueError, "must have a layer tf_ext"):
+            tf_ext.convert.model_to_keras(before, {"x": [1]})
+
+
+if __name__ == "__main__":
+    tf.test.main()

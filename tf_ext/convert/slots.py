@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slots of Keras's optimizers, and the fields of rows that they become."""
+
+import typing
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tf_ext._compat.optimizers import index_of, slots_of
+from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.tables.sparse_optimizers import SparseOptimizer, get
+from tf_ext.tables.sparse_table import SparseTable
+
+# What the model's optimizer does for tables, too.
+_OF_MODEL = (
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+# A field of rows -> the slot of Keras's optimizers.
+SLOTS = {
+    "accumulator": "accumulators",
+    "average_gradient": "average_gradients",
+    "linear": "linears",
+    "m": "momentums",
+    "momentum": "momentums",
+    "v": "velocities",
+    "velocity": "velocities",
+}
+# The field with the number of a row's updates.
+_STEP = "step"
+
+
+def unwrapped(optimizer: typing.Any) -> typing.Any:
+    """The optimizer inside of a LossScaleOptimizer, or the same."""
+    scaling = keras.mixed_precision.LossScaleOptimizer
+    if isinstance(optimizer, scaling):
+        return optimizer.inner_optimizer
+    return optimizer
+
+
+def rule_of(optimizer: keras.optimizers.Optimizer, dim: int) -> SparseOptimizer:
+    """The rule with the formula of a model's optimizer.
+
+    Args:
+      optimizer: keras.optimizers.Optimizer.
+      dim: int, of the table.
+
+    Raises:
+      ValueError: no rule has its formula.
+    """
+    config = optimizer.get_config()
+    if any(config.get(name) for name in _OF_MODEL):
+        config |= dict.fromkeys(set(_OF_MODEL) & config.keys())
+        optimizer = type(optimizer).from_config(config)
+    return get(optimizer, dim)
+
+
+class RowSlots:
+    """Slots of a variable whose rows become those of a table.
+
+    Args:
+      optimizer: keras.optimizers.Optimizer that trains it; None for new slots.
+      variable: `[n, dim]`.
+      table: SparseTable.
+
+    Attributes:
+      names: tuple of strings, the fields of rows that are taken.
+      note: string, why there are none; "" if there are, or the rule needs none.
+    """
+
+    def __init__(
+        self,
+        optimizer: typing.Any,
+        variable: typing.Any,
+        table: SparseTable,
+    ) -> None:
+        self._variables: dict[str, typing.Any] = {}
+        self._step = 0
+        wanted = [name for name, _, _ in table.optimizer.slots(table.dim)]
+        self.note = self._find(optimizer, variable, table, wanted)
+        is_taken = optimizer is not None and not self.note
+        self.names = tuple(wanted) if is_taken else ()
+
+    def _find(
+        self,
+        optimizer: typing.Any,
+        variable: typing.Any,
+        table: SparseTable,
+        wanted: Sequence[str],
+    ) -> str:
+        if optimizer is None or not wanted:
+            return ""
+        fresh = f"The slots of table {table.name!r} start anew: "
+        mine = type(table.optimizer).__name__
+        try:
+            rule = rule_of(optimizer, table.dim)
+        except ValueError:
+            rule = None
+        if type(rule) is not type(table.optimizer):
+            theirs = type(optimizer).__name__
+            return f"{fresh}its rule is {mine}, the model's {theirs}."
+        place = index_of(optimizer, variable)
+        if place is None:
+            return f"{fresh}the optimizer has not trained the layer yet."
+        found = slots_of(optimizer)
+        for name in wanted:
+            if name == _STEP:
+                self._step = int(tf.convert_to_tensor(optimizer.iterations))
+                continue
+            self._variables[name] = found[SLOTS[name]][place]
+        return ""
+
+    def gather(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The fields of some rows.
+
+        Args:
+          rows: int64 `[n]`.
+
+        Returns:
+          Dict of `[n, count]`, as of `SparseTable.import_rows`.
+        """
+        fields = {
+            name: gather(variable, rows)
+            for name, variable in self._variables.items()
+        }
+        if _STEP in self.names:
+            shape = tf.stack([tf.size(rows), 1])
+            fields[_STEP] = tf.fill(shape, tf.cast(self._step, tf.int32))
+        return fields
+
+
+def gather(variable: typing.Any, rows: tf.Tensor) -> tf.Tensor:
+    """Rows of a variable, without a copy of all of it."""
+    # Keras 3's variables hold TensorFlow's.
+    value = variable.value if IS_KERAS_3 else variable
+    return tf.cast(tf.gather(value, rows), tf.float32)
+
+
+def copy_slots(
+    source: keras.optimizers.Optimizer,
+    target: keras.optimizers.Optimizer,
+    pairs: Sequence[tuple[typing.Any, typing.Any]],
+) -> None:
+    """Copies the state of an optimizer to one of the same class.
+
+    Args:
+      source: the optimizer; if it has not been built, nothing is copied.
+      target: an optimizer that has been built.
+      pairs: list of `(variable of source, variable of target)`.
+    """
+    theirs, mine = slots_of(source), slots_of(target)
+    for before, after in pairs:
+        found, place = index_of(source, before), index_of(target, after)
+        if found is None or place is None:
+            continue
+        for name in theirs.keys() & mine.keys():
+            copy_value(theirs[name][found], mine[name][place])
+    rest = [_without_slots(*one) for one in ((source, theirs), (target, mine))]
+    if len(rest[0]) == len(rest[1]):
+        for before, after in zip(*rest):
+            copy_value(before, after)
+
+
+def _without_slots(
+    optimizer: typing.Any, slots: dict[str, list[typing.Any]]
+) -> list[typing.Any]:
+    """An optimizer's other variables, such as the number of steps."""
+    known = {id(one) for several in slots.values() for one in several}
+    return [
+        one
+        for one in optimizer.variables
+        if id(one) not in known and len(one.shape) == 0
+    ]
+
+
+def copy_value(source: typing.Any, target: typing.Any) -> None:
+    """Assigns a variable, or None of both, to another."""
+    if source is not None and target is not None:
+        target.assign(tf.convert_to_tensor(source))
