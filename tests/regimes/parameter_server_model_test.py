@@ -73,6 +73,16 @@ class ModelTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(Exception, "`click` .* is missing"):
             model.fit(slices((features, labels)).batch(16), verbose=0)
 
+    def test_an_index_within_a_model_is_refused(self):
+        search = tf_ext.layers.Retrieval(dim=2, k=1)
+        search.index([7, 8], [[1.0, 0.0], [0.0, 1.0]])
+        with util.shared().strategy.scope():
+            inputs = keras.Input((2,))
+            with self.assertRaisesRegex(NotImplementedError, "outside of the"):
+                tf_ext.layers.Retrieval(dim=2, k=1)(inputs)
+        _, ids = search(tf.constant([[0.0, 1.0]]))
+        self.assertAllEqual(ids, [[8]])
+
     def test_small_rows_have_the_bits_of_one_process(self):
         expected = small_row_cases.trained(alone())
         with util.shared().strategy.scope():

@@ -26,6 +26,7 @@ from tf_ext.layers.candidates import (
     to_pair,
     unpack_text,
 )
+from tf_ext.regimes import regime_in_scope
 from tf_ext.tables import keras_store
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -80,6 +81,7 @@ class Retrieval(keras.layers.Layer):
         than these.
       tf.errors.InvalidArgumentError: when called, a query is not finite, or
         there has been no index yet.
+      NotImplementedError: when called under ParameterServerStrategy.
 
     Example:
     >>> retrieval = tf_ext.layers.Retrieval(dim=2, k=2, id_dtype="string")
@@ -305,6 +307,7 @@ class Retrieval(keras.layers.Layer):
         k: int | None = None,
     ) -> _Results:
         """Finds candidates; see the class."""
+        regime_in_scope().check_sizes_change(_NAME)
         k = self._checked_k(k)
         queries = self._checked_queries(queries)
         embeddings = tf.convert_to_tensor(self._stored.embeddings)
@@ -408,6 +411,7 @@ class Retrieval(keras.layers.Layer):
         k: int | None = None,
     ) -> typing.Any:
         """The results' shapes for Keras 3's functional models."""
+        regime_in_scope().check_sizes_change(_NAME)
         _check_vectors(_NAME, "queries", queries, self.dim)
         shape = (queries.shape[0], self._checked_k(k))
         return (

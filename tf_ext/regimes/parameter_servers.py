@@ -88,6 +88,15 @@ class ParameterServerRegime(Regime):
             "negatives of each worker's own batch."
         )
 
+    def check_sizes_change(self, what: str) -> None:
+        """Raises NotImplementedError: workers would crash."""
+        raise NotImplementedError(
+            f"{what} cannot be in a model under ParameterServerStrategy: "
+            "TensorFlow's workers crash when a step reads a variable whose "
+            "number of elements changes. Call the layer outside of the model, "
+            "or load the model in one process and call it there."
+        )
+
     def make_counter_exact(self, variable: typing.Any) -> None:
         """Makes the server add, in one operation."""
         make_exact(variable)

@@ -333,6 +333,10 @@ class Regime:
         """Raises NotImplementedError where `gather_batch` does not work."""
         del what
 
+    def check_sizes_change(self, what: str) -> None:
+        """Raises NotImplementedError if no step may read such a variable."""
+        del what
+
     def check_fit(self, model_in_fit: Callable[[], keras.Model | None]) -> None:
         """Raises RuntimeError if Keras's `fit` would train a model wrongly.
 
