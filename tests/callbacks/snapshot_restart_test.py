@@ -28,9 +28,7 @@ from tf_ext.snapshot import SnapshotConflictError, open_snapshot
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "RestartTest::test_equals_training_without_a_break_accumulated",
-    ),
+    pytest.mark.slow_tests("RestartTest::*"),
 ]
 
 _CASES = tuple(program.cases())

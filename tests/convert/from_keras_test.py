@@ -180,12 +180,12 @@ class FromKerasTest(TestCase):
             table.pull(signs), embedding(tf.range(4)), 1e-6, 1e-6
         )
 
-    def test_other_slots_start_anew(self):
+    def test_other_slots_start_from_their_initial_values(self):
         embedding = _embedding(4)
         for optimizer, rule, words in (
             (keras.optimizers.Adagrad(), "row_wise_adagrad", "SparseRowWise"),
             (keras.optimizers.Nadam(), "adam", "the model's Nadam"),
-            (keras.optimizers.Adam(amsgrad=True), "adam", "start anew"),
+            (keras.optimizers.Adam(amsgrad=True), "adam", "initial values"),
             (keras.optimizers.Adam(), "adam", "not trained the layer yet"),
         ):
             table = _table(rule)

@@ -211,7 +211,7 @@ class ModelsTest(TestCase):
         self.assertIn("error", logs.history)
         back = tf_ext.convert.model_to_keras(done.model, {"x": np.arange(7)})
         self.assertEqual(back.model.optimizer.clipnorm, 1.0)
-        self.assertIn("start anew in Keras", back.notes[0])
+        self.assertIn("start from their initial values in Keras", back.notes[0])
 
     def test_rows_of_no_vocabulary_are_counted(self):
         inputs, rows = _ids()

@@ -132,7 +132,7 @@ def _documented_errors():
     text = (ROOT / _SERVING).read_text()
     _, _, table = text.partition("Without `import tf_ext`, loading fails")
     rows = re.findall(r"^\| `+(.*?)`+ +\|", table, re.MULTILINE)
-    return [one.strip().split("...") for one in rows[:3]]
+    return [one.strip().split("...") for one in rows[:2]]
 
 
 class CodeTest(absltest.TestCase):
@@ -181,6 +181,9 @@ class CodeTest(absltest.TestCase):
             text = block.text.replace("import tf_ext\n", "")
             text = _SHOW_ERROR.format(textwrap.indent(text, "    "))
             found = self._run([dataclasses.replace(block, text=text)])
+            if "load_model" in text and not IS_KERAS_3:
+                self.assertRegex(found, r"\[\[0\.\d+")
+                continue
             self.assertTrue(
                 any(
                     all(part in found for part in error)

@@ -14,9 +14,7 @@ from absl.testing import absltest
 from processes import program_environment
 from saving_util import TestCase
 
-pytestmark = pytest.mark.slow_tests(
-    "TestGroupsTest::test_files_share_a_process_for_each_keras",
-)
+pytestmark = pytest.mark.slow_tests("TestGroupsTest::*")
 
 _INI = "[pytest]\ntimeout = 20\n"
 

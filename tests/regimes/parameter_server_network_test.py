@@ -10,9 +10,7 @@ from absl.testing import parameterized
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.slow_tests(
-        "NetworkTest::test_only_distinct_signs_their_rows_and_gradients_are_sent_dim_1",
-    ),
+    pytest.mark.slow_tests("NetworkTest::*"),
 ]
 
 _SIGN_BYTES = 8

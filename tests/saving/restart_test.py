@@ -15,9 +15,7 @@ from tf_ext._keras import IS_KERAS_3
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "RestartTest::test_dense_weights_and_steps_from__checkpoint",
-    ),
+    pytest.mark.slow_tests("RestartTest::*"),
 ]
 
 _TABLES = tuple(restart_program.rules())

@@ -93,7 +93,10 @@ class RowSlots:
     ) -> str:
         if optimizer is None or not wanted:
             return ""
-        fresh = f"The slots of table {table.name!r} start anew: "
+        fresh = (
+            f"The slots of table {table.name!r} start from their initial "
+            "values: "
+        )
         mine = type(table.optimizer).__name__
         try:
             rule = rule_of(optimizer, table.dim)

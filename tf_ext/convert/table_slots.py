@@ -119,9 +119,9 @@ def _slots_taken(
         rule = None
     if type(rule) is not type(table.optimizer):
         return {}, (
-            f"The slots of table {table.name!r} start anew in Keras: its rule "
-            f"is {type(table.optimizer).__name__}, the model's "
-            f"{type(optimizer).__name__}."
+            f"The slots of table {table.name!r} start from their initial "
+            f"values in Keras: its rule is {type(table.optimizer).__name__}, "
+            f"the model's {type(optimizer).__name__}."
         )
     note = ""
     if rule.get_config() != table.optimizer.get_config():
