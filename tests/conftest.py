@@ -40,7 +40,7 @@ def pytest_collection_finish(session):
     # again, for a fifth of the tests' CPU time.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_sessionfinish(session):

@@ -229,7 +229,6 @@ class InputErrorTest(tf.test.TestCase):
                 self.assertIn(expected, error)
             self.assertEqual(result["rows_after_errors"], 0)
 
-    @pytest.mark.both_kerases
     def test_training_goes_on(self):
         results = _CASES[cases.input_errors]
         rows = merge_rows([{"weights": r["rows"]} for r in results])["weights"]
