@@ -125,7 +125,6 @@ def main(arguments=None):
     keras.utils.set_random_seed(args.seed)
     folder = pathlib.Path(args.data)
     train, valid = (read(folder / f"{n}.txt") for n in ("train", "valid"))
-    num_items = 1 + max(int(one.max()) for one in train if len(one))
     if args.test:
         train = [np.concatenate(both) for both in zip(train, valid)]
         wanted = read(folder / "test.txt")
@@ -133,7 +132,7 @@ def main(arguments=None):
         wanted = valid
     users = np.repeat(np.arange(len(train)), [len(one) for one in train])
     items = np.concatenate(train)
-    num_items = max(num_items, 1 + int(items.max()))
+    num_items = 1 + int(items.max())
 
     model = Factors(args, num_items)
     model.negatives.index(range(num_items))

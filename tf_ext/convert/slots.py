@@ -58,6 +58,17 @@ def rule_of(optimizer: keras.optimizers.Optimizer, dim: int) -> SparseOptimizer:
     return get(optimizer, dim)
 
 
+def rule_like(
+    table: SparseTable, optimizer: keras.optimizers.Optimizer
+) -> SparseOptimizer | None:
+    """The rule with an optimizer's formula, if it is that of a table's rule."""
+    try:
+        rule = rule_of(optimizer, table.dim)
+    except ValueError:
+        return None
+    return rule if type(rule) is type(table.optimizer) else None
+
+
 class RowSlots:
     """Slots of a variable whose rows become those of a table.
 
@@ -97,12 +108,8 @@ class RowSlots:
             f"The slots of table {table.name!r} start from their initial "
             "values: "
         )
-        mine = type(table.optimizer).__name__
-        try:
-            rule = rule_of(optimizer, table.dim)
-        except ValueError:
-            rule = None
-        if type(rule) is not type(table.optimizer):
+        if rule_like(table, optimizer) is None:
+            mine = type(table.optimizer).__name__
             theirs = type(optimizer).__name__
             return f"{fresh}its rule is {mine}, the model's {theirs}."
         place = index_of(optimizer, variable)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tf_ext._compat.optimizers import index_of, slots_of
 from tf_ext.convert.rows_out import Vocabulary
-from tf_ext.convert.slots import SLOTS, rule_of, unwrapped
+from tf_ext.convert.slots import SLOTS, rule_like, unwrapped
 from tf_ext.tables.sparse_table import SparseTable
 
 
@@ -113,11 +113,8 @@ def _slots_taken(
     ]
     if optimizer is None:
         return {}, ""
-    try:
-        rule = rule_of(optimizer, table.dim)
-    except ValueError:
-        rule = None
-    if type(rule) is not type(table.optimizer):
+    rule = rule_like(table, optimizer)
+    if rule is None:
         return {}, (
             f"The slots of table {table.name!r} start from their initial "
             f"values in Keras: its rule is {type(table.optimizer).__name__}, "
