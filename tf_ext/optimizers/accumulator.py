@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext.optimizers import hyperparameters
-from tf_ext.regimes import TableGradient, steps
+from tf_ext.regimes import TableGradient, shard_ops
 from tf_ext.tables import keras_store
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import config_text
@@ -62,11 +62,13 @@ class TableAccumulators(tf.Module):
                 values = tf.concat([values, gradient.statistics], 1)
             sums = self._sums[self._tables.index(gradient.table)]
             # All are in the same shard.
-            updates.append(steps.RowsUpdate(sums, gradient.signs, None, values))
+            updates.append(
+                shard_ops.RowsUpdate(sums, gradient.signs, None, values)
+            )
         if updates:
             rules = [_RULE] * len(updates)
             rates = tf.ones([len(updates)], tf.float64)
-            steps.push(
+            shard_ops.push(
                 updates,
                 hyperparameters.pack(rules, rates),
                 tf.constant(1, tf.int64),

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_ext._compat.optimizers import key_of, without_replica_sum
 from tf_ext._keras import keras
 from tf_ext.optimizers import dense as dense_lib
-from tf_ext.optimizers import step
+from tf_ext.optimizers import stages
 from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.optimizers.adapter import Accumulation, Adapter, Rates
 from tf_ext.regimes import TableGradient, regime_in_scope, weigh_own_loss
@@ -226,7 +226,7 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
         )
         if context.num_replicas_in_sync > 1:
             self._refuse_accumulation()
-        step.run(_Adapter(self), grads, variables)
+        stages.run(_Adapter(self), grads, variables)
 
     def _refuse_accumulation(self) -> None:
         if self._steps:

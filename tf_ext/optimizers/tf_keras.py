@@ -10,7 +10,7 @@ from tf_ext._compat.calls import model_in_fit
 from tf_ext._compat.optimizers import refresh_rate
 from tf_ext._keras import keras
 from tf_ext.optimizers import dense as dense_lib
-from tf_ext.optimizers import step
+from tf_ext.optimizers import stages
 from tf_ext.optimizers.adapter import Adapter, Rates
 from tf_ext.regimes import regime_in_scope, weigh_own_loss
 from tf_ext.tables import shadow
@@ -170,7 +170,7 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
             )
         with tf.name_scope(name or self.name):
             regime_in_scope().check_fit(model_in_fit)
-            step.run(
+            stages.run(
                 _Adapter(self), grads, variables, skip_gradients_aggregation
             )
         return self.iterations
@@ -194,7 +194,7 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
             return grads_and_vars
-        dense, variables, slices = step.split(*zip(*grads_and_vars))
+        dense, variables, slices = stages.split(*zip(*grads_and_vars))
         dense, slices = regime_in_scope().sum_everywhere(dense, slices)
         shadows = [
             v

@@ -26,8 +26,8 @@ from tf_ext.regimes.replica_weights import (
     weigh_computed_loss,
     weigh_own_loss,
 )
+from tf_ext.regimes.shard_ops import Hyperparameters
 from tf_ext.regimes.sign_exchange import Route, SignExchange
-from tf_ext.regimes.steps import Hyperparameters
 from tf_ext.regimes.synchronous import SynchronousRegime
 from tf_ext.regimes.table_interface import Placement
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.ops import _wire
-from tf_ext.regimes import counted_signs, steps
+from tf_ext.regimes import counted_signs, shard_ops
 from tf_ext.regimes.plan import PullPlan, plan_of, plan_pull
 from tf_ext.regimes.table_interface import Slices, Table, TableSlices
 
@@ -164,14 +164,16 @@ def gather_slices(slices: TableSlices) -> TableSlices:
     return [(t, g) for (t, _), g in zip(slices, gathered)]
 
 
-def row_updates(gradients: Sequence[TableGradient]) -> list[steps.RowsUpdate]:
+def row_updates(
+    gradients: Sequence[TableGradient],
+) -> list[shard_ops.RowsUpdate]:
     """What each gradient does to all shards of its table."""
     updates = []
     for gradient in gradients:
         rows = gradient.table.rows
         gradient, split_sizes = _by_shard(gradient, rows.num_shards)
         updates.append(
-            steps.RowsUpdate(
+            shard_ops.RowsUpdate(
                 rows,
                 gradient.signs,
                 split_sizes,

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_ext._keras import keras
 from tf_ext.distribute.cluster import strategy_name
-from tf_ext.regimes import steps
+from tf_ext.regimes import shard_ops
 from tf_ext.regimes.batches import gather_replicas
 from tf_ext.regimes.gradients import (
     TableGradient,
@@ -156,9 +156,9 @@ class Regime:
           List of float32 `[u, dim + statistics]`.
         """
         del error
-        return steps.pull(
+        return shard_ops.pull(
             [
-                steps.RowsWanted(
+                shard_ops.RowsWanted(
                     table.rows,
                     plan.signs,
                     plan.split_sizes,
@@ -219,7 +219,7 @@ class Regime:
     def push(
         self,
         gradients: Sequence[TableGradient],
-        hyperparameters: steps.Hyperparameters,
+        hyperparameters: shard_ops.Hyperparameters,
         step: tf.Tensor,
         time: tf.Tensor | None = None,
     ) -> tf.Tensor:
@@ -234,7 +234,7 @@ class Regime:
             it. None: the clock of each device that holds such rows.
         """
         updates = row_updates(gradients)
-        return steps.push(updates, hyperparameters, step, time)
+        return shard_ops.push(updates, hyperparameters, step, time)
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over the processes that push."""

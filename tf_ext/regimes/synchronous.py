@@ -18,7 +18,7 @@ from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops import _wire
 from tf_ext.regimes import batches, clock
-from tf_ext.regimes.exchange import AllToAll
+from tf_ext.regimes.all_to_all import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
 from tf_ext.regimes.gradients import TableGradient, from_slices, to_indices
 from tf_ext.regimes.piggyback import piggybacked

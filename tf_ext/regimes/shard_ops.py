@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step does with its tables: one op on each device, for all of them."""
+"""Rows of shards, read and updated: one op on each device, for all tables."""
 
 import collections
 import typing

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 import tf_ext
 from tf_ext.ops import _wire
 from tf_ext.regimes import Hyperparameters, TableGradient
-from tf_ext.regimes.exchange import AllToAll
+from tf_ext.regimes.all_to_all import AllToAll
 
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 

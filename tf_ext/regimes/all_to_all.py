@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops import _wire
-from tf_ext.regimes import clock, piggyback, steps
+from tf_ext.regimes import clock, piggyback, shard_ops
 from tf_ext.regimes.gradients import TableGradient, from_slices
 from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pulls
 from tf_ext.regimes.sign_exchange import Route, SignExchange
@@ -174,7 +174,7 @@ class AllToAll:
     def push(
         self,
         gradients: Sequence[TableGradient],
-        hyperparameters: steps.Hyperparameters,
+        hyperparameters: shard_ops.Hyperparameters,
         step: tf.Tensor,
         time: tf.Tensor | None = None,
     ) -> tf.Tensor:
@@ -187,7 +187,7 @@ class AllToAll:
           time: int64 scalar.
         """
         updates = [
-            steps.RowsUpdate(
+            shard_ops.RowsUpdate(
                 gradient.table.rows,
                 gradient.signs,
                 None,
@@ -196,7 +196,7 @@ class AllToAll:
             )
             for gradient in gradients
         ]
-        return steps.push(updates, hyperparameters, step, time)
+        return shard_ops.push(updates, hyperparameters, step, time)
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over all workers."""
