@@ -22,9 +22,9 @@ from saving_util import TestCase, contents
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext._snapshot_manifest import DamagedSnapshotError
 from tf_ext.callbacks import point_files, recovery_points
 from tf_ext.snapshot import SnapshotConflictError, open_snapshot
+from tf_ext.snapshot.manifest import DamagedSnapshotError
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),

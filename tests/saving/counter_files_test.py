@@ -16,7 +16,7 @@ from snapshot_util import run_command
 import tf_ext
 from tf_ext.admission import Count, Probability
 from tf_ext.snapshot import open_snapshot
-from tf_ext.tables import snapshot_loads
+from tf_ext.tables.saving import snapshot_load
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -120,7 +120,7 @@ class RoundTripTest(TestCase):
         sign, _ = next(iter(counters_of(table)[1].items()))
         other = make_table()
         other.import_rows([sign], {"weights": [[1.0, 2.0]]})
-        snapshot_loads.snapshot_files.restore_counters(
+        snapshot_load.snapshot_files.restore_counters(
             other.rows,
             f"{path}/1",
             open_snapshot(f"{path}/1").manifest,
@@ -199,7 +199,7 @@ class SnapshotTest(TestCase):
         table.save(path)
         other = make_table()
         other.push([7], np.ones([1, 2]))
-        update = snapshot_loads.update_to(other.rows, path, "items")
+        update = snapshot_load.update_to(other.rows, path, "items")
         for file in open_snapshot(path).manifest.counters.files:
             os.remove(os.path.join(path, file.name))
         update.check()

@@ -17,7 +17,8 @@ from saving_util import FORMATS, TestCase, contents, trained
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.optimizers import SparseAdam, SparseRMSprop, SparseSGD
-from tf_ext.tables import keras_store, rows
+from tf_ext.tables import rows
+from tf_ext.tables.saving import keras_files
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -151,7 +152,7 @@ class LimitTest(TestCase):
         table = model.tables[0]
         before = contents(table)
         size = table.size() * table.rows.bytes_per_row
-        with mock.patch.object(keras_store, "MAX_BYTES", size - 1):
+        with mock.patch.object(keras_files, "MAX_BYTES", size - 1):
             with self.assertRaisesRegex(
                 ValueError,
                 rf"Table 'deep' holds {table.size()} rows, 0.0 GiB; .keras and "
@@ -167,11 +168,11 @@ class LimitTest(TestCase):
         model, _, _ = trained(self)
         table = model.tables[0]
         size = table.size() * table.rows.bytes_per_row
-        with mock.patch.object(keras_store, "MAX_BYTES", size):
+        with mock.patch.object(keras_files, "MAX_BYTES", size):
             write(model)
 
     def test_limit_is_4_gib(self):
-        self.assertEqual(keras_store.MAX_BYTES, 4 * 2**30)
+        self.assertEqual(keras_files.MAX_BYTES, 4 * 2**30)
 
 
 def _delete(name):
@@ -195,7 +196,7 @@ def _forget_checksums(group):
     header = json.loads(bytes(group["header"][:]))
     del header["crc32c"]
     del group["header"], group["header_crc32c"]
-    group["header"] = keras_store._array_of(json.dumps(header))
+    group["header"] = keras_files._array_of(json.dumps(header))
 
 
 def _shorten_chunk(group):
@@ -210,7 +211,7 @@ def _replace_header(old, new):
         text = bytes(group["header"][:]).decode()
         assert old in text, text
         del group["header"]
-        group["header"] = keras_store._array_of(text.replace(old, new))
+        group["header"] = keras_files._array_of(text.replace(old, new))
 
     return damage
 

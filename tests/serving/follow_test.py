@@ -22,7 +22,7 @@ from tf_ext._keras import keras
 from tf_ext.ops import _snapshot_ops
 from tf_ext.serving import follow
 from tf_ext.snapshot import DamagedSnapshotError, SnapshotConflictError
-from tf_ext.tables import snapshot_loads
+from tf_ext.tables.saving import snapshot_load
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -363,14 +363,14 @@ class FaultsTest(PointsTestCase):
 
     def test_a_point_that_is_replaced_while_it_is_read(self):
         newest = self.publish(2, 3)
-        update_to = snapshot_loads.update_to
+        update_to = snapshot_load.update_to
 
         def replaced(rows, path, label):
             if path.startswith(newest):
                 raise SnapshotConflictError("replaced meanwhile")
             return update_to(rows, path, label)
 
-        with mock.patch.object(snapshot_loads, "update_to", replaced):
+        with mock.patch.object(snapshot_load, "update_to", replaced):
             self.assertTrue(self.follower.update())
             self.assertRegex(str(self.follower.error), "replaced meanwhile")
             self.assert_at(2)

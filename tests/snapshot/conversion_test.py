@@ -11,7 +11,7 @@ from models.small_rows import DTYPES, make_table, stored_bytes, train
 from saving_util import TestCase
 
 import tf_ext
-from tf_ext._snapshot_manifest import Conversion
+from tf_ext.snapshot.manifest import Conversion
 
 pytestmark = pytest.mark.slow_except(
     "*[!0-9]",

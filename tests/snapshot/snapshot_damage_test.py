@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from saving_util import TestCase, contents
 
-from tf_ext._snapshot_manifest import DamagedSnapshotError
+from tf_ext.snapshot.manifest import DamagedSnapshotError
 
 
 def _tenth(test):

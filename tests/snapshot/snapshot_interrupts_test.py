@@ -16,7 +16,8 @@ from saving_util import TestCase, contents
 from tf_ext._core import Setting
 
 from tf_ext.snapshot.storage import storage_of
-from tf_ext.tables import each_shard, snapshots
+from tf_ext.tables import each_shard
+from tf_ext.tables.saving import snapshot_save
 from tf_ext.tables.shard import TableShard
 
 _WAIT_SECONDS = 60
@@ -208,14 +209,14 @@ class SaveTest(TestCase):
     def test_the_save_of_a_signal_handler_wins(self, shards):
         table = self._table(shards)
         first, second = self.directory(), self.directory()
-        write = snapshots._of_all_processes
+        write = snapshot_save._of_all_processes
 
         def handled(*args):
-            with mock.patch.object(snapshots, "_of_all_processes", write):
+            with mock.patch.object(snapshot_save, "_of_all_processes", write):
                 table.save(second, incremental=True)
             return write(*args)
 
-        with mock.patch.object(snapshots, "_of_all_processes", handled):
+        with mock.patch.object(snapshot_save, "_of_all_processes", handled):
             with self.assertRaisesRegex(RuntimeError, "in a signal handler"):
                 table.save(first, incremental=True)
         self.assertEqual(os.listdir(first), [])

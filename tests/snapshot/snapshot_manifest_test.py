@@ -7,8 +7,9 @@ import random
 
 from absl.testing import absltest
 
-from tf_ext import _core, _sealed_json
-from tf_ext import _snapshot_manifest as manifests
+from tf_ext import _core
+from tf_ext.snapshot import manifest as manifests
+from tf_ext.snapshot import sealed_json
 
 
 def _manifest(dtype="float32", slot_dtype="float32"):
@@ -99,12 +100,12 @@ class SnapshotManifestTest(absltest.TestCase):
                 manifests.decode(data[:place], "m")
 
     def test_unknown_members_are_left_alone_and_other_formats_refused(self):
-        text = manifests.encode(_manifest())[: -_sealed_json._ENDING_BYTES]
+        text = manifests.encode(_manifest())[: -sealed_json._ENDING_BYTES]
         text += b',\n  "more": 1'
-        ending = _sealed_json._ENDING.format(_core.crc32c(text)).encode()
+        ending = sealed_json._ENDING.format(_core.crc32c(text)).encode()
         self.assertEqual(manifests.decode(text + ending, "m"), _manifest())
         text = text.replace(b'"format": 1', b'"format": 3')
-        ending = _sealed_json._ENDING.format(_core.crc32c(text)).encode()
+        ending = sealed_json._ENDING.format(_core.crc32c(text)).encode()
         with self.assertRaisesRegex(
             ValueError,
             r"^m is of format 3; this version of tf_ext reads formats 1 and "
@@ -133,7 +134,7 @@ class SnapshotManifestTest(absltest.TestCase):
             r"^m is of format 2; this version of tf_ext reads format 1\. It "
             r"was written by tf_ext 0\.1\.0\.$",
         ):
-            _sealed_json.unseal(data, "m")
+            sealed_json.unseal(data, "m")
 
 
 if __name__ == "__main__":

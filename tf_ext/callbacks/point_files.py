@@ -18,18 +18,18 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import _core
-from tf_ext import _snapshot_manifest as manifests
-from tf_ext._sealed_json import (
-    INT64_MAX,
-    DamagedSnapshotError,
-    Members,
-    unseal,
-)
+from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.point_names import (
     POINT_FILE,
     point_directories,
     point_directory,
     table_directory,
+)
+from tf_ext.snapshot.sealed_json import (
+    INT64_MAX,
+    DamagedSnapshotError,
+    Members,
+    unseal,
 )
 from tf_ext.snapshot.storage import normalised, storage_of
 

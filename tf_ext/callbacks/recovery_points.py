@@ -21,8 +21,6 @@ import tensorflow as tf
 from tf_ext import _core
 from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import keras
-from tf_ext._sealed_json import FORMAT, DamagedSnapshotError, seal
-from tf_ext._snapshot_manifest import Manifest, SnapshotConflictError
 from tf_ext._version import __version__
 from tf_ext.callbacks.point_files import (
     NAME,
@@ -37,6 +35,8 @@ from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import read_chain, read_manifest
+from tf_ext.snapshot.manifest import Manifest, SnapshotConflictError
+from tf_ext.snapshot.sealed_json import FORMAT, DamagedSnapshotError, seal
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import shadow
 

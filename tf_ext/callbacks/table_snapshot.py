@@ -16,12 +16,12 @@ from tf_ext._checks import (
     refuse,
 )
 from tf_ext._keras import keras
-from tf_ext._snapshot_manifest import DamagedSnapshotError, Manifest
 from tf_ext.callbacks import point_files, preemption, recovery_points
 from tf_ext.callbacks.recovery_points import Point
 from tf_ext.distribute import coordinators
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
+from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest
 from tf_ext.snapshot.storage import normalised
 
 if typing.TYPE_CHECKING:

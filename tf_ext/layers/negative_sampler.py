@@ -20,7 +20,7 @@ from tf_ext.layers.candidates import (
 )
 from tf_ext.ops._stock.checks import check
 from tf_ext.regimes import regime_in_scope
-from tf_ext.tables import keras_store
+from tf_ext.tables.saving import keras_files
 
 _NAME = "NegativeSampler"
 # How often a negative that is excluded is drawn again.
@@ -438,7 +438,7 @@ class NegativeSampler(keras.layers.Layer):
                 f"Layer {self.name!r} cannot be loaded: the file has "
                 f"{len(ids)} items, more than max_items={self.max_items}."
             )
-        if not keras_store.checks_only():
+        if not keras_files.checks_only():
             self._step.assign(np.asarray(store["step"]))
             self._assign(ids, probability)
 

@@ -27,7 +27,7 @@ from tf_ext.layers.candidates import (
     unpack_text,
 )
 from tf_ext.regimes import regime_in_scope
-from tf_ext.tables import keras_store
+from tf_ext.tables.saving import keras_files
 from tf_ext.tables.sparse_table import SparseTable
 
 _NAME = "Retrieval"
@@ -444,7 +444,7 @@ class Retrieval(keras.layers.Layer):
         owner, embeddings = f"{_NAME}.index", np.asarray(store["embeddings"])
         ids = to_ids(owner, ids, self.id_dtype)
         embeddings = to_embeddings(owner, embeddings, len(ids), self.dim)
-        if not keras_store.checks_only():
+        if not keras_files.checks_only():
             self._assign(ids, embeddings)
             if not len(ids):
                 self._forget()  # Files do not tell it from an empty index.

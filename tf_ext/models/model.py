@@ -42,8 +42,8 @@ from tf_ext.models.summary import print_summary
 from tf_ext.models.training import check_callbacks, training_of
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
-from tf_ext.tables import keras_store
 from tf_ext.tables.find import tables_of
+from tf_ext.tables.saving import keras_files
 from tf_ext.tables.shadow import count_without, refusal, set_weights_refusal
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
 from tf_ext.tables.sparse_table import SparseTable
@@ -343,7 +343,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         Raises:
           ValueError: variables of its layers have no place in the model.
         """
-        keras_store.refuse_skipped_layers()
+        keras_files.refuse_skipped_layers()
         super().load_own_variables(store)
 
     def set_weights(self, weights: typing.Any) -> None:
@@ -386,9 +386,9 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         given = inspect.signature(load).bind(filepath, *args, **kwargs)
         if given.arguments.get("skip_mismatch") or not is_kerass:
             return load(filepath, *args, **kwargs)
-        with variables_put_back(self), keras_store.only("check"):
+        with variables_put_back(self), keras_files.only("check"):
             load(filepath, *args, **kwargs)
-        with keras_store.only("import"):
+        with keras_files.only("import"):
             return load(filepath, *args, **kwargs)
 
     def export(

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from tf_ext.optimizers import hyperparameters
 from tf_ext.regimes import TableGradient, shard_ops
-from tf_ext.tables import keras_store
 from tf_ext.tables.rows import TableRows
+from tf_ext.tables.saving import keras_files
 from tf_ext.tables.shard import config_text
 from tf_ext.tables.sparse_optimizers import SparseSGD
 
@@ -91,17 +91,17 @@ class TableAccumulators(tf.Module):
             )
         return taken
 
-    def save(self, store: keras_store.Store) -> None:
+    def save(self, store: keras_files.Store) -> None:
         """Writes the sums into a Keras store."""
         for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
-            keras_store.save(
+            keras_files.save(
                 sums, table.name, {}, _Prefixed(store, f"sums{index}_")
             )
 
-    def load(self, store: keras_store.Store) -> dict[str, typing.Any]:
+    def load(self, store: keras_files.Store) -> dict[str, typing.Any]:
         """Reads the sums; returns the other entries of the store."""
         for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
-            keras_store.load(
+            keras_files.load(
                 sums, table.name, _Prefixed(store, f"sums{index}_")
             )
         return {k: store[k] for k in store.keys() if not k.startswith("sums")}
@@ -110,7 +110,7 @@ class TableAccumulators(tf.Module):
 class _Prefixed:
     """A view of a store: the keys with a prefix, without the prefix."""
 
-    def __init__(self, store: keras_store.Store, prefix: str) -> None:
+    def __init__(self, store: keras_files.Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 

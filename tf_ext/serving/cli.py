@@ -13,14 +13,14 @@ import tensorflow as tf
 import tf_ext
 from tf_ext import _terminal as terminal
 from tf_ext._keras import keras
-from tf_ext._snapshot_manifest import (
-    DamagedSnapshotError,
-    SnapshotConflictError,
-)
 from tf_ext.serving import folder, replay, row_dtypes
 from tf_ext.serving.export import export
 from tf_ext.serving.snapshots import export_snapshots
 from tf_ext.serving.split import export_split
+from tf_ext.snapshot.manifest import (
+    DamagedSnapshotError,
+    SnapshotConflictError,
+)
 from tf_ext.snapshot.reader import open_snapshot
 from tf_ext.tables.find import tables_of
 

@@ -12,10 +12,6 @@ import tensorflow as tf
 
 from tf_ext._checks import is_finite, refuse
 from tf_ext._keras import keras
-from tf_ext._snapshot_manifest import (
-    DamagedSnapshotError,
-    SnapshotConflictError,
-)
 from tf_ext.callbacks.point_files import (
     SavedPoint,
     list_points,
@@ -32,9 +28,13 @@ from tf_ext.callbacks.recovery_points import (
 from tf_ext.regimes import regime_of_tables
 from tf_ext.serving import served_model
 from tf_ext.snapshot.files import read_manifest
+from tf_ext.snapshot.manifest import (
+    DamagedSnapshotError,
+    SnapshotConflictError,
+)
 from tf_ext.snapshot.storage import normalised
-from tf_ext.tables import snapshot_loads
 from tf_ext.tables.find import tables_of
+from tf_ext.tables.saving import snapshot_load
 
 if typing.TYPE_CHECKING:
     from tf_ext.tables.sparse_table import SparseTable
@@ -335,7 +335,7 @@ class _Change:
 
 def _update_of(
     table: "SparseTable", path: str, wanted: str
-) -> snapshot_loads.Update:
+) -> snapshot_load.Update:
     """The checked update of a table to the snapshot with the id `wanted`."""
     manifest = read_manifest(path)
     if manifest.id != wanted:
@@ -343,7 +343,7 @@ def _update_of(
             f"{path} is not the snapshot that its point names, {wanted}, but "
             f"{manifest.id}."
         )
-    update = snapshot_loads.update_to(table.rows, path, table.name)
+    update = snapshot_load.update_to(table.rows, path, table.name)
     update.check()
     update.verify()
     if update.whole and "columns" in manifest.state:

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext._snapshot_manifest import SnapshotConflictError
 from tf_ext.ops._stock.scope import stock_ops
 from tf_ext.serving.row_dtypes import Array
 from tf_ext.serving.stock_table import StockTable
 from tf_ext.snapshot.files import Progress
+from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.reader import Snapshot
 from tf_ext.tables.sparse_table import SparseTable
 

@@ -6,15 +6,15 @@ import typing
 from collections.abc import Mapping
 
 from tf_ext._keras import keras
-from tf_ext._snapshot_checks import check_fields
 from tf_ext.serving.row_sources import of_snapshot
 from tf_ext.serving.served_model import check_model
 from tf_ext.serving.writing import Options, write
+from tf_ext.snapshot.compatibility import check_fields
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.reader import Snapshot, open_snapshot
 from tf_ext.tables.find import tables_of
+from tf_ext.tables.saving.snapshot_save import row_fields
 from tf_ext.tables.shard import parse_config
-from tf_ext.tables.snapshots import row_fields
 from tf_ext.tables.sparse_table import SparseTable
 
 # Keys of a configuration, or their first parts, on which the rows of absent ids

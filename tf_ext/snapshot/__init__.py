@@ -18,7 +18,7 @@ Example:
   [7] (1, 2)
 """
 
-from tf_ext._snapshot_manifest import (
+from tf_ext.snapshot.manifest import (
     DamagedSnapshotError,
     Manifest,
     SnapshotConflictError,

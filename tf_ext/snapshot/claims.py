@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections.abc import Iterator
 
-from tf_ext._snapshot_manifest import SnapshotConflictError
+from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.storage import join, storage_of
 
 _NAME = re.compile(r"writer-(.+)-(\d+)-[0-9a-f]{16}\.claim")

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tf_ext import _terminal as terminal
-from tf_ext._snapshot_manifest import (
+from tf_ext.snapshot import parquet, reader, top, writer
+from tf_ext.snapshot.manifest import (
     DamagedSnapshotError,
     Manifest,
     SnapshotConflictError,
 )
-from tf_ext.snapshot import parquet, reader, top, writer
 
 _PROGRAM = "python -m tf_ext.snapshot"
 # How many weights of a row `top` prints.

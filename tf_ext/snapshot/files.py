@@ -7,8 +7,8 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 
 from tf_ext import _core
-from tf_ext import _snapshot_manifest as manifests
-from tf_ext._snapshot_manifest import (
+from tf_ext.snapshot import manifest as manifests
+from tf_ext.snapshot.manifest import (
     DamagedSnapshotError,
     SnapshotConflictError,
 )

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _core
-from tf_ext._snapshot_manifest import DamagedSnapshotError, Manifest, RowFile
 from tf_ext.snapshot.files import (
     ATTEMPTS,
     Chain,
@@ -19,6 +18,7 @@ from tf_ext.snapshot.files import (
     read_chunks,
     replaced,
 )
+from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest, RowFile
 from tf_ext.snapshot.storage import normalised
 
 # Signs, and the values of the fields by name.

@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 
-from tf_ext._sealed_json import DamagedSnapshotError
+from tf_ext.snapshot.sealed_json import DamagedSnapshotError
 
 Storage: typing.TypeAlias = "type[_Local] | _TensorFlow"
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _core
-from tf_ext import _snapshot_manifest as manifests
 from tf_ext._checks import is_int, refuse
 from tf_ext._version import __version__
+from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import (
     Chain,

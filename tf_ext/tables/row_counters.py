@@ -13,9 +13,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import _core, ops
-from tf_ext._counting import Counting, counting_of
 from tf_ext.ops import _counter_ops
 from tf_ext.regimes.table_interface import Chunk
+from tf_ext.snapshot.counting import Counting, counting_of
 from tf_ext.tables.shard import Field, TableShard
 
 if typing.TYPE_CHECKING:

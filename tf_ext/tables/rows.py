@@ -14,10 +14,10 @@ import tensorflow as tf
 from tf_ext import eviction as policies
 from tf_ext import ops
 from tf_ext._compat.checkpoints import SavedResource, tensors_being_restored
-from tf_ext._counting import Counting, counting_of
 from tf_ext.ops import _owner_ops
 from tf_ext.regimes import LocalRegime, Regime
 from tf_ext.regimes.table_interface import Chunk, Exports
+from tf_ext.snapshot.counting import Counting, counting_of
 from tf_ext.tables import row_counters
 from tf_ext.tables.identity import check_identity
 from tf_ext.tables.shard import (

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext._snapshot_manifest import Manifest, RowField
 from tf_ext.ops import _snapshot_ops, _update_ops
 from tf_ext.regimes import clock
+from tf_ext.snapshot.manifest import Manifest, RowField
 
 
 class Field(typing.NamedTuple):

@@ -3,8 +3,8 @@
 
 import os
 
-from tf_ext._snapshot_manifest import Manifest
-from tf_ext.tables import snapshot_loads, snapshots
+from tf_ext.snapshot.manifest import Manifest
+from tf_ext.tables.saving import snapshot_load, snapshot_save
 from tf_ext.tables.table_attributes import TableAttributes
 
 
@@ -78,10 +78,10 @@ class SnapshotMethods(TableAttributes):
         ...     table.save(directory).rows
         2
         """
-        return snapshots.save(
+        return snapshot_save.save(
             self.rows,
             path,
-            snapshots.Description(self.uid, self.name, self._state()),
+            snapshot_save.Description(self.uid, self.name, self._state()),
             incremental,
             base,
             step,
@@ -169,7 +169,7 @@ class SnapshotMethods(TableAttributes):
         >>> small.pull([7, 9]).numpy().tolist()
         [[1.0, 0.0999755859375], [65504.0, -2.0]]
         """
-        manifest = snapshot_loads.load(
+        manifest = snapshot_load.load(
             self.rows,
             path,
             self.name,
@@ -242,7 +242,7 @@ class SnapshotMethods(TableAttributes):
         >>> served.size()
         1
         """
-        manifest = snapshot_loads.apply_delta(
+        manifest = snapshot_load.apply_delta(
             self.rows, path, self.name, self._check_state, convert
         )
         self._restore_state(dict(manifest.state))
@@ -250,4 +250,4 @@ class SnapshotMethods(TableAttributes):
 
     def end_incremental(self) -> None:
         """Ends the chain of incremental snapshots; its files are kept."""
-        snapshots.end_chain(self.rows)
+        snapshot_save.end_chain(self.rows)

@@ -32,7 +32,6 @@ from tf_ext.regimes import (
 )
 from tf_ext.tables import (
     arguments,
-    keras_store,
     shadow,
     sparse_optimizers,
     weights_only,
@@ -40,6 +39,7 @@ from tf_ext.tables import (
 from tf_ext.tables.column_record import ColumnRecord
 from tf_ext.tables.lifetime_methods import LifetimeMethods
 from tf_ext.tables.rows import TableRows
+from tf_ext.tables.saving import keras_files
 from tf_ext.tables.shard import config_text, parse_config
 from tf_ext.tables.snapshot_methods import SnapshotMethods
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
@@ -282,14 +282,14 @@ class SparseTable(
         config = {k: v for k, v in config.items() if k != "uid"}
         return cls(**config)
 
-    def save_own_variables(self, store: keras_store.Store) -> None:
+    def save_own_variables(self, store: keras_files.Store) -> None:
         """Writes rows and slots, chunk by chunk, for Keras's savers."""
-        keras_store.save(self.rows, self.name, self._state(), store)
+        keras_files.save(self.rows, self.name, self._state(), store)
 
-    def load_own_variables(self, store: keras_store.Store) -> None:
+    def load_own_variables(self, store: keras_files.Store) -> None:
         """Replaces rows and slots with the saved ones."""
         self._restore_state(
-            keras_store.load(self.rows, self.name, store, self._check_state)
+            keras_files.load(self.rows, self.name, store, self._check_state)
         )
 
     def _saved_children(

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 
 from tf_ext import _core
-from tf_ext import _snapshot_manifest as manifests
+from tf_ext.snapshot import manifest as manifests
 
 CHUNK_BYTES = 4096
 FIELDS, ROW_BYTES = manifests.row_fields([("weights", "float32", 1)])

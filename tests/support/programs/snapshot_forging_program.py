@@ -22,8 +22,8 @@ from models.sharded_tables import counters_of
 from oracles import snapshot_forging
 
 import tf_ext
-from tf_ext._counting import counting_of
 from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot, reader
+from tf_ext.snapshot.counting import counting_of
 
 _N, _FORGET = 3, 4  # of the admission
 # Of a snapshot that is whole, but of another table or version.

@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from tf_ext import _snapshot_checks
-from tf_ext import _snapshot_manifest as manifests
-from tf_ext._snapshot_manifest import Conversion, DamagedSnapshotError, Manifest
+from tf_ext.snapshot import compatibility
+from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.files import (
     Chain,
     read_again_if_replaced,
@@ -24,12 +23,14 @@ from tf_ext.snapshot.files import (
     read_chain,
     read_manifest,
 )
+from tf_ext.snapshot.manifest import Conversion, DamagedSnapshotError, Manifest
 from tf_ext.snapshot.storage import normalised
-from tf_ext.tables import row_counters, snapshot_files
+from tf_ext.tables import row_counters
 from tf_ext.tables.each_shard import on_each
 from tf_ext.tables.rows import TableRows
-from tf_ext.tables.snapshot_files import own_words
-from tf_ext.tables.snapshots import (
+from tf_ext.tables.saving import snapshot_files
+from tf_ext.tables.saving.snapshot_files import own_words
+from tf_ext.tables.saving.snapshot_save import (
     begin_chain,
     end_chain,
     row_fields,
@@ -333,18 +334,16 @@ class Update:
                     self._convert,
                 )
                 if not self._weights_only:
-                    _snapshot_checks.check_fields(
+                    compatibility.check_fields(
                         where,
                         manifest,
-                        _snapshot_checks.fields_of_dtypes(
+                        compatibility.fields_of_dtypes(
                             row_fields(self._rows), manifest.config
                         ),
                         and_others=self._rows.weights_only,
                     )
             if self._check_state is not None and self._chain:
-                _snapshot_checks.check_state(
-                    *self._chain[-1], self._check_state
-                )
+                compatibility.check_state(*self._chain[-1], self._check_state)
 
     def verify(self) -> None:
         """Reads all files; raises DamagedSnapshotError if one is damaged."""

@@ -9,15 +9,17 @@ import typing
 from collections.abc import Iterable
 
 from tf_ext import _core
-from tf_ext._counting import counting_of
-from tf_ext._sealed_json import (
+from tf_ext.snapshot.counting import counting_of
+from tf_ext.snapshot.sealed_json import (
     FORMAT,
     INT64_MAX,
     Members,
     seal,
     unseal,
 )
-from tf_ext._sealed_json import DamagedSnapshotError as DamagedSnapshotError
+from tf_ext.snapshot.sealed_json import (
+    DamagedSnapshotError as DamagedSnapshotError,
+)
 
 NAME = "manifest.json"
 # A regular expression: the names of row files.

@@ -7,7 +7,7 @@ Needs no TensorFlow, so that snapshots can be read without it.
 import dataclasses
 import re
 
-from tf_ext._sealed_json import INT64_MAX
+from tf_ext.snapshot.sealed_json import INT64_MAX
 
 _INTEGER = re.compile("[1-9][0-9]{0,18}")
 _MAX_N = 255

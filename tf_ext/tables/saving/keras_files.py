@@ -23,8 +23,8 @@ from tf_ext import _core
 from tf_ext._checks import is_int
 from tf_ext._compat.skipped_layers import skipped_layers
 from tf_ext._core import Setting
-from tf_ext._counting import counting_of
 from tf_ext._keras import IS_KERAS_3
+from tf_ext.snapshot.counting import counting_of
 from tf_ext.tables import row_counters
 
 if typing.TYPE_CHECKING:

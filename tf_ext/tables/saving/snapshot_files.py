@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tf_ext._counting import counting_of
-from tf_ext._snapshot_manifest import (
+from tf_ext.snapshot.counting import counting_of
+from tf_ext.snapshot.files import Chain, overlap
+from tf_ext.snapshot.manifest import (
     Conversion,
     DamagedSnapshotError,
     Manifest,
     RowFile,
 )
-from tf_ext.snapshot.files import Chain, overlap
 from tf_ext.tables import row_counters
 from tf_ext.tables.each_shard import on_each
 from tf_ext.tables.rows import TableRows

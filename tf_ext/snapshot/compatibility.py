@@ -7,8 +7,8 @@ Needs no TensorFlow.
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from tf_ext._sealed_json import DamagedSnapshotError
-from tf_ext._snapshot_manifest import NAME, Manifest, row_fields
+from tf_ext.snapshot.manifest import NAME, Manifest, row_fields
+from tf_ext.snapshot.sealed_json import DamagedSnapshotError
 
 # The fields whose type does not depend on the configuration.
 _NOT_SLOTS = ("last_seen", "show", "click")

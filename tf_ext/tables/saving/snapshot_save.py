@@ -15,19 +15,19 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tf_ext import _snapshot_manifest as manifests
 from tf_ext._checks import check_max_bytes_per_second, is_int, refuse
-from tf_ext._snapshot_manifest import (
-    DamagedSnapshotError,
-    SnapshotConflictError,
-)
 from tf_ext._version import __version__
 from tf_ext.ops import _snapshot_ops
+from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import (
     Chain,
     read_chain,
     read_manifest,
+)
+from tf_ext.snapshot.manifest import (
+    DamagedSnapshotError,
+    SnapshotConflictError,
 )
 from tf_ext.snapshot.storage import join, normalised, storage_of
 from tf_ext.tables import row_counters
