@@ -12,7 +12,7 @@ from absl.testing import absltest
 from saving_util import PointTestCase
 
 import tf_ext
-from tf_ext.callbacks import point_files
+from tf_ext.recovery import files as point_files
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 

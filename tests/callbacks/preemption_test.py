@@ -14,7 +14,8 @@ from saving_util import TestCase, contents
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.callbacks import point_files, preemption
+from tf_ext.recovery import files as point_files
+from tf_ext.recovery import preemption
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),

@@ -22,7 +22,8 @@ from saving_util import TestCase, contents
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.callbacks import point_files, recovery_points
+from tf_ext.recovery import files as point_files
+from tf_ext.recovery import points as recovery_points
 from tf_ext.snapshot import SnapshotConflictError, open_snapshot
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 

@@ -30,7 +30,7 @@ from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.hashed_features import KEY, join
 from tf_ext.layers import EmbeddingFeatures
 from tf_ext.layers.hashed_inputs import hashed_features, replaced_in
-from tf_ext.models.batch_packing import Packing
+from tf_ext.training.parameter_servers.batch_packing import Packing
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),

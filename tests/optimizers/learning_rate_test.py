@@ -16,8 +16,8 @@ from saving_util import FORMATS, TestCase, contents
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.callbacks import recovery_points
 from tf_ext.optimizers import Optimizer, SparseSGD
+from tf_ext.recovery import points as recovery_points
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),

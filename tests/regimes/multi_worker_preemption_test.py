@@ -13,7 +13,7 @@ from programs import preemption_program as program
 from saving_util import TestCase
 
 from tf_ext._keras import IS_KERAS_3
-from tf_ext.callbacks import preemption
+from tf_ext.recovery import preemption
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 

@@ -12,7 +12,7 @@ from saving_util import contents
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.callbacks import point_files
+from tf_ext.recovery import files as point_files
 
 pytestmark = [
     pytest.mark.process,

@@ -15,7 +15,7 @@ from models.model_building import counting_model, number, rows_of
 
 from tf_ext._keras import keras
 from tf_ext.distribute import liveness
-from tf_ext.models import inflight
+from tf_ext.training.parameter_servers import inflight
 
 pytestmark = [
     pytest.mark.process,

@@ -13,8 +13,9 @@ from absl.testing import absltest
 from programs import preemption_program as program
 from saving_util import TestCase
 
-from tf_ext.callbacks import point_files, preemption
 from tf_ext.distribute.ports import free_ports
+from tf_ext.recovery import files as point_files
+from tf_ext.recovery import preemption
 
 pytestmark = [
     pytest.mark.process,

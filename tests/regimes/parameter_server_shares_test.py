@@ -18,9 +18,9 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext._compat import clusters
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.callbacks import point_files
-from tf_ext.models import inflight
-from tf_ext.models.parameter_server_shares import ShareFeed
+from tf_ext.recovery import files as point_files
+from tf_ext.training.parameter_servers import inflight
+from tf_ext.training.parameter_servers.shares import ShareFeed
 
 pytestmark = [
     pytest.mark.process,

@@ -14,7 +14,7 @@ from models.sharded_tables import counters_of
 from saving_util import TestCase, contents
 
 import tf_ext
-from tf_ext.callbacks import point_files
+from tf_ext.recovery import files as point_files
 
 pytestmark = [
     pytest.mark.process,

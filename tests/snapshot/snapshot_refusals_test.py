@@ -13,7 +13,7 @@ from oracles import snapshot_forging
 from saving_util import PointTestCase, TestCase, contents
 
 from tf_ext import _core
-from tf_ext.callbacks import recovery_points
+from tf_ext.recovery import points as recovery_points
 from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot
 
 _HUGE = 2**63 - 1

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 from models import small_models as small
 from models.model_building import generator, rows_of
 
-from tf_ext.callbacks import point_files
+from tf_ext.recovery import files as point_files
 
 
 def trained(test, rule="adagrad", **kwargs):

@@ -19,7 +19,7 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.callbacks import point_files
+from tf_ext.recovery import files as point_files
 from tf_ext.utils import SidecarEvaluator
 
 pytestmark = pytest.mark.both_kerases(slow=True)

@@ -3,11 +3,11 @@
 
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.callbacks.evict import Evict
-from tf_ext.callbacks.point_files import latest_point
 from tf_ext.callbacks.read_error_logs import ReadErrorLogs
 from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.callbacks.table_stats import TableStats
 from tf_ext.callbacks.user_metrics import UserMetrics
+from tf_ext.recovery.files import latest_point
 
 __all__ = [
     "EarlyStopping",

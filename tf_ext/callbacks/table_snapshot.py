@@ -16,9 +16,9 @@ from tf_ext._checks import (
     refuse,
 )
 from tf_ext._keras import keras
-from tf_ext.callbacks import point_files, preemption, recovery_points
-from tf_ext.callbacks.recovery_points import Point
 from tf_ext.distribute import coordinators
+from tf_ext.recovery import files, points, preemption
+from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest
@@ -164,8 +164,7 @@ class TableSnapshot(keras.callbacks.Callback):
         """
         self._asked = True
         if not self._resumed:
-            points = point_files.list_points(self.directory)
-            self._resumed = not points
+            self._resumed = not files.list_points(self.directory)
         return not self._resumed
 
     def resume(self, model: keras.Model) -> Point:
@@ -184,10 +183,10 @@ class TableSnapshot(keras.callbacks.Callback):
         # read.
         self._claim_directory(model)
         failure: typing.Any = None
-        for path in reversed(point_files.list_points(self.directory)):
+        for path in reversed(files.list_points(self.directory)):
             try:
-                with point_files.naming(path):
-                    point = recovery_points.read(path, model, self._load_table)
+                with files.naming(path):
+                    point = points.read(path, model, self._load_table)
             except DamagedSnapshotError as error:
                 _LOG.warning("A recovery point cannot be used: %s", error)
                 failure = error
@@ -296,7 +295,7 @@ class TableSnapshot(keras.callbacks.Callback):
 
     def _claim_directory(self, model: keras.Model) -> None:
         if not self._claimed:
-            self._claim = recovery_points.claim(self.directory, model)
+            self._claim = points.claim(self.directory, model)
             self._claimed = True
 
     def _move(self, **changes: typing.Any) -> None:
@@ -315,14 +314,14 @@ class TableSnapshot(keras.callbacks.Callback):
 
     def _save(self) -> None:
         step = self._point.step
-        path = point_files.path_of(self.directory, step)
+        path = files.path_of(self.directory, step)
         if self._point.path == path:
             return  # Nothing was trained since then.
         self._claim_directory(self.model)
         point = Point(**(vars(self._point) | {"path": path}))
-        recovery_points.write(point, self.model, self._save_table, self._claim)
+        points.write(point, self.model, self._save_table, self._claim)
         self._point = point
-        recovery_points.prune(self.directory, self.keep, self._claim)
+        points.prune(self.directory, self.keep, self._claim)
         self._saved_step = step
         self._saved_time = time.monotonic()
 

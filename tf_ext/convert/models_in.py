@@ -22,10 +22,10 @@ from tf_ext.initializers import (
     Zeros,
 )
 from tf_ext.layers import EmbeddingFeatures
-from tf_ext.models.building import build_optimizer
 from tf_ext.models.model import Model
 from tf_ext.optimizers import Optimizer, SparseOptimizer
 from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.training.building import build_optimizer
 
 # What each initializer of Keras becomes, and its parameters.
 _INITIALIZERS: dict[typing.Any, tuple[type[Initializer], tuple[str, ...]]] = {

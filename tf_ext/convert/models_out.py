@@ -24,8 +24,8 @@ from tf_ext.convert.table_slots import Kept, copy_rows
 from tf_ext.feature_column import SequenceColumn
 from tf_ext.feature_column.column import Column
 from tf_ext.layers import EmbeddingFeatures
-from tf_ext.models.building import wrapped_optimizers
 from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.training.building import wrapped_optimizers
 
 _OWNER = "model_to_keras"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tf_ext._compat.models import Functional
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.models import click_inputs
+from tf_ext.layers import click_inputs
 from tf_ext.models.recorded_call import export_signature
 
 

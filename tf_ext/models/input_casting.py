@@ -19,7 +19,7 @@ from tf_ext._compat.models import Functional, layers_of
 from tf_ext._keras import keras
 from tf_ext.feature_column.hashed_features import KEY
 from tf_ext.layers import EmbeddingFeatures
-from tf_ext.models.click_inputs import inputs_by_key, is_flat
+from tf_ext.layers.click_inputs import inputs_by_key, is_flat
 
 
 def cast_inputs(model: keras.Model, arguments: typing.Any) -> typing.Any:

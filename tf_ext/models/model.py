@@ -22,24 +22,15 @@ from tf_ext._compat.op_errors import in_own_words
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.errors import naming_read_errors
 from tf_ext.layers.hashed_inputs import replaced_in
-from tf_ext.models import exporting, weighting
+from tf_ext.layers.replaced_inputs import replaced_inputs
+from tf_ext.models import exporting
 from tf_ext.models.arrays import bind_data
-from tf_ext.models.building import (
-    build_optimizer,
-    check_composed_optimizer,
-    check_jit,
-    wrapped_optimizers,
-)
 from tf_ext.models.checkpoints import CheckpointedModel
-from tf_ext.models.fit_arguments import FitOptions
 from tf_ext.models.input_casting import cast_inputs
 from tf_ext.models.rebuilding import build_config_of, rebuild
 from tf_ext.models.recorded_call import export_signature, record_call
-from tf_ext.models.replaced_inputs import replaced_inputs
-from tf_ext.models.resume import awaiting_sigterm
 from tf_ext.models.saving import refuse_hdf5, save_whole, variables_put_back
 from tf_ext.models.summary import print_summary
-from tf_ext.models.training import check_callbacks, training_of
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
 from tf_ext.tables.find import tables_of
@@ -47,6 +38,16 @@ from tf_ext.tables.saving import keras_files
 from tf_ext.tables.shadow import count_without, refusal, set_weights_refusal
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
 from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.training import weighting
+from tf_ext.training.building import (
+    build_optimizer,
+    check_composed_optimizer,
+    check_jit,
+    wrapped_optimizers,
+)
+from tf_ext.training.dispatch import check_callbacks, training_of
+from tf_ext.training.fit_arguments import FitOptions
+from tf_ext.training.resume import awaiting_sigterm
 
 # Suffixes of the file names of Keras's formats.
 _MODEL = ".keras"

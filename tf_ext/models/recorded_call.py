@@ -15,7 +15,7 @@ import tensorflow as tf
 from tf_ext._compat.calls import is_building_by_shapes
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers.hashed_inputs import replaced_in
-from tf_ext.models.building import example_of
+from tf_ext.training.building import example_of
 
 _Encoded: typing.TypeAlias = dict[str, typing.Any]
 

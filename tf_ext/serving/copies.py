@@ -11,10 +11,10 @@ import numpy.typing as npt
 from tf_ext._compat.models import Functional, layers_of
 from tf_ext._keras import keras
 from tf_ext.layers.retrieval import Retrieval
-from tf_ext.models.building import example_of
 from tf_ext.serving.signature import Signature
 from tf_ext.tables import shadow
 from tf_ext.tables.find import tables_of
+from tf_ext.training.building import example_of
 
 _T = typing.TypeVar("_T")
 

@@ -10,12 +10,12 @@ import tensorflow as tf
 from tf_ext._keras import keras
 from tf_ext.feature_column import SequenceColumn
 from tf_ext.feature_column.column import Column
+from tf_ext.layers.click_inputs import reached
 from tf_ext.layers.given import Given, embeddings_given_by
-from tf_ext.models.building import example_of
-from tf_ext.models.click_inputs import reached
 from tf_ext.serving import signature as signatures
 from tf_ext.serving.served_model import check_ops, resources_of
 from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.training.building import example_of
 
 _OWN_OPS = "TfExt>"
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tf_ext._checks import is_finite, refuse
 from tf_ext._keras import keras
-from tf_ext.callbacks.point_files import (
+from tf_ext.recovery.files import (
     SavedPoint,
     list_points,
     naming,
@@ -20,7 +20,7 @@ from tf_ext.callbacks.point_files import (
     read_point,
     table_path,
 )
-from tf_ext.callbacks.recovery_points import (
+from tf_ext.recovery.points import (
     OF_MODEL,
     check_variables,
     model_variables,

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_ext._compat.models import Functional
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.layers import click_inputs
 from tf_ext.layers.hashed_inputs import replaced_in
-from tf_ext.models import click_inputs
 from tf_ext.models.arrays import to_arrays
 from tf_ext.models.recorded_call import recorded_inputs
 

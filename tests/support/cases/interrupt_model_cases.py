@@ -14,7 +14,7 @@ from models.sharded_tables import bytes_of_rows
 import tf_ext
 from cases.interrupt_cases import Case
 from tf_ext import serving
-from tf_ext.callbacks import point_files
+from tf_ext.recovery import files as point_files
 from tf_ext.snapshot.files import read_manifest
 
 

@@ -12,7 +12,7 @@ from oracles import readable_records
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.epochs import epochs_of
-from tf_ext.models.fit_arguments import makes_dataset
+from tf_ext.training.fit_arguments import makes_dataset
 
 # Of each file, of which each tenth is malformed. The two have other kinds.
 _RECORDS, _EVERY, _FILES = 160, 10, 2

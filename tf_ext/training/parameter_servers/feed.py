@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import tensorflow as tf
 
 from tf_ext.data.epochs import tell_epoch
-from tf_ext.models.batch_packing import Joining, Packing
-from tf_ext.models.fit_arguments import make_dataset
+from tf_ext.training.fit_arguments import make_dataset
+from tf_ext.training.parameter_servers.batch_packing import Joining, Packing
 
 if typing.TYPE_CHECKING:
-    from tf_ext.models.steps import Step
+    from tf_ext.training.parameter_servers.steps import Step
 
 
 class _AnyWorkerFeed:

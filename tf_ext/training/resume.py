@@ -15,11 +15,11 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext.callbacks.recovery_points import Point
 from tf_ext.callbacks.table_snapshot import TableSnapshot
-from tf_ext.models.building import build_model, build_optimizer
-from tf_ext.models.fit_arguments import make_dataset, split_arrays
+from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_model
+from tf_ext.training.building import build_model, build_optimizer
+from tf_ext.training.fit_arguments import make_dataset, split_arrays
 
 _LOG = logging.getLogger("tf_ext")
 

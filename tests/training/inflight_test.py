@@ -7,7 +7,7 @@ from unittest import mock
 import tensorflow as tf
 from absl.testing import absltest
 
-from tf_ext.models import inflight
+from tf_ext.training.parameter_servers import inflight
 
 
 class _LateFirst:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_ext.models.optional_batches import as_optional, from_optional
+from tf_ext.training.optional_batches import as_optional, from_optional
 
 ITERATOR = tf.data.IteratorSpec(
     (tf.TensorSpec([None], tf.variant), tf.TensorSpec([], tf.int64))

@@ -20,7 +20,6 @@ from tf_ext._compat.models import (
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers.batch_normalization import BatchNormalization
 from tf_ext.layers.in_batch_softmax import InBatchSoftmax
-from tf_ext.models.training import training_of
 from tf_ext.ops import _wire
 from tf_ext.regimes import (
     current_replica_weight,
@@ -29,6 +28,7 @@ from tf_ext.regimes import (
     replica_weight,
     weigh_computed_loss,
 )
+from tf_ext.training.dispatch import training_of
 
 
 def install(model: keras.Model) -> None:

@@ -22,7 +22,9 @@ from tf_ext import _core
 from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import keras
 from tf_ext._version import __version__
-from tf_ext.callbacks.point_files import (
+from tf_ext.ops import _snapshot_ops
+from tf_ext.optimizers.accumulator import TableAccumulators
+from tf_ext.recovery.files import (
     NAME,
     Described,
     directories,
@@ -30,8 +32,6 @@ from tf_ext.callbacks.point_files import (
     read_point,
     table_path,
 )
-from tf_ext.ops import _snapshot_ops
-from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import read_chain, read_manifest

@@ -21,22 +21,6 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.data import worker_batches
 from tf_ext.distribute import naming_lost_tasks
-from tf_ext.models import recommenders, resume
-from tf_ext.models.building import wrapped_optimizers
-from tf_ext.models.epoch_order import telling_epochs
-from tf_ext.models.fit_arguments import FitOptions
-from tf_ext.models.parameter_server_loop import ParameterServerLoop
-from tf_ext.models.same_programs import program_of
-from tf_ext.models.steps import MOST_UNROLLED
-from tf_ext.models.synchronous_checks import (
-    check_layers,
-    check_losses,
-    check_losses_of_replicas,
-    check_optimizer,
-    losses_add_up,
-)
-from tf_ext.models.synchronous_loop import SynchronousLoop
-from tf_ext.models.training_loop import TrainingLoop
 from tf_ext.regimes import (
     LocalRegime,
     ParameterServerRegime,
@@ -46,13 +30,29 @@ from tf_ext.regimes import (
     library_step,
     regime_of_model,
 )
+from tf_ext.training import recommenders, resume
+from tf_ext.training.building import wrapped_optimizers
+from tf_ext.training.epoch_order import telling_epochs
+from tf_ext.training.fit_arguments import FitOptions
+from tf_ext.training.loop import TrainingLoop
+from tf_ext.training.parameter_servers.loop import ParameterServerLoop
+from tf_ext.training.parameter_servers.steps import MOST_UNROLLED
+from tf_ext.training.synchronous.checks import (
+    check_layers,
+    check_losses,
+    check_losses_of_replicas,
+    check_optimizer,
+    losses_add_up,
+)
+from tf_ext.training.synchronous.loop import SynchronousLoop
+from tf_ext.training.synchronous.programs import program_of
 
 
 class KerasTraining:
     """Keras's own methods.
 
     Under strategies of several replicas, the steps are weighted: see
-    `tf_ext/models/weighting.py`.
+    `tf_ext/training/weighting.py`.
 
     Args:
       model: tf_ext.Model.

@@ -16,9 +16,9 @@ from tf_ext._compat.models import Functional, inputs_of_only_call
 from tf_ext._keras import keras
 from tf_ext.layers import EmbeddingFeatures
 from tf_ext.layers.prepared import Prepared, prepared_batches
-from tf_ext.models.optional_batches import as_optional, from_optional
-from tf_ext.models.replaced_inputs import replaced_inputs
+from tf_ext.layers.replaced_inputs import replaced_inputs
 from tf_ext.regimes import Route, SignExchange, SynchronousRegime, piggybacked
+from tf_ext.training.optional_batches import as_optional, from_optional
 
 _SIGNS = tf.TensorSpec([None], tf.int64)
 _SCALAR = tf.TensorSpec([], tf.int64)

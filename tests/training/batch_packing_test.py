@@ -3,7 +3,7 @@
 
 import tensorflow as tf
 
-from tf_ext.models.batch_packing import Joining, Packing
+from tf_ext.training.parameter_servers.batch_packing import Joining, Packing
 
 
 class PackingTest(tf.test.TestCase):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tf_ext.models.worker_share import Groups, Share
+from tf_ext.training.parameter_servers.worker_share import Groups, Share
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 

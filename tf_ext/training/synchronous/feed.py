@@ -20,10 +20,10 @@ from tf_ext.data.epochs import tell_epoch
 from tf_ext.data.errors import naming_read_errors, reading_error
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import worker_tasks
-from tf_ext.models.fit_arguments import dataset_of, makes_dataset
-from tf_ext.models.optional_batches import as_optional, with_sizes
-from tf_ext.models.same_programs import SHARED
 from tf_ext.regimes import SynchronousRegime
+from tf_ext.training.fit_arguments import dataset_of, makes_dataset
+from tf_ext.training.optional_batches import as_optional, with_sizes
+from tf_ext.training.synchronous.programs import SHARED
 
 # Results of reading a batch; the largest over the workers decides.
 _FAILED, _HAS_BATCH, _ENDED = 2, 1, 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import tensorflow as tf
 
 if typing.TYPE_CHECKING:
-    from tf_ext.models.steps import Step
+    from tf_ext.training.parameter_servers.steps import Step
 
 
 class EpochFeed(typing.Protocol):

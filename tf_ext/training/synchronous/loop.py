@@ -15,21 +15,21 @@ from tf_ext._compat.models import build_for, layers_of
 from tf_ext._keras import keras
 from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.distribute.bundles import Bundle
-from tf_ext.models.ahead import AheadOfStep
-from tf_ext.models.building import build_optimizer, example_of
-from tf_ext.models.fit_arguments import FitOptions
-from tf_ext.models.optional_batches import from_optional
-from tf_ext.models.resume import find_snapshot
-from tf_ext.models.same_programs import program_of
-from tf_ext.models.synchronous_checks import check_layers
-from tf_ext.models.synchronous_feed import (
+from tf_ext.optimizers.delaying import delayed_updates
+from tf_ext.regimes import SynchronousRegime, piggybacked, replica_weight
+from tf_ext.training.building import build_optimizer, example_of
+from tf_ext.training.fit_arguments import FitOptions
+from tf_ext.training.loop import TrainingLoop
+from tf_ext.training.optional_batches import from_optional
+from tf_ext.training.resume import find_snapshot
+from tf_ext.training.synchronous.ahead import AheadOfStep
+from tf_ext.training.synchronous.checks import check_layers
+from tf_ext.training.synchronous.feed import (
     TOLD,
     SynchronousFeed,
     worker_dataset,
 )
-from tf_ext.models.training_loop import TrainingLoop
-from tf_ext.optimizers.delaying import delayed_updates
-from tf_ext.regimes import SynchronousRegime, piggybacked, replica_weight
+from tf_ext.training.synchronous.programs import program_of
 
 # Whose steps compute their logs of outputs and losses.
 _PACKAGES = ("keras", "tensorflow_recommenders", "tf_ext")

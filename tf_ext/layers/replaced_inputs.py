@@ -15,15 +15,15 @@ from tf_ext._compat.models import Functional, readers_of
 from tf_ext._keras import keras
 from tf_ext.data.worker_batches import batch_size_of
 from tf_ext.layers import EmbeddingFeatures, clicks
-from tf_ext.layers.hashed_inputs import (
-    hashed_features,
-    replaced_in,
-)
-from tf_ext.models.click_inputs import (
+from tf_ext.layers.click_inputs import (
     inputs_by_key,
     is_flat,
     layers_that_count,
     zeros_for,
+)
+from tf_ext.layers.hashed_inputs import (
+    hashed_features,
+    replaced_in,
 )
 
 # Of features.

@@ -6,7 +6,7 @@ import typing
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext.models.fit_arguments import makes_dataset
+from tf_ext.training.fit_arguments import makes_dataset
 
 _POLICIES = tf.data.experimental.AutoShardPolicy
 # Those with which each worker reads all data, and keeps a part of each batch.

@@ -17,11 +17,15 @@ import tensorflow as tf
 
 from tf_ext._compat import clusters
 from tf_ext.distribute.cluster import cluster_of
-from tf_ext.models.fit_arguments import make_dataset
-from tf_ext.models.worker_share import ITERATOR, Groups, Share
+from tf_ext.training.fit_arguments import make_dataset
+from tf_ext.training.parameter_servers.worker_share import (
+    ITERATOR,
+    Groups,
+    Share,
+)
 
 if typing.TYPE_CHECKING:
-    from tf_ext.models.steps import Step
+    from tf_ext.training.parameter_servers.steps import Step
 
 
 class ShareFeed:

@@ -15,10 +15,10 @@ import tensorflow as tf
 from tf_ext._compat.models import is_compiled, start_of_training
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import naming_lost_tasks, training_counts
-from tf_ext.models.feeds import EpochFeed
-from tf_ext.models.fit_arguments import FitOptions, split_arrays
-from tf_ext.models.resume import restored_point, tell_position
 from tf_ext.regimes import regime_of_model
+from tf_ext.training.feeds import EpochFeed
+from tf_ext.training.fit_arguments import FitOptions, split_arrays
+from tf_ext.training.resume import restored_point, tell_position
 
 # The attributes that callbacks set to end each kind of step.
 _STOP = {

@@ -19,24 +19,28 @@ from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import training_counts
 from tf_ext.distribute.cluster import cluster_of
-from tf_ext.models import recommenders
-from tf_ext.models.building import (
+from tf_ext.regimes import ParameterServerRegime
+from tf_ext.training import recommenders
+from tf_ext.training.building import (
     build_model,
     build_optimizer,
     example_of,
 )
-from tf_ext.models.feeds import StepFeed
-from tf_ext.models.fit_arguments import (
+from tf_ext.training.feeds import StepFeed
+from tf_ext.training.fit_arguments import (
     FitOptions,
     dataset_of,
     makes_dataset,
 )
-from tf_ext.models.inflight import InFlight
-from tf_ext.models.parameter_server_feed import Feed, WorkerFeed
-from tf_ext.models.parameter_server_shares import ShareFeed
-from tf_ext.models.steps import STALENESS, Step, StepFunctions
-from tf_ext.models.training_loop import TrainingLoop
-from tf_ext.regimes import ParameterServerRegime
+from tf_ext.training.loop import TrainingLoop
+from tf_ext.training.parameter_servers.feed import Feed, WorkerFeed
+from tf_ext.training.parameter_servers.inflight import InFlight
+from tf_ext.training.parameter_servers.shares import ShareFeed
+from tf_ext.training.parameter_servers.steps import (
+    STALENESS,
+    Step,
+    StepFunctions,
+)
 
 _EXECUTIONS_PER_WORKER = 2
 
