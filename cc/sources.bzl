@@ -1,10 +1,10 @@
-# SPDX-License-Identifier: Apache-2.0
+#SPDX - License - Identifier : Apache - 2.0
 """The one list of C++ sources: load()ed by Bazel, read by setup.py.
 
 Plain list literals only: setup.py reads them with ast.literal_eval.
 """
 
-# Files that do not depend on TensorFlow.
+#Files that do not depend on TensorFlow.
 CORE_SOURCES = [
     "cc/core/bags/combine.cc",
     "cc/core/bags/gradient_sum.cc",
@@ -55,7 +55,7 @@ CORE_SOURCES = [
     "cc/core/table/table_update.cc",
 ]
 
-# No contraction, so that all instruction sets give bit-identical results.
+#No contraction, so that all instruction sets give bit - identical results.
 CORE_COPTS = [
     "-O3",
     "-ffp-contract=off",
@@ -63,64 +63,62 @@ CORE_COPTS = [
     "-fno-trapping-math",
 ]
 
-# The compiler takes 12 s to read TensorFlow's headers, and one more for a file
-# of ours: so many units are compiled, each of which includes its share of
-# OPS_SOURCES. Hence no two of these may define the same name.
+#The compiler takes 12 s to read TensorFlow's headers, and one more for a file
+#of ours : so many units are compiled, each of which includes its share of
+#OPS_SOURCES.Hence no two of these may define the same name.
 OPS_UNITS = 4
 
-# REGISTER_OP and kernels.
+#REGISTER_OP and kernels.
 OPS_SOURCES = [
-    "cc/ops/bag_inputs.cc",
-    "cc/ops/bag_kernels.cc",
-    "cc/ops/bag_ops.cc",
-    "cc/ops/bundle_kernels.cc",
-    "cc/ops/bundle_ops.cc",
-    "cc/ops/bundle_pass.cc",
-    "cc/ops/concat_kernels.cc",
-    "cc/ops/concat_ops.cc",
-    "cc/ops/concat_pass.cc",
-    "cc/ops/counter_kernels.cc",
-    "cc/ops/counter_ops.cc",
-    "cc/ops/cut_bags_kernels.cc",
-    "cc/ops/cut_bags_ops.cc",
-    "cc/ops/evict_kernels.cc",
-    "cc/ops/evict_ops.cc",
-    "cc/ops/exchange_kernels.cc",
-    "cc/ops/exchange_ops.cc",
-    "cc/ops/exchange_pull_kernels.cc",
-    "cc/ops/exchange_size_kernels.cc",
-    "cc/ops/exchange_size_ops.cc",
-    "cc/ops/gradient_sum_kernels.cc",
-    "cc/ops/gradient_sum_ops.cc",
-    "cc/ops/hash_kernels.cc",
-    "cc/ops/hash_ops.cc",
+    "cc/ops/bags/bag_inputs.cc",
+    "cc/ops/bags/bag_kernels.cc",
+    "cc/ops/bags/bag_ops.cc",
+    "cc/ops/bags/cut_bags_kernels.cc",
+    "cc/ops/bags/cut_bags_ops.cc",
+    "cc/ops/bags/gradient_sum_kernels.cc",
+    "cc/ops/bags/gradient_sum_ops.cc",
+    "cc/ops/bags/hash_kernels.cc",
+    "cc/ops/bags/hash_ops.cc",
+    "cc/ops/bags/text_kernels.cc",
+    "cc/ops/bags/text_ops.cc",
+    "cc/ops/exchange/exchange_kernels.cc",
+    "cc/ops/exchange/exchange_ops.cc",
+    "cc/ops/exchange/exchange_pull_kernels.cc",
+    "cc/ops/exchange/exchange_size_kernels.cc",
+    "cc/ops/exchange/exchange_size_ops.cc",
+    "cc/ops/exchange/exchange_weigh_kernels.cc",
     "cc/ops/kernel_util.cc",
-    "cc/ops/maintenance_kernels.cc",
-    "cc/ops/op_counts.cc",
-    "cc/ops/owner_kernels.cc",
-    "cc/ops/owner_ops.cc",
-    "cc/ops/snapshot_files.cc",
-    "cc/ops/snapshot_inputs.cc",
-    "cc/ops/snapshot_kernels.cc",
-    "cc/ops/snapshot_ops.cc",
-    "cc/ops/step_kernels.cc",
-    "cc/ops/step_ops.cc",
-    "cc/ops/table_access.cc",
-    "cc/ops/table_kernels.cc",
-    "cc/ops/table_ops.cc",
-    "cc/ops/table_resource.cc",
-    "cc/ops/task_kernels.cc",
-    "cc/ops/task_ops.cc",
-    "cc/ops/text_kernels.cc",
-    "cc/ops/text_ops.cc",
-    "cc/ops/update_kernels.cc",
-    "cc/ops/update_ops.cc",
-    "cc/ops/version_kernels.cc",
-    "cc/ops/version_ops.cc",
-    "cc/ops/weigh_kernels.cc",
+    "cc/ops/passes/bundle_kernels.cc",
+    "cc/ops/passes/bundle_ops.cc",
+    "cc/ops/passes/bundle_pass.cc",
+    "cc/ops/passes/concat_kernels.cc",
+    "cc/ops/passes/concat_ops.cc",
+    "cc/ops/passes/concat_pass.cc",
+    "cc/ops/process_kernels.cc",
+    "cc/ops/process_ops.cc",
+    "cc/ops/snapshot/counter_kernels.cc",
+    "cc/ops/snapshot/counter_ops.cc",
+    "cc/ops/snapshot/snapshot_files.cc",
+    "cc/ops/snapshot/snapshot_inputs.cc",
+    "cc/ops/snapshot/snapshot_kernels.cc",
+    "cc/ops/snapshot/snapshot_ops.cc",
+    "cc/ops/snapshot/update_kernels.cc",
+    "cc/ops/snapshot/update_ops.cc",
+    "cc/ops/table/eviction_kernels.cc",
+    "cc/ops/table/eviction_ops.cc",
+    "cc/ops/table/maintenance_kernels.cc",
+    "cc/ops/table/op_counts.cc",
+    "cc/ops/table/owner_kernels.cc",
+    "cc/ops/table/owner_ops.cc",
+    "cc/ops/table/step_kernels.cc",
+    "cc/ops/table/step_ops.cc",
+    "cc/ops/table/table_access.cc",
+    "cc/ops/table/table_kernels.cc",
+    "cc/ops/table/table_ops.cc",
+    "cc/ops/table/table_resource.cc",
 ]
 
-# The pybind11 module tf_ext._core.
+#The pybind11 module tf_ext._core.
 PYTHON_SOURCES = [
     "cc/python/core_module.cc",
     "cc/python/records_module.cc",
@@ -153,7 +151,7 @@ CORE_TESTS = [
     "cc/core/table/table_finite_test.cc",
 ]
 
-# Those that start threads, and so run under ThreadSanitizer, too.
+#Those that start threads, and so run under ThreadSanitizer, too.
 CORE_THREADED_TESTS = [
     "cc/core/bags/combine_test.cc",
     "cc/core/bags/unique_test.cc",
@@ -172,7 +170,7 @@ CORE_THREADED_TESTS = [
     "cc/core/table/table_update_test.cc",
 ]
 
-# Together one program.
+#Together one program.
 CORE_BENCHMARK_SOURCES = [
     "cc/core/benchmarks/line_benchmark.cc",
     "cc/core/benchmarks/memory_benchmark.cc",

@@ -5,18 +5,18 @@ import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 from tf_ext._compat import cluster_errors, clusters, op_errors
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 
 _TEXT = "Something is wrong: 3 is not 4."
 
 
 def _eager(text):
-    _wire.raise_error(tf.constant(text))
+    exchange_ops.raise_error(tf.constant(text))
 
 
 @tf.function
 def _graph(text):
-    with tf.control_dependencies([_wire.raise_error(text)]):
+    with tf.control_dependencies([exchange_ops.raise_error(text)]):
         return tf.identity(text)
 
 

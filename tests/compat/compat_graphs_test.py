@@ -10,7 +10,7 @@ from absl.testing import absltest
 
 import tf_ext
 from tf_ext._compat import graphs, sparse_specs
-from tf_ext.ops import bag_ops
+from tf_ext.ops.bags import bag_ops
 
 pytestmark = pytest.mark.both_kerases
 

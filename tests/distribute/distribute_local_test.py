@@ -23,7 +23,7 @@ import tf_ext
 from tf_ext import distribute
 from tf_ext.distribute import local
 from tf_ext.distribute import strategy as strategy_module
-from tf_ext.ops import _version_ops
+from tf_ext.ops import process_ops
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -169,7 +169,7 @@ class CheckClusterTest(LocalClusterTestCase):
         )
         distribute.check_cluster(strategy)
         with mock.patch.object(
-            _version_ops, "versions", side_effect=AssertionError
+            process_ops, "versions", side_effect=AssertionError
         ):
             distribute.check_cluster(strategy)
 

@@ -9,7 +9,7 @@ from absl.testing import absltest
 
 from tf_ext.distribute import ports, server
 from tf_ext.distribute.cluster import Task
-from tf_ext.ops import _task_ops
+from tf_ext.ops import process_ops
 
 
 class ServerThreadsTest(absltest.TestCase):
@@ -28,7 +28,7 @@ class ServerThreadsTest(absltest.TestCase):
             mock.patch.dict(os.environ),
             mock.patch.object(tf.distribute, "Server") as made,
         ):
-            self.addCleanup(_task_ops.set_task, "")
+            self.addCleanup(process_ops.set_task, "")
             server._start(task)
         config = made.call_args.kwargs["config"]
         self.assertEqual(config.inter_op_parallelism_threads, workers + 1)

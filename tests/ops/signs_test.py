@@ -7,7 +7,7 @@ from absl.testing import parameterized
 
 import tf_ext
 from tf_ext import ops
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 
 _TAKERS = {
     "SparseTable.pull": lambda table, signs: table.pull(signs, training=True),
@@ -37,7 +37,7 @@ _TAKERS = {
         table.rows.resource_handle, signs
     ),
     "unique_by_shard": lambda table, signs: ops.unique_by_shard(signs),
-    "exchange_pull": lambda table, signs: _wire.exchange_pull(
+    "exchange_pull": lambda table, signs: exchange_ops.exchange_pull(
         [table.rows.resource_handle],
         [signs],
         [[np.size(signs)]],

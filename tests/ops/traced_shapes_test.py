@@ -10,7 +10,9 @@ from absl.testing import parameterized
 from ops_util import table_config
 
 from tf_ext import ops
-from tf_ext.ops import _owner_ops, _snapshot_ops, _wire
+from tf_ext.ops.exchange import exchange_ops
+from tf_ext.ops.snapshot import snapshot_ops
+from tf_ext.ops.table import owner_ops
 
 
 def _handle():
@@ -34,7 +36,7 @@ def _exchange_pull(
     training=(False, False),
     width=16,
 ):
-    return _wire.exchange_pull(
+    return exchange_ops.exchange_pull(
         [_handle() for _ in range(handles)],
         signs,
         split_sizes,
@@ -57,7 +59,7 @@ def _restore(**changed):
         "stored_shards": 1,
         **changed,
     }
-    return _snapshot_ops.sparse_table_restore(
+    return snapshot_ops.sparse_table_restore(
         _handle(),
         **arguments,
         field_names=["weights"],
@@ -80,7 +82,7 @@ class TracedShapesTest(tf.test.TestCase, parameterized.TestCase):
         ("restore_converting", lambda: _restore().converted, [3]),
         (
             "release",
-            lambda: _owner_ops.release_sparse_tables("owner", "run"),
+            lambda: owner_ops.release_sparse_tables("owner", "run"),
             [2],
         ),
     )
@@ -121,12 +123,12 @@ class TracedShapesTest(tf.test.TestCase, parameterized.TestCase):
         ),
         (
             "release_owner_of_rank_1",
-            lambda: _owner_ops.release_sparse_tables(["owner"], "run"),
+            lambda: owner_ops.release_sparse_tables(["owner"], "run"),
             r"owner must be a scalar, but its shape is \[1\]",
         ),
         (
             "release_run_of_rank_1",
-            lambda: _owner_ops.release_sparse_tables("owner", ["run"]),
+            lambda: owner_ops.release_sparse_tables("owner", ["run"]),
             r"run must be a scalar, but its shape is \[1\]",
         ),
         *(

@@ -8,7 +8,7 @@ import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import Hyperparameters, TableGradient
 from tf_ext.regimes.all_to_all import AllToAll
 
@@ -22,7 +22,7 @@ class _EqualWorkers:
         self.size = size
 
     def all_to_all(self, pack, dtype, wanted):
-        width, _ = _wire.exchange_width(wanted)
+        width, _ = exchange_ops.exchange_width(wanted)
         packed = pack(width)
         assert packed.dtype == dtype
         return tf.tile(packed[:1], [self.size, 1])

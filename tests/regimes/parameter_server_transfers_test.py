@@ -18,7 +18,7 @@ from models.model_building import id_column
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.ops._bundle_ops import bundle_transfers, next_stage
+from tf_ext.ops.passes.bundle_ops import bundle_transfers, next_stage
 
 pytestmark = [
     pytest.mark.process,

@@ -11,7 +11,7 @@ from models.model_building import id_column, mirrored_strategy
 
 import tf_ext
 from tf_ext import regimes
-from tf_ext.ops import bag_ops
+from tf_ext.ops.bags import bag_ops
 from tf_ext.regimes.plan import plan_of, plan_pull
 
 pytestmark = pytest.mark.both_kerases

@@ -19,7 +19,7 @@ from snapshot_util import data_files
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.ops import _snapshot_ops
+from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.serving import follow
 from tf_ext.snapshot import DamagedSnapshotError, SnapshotConflictError
 from tf_ext.tables.saving import snapshot_load
@@ -193,7 +193,7 @@ class FollowTest(PointsTestCase):
         follower = self.follow()
         self.publish(5, 6)
         read = []
-        restore = _snapshot_ops.sparse_table_restore
+        restore = snapshot_ops.sparse_table_restore
 
         def note(handle, paths, *args, **kwargs):
             read.extend(
@@ -202,7 +202,7 @@ class FollowTest(PointsTestCase):
             )
             return restore(handle, paths, *args, **kwargs)
 
-        with mock.patch.object(_snapshot_ops, "sparse_table_restore", note):
+        with mock.patch.object(snapshot_ops, "sparse_table_restore", note):
             self.assertTrue(follower.update())
         self.assertSameElements(
             read, [os.path.basename(self.recorded[n - 1]) for n in (5, 6)]
@@ -405,7 +405,7 @@ class FaultsTest(PointsTestCase):
 
     def test_a_file_that_goes_after_it_was_checked(self):
         self.publish(2)
-        restore, lost = _snapshot_ops.sparse_table_restore, []
+        restore, lost = snapshot_ops.sparse_table_restore, []
 
         def lose(handle, paths, *args, **kwargs):
             # Of the second table, when the first one is at the point already.
@@ -416,7 +416,7 @@ class FaultsTest(PointsTestCase):
                         os.rename(path, path + b".lost")
             return restore(handle, paths, *args, **kwargs)
 
-        with mock.patch.object(_snapshot_ops, "sparse_table_restore", lose):
+        with mock.patch.object(snapshot_ops, "sparse_table_restore", lose):
             with self.assertRaisesRegex(
                 RuntimeError, "was damaged after it was"
             ):

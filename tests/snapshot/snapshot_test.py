@@ -13,7 +13,7 @@ from absl.testing import absltest, parameterized
 from saving_util import TestCase, contents
 
 import tf_ext
-from tf_ext.ops import _snapshot_ops
+from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.tables.shard import TableShard
 
 _RULES = {
@@ -422,7 +422,7 @@ class IncrementalTest(TestCase):
         util.push(table, range(300), 8)
         table.erase([17])
         with unittest.mock.patch.object(
-            _snapshot_ops,
+            snapshot_ops,
             "write_file_atomically",
             side_effect=tf.errors.ResourceExhaustedError(None, None, "full"),
         ):

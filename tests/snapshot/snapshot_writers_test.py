@@ -17,7 +17,7 @@ from absl.testing import absltest, parameterized
 from saving_util import TestCase, contents
 
 import tf_ext
-from tf_ext.ops import _snapshot_ops
+from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.snapshot import (
     SnapshotConflictError,
     claims,
@@ -101,7 +101,7 @@ class WritersTest(TestCase):
         path = self.directory()
         slow = _SlowSave(self._large(), path)
         with unittest.mock.patch.object(
-            _snapshot_ops,
+            snapshot_ops,
             "write_file_atomically",
             side_effect=tf.errors.ResourceExhaustedError(None, None, "full"),
         ):
@@ -183,7 +183,7 @@ class WritersTest(TestCase):
         path = self.directory()
         late = util.table()
         util.push(late, range(30))
-        write = _snapshot_ops.write_file_atomically
+        write = snapshot_ops.write_file_atomically
 
         def overtaken(*args):
             patch.stop()
@@ -191,7 +191,7 @@ class WritersTest(TestCase):
             write(*args)
 
         patch = unittest.mock.patch.object(
-            _snapshot_ops, "write_file_atomically", side_effect=overtaken
+            snapshot_ops, "write_file_atomically", side_effect=overtaken
         )
         with unittest.mock.patch("fcntl.flock", side_effect=OSError(9, "no")):
             patch.start()
@@ -207,7 +207,7 @@ class WritersTest(TestCase):
         util.push(table, range(50))
         table.save(paths[1], base=paths[0])
         util.push(table, [7])
-        write = _snapshot_ops.write_file_atomically
+        write = snapshot_ops.write_file_atomically
 
         def replacing(*args):
             patch.stop()
@@ -215,7 +215,7 @@ class WritersTest(TestCase):
             return write(*args)
 
         patch = unittest.mock.patch.object(
-            _snapshot_ops, "write_file_atomically", side_effect=replacing
+            snapshot_ops, "write_file_atomically", side_effect=replacing
         )
         patch.start()
         message = (
@@ -327,7 +327,7 @@ class ReadersTest(TestCase):
     def test_load(self, rows):
         table = util.table()
         util.push(table, range(rows))
-        self._replaced_before(_snapshot_ops, "sparse_table_restore")
+        self._replaced_before(snapshot_ops, "sparse_table_restore")
         table.load(self.path)
         self.assertEqual(contents(table), contents(self.tables[1]))
 
@@ -336,7 +336,7 @@ class ReadersTest(TestCase):
         table = util.table()
         util.push(table, range(rows))
         before = contents(table)
-        self._replaced_before(_snapshot_ops, "sparse_table_restore", 3)
+        self._replaced_before(snapshot_ops, "sparse_table_restore", 3)
         with self.assertRaisesRegex(
             SnapshotConflictError,
             f"^The snapshot in {self.path} was replaced by another save while",

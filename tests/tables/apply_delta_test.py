@@ -14,7 +14,7 @@ from saving_util import contents
 from snapshot_util import data_files, push, table
 
 import tf_ext
-from tf_ext.ops import _snapshot_ops
+from tf_ext.ops.snapshot import snapshot_ops
 
 _IDS = np.arange(3000)
 
@@ -180,7 +180,7 @@ class ApplyDeltaTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters("update", "gather")
     def test_a_file_that_goes_after_it_was_checked(self, when):
         served = self._served()
-        restore = _snapshot_ops.sparse_table_restore
+        restore = snapshot_ops.sparse_table_restore
 
         def lose(handle, paths, *args, **kwargs):
             if _action_of(args) == when:
@@ -189,7 +189,7 @@ class ApplyDeltaTest(tf.test.TestCase, parameterized.TestCase):
             return restore(handle, paths, *args, **kwargs)
 
         with unittest.mock.patch.object(
-            _snapshot_ops, "sparse_table_restore", lose
+            snapshot_ops, "sparse_table_restore", lose
         ):
             with self.assertRaisesRegex(
                 RuntimeError, "a file was damaged after it was checked"
@@ -205,7 +205,7 @@ class ApplyDeltaTest(tf.test.TestCase, parameterized.TestCase):
     )
     def test_training_meanwhile_is_noticed(self, when, number, message):
         served = self._served()
-        restore = _snapshot_ops.sparse_table_restore
+        restore = snapshot_ops.sparse_table_restore
 
         def meanwhile(handle, *args, **kwargs):
             if _action_of(args) == when:
@@ -213,7 +213,7 @@ class ApplyDeltaTest(tf.test.TestCase, parameterized.TestCase):
             return restore(handle, *args, **kwargs)
 
         with unittest.mock.patch.object(
-            _snapshot_ops, "sparse_table_restore", meanwhile
+            snapshot_ops, "sparse_table_restore", meanwhile
         ):
             with self.assertRaisesRegex(
                 RuntimeError,

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.distribute import this_task, training_counts
-from tf_ext.ops._op_counts import read_counts
+from tf_ext.ops.table.op_counts import read_counts
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 

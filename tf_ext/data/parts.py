@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_ext.data.errors import Malformed
 from tf_ext.data.schema import DTYPES, WEIGHT_SUFFIX, Field, Schema
-from tf_ext.ops import _text_ops
+from tf_ext.ops.bags import text_ops
 
 try:
     import pyarrow as pa
@@ -206,7 +206,7 @@ def _gathered(
 ) -> list[tf.Tensor]:
     if dtype == "string":
         text, offsets = next(tensors), next(tensors)
-        return _text_ops.strings_of_columns(text, offsets, rows, count)
+        return text_ops.strings_of_columns(text, offsets, rows, count)
     return tf.unstack(tf.gather(next(tensors), rows, axis=1), count)
 
 

@@ -24,7 +24,7 @@ from tf_ext.data.parquet_files import ParquetFiles
 from tf_ext.data.parts import Layout, Parsed, Part, concat
 from tf_ext.data.record_files import RecordFiles
 from tf_ext.data.schema import Schema, is_list
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 
 _NAME = "read"
 _TEXT = ("csv", "tsv")
@@ -381,7 +381,7 @@ def _dataset(
     def begins(
         error: tf.Tensor, order: tf.Tensor, *tensors: tf.Tensor
     ) -> tf.data.Dataset:
-        with tf.control_dependencies([_wire.raise_error(error)]):
+        with tf.control_dependencies([exchange_ops.raise_error(error)]):
             rows = tf.size(order, tf.int64)
         return tf.data.Dataset.range(0, rows, batch_size).map(
             lambda begin: (begin, order, *tensors)

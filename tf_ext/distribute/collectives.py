@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tf_ext.distribute.bundles import Bundle
 from tf_ext.distribute.cluster import worker_tasks
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 
 # TensorFlow counts its own groups up from 1.
 _GROUP_KEY = 0x7F5E0001
@@ -131,7 +131,7 @@ class Collectives:
         Returns:
           `[size, width]`, row p from worker p.
         """
-        width, index = _wire.exchange_width(wanted)
+        width, index = exchange_ops.exchange_width(wanted)
         with tf.device(self.device):
             received = tf.raw_ops.CollectiveAllToAllV2(
                 input=pack(width),
@@ -294,7 +294,7 @@ class Collectives:
         """
         lengths = self.gather(tf.constant([len(data)], tf.int64)).numpy()[:, 0]
         # Each new length would be another instance.
-        words = int(_wire.exchange_width(-(-lengths.max() // 8)).width)
+        words = int(exchange_ops.exchange_width(-(-lengths.max() // 8)).width)
         parts = [b""] * self.size
         for begin in range(0, words, _GATHERED_WORDS):
             part = data[8 * begin : 8 * (begin + _GATHERED_WORDS)]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tf_ext
 from tf_ext.distribute import this_task, training_counts
-from tf_ext.ops import _op_counts
+from tf_ext.ops.table import op_counts
 
 _BYTES = {"rows": "slab_bytes", "index": "index_bytes"} | {
     "counters": "counter_bytes"
@@ -65,7 +65,7 @@ class _Collector:
                 "tensorflow": tf.__version__,
             },
         )
-        counts = _op_counts.read_counts()
+        counts = op_counts.read_counts()
         yield from self._of_ops(counts)
         stats = {
             name: table.stats
@@ -75,7 +75,7 @@ class _Collector:
         yield from self._of_rows(stats)
         yield from self._of_training(training_counts.read())
 
-    def _of_ops(self, counts: _op_counts.ProcessCounts) -> Iterator[typing.Any]:
+    def _of_ops(self, counts: op_counts.ProcessCounts) -> Iterator[typing.Any]:
         seconds = self._core.HistogramMetricFamily(
             "tf_ext_table_op_seconds",
             "How long pulls and pushes took in this process.",
@@ -113,7 +113,7 @@ class _Collector:
         self,
         family: typing.Any,
         labels: list[str],
-        counts: _op_counts.OpCounts,
+        counts: op_counts.OpCounts,
         bounds: list[float],
     ) -> None:
         buckets, total = [], 0

@@ -48,7 +48,7 @@ from tf_ext.distribute.cluster import (
 from tf_ext.distribute.handshake import problem
 from tf_ext.distribute.metrics_server import LOOPBACK, MetricsServer
 from tf_ext.distribute.ports import why_not_free
-from tf_ext.ops import _library, _task_ops, _version_ops
+from tf_ext.ops import _library, process_ops
 
 _logger = this_task.logger("tf_ext.distribute.server")
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> typing.NoReturn:
         _serve_metrics(options.metrics_port, options.metrics_host, task)
     server = _start(task)  # noqa: F841 (it ends with its object)
     tf_ext_version, tensorflow_version = (
-        version.decode() for version in _version_ops.versions().numpy()
+        version.decode() for version in process_ops.versions().numpy()
     )
     _logger.info(
         "%s %s, and at that port of all other addresses of this machine, "
@@ -221,7 +221,7 @@ def _start(task: Task) -> tf.distribute.Server:
     _library.library()
     _check_port(task)
     # The chief compares it with its own.
-    _task_ops.set_task(json.dumps(task._asdict()))
+    process_ops.set_task(json.dumps(task._asdict()))
     config = tf.compat.v1.ConfigProto()
     # With few processors, steps of several workers wait for each other.
     config.inter_op_parallelism_threads = max(

@@ -32,7 +32,8 @@ from tf_ext.distribute.cluster import (
 )
 from tf_ext.distribute.deadlines import call_within
 from tf_ext.distribute.handshake import problems_of, wait_until_answering
-from tf_ext.ops import _owner_ops, _task_ops, _version_ops
+from tf_ext.ops import process_ops
+from tf_ext.ops.table import owner_ops
 
 _RETRY_SECONDS = 0.2
 # For a task that accepts connections to answer, on a busy machine.
@@ -167,9 +168,9 @@ def check_cluster(
     cluster = cluster_of(strategy)
     deadline = time.monotonic() + timeout_seconds
     for task, address in task_addresses(cluster).items():
-        found = _answer(task, address, deadline, _version_ops.versions)
+        found = _answer(task, address, deadline, process_ops.versions)
         _check_versions(f"{task} at {address}", found)
-        found = _answer(task, address, deadline, _task_ops.task)
+        found = _answer(task, address, deadline, process_ops.task)
         _check_task(task, address, found, cluster)
     chief, servers, workers = (
         task_addresses(cluster, [job]) for job in (COORDINATOR, "ps", "worker")
@@ -219,7 +220,7 @@ def _release_tables(task: str, address: str, owner: tuple[str, str]) -> None:
 
     def release() -> typing.Any:
         with tf.device(f"{task}/device:CPU:0"):
-            return _owner_ops.release_sparse_tables(*owner).numpy()
+            return owner_ops.release_sparse_tables(*owner).numpy()
 
     try:
         tables, size = _until(release, time.monotonic() + _RELEASE_SECONDS)

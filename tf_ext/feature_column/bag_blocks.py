@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext.feature_column.column import Column
-from tf_ext.ops import _step_ops
 from tf_ext.ops._stock import singles
 from tf_ext.ops._stock.scope import stock_lookup
+from tf_ext.ops.bags import bag_ops
 
 
 class Bags(typing.NamedTuple):
@@ -94,7 +94,7 @@ def _cut(
     bags: Bags, columns: Sequence[Column], runs: Sequence[tuple[int, int]]
 ) -> list[Bags]:
     """The bags of each run of columns, `(begin, end)`."""
-    parts = _step_ops.cut_bags(
+    parts = bag_ops.cut_bags(
         *bags,
         columns=len(columns),
         runs=runs,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_ext._checks import refuse
 from tf_ext.feature_column import features
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.tables.sparse_table import SparseTable
 
 # The layers that have zeros in place of a feature that is missing.
@@ -123,7 +123,7 @@ def of_batch(
         "the batch size of the other features.",
     )
     if error is None:
-        with tf.control_dependencies([_wire.raise_error(found)]):
+        with tf.control_dependencies([exchange_ops.raise_error(found)]):
             return tf.identity(clicks), None
     # All workers go on with something until they raise together.
     clicks = tf.where(counts, clicks, 0.0)

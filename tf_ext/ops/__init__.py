@@ -4,22 +4,22 @@
 The op library is loaded by the first call of any of them.
 """
 
-from tf_ext.ops.bag_ops import (
+from tf_ext.ops.bags.bag_ops import (
     combine_bags,
     route_gradient,
     unique_by_shard,
 )
-from tf_ext.ops.gradient_sum_ops import sum_segments
-from tf_ext.ops.hash_ops import hash_category
-from tf_ext.ops.lifetime_ops import (
-    sparse_table_compact,
+from tf_ext.ops.bags.gradient_sum_ops import sum_segments
+from tf_ext.ops.bags.hash_ops import hash_category
+from tf_ext.ops.registration import library
+from tf_ext.ops.table.eviction_ops import (
     sparse_table_decay,
     sparse_table_evict,
 )
-from tf_ext.ops.registration import library
-from tf_ext.ops.table_ops import (
+from tf_ext.ops.table.table_ops import (
     TABLE_STATS,
     sparse_table_clear,
+    sparse_table_compact,
     sparse_table_config,
     sparse_table_erase,
     sparse_table_export,

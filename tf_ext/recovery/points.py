@@ -22,7 +22,7 @@ from tf_ext import _core
 from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import keras
 from tf_ext._version import __version__
-from tf_ext.ops import _snapshot_ops
+from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.recovery.files import (
     NAME,
@@ -137,7 +137,7 @@ def _write_state(
     arrays = _state(model)
     data = b"".join(array.tobytes() for array in arrays.values())
     name = f"variables-{uuid.uuid4().hex[:16]}.bin"
-    _snapshot_ops.write_file_atomically(posixpath.join(point.path, name), data)
+    snapshot_ops.write_file_atomically(posixpath.join(point.path, name), data)
     members = {
         "format": FORMAT,
         "tf_ext_version": __version__,
@@ -152,7 +152,7 @@ def _write_state(
             for key, a in arrays.items()
         ],
     }
-    _snapshot_ops.write_file_atomically(
+    snapshot_ops.write_file_atomically(
         posixpath.join(point.path, NAME), seal(members)
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext.distribute.collectives import Collectives
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import clock, piggyback, shard_ops
 from tf_ext.regimes.gradients import TableGradient, from_slices
 from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pulls
@@ -80,7 +80,7 @@ class AllToAll:
         statistics = [request.statistics for request in requests]
         shards = [request.table.rows.shards[0] for request in requests]
         received = self.workers.all_to_all(
-            lambda width: _wire.exchange_pull(
+            lambda width: exchange_ops.exchange_pull(
                 [shard.resource_handle for shard in shards],
                 [way.signs for way in ways],
                 [way.counts for way in ways],
@@ -92,7 +92,7 @@ class AllToAll:
             tf.float32,
             width,
         )
-        return _wire.exchange_unpack(
+        return exchange_ops.exchange_unpack(
             received,
             tf.stack([way.split_sizes for way in ways]),
             [dim + more for dim, more in zip(dims, statistics)],
@@ -151,7 +151,7 @@ class AllToAll:
         sent = [(v, w) for one in sums for v, w in zip(one.values, one.ways)]
         received, offset = self._send_values(*zip(*sent))
         finite = tf.equal(tf.reduce_max(received[:, 0]), 0.0)
-        summed = _wire.exchange_sum(
+        summed = exchange_ops.exchange_sum(
             received,
             tf.stack([way.counts for _, way in sent]),
             [one.plan.inverse for one in sums],
@@ -204,7 +204,7 @@ class AllToAll:
 
     def _raise(self, error: tf.Tensor, somewhere: tf.Tensor) -> tf.Tensor:
         """Raises the first worker's error, if there is one `somewhere`."""
-        return _wire.raise_error(
+        return exchange_ops.raise_error(
             tf.cond(
                 somewhere,
                 lambda: self.workers.first_error(error),
@@ -250,7 +250,7 @@ class AllToAll:
         # Signs that were sent together share one width, with a number.
         widths = {id(way.width): way.width for way in ways}
         received = self.workers.all_to_all(
-            lambda width: _wire.exchange_pack(
+            lambda width: exchange_ops.exchange_pack(
                 values,
                 [way.split_sizes for way in ways],
                 header,

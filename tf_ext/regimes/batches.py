@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tf_ext.distribute.collectives import Collectives
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 
 
 def gather_batch(
@@ -71,7 +71,7 @@ def _all_gather(
     received = workers.all_to_all(
         pack, tensor.dtype, tf.reduce_max(sizes) * dim
     )
-    [rows] = _wire.exchange_unpack(received, sizes[tf.newaxis], [dim])
+    [rows] = exchange_ops.exchange_unpack(received, sizes[tf.newaxis], [dim])
     return tf.reshape(rows, [-1, *shape[1:]])
 
 
@@ -82,13 +82,13 @@ def _scatter(
     dim = tf.TensorShape([1, *gradient.shape[1:]]).num_elements()
     flat = tf.reshape(gradient, [-1, dim])
     received = workers.all_to_all(
-        lambda width: _wire.exchange_pack(
+        lambda width: exchange_ops.exchange_pack(
             [flat], [sizes], tf.zeros([workers.size, 0]), width
         ),
         tf.float32,
         tf.reduce_max(sizes) * dim,
     )
     own = tf.fill([workers.size], sizes[workers.rank])
-    [rows] = _wire.exchange_unpack(received, own[tf.newaxis], [dim])
+    [rows] = exchange_ops.exchange_unpack(received, own[tf.newaxis], [dim])
     parts = tf.reshape(rows, [workers.size, -1, dim])
     return tf.reshape(tf.reduce_sum(parts, 0), [-1, *gradient.shape[1:]])

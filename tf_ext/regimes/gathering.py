@@ -8,7 +8,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext.distribute.collectives import Collectives
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes.table_interface import Chunk, Exports, Field
 
 _GOES_ON, _FAILED = 0, 1
@@ -110,11 +110,11 @@ def _to_first(
     size, dim = collectives.size, values.shape[1]
     split_sizes = tf.pad(tf.shape(values, tf.int64)[:1], [[0, size - 1]])
     received = collectives.all_to_all(
-        lambda width: _wire.exchange_pack(
+        lambda width: exchange_ops.exchange_pack(
             [values], [split_sizes], tf.zeros([size, 0], values.dtype), width
         ),
         values.dtype,
         tf.constant(max(1, counts.max() * dim), tf.int64),
     )
     arrived = counts if collectives.rank == 0 else 0 * counts
-    return _wire.exchange_unpack(received, arrived[tf.newaxis], [dim])[0]
+    return exchange_ops.exchange_unpack(received, arrived[tf.newaxis], [dim])[0]

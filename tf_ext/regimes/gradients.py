@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import counted_signs, shard_ops
 from tf_ext.regimes.plan import PullPlan, plan_of, plan_pull
 from tf_ext.regimes.table_interface import Slices, Table, TableSlices
@@ -215,7 +215,7 @@ def check_finite(gradients: Sequence[TableGradient]) -> list[tf.Tensor]:
         if gradient.finite is not None:
             by_flag.setdefault(id(gradient.finite), gradient)
     return [
-        _wire.raise_error(
+        exchange_ops.raise_error(
             tf.where(
                 gradient.finite,
                 "",

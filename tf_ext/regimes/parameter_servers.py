@@ -15,7 +15,7 @@ from tf_ext._keras import IS_KERAS_3
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.strategy import check_cluster, table_owner
-from tf_ext.ops._bundle_ops import next_stage
+from tf_ext.ops.passes.bundle_ops import next_stage
 from tf_ext.regimes.plan import PullRequest
 from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.table_interface import Placement, Table

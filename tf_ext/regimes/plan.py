@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext._compat.graphs import attached_to_graph, is_identity, source_of
-from tf_ext.ops import _step_ops, bag_ops
+from tf_ext.ops.bags import bag_ops
 from tf_ext.regimes import counted_signs
 from tf_ext.regimes.table_interface import Table
 
@@ -141,7 +141,7 @@ def plan_pulls(signs: Sequence[tf.Tensor], num_shards: int) -> list[PullPlan]:
     plans = [
         PullPlan(unique, inverse, split_sizes, num_shards, counts=counts)
         for unique, counts, inverse, split_sizes in zip(
-            *_step_ops.unique_by_shard_each(signs, num_shards)
+            *bag_ops.unique_by_shard_each(signs, num_shards)
         )
     ]
     for plan in plans:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_ext.ops import _step_ops
+from tf_ext.ops.table import step_ops
 from tf_ext.regimes import clock
 from tf_ext.regimes.table_interface import Rows
 
@@ -90,7 +90,7 @@ def pull(wanted: list[RowsWanted]) -> list[tf.Tensor]:
         its = [wanted[i] for i, _ in places]
         flags = _flags([each.insert for each in its])
         with tf.device(device):
-            pulled = _step_ops.sparse_tables_pull(
+            pulled = step_ops.sparse_tables_pull(
                 _handles(wanted, places),
                 [signs[i][shard] for i, shard in places],
                 flags,
@@ -144,7 +144,7 @@ def push(
             present = time
             if time is None:
                 present = clock.seconds() if records else 0
-            updated = _step_ops.sparse_tables_push(
+            updated = step_ops.sparse_tables_push(
                 _handles(updates, places),
                 signs,
                 gradients,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext.distribute.collectives import Collectives
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes.plan import PullPlan
 
 
@@ -53,7 +53,7 @@ class SignExchange:
     ) -> None:
         self._workers = workers
         self._plans = plans
-        self._header = _wire.exchange_header(
+        self._header = exchange_ops.exchange_header(
             [plan.split_sizes for plan in plans],
             floats,
             0 if error is None else tf.cast(error != "", tf.int64),
@@ -61,7 +61,7 @@ class SignExchange:
         # As wide as the last one needed, and some more. All workers know that
         # width, though they may have traced this at different times.
         self._expected = workers.remembered(
-            ("signs", *floats), len(plans) + _wire.HEADER_COLUMNS
+            ("signs", *floats), len(plans) + exchange_ops.HEADER_COLUMNS
         )
         self.is_complete = False
 
@@ -94,7 +94,7 @@ class SignExchange:
 
     def _complete(self, received: tf.Tensor) -> None:
         count = len(self._plans)
-        agreed = _wire.exchange_agree(received, count)
+        agreed = exchange_ops.exchange_agree(received, count)
         width, expected = agreed.signs_width, self._expected.value
         keep = self._expected.keep(
             tf.maximum(width + width // 8, expected - expected // 16)
@@ -107,11 +107,11 @@ class SignExchange:
             lambda: received,
             lambda: self._send(width),
         )
-        arrived = _wire.exchange_unpack(
+        arrived = exchange_ops.exchange_unpack(
             received,
             agreed.counts,
             [1] * count,
-            offset=count + _wire.HEADER_COLUMNS,
+            offset=count + exchange_ops.HEADER_COLUMNS,
             flat=True,
         )
         # An error must not find the other collective under way.
@@ -133,7 +133,7 @@ class SignExchange:
         return self._workers.all_to_all(self._pack, tf.int64, wanted)
 
     def _pack(self, width: tf.Tensor) -> tf.Tensor:
-        return _wire.exchange_pack(
+        return exchange_ops.exchange_pack(
             [plan.signs for plan in self._plans],
             [plan.split_sizes for plan in self._plans],
             self._header,

@@ -16,7 +16,7 @@ from tf_ext.distribute import agreement
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.distribute.collectives import Collectives
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import batches, clock
 from tf_ext.regimes.all_to_all import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
@@ -101,7 +101,7 @@ class SynchronousRegime(AllToAll, Regime):
         values = list(values)
         together = [i for i, v in enumerate(values) if v.dtype == tf.float32]
         products = (
-            _wire.exchange_weigh([values[i] for i in together], factor)
+            exchange_ops.exchange_weigh([values[i] for i in together], factor)
             if together
             else []
         )

@@ -207,10 +207,10 @@ class _TensorFlow:
         return contextlib.nullcontext()
 
     def commit(self, name: str, data: bytes) -> None:
-        from tf_ext.ops import _snapshot_ops
+        from tf_ext.ops.snapshot import snapshot_ops
 
         with self._errors():
-            _snapshot_ops.write_file_atomically(name, data)
+            snapshot_ops.write_file_atomically(name, data)
 
     def replace(self, part: str, name: str) -> None:
         with self._errors():

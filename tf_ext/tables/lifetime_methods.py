@@ -7,7 +7,7 @@ import tensorflow as tf
 from tf_ext import eviction as policies
 from tf_ext._checks import is_fraction, is_int, refuse
 from tf_ext._compat.scalars import scalar
-from tf_ext.ops import _wire
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.tables import weights_only
 from tf_ext.tables.shard import config_text, parse_config
 from tf_ext.tables.table_attributes import TableAttributes
@@ -78,7 +78,7 @@ class LifetimeMethods(TableAttributes):
                 f"Received: shape {statistics.shape}. {advice}."
             )
         bad = tf.logical_not(tf.math.is_finite(statistics) & (statistics >= 0))
-        checked = _wire.raise_error(
+        checked = exchange_ops.raise_error(
             tf.where(
                 tf.reduce_any(bad),
                 "Argument `statistics` of SparseTable.push must be finite and "

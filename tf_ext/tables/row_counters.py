@@ -13,7 +13,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import _core, ops
-from tf_ext.ops import _counter_ops
+from tf_ext.ops.snapshot import counter_ops
 from tf_ext.regimes.table_interface import Chunk
 from tf_ext.snapshot.counting import Counting, counting_of
 from tf_ext.tables.shard import Field, TableShard
@@ -44,7 +44,7 @@ class CounterShard:
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         """Copies out counters: see `TableShard.export`."""
         with tf.device(self._shard.device):
-            exported = _counter_ops.sparse_table_export_counters(
+            exported = counter_ops.sparse_table_export_counters(
                 self._shard.resource_handle, cursor, limit, self._period
             )
         return (
@@ -59,7 +59,7 @@ def current_period(rows: "TableRows") -> tf.Tensor:
     periods = []
     for shard in rows.shards:
         with tf.device(shard.device):
-            exported = _counter_ops.sparse_table_export_counters(
+            exported = counter_ops.sparse_table_export_counters(
                 shard.resource_handle, 0, 0, 0
             )
         periods.append(exported.its_period)
@@ -122,7 +122,7 @@ def _import(
     clear: bool = False,
 ) -> tf.Tensor:
     with tf.device(shard.device):
-        return _counter_ops.sparse_table_import_counters(
+        return counter_ops.sparse_table_import_counters(
             shard.resource_handle, signs, counts, period, clear
         )
 
@@ -161,7 +161,7 @@ def restore_files(
       load: bool, whether the table is changed.
     """
     with tf.device(shard.device):
-        _counter_ops.sparse_table_restore_counters(
+        counter_ops.sparse_table_restore_counters(
             shard.resource_handle,
             tf.constant(paths, tf.string, [len(paths)]),
             files,

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tf_ext import eviction as policies
 from tf_ext import ops
 from tf_ext._compat.checkpoints import SavedResource, tensors_being_restored
-from tf_ext.ops import _owner_ops
+from tf_ext.ops.table import owner_ops
 from tf_ext.regimes import LocalRegime, Regime
 from tf_ext.regimes.table_interface import Chunk, Exports
 from tf_ext.snapshot.counting import Counting, counting_of
@@ -94,7 +94,7 @@ class TableRows(SavedResource):
             if owner is not None:
                 for shard in (handle, *self._more_handles):
                     with tf.device(shard.device):
-                        _owner_ops.sparse_table_set_owner(shard, *owner)
+                        owner_ops.sparse_table_set_owner(shard, *owner)
 
     def _create_resource(self) -> tf.Tensor:
         if tf.executing_eagerly():

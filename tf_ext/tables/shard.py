@@ -9,7 +9,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext.ops import _snapshot_ops, _update_ops
+from tf_ext.ops.snapshot import snapshot_ops, update_ops
 from tf_ext.regimes import clock
 from tf_ext.snapshot.manifest import Manifest, RowField
 
@@ -212,7 +212,7 @@ class TableShard:
           The outputs of `sparse_table_save`.
         """
         with tf.device(self.device):
-            return _snapshot_ops.sparse_table_save(
+            return snapshot_ops.sparse_table_save(
                 self.resource_handle,
                 directory,
                 snapshot_id,
@@ -226,34 +226,34 @@ class TableShard:
     def end_save(self, snapshot_id: str, committed: bool) -> None:
         """Ends a tracked save; `committed`: whether its manifest exists."""
         with tf.device(self.device):
-            _snapshot_ops.sparse_table_end_save(
+            snapshot_ops.sparse_table_end_save(
                 self.resource_handle, snapshot_id, committed
             )
 
     def set_chain(self, snapshot_id: str) -> None:
         """Starts marking changes since a snapshot; "" stops marking."""
         with tf.device(self.device):
-            _snapshot_ops.sparse_table_set_chain(
+            snapshot_ops.sparse_table_set_chain(
                 self.resource_handle, snapshot_id
             )
 
     def held(self) -> str:
         """The id of the snapshot whose rows it holds, a string; "" for none."""
         with tf.device(self.device):
-            held = _update_ops.sparse_table_held(self.resource_handle)
+            held = update_ops.sparse_table_held(self.resource_handle)
         return held.numpy().decode()
 
     def begin_update(self, base: str, whole: bool) -> tf.Tensor:
         """Begins an update; see `sparse_table_begin_update`."""
         with tf.device(self.device):
-            return _update_ops.sparse_table_begin_update(
+            return update_ops.sparse_table_begin_update(
                 self.resource_handle, base, whole
             )
 
     def end_update(self, number: tf.Tensor, snapshot_id: str) -> tf.Tensor:
         """Ends an update; see `sparse_table_end_update`."""
         with tf.device(self.device):
-            return _update_ops.sparse_table_end_update(
+            return update_ops.sparse_table_end_update(
                 self.resource_handle, number, snapshot_id
             )
 
@@ -286,7 +286,7 @@ class TableShard:
           The outputs of `sparse_table_restore`.
         """
         with tf.device(self.device):
-            return _snapshot_ops.sparse_table_restore(
+            return snapshot_ops.sparse_table_restore(
                 self.resource_handle,
                 tf.constant(paths, tf.string, [len(paths)]),
                 files,

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tf_ext
 from tf_ext import ops
 from tf_ext.distribute.strategy import table_owner
-from tf_ext.ops import _owner_ops
+from tf_ext.ops.table import owner_ops
 
 _DIM = 64
 _CHUNK = 20_000
@@ -64,7 +64,7 @@ def main():
         else:
             answer = _on_shards(
                 table,
-                lambda: _owner_ops.release_sparse_tables(owner, "none of ours"),
+                lambda: owner_ops.release_sparse_tables(owner, "none of ours"),
             )
         print(json.dumps(answer), flush=True)
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tf_ext._checks import check_max_bytes_per_second, is_int, refuse
 from tf_ext._version import __version__
-from tf_ext.ops import _snapshot_ops
+from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.files import (
@@ -159,7 +159,7 @@ def _save(
                 )
             if claim is not None:
                 with claim.held():
-                    _snapshot_ops.write_file_atomically(
+                    snapshot_ops.write_file_atomically(
                         join(path, manifests.NAME), manifests.encode(manifest)
                     )
                     # Checked last, as the snapshot's bases may be replaced

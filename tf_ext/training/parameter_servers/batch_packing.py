@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_ext.ops import _bundle_ops
+from tf_ext.ops.passes import bundle_ops
 
 
 class Packing:
@@ -56,7 +56,7 @@ class Packing:
         """
         tensors = tf.nest.flatten(batch, expand_composites=True)
         strings = [tf.reshape(t, [-1]) for t in tensors if _is_string(t)]
-        bundle = _bundle_ops.bundle(
+        bundle = bundle_ops.bundle(
             [tf.shape(t, tf.int64) if _is_string(t) else t for t in tensors]
         )
         return (bundle, tf.concat(strings, 0)) if strings else (bundle,)
@@ -64,7 +64,7 @@ class Packing:
     def unpack(self, packed: Sequence[tf.Tensor]) -> typing.Any:
         """The batch that was packed."""
         bundle, *strings = packed
-        tensors = _bundle_ops.unbundle(
+        tensors = bundle_ops.unbundle(
             bundle,
             [
                 tf.TensorSpec([spec.shape.rank], tf.int64)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_ext._compat.counters import make_metric_exact
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.ops._bundle_ops import bundle_transfers
+from tf_ext.ops.passes.bundle_ops import bundle_transfers
 from tf_ext.optimizers.delaying import Updates, delayed_updates
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model

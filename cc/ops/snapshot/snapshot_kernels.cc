@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that write a table's rows to files and read them back.
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cc/core/bags/unique.h"
+#include "cc/core/hashing/mix.h"
+#include "cc/core/snapshot/snapshot_chunk.h"
+#include "cc/core/table/row_conversion.h"
+#include "cc/core/table/stripe.h"
+#include "cc/core/table/table.h"
+#include "cc/ops/kernel_util.h"
+#include "cc/ops/snapshot/snapshot_files.h"
+#include "cc/ops/snapshot/snapshot_inputs.h"
+#include "cc/ops/table/field_types.h"
+#include "cc/ops/table/table_resource.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/platform/path.h"
+
+namespace tf_ext {
+namespace {
+
+using tensorflow::AsyncOpKernel;
+using tensorflow::Env;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::tstring;
+
+// Rows are divided into files of at least this size, up to one per thread.
+constexpr int64_t kMinFileBytes = 32 << 20;
+constexpr int64_t kMaxFiles = 16;
+
+class SparseTableSaveOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    InBackground(ctx, std::move(done), [this, ctx] { return Save(ctx); });
+  }
+
+ private:
+  enum Inputs {
+    kHandle,
+    kDirectory,
+    kId,
+    kBase,
+    kTracked,
+    kShard,
+    kMaxBytesPerSecond,
+    kPeriod
+  };
+  enum Outputs { kNames, kFiles, kChunkBytes };
+
+  struct Job {
+    std::string directory;
+    std::string id;
+    bool changed;
+    int64_t shard;
+    double max_bytes_per_second;  // per file
+    int64_t period;               // of counters; -1: they are not saved
+    std::vector<SnapshotFile> files;
+    SnapshotFile counters;
+  };
+
+  absl::Status Save(OpKernelContext* ctx) {
+    std::shared_ptr<Table> held;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
+    for (const auto& [name, input] :
+         {std::pair("directory", kDirectory),
+          {"id", kId},
+          {"base", kBase},
+          {"tracked", kTracked},
+          {"shard", kShard},
+          {"max_bytes_per_second", kMaxBytesPerSecond},
+          {"period", kPeriod}}) {
+      TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
+    }
+    Table& table = *held;
+    const std::string base = StringInput(ctx, kBase);
+    const bool tracked = ctx->input(kTracked).scalar<bool>()();
+    Job job;
+    job.directory = StringInput(ctx, kDirectory);
+    job.id = StringInput(ctx, kId);
+    job.changed = !base.empty();
+    job.shard = IntInput(ctx, kShard);
+    job.period = IntInput(ctx, kPeriod);
+    TF_RETURN_IF_ERROR(CheckSnapshotId("id", job.id));
+    if (job.changed) TF_RETURN_IF_ERROR(CheckSnapshotId("base", base));
+    if (job.changed && !tracked) {
+      return absl::InvalidArgumentError(
+          "tracked must be true with a base: a delta is part of a chain.");
+    }
+    if (IntInput(ctx, kMaxBytesPerSecond) < 0 || job.shard < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "max_bytes_per_second and shard must be at least 0, but they are ",
+          IntInput(ctx, kMaxBytesPerSecond), " and ", job.shard, "."));
+    }
+    const int64_t files = NumFiles(table, NumFileThreads(ctx));
+    job.files.resize(files);
+    job.max_bytes_per_second =
+        static_cast<double>(IntInput(ctx, kMaxBytesPerSecond)) / files;
+    SetPaths(&job);
+    // Counters first: a sign that is admitted meanwhile then has a counter and
+    // a row, of which the row counts, rather than none of both.
+    absl::Status status;
+    if (job.period >= 0) status = WriteCounters(table, &job);
+    bool began = false;
+    if (status.ok() && tracked) {
+      status = ToTf(table.BeginChainSave(job.id, base));
+      began = status.ok();
+    }
+    if (status.ok()) status = WriteFiles(table, &job);
+    if (job.period >= 0) job.files.push_back(job.counters);
+    if (status.ok()) status = SetOutputs(ctx, table, job);
+    if (!status.ok()) {
+      for (const SnapshotFile& file : job.files) {
+        Env::Default()->DeleteFile(file.path).IgnoreError();
+      }
+      if (began) status.Update(ToTf(table.EndChainSave(job.id, false)));
+    }
+    return status;
+  }
+
+  static int64_t NumFiles(const Table& table, int64_t threads) {
+    const int64_t bytes = table.Size() * table.layout().raw_bytes();
+    return std::clamp<int64_t>(bytes / kMinFileBytes, 1,
+                               std::min(threads, kMaxFiles));
+  }
+
+  static void SetPaths(Job* job) {
+    const uint64_t first = std::stoull(job->id.substr(0, 16), nullptr, 16);
+    const auto set = [&](const std::string& name, size_t i,
+                         SnapshotFile* file) {
+      file->path = tensorflow::io::JoinPath(job->directory, name);
+      file->tag =
+          Mix64(first + Mix64((static_cast<uint64_t>(job->shard) << 32) + i));
+    };
+    const std::string id = job->id.substr(0, 16);
+    const size_t n = job->files.size();
+    for (size_t i = 0; i < n; ++i) {
+      set(absl::StrFormat("rows-%s-%05d-%03d.chunks", id, job->shard, i), i,
+          &job->files[i]);
+    }
+    set(absl::StrFormat("counters-%s-%05d.chunks", id, job->shard), n,
+        &job->counters);
+  }
+
+  static absl::Status WriteFiles(const Table& table, Job* job) {
+    const int64_t n = static_cast<int64_t>(job->files.size());
+    TF_RETURN_IF_ERROR(OnFileThreads(
+        n, n, [&](int64_t i) { return WriteFile(table, *job, i, n); }));
+    return SyncDirectory(job->directory);
+  }
+
+  static absl::Status WriteFile(const Table& table, Job& job, int64_t i,
+                                int64_t n) {
+    const int64_t row_bytes = table.layout().raw_bytes();
+    const auto write = [&](const ChunkSink& sink, SnapshotFile* file) {
+      WrittenRows rows;
+      const Status status = table.WriteRows(
+          kStripes * i / n, kStripes * (i + 1) / n, job.changed,
+          {ChunkBytesFor(row_bytes), row_bytes, file->tag}, sink, &rows);
+      file->rows = rows.rows;
+      file->erased = rows.erased;
+      return status;
+    };
+    return WriteChunks(job, write, &job.files[i]);
+  }
+
+  static absl::Status WriteCounters(const Table& table, Job* job) {
+    const auto write = [&](const ChunkSink& sink, SnapshotFile* file) {
+      return table.WriteCounters(file->tag, job->period, sink, &file->rows);
+    };
+    return OnFileThreads(1, 1, [&](int64_t) {
+      return WriteChunks(*job, write, &job->counters);
+    });
+  }
+
+  // Writes a file of what write(sink, file) passes to the sink.
+  template <typename Write>
+  static absl::Status WriteChunks(const Job& job, const Write& write,
+                                  SnapshotFile* file) {
+    SnapshotFileWriter writer;
+    TF_RETURN_IF_ERROR(writer.Open(file->path, job.max_bytes_per_second));
+    absl::Status written;
+    const auto sink = [&](const ChunkEncoder::Chunk& chunk) {
+      written = writer.Append(
+          absl::string_view(reinterpret_cast<const char*>(chunk.data),
+                            chunk.bytes),
+          chunk.crc32c);
+      return written.ok() ? Status::Ok() : Status::FailedPrecondition("");
+    };
+    const Status status = write(sink, file);
+    TF_RETURN_IF_ERROR(written);
+    TF_RETURN_IF_ERROR(ToTf(status));
+    TF_RETURN_IF_ERROR(writer.SyncAndClose());
+    file->bytes = writer.bytes();
+    file->crc32c = writer.crc32c();
+    return absl::OkStatus();
+  }
+
+  static absl::Status SetOutputs(OpKernelContext* ctx, const Table& table,
+                                 const Job& job) {
+    const int64_t n = static_cast<int64_t>(job.files.size());
+    Tensor* names = nullptr;
+    Tensor* files = nullptr;
+    Tensor* chunk_bytes = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(kNames, TensorShape({n}), &names));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(
+        kFiles, TensorShape({n, kSnapshotFileColumns}), &files));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(kChunkBytes, TensorShape({}), &chunk_bytes));
+    chunk_bytes->scalar<int64_t>()() =
+        ChunkBytesFor(table.layout().raw_bytes());
+    for (int64_t i = 0; i < n; ++i) {
+      const SnapshotFile& file = job.files[i];
+      names->vec<tstring>()(i) =
+          std::string(tensorflow::io::Basename(file.path));
+      SetSnapshotFile(file, i, files);
+    }
+    return absl::OkStatus();
+  }
+};
+
+class SparseTableEndSaveOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
+    OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
+    OP_REQUIRES_OK(ctx, CheckScalar("committed", ctx->input(kCommitted)));
+    OP_REQUIRES_OK(ctx, ToTf(table->EndChainSave(
+                            StringInput(ctx, kId),
+                            ctx->input(kCommitted).scalar<bool>()())));
+  }
+
+ private:
+  enum Inputs { kHandle, kId, kCommitted };
+};
+
+class SparseTableSetChainOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    std::shared_ptr<Table> table;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
+    OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
+    const std::string id = StringInput(ctx, kId);
+    if (!id.empty()) OP_REQUIRES_OK(ctx, CheckSnapshotId("id", id));
+    OP_REQUIRES_OK(ctx, ToTf(table->SetChain(id)));
+  }
+
+ private:
+  enum Inputs { kHandle, kId };
+};
+
+class SparseTableRestoreOp : public AsyncOpKernel {
+ public:
+  explicit SparseTableRestoreOp(OpKernelConstruction* ctx)
+      : AsyncOpKernel(ctx) {
+    std::vector<std::string> names;
+    std::vector<tensorflow::DataType> types;
+    std::vector<int64_t> counts, offsets;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_names", &names));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_types", &types));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_counts", &counts));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("field_offsets", &offsets));
+    OP_REQUIRES(ctx,
+                types.size() == names.size() && counts.size() == names.size() &&
+                    offsets.size() == names.size(),
+                absl::InvalidArgumentError(absl::StrCat(
+                    "field_names, field_types, field_counts and field_offsets "
+                    "must have one entry per field, but they have ",
+                    names.size(), ", ", types.size(), ", ", counts.size(),
+                    " and ", offsets.size(), ".")));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("convert", &convert_));
+    for (size_t i = 0; i < names.size(); ++i) {
+      fields_.push_back(
+          {names[i], ToFieldType(types[i]), counts[i], offsets[i]});
+    }
+  }
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    InBackground(ctx, std::move(done), [this, ctx] { return Restore(ctx); });
+  }
+
+ private:
+  enum Inputs {
+    kHandle,
+    kPaths,
+    kFiles,
+    kChunkBytes,
+    kRowBytes,
+    kShard,
+    kShards,
+    kAction,
+    kFileShards,
+    kStoredShards
+  };
+  enum Outputs { kRows, kConverted };
+
+  using Apply = Status (*)(Table& table, const StoredRows& stored,
+                           const ChunkView& chunk, int64_t* rows);
+
+  // The function that is called with each chunk; null for an unknown action.
+  static Apply ApplyOf(absl::string_view action) {
+    if (action == "verify") {
+      return [](Table&, const StoredRows&, const ChunkView&, int64_t*) {
+        return Status::Ok();
+      };
+    }
+    if (action == "load") {
+      return
+          [](Table& table, const StoredRows& stored, const ChunkView& chunk,
+             int64_t* rows) { return table.ApplyChunk(stored, chunk, rows); };
+    }
+    if (action == "gather") {
+      return [](Table& table, const StoredRows& stored, const ChunkView& chunk,
+                int64_t*) { return table.GatherErased(stored, chunk); };
+    }
+    if (action == "update") {
+      return
+          [](Table& table, const StoredRows& stored, const ChunkView& chunk,
+             int64_t* rows) { return table.UpdateRows(stored, chunk, rows); };
+    }
+    return nullptr;
+  }
+
+  absl::Status Restore(OpKernelContext* ctx) {
+    std::shared_ptr<Table> held;
+    TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
+    Table& table = *held;
+    std::vector<SnapshotFile> files;
+    StoredRows stored;
+    ConvertedValues converted;
+    if (convert_) stored.converted = &converted;
+    TF_RETURN_IF_ERROR(GetInputs(ctx, &files, &stored));
+    TF_RETURN_IF_ERROR(ToTf(table.CheckStoredRows(stored)));
+    const int64_t chunk_bytes = IntInput(ctx, kChunkBytes);
+    const Apply apply = ApplyOf(StringInput(ctx, kAction));
+    if (apply == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("action must be 'verify', 'load', 'gather' or 'update', "
+                       "but it is '",
+                       StringInput(ctx, kAction), "'."));
+    }
+    std::atomic<int64_t> total{0};
+    TF_RETURN_IF_ERROR(OnFileThreads(
+        static_cast<int64_t>(files.size()), NumFileThreads(ctx),
+        [&](int64_t i) {
+          return ReadSnapshotFile(files[i], chunk_bytes, stored.row_bytes,
+                                  [&](const ChunkView& chunk) {
+                                    int64_t rows = 0;
+                                    const Status status =
+                                        apply(table, stored, chunk, &rows);
+                                    total += rows;
+                                    return ToTf(status);
+                                  });
+        }));
+    Tensor* counts = nullptr;
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(kConverted, TensorShape({3}), &counts));
+    counts->vec<int64_t>()(0) = converted.values;
+    counts->vec<int64_t>()(1) = converted.rounded;
+    counts->vec<int64_t>()(2) = converted.saturated;
+    return SetScalarOutput<int64_t>(ctx, kRows, total);
+  }
+
+  absl::Status GetInputs(OpKernelContext* ctx, std::vector<SnapshotFile>* files,
+                         StoredRows* stored) const {
+    for (const auto& [name, input] : {std::pair("chunk_bytes", kChunkBytes),
+                                      {"row_bytes", kRowBytes},
+                                      {"shard", kShard},
+                                      {"shards", kShards},
+                                      {"action", kAction}}) {
+      TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
+    }
+    stored->fields = fields_;
+    stored->row_bytes = IntInput(ctx, kRowBytes);
+    stored->shard = IntInput(ctx, kShard);
+    stored->shards = IntInput(ctx, kShards);
+    TF_RETURN_IF_ERROR(
+        CheckShardNumber("shard", stored->shard, "shards", stored->shards));
+    TF_RETURN_IF_ERROR(ToTf(CheckChunkFormat(
+        {IntInput(ctx, kChunkBytes), stored->row_bytes, /*tag=*/0})));
+    return GetSnapshotFiles(ctx, {kPaths, kFiles, kFileShards, kStoredShards},
+                            files);
+  }
+
+  std::vector<StoredField> fields_;
+  bool convert_;
+};
+
+class WriteFileAtomicallyOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    OP_REQUIRES_OK(ctx, CheckScalar("path", ctx->input(kPath)));
+    OP_REQUIRES_OK(ctx, CheckScalar("contents", ctx->input(kContents)));
+    OP_REQUIRES_OK(ctx, WriteFileAtomically(StringInput(ctx, kPath),
+                                            StringInput(ctx, kContents)));
+  }
+
+ private:
+  enum Inputs { kPath, kContents };
+};
+
+#define REGISTER_SNAPSHOT_KERNEL(name)                                         \
+  REGISTER_KERNEL_BUILDER(Name("TfExt>" #name).Device(tensorflow::DEVICE_CPU), \
+                          name##Op)
+
+REGISTER_SNAPSHOT_KERNEL(SparseTableSave);
+REGISTER_SNAPSHOT_KERNEL(SparseTableEndSave);
+REGISTER_SNAPSHOT_KERNEL(SparseTableSetChain);
+REGISTER_SNAPSHOT_KERNEL(SparseTableRestore);
+REGISTER_SNAPSHOT_KERNEL(WriteFileAtomically);
+
+#undef REGISTER_SNAPSHOT_KERNEL
+
+}  // namespace
+}  // namespace tf_ext

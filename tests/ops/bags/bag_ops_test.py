@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import numpy as np
+import tensorflow as tf
+from absl.testing import parameterized
+from ops_util import INT64_MAX, INT64_MIN, MODES, named_cases
+
+from tf_ext import ops
+from tf_ext.ops.bags import bag_ops
+
+COMBINERS = ("sum", "mean", "sqrtn", "max")
+COLUMNS = [(c, [c]) for c in COMBINERS] + [
+    ("of_columns", ["max", "sum", "mean", "max", "sqrtn"])
+]
+
+
+def _reference(rows, inverse, row_splits, weights, combiners):
+    """`combine_bags` in NumPy, in float64."""
+    batch_size = (len(row_splits) - 1) // len(combiners)
+    dim = rows.shape[1]
+    combined = np.zeros([batch_size, len(combiners) * dim])
+    for (c, combiner), b in itertools.product(
+        enumerate(combiners), range(batch_size)
+    ):
+        start, end = row_splits[c * batch_size + b :][:2]
+        x = rows[inverse[start:end]].astype(np.float64)
+        w = np.ones(end - start) if weights is None else weights[start:end]
+        if start == end:
+            continue
+        bag = x.max(0) if combiner == "max" else w @ x
+        if combiner == "mean":
+            bag = bag / w.sum()
+        elif combiner == "sqrtn":
+            bag = bag / np.sqrt((w**2).sum())
+        combined[b, c * dim : (c + 1) * dim] = bag
+    return combined
+
+
+class UniqueByShardTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.named_parameters(*MODES)
+    def test_is_tf_unique_for_one_shard(self, mode):
+        generator = np.random.default_rng(5)
+        signs = np.concatenate(
+            [
+                generator.integers(-500, 500, size=10_000),
+                generator.integers(INT64_MIN, INT64_MAX, size=1000),
+                [0, -1, INT64_MIN, INT64_MAX, 0],
+            ]
+        )
+        found = mode(ops.unique_by_shard)(tf.constant(signs))
+        expected = tf.unique_with_counts(signs)
+        self.assertAllEqual(found.unique, expected.y)
+        self.assertAllEqual(found.counts, expected.count)
+        self.assertAllEqual(found.inverse, expected.idx)
+        self.assertAllEqual(found.split_sizes, [len(expected.y)])
+
+    @parameterized.named_parameters(
+        *named_cases(num_shards=[2, 3, 17], mode=MODES)
+    )
+    def test_signs_are_ordered_by_shard(self, num_shards, mode):
+        signs = np.random.default_rng(6).integers(-9999, 9999, size=20_000)
+        found = mode(
+            lambda: ops.unique_by_shard(signs, num_shards=num_shards)
+        )()
+        unique = found.unique.numpy()
+        self.assertLen(found.split_sizes, num_shards)
+        self.assertAllEqual(unique[found.inverse], signs)
+        self.assertAllEqual(
+            found.counts, np.bincount(found.inverse, minlength=len(unique))
+        )
+        ends = np.cumsum(found.split_sizes)
+        self.assertLen(np.unique(unique), ends[-1])
+        again = ops.unique_by_shard(signs, num_shards=num_shards)
+        self.assertAllEqual(again.unique, unique)
+        for start, end in zip([0, *ends], ends):
+            self.assertAllClose(end - start, ends[-1] / num_shards, rtol=0.25)
+
+    def test_a_sign_has_one_shard_whatever_the_batch(self):
+        def shard_of(signs):
+            found = ops.unique_by_shard(signs, num_shards=5)
+            shards = np.repeat(np.arange(5), found.split_sizes)
+            return dict(zip(found.unique.numpy().tolist(), shards.tolist()))
+
+        everything = shard_of(np.arange(1000))
+        for sign in range(0, 1000, 50):
+            self.assertEqual(shard_of([sign])[sign], everything[sign])
+
+    def test_no_signs(self):
+        found = ops.unique_by_shard([], num_shards=3)
+        self.assertEqual([t.shape[0] for t in found], [0, 0, 0, 3])
+        self.assertAllEqual(found.split_sizes, [0, 0, 0])
+
+    def test_static_shapes(self):
+        unique = tf.function(
+            lambda signs: tuple(ops.unique_by_shard(signs, num_shards=3))
+        )
+        shapes = unique.get_concrete_function(
+            tf.TensorSpec([7], tf.int64)
+        ).output_shapes
+        self.assertEqual(
+            [shape.as_list() for shape in shapes], [[None], [None], [7], [3]]
+        )
+
+
+class CombineBagsTest(tf.test.TestCase, parameterized.TestCase):
+    def bags(self, combiners, batch_size=40, dim=5, unique=30, seed=1):
+        """Bags with empty ones, and rows in several bags and twice in one."""
+        generator = np.random.default_rng(seed)
+        sizes = generator.integers(0, 7, size=len(combiners) * batch_size)
+        n = sizes.sum()
+        return {
+            "rows": generator.normal(size=[unique, dim]).astype(np.float32),
+            "inverse": generator.integers(0, unique, size=n).astype(np.int32),
+            "row_splits": np.concatenate([[0], np.cumsum(sizes)]),
+            "weights": generator.uniform(0.5, 2, size=n).astype(np.float32),
+            "combiners": list(combiners),
+        }
+
+    @parameterized.named_parameters(
+        *named_cases(combiners=COLUMNS, weighted=[False, True], mode=MODES)
+    )
+    def test_forward_is_the_reference(self, combiners, weighted, mode):
+        if weighted:
+            combiners = [c for c in combiners if c != "max"] or ["sum", "mean"]
+        bags = self.bags(combiners)
+        if not weighted:
+            bags["weights"] = None
+        combined = mode(lambda: ops.combine_bags(**bags))()
+        self.assertAllClose(combined, _reference(**bags), rtol=1e-5, atol=1e-6)
+
+    @parameterized.named_parameters(
+        *named_cases(combiner=["sum", "mean", "sqrtn"], weighted=[False, True])
+    )
+    def test_is_embedding_lookup_sparse_forward_and_backward(
+        self, combiner, weighted
+    ):
+        bags = self.bags([combiner])
+        splits = bags["row_splits"]
+        lookup = tf.RaggedTensor.from_row_splits(
+            bags["inverse"], splits
+        ).to_sparse()
+        indices, shape = lookup.indices, lookup.dense_shape
+        rows, weights = tf.constant(bags["rows"]), tf.constant(bags["weights"])
+        upstream = tf.random.stateless_normal([40, 5], seed=[1, 2])
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([rows, weights])
+            bags.update(rows=rows, weights=weights if weighted else None)
+            found = ops.combine_bags(**bags)
+            # The safe one gives zeros for an empty bag.
+            expected = tf.nn.safe_embedding_lookup_sparse(
+                rows,
+                tf.SparseTensor(indices, bags["inverse"], shape),
+                tf.SparseTensor(indices, weights, shape) if weighted else None,
+                combiner=combiner,
+            )
+        self.assertAllClose(found, expected, rtol=1e-5, atol=1e-6)
+        sources = [rows, weights] if weighted else [rows]
+        found_gradients = tape.gradient(found, sources, upstream)
+        expected_gradients = tape.gradient(expected, sources, upstream)
+        for found_one, expected_one in zip(found_gradients, expected_gradients):
+            self.assertAllClose(
+                found_one,
+                tf.convert_to_tensor(expected_one),
+                rtol=1e-5,
+                atol=1e-5,
+            )
+
+    @parameterized.named_parameters(
+        *named_cases(combiners=COLUMNS, weighted=[False, True])
+    )
+    def test_gradient_is_the_numeric_one(self, combiners, weighted):
+        if weighted:
+            combiners = [c for c in combiners if c != "max"] or ["mean"]
+        bags = self.bags(combiners, batch_size=4, dim=3, unique=6)
+        rows, weights = bags.pop("rows"), bags.pop("weights")
+        if weighted:
+            theoretical, numeric = tf.test.compute_gradient(
+                lambda r, w: ops.combine_bags(rows=r, weights=w, **bags),
+                [rows, weights],
+                delta=1e-2,
+            )
+        else:
+            theoretical, numeric = tf.test.compute_gradient(
+                lambda r: ops.combine_bags(rows=r, **bags),
+                [rows],
+                delta=1e-3,
+            )
+        for one, other in zip(theoretical, numeric):
+            self.assertAllClose(one, other, rtol=2e-3, atol=2e-3)
+
+    def test_the_gradient_of_max_is_shared_by_equals(self):
+        rows = tf.constant([[1.0, 5.0], [1.0, 2.0], [0.0, 5.0]])
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            combined = ops.combine_bags(
+                rows, [0, 1, 2, 1], [0, 4, 4], combiners=["max"]
+            )
+        self.assertAllEqual(combined, [[1, 5], [0, 0]])
+        # Dimension 0: values 0, 1 and 3 (row 1 twice); dimension 1: 0 and 2.
+        self.assertAllClose(
+            tape.gradient(
+                combined, rows, tf.constant([[6.0, 4.0], [9.0, 9.0]])
+            ),
+            [[2, 2], [4, 0], [0, 2]],
+            rtol=1e-6,
+        )
+
+    @parameterized.parameters(3, 64, 65, 130)
+    def test_the_gradient_of_max_of_columns(self, dim):
+        # Few different values: many reach a maximum together.
+        rng = np.random.default_rng(dim)
+        rows = rng.integers(0, 3, [5, dim]).astype(np.float32)
+        inverse = rng.integers(0, 5, 24)
+        splits = np.array([0, 1, 5, 5, 12, 18, 24])
+        gradient = rng.normal(size=[3, 2 * dim]).astype(np.float32)
+        expected = np.zeros_like(rows)
+        for bag, (begin, end) in enumerate(itertools.pairwise(splits)):
+            if begin == end:
+                continue
+            column, sample = divmod(bag, 3)
+            values = rows[inverse[begin:end]]
+            reached = values == values.max(0)
+            of_bag = gradient[sample, column * dim :][:dim]
+            shares = reached * of_bag / reached.sum(0)
+            np.add.at(expected, inverse[begin:end], shares)
+        tensor = tf.constant(rows)
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            combined = ops.combine_bags(
+                tensor, inverse, splits, combiners=["max", "max"]
+            )
+        self.assertAllClose(
+            tape.gradient(combined, tensor, gradient), expected, rtol=1e-5
+        )
+
+    @parameterized.named_parameters(
+        *named_cases(combiner=COMBINERS, mode=MODES)
+    )
+    def test_empty_bags_are_zeros_forward_and_backward(self, combiner, mode):
+        @mode
+        def run(rows, inverse, splits):
+            with tf.GradientTape() as tape:
+                tape.watch(rows)
+                combined = ops.combine_bags(
+                    rows, inverse, splits, combiners=[combiner]
+                )
+            return combined, tape.gradient(combined, rows)
+
+        no_values = tf.zeros([0], tf.int32)
+        combined, gradient = run(
+            tf.ones([2, 3]), no_values, tf.constant([0, 0, 0], tf.int64)
+        )
+        self.assertAllEqual(combined, np.zeros([2, 3]))
+        self.assertAllEqual(gradient, np.zeros([2, 3]))
+        combined, gradient = run(
+            tf.ones([0, 3]), no_values, tf.constant([0], tf.int64)
+        )
+        self.assertEqual(combined.shape, [0, 3])
+        self.assertEqual(gradient.shape, [0, 3])
+
+    @parameterized.named_parameters(*named_cases(combiner=["mean", "sqrtn"]))
+    def test_a_zero_divisor_gives_zeros(self, combiner):
+        rows, weights = tf.constant([[1.0], [2.0]]), tf.constant([0.0, 0.0])
+        with tf.GradientTape() as tape:
+            tape.watch([rows, weights])
+            combined = ops.combine_bags(
+                rows, [0, 1], [0, 2], weights, combiners=[combiner]
+            )
+        self.assertAllEqual(combined, [[0]])
+        for gradient in tape.gradient(combined, [rows, weights]):
+            self.assertAllEqual(tf.reshape(gradient, [-1]), [0, 0])
+
+    def test_integers_and_absent_weights_have_no_gradient(self):
+        rows, inverse = tf.ones([1, 2]), tf.constant([0])
+        splits, weights = tf.constant([0, 1], tf.int64), tf.zeros([0])
+        with tf.GradientTape() as tape:
+            tape.watch([rows, inverse, splits, weights])
+            combined = ops.combine_bags(
+                rows, inverse, splits, weights, combiners=["sum"]
+            )
+        gradients = tape.gradient(combined, [rows, inverse, splits, weights])
+        self.assertAllEqual(gradients[0], [[1, 1]])
+        self.assertIsNone(gradients[1])
+        self.assertIsNone(gradients[2])
+        self.assertEqual(gradients[3].shape, [0])
+
+    def test_a_second_derivative_is_refused(self):
+        rows = tf.ones([1, 2])
+        with tf.GradientTape() as outer, tf.GradientTape() as inner:
+            outer.watch(rows)
+            inner.watch(rows)
+            combined = ops.combine_bags(rows, [0], [0, 1], combiners=["mean"])
+            gradient = inner.gradient(combined, rows)
+        with self.assertRaisesRegex(LookupError, "TfExt>CombineBagsGrad"):
+            outer.gradient(gradient, rows)
+
+    @parameterized.named_parameters(
+        ("unknown", [None, 8], [None], [None, 24]),
+        ("known", [10, 8], [13], [4, 24]),
+        ("of_no_bags", [10, None], [1], [0, None]),
+    )
+    def test_static_shapes(self, rows, row_splits, expected):
+        @tf.function
+        def combine(rows, inverse, row_splits, weights):
+            combined = ops.combine_bags(
+                rows, inverse, row_splits, weights, combiners=["sum"] * 3
+            )
+            return combined, *bag_ops.combine_bags_grad(
+                combined,
+                rows,
+                inverse,
+                row_splits,
+                weights,
+                combiners=["sum"] * 3,
+            )
+
+        shapes = combine.get_concrete_function(
+            tf.TensorSpec(rows),
+            tf.TensorSpec([7], tf.int32),
+            tf.TensorSpec(row_splits, tf.int64),
+            tf.TensorSpec([7]),
+        ).output_shapes
+        self.assertEqual(
+            [shape.as_list() for shape in shapes], [expected, rows, [7]]
+        )
+
+
+if __name__ == "__main__":
+    tf.test.main()
