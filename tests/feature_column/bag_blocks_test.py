@@ -5,15 +5,9 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tf_ext.feature_column import Bags, bag_blocks, category_column
+from tf_ext.feature_column import Bags, bag_blocks
 
-_COLUMNS = [
-    category_column("a"),
-    category_column("b", weights="w"),
-    category_column("c"),
-    category_column("d"),
-    category_column("e"),
-]
+_WEIGHTED = [False, True, False, False, False]
 # One table each: some in the order of the batch, apart, again, and whole.
 _SETS = [(0,), (1, 2), (3, 4), (4, 2), (2, 3), (0, 1, 2, 3, 4)]
 
@@ -40,7 +34,7 @@ class BagBlocksTest(parameterized.TestCase, tf.test.TestCase):
 
         @tf.function
         def select(bags):
-            return bag_blocks.select_each(bags, _COLUMNS, _SETS)
+            return bag_blocks.select_each(bags, _WEIGHTED, _SETS)
 
         for places, found in zip(_SETS, select(_bags(sizes)), strict=True):
             wanted = [
@@ -56,14 +50,12 @@ class BagBlocksTest(parameterized.TestCase, tf.test.TestCase):
             self.assertAllEqual(found.weights, np.array(weights) / 2)
 
     def test_tables_share_one_op(self):
-        columns = [category_column(str(index)) for index in range(32)]
-
         def operations(count):
             @tf.function
             def select(signs, row_splits):
                 bags = Bags(signs, row_splits, tf.zeros([0]))
                 sets = [(2 * i, 2 * i + 1) for i in range(count)]
-                return bag_blocks.select_each(bags, columns, sets)
+                return bag_blocks.select_each(bags, [False] * 32, sets)
 
             spec = tf.TensorSpec([None], tf.int64)
             graph = select.get_concrete_function(spec, spec).graph

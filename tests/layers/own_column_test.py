@@ -10,7 +10,14 @@ from absl.testing import parameterized
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.feature_column import Column, category_column
+from tf_ext.feature_column import (
+    Column,
+    Part,
+    category_column,
+    columns_to_bags,
+    crossed_column,
+    sequence_category_column,
+)
 from tf_ext.layers import EmbeddingFeatures
 
 pytestmark = pytest.mark.both_kerases(slow=True)
@@ -27,7 +34,6 @@ class _OwnColumn(Column):
     weights: str | None = None
 
     combiner = None
-    bucket_size = None
 
     @property
     def name(self):
@@ -40,10 +46,6 @@ class _OwnColumn(Column):
     @property
     def namespace(self):
         return self.key
-
-    @property
-    def hashing_identity(self):
-        return self.parts[0].hashing_identity
 
     def get_config(self):
         return dataclasses.asdict(self)
@@ -110,6 +112,33 @@ class _Picky(_First):
         super().check(inputs)
         if len(inputs[self.key].shape) != 2:
             raise ValueError(f"Column {self.name!r} needs bags.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _LowerCase(Part):
+    """Texts without regard to case."""
+
+    key: str
+    conversion = "lower case"
+
+    def convert(self, values):
+        return tf.strings.lower(super().convert(values))
+
+
+@keras.utils.register_keras_serializable(package="own_column_test")
+@dataclasses.dataclass(frozen=True)
+class _Word(_OwnColumn):
+    """A column whose values are converted."""
+
+    combiner = "sum"
+
+    @property
+    def name(self):
+        return f"{self.key}_word"
+
+    @property
+    def parts(self):
+        return (_LowerCase(self.key),)
 
 
 def _table(name="deep", dim=2):
@@ -247,6 +276,72 @@ class OutputsTest(tf.test.TestCase, parameterized.TestCase):
             [_First("tags")], _table(), concatenate=False, dtype="mixed_float16"
         )
         self.assertEqual(layer(_features())["tags"].dtype, tf.float16)
+
+
+class ConvertedTest(tf.test.TestCase):
+    """A part of its own, through what takes columns."""
+
+    def _signs(self, column, **features):
+        tensors = {key: tf.constant(one) for key, one in features.items()}
+        return columns_to_bags([column], tensors).signs
+
+    def test_values_are_converted(self):
+        found = self._signs(_Word("user"), user=["Ann", "ANN", "bob"])
+        wanted = self._signs(
+            category_column("user"), user=["ann", "ann", "bob"]
+        )
+        self.assertAllEqual(found, wanted)
+        self.assertAllEqual(_Word("user").signs(["Ann", "ANN", "bob"]), wanted)
+
+    def test_beside_a_column_of_the_same_values(self):
+        columns = [category_column("user"), _Word("user"), _Word("tags")]
+        features = {
+            "user": tf.constant(["Ann", "ann"]),
+            "tags": tf.ragged.constant([["B", "b"], []]),
+        }
+        table = _table()
+        layer = EmbeddingFeatures(columns, table, concatenate=False)
+        raw = layer(features)
+        self.assertNotAllEqual(raw["user"][0], raw["user"][1])
+        self.assertAllEqual(raw["user_word"][0], raw["user_word"][1])
+        self.assertAllEqual(raw["user_word"][1], raw["user"][1])
+        [hashed] = tf_ext.data.hash_columns(
+            tf.data.Dataset.from_tensors(features), columns
+        )
+        for name, output in layer(hashed).items():
+            self.assertAllEqual(output, raw[name])
+
+    def test_in_a_cross(self):
+        cross = crossed_column(["item", _Word("user")])
+        plain = crossed_column(["item", "user"], namespace=cross.namespace)
+        users = ["Ann", "bob"]
+        found = self._signs(cross, item=[1, 2], user=users)
+        wanted = self._signs(plain, item=[1, 2], user=["ann", "bob"])
+        self.assertAllEqual(found, wanted)
+        self.assertEqual(cross.name, "item_X_user_word")
+        self.assertNotEqual(cross.hashing_identity, plain.hashing_identity)
+        again = type(cross).from_config(cross.get_config())
+        self.assertEqual(again, cross)
+        with self.assertRaisesRegex(ValueError, "columns of category_column"):
+            crossed_column(["item", _First("user")])
+
+    def test_in_a_sequence(self):
+        column = sequence_category_column(_Word("tags"), max_length=2)
+        table = _table()
+        layer = EmbeddingFeatures([column], table, concatenate=False)
+        tags = tf.ragged.constant([["a", "B", "c"], []])
+        found = layer({"tags": tags})["tags_word"]
+        pooled = EmbeddingFeatures([category_column("tags")], table)
+        self.assertAllEqual(found[0], pooled({"tags": tf.constant(["b", "c"])}))
+        self.assertAllEqual(found[1], np.zeros([2, 2]))
+        again = type(column).from_config(column.get_config())
+        self.assertEqual(again, column)
+        with self.assertRaisesRegex(ValueError, "column of category_column"):
+            sequence_category_column(_First("user"))
+
+    def test_is_not_converted_to_keras(self):
+        with self.assertRaisesRegex(ValueError, "conversion=None.*lower case"):
+            tf_ext.convert.to_keras(_table(), _Word("user"), ["ann"])
 
 
 class ErrorsTest(tf.test.TestCase):

@@ -21,7 +21,6 @@ from tf_ext.convert.rows_out import (
 )
 from tf_ext.convert.slots import copy_slots
 from tf_ext.convert.table_slots import Kept, copy_rows
-from tf_ext.feature_column import SequenceColumn
 from tf_ext.feature_column.column import Column
 from tf_ext.layers import EmbeddingFeatures
 from tf_ext.tables.sparse_table import SparseTable
@@ -181,7 +180,7 @@ class _Made:
             name=f"{table.name}_{column.namespace}".replace("/", "_"),
             dtype=layer.dtype_policy,
             mask_zero=vocabulary.missing is not None
-            and isinstance(column, SequenceColumn),
+            and column.sequence is not None,
             trainable=table.trainable and layer.trainable,
         )
         self.kept.append(Kept(table, vocabulary, made.embedding))
@@ -237,8 +236,8 @@ def _check(layer: EmbeddingFeatures, column: Column) -> None:
         )
     if column.is_weighted:
         _refuse(layer, column, "has no weights")
-    if isinstance(column, SequenceColumn):
-        if column.ragged or column.max_length is not None:
+    if column.sequence is not None:
+        if column.ragged or column.sequence.max_length is not None:
             _refuse(layer, column, "has ragged=False and max_length=None")
     elif column.combiner not in ("sum", "mean", "sqrtn"):
         _refuse(layer, column, "combines by sum, mean or sqrtn")
@@ -253,7 +252,7 @@ def _combined(
     """The output of a column."""
     rank = len(source.shape)
     is_text = isinstance(layers.lookup, keras.layers.StringLookup)
-    if rank not in (1, 2) or (rank == 1 and isinstance(column, SequenceColumn)):
+    if rank not in (1, 2) or (rank == 1 and column.sequence is not None):
         _refuse(layer, column, f"reads [batch_size, n], not {source.shape}")
     if is_text != (tf.as_dtype(source.dtype) == tf.string):
         raise ValueError(
@@ -264,7 +263,7 @@ def _combined(
         )
     ids = layers.lookup(source)
     rows = layers.embedding(ids)
-    if isinstance(column, SequenceColumn):
+    if column.sequence is not None:
         return rows
     has_missing = column.parts[0].missing is not None
     if has_missing:

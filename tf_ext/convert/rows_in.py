@@ -165,6 +165,7 @@ def check_column(owner: str, column: object) -> None:
     for argument, value in (
         ("bucket_size", column.bucket_size),
         ("boundaries", column.parts[0].boundaries),
+        ("conversion", column.parts[0].conversion or None),
     ):
         if value is not None:
             raise ValueError(

@@ -12,6 +12,7 @@ from tf_ext.feature_column.category_column import (
 )
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.crossed_column import CrossedColumn, crossed_column
+from tf_ext.feature_column.part import Part
 from tf_ext.feature_column.sequence_column import (
     SequenceColumn,
     sequence_category_column,
@@ -22,6 +23,7 @@ __all__ = [
     "CategoryColumn",
     "Column",
     "CrossedColumn",
+    "Part",
     "SequenceColumn",
     "category_column",
     "columns_to_bags",

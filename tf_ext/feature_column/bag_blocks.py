@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_ext.feature_column.column import Column
 from tf_ext.ops._stock import singles
 from tf_ext.ops._stock.scope import stock_lookup
 from tf_ext.ops.bags import bag_ops
@@ -31,19 +30,20 @@ class Bags(typing.NamedTuple):
 
 
 def select(
-    bags: Bags, columns: Sequence[Column], places: Sequence[int]
+    bags: Bags, weighted_columns: Sequence[bool], places: Sequence[int]
 ) -> Bags:
     """The bags of some columns.
 
     Args:
-      bags: Bags of `columns`.
-      columns: list of Column.
+      bags: Bags of columns.
+      weighted_columns: list of bool, whether each of them has weights.
       places: list of int, the indices of the columns wanted, in their order.
     """
-    if list(places) == list(range(len(columns))):
+    if list(places) == list(range(len(weighted_columns))):
         return bags
-    batch = (tf.size(bags.row_splits, tf.int64) - 1) // len(columns)
-    weighted = any(columns[place].is_weighted for place in places)
+    count = len(weighted_columns)
+    batch = (tf.size(bags.row_splits, tf.int64) - 1) // count
+    weighted = any(weighted_columns[place] for place in places)
     signs, splits, weights = [], [], [] if weighted else [bags.weights[:0]]
     end = tf.zeros([], tf.int64)
     for begin, stop in _runs(places):
@@ -63,7 +63,9 @@ def select(
 
 
 def select_each(
-    bags: Bags, columns: Sequence[Column], sets: Sequence[tuple[int, ...]]
+    bags: Bags,
+    weighted_columns: Sequence[bool],
+    sets: Sequence[tuple[int, ...]],
 ) -> list[Bags]:
     """What `select` returns for each of several sets of columns.
 
@@ -71,39 +73,31 @@ def select_each(
     together, instead of about 25 each.
 
     Args:
-      bags: Bags of `columns`.
-      columns: list of Column.
+      bags: Bags of columns.
+      weighted_columns: list of bool, as of `select`.
       sets: list of tuples of int, `places` as of `select`.
     """
     runs = {}
     for places in sets:
         found = _runs(places)
-        if len(found) == 1 and len(places) < len(columns):
+        if len(found) == 1 and len(places) < len(weighted_columns):
             runs[places] = found[0]
     # Exported models keep marks by op, and hold no ops but those of `select`.
     if len(runs) < 2 or stock_lookup() is not None:
-        return [select(bags, columns, places) for places in sets]
-    parts = dict(zip(runs, _cut(bags, columns, list(runs.values()))))
+        return [select(bags, weighted_columns, places) for places in sets]
+    cut = bag_ops.cut_bags(
+        *bags,
+        columns=len(weighted_columns),
+        runs=list(runs.values()),
+        weighted=[any(weighted_columns[b:e]) for b, e in runs.values()],
+    )
+    parts = dict(zip(runs, map(Bags._make, zip(*cut))))
     return [
-        parts[places] if places in parts else select(bags, columns, places)
+        parts[places]
+        if places in parts
+        else select(bags, weighted_columns, places)
         for places in sets
     ]
-
-
-def _cut(
-    bags: Bags, columns: Sequence[Column], runs: Sequence[tuple[int, int]]
-) -> list[Bags]:
-    """The bags of each run of columns, `(begin, end)`."""
-    parts = bag_ops.cut_bags(
-        *bags,
-        columns=len(columns),
-        runs=runs,
-        weighted=[
-            any(column.is_weighted for column in columns[begin:end])
-            for begin, end in runs
-        ],
-    )
-    return [Bags(*part) for part in zip(*parts)]
 
 
 def _join(pieces: list[tf.Tensor]) -> tf.Tensor:

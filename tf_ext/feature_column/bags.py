@@ -4,18 +4,16 @@
 import typing
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext._checks import refuse
 from tf_ext._compat.op_errors import in_own_words
-from tf_ext.feature_column import bag_blocks, features, sequences, structure
+from tf_ext.feature_column import bag_blocks, sequences, structure
 from tf_ext.feature_column.bag_blocks import Bags
 from tf_ext.feature_column.batch_checks import BatchChecks
-from tf_ext.feature_column.category_column import CategoryColumn
-from tf_ext.feature_column.column import Column
-from tf_ext.feature_column.sequence_column import SequenceColumn
+from tf_ext.feature_column.column import Column, describe
+from tf_ext.feature_column.part import Part
 
 _Inputs = Mapping[str, typing.Any]
 
@@ -53,8 +51,8 @@ class HashedBatch(typing.NamedTuple):
     """
 
     bags: Bags
-    masks: dict[SequenceColumn, tf.Tensor]
-    lengths: dict[SequenceColumn, tf.Tensor]
+    masks: dict[Column, tf.Tensor]
+    lengths: dict[Column, tf.Tensor]
     error: tf.Tensor
 
 
@@ -154,13 +152,13 @@ def hash_batch(
     columns = list(columns)
     if not columns:
         refuse("columns_to_bags", "columns", "a non-empty sequence", columns)
-    features.check_mapping("columns_to_bags", inputs)
+    structure.check_mapping("columns_to_bags", inputs)
     with tf.name_scope(name or "columns_to_bags"):
         inputs = {**inputs, **_tensors(columns, inputs)}
         for column in columns:
             column.check(inputs)
         checks = BatchChecks(return_error)
-        if any(isinstance(column, SequenceColumn) for column in columns):
+        if any(column.sequence is not None for column in columns):
             hashed = _hash_with_sequences(columns, inputs, checks)
         else:
             [found] = _hash([_op_arguments(columns, inputs, checks)], checks)
@@ -187,17 +185,16 @@ def _hash_with_sequences(
     columns: list[Column], inputs: _Inputs, checks: BatchChecks
 ) -> HashedBatch:
     """Hashes sequences, one op for each, beside the other columns."""
-    pooled = [c for c in columns if not isinstance(c, SequenceColumn)]
-    pooled = list(dict.fromkeys(pooled))
+    layouts = {c: c.sequence for c in columns if c.sequence is not None}
+    pooled = [c for c in dict.fromkeys(columns) if c not in layouts]
     runs = {
-        column: sequences.positions_of(column, inputs, checks)
-        for column in columns
-        if isinstance(column, SequenceColumn)
+        c: sequences.positions_of(c.name, c.parts, inputs, checks)
+        for c in layouts
     }
     present = {c: run for c, run in runs.items() if run is not None}
     batch = _check_batch_sizes(list(present.values()), checks)
     calls = [
-        _op_arguments([column.column], run.features, checks)
+        _op_arguments([column], run.features, checks)
         for column, run in present.items()
     ]
     if pooled or not present:
@@ -209,15 +206,17 @@ def _hash_with_sequences(
         batch = (tf.size(blocks[0].row_splits, tf.int64) - 1) // len(pooled)
     of_run = dict(zip(present, found))
     kept = {
-        column: sequences.keep_none(column, batch)
+        c: layouts[c].keep_none(batch, c.is_weighted)
         if run is None
-        else sequences.keep(column, run, _bags(of_run[column]))
-        for column, run in runs.items()
+        else layouts[c].keep(run, _bags(of_run[c]), c.is_weighted)
+        for c, run in runs.items()
     }
     blocks += [one.bags(batch) for one in kept.values()]
     bags = bag_blocks.concatenate(blocks, any(c.is_weighted for c in columns))
     places = {column: i for i, column in enumerate([*pooled, *kept])}
-    bags = bag_blocks.select(bags, list(places), [places[c] for c in columns])
+    bags = bag_blocks.select(
+        bags, [c.is_weighted for c in places], [places[c] for c in columns]
+    )
     error = found[0].error
     for one in found[1:]:
         error = tf.where(tf.equal(error, ""), one.error, error)
@@ -319,14 +318,14 @@ def _read_inputs(
         raise ValueError(
             "The batch size is unknown, because the features of all "
             f"columns are missing: {', '.join(sorted({p.key for p in parts}))}."
-            f" Present are: {features.names(inputs)}. Pass at least "
+            f" Present are: {structure.names(inputs)}. Pass at least "
             "one."
         )
     for part in parts:
         if _source(part, inputs) is None:
             if batch_size is None:
                 batch_size = next(iter(found.values())).batch_size()
-            dtype = features.type_of_absent(part)
+            dtype = part.type_of_absent()
             found[dtype] = _Input(
                 tf.zeros([0], dtype),
                 tf.zeros([batch_size + 1], tf.int64),
@@ -334,61 +333,25 @@ def _read_inputs(
             )
     place = {source: i for i, source in enumerate(found)}
     places = [
-        place[_source(part, inputs) or features.type_of_absent(part)]
-        for part in parts
+        place[_source(part, inputs) or part.type_of_absent()] for part in parts
     ]
     return places, list(found.values())
 
 
-def _source(
-    part: CategoryColumn, inputs: _Inputs
-) -> tuple[str, str | None] | None:
+def _source(part: Part, inputs: _Inputs) -> tuple[str, str | None, str] | None:
     """A key that identifies an input; None if the feature is missing."""
-    return (part.key, part.weights) if part.key in inputs else None
+    if part.key not in inputs:
+        return None
+    return part.key, part.weights, part.conversion
 
 
-def _read(part: CategoryColumn, inputs: _Inputs, checks: BatchChecks) -> _Input:
+def _read(part: Part, inputs: _Inputs, checks: BatchChecks) -> _Input:
     feature = inputs[part.key]
     values, row_splits = structure.split(part.key, feature, checks)
-    values = features.op_values(part, values)
+    values = part.convert(values)
     if part.weights is None:
         return _Input(values, row_splits, None)
-    weights = structure.align(part, feature, inputs[part.weights], checks)
+    weights = structure.align(
+        part.key, feature, part.weights, inputs[part.weights], checks
+    )
     return _Input(values, row_splits, weights)
-
-
-def describe(
-    columns: Sequence[Column], places: Sequence[int]
-) -> dict[str, typing.Any]:
-    """The op's attributes for columns whose parts read inputs at `places`."""
-    parts = [part for column in columns for part in column.parts]
-    crossed = [
-        len(column.parts) > 1 for column in columns for _ in column.parts
-    ]
-    boundaries = [part.boundaries or () for part in parts]
-    return {
-        "namespaces": [column.namespace for column in columns],
-        "bucket_sizes": [column.bucket_size or 0 for column in columns],
-        "identity": [column.takes_signs for column in columns],
-        "part_counts": [len(column.parts) for column in columns],
-        "part_inputs": places,
-        "part_bucket_sizes": [
-            part.bucket_size or 0 if is_crossed else 0
-            for part, is_crossed in zip(parts, crossed)
-        ],
-        "part_has_missing": [part.missing is not None for part in parts],
-        "part_missing": [_missing_text(part.missing) for part in parts],
-        "part_boundary_counts": [len(b) for b in boundaries],
-        "part_boundaries": [value for b in boundaries for value in b],
-    }
-
-
-def _missing_text(missing: str | int | float | None) -> str:
-    """The text that the op reads back as the same number, float or integer."""
-    if missing is None:
-        return ""
-    if isinstance(missing, float):
-        if missing.is_integer():
-            return str(int(missing))
-        return str(np.float32(missing))
-    return str(missing)

@@ -13,6 +13,7 @@ from tf_ext._checks import refuse
 from tf_ext._keras import keras
 from tf_ext.feature_column import checks
 from tf_ext.feature_column.column import Column
+from tf_ext.feature_column.part import Part
 
 _NAME = "category_column"
 _HASHINGS = ("fingerprint", "identity")
@@ -20,7 +21,7 @@ _HASHINGS = ("fingerprint", "identity")
 
 @keras.utils.register_keras_serializable(package="tf_ext")
 @dataclasses.dataclass(frozen=True)
-class CategoryColumn(Column):
+class CategoryColumn(Column, Part):
     """One feature of a model; made by `category_column`.
 
     Equal columns are equal and hash alike. The fields are the arguments of
@@ -114,20 +115,9 @@ class CategoryColumn(Column):
         return self.key
 
     @property
-    def parts(self) -> "tuple[CategoryColumn, ...]":
+    def parts(self) -> tuple[Part, ...]:
         """The columns that are hashed together: this one alone."""
         return (self,)
-
-    @property
-    def hashing_identity(self) -> str:
-        """A JSON text of everything that determines a value's sign."""
-        if self.hashing == "identity":
-            return checks.identity_text(hashing=self.hashing)
-        return checks.identity_text(
-            namespace=self.namespace,
-            bucket_size=self.bucket_size,
-            boundaries=self.boundaries,
-        )
 
     def get_config(self) -> dict[str, typing.Any]:
         """The arguments of `category_column`, for Keras's savers."""

@@ -9,14 +9,16 @@ column needs a subclass and no other change.
 
 import abc
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
-from tf_ext.feature_column import features
-
-if typing.TYPE_CHECKING:
-    from tf_ext.feature_column.category_column import CategoryColumn
+from tf_ext import ops
+from tf_ext._checks import refuse
+from tf_ext.feature_column import checks, structure
+from tf_ext.feature_column.part import Part
+from tf_ext.feature_column.sequences import SequenceLayout
 
 
 class Column(abc.ABC):
@@ -26,6 +28,10 @@ class Column(abc.ABC):
     `crossed_column` make. A column is hashable, and equal columns make the same
     signs. To be saved with a model it has `get_config` and `from_config`, and
     is registered with `keras.utils.register_keras_serializable`.
+
+    A column of one part that has a combiner can be in `crossed_column` and
+    `sequence_category_column`. What converts values before they are hashed is
+    a `tf_ext.feature_column.Part` of its own.
 
     Example:
     A column whose rows are not combined: the first rows of each bag, followed
@@ -38,7 +44,6 @@ class Column(abc.ABC):
       ...     key: str
       ...     length: int
       ...     combiner = None  # So that `arrange` is called.
-      ...     bucket_size = None
       ...
       ...     @property
       ...     def parts(self):
@@ -50,11 +55,7 @@ class Column(abc.ABC):
       ...
       ...     @property
       ...     def namespace(self):
-      ...         return self.parts[0].namespace
-      ...
-      ...     @property
-      ...     def hashing_identity(self):
-      ...         return self.parts[0].hashing_identity
+      ...         return self.key
       ...
       ...     def output_shape(self, dim):
       ...         return (self.length, dim)
@@ -85,26 +86,17 @@ class Column(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def parts(self) -> "tuple[CategoryColumn, ...]":
+    def parts(self) -> tuple[Part, ...]:
         """The features that the column reads; one value of each makes a sign.
 
-        Several parts are crossed. Their combiners are not used.
+        Several parts are crossed. Columns of `category_column` are parts, whose
+        combiners are not used.
         """
 
     @property
     @abc.abstractmethod
     def namespace(self) -> str:
         """In columns of one namespace, equal values are the same id."""
-
-    @property
-    @abc.abstractmethod
-    def bucket_size(self) -> int | None:
-        """The number of different signs; None for unbounded."""
-
-    @property
-    @abc.abstractmethod
-    def hashing_identity(self) -> str:
-        """A JSON text of everything that determines a value's sign."""
 
     @property
     @abc.abstractmethod
@@ -115,6 +107,33 @@ class Column(abc.ABC):
         """
 
     @property
+    def bucket_size(self) -> int | None:
+        """The number of different signs; None for unbounded."""
+        return None
+
+    @property
+    def hashing_identity(self) -> str:
+        """A JSON text of everything that determines a value's sign."""
+        if self.takes_signs:
+            return checks.identity_text(hashing=self.parts[0].hashing)
+        described: dict[str, typing.Any] = {
+            "namespace": self.namespace,
+            "bucket_size": self.bucket_size,
+        }
+        [first, *others] = [
+            {"boundaries": part.boundaries}
+            | ({"conversion": part.conversion} if part.conversion else {})
+            for part in self.parts
+        ]
+        if not others:
+            return checks.identity_text(**described, **first)
+        parts = [
+            {"bucket_size": part.bucket_size, **one}
+            for part, one in zip(self.parts, [first, *others])
+        ]
+        return checks.identity_text(**described, parts=parts)
+
+    @property
     def takes_signs(self) -> bool:
         """Whether the values are integers that are used as signs."""
         return len(self.parts) == 1 and self.parts[0].hashing == "identity"
@@ -123,6 +142,24 @@ class Column(abc.ABC):
     def is_weighted(self) -> bool:
         """Whether the values have weights."""
         return any(part.weights is not None for part in self.parts)
+
+    @property
+    def sequence(self) -> SequenceLayout | None:
+        """How the ids of a bag are put at the positions of the output.
+
+        None but for columns of `sequence_category_column`.
+        """
+        return None
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the output is a `tf.RaggedTensor`."""
+        return False
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the output has a Keras mask, where its ids are."""
+        return False
 
     def signs(self, values: typing.Any) -> tf.Tensor:
         """The signs of values: the ids of their rows in a table.
@@ -151,10 +188,49 @@ class Column(abc.ABC):
           >>> layer({"user": tf.constant(["ann"])}).numpy()
           array([[1., 2.]], dtype=float32)
         """
-        # They use columns.
-        from tf_ext.feature_column.signs import signs_of
-
-        return signs_of(self, values)
+        parts = self.parts
+        given = [values] if len(parts) == 1 else values
+        if not isinstance(given, list | tuple) or len(given) != len(parts):
+            refuse(
+                "signs",
+                "values",
+                f"a list of {len(parts)} arrays, one for each part of the cross"
+                f" {self.name!r}",
+                values,
+            )
+        tensors = [
+            structure.to_tensor(part.key, one)
+            for part, one in zip(parts, given)
+        ]
+        first = tensors[0]
+        shape = tf.shape(first)
+        for one in tensors:
+            if not isinstance(
+                one, tf.Tensor
+            ) or not one.shape.is_compatible_with(first.shape):
+                refuse(
+                    "signs",
+                    "values",
+                    "dense, and of one shape for all parts of a cross",
+                    values,
+                )
+        if first.shape.num_elements() == 0:
+            # Nothing tells the type of an empty list.
+            return tf.zeros(shape, tf.int64)
+        flat = []
+        for part, one in zip(parts, tensors):
+            part.converted_type(one.dtype)
+            flat.append(tf.reshape(part.convert(one), [-1]))
+        places = list(range(len(parts)))
+        found = ops.hash_category(flat, **describe([self], places)).signs
+        if tf.executing_eagerly() and found.shape != flat[0].shape:
+            missing = flat[0].shape[0] - found.shape[0]
+            raise ValueError(
+                "Argument `values` of signs must hold no missing values, which "
+                f"have no sign: column {self.name!r} leaves out NaN and what "
+                f"its `missing` says. Received: {missing} of them"
+            )
+        return tf.reshape(found, shape)
 
     def output_shape(self, dim: int) -> tuple[int | None, ...]:
         """The shape of the output, without the batch.
@@ -168,6 +244,23 @@ class Column(abc.ABC):
         """
         return (dim,)
 
+    def symbolic_shape(
+        self,
+        shape: tuple[int | None, ...],
+        inputs: Mapping[str, typing.Any],
+        mask: typing.Any,
+    ) -> tuple[int | None, ...]:
+        """A shape of `output_shape`, of which symbolic inputs may tell more.
+
+        Args:
+          shape: tuple of int and None.
+          inputs: dict of `keras.Input` by key.
+          mask: `keras.Input` of the mask of a `sequence` that has been hashed;
+            else None.
+        """
+        del inputs, mask
+        return shape
+
     def check(self, inputs: Mapping[str, typing.Any]) -> None:
         """Checks that the features of a batch are what the column needs.
 
@@ -180,9 +273,9 @@ class Column(abc.ABC):
             not take; the message names both.
         """
         for part in self.parts:
-            features.check_present(part, inputs)
+            part.check_present(inputs)
             if part.key in inputs:
-                features.check_feature(part, inputs)
+                part.check_feature(inputs)
 
     def arrange(
         self,
@@ -206,3 +299,73 @@ class Column(abc.ABC):
             f"Column {self.name!r} has combiner=None, so {type(self).__name__} "
             "must have a method `arrange`."
         )
+
+    def place(
+        self,
+        rows: tf.Tensor,
+        inverse: tf.Tensor,
+        row_splits: tf.Tensor,
+        weights: tf.Tensor | None,
+        mask: tf.Tensor | None,
+    ) -> tf.Tensor | tf.RaggedTensor:
+        """Makes the output of the distinct rows, where `combiner` is None.
+
+        Args:
+          rows: float `[u, dim]`, distinct.
+          inverse: int32 `[n]`, the row of each value.
+          row_splits: as of `arrange`.
+          weights: as of `arrange`.
+          mask: bool `[batch_size, length]`, where the ids of a `sequence` are;
+            else None.
+
+        Raises:
+          ValueError: the output of `arrange` has another shape than
+            `output_shape`.
+        """
+        del mask
+        output = self.arrange(tf.gather(rows, inverse), row_splits, weights)
+        wanted = [None, *self.output_shape(rows.shape[1])]
+        if not output.shape.is_compatible_with(wanted):
+            raise ValueError(
+                f"Method `arrange` of column {self.name!r} must return a "
+                f"tensor of shape {wanted}, as `output_shape` says. Received: "
+                f"a tensor of shape {output.shape}"
+            )
+        return output
+
+
+def describe(
+    columns: Sequence[Column], places: Sequence[int]
+) -> dict[str, typing.Any]:
+    """The op's attributes for columns whose parts read inputs at `places`."""
+    parts = [part for column in columns for part in column.parts]
+    crossed = [
+        len(column.parts) > 1 for column in columns for _ in column.parts
+    ]
+    boundaries = [part.boundaries or () for part in parts]
+    return {
+        "namespaces": [column.namespace for column in columns],
+        "bucket_sizes": [column.bucket_size or 0 for column in columns],
+        "identity": [column.takes_signs for column in columns],
+        "part_counts": [len(column.parts) for column in columns],
+        "part_inputs": places,
+        "part_bucket_sizes": [
+            part.bucket_size or 0 if is_crossed else 0
+            for part, is_crossed in zip(parts, crossed)
+        ],
+        "part_has_missing": [part.missing is not None for part in parts],
+        "part_missing": [_missing_text(part.missing) for part in parts],
+        "part_boundary_counts": [len(b) for b in boundaries],
+        "part_boundaries": [value for b in boundaries for value in b],
+    }
+
+
+def _missing_text(missing: str | int | float | None) -> str:
+    """The text that the op reads back as the same number, float or integer."""
+    if missing is None:
+        return ""
+    if isinstance(missing, float):
+        if missing.is_integer():
+            return str(int(missing))
+        return str(np.float32(missing))
+    return str(missing)

@@ -13,6 +13,7 @@ from tf_ext.feature_column.category_column import (
     category_column,
 )
 from tf_ext.feature_column.column import Column
+from tf_ext.feature_column.part import Part
 
 _NAME = "crossed_column"
 _JOINT = "_X_"
@@ -28,7 +29,7 @@ class CrossedColumn(Column):
     """
 
     # Any, as __post_init__ converts what it is given.
-    columns: tuple[CategoryColumn, ...] | typing.Any
+    columns: tuple[Column, ...] | typing.Any
     bucket_size: int | None = None
     name: str | typing.Any = None
     namespace: str | typing.Any = None
@@ -54,30 +55,19 @@ class CrossedColumn(Column):
             )
 
     @property
-    def parts(self) -> tuple[CategoryColumn, ...]:
-        """The columns that are hashed together."""
-        return self.columns
+    def parts(self) -> tuple[Part, ...]:
+        """The features that are hashed together."""
+        return tuple(column.parts[0] for column in self.columns)
 
     @property
     def weights(self) -> tuple[str, ...]:
         """The keys of the parts' weights, in a tuple."""
-        return tuple(p.weights for p in self.columns if p.weights is not None)
-
-    @property
-    def hashing_identity(self) -> str:
-        """A JSON text of everything that determines a combination's sign."""
-        parts = [
-            {"bucket_size": p.bucket_size, "boundaries": p.boundaries}
-            for p in self.columns
-        ]
-        return checks.identity_text(
-            namespace=self.namespace, bucket_size=self.bucket_size, parts=parts
-        )
+        return tuple(p.weights for p in self.parts if p.weights is not None)
 
     def get_config(self) -> dict[str, typing.Any]:
         """The arguments of `crossed_column`, for Keras's savers."""
         return {
-            "columns": [column.get_config() for column in self.columns],
+            "columns": [_to_config(column) for column in self.columns],
             "bucket_size": self.bucket_size,
             "name": self.name,
             "namespace": self.namespace,
@@ -87,13 +77,24 @@ class CrossedColumn(Column):
     @classmethod
     def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
         """The column that `get_config` describes."""
-        columns = [CategoryColumn.from_config(c) for c in config["columns"]]
+        columns = [_from_config(c) for c in config["columns"]]
         return cls(**{**config, "columns": tuple(columns)})
 
 
-def _to_columns(
-    columns: Sequence[CategoryColumn | str],
-) -> tuple[CategoryColumn, ...]:
+def _to_config(column: Column) -> dict[str, typing.Any]:
+    # Columns of category_column have been saved without their class.
+    if type(column) is CategoryColumn:
+        return column.get_config()
+    return keras.utils.serialize_keras_object(column)
+
+
+def _from_config(config: dict[str, typing.Any]) -> Column:
+    if "class_name" not in config:
+        return CategoryColumn.from_config(config)
+    return keras.utils.deserialize_keras_object(config)
+
+
+def _to_columns(columns: Sequence[Column | str]) -> tuple[Column, ...]:
     """A tuple of columns, from columns and keys."""
     allowed = (
         f"a list of 2 to {checks.MAX_CROSS_PARTS} columns of category_column, "
@@ -106,14 +107,17 @@ def _to_columns(
         for column in columns
     )
     if not 2 <= len(made) <= checks.MAX_CROSS_PARTS or not all(
-        isinstance(column, CategoryColumn) for column in made
+        isinstance(column, Column)
+        and len(column.parts) == 1
+        and column.combiner is not None
+        for column in made
     ):
         refuse(_NAME, "columns", allowed, columns)
     return made
 
 
 def crossed_column(
-    columns: Sequence[CategoryColumn | str],
+    columns: Sequence[Column | str],
     *,
     bucket_size: int | None = None,
     name: str | None = None,
@@ -129,8 +133,8 @@ def crossed_column(
     crossed.
 
     Args:
-      columns: list of 2 to 64 columns of `category_column`, or keys. Their
-        order matters.
+      columns: list of 2 to 64 columns of one feature each, such as those of
+        `category_column`, or keys. Their order matters.
       bucket_size: int, the number of different signs, or None for unbounded.
       name: string, the name of the column's output. None: the parts' names
         joined by "_X_".

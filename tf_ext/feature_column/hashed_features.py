@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_ext.feature_column import bags as hashing
 from tf_ext.feature_column.bag_blocks import Bags
 from tf_ext.feature_column.bags import HashedBatch
-from tf_ext.feature_column.column import Column
-from tf_ext.feature_column.sequence_column import SequenceColumn
+from tf_ext.feature_column.column import Column, describe
 
 KEY = "tf_ext_hashed"
 """Of the hashed columns among the features of a batch."""
@@ -39,17 +37,18 @@ def identity_of(column: Column) -> str:
     Args:
       column: Column.
     """
-    described = hashing.describe([column], range(len(column.parts)))
+    described = describe([column], range(len(column.parts)))
     del described["part_inputs"]
     lists: dict[str, typing.Any] = {
         "features": [part.key for part in column.parts],
         "weights": [part.weights for part in column.parts],
+        "conversions": [part.conversion for part in column.parts],
         **described,
     }
     # Most are what they are unless given: 0, "", False or None.
     entries = {name: values for name, values in lists.items() if any(values)}
-    if isinstance(column, SequenceColumn):
-        entries["sequence"] = [column.max_length, column.truncating]
+    if column.sequence is not None:
+        entries["sequence"] = list(column.sequence)
     return json.dumps(entries)
 
 
@@ -102,7 +101,7 @@ def split(
                 entry[name] = tf.RaggedTensor.from_row_splits(
                     values, its_splits, validate=False
                 )
-        if isinstance(column, SequenceColumn):
+        if column in hashed.masks:
             entry["mask"] = _mask(column, hashed)
         entries[identity_of(column)] = entry
     return entries
@@ -110,7 +109,7 @@ def split(
 
 def _has_one_value(column: Column, inputs: Mapping[str, typing.Any]) -> bool:
     """Whether a column has one sign for each example, as the shapes tell."""
-    if isinstance(column, SequenceColumn):
+    if column.sequence is not None:
         return False
     features = [inputs.get(part.key) for part in column.parts]
     return all(
@@ -124,9 +123,7 @@ def _has_one_value(column: Column, inputs: Mapping[str, typing.Any]) -> bool:
     )
 
 
-def _mask(
-    column: SequenceColumn, hashed: HashedBatch
-) -> tf.Tensor | tf.RaggedTensor:
+def _mask(column: Column, hashed: HashedBatch) -> tf.Tensor | tf.RaggedTensor:
     mask = hashed.masks[column]
     if mask.shape[1] is not None:
         return mask
@@ -165,7 +162,7 @@ def join(columns: Sequence[Column], hashed: Hashed) -> HashedBatch:
     masks = {
         column: _padded(entry["mask"])
         for column, entry in zip(columns, entries, strict=True)
-        if isinstance(column, SequenceColumn)
+        if "mask" in entry
     }
     return HashedBatch(
         Bags(values, row_splits, weights), masks, {}, tf.constant("")

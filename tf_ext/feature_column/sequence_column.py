@@ -5,15 +5,16 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 
+import tensorflow as tf
+
+from tf_ext import ops
 from tf_ext._checks import is_int, refuse
 from tf_ext._keras import keras
-from tf_ext.feature_column import checks, features
-from tf_ext.feature_column.category_column import (
-    CategoryColumn,
-    category_column,
-)
+from tf_ext.feature_column import checks
+from tf_ext.feature_column.category_column import category_column
 from tf_ext.feature_column.column import Column
-from tf_ext.feature_column.crossed_column import CrossedColumn
+from tf_ext.feature_column.part import Part
+from tf_ext.feature_column.sequences import SequenceLayout
 
 _NAME = "sequence_category_column"
 _MAX_LENGTH = 2**31 - 1
@@ -30,7 +31,7 @@ class SequenceColumn(Column):
     """
 
     # Any, as __post_init__ converts what it is given.
-    column: CategoryColumn | CrossedColumn | typing.Any
+    column: Column | typing.Any
     max_length: int | None = None
     truncating: str = "pre"
     ragged: bool = False
@@ -43,7 +44,7 @@ class SequenceColumn(Column):
     def __post_init__(self) -> None:
         if isinstance(self.column, str):
             object.__setattr__(self, "column", category_column(self.column))
-        if not isinstance(self.column, CategoryColumn | CrossedColumn):
+        if not isinstance(self.column, Column) or self.column.combiner is None:
             refuse(
                 _NAME,
                 "column",
@@ -70,8 +71,18 @@ class SequenceColumn(Column):
             )
 
     @property
-    def parts(self) -> tuple[CategoryColumn, ...]:
-        """The columns that are hashed together, position by position."""
+    def sequence(self) -> SequenceLayout:
+        """How its ids are put at the positions of the output."""
+        return SequenceLayout(self.max_length, self.truncating)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether the output has a Keras mask."""
+        return not self.ragged
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The features that are hashed together, position by position."""
         return self.column.parts
 
     @property
@@ -84,15 +95,26 @@ class SequenceColumn(Column):
         """The number of different signs; None for unbounded."""
         return self.column.bucket_size
 
+    def output_shape(self, dim: int) -> tuple[int | None, ...]:
+        """`(length, dim)`; length is None if it depends on the batch."""
+        length = None if self.ragged else self.max_length
+        return (length, dim + int(self.append_weight))
+
     @property
     def hashing_identity(self) -> str:
         """A JSON text of everything that determines a value's sign."""
         return self.column.hashing_identity
 
-    def output_shape(self, dim: int) -> tuple[int | None, ...]:
-        """`(length, dim)`; length is None if it depends on the batch."""
-        length = None if self.ragged else self.max_length
-        return (length, dim + int(self.append_weight))
+    def symbolic_shape(
+        self,
+        shape: tuple[int | None, ...],
+        inputs: Mapping[str, typing.Any],
+        mask: typing.Any,
+    ) -> tuple[int | None, ...]:
+        """The shape with the length that symbolic inputs tell."""
+        if mask is None or self.ragged:
+            return (self.length_of(inputs), shape[-1])
+        return (mask.shape[1], shape[-1])
 
     def length_of(self, inputs: Mapping[str, typing.Any]) -> int | None:
         """The length of the output, if the shapes of symbolic inputs tell it.
@@ -113,8 +135,49 @@ class SequenceColumn(Column):
         """Checks that the features are sequences of what the column takes."""
         super().check(inputs)
         for part in self.parts:
-            if part.key in inputs:
-                features.check_sequence(part, self.name, inputs)
+            if part.key not in inputs:
+                continue
+            shape = tf.TensorShape(inputs[part.key].shape)
+            if shape.rank not in (None, 1, 2):
+                raise ValueError(
+                    f"The feature {part.key!r} of the sequence {self.name!r} "
+                    "must be of shape [batch_size, length] or [batch_size], "
+                    f"but is of {shape}."
+                )
+
+    def place(
+        self,
+        rows: tf.Tensor,
+        inverse: tf.Tensor,
+        row_splits: tf.Tensor,
+        weights: tf.Tensor | None,
+        mask: tf.Tensor | None,
+    ) -> tf.Tensor | tf.RaggedTensor:
+        """Puts rows at their positions, or into a tf.RaggedTensor."""
+        assert mask is not None
+        is_there = mask[mask] if self.ragged else tf.reshape(mask, [-1])
+        ends = tf.cumsum(tf.cast(is_there, tf.int64))
+        factors = None if self.append_weight else weights
+
+        # Each position is a bag of at most one row.
+        def at_positions(of: tf.Tensor, at: tf.Tensor) -> tf.Tensor:
+            return ops.combine_bags(
+                of, at, tf.concat([[0], ends], 0), factors, combiners=["sum"]
+            )
+
+        output = at_positions(rows, inverse)
+        if self.append_weight and weights is not None:
+            count = tf.range(tf.size(inverse))
+            appended = at_positions(weights[:, tf.newaxis], count)
+            output = tf.concat([output, appended], 1)
+        if self.ragged:
+            return tf.RaggedTensor.from_row_splits(
+                output, row_splits, validate=False
+            )
+        shape = tf.shape(mask)
+        output = tf.reshape(output, [shape[0], shape[1], output.shape[1]])
+        output.set_shape([*mask.shape, None])
+        return output
 
     def get_config(self) -> dict[str, typing.Any]:
         """The arguments of `sequence_category_column`, for Keras's savers."""
@@ -146,7 +209,7 @@ def _to_max_length(length: int | None) -> int | None:
 
 
 def sequence_category_column(
-    column: CategoryColumn | CrossedColumn | str,
+    column: Column | str,
     *,
     max_length: int | None = None,
     truncating: str = "pre",

@@ -7,14 +7,14 @@ of one position in crosses.
 """
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from tf_ext.feature_column import structure
 from tf_ext.feature_column.bag_blocks import Bags
 from tf_ext.feature_column.batch_checks import BatchChecks
-from tf_ext.feature_column.sequence_column import SequenceColumn
+from tf_ext.feature_column.part import Part
 
 
 class Positions(typing.NamedTuple):
@@ -70,20 +70,22 @@ class Kept(typing.NamedTuple):
 
 
 def positions_of(
-    column: SequenceColumn,
+    name: str,
+    parts: Sequence[Part],
     inputs: Mapping[str, structure.Feature],
     checks: BatchChecks,
 ) -> Positions | None:
     """The positions of a column's sequences; None if it has no feature.
 
     Args:
-      column: SequenceColumn.
+      name: string, the column's.
+      parts: list of Part, the column's.
       inputs: dict of tensors by key, which the column has checked.
       checks: BatchChecks, to which those of the structure are added.
     """
     keys = dict.fromkeys(
         key
-        for part in column.parts
+        for part in parts
         if part.key in inputs
         for key in (part.key, part.weights)
         if key is not None
@@ -96,7 +98,7 @@ def positions_of(
         checks.add(
             structure.are_equal(one.splits, found.splits),
             f"The features {first!r} and {key!r} of the sequence "
-            f"{column.name!r} must have the same lengths.",
+            f"{name!r} must have the same lengths.",
         )
     flat = {key: one.features[key] for key, one in runs.items()}
     return found._replace(features=flat)
@@ -145,47 +147,6 @@ def _check_gaps(
     )
 
 
-def keep(column: SequenceColumn, positions: Positions, bags: Bags) -> Kept:
-    """Chooses the ids that remain after truncation.
-
-    Sizes that do not fit together, which the checks report, are no error here.
-
-    Args:
-      column: SequenceColumn.
-      positions: its Positions, n in all.
-      bags: Bags of the n positions, with at most one sign each.
-    """
-    signs, sign_splits, weights = bags
-    count = positions.size()
-    # One more, without an id, for what is outside of the sequences.
-    is_there = tf.concat(
-        [sign_splits[1:] > sign_splits[:-1], tf.zeros([count + 1], tf.bool)], 0
-    )[: count + 1]
-    lengths = _lengths(positions, is_there[:-1])
-    length = _output_length(column, positions, lengths)
-    places = tf.range(length)[tf.newaxis]
-    if column.truncating == "pre":
-        places += tf.maximum(lengths - length, 0)[:, tf.newaxis]
-    sources = tf.where(
-        places < lengths[:, tf.newaxis],
-        tf.clip_by_value(positions.splits[:-1, tf.newaxis] + places, 0, count),
-        count,
-    )
-    mask = tf.gather(is_there, sources)
-    mask.set_shape([None, _static(column.max_length or positions.width)])
-    kept = tf.gather(sign_splits, tf.boolean_mask(sources, mask))
-    return Kept(
-        tf.gather(signs, kept),
-        tf.reduce_sum(tf.cast(mask, tf.int64), 1),
-        tf.gather(weights, kept) if column.is_weighted else None,
-        mask,
-        # All rows of a dense feature are of one length.
-        tf.minimum(lengths, length)
-        if positions.width is None
-        else tf.fill(tf.shape(lengths), length),
-    )
-
-
 def _lengths(positions: Positions, is_there: tf.Tensor) -> tf.Tensor:
     """The lengths of the sequences before truncation, int64 `[batch_size]`."""
     splits = positions.splits
@@ -199,31 +160,86 @@ def _lengths(positions: Positions, is_there: tf.Tensor) -> tf.Tensor:
     return tf.maximum(tf.reduce_max(ends, 1), 0)
 
 
-def _output_length(
-    column: SequenceColumn, positions: Positions, lengths: tf.Tensor
-) -> tf.Tensor:
-    """The length of the output; Keras's layers need at least 1."""
-    if column.max_length is not None:
-        return tf.constant(column.max_length, tf.int64)
-    if positions.width is not None:
-        return tf.maximum(tf.cast(positions.width, tf.int64), 1)
-    return tf.maximum(tf.reduce_max(lengths), 1)
-
-
 def _static(length: typing.Any) -> int | None:
     return max(length, 1) if isinstance(length, int) else None
 
 
-def keep_none(column: SequenceColumn, batch_size: tf.Tensor) -> Kept:
-    """Empty sequences, for a column whose feature is not in the batch."""
-    length = column.max_length or 1
-    mask = tf.zeros(tf.stack([batch_size, length]), tf.bool)
-    mask.set_shape([None, length])
-    zeros = tf.zeros(tf.reshape(batch_size, [1]), tf.int64)
-    return Kept(
-        tf.zeros([0], tf.int64),
-        zeros,
-        tf.zeros([0], tf.float32) if column.is_weighted else None,
-        mask,
-        zeros,
-    )
+class SequenceLayout(typing.NamedTuple):
+    """How the ids of a bag are put at the positions of an output.
+
+    Attributes:
+      max_length: int, the length of the output; None: that of the batch.
+      truncating: which end of a longer sequence is cut off, "pre" or "post".
+    """
+
+    max_length: int | None
+    truncating: str
+
+    def keep(self, positions: Positions, bags: Bags, weighted: bool) -> Kept:
+        """Chooses the ids that remain after truncation.
+
+        Sizes that do not fit together, which the checks report, are no error
+        here.
+
+        Args:
+          positions: its Positions, n in all.
+          bags: Bags of the n positions, with at most one sign each.
+          weighted: bool, whether the column has weights.
+        """
+        signs, sign_splits, weights = bags
+        count = positions.size()
+        # One more, without an id, for what is outside of the sequences.
+        is_there = tf.concat(
+            [
+                sign_splits[1:] > sign_splits[:-1],
+                tf.zeros([count + 1], tf.bool),
+            ],
+            0,
+        )[: count + 1]
+        lengths = _lengths(positions, is_there[:-1])
+        length = self._length(positions, lengths)
+        places = tf.range(length)[tf.newaxis]
+        if self.truncating == "pre":
+            places += tf.maximum(lengths - length, 0)[:, tf.newaxis]
+        sources = tf.where(
+            places < lengths[:, tf.newaxis],
+            tf.clip_by_value(
+                positions.splits[:-1, tf.newaxis] + places, 0, count
+            ),
+            count,
+        )
+        mask = tf.gather(is_there, sources)
+        mask.set_shape([None, _static(self.max_length or positions.width)])
+        kept = tf.gather(sign_splits, tf.boolean_mask(sources, mask))
+        return Kept(
+            tf.gather(signs, kept),
+            tf.reduce_sum(tf.cast(mask, tf.int64), 1),
+            tf.gather(weights, kept) if weighted else None,
+            mask,
+            # All rows of a dense feature are of one length.
+            tf.minimum(lengths, length)
+            if positions.width is None
+            else tf.fill(tf.shape(lengths), length),
+        )
+
+    def keep_none(self, batch_size: tf.Tensor, weighted: bool) -> Kept:
+        """Empty sequences, for a column whose feature is not in the batch."""
+        length = self.max_length or 1
+        mask = tf.zeros(tf.stack([batch_size, length]), tf.bool)
+        mask.set_shape([None, length])
+        zeros = tf.zeros(tf.reshape(batch_size, [1]), tf.int64)
+        return Kept(
+            tf.zeros([0], tf.int64),
+            zeros,
+            tf.zeros([0], tf.float32) if weighted else None,
+            mask,
+            zeros,
+        )
+
+    def _length(self, positions: Positions, lengths: tf.Tensor) -> tf.Tensor:
+        """The length of the output; Keras's layers need at least 1."""
+        if self.max_length is not None:
+            return tf.constant(self.max_length, tf.int64)
+        if positions.width is not None:
+            return tf.maximum(tf.cast(positions.width, tf.int64), 1)
+        return tf.maximum(tf.reduce_max(lengths), 1)

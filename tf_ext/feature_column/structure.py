@@ -2,13 +2,32 @@
 """The structure of features: their values, and which bag holds which."""
 
 import typing
+from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
 from tf_ext.feature_column.batch_checks import BatchChecks
-from tf_ext.feature_column.category_column import CategoryColumn
 
 Feature: typing.TypeAlias = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
+
+
+def check_mapping(
+    owner: str,
+    inputs: object,
+    argument: str = "inputs",
+    values: str = "features",
+) -> None:
+    """Raises ValueError unless `inputs`, an argument of `owner`, is a dict."""
+    if not isinstance(inputs, Mapping):
+        raise ValueError(
+            f"Argument `{argument}` of {owner} must be a dict of {values} by "
+            f"key. Received: {argument} of type {type(inputs).__name__}"
+        )
+
+
+def names(inputs: Iterable[str]) -> str:
+    """The keys of inputs, as a text for messages."""
+    return ", ".join(sorted(map(repr, inputs))) or "none"
 
 
 def to_tensor(key: str, feature: typing.Any) -> Feature:
@@ -62,15 +81,16 @@ def _sparse_row_splits(
 
 
 def align(
-    part: CategoryColumn,
+    key: str,
     feature: Feature,
+    weights_key: str,
     weights: Feature,
     checks: BatchChecks,
 ) -> tf.Tensor:
     """The weights of a feature's values, in the same order."""
     wrong = (
-        f"The weights {part.weights!r} must have the structure of the feature "
-        f"{part.key!r}"
+        f"The weights {weights_key!r} must have the structure of the feature "
+        f"{key!r}"
     )
     for kind in (tf.SparseTensor, tf.RaggedTensor):
         if isinstance(feature, kind) != isinstance(weights, kind):

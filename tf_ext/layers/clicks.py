@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import tensorflow as tf
 
 from tf_ext._checks import refuse
-from tf_ext.feature_column import features
+from tf_ext.feature_column import structure
 from tf_ext.ops.exchange import exchange_ops
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -95,7 +95,7 @@ def of_batch(
         raise ValueError(
             f"The feature {key!r}, the `click` of an EmbeddingFeatures, is "
             "missing from the inputs. Present are: "
-            f"{features.names(inputs)}. It may be missing unless "
+            f"{structure.names(inputs)}. It may be missing unless "
             "training=True."
         )
     clicks = inputs[key]

@@ -4,7 +4,7 @@
 import collections
 from collections.abc import Sequence
 
-from tf_ext.feature_column import Bags, SequenceColumn, bag_blocks
+from tf_ext.feature_column import Bags, bag_blocks
 from tf_ext.feature_column.column import Column
 
 Part = collections.namedtuple("Part", ["key", "bags"])
@@ -31,7 +31,7 @@ class ColumnSets:
         self.columns = sorted(
             members,
             key=lambda c: (
-                isinstance(c, SequenceColumn),
+                c.sequence is not None,
                 members[c],
                 first[c],
             ),
@@ -53,7 +53,6 @@ class ColumnSets:
           columns, and a key that is equal for equal parts.
         """
         sets = list(dict.fromkeys(self._places))
-        parts = dict(
-            zip(sets, bag_blocks.select_each(bags, self.columns, sets))
-        )
+        weighted = [column.is_weighted for column in self.columns]
+        parts = dict(zip(sets, bag_blocks.select_each(bags, weighted, sets)))
         return [Part(places, parts[places]) for places in self._places]

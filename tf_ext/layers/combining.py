@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext.feature_column import Bags, SequenceColumn
+from tf_ext.feature_column import Bags
 from tf_ext.feature_column.column import Column
 
 _POOLED = "pooled"
@@ -20,7 +20,7 @@ def combine(
     inverse: tf.Tensor,
     bags: Bags,
     columns: Sequence[Column],
-    masks: Mapping[SequenceColumn, tf.Tensor],
+    masks: Mapping[Column, tf.Tensor],
 ) -> Sequence[tuple[Sequence[Column], tf.Tensor]]:
     """Makes the outputs of columns on one table.
 
@@ -60,11 +60,12 @@ def combine(
         values = slice(splits[0], splits[-1])
         weights = bags.weights[values] if weighted else None
         first, its, splits = run[0], inverse[values], splits - splits[0]
-        if isinstance(first, SequenceColumn):
-            output = _place(rows, its, splits, weights, first, masks[first])
+        if first.combiner is not None:
+            output = _pool(rows, its, splits, weights, run)
         else:
-            make = _pool if first.combiner is not None else _arrange
-            output = make(rows, its, splits, weights, run)
+            its_weights = weights if first.is_weighted else None
+            mask = masks.get(first)
+            output = first.place(rows, its, splits, its_weights, mask)
         outputs.append((run, output))
         begin = end
     return outputs
@@ -91,60 +92,3 @@ def _pool(
     return ops.combine_bags(
         rows, inverse, row_splits, weights, combiners=combiners
     )
-
-
-def _arrange(
-    rows: tf.Tensor,
-    inverse: tf.Tensor,
-    row_splits: tf.Tensor,
-    weights: tf.Tensor | None,
-    columns: Sequence[Column],
-) -> tf.Tensor:
-    [column] = columns
-    output = column.arrange(
-        tf.gather(rows, inverse),
-        row_splits,
-        weights if column.is_weighted else None,
-    )
-    wanted = [None, *column.output_shape(rows.shape[1])]
-    if not output.shape.is_compatible_with(wanted):
-        raise ValueError(
-            f"Method `arrange` of column {column.name!r} must return a tensor "
-            f"of shape {wanted}, as `output_shape` says. Received: a tensor of "
-            f"shape {output.shape}"
-        )
-    return output
-
-
-def _place(
-    rows: tf.Tensor,
-    inverse: tf.Tensor,
-    row_splits: tf.Tensor,
-    weights: tf.Tensor | None,
-    column: SequenceColumn,
-    mask: tf.Tensor,
-) -> tf.Tensor:
-    """The rows of a sequence at their positions, or in a tf.RaggedTensor."""
-    is_there = mask[mask] if column.ragged else tf.reshape(mask, [-1])
-    ends = tf.cumsum(tf.cast(is_there, tf.int64))
-    multiplies = column.is_weighted and not column.append_weight
-    factors = weights if multiplies else None
-
-    def at_positions(of: tf.Tensor, at: tf.Tensor) -> tf.Tensor:
-        return ops.combine_bags(
-            of, at, tf.concat([[0], ends], 0), factors, combiners=["sum"]
-        )
-
-    output = at_positions(rows, inverse)
-    if column.append_weight and weights is not None:
-        count = tf.range(tf.size(inverse))
-        appended = at_positions(weights[:, tf.newaxis], count)
-        output = tf.concat([output, appended], 1)
-    if column.ragged:
-        return tf.RaggedTensor.from_row_splits(
-            output, row_splits, validate=False
-        )
-    shape = tf.shape(mask)
-    output = tf.reshape(output, [shape[0], shape[1], output.shape[1]])
-    output.set_shape([*mask.shape, None])
-    return output

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tf_ext._compat import masks as keras_masks
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.feature_column import Bags, SequenceColumn, features
+from tf_ext.feature_column import Bags, structure
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.hashed_features import identity_of
 from tf_ext.layers import clicks
@@ -197,12 +197,12 @@ class EmbeddingFeatures(keras.layers.Layer):
         """
         if input_shape is None:
             return
-        features.check_mapping(
+        structure.check_mapping(
             "EmbeddingFeatures.build", input_shape, "input_shape", "shapes"
         )
         for column in self._sets.columns:
             for part in column.parts:
-                features.check_present(part, input_shape)
+                part.check_present(input_shape)
 
     def call(
         self, inputs: _Inputs, training: _Flag | None = None
@@ -263,7 +263,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         outputs = []
         for table, columns in zip(self.tables, self._columns):
             given = {c: give(table, c, inputs) for c in columns}
-            masks = {c: one.mask for c, one in given.items() if _is_masked(c)}
+            masks = {c: one.mask for c, one in given.items() if c.has_mask}
             outputs.append(
                 self._arrange(
                     [([c], one.output) for c, one in given.items()], masks
@@ -304,7 +304,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         columns: Sequence[Column],
         plan: PullPlan,
         bags: Bags,
-        masks: Mapping[SequenceColumn, tf.Tensor],
+        masks: Mapping[Column, tf.Tensor],
     ) -> tf.Tensor | dict[str, tf.Tensor]:
         combined = combine(rows, plan.inverse, bags, columns, masks)
         if statistics is not None:
@@ -317,7 +317,7 @@ class EmbeddingFeatures(keras.layers.Layer):
     def _arrange(
         self,
         combined: Iterable[tuple[Sequence[Column], tf.Tensor]],
-        masks: Mapping[SequenceColumn, tf.Tensor],
+        masks: Mapping[Column, tf.Tensor],
     ) -> tf.Tensor | dict[str, tf.Tensor]:
         """A table's output, of those of columns that stand side by side."""
         outputs = [
@@ -330,7 +330,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         named = {}
         for run, output in outputs:
             for column, piece in zip(run, _split(output, len(run))):
-                if _is_masked(column):
+                if column.has_mask:
                     keras_masks.set_keras_mask(piece, masks[column])
                 named[column.name] = piece
         return named
@@ -373,12 +373,12 @@ class EmbeddingFeatures(keras.layers.Layer):
           sequences; None if no column is one.
         """
         del previous_mask
-        wanted = [c for c in self._sets.columns if _is_masked(c)]
+        wanted = [c for c in self._sets.columns if c.has_mask]
         if not wanted:
             return None
         masks = hash_inputs(self.name, wanted, inputs, False).masks
         return self._structured(
-            {c.name: masks[c] if _is_masked(c) else None for c in columns}
+            {c.name: masks[c] if c.has_mask else None for c in columns}
             for columns in self._columns
         )
 
@@ -401,18 +401,14 @@ class EmbeddingFeatures(keras.layers.Layer):
         def spec(
             shape: tuple[int | None, ...], column: Column | None
         ) -> typing.Any:
-            if not isinstance(column, SequenceColumn):
+            if column is None:
                 return keras.KerasTensor((batch, *shape), self.compute_dtype)
-            length = (
-                column.length_of(inputs)
-                if hashed is None or column.ragged
-                else hashed[identity_of(column)]["mask"].shape[1]
-            )
-            shape = (batch, length, shape[-1])
+            entry = {} if hashed is None else hashed[identity_of(column)]
+            shape = column.symbolic_shape(shape, inputs, entry.get("mask"))
             made = keras.KerasTensor(
-                shape, self.compute_dtype, ragged=column.ragged
+                (batch, *shape), self.compute_dtype, ragged=column.ragged
             )
-            if not column.ragged:
+            if column.has_mask:
                 keras_masks.set_symbolic_mask(made)
             return made
 
@@ -467,10 +463,6 @@ class EmbeddingFeatures(keras.layers.Layer):
         if config.pop("several"):
             return cls(dict(zip(tables, columns)), **config)
         return cls(columns[0], tables[0], **config)
-
-
-def _is_masked(column: Column) -> typing.TypeGuard[SequenceColumn]:
-    return isinstance(column, SequenceColumn) and not column.ragged
 
 
 def _split(output: tf.Tensor, count: int) -> list[tf.Tensor]:

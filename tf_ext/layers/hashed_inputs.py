@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 
 from tf_ext._core import Setting
-from tf_ext.feature_column import features
+from tf_ext.feature_column import structure
 from tf_ext.feature_column.bags import HashedBatch, hash_batch
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.hashed_features import (
@@ -73,7 +73,7 @@ def find_hashed(
       ValueError: some columns are hashed and others are not, or features are
         gone that others read.
     """
-    features.check_mapping("EmbeddingFeatures", inputs)
+    structure.check_mapping("EmbeddingFeatures", inputs)
     replaced = replaced_in(inputs) or _REPLACED.get()
     if replaced is None:
         return None

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext._compat.calls import is_building_by_shapes
-from tf_ext.feature_column import features
 from tf_ext.feature_column.column import Column
 
 _Inputs = Mapping[str, typing.Any]
@@ -30,7 +29,7 @@ def with_types(columns: Sequence[Column], inputs: _Inputs) -> _Inputs:
     if not isinstance(inputs, Mapping):
         return inputs
     wrong = {
-        part.key: features.type_of_absent(part)
+        part.key: part.type_of_absent()
         for column in columns
         for part in column.parts
         if part.boundaries is None and _is_symbolic_float(inputs.get(part.key))

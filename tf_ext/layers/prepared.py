@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext._core import Setting
-from tf_ext.feature_column import Bags, SequenceColumn
+from tf_ext.feature_column import Bags
+from tf_ext.feature_column.column import Column
 from tf_ext.layers.column_sets import Part
 from tf_ext.regimes import PullPlan
 
@@ -33,7 +34,7 @@ class Prepared:
 
     parts: Sequence[Part]
     plans: Sequence[PullPlan]
-    masks: Mapping[SequenceColumn, tf.Tensor]
+    masks: Mapping[Column, tf.Tensor]
     error: tf.Tensor | None
 
     def distinct_plans(self) -> list[PullPlan]:

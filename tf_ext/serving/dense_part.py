@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext.feature_column import SequenceColumn
 from tf_ext.feature_column.column import Column
 from tf_ext.layers.click_inputs import reached
 from tf_ext.layers.given import Given, embeddings_given_by
@@ -146,7 +145,7 @@ def _given(one: Embedding, tensors: Mapping[str, tf.Tensor]) -> Given:
         splits = tensors[one.row_splits]
         return Given(tf.RaggedTensor.from_row_splits(output, splits), None)
     mask = tensors[one.mask] if one.mask else None
-    if mask is None and isinstance(one.column, SequenceColumn):
+    if mask is None and one.column.has_mask:
         # The outputs do not depend on it.
         mask = tf.ones(tf.shape(output)[:2], tf.bool)
     return Given(output, mask)
@@ -226,7 +225,6 @@ class _Probe:
             if key is not None and key in inputs
         }
         place = (id(table), column, tuple(sorted(read.items())))
-        ragged = isinstance(column, SequenceColumn) and column.ragged
         if place not in self._places:
             self._places[place] = len(self.embeddings)
             name = f"{table.name}__{column.name}"
@@ -237,17 +235,17 @@ class _Probe:
                     column,
                     {key: self._input_of(found) for key, found in read.items()},
                     f"{name}__mask",
-                    f"{name}__row_splits" if ragged else None,
+                    f"{name}__row_splits" if column.ragged else None,
                 )
             )
         index = self._places[place]
         self.order.append(index)
         one = self.embeddings[index]
         output = _placeholder(one.spec())
-        if ragged:
+        if column.ragged:
             splits = _placeholder(one.row_splits_spec())
             return Given(tf.RaggedTensor.from_row_splits(output, splits), None)
-        if not isinstance(column, SequenceColumn):
+        if not column.has_mask:
             return Given(output, None)
         if index not in self._masks:
             mask = _placeholder(self.embeddings[index].mask_spec())

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What columns are made of: features, and how their values become ids."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tf_ext.feature_column import structure
+
+_AS_INT64 = (tf.bool, tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
+_AS_IS = (tf.string, tf.int32, tf.int64)
+
+
+class Part:
+    """A feature that a column reads, and what is hashed of its values.
+
+    A column has one part, a cross several. Each column of `category_column` is
+    a part itself. Subclasses have values of other types, or convert them.
+
+    Attributes:
+      key: string, the key of the feature in the dict of inputs.
+      weights: string, the key of the feature with a weight for each value.
+      optional: bool, whether a batch without the feature is no error.
+      missing: string, int or float, which of the values that `convert` returns
+        is left out. None: none is.
+      boundaries: tuple of floats, which put the values that `convert` returns
+        into buckets. None: they are no numbers to be put in buckets.
+      bucket_size: int, the number of different ids within a cross. None: no
+        limit.
+      hashing: "fingerprint", or "identity" for integers that are signs.
+      conversion: string that tells conversions of `convert` apart, whose signs
+        differ. "" for values as they are.
+
+    Example:
+    A column that does not tell upper from lower case:
+
+      >>> import dataclasses
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class LowerCase(tf_ext.feature_column.Part):
+      ...     key: str
+      ...     conversion = "lower case"
+      ...
+      ...     def convert(self, values):
+      ...         return tf.strings.lower(super().convert(values))
+      >>> @keras.utils.register_keras_serializable("my_project")
+      ... @dataclasses.dataclass(frozen=True)
+      ... class Word(tf_ext.feature_column.Column):
+      ...     key: str
+      ...     combiner: str = "sum"
+      ...
+      ...     @property
+      ...     def parts(self):
+      ...         return (LowerCase(self.key),)
+      ...
+      ...     @property
+      ...     def name(self):
+      ...         return self.key
+      ...
+      ...     @property
+      ...     def namespace(self):
+      ...         return self.key
+      ...
+      ...     def get_config(self):
+      ...         return dataclasses.asdict(self)
+      ...
+      ...     @classmethod
+      ...     def from_config(cls, config):
+      ...         return cls(**config)
+      >>> layer = tf_ext.layers.EmbeddingFeatures(
+      ...     [Word("query")], tf_ext.SparseTable("words", 4))
+      >>> output = layer({"query": tf.constant(["Shoes", "shoes"])})
+      >>> bool(tf.reduce_all(output[0] == output[1]))
+      True
+    """
+
+    key: str
+    weights: str | None = None
+    optional: bool = False
+    missing: str | int | float | None = None
+    boundaries: tuple[float, ...] | None = None
+    bucket_size: int | None = None
+    hashing: str = "fingerprint"
+    conversion: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the column, for messages."""
+        return self.key
+
+    def converted_type(self, dtype: tf.DType) -> tf.DType:
+        """The type of what `convert` returns for values of a type.
+
+        Args:
+          dtype: tf.DType.
+
+        Returns:
+          `tf.string`, `tf.int64`, `tf.int32` or, with boundaries, `tf.float32`.
+
+        Raises:
+          ValueError: the part takes no values of the type.
+        """
+        converted = self._type_of(dtype)
+        if converted == tf.float32 and self.boundaries is None:
+            raise ValueError(
+                f"The feature {self.key!r} has floats, which cannot be ids, and"
+                f" column {self.name!r} has no boundaries: give it some, or "
+                "cast the feature to integers or strings."
+            )
+        if converted == tf.string and self.boundaries is not None:
+            raise ValueError(
+                f"The feature {self.key!r} is of strings, but column "
+                f"{self.name!r} has boundaries, which need numbers: use "
+                "tf.strings.to_number."
+            )
+        if converted == tf.string and self.hashing == "identity":
+            raise ValueError(
+                f"The feature {self.key!r} is of strings, but column "
+                f'{self.name!r} has hashing="identity", which needs integers.'
+            )
+        return converted
+
+    def convert(self, values: tf.Tensor) -> tf.Tensor:
+        """What is hashed in place of the values of a batch.
+
+        A uint64 has the sign of its decimal text, or of its bits if it is a
+        sign itself.
+
+        Args:
+          values: tensor of any shape.
+
+        Returns:
+          Tensor of the same shape.
+        """
+        dtype = self._type_of(values.dtype)
+        if values.dtype != tf.uint64:
+            return tf.cast(values, dtype)
+        if dtype == tf.string:
+            return tf.strings.as_string(values)
+        if dtype == tf.int64:
+            return tf.bitcast(values, tf.int64)
+        return tf.cast(values, dtype)
+
+    def type_of_absent(self) -> tf.DType:
+        """A type of converted values, where the feature is not in a batch."""
+        if self.boundaries is not None:
+            return tf.float32
+        return tf.int64 if self.hashing == "identity" else tf.string
+
+    def _type_of(self, dtype: tf.DType) -> tf.DType:
+        if dtype in _AS_IS:
+            return dtype
+        if dtype in _AS_INT64:
+            return tf.int64
+        if dtype.is_floating:
+            return tf.float32
+        if dtype == tf.uint64:
+            return self.type_of_absent()
+        raise ValueError(
+            f"The feature {self.key!r} must be of strings, integers, booleans "
+            f"or floats, but is of {dtype.name}: cast it to one of them."
+        )
+
+    def check_present(self, inputs: Mapping[str, Any]) -> None:
+        """Raises ValueError if inputs lack the feature, or its weights."""
+        if self.key not in inputs:
+            if not self.optional:
+                raise ValueError(
+                    f"The feature {self.key!r} of column {self.name!r} is "
+                    "missing from the inputs. Present are: "
+                    f"{structure.names(inputs)}. Pass it, or make the column "
+                    "with optional=True for an empty bag."
+                )
+        elif self.weights is not None and self.weights not in inputs:
+            raise ValueError(
+                f"The weights {self.weights!r} of column {self.name!r} are "
+                "missing from the inputs. Present are: "
+                f"{structure.names(inputs)}."
+            )
+
+    def check_feature(self, inputs: Mapping[str, Any]) -> None:
+        """Raises ValueError if the feature, which is present, is not as needed.
+
+        Args:
+          inputs: dict of objects with their `dtype` and `shape`, by key.
+        """
+        feature = inputs[self.key]
+        if tf.TensorShape(feature.shape).rank == 0:
+            raise ValueError(
+                f"The feature {self.key!r} must have a batch dimension, but is "
+                "a scalar."
+            )
+        self.converted_type(tf.as_dtype(feature.dtype))
+        if self.weights is None:
+            return
+        dtype = tf.as_dtype(inputs[self.weights].dtype)
+        if not dtype.is_floating:
+            raise ValueError(
+                f"The weights {self.weights!r} of column {self.name!r} must be "
+                f"floats, but are of {dtype.name}."
+            )
