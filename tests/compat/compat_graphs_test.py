@@ -25,11 +25,11 @@ class GraphsTest(absltest.TestCase):
 
         @tf.function
         def step(x):
-            one = graphs.attached_to_graph(x, "test")
+            one = graphs.attached_to_graph(x.graph, "test")
             one["plan"] = _Plan()
             plans.append(weakref.ref(one["plan"]))
-            self.assertIs(graphs.attached_to_graph(x + 1, "test"), one)
-            self.assertIsNot(graphs.attached_to_graph(x, "other"), one)
+            self.assertIs(graphs.attached_to_graph(x.graph, "test"), one)
+            self.assertIsNot(graphs.attached_to_graph(x.graph, "other"), one)
             return x
 
         step(tf.constant(1))

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "ArgumentTest::*",
-        "InputErrorTest::test_training_goes_on",
+        "InputErrorTest::test_training_goes_on*",
         "AsOneProcessTest::test_as_one_process_last_batches",
         "ClockTest::*_trained_by_clocks",
         "DifferentProgramsTest::test_n*",
@@ -236,6 +236,13 @@ class InputErrorTest(tf.test.TestCase):
         # two samples.
         expected = {1: -0.5, 2: -1.0, 3: -1.5, 4: -0.5, 5: -0.5}
         self.assertEqual({k: v[0] for k, v in rows.items()}, expected)
+
+    def test_training_goes_on_after_one_beside_a_gather(self):
+        for error, later, ended in _CASES[cases.input_error_beside_a_gather]:
+            self.assertIn("Worker 1: The weights 'w' must have", error)
+            self.assertIsNone(later)
+            # None was cancelled.
+            self.assertEqual(ended, 2)
 
     def test_data_that_cannot_be_read_end_the_training_of_all(self):
         if not IS_KERAS_3:

@@ -4,8 +4,8 @@
 import tensorflow as tf
 
 
-def attached_to_graph(tensor, key):
-    """A dict of tf_ext that lives as long as the graph of a tensor.
+def attached_to_graph(graph, key):
+    """A dict of tf_ext that lives as long as a graph.
 
     TensorFlow passes nothing but tensors from a pull to its gradient, so the
     plan of a pull is kept beside its tensor.
@@ -13,17 +13,17 @@ def attached_to_graph(tensor, key):
     Seen in: TensorFlow 2.18 to 2.21, whose graphs take attributes.
 
     Args:
-      tensor: a symbolic tensor.
+      graph: tf.Graph.
       key: string, which dict.
 
     Returns:
-      dict, the same one for all tensors of the graph.
+      dict.
     """
     name = f"_tf_ext_{key}"
-    kept = getattr(tensor.graph, name, None)
+    kept = getattr(graph, name, None)
     if kept is None:
         kept = {}
-        setattr(tensor.graph, name, kept)
+        setattr(graph, name, kept)
     return kept
 
 

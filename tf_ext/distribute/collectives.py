@@ -7,6 +7,10 @@ shape, and sizes that vary are rounded up to a few values: memory does not grow
 with the number of steps. Every worker has to make the same calls in the same
 order. Tokens keep this order among those with the same key; others do not wait
 for each other, because each takes a round trip.
+
+A worker whose step raises cancels the collectives that it has not finished, and
+the others' next ones of these keys would fail. So an error that all workers
+raise waits for the collectives before it, and those after it wait for it.
 """
 
 import bisect
@@ -17,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._compat.graphs import attached_to_graph
 from tf_ext.distribute.bundles import Bundle
 from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.ops.exchange import exchange_ops
@@ -114,6 +119,17 @@ class Collectives:
                 )
         return self._tokens[key]
 
+    @contextlib.contextmanager
+    def _ordered(self) -> Iterator[list[tf.Tensor]]:
+        """A context of a collective, after the errors that precede it.
+
+        Yields:
+          List for its result.
+        """
+        begun, checked = _order()
+        with tf.device(self.device), tf.control_dependencies(checked):
+            yield begun
+
     def all_to_all(
         self,
         pack: Callable[[tf.Tensor], tf.Tensor],
@@ -133,13 +149,16 @@ class Collectives:
         """
         width, index = exchange_ops.exchange_width(wanted)
         with tf.device(self.device):
+            row = pack(width)
+        with self._ordered() as begun:
             received = tf.raw_ops.CollectiveAllToAllV2(
-                input=pack(width),
+                input=row,
                 group_size=self.size,
                 group_key=_GROUP_KEY,
                 instance_key=_instance_key(f"all_to_all {dtype.name}", index),
                 ordering_token=[self._token("all_to_all")],
             )
+            begun.append(received)
         received.set_shape([self.size, None])
         return received
 
@@ -186,13 +205,16 @@ class Collectives:
     ) -> tf.Tensor:
         """Values `[n]` of all workers, `[size, n]`."""
         with tf.device(self.device):
+            row = tf.expand_dims(values, 0)
+        with self._ordered() as begun:
             gathered = tf.raw_ops.CollectiveGatherV2(
-                input=tf.expand_dims(values, 0),
+                input=row,
                 group_size=self.size,
                 group_key=_GROUP_KEY,
                 instance_key=instance_key,
                 ordering_token=[self._token(instance_key)],
             )
+            begun.append(gathered)
         gathered.set_shape([self.size, *values.shape])
         return gathered
 
@@ -273,15 +295,19 @@ class Collectives:
         index = bisect.bisect_left(_FINE_LADDER, count)
         key = _instance_key(f"sum {values.dtype.name}", index)
         with tf.device(self.device):
-            return tf.raw_ops.CollectiveReduceV2(
-                input=tf.pad(values, [[0, _FINE_LADDER[index] - count]]),
+            row = tf.pad(values, [[0, _FINE_LADDER[index] - count]])
+        with self._ordered() as begun:
+            reduced = tf.raw_ops.CollectiveReduceV2(
+                input=row,
                 group_size=self.size,
                 group_key=_GROUP_KEY,
                 instance_key=key,
                 ordering_token=[self._token(key)],
                 merge_op="Add",
                 final_op="Id",
-            )[:count]
+            )
+            begun.append(reduced)
+            return reduced[:count]
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Gathers bytes of all workers, outside of graphs.
@@ -328,6 +354,23 @@ class Collectives:
         if first:
             raise RuntimeError(f"{what} failed. {first}")
 
+    def raise_error(self, error: tf.Tensor) -> tf.Tensor:
+        """Raises an error that all workers have, of a step.
+
+        Args:
+          error: string scalar, the same on all workers; "" for none.
+
+        Returns:
+          Tensor that is there if there is no error.
+
+        Raises:
+          tf.errors.InvalidArgumentError: when it runs.
+        """
+        begun, checked = _order()
+        with tf.control_dependencies(begun):
+            checked.append(exchange_ops.raise_error(error))
+        return checked[-1]
+
     def first_error(self, error: tf.Tensor) -> tf.Tensor:
         """The error of the first worker that has one.
 
@@ -357,6 +400,17 @@ class Collectives:
             ),
             "",
         )
+
+
+def _order() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """`(begun, checked)`: a graph's collectives and errors, in their order.
+
+    Outside of graphs each has ended before the next one begins.
+    """
+    if tf.executing_eagerly():
+        return [], []
+    kept = attached_to_graph(tf.compat.v1.get_default_graph(), "collectives")
+    return kept.setdefault("begun", []), kept.setdefault("checked", [])
 
 
 def _instance_key(kind: str, index: int | tf.Tensor) -> int | tf.Tensor:

@@ -204,7 +204,7 @@ class AllToAll:
 
     def _raise(self, error: tf.Tensor, somewhere: tf.Tensor) -> tf.Tensor:
         """Raises the first worker's error, if there is one `somewhere`."""
-        return exchange_ops.raise_error(
+        return self.workers.raise_error(
             tf.cond(
                 somewhere,
                 lambda: self.workers.first_error(error),

@@ -94,7 +94,7 @@ class PullPlan:
     def _attach(self, indices: tf.Tensor) -> None:
         """Lets `plan_of` find the plan by the indices of a gradient."""
         if not tf.executing_eagerly():
-            attached_to_graph(indices, _PLANS)[_place(indices)] = self
+            attached_to_graph(indices.graph, _PLANS)[_place(indices)] = self
 
 
 class PullRequest(typing.NamedTuple):
@@ -166,7 +166,7 @@ def plan_of(signs: tf.Tensor) -> PullPlan | None:
     """
     if not is_identity(signs, bag_ops.UNIQUE_SIGNS):
         return None
-    plans = attached_to_graph(signs, _PLANS)
+    plans = attached_to_graph(signs.graph, _PLANS)
     return plans.get(_place(source_of(signs))) or PullPlan(signs)
 
 

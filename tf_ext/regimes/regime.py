@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tf_ext._keras import keras
 from tf_ext.distribute.cluster import strategy_name
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import shard_ops
 from tf_ext.regimes.batches import gather_replicas
 from tf_ext.regimes.gradients import (
@@ -251,6 +252,14 @@ class Regime:
             return number
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, number)
+
+    def raise_error(self, error: tf.Tensor) -> tf.Tensor:
+        """Raises an InvalidArgumentError that all processes have.
+
+        Args:
+          error: string scalar, the same in all processes; "" for none.
+        """
+        return exchange_ops.raise_error(error)
 
     def sum_gradients(
         self, dense: list[tf.Tensor], slices: TableSlices

@@ -198,6 +198,10 @@ class SynchronousRegime(AllToAll, Regime):
         """As in the base class, by tf_ext's collectives."""
         return tf.reduce_sum(self.gather(number[tf.newaxis]))
 
+    def raise_error(self, error: tf.Tensor) -> tf.Tensor:
+        """As in the base class, while no collective is under way."""
+        return self.workers.raise_error(error)
+
     def gather(self, values: tf.Tensor) -> tf.Tensor:
         """Gathers values of all workers; also in a graph."""
         return self.workers.gather(values)

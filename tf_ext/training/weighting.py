@@ -20,7 +20,6 @@ from tf_ext._compat.models import (
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers.batch_normalization import BatchNormalization
 from tf_ext.layers.in_batch_softmax import InBatchSoftmax
-from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import (
     current_replica_weight,
     losses_of_layers,
@@ -140,8 +139,9 @@ def _check_moving_averages(model: keras.Model, weight: tf.Tensor) -> None:
                 "except for `synchronized`."
             )
             empty = tf.cast(weight <= 0, tf.int64)
-            fine = regime_of_model(model).total(empty) == 0
-            exchange_ops.raise_error(tf.where(fine, "", message))
+            regime = regime_of_model(model)
+            fine = regime.total(empty) == 0
+            regime.raise_error(tf.where(fine, "", message))
             return
 
 

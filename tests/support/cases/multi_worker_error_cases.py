@@ -4,7 +4,9 @@
 import os
 import re
 import tempfile
+import time
 import types
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -94,6 +96,45 @@ def input_errors(worker):
         "rows_after_errors": rows,
         "rows": export(model.tables[0])["weights"],
     }
+
+
+def input_error_beside_a_gather(worker):
+    """All raise while one of them has not begun to gather a number of theirs.
+
+    The last result is how many such gathers have ended.
+    """
+    with worker.strategy.scope():
+        model = Weighted()
+        model.compile(optimizer(), dot)
+    good = _weighted_batch()
+    model(good[0])
+    gather = tf.raw_ops.CollectiveGatherV2
+    ended = []
+
+    def begin(values):
+        if worker.rank == 0:
+            time.sleep(0.5)
+        return values
+
+    def end(values):
+        ended.append(values)
+        return values
+
+    def call(function, values):
+        # TensorFlow would run stateful ones in the order of the program.
+        return tf.numpy_function(function, [values], values.dtype, False)
+
+    def late(input, **kwargs):
+        if input.shape != [1, 1]:
+            return gather(input=input, **kwargs)
+        input = call(begin, input)
+        return call(end, gather(input=input, **kwargs))
+
+    with mock.patch.object(tf.raw_ops, "CollectiveGatherV2", late):
+        train = _train_function(worker, model)
+        broken = _weighted_batch([0, 2, 3]) if worker.rank == 1 else good
+        errors = [_error_of(train, *batch) for batch in (broken, good)]
+    return *errors, len(ended)
 
 
 def pipeline_error(worker):

@@ -53,10 +53,10 @@ def columns_in_order(inverse: tf.Tensor) -> int | None:
 
 def _mark(tensor: tf.Tensor, key: str, columns: int) -> None:
     if tf.is_symbolic_tensor(tensor):
-        attached_to_graph(tensor, key)[tensor.op] = columns
+        attached_to_graph(tensor.graph, key)[tensor.op] = columns
 
 
 def _mark_of(tensor: tf.Tensor, key: str) -> int | None:
     if not tf.is_symbolic_tensor(tensor):
         return None
-    return attached_to_graph(tensor, key).get(tensor.op)
+    return attached_to_graph(tensor.graph, key).get(tensor.op)
