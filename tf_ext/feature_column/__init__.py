@@ -17,6 +17,7 @@ from tf_ext.feature_column.sequence_column import (
     SequenceColumn,
     sequence_category_column,
 )
+from tf_ext.feature_column.time_column import TimeColumn, time_column
 
 __all__ = [
     "Bags",
@@ -25,10 +26,12 @@ __all__ = [
     "CrossedColumn",
     "Part",
     "SequenceColumn",
+    "TimeColumn",
     "category_column",
     "columns_to_bags",
     "crossed_column",
     "sequence_category_column",
+    "time_column",
 ]
 
 
