@@ -27,11 +27,13 @@ _OPTIMIZERS = {
     )
     if hasattr(keras.optimizers, name)
 }
-if not IS_KERAS_3:
-    _OPTIMIZERS |= {
-        f"legacy_{name}": getattr(keras.optimizers.legacy, name)
-        for name in ("SGD", "Adam", "Adagrad", "Ftrl", "RMSprop")
-    }
+# None in Keras 3: both Kerases have tests of the same names.
+_OPTIMIZERS |= {
+    f"legacy_{name}": None
+    if IS_KERAS_3
+    else getattr(keras.optimizers.legacy, name)
+    for name in ("SGD", "Adam", "Adagrad", "Ftrl", "RMSprop")
+}
 
 
 class _RefusedError(Exception):
@@ -62,6 +64,8 @@ def _train(optimizer, *trained):
 class RefuseUpdatesTest(parameterized.TestCase):
     @parameterized.named_parameters(_OPTIMIZERS.items())
     def test_optimizers_are_refused_before_they_change_anything(self, make):
+        if make is None:
+            self.skipTest("Keras 3 has no such optimizer")
         optimizer, variable = make(0.5), _variable()
         variables.refuse_updates(variable, _refuse)
         if IS_KERAS_3:
@@ -86,6 +90,8 @@ class RefuseUpdatesTest(parameterized.TestCase):
 
     @parameterized.named_parameters(_OPTIMIZERS.items())
     def test_keras_would_train_it(self, make):
+        if make is None:
+            self.skipTest("Keras 3 has no such optimizer")
         optimizer, variable = make(0.5), _variable()
         _train(optimizer, variable)
         self.assertNotEqual(variable.numpy().tolist(), [[1.0, 1.0]])

@@ -65,9 +65,11 @@ class LongRunTest(parameterized.TestCase, tf.test.TestCase):
             # them, which may be late; a thread a hundred steps would be many.
             self.assertLess(threads[-1] - threads[0], _MOST_THREADS)
 
-    @parameterized.parameters(*cases.LONG)
+    @parameterized.parameters("long_custom_loop", "long_fit")
     @pytest.mark.timeout(450)
     def test_needs_no_more_memory_with_time(self, case):
+        if case not in cases.LONG:
+            self.skipTest("tf_keras's fit makes new keys for collectives")
         self._assert_steady(getattr(cases, case), _CASES)
 
     @pytest.mark.slow

@@ -21,6 +21,8 @@ from programs.restart_program import accumulating, batch, dump, make_model
 from tf_ext._keras import IS_KERAS_3, keras
 
 EPOCHS = 3
+# Gradients are accumulated, which tf_keras cannot do.
+ONLY_KERAS_3 = "accumulated"
 STEPS = 7  # of an epoch
 
 
@@ -70,13 +72,13 @@ def cases():
         "arrays": ({"steps": 3}, _arrays, 11),
     }
     if IS_KERAS_3:
-        every["accumulated"] = ({"steps": 5}, _batches, 13)
+        every[ONLY_KERAS_3] = ({"steps": 5}, _batches, 13)
     return every
 
 
 def whole_of(case):
     """The case whose whole life is that of `case`."""
-    own = ("accumulated", "arrays", "endless", "inside_an_epoch")
+    own = (ONLY_KERAS_3, "arrays", "endless", "inside_an_epoch")
     return case if case in own else "incremental"
 
 
@@ -116,7 +118,7 @@ class Seen(keras.callbacks.Callback):
 def _model(case):
     if case == "inside_an_epoch":
         return make_model()  # With all rules.
-    dense = accumulating() if case == "accumulated" else None
+    dense = accumulating() if case == ONLY_KERAS_3 else None
     return make_model(dense, ["adam_row", "sgd_scheduled"])
 
 
