@@ -32,6 +32,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
     1
     """
 
+    restores_rows = True
+
     def set_model(self, model: keras.Model) -> None:
         """Called by Keras, before training."""
         super().set_model(_WithRows(model))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics that are means over users, on a validation dataset in `fit`."""
 
-import functools
 import typing
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 from tf_ext._checks import check_count, refuse
 from tf_ext._keras import keras
 from tf_ext.metrics import user_means
+from tf_ext.models.model import Model
 from tf_ext.regimes import regime_of_model
 
 
@@ -150,58 +150,49 @@ class UserMetrics(keras.callbacks.Callback):
         """The model that computes what the metrics need of each sample."""
         if self._scoring is None or self._scoring.scored is not model:
             with regime_of_model(model).scope():
-                self._scoring = _scoring_class()(model, self.user, self.output)
+                self._scoring = Scoring(model, self.user, self.output)
         return self._scoring
 
 
 _GAUC = ("users", "labels", "scores", "weights")
 
 
-@functools.cache
-def _scoring_class() -> typing.Any:
-    # Models import callbacks.
-    from tf_ext.models.model import Model
+class Scoring(Model):
+    """A model that passes on what belongs to its scores.
 
-    class Scoring(Model):
-        """A model that passes on what belongs to its scores.
+    Outputs then come in any order, but belong together, whichever process
+    reads which sample.
+    """
 
-        Outputs then come in any order, but belong together, whichever process
-        reads which sample.
-        """
+    def __init__(
+        self, scored: typing.Any, user: str | None, output: str | int | None
+    ) -> None:
+        super().__init__(autocast=False)
+        self.scored = scored
+        self._user = user
+        self._output = output
 
-        def __init__(
-            self, scored: typing.Any, user: str | None, output: str | int | None
-        ) -> None:
-            super().__init__(autocast=False)
-            self.scored = scored
-            self._user = user
-            self._output = output
+    def call(self, inputs: dict[str, typing.Any]) -> typing.Any:
+        features = inputs["features"]
+        scores = self.scored(features, training=False)
+        if self._output is not None and isinstance(scores, tf.Tensor):
+            allowed = "None for a model that has one output"
+            refuse("UserMetrics", "output", allowed, self._output)
+        scores = self._one(scores)
+        labels = self._one(inputs["labels"])
+        if self._user is None:
+            return _ranks(labels, scores)
+        weights = self._one(inputs.get("weights"))
+        return _samples(_signs(features, self._user), labels, scores, weights)
 
-        def call(self, inputs: dict[str, typing.Any]) -> typing.Any:
-            features = inputs["features"]
-            scores = self.scored(features, training=False)
-            if self._output is not None and isinstance(scores, tf.Tensor):
-                allowed = "None for a model that has one output"
-                refuse("UserMetrics", "output", allowed, self._output)
-            scores = self._one(scores)
-            labels = self._one(inputs["labels"])
-            if self._user is None:
-                return _ranks(labels, scores)
-            weights = self._one(inputs.get("weights"))
-            return _samples(
-                _signs(features, self._user), labels, scores, weights
-            )
-
-        def _one(self, values: typing.Any) -> typing.Any:
-            """What belongs to the output; one tensor belongs to all."""
-            is_one = not isinstance(values, (dict, list, tuple))
-            return (
-                values
-                if is_one or self._output is None
-                else typing.cast(typing.Any, values)[self._output]
-            )
-
-    return Scoring
+    def _one(self, values: typing.Any) -> typing.Any:
+        """What belongs to the output; one tensor belongs to all."""
+        is_one = not isinstance(values, (dict, list, tuple))
+        return (
+            values
+            if is_one or self._output is None
+            else typing.cast(typing.Any, values)[self._output]
+        )
 
 
 def _samples(

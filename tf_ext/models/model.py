@@ -45,7 +45,8 @@ from tf_ext.training.building import (
     check_jit,
     wrapped_optimizers,
 )
-from tf_ext.training.dispatch import check_callbacks, training_of
+from tf_ext.training.callback_protocols import check_callbacks
+from tf_ext.training.dispatch import training_of
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.resume import awaiting_sigterm
 
@@ -205,22 +206,15 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
 
     def evaluate(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.evaluate`, under all strategies of `fit`."""
-        return self._run("evaluate", super().evaluate, args, kwargs)
+        given = bind_data(self, super().evaluate, args, kwargs)
+        with self._explaining_errors():
+            return training_of(self).evaluate(super().evaluate, given)
 
     def predict(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.predict`, under all strategies of `fit`."""
-        return self._run("predict", super().predict, args, kwargs)
-
-    def _run(
-        self,
-        name: str,
-        method: Callable[..., typing.Any],
-        args: tuple[typing.Any, ...],
-        kwargs: dict[str, typing.Any],
-    ) -> typing.Any:
-        given = bind_data(self, method, args, kwargs)
+        given = bind_data(self, super().predict, args, kwargs)
         with self._explaining_errors():
-            return training_of(self).run(name, method, given)
+            return training_of(self).predict(super().predict, given)
 
     def _run_batch(
         self,
@@ -277,12 +271,12 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         batch, unless the losses add up.
         """
         with after(data):
-            return training_of(self).library_step(super().train_step, data)
+            return weighting.step_of_class(self, super().train_step, data)
 
     def test_step(self, data: typing.Any) -> dict[str, typing.Any]:
         """As in Keras."""
         with after(data):
-            return training_of(self).library_step(super().test_step, data)
+            return weighting.step_of_class(self, super().test_step, data)
 
     @property
     def losses(self) -> list[tf.Tensor]:

@@ -14,11 +14,9 @@ import tensorflow as tf
 
 from tf_ext._checks import check_count, refuse
 from tf_ext._compat.models import (
-    loss_metrics_of_outputs,
     steps_per_execution,
 )
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.data import worker_batches
 from tf_ext.distribute import naming_lost_tasks
 from tf_ext.regimes import (
@@ -26,24 +24,17 @@ from tf_ext.regimes import (
     ParameterServerRegime,
     Regime,
     SynchronousRegime,
-    current_replica_weight,
-    library_step,
     regime_of_model,
 )
-from tf_ext.training import recommenders, resume
+from tf_ext.training import resume
 from tf_ext.training.building import wrapped_optimizers
 from tf_ext.training.epoch_order import telling_epochs
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.loop import TrainingLoop
+from tf_ext.training.losses import check_losses, check_losses_of_replicas
 from tf_ext.training.parameter_servers.loop import ParameterServerLoop
 from tf_ext.training.parameter_servers.steps import MOST_UNROLLED
-from tf_ext.training.synchronous.checks import (
-    check_layers,
-    check_losses,
-    check_losses_of_replicas,
-    check_optimizer,
-    losses_add_up,
-)
+from tf_ext.training.synchronous.checks import check_layers, check_optimizer
 from tf_ext.training.synchronous.loop import SynchronousLoop
 from tf_ext.training.synchronous.programs import program_of
 
@@ -102,15 +93,21 @@ class KerasTraining:
         with telling_epochs(given):
             return resume.fit(self._model, call, given)
 
-    def run(
+    def evaluate(
         self,
-        name: str,
-        keras_method: Callable[..., typing.Any],
+        keras_evaluate: Callable[..., typing.Any],
         given: inspect.BoundArguments,
     ) -> typing.Any:
-        """Calls `evaluate` or `predict`, with arguments as of `fit`."""
-        del name
-        return self._call_keras(keras_method, *given.args, **given.kwargs)
+        """Calls `evaluate`, with arguments as of `fit`."""
+        return self._call_keras(keras_evaluate, *given.args, **given.kwargs)
+
+    def predict(
+        self,
+        keras_predict: Callable[..., typing.Any],
+        given: inspect.BoundArguments,
+    ) -> typing.Any:
+        """Calls `predict`, with arguments as of `fit`."""
+        return self._call_keras(keras_predict, *given.args, **given.kwargs)
 
     def check_one_batch(self, method: str) -> None:
         """Raises ValueError where a single batch cannot be distributed.
@@ -127,68 +124,6 @@ class KerasTraining:
                 "travel to other tasks while the next step computes"
             )
             refuse("fit", "overlap_steps", allowed, True)
-
-    def library_step(
-        self, step: Callable[..., dict[str, typing.Any]], data: typing.Any
-    ) -> dict[str, typing.Any]:
-        """Calls a step of the model's Keras class, in a replica.
-
-        Args:
-          step: the method, `train_step` or `test_step`.
-          data: its argument.
-        """
-        weight = current_replica_weight()
-        if weight is None:
-            return step(data)
-        of_package = recommenders.is_recommenders_step(step)
-        if of_package:
-            weight.share_of_losses = functools.partial(
-                self._share_of_losses, weight.value
-            )
-        with library_step():
-            logs = step(data)
-        if not of_package:
-            return logs
-        return recommenders.sum_losses(logs, weight.value, self._regime.sum)
-
-    def replica_weight(
-        self, data: typing.Any, trains: bool
-    ) -> tf.Tensor | None:
-        """What a replica's loss is multiplied by in a step.
-
-        Args:
-          data: the argument of the step.
-          trains: bool, whether the step computes gradients.
-
-        Returns:
-          A float32 scalar tensor, as `tf_ext.regimes.replica_weight` takes it;
-          None if there is one replica.
-        """
-        model = self._model
-        context = tf.distribute.get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
-            return None
-        size = worker_batches.batch_size_of(data)
-        has_samples = tf.cast(size > 0, tf.float32)
-        if recommenders.is_recommenders_model(model):
-            adds_up = recommenders.loss_is_sum(model)
-        else:
-            adds_up = losses_add_up(model.loss) or not (
-                trains or loss_metrics_of_outputs(model)
-            )
-        if adds_up:
-            return has_samples
-        return tf.math.divide_no_nan(
-            tf.cast(self._regime.num_replicas * size, tf.float32),
-            tf.cast(self._regime.total(size), tf.float32),
-        )
-
-    def _share_of_losses(self, weight: tf.Tensor) -> tf.Tensor:
-        """A replica's share of losses that all of them add up."""
-        if not recommenders.loss_is_sum(self._model):
-            return tf.constant(1.0 / self._regime.num_replicas)
-        count = self._regime.total(tf.cast(weight > 0, tf.int64))
-        return tf.math.divide_no_nan(1.0, tf.cast(count, tf.float32))
 
     def _call_keras(
         self,
@@ -212,16 +147,29 @@ class _LoopTraining(KerasTraining):
     ) -> keras.callbacks.History:
         self._check_overlap(options)
         given.apply_defaults()
-        return self._loop().run("fit", given.arguments, options)
+        loop = self._loop()
+        with loop.running("fit"):
+            return loop.fit(given.arguments, options)
 
-    def run(
+    def evaluate(
         self,
-        name: str,
-        keras_method: Callable[..., typing.Any],
+        keras_evaluate: Callable[..., typing.Any],
         given: inspect.BoundArguments,
     ) -> typing.Any:
         given.apply_defaults()
-        return self._loop().run(name, given.arguments)
+        loop = self._loop()
+        with loop.running("evaluate"):
+            return loop.evaluate(given.arguments)
+
+    def predict(
+        self,
+        keras_predict: Callable[..., typing.Any],
+        given: inspect.BoundArguments,
+    ) -> typing.Any:
+        given.apply_defaults()
+        loop = self._loop()
+        with loop.running("predict"):
+            return loop.predict(given.arguments)
 
     def check_one_batch(self, method: str) -> None:
         raise ValueError(
@@ -338,38 +286,3 @@ def training_of(model: keras.Model) -> KerasTraining:
     """
     regime = regime_of_model(model)
     return _TRAINING[type(regime)](model, regime)
-
-
-def check_callbacks(callbacks: typing.Any) -> None:
-    """Raises ValueError for classes, and callbacks that would leave out rows.
-
-    Args:
-      callbacks: a callback, a list of them, a CallbackList, or None.
-    """
-    if callbacks is None:
-        return
-    if not isinstance(callbacks, (list, tuple)):
-        callbacks = getattr(callbacks, "callbacks", [callbacks])
-    averaging = getattr(keras.callbacks, "SwapEMAWeights", ())
-    for callback in callbacks:
-        if isinstance(callback, type):
-            name = callback.__name__
-            allowed = (
-                f"instances of callbacks, such as {name}(...), not classes"
-            )
-            refuse("fit", "callbacks", allowed, callbacks)
-        if (
-            isinstance(callback, keras.callbacks.EarlyStopping)
-            and callback.restore_best_weights
-            and not isinstance(callback, EarlyStopping)
-        ):
-            allowed = (
-                "without "
-                "keras.callbacks.EarlyStopping(restore_best_weights=True), "
-                "which restores variables but not rows: use "
-                "tf_ext.callbacks.EarlyStopping with the same arguments"
-            )
-            refuse("fit", "callbacks", allowed, callbacks)
-        if isinstance(callback, averaging):
-            allowed = "without SwapEMAWeights, which does not swap rows"
-            refuse("fit", "callbacks", allowed, callbacks)

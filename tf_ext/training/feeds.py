@@ -7,9 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
-if typing.TYPE_CHECKING:
-    from tf_ext.training.parameter_servers.steps import Step
-
 
 class EpochFeed(typing.Protocol):
     """What a TrainingLoop reads, one epoch after the other."""
@@ -71,9 +68,17 @@ class StepFeed(EpochFeed, typing.Protocol):
     def starter(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        step: "Step",
+        function_for: Callable[[int], typing.Any],
     ) -> Callable[[typing.Any], typing.Any]:
-        """The function that schedules a Step of what `epoch` yields."""
+        """The function that schedules what `epoch` yields.
+
+        Args:
+          coordinator: tf.distribute.coordinator.ClusterCoordinator.
+          function_for: from a number of steps to the tf.function for them.
+
+        Returns:
+          Function of what `epoch` yields to the RemoteValue of its results.
+        """
 
     def made(
         self, steps: int, results: list[tf.Tensor] | None

@@ -6,6 +6,7 @@ Subclasses send batches to workers and collect the results.
 """
 
 import abc
+import contextlib
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -42,8 +43,9 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         self._model = model
         self._regime = regime_of_model(model)
 
-    def run(self, method: str, *arguments: typing.Any) -> typing.Any:
-        """Calls `fit`, `evaluate` or `predict`.
+    @contextlib.contextmanager
+    def running(self, method: str) -> Iterator[None]:
+        """The context of a call of `fit`, `evaluate` or `predict`.
 
         Raises:
           tf_ext.distribute.ServerLostError: a parameter server was lost.
@@ -51,7 +53,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         """
         with naming_lost_tasks(self._regime.strategy):
             self._check_is_compiled(method)
-            return getattr(self, method)(*arguments)
+            yield
 
     def fit(
         self, arguments: dict[str, typing.Any], options: FitOptions

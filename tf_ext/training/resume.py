@@ -15,33 +15,13 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_model
 from tf_ext.training.building import build_model, build_optimizer
+from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
 
 _LOG = logging.getLogger("tf_ext")
-
-
-def find_snapshot(callbacks: typing.Any) -> TableSnapshot | None:
-    """The TableSnapshot among the callbacks of `fit`, or None.
-
-    Raises:
-      ValueError: there are several.
-    """
-    callbacks = getattr(callbacks, "callbacks", callbacks)
-    found = [
-        callback
-        for callback in tf.nest.flatten(callbacks)
-        if isinstance(callback, TableSnapshot)
-    ]
-    if len(found) > 1:
-        raise ValueError(
-            "Argument `callbacks` of fit must have at most one TableSnapshot, "
-            f"to continue from. Received: callbacks={callbacks!r}"
-        )
-    return found[0] if found else None
 
 
 def awaiting_sigterm(
@@ -52,10 +32,10 @@ def awaiting_sigterm(
     Args:
       given: inspect.BoundArguments of `fit`.
     """
-    snapshot = find_snapshot(given.arguments.get("callbacks"))
-    if snapshot is None:
+    resuming = resuming_among(given.arguments.get("callbacks"))
+    if resuming is None:
         return contextlib.nullcontext()
-    return snapshot.awaiting_sigterm()
+    return resuming.awaiting_sigterm()
 
 
 def restored_point(model: keras.Model, callbacks: typing.Any) -> Point | None:
@@ -65,10 +45,10 @@ def restored_point(model: keras.Model, callbacks: typing.Any) -> Point | None:
       The Point, or None without a callback, without a point, or after the first
       call.
     """
-    snapshot = find_snapshot(callbacks)
-    if snapshot is None or not snapshot.can_resume():
+    resuming = resuming_among(callbacks)
+    if resuming is None or not resuming.can_resume():
         return None
-    return snapshot.resume(model)
+    return resuming.resume(model)
 
 
 def fit(
@@ -83,13 +63,13 @@ def fit(
       keras_fit: the method `fit` of its Keras class.
       given: inspect.BoundArguments of it.
     """
-    snapshot = find_snapshot(given.arguments.get("callbacks"))
-    if snapshot is None or not snapshot.can_resume():
+    resuming = resuming_among(given.arguments.get("callbacks"))
+    if resuming is None or not resuming.can_resume():
         return keras_fit(*given.args, **given.kwargs)
     given.apply_defaults()
     arguments = split_arrays(given.arguments)
     _build(model, arguments)
-    point = snapshot.resume(model)
+    point = resuming.resume(model)
     epochs = arguments["epochs"]
     arguments = {**arguments, "initial_epoch": point.epoch}
     steps = arguments["steps_per_epoch"]

@@ -6,9 +6,10 @@ in gradients and in logs.
 """
 
 import contextlib
+import functools
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -18,16 +19,20 @@ from tf_ext._compat.models import (
     losses_are_mixed,
 )
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.data.worker_batches import batch_size_of
 from tf_ext.layers.batch_normalization import BatchNormalization
 from tf_ext.layers.in_batch_softmax import InBatchSoftmax
 from tf_ext.regimes import (
+    Regime,
     current_replica_weight,
+    library_step,
     losses_of_layers,
     regime_of_model,
     replica_weight,
     weigh_computed_loss,
 )
-from tf_ext.training.dispatch import training_of
+from tf_ext.training import recommenders
+from tf_ext.training.losses import losses_add_up
 
 
 def install(model: keras.Model) -> None:
@@ -70,6 +75,34 @@ def compute_loss(
     return loss if loss is None else weigh_computed_loss(loss)
 
 
+def step_of_class(
+    model: keras.Model,
+    step: Callable[..., dict[str, typing.Any]],
+    data: typing.Any,
+) -> dict[str, typing.Any]:
+    """Calls a step of the model's Keras class, in a replica.
+
+    Args:
+      model: tf_ext.Model.
+      step: the method, `train_step` or `test_step`.
+      data: its argument.
+    """
+    weight = current_replica_weight()
+    if weight is None:
+        return step(data)
+    regime = regime_of_model(model)
+    of_package = recommenders.is_recommenders_step(step)
+    if of_package:
+        weight.share_of_losses = functools.partial(
+            _share_of_losses, model, regime, weight.value
+        )
+    with library_step():
+        logs = step(data)
+    if not of_package:
+        return logs
+    return recommenders.sum_losses(logs, weight.value, regime.sum)
+
+
 def added_losses(
     model: keras.Model, losses: list[tf.Tensor]
 ) -> list[tf.Tensor]:
@@ -102,7 +135,7 @@ def _in_step(
     with contextlib.ExitStack() as stack:
         if weight is None:
             # The loop of Keras 3's synchronous workers knows it already.
-            value = training_of(model).replica_weight(data, trains)
+            value = _weight_of(model, data, trains)
             if value is None:
                 yield None
                 return
@@ -122,6 +155,50 @@ def _in_step(
             added = tf.convert_to_tensor(state) - before
             added = tf.math.multiply_no_nan(added, weight.value)
             state.assign(before + added)
+
+
+def _weight_of(
+    model: keras.Model, data: typing.Any, trains: bool
+) -> tf.Tensor | None:
+    """What a replica's loss is multiplied by in a step.
+
+    Args:
+      model: tf_ext.Model.
+      data: the argument of the step.
+      trains: bool, whether the step computes gradients.
+
+    Returns:
+      A float32 scalar tensor, as `tf_ext.regimes.replica_weight` takes it; None
+      if there is one replica.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return None
+    regime = regime_of_model(model)
+    size = batch_size_of(data)
+    has_samples = tf.cast(size > 0, tf.float32)
+    if recommenders.is_recommenders_model(model):
+        adds_up = recommenders.loss_is_sum(model)
+    else:
+        adds_up = losses_add_up(model.loss) or not (
+            trains or loss_metrics_of_outputs(model)
+        )
+    if adds_up:
+        return has_samples
+    return tf.math.divide_no_nan(
+        tf.cast(regime.num_replicas * size, tf.float32),
+        tf.cast(regime.total(size), tf.float32),
+    )
+
+
+def _share_of_losses(
+    model: keras.Model, regime: Regime, weight: tf.Tensor
+) -> tf.Tensor:
+    """A replica's share of losses that all of them add up."""
+    if not recommenders.loss_is_sum(model):
+        return tf.constant(1.0 / regime.num_replicas)
+    count = regime.total(tf.cast(weight > 0, tf.int64))
+    return tf.math.divide_no_nan(1.0, tf.cast(count, tf.float32))
 
 
 def _check_moving_averages(model: keras.Model, weight: tf.Tensor) -> None:

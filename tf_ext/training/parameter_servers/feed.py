@@ -5,6 +5,7 @@ A dataset is read by the coordinator and each batch is an argument of the step
 that a worker runs; a function that makes a dataset runs on each worker.
 """
 
+import abc
 import contextlib
 import itertools
 import typing
@@ -16,12 +17,13 @@ from tf_ext.data.epochs import tell_epoch
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.batch_packing import Joining, Packing
 
-if typing.TYPE_CHECKING:
-    from tf_ext.training.parameter_servers.steps import Step
 
-
-class _AnyWorkerFeed:
+class _AnyWorkerFeed(abc.ABC):
     """What feeds have in common whose steps any worker can run."""
+
+    @abc.abstractmethod
+    def steps_in(self, sent: typing.Any) -> typing.Any:
+        """The number of steps of what `epoch` yields."""
 
     def traced(
         self, run: Callable[[typing.Any], list[tf.Tensor]]
@@ -32,11 +34,11 @@ class _AnyWorkerFeed:
     def starter(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        step: "Step",
+        function_for: Callable[[int], typing.Any],
     ) -> Callable[[typing.Any], typing.Any]:
-        """The function that schedules a Step of what `epoch` yields."""
+        """The function that schedules what `epoch` yields."""
         return lambda sent: coordinator.schedule(
-            step.function_of(sent), args=(sent,)
+            function_for(self.steps_in(sent)), args=(sent,)
         )
 
     def made(
@@ -52,9 +54,6 @@ class _AnyWorkerFeed:
     def ended(self) -> Collection[int]:
         """The indices of workers that have no data left: none."""
         return ()
-
-    def tell_epoch(self, number: int) -> None:
-        """Told the number of the epoch that comes next, from 0."""
 
 
 class Feed(_AnyWorkerFeed):
@@ -258,6 +257,9 @@ class WorkerFeed(_AnyWorkerFeed):
     def go_on(epoch: int, first_step: int) -> tuple[int, int]:
         """Each worker's data start again; returns both arguments."""
         return epoch, first_step
+
+    def tell_epoch(self, number: int) -> None:
+        """Told the number of the epoch that comes next, from 0."""
 
     def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
         """Yields the workers' iterator for each execution of an epoch."""

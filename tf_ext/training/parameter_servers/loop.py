@@ -8,6 +8,7 @@ predictions come in the order of one process.
 """
 
 import collections
+import contextlib
 import typing
 from collections.abc import Iterable, Iterator
 
@@ -64,12 +65,14 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         # Of calls under way, which may be nested.
         self._shares: list[ShareFeed] = []
 
-    def run(self, method: str, *arguments: typing.Any) -> typing.Any:
-        """Calls `fit`, `evaluate` or `predict`, as the base class does."""
+    @contextlib.contextmanager
+    def running(self, method: str) -> Iterator[None]:
+        """The context of a call, after which no worker reads its share."""
         opened = len(self._shares)
         with own_executor():
             try:
-                return super().run(method, *arguments)
+                with super().running(method):
+                    yield
             finally:
                 while len(self._shares) > opened:
                     self._shares.pop().close()
@@ -166,7 +169,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         if limit:
             limit = max(1, limit // step.steps_per_execution)
         limit = limit or _EXECUTIONS_PER_WORKER * workers
-        start = feed.starter(self._coordinator, step)
+        start = feed.starter(self._coordinator, step.function_for)
         return self._inflight.run(start, batches, limit, repeatable, feed.ended)
 
     def _verbose(self, verbose: typing.Any) -> typing.Any:

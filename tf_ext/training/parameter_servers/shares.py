@@ -24,9 +24,6 @@ from tf_ext.training.parameter_servers.worker_share import (
     Share,
 )
 
-if typing.TYPE_CHECKING:
-    from tf_ext.training.parameter_servers.steps import Step
-
 
 class ShareFeed:
     """Batches that each worker reads from the dataset of a function.
@@ -165,13 +162,13 @@ class ShareFeed:
     def starter(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        step: "Step",
+        function_for: Callable[[int], typing.Any],
     ) -> Callable[[int], typing.Any]:
-        """The function that schedules a Step of what `epoch` yields."""
+        """The function that schedules what `epoch` yields."""
         sizes = {1, self.steps_per_execution}
         whole, other = (
             clusters.traced_for_workers(
-                coordinator, step.function_for(size), ITERATOR
+                coordinator, function_for(size), ITERATOR
             )
             for size in (max(sizes), min(sizes))
         )

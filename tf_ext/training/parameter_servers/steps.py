@@ -115,10 +115,6 @@ class Step:
                 else self._function
             )
 
-    def function_of(self, sent: typing.Any) -> typing.Any:
-        """The tf.function for what the feed yielded."""
-        return self.function_for(self._steps_in(sent))
-
     def function_for(self, steps: int) -> typing.Any:
         """The tf.function for a number of steps."""
         is_whole = steps == self.steps_per_execution

@@ -13,15 +13,14 @@ import tensorflow as tf
 
 from tf_ext._compat.models import build_for, layers_of
 from tf_ext._keras import keras
-from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.distribute.bundles import Bundle
 from tf_ext.optimizers.delaying import delayed_updates
 from tf_ext.regimes import SynchronousRegime, piggybacked, replica_weight
 from tf_ext.training.building import build_optimizer, example_of
+from tf_ext.training.callback_protocols import Resuming, resuming_among
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.loop import TrainingLoop
 from tf_ext.training.optional_batches import from_optional
-from tf_ext.training.resume import find_snapshot
 from tf_ext.training.synchronous.ahead import AheadOfStep
 from tf_ext.training.synchronous.checks import check_layers
 from tf_ext.training.synchronous.feed import (
@@ -48,7 +47,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         self._functions: dict[tuple[str, str], tuple[typing.Any, ...]] = {}
-        self._snapshot: TableSnapshot | None = None
+        self._resuming: Resuming | None = None
 
     def _training_feed(
         self, arguments: dict[str, typing.Any]
@@ -80,7 +79,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
 
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
         callbacks.on_train_begin()
-        self._snapshot = find_snapshot(callbacks)
+        self._resuming = resuming_among(callbacks)
         if self._regime.rank != 0:
             _detach_backups(callbacks)
 
@@ -127,12 +126,12 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
                 )
             told = told.numpy()
             feed.take(told[:, :TOLD])
-            if kind == "train" and self._snapshot is not None:
-                self._snapshot.tell_sigterm(bool(told[:, TOLD].any()))
+            if kind == "train" and self._resuming is not None:
+                self._resuming.tell_sigterm(bool(told[:, TOLD].any()))
             yield result
 
     def _is_preempted(self) -> bool:
-        return self._snapshot is not None and self._snapshot.sigterm_received
+        return self._resuming is not None and self._resuming.sigterm_received
 
     def _make_step(
         self, kind: str, element_spec: typing.Any

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`fit` knows callbacks by what they implement, not by their classes."""
+
+import contextlib
+
+import pytest
+import tensorflow as tf
+from absl.testing import absltest
+from models.model_building import generator
+from models.small_models import batch, compiled, functional, table
+
+from tf_ext._keras import keras
+from tf_ext.recovery.points import Point
+from tf_ext.training.callback_protocols import (
+    Resuming,
+    check_callbacks,
+    resuming_among,
+)
+
+pytestmark = pytest.mark.both_kerases(slow=True)
+
+
+class _Own(keras.callbacks.Callback):
+    """Continues from epoch 1, without files."""
+
+    sigterm_received = False
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    @contextlib.contextmanager
+    def awaiting_sigterm(self):
+        self.seen.append("awaiting")
+        yield
+        self.seen.append("awaited")
+
+    def tell_sigterm(self, anywhere):
+        self.seen.append(anywhere)
+
+    def can_resume(self):
+        return True
+
+    def resume(self, model):
+        self.seen.append(model.built)
+        return Point(step=1, epoch=1, step_in_epoch=0, path="/own")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.seen.append(epoch)
+
+
+class _RestoringRows(keras.callbacks.EarlyStopping):
+    restores_rows = True
+
+
+class CallbackProtocolsTest(tf.test.TestCase):
+    def setUp(self):
+        super().setUp()
+        self.model = compiled(functional(table()))
+        self.data = batch(generator(self))
+
+    def fit(self, *callbacks, epochs=3):
+        x, y = self.data
+        self.model.fit(x, y, epochs=epochs, verbose=0, callbacks=[*callbacks])
+
+    def test_continues_from_the_point_of_any_class(self):
+        own = _Own()
+        with self.assertLogs("tf_ext", "WARNING") as logs:
+            self.fit(own)
+        self.assertEqual(own.seen, ["awaiting", True, 1, 2, "awaited"])
+        self.assertIn("from the recovery point /own", logs.output[0])
+
+    def test_several_points_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "at most one TableSnapshot"):
+            self.fit(_Own(), _Own())
+
+    def test_others_do_not_resume(self):
+        others = [keras.callbacks.Callback(), keras.callbacks.TerminateOnNaN()]
+        self.assertIsNone(resuming_among(others))
+        self.assertIsNone(resuming_among(None))
+        self.assertIsInstance(_Own(), Resuming)
+
+    def test_early_stopping_that_restores_rows(self):
+        check_callbacks([_RestoringRows("loss", restore_best_weights=True)])
+        with self.assertRaisesRegex(ValueError, "which restores variables"):
+            self.fit(
+                keras.callbacks.EarlyStopping("loss", restore_best_weights=True)
+            )
+
+
+if __name__ == "__main__":
+    absltest.main()

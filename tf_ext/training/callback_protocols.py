@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `fit` asks of callbacks, by what they implement, and which it refuses.
+
+`fit` knows no class of `tf_ext.callbacks`, only these protocols.
+"""
+
+import contextlib
+import typing
+
+import tensorflow as tf
+
+from tf_ext._checks import refuse
+from tf_ext._keras import keras
+from tf_ext.recovery.points import Point
+
+
+@typing.runtime_checkable
+class Resuming(typing.Protocol):
+    """A callback that `fit` asks for the point from which to continue."""
+
+    def awaiting_sigterm(self) -> contextlib.AbstractContextManager[None]:
+        """The context of `fit`, in which SIGTERM is a notice if asked for."""
+
+    @property
+    def sigterm_received(self) -> bool:
+        """Whether SIGTERM has come to this process, if that is a notice."""
+
+    def tell_sigterm(self, anywhere: bool) -> None:
+        """Told with a step whether SIGTERM had come to any worker."""
+
+    def can_resume(self) -> bool:
+        """Whether `fit`, which asks, should begin with `resume`."""
+
+    def resume(self, model: keras.Model) -> Point:
+        """Restores a built model from the newest point, which it returns."""
+
+
+@typing.runtime_checkable
+class RestoringRows(typing.Protocol):
+    """A callback that restores rows wherever its base class restores weights.
+
+    Attributes:
+      restores_rows: True.
+    """
+
+    restores_rows: bool
+
+
+def resuming_among(callbacks: typing.Any) -> Resuming | None:
+    """The callback that training continues from, or None.
+
+    Args:
+      callbacks: what `fit` is given: a callback, a list, a CallbackList, None.
+
+    Raises:
+      ValueError: there are several.
+    """
+    callbacks = getattr(callbacks, "callbacks", callbacks)
+    found = [
+        callback
+        for callback in tf.nest.flatten(callbacks)
+        if isinstance(callback, Resuming)
+    ]
+    if len(found) > 1:
+        raise ValueError(
+            "Argument `callbacks` of fit must have at most one TableSnapshot, "
+            f"to continue from. Received: callbacks={callbacks!r}"
+        )
+    return found[0] if found else None
+
+
+def check_callbacks(callbacks: typing.Any) -> None:
+    """Raises ValueError for classes, and callbacks that would leave out rows.
+
+    Args:
+      callbacks: a callback, a list of them, a CallbackList, or None.
+    """
+    if callbacks is None:
+        return
+    if not isinstance(callbacks, (list, tuple)):
+        callbacks = getattr(callbacks, "callbacks", [callbacks])
+    averaging = getattr(keras.callbacks, "SwapEMAWeights", ())
+    for callback in callbacks:
+        if isinstance(callback, type):
+            name = callback.__name__
+            allowed = (
+                f"instances of callbacks, such as {name}(...), not classes"
+            )
+            refuse("fit", "callbacks", allowed, callbacks)
+        if (
+            isinstance(callback, keras.callbacks.EarlyStopping)
+            and callback.restore_best_weights
+            and not isinstance(callback, RestoringRows)
+        ):
+            allowed = (
+                "without "
+                "keras.callbacks.EarlyStopping(restore_best_weights=True), "
+                "which restores variables but not rows: use "
+                "tf_ext.callbacks.EarlyStopping with the same arguments"
+            )
+            refuse("fit", "callbacks", allowed, callbacks)
+        if isinstance(callback, averaging):
+            allowed = "without SwapEMAWeights, which does not swap rows"
+            refuse("fit", "callbacks", allowed, callbacks)
