@@ -175,7 +175,7 @@ class CheckClusterTest(LocalClusterTestCase):
 
     def test_refuses_another_version_of_tf_ext(self):
         with (
-            mock.patch.object(tf_ext, "__version__", "9.8.7"),
+            mock.patch.object(strategy_module, "__version__", "9.8.7"),
             self.assertRaisesRegex(
                 RuntimeError,
                 "/job:ps/task:0 at 127.0.0.1:[0-9]+ runs tf_ext .*, but this "

@@ -12,7 +12,6 @@ import time
 import typing
 from collections.abc import Sequence
 
-import tf_ext
 from tf_ext.distribute import watchdog
 
 if typing.TYPE_CHECKING:
@@ -158,7 +157,7 @@ def task_environment() -> dict[str, str]:
     environment.pop("TF_CONFIG", None)
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     # The same tf_ext, wherever this process has it from.
-    own = str(pathlib.Path(tf_ext.__file__).resolve().parents[1])
+    own = str(pathlib.Path(__file__).resolve().parents[2])
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = os.pathsep.join(
         [own, *filter(None, [inherited])]

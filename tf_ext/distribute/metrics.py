@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-import tf_ext
+from tf_ext._version import __version__
 from tf_ext.distribute import this_task, training_counts
 from tf_ext.ops.table import op_counts
 
@@ -61,7 +61,7 @@ class _Collector:
             "Which task of the cluster the process is, and what it runs.",
             {
                 "task": this_task.name(),
-                "tf_ext": tf_ext.__version__,
+                "tf_ext": __version__,
                 "tensorflow": tf.__version__,
             },
         )

@@ -7,13 +7,13 @@ import typing
 
 import tensorflow as tf
 
-import tf_ext
 from tf_ext._checks import is_finite, is_int, refuse
 from tf_ext._compat.clusters import configure_coordination, keeping_sigterm
 from tf_ext._compat.grpc_options import (
     KEEPALIVE_TIMEOUT_SECONDS,
     set_server_patience,
 )
+from tf_ext._version import __version__
 from tf_ext.distribute import coordination, peers, process_1, this_task
 from tf_ext.distribute.addresses import (
     named,
@@ -249,7 +249,7 @@ def _connect(
 def _check_versions(
     strategy: tf.distribute.Strategy, tasks: dict[str, str]
 ) -> None:
-    own = f"{tf_ext.__version__} {tf.__version__}"
+    own = f"{__version__} {tf.__version__}"
     # There are several workers.
     workers = typing.cast(Collectives, collectives_of(strategy))
     gathered = workers.gather_bytes(own.encode())

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-import tf_ext
 from tf_ext._compat.grpc_options import (
     set_grpc_options,
     set_server_patience,
 )
+from tf_ext._version import __version__
 from tf_ext.distribute import process_1, this_task
 from tf_ext.distribute.addresses import (
     named,
@@ -241,11 +241,11 @@ def _check_versions(task: str, found: list[str] | None) -> None:
     if found is None:
         raise RuntimeError(
             f"{task} has not loaded the op library of tf_ext "
-            f"{tf_ext.__version__}. Start it with `python -m "
+            f"{__version__}. Start it with `python -m "
             "tf_ext.distribute.server` of that version, or call "
             "tf_ext.ops.library() before its tf.distribute.Server is made."
         )
-    wanted = (tf_ext.__version__, tf.__version__)
+    wanted = (__version__, tf.__version__)
     for package, needs, has in zip(
         ("tf_ext", "TensorFlow"), wanted, found, strict=True
     ):

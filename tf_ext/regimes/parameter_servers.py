@@ -17,11 +17,8 @@ from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.strategy import check_cluster, table_owner
 from tf_ext.ops.passes.bundle_ops import next_stage
 from tf_ext.regimes.plan import PullRequest
-from tf_ext.regimes.regime import Regime
+from tf_ext.regimes.regime import CheckedOptimizer, Regime
 from tf_ext.regimes.table_interface import Placement, Table
-
-if typing.TYPE_CHECKING:
-    from tf_ext.optimizers import Optimizer
 
 # The tensors that rows wait for, in `computing_after`.
 _before: contextvars.ContextVar[Sequence[tf.Tensor]] = contextvars.ContextVar(
@@ -75,7 +72,7 @@ class ParameterServerRegime(Regime):
         """Raises ValueError: the coordinator does not have the rows."""
         raise self._unexportable(label, "on parameter servers")
 
-    def check_optimizer(self, optimizer: "Optimizer") -> None:
+    def check_optimizer(self, optimizer: CheckedOptimizer) -> None:
         """Raises ValueError for options that need the steps of all workers."""
         optimizer.check_for_servers()
 

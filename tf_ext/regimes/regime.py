@@ -38,9 +38,15 @@ from tf_ext.regimes.table_interface import (
 
 if typing.TYPE_CHECKING:
     from tf_ext.distribute.collectives import Collectives
-    from tf_ext.optimizers import Optimizer
 
 _T = typing.TypeVar("_T")
+
+
+class CheckedOptimizer(typing.Protocol):
+    """What a regime asks of a `tf_ext.optimizers.Optimizer`."""
+
+    def check_for_servers(self) -> None:
+        """Raises ValueError unless ParameterServerStrategy supports it."""
 
 
 class Regime:
@@ -357,7 +363,7 @@ class Regime:
         """
         del model_in_fit
 
-    def check_optimizer(self, optimizer: "Optimizer") -> None:
+    def check_optimizer(self, optimizer: CheckedOptimizer) -> None:
         """Raises ValueError for options that the regime does not support.
 
         Args:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-import tf_ext
 from tf_ext import _terminal as terminal
+from tf_ext import ops
 from tf_ext._keras import keras
 from tf_ext.serving import folder, replay, row_dtypes
 from tf_ext.serving.export import export
@@ -160,8 +160,7 @@ def _export(options: argparse.Namespace) -> int:
             f"{names}"
         )
     warmup = None if options.warmup is None else _read_batch(options.warmup)
-    for name in tf_ext.__all__:
-        getattr(tf_ext, name)  # Registers its classes with Keras.
+    ops.library()  # Registers the classes of tf_ext with Keras.
     for name in options.modules:
         importlib.import_module(name)
     model = keras.models.load_model(options.model)

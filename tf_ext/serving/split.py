@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-import tf_ext
 from tf_ext._keras import keras
+from tf_ext._version import __version__
 from tf_ext.feature_column.column import Column
 from tf_ext.serving import folder, row_files
 from tf_ext.serving import signature as signatures
@@ -111,7 +111,7 @@ def export_split(
                 "kind": "split",
                 "model": model.name,
                 "step": step_of(model),
-                "tf_ext_version": tf_ext.__version__,
+                "tf_ext_version": __version__,
                 "tensorflow_version": tf.__version__,
                 "dense": DENSE,
                 "embeddings": [_describe(e, tables) for e in part.embeddings],

@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-import tf_ext
 from tf_ext._keras import keras
+from tf_ext._version import __version__
 from tf_ext.regimes import regime_of_model
 from tf_ext.serving import folder, row_dtypes, warmup
 from tf_ext.serving.copies import copy_of, outside_of_strategies
@@ -168,7 +168,7 @@ class _Export:
             {
                 "model": self._model.name,
                 **about,
-                "tf_ext_version": tf_ext.__version__,
+                "tf_ext_version": __version__,
                 "tensorflow_version": tf.__version__,
                 "dtype": self._options.dtype,
                 "tables": [

@@ -9,8 +9,8 @@ import time
 
 import tensorflow as tf
 
-import tf_ext
 from tf_ext import distribute
+from tf_ext.distribute import multi_worker
 
 
 def _catches(number):
@@ -32,7 +32,7 @@ def main():
     config = json.loads(os.environ["TF_CONFIG"])
     rank = config["task"]["index"]
     if options.version_of_rank_1 and rank == 1:
-        tf_ext.__version__ = options.version_of_rank_1
+        multi_worker.__version__ = options.version_of_rank_1
     cluster = None
     if options.chief:
         first, *others = config["cluster"]["worker"]
