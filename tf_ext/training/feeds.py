@@ -7,12 +7,23 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
+Spec: typing.TypeAlias = typing.Any
+"""Nested structure of `tf.TypeSpec`, of a batch."""
+Batch: typing.TypeAlias = typing.Any
+"""Nested structure of tensors, the argument of a model's step."""
+Sent: typing.TypeAlias = typing.Any
+"""What a feed yields for one step or more: only the feed knows its kind."""
+Logs: typing.TypeAlias = dict[str, typing.Any]
+"""What a step returns, by the name of the metric or loss."""
+Arguments: typing.TypeAlias = dict[str, typing.Any]
+"""All arguments of `fit`, `evaluate` or `predict` of Keras."""
+
 
 class EpochFeed(typing.Protocol):
     """What a TrainingLoop reads, one epoch after the other."""
 
     @property
-    def element_spec(self) -> typing.Any:
+    def element_spec(self) -> Spec:
         """Nested structure of `tf.TypeSpec`, a batch."""
 
     @property
@@ -22,14 +33,14 @@ class EpochFeed(typing.Protocol):
     def tell_epoch(self, number: int) -> None:
         """Told the number of the epoch that comes next, from 0."""
 
-    def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
+    def epoch(self, first_step: int = 0) -> Iterator[Sent]:
         """Yields what is sent for one step or more of the next epoch.
 
         Args:
           first_step: int, steps of this epoch that were made before.
         """
 
-    def steps_in(self, sent: typing.Any) -> int | tf.Tensor:
+    def steps_in(self, sent: Sent) -> int | tf.Tensor:
         """The steps that what `epoch` yields is for; a tensor in a graph."""
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
@@ -55,21 +66,19 @@ class StepFeed(EpochFeed, typing.Protocol):
     def steps_per_execution(self) -> int:
         """The most steps that one function runs."""
 
-    def unpack(
-        self, sent: typing.Any, index: tf.Tensor | None = None
-    ) -> typing.Any:
+    def unpack(self, sent: Sent, index: tf.Tensor | None = None) -> Batch:
         """A batch of what `epoch` yields; called in the step."""
 
     def traced(
-        self, run: Callable[[typing.Any], list[tf.Tensor]]
-    ) -> Callable[[typing.Any], list[tf.Tensor]]:
+        self, run: Callable[[Sent], list[tf.Tensor]]
+    ) -> Callable[[Sent], list[tf.Tensor]]:
         """The function that workers run, from a step of what is sent."""
 
     def starter(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         function_for: Callable[[int], typing.Any],
-    ) -> Callable[[typing.Any], typing.Any]:
+    ) -> Callable[[Sent], typing.Any]:
         """The function that schedules what `epoch` yields.
 
         Args:
@@ -85,7 +94,7 @@ class StepFeed(EpochFeed, typing.Protocol):
     ) -> tuple[int, list[tf.Tensor] | None]:
         """The steps that were made, of those wanted, and their results."""
 
-    def sent_again(self) -> Sequence[typing.Any]:
+    def sent_again(self) -> Sequence[Sent]:
         """What is sent once more, where no step was made."""
 
     def ended(self) -> Collection[int]:

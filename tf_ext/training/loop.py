@@ -17,7 +17,7 @@ from tf_ext._compat.models import is_compiled, start_of_training
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import naming_lost_tasks, training_counts
 from tf_ext.regimes import regime_of_model
-from tf_ext.training.feeds import EpochFeed
+from tf_ext.training.feeds import Arguments, EpochFeed, Logs, Sent
 from tf_ext.training.fit_arguments import FitOptions, split_arrays
 from tf_ext.training.resume import restored_point, tell_position
 
@@ -56,7 +56,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
             yield
 
     def fit(
-        self, arguments: dict[str, typing.Any], options: FitOptions
+        self, arguments: Arguments, options: FitOptions
     ) -> keras.callbacks.History:
         """Trains the model.
 
@@ -107,7 +107,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         feed: _Feed,
         callbacks: keras.callbacks.CallbackList,
         first_step: int = 0,
-    ) -> Iterator[typing.Any]:
+    ) -> Iterator[Sent]:
         """Yields what an epoch sends until the model is told to stop.
 
         Args:
@@ -131,7 +131,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         callbacks: keras.callbacks.CallbackList,
         first_step: int,
         options: FitOptions,
-    ) -> dict[str, typing.Any]:
+    ) -> Logs:
         logs = None
         done = first_step
         batches = self._begun("train", feed, callbacks, first_step)
@@ -146,10 +146,10 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
 
     def _validate(
         self,
-        arguments: dict[str, typing.Any],
+        arguments: Arguments,
         callbacks: keras.callbacks.CallbackList,
         epoch: int,
-    ) -> dict[str, typing.Any]:
+    ) -> Logs:
         data = arguments["validation_data"]
         if data is None or not _is_due(epoch, arguments["validation_freq"]):
             return {}
@@ -168,7 +168,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         )
         return {f"val_{name}": value for name, value in logs.items()}
 
-    def evaluate(self, arguments: dict[str, typing.Any]) -> typing.Any:
+    def evaluate(self, arguments: Arguments) -> typing.Any:
         """Computes the metrics: as `keras.Model.evaluate` returns them.
 
         Args:
@@ -192,7 +192,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         callbacks.on_test_end(logs)
         return logs if arguments["return_dict"] else _in_order(model, logs)
 
-    def predict(self, arguments: dict[str, typing.Any]) -> typing.Any:
+    def predict(self, arguments: Arguments) -> typing.Any:
         """Computes outputs: as `keras.Model.predict` returns them.
 
         Args:
@@ -216,14 +216,14 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         return tf.nest.map_structure(_concatenate, *outputs)
 
     @abc.abstractmethod
-    def _training_feed(self, arguments: dict[str, typing.Any]) -> _Feed:
+    def _training_feed(self, arguments: Arguments) -> _Feed:
         """The feed of `fit`, from its arguments."""
 
     @abc.abstractmethod
-    def _feed(self, arguments: dict[str, typing.Any]) -> _Feed:
+    def _feed(self, arguments: Arguments) -> _Feed:
         """The feed of `evaluate` and `predict`, from their arguments."""
 
-    def _test_feed(self, arguments: dict[str, typing.Any]) -> _Feed:
+    def _test_feed(self, arguments: Arguments) -> _Feed:
         """The feed of `evaluate`, if not that of `predict`."""
         return self._feed(arguments)
 
@@ -235,37 +235,37 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
     def _train_steps(
         self,
         feed: _Feed,
-        batches: Iterable[typing.Any],
+        batches: Iterable[Sent],
         options: FitOptions,
-    ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
+    ) -> Iterator[tuple[int, Logs]]:
         """Yields the number of steps and the logs of each training."""
 
     @abc.abstractmethod
     def _test_steps(
-        self, feed: _Feed, batches: Iterable[typing.Any]
-    ) -> Iterator[dict[str, typing.Any] | None]:
+        self, feed: _Feed, batches: Iterable[Sent]
+    ) -> Iterator[Logs | None]:
         """Yields the logs after each batch."""
 
     @abc.abstractmethod
     def _predict_steps(
-        self, feed: _Feed, batches: Iterable[typing.Any]
+        self, feed: _Feed, batches: Iterable[Sent]
     ) -> Iterator[typing.Any]:
         """Yields the outputs for each batch."""
 
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
         callbacks.on_train_begin()
 
-    def _epoch_logs(self, logs: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    def _epoch_logs(self, logs: Logs) -> Logs:
         """The logs of an epoch, from those of its last step."""
         return {name: _number(value) for name, value in logs.items()}
 
-    def _verbose(self, verbose: typing.Any) -> typing.Any:
+    def _verbose(self, verbose: str | int) -> str | int:
         """The effective value of `verbose`."""
         return verbose
 
     def _callbacks(
         self,
-        arguments: dict[str, typing.Any],
+        arguments: Arguments,
         feed: _Feed,
         epochs: int = 1,
         history: bool = not IS_KERAS_3,
@@ -326,7 +326,7 @@ def _number(value: typing.Any) -> typing.Any:
     return float(value) if value.ndim == 0 else value
 
 
-def _in_order(model: keras.Model, logs: dict[str, typing.Any]) -> typing.Any:
+def _in_order(model: keras.Model, logs: Logs) -> typing.Any:
     """The values of metrics as a list, or the single value."""
     names = model.metrics_names
     if IS_KERAS_3:  # They are nested there.

@@ -5,20 +5,19 @@ A function of a batch takes Python as long for its arguments as for the rest of
 a call, if the batch has many tensors.
 """
 
-import typing
-
 import tensorflow as tf
 
 from tf_ext.data.worker_batches import batch_size_of
+from tf_ext.training.feeds import Batch, Spec
 
 
-def as_optional(*batch: typing.Any) -> tf.Tensor:
+def as_optional(*batch: Batch) -> tf.Tensor:
     """A scalar that holds the tensors of a batch, whatever their shapes."""
     tensors = tf.nest.flatten(batch, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(components=tensors)
 
 
-def from_optional(optional: tf.Tensor, element_spec: typing.Any) -> typing.Any:
+def from_optional(optional: tf.Tensor, element_spec: Spec) -> Batch:
     """The batch of which `as_optional` made a scalar.
 
     Args:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext.ops.passes import bundle_ops
+from tf_ext.training.feeds import Spec
 
 
 class Packing:
@@ -26,7 +27,7 @@ class Packing:
         all strings.
     """
 
-    def __init__(self, element_spec: typing.Any) -> None:
+    def __init__(self, element_spec: Spec) -> None:
         self._spec = element_spec
         self._specs = tf.nest.flatten(element_spec, expand_composites=True)
         for spec in self._specs:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import tensorflow as tf
 
 from tf_ext.data.epochs import tell_epoch
+from tf_ext.training.feeds import Batch, Sent
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.batch_packing import Joining, Packing
 
@@ -22,12 +23,12 @@ class _AnyWorkerFeed(abc.ABC):
     """What feeds have in common whose steps any worker can run."""
 
     @abc.abstractmethod
-    def steps_in(self, sent: typing.Any) -> typing.Any:
+    def steps_in(self, sent: Sent) -> int | tf.Tensor:
         """The number of steps of what `epoch` yields."""
 
     def traced(
-        self, run: Callable[[typing.Any], list[tf.Tensor]]
-    ) -> Callable[[typing.Any], list[tf.Tensor]]:
+        self, run: Callable[[Sent], list[tf.Tensor]]
+    ) -> Callable[[Sent], list[tf.Tensor]]:
         """The function that workers run, from a step of what is sent."""
         return run
 
@@ -35,7 +36,7 @@ class _AnyWorkerFeed(abc.ABC):
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         function_for: Callable[[int], typing.Any],
-    ) -> Callable[[typing.Any], typing.Any]:
+    ) -> Callable[[Sent], typing.Any]:
         """The function that schedules what `epoch` yields."""
         return lambda sent: coordinator.schedule(
             function_for(self.steps_in(sent)), args=(sent,)
@@ -47,7 +48,7 @@ class _AnyWorkerFeed(abc.ABC):
         """The steps that were made, of those wanted, and their results."""
         return steps, results
 
-    def sent_again(self) -> Sequence[typing.Any]:
+    def sent_again(self) -> Sequence[Sent]:
         """What is sent once more, where no step was made: nothing."""
         return ()
 
@@ -101,7 +102,7 @@ class Feed(_AnyWorkerFeed):
 
     def unpack(
         self, sent: Sequence[tf.Tensor], index: tf.Tensor | None = None
-    ) -> typing.Any:
+    ) -> Batch:
         """A batch from what `epoch` yields; to be called in the step.
 
         Args:
@@ -134,7 +135,7 @@ class Feed(_AnyWorkerFeed):
         if self._steps is None:
             tell_epoch(self._dataset, number)
 
-    def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
+    def epoch(self, first_step: int = 0) -> Iterator[Sent]:
         """Yields the packed batches of the next epoch, joined if several.
 
         With `steps` an epoch continues where the last one ended, if data are
@@ -150,7 +151,7 @@ class Feed(_AnyWorkerFeed):
         while group := [*itertools.islice(batches, self.steps_per_execution)]:
             yield self._joining.join(group)
 
-    def _batches(self, first_step: int) -> Iterator[typing.Any]:
+    def _batches(self, first_step: int) -> Iterator[Sent]:
         if self._steps is None:
             left = self.num_batches and self.num_batches - first_step
             dataset, self._rest = self._rest or self._dataset, None
@@ -226,14 +227,12 @@ class WorkerFeed(_AnyWorkerFeed):
         self.steps_per_execution = steps_per_execution
         self._iterator = iter(dataset)
 
-    def unpack(
-        self, sent: typing.Any, index: tf.Tensor | None = None
-    ) -> typing.Any:
+    def unpack(self, sent: Sent, index: tf.Tensor | None = None) -> Batch:
         """A batch, on the worker; the next one, whatever `index`."""
         del index
         return next(sent if self.steps_per_execution == 1 else sent[0])
 
-    def steps_in(self, sent: typing.Any) -> int | tf.Tensor:
+    def steps_in(self, sent: Sent) -> int | tf.Tensor:
         """The number of steps of what `epoch` yields, as Feed returns it."""
         if self.steps_per_execution == 1:
             return 1
@@ -261,7 +260,7 @@ class WorkerFeed(_AnyWorkerFeed):
     def tell_epoch(self, number: int) -> None:
         """Told the number of the epoch that comes next, from 0."""
 
-    def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
+    def epoch(self, first_step: int = 0) -> Iterator[Sent]:
         """Yields the workers' iterator for each execution of an epoch."""
         left = self.num_batches - first_step
         if self.steps_per_execution == 1:

@@ -27,7 +27,7 @@ from tf_ext.training.building import (
     build_optimizer,
     example_of,
 )
-from tf_ext.training.feeds import StepFeed
+from tf_ext.training.feeds import Arguments, Logs, Sent, StepFeed
 from tf_ext.training.fit_arguments import (
     FitOptions,
     dataset_of,
@@ -84,9 +84,9 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
     def _train_steps(
         self,
         feed: StepFeed,
-        batches: Iterable[typing.Any],
+        batches: Iterable[Sent],
         options: FitOptions,
-    ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
+    ) -> Iterator[tuple[int, Logs]]:
         step = self._functions.get("train", feed, options.overlap_steps)
         limit = options.max_inflight_steps
         staleness = []
@@ -101,8 +101,8 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
                 yield steps, {**logs, STALENESS: mean}
 
     def _test_steps(
-        self, feed: StepFeed, batches: Iterable[typing.Any]
-    ) -> Iterator[dict[str, typing.Any] | None]:
+        self, feed: StepFeed, batches: Iterable[Sent]
+    ) -> Iterator[Logs | None]:
         step = self._functions.get("test", feed)
         logs = None
         for _, tensors in self._steps(feed, step, batches):
@@ -111,14 +111,14 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
             yield logs
 
     def _predict_steps(
-        self, feed: StepFeed, batches: Iterable[typing.Any]
+        self, feed: StepFeed, batches: Iterable[Sent]
     ) -> Iterator[typing.Any]:
         step = self._functions.get("predict", feed)
         for tensors in self._results(feed, step, batches, repeatable=True):
             yield step.result(tensors)
 
     def _training_feed(
-        self, arguments: dict[str, typing.Any]
+        self, arguments: Arguments
     ) -> Feed | WorkerFeed | ShareFeed:
         x, steps = arguments["x"], arguments["steps_per_epoch"]
         execution = steps_per_execution(self._model)
@@ -135,10 +135,10 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         self._shares.append(feed)
         return feed
 
-    def _feed(self, arguments: dict[str, typing.Any]) -> Feed:
+    def _feed(self, arguments: Arguments) -> Feed:
         return Feed(dataset_of(arguments), arguments["steps"])
 
-    def _test_feed(self, arguments: dict[str, typing.Any]) -> Feed | ShareFeed:
+    def _test_feed(self, arguments: Arguments) -> Feed | ShareFeed:
         if makes_dataset(arguments["x"]) and arguments["steps"] is None:
             return self._share_feed(arguments["x"])
         return self._feed(arguments)
@@ -147,7 +147,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         self,
         feed: StepFeed,
         step: Step,
-        batches: Iterable[typing.Any],
+        batches: Iterable[Sent],
         limit: int | None = None,
     ) -> Iterator[tuple[int, list[tf.Tensor] | None]]:
         """Yields the number of steps, and their results or None."""
@@ -161,7 +161,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         self,
         feed: StepFeed,
         step: Step,
-        batches: Iterable[typing.Any],
+        batches: Iterable[Sent],
         limit: int | None = None,
         repeatable: bool = False,
     ) -> Iterator[typing.Any]:
@@ -172,7 +172,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         start = feed.starter(self._coordinator, step.function_for)
         return self._inflight.run(start, batches, limit, repeatable, feed.ended)
 
-    def _verbose(self, verbose: typing.Any) -> typing.Any:
+    def _verbose(self, verbose: str | int) -> str | int:
         if verbose == "auto" and not IS_KERAS_3:
             return 2  # As in tf_keras under this strategy.
         return verbose
@@ -193,7 +193,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
             build_model(model, example)
             build_optimizer(model)
 
-    def _epoch_logs(self, logs: dict[str, typing.Any]) -> dict[str, typing.Any]:
+    def _epoch_logs(self, logs: Logs) -> Logs:
         # The last step's metrics can lack updates of other steps.
         metrics = self._model.get_metrics_result()
         others = {STALENESS: logs[STALENESS]} if STALENESS in logs else {}
@@ -211,16 +211,16 @@ class _Wanted:
     end, unless the data of all workers end before.
     """
 
-    def __init__(self, feed: StepFeed, batches: Iterable[typing.Any]) -> None:
+    def __init__(self, feed: StepFeed, batches: Iterable[Sent]) -> None:
         self._feed = feed
         self._batches = iter(batches)
-        self._again: list[typing.Any] = []
+        self._again: list[Sent] = []
         self._steps: collections.deque[int] = collections.deque()
 
-    def __iter__(self) -> Iterator[typing.Any]:
+    def __iter__(self) -> Iterator[Sent]:
         return self
 
-    def __next__(self) -> typing.Any:
+    def __next__(self) -> Sent:
         sent = self._again.pop() if self._again else next(self._batches)
         self._steps.append(self._feed.steps_in(sent))
         return sent

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_ext._compat import clusters
 from tf_ext.distribute.cluster import cluster_of
+from tf_ext.training.feeds import Batch, Sent, Spec
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.worker_share import (
     ITERATOR,
@@ -58,7 +59,7 @@ class ShareFeed:
         self.steps_per_execution = steps_per_execution
         self._parking = clusters.separate_workers(coordinator)
         workers = len(cluster_of(coordinator.strategy)["worker"])
-        self.element_spec: typing.Any = None
+        self.element_spec: Spec = None
         first_size = Groups.first_size()
         self._shares = [
             Share(
@@ -102,8 +103,8 @@ class ShareFeed:
         return tf.function(make, autograph=False).get_concrete_function()
 
     def traced(
-        self, run: Callable[[typing.Any], list[tf.Tensor]]
-    ) -> Callable[[typing.Any], list[tf.Tensor]]:
+        self, run: Callable[[Sent], list[tf.Tensor]]
+    ) -> Callable[[Sent], list[tf.Tensor]]:
         """The function of an iterator that runs a step on what it yields."""
 
         def read_and_run(iterator: typing.Any) -> list[tf.Tensor]:
@@ -115,19 +116,17 @@ class ShareFeed:
 
         return read_and_run
 
-    def unpack(
-        self, group: tf.Tensor, index: tf.Tensor | None = None
-    ) -> typing.Any:
+    def unpack(self, group: tf.Tensor, index: tf.Tensor | None = None) -> Batch:
         """A batch of a group, in the step."""
         return self._groups.take(group, 0 if index is None else index)
 
-    def steps_in(self, sent: typing.Any) -> int | tf.Tensor:
+    def steps_in(self, sent: Sent) -> int | tf.Tensor:
         """The number of steps of a group; the most, of what `epoch` yields."""
         if tf.executing_eagerly():
             return self.steps_per_execution
         return tf.size(sent, tf.int64)
 
-    def epoch(self, first_step: int = 0) -> Iterator[typing.Any]:
+    def epoch(self, first_step: int = 0) -> Iterator[int]:
         """Yields the number of the epoch until all workers' data have ended.
 
         Args:

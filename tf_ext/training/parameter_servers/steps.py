@@ -12,7 +12,7 @@ from tf_ext.ops.passes.bundle_ops import bundle_transfers
 from tf_ext.optimizers.delaying import Updates, delayed_updates
 from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
-from tf_ext.training.feeds import StepFeed
+from tf_ext.training.feeds import Batch, Logs, Sent, StepFeed
 
 STALENESS = "staleness"
 
@@ -120,11 +120,11 @@ class Step:
         is_whole = steps == self.steps_per_execution
         return self._whole if is_whole else self._function
 
-    def _run_one(self, sent: typing.Any) -> list[tf.Tensor]:
+    def _run_one(self, sent: Sent) -> list[tf.Tensor]:
         bundle_transfers()
         return self._strategy.run(self._read, args=(self._unpack(sent),))
 
-    def _run_several(self, sent: typing.Any) -> list[tf.Tensor]:
+    def _run_several(self, sent: Sent) -> list[tf.Tensor]:
         """Trains on the batches that were sent."""
         iterations = getattr(self._optimizer, "iterations", None)
         steps = self._steps_in(sent)
@@ -150,7 +150,7 @@ class Step:
             logs = {**logs, STALENESS: self._staleness(before, after, steps)}
         return self._packed(logs)
 
-    def _run_whole(self, sent: typing.Any) -> list[tf.Tensor]:
+    def _run_whole(self, sent: Sent) -> list[tf.Tensor]:
         """As `_run_several`, for as many batches as can be."""
         bundle_transfers()
         iterations = getattr(self._optimizer, "iterations", None)
@@ -173,7 +173,7 @@ class Step:
             logs = {**logs, STALENESS: staleness}
         return self._packed(logs)
 
-    def _run_overlapped(self, sent: typing.Any) -> list[tf.Tensor]:
+    def _run_overlapped(self, sent: Sent) -> list[tf.Tensor]:
         """As `_run_whole`; each step reads before the last one's update.
 
         Operations on the same rows or variables run in the order in which they
@@ -207,8 +207,8 @@ class Step:
         return self._packed(logs)
 
     def _delayed(
-        self, batch: typing.Any, before: list[tf.Tensor]
-    ) -> tuple[dict[str, typing.Any], Updates]:
+        self, batch: Batch, before: list[tf.Tensor]
+    ) -> tuple[Logs, Updates]:
         """A step's logs, and its updates, which have not been made.
 
         Args:
@@ -220,7 +220,7 @@ class Step:
         return logs, updates
 
     @staticmethod
-    def _update(updates: Updates, batch: typing.Any) -> None:
+    def _update(updates: Updates, batch: Batch) -> None:
         with after(batch):
             updates.make()
 
@@ -240,7 +240,7 @@ class Step:
             self._structure, tensors, expand_composites=True
         )
 
-    def logs(self, tensors: Sequence[tf.Tensor]) -> dict[str, typing.Any]:
+    def logs(self, tensors: Sequence[tf.Tensor]) -> Logs:
         """The dict that a train or test step returned, of floats."""
         scalars, *others = tensors
         names, other_names = self._structure
@@ -248,7 +248,7 @@ class Step:
         logs.update(zip(other_names, others, strict=True))
         return logs
 
-    def _train(self, batch: typing.Any) -> list[tf.Tensor]:
+    def _train(self, batch: Batch) -> list[tf.Tensor]:
         iterations = getattr(self._optimizer, "iterations", None)
         if iterations is None:
             return self._logs(batch)
@@ -262,10 +262,10 @@ class Step:
         others = tf.identity(iterations) - before - 1
         return self._packed({**logs, STALENESS: tf.maximum(others, 0)})
 
-    def _logs(self, batch: typing.Any) -> list[tf.Tensor]:
+    def _logs(self, batch: Batch) -> list[tf.Tensor]:
         return self._packed(self._call(batch))
 
-    def _packed(self, logs: dict[str, typing.Any]) -> list[tf.Tensor]:
+    def _packed(self, logs: Logs) -> list[tf.Tensor]:
         # One tensor takes one message.
         logs = {k: tf.convert_to_tensor(v) for k, v in logs.items()}
         scalars = [k for k in logs if logs[k].shape.rank == 0]
@@ -275,7 +275,7 @@ class Step:
         packed = tf.stack(packed) if packed else tf.zeros([0], tf.float64)
         return [packed, *(logs[k] for k in others)]
 
-    def _outputs(self, batch: typing.Any) -> list[tf.Tensor]:
+    def _outputs(self, batch: Batch) -> list[tf.Tensor]:
         outputs = self._call(batch)
         flat = tf.nest.flatten(outputs, expand_composites=True)
         self._structure = tf.nest.map_structure(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from tf_ext.training.feeds import Batch, Spec
 from tf_ext.training.optional_batches import as_optional, from_optional
 
 ITERATOR = tf.data.IteratorSpec(
@@ -27,7 +28,7 @@ class Groups:
       size: int, the most batches of a group.
     """
 
-    def __init__(self, element_spec: typing.Any, size: int) -> None:
+    def __init__(self, element_spec: Spec, size: int) -> None:
         self._spec = element_spec
         self._size = size
 
@@ -66,7 +67,7 @@ class Groups:
             autograph=False,
         ).get_concrete_function()
 
-    def take(self, group: tf.Tensor, index: int | tf.Tensor) -> typing.Any:
+    def take(self, group: tf.Tensor, index: int | tf.Tensor) -> Batch:
         """A batch of a group; to be called in the step."""
         return from_optional(group[index], self._spec)
 

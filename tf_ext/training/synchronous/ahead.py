@@ -18,6 +18,7 @@ from tf_ext.layers import EmbeddingFeatures
 from tf_ext.layers.prepared import Prepared, prepared_batches
 from tf_ext.layers.replaced_inputs import replaced_inputs
 from tf_ext.regimes import Route, SignExchange, SynchronousRegime, piggybacked
+from tf_ext.training.feeds import Spec
 from tf_ext.training.optional_batches import as_optional, from_optional
 
 _SIGNS = tf.TensorSpec([None], tf.int64)
@@ -40,7 +41,7 @@ class AheadOfStep:
         self,
         model: keras.Model,
         regime: SynchronousRegime,
-        element_spec: typing.Any,
+        element_spec: Spec,
     ) -> None:
         self._model = model
         self._regime = regime

@@ -18,6 +18,7 @@ from tf_ext.optimizers.delaying import delayed_updates
 from tf_ext.regimes import SynchronousRegime, piggybacked, replica_weight
 from tf_ext.training.building import build_optimizer, example_of
 from tf_ext.training.callback_protocols import Resuming, resuming_among
+from tf_ext.training.feeds import Arguments, Batch, Logs, Sent, Spec
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.loop import TrainingLoop
 from tf_ext.training.optional_batches import from_optional
@@ -49,15 +50,13 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         self._functions: dict[tuple[str, str], tuple[typing.Any, ...]] = {}
         self._resuming: Resuming | None = None
 
-    def _training_feed(
-        self, arguments: dict[str, typing.Any]
-    ) -> SynchronousFeed:
+    def _training_feed(self, arguments: Arguments) -> SynchronousFeed:
         self._regime.check_same(
             "fit", lambda: program_of(self._model, arguments)
         )
         return self._feed({**arguments, "steps": arguments["steps_per_epoch"]})
 
-    def _feed(self, arguments: dict[str, typing.Any]) -> SynchronousFeed:
+    def _feed(self, arguments: Arguments) -> SynchronousFeed:
         dataset, is_shared = worker_dataset(arguments, self._regime)
         return SynchronousFeed(
             dataset, arguments["steps"], self._regime, is_shared
@@ -83,31 +82,31 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         if self._regime.rank != 0:
             _detach_backups(callbacks)
 
-    def _verbose(self, verbose: typing.Any) -> typing.Any:
+    def _verbose(self, verbose: str | int) -> str | int:
         return verbose if self._regime.rank == 0 else 0
 
     def _train_steps(
         self,
         feed: SynchronousFeed,
-        batches: Iterable[typing.Any],
+        batches: Iterable[Sent],
         options: FitOptions,
-    ) -> Iterator[tuple[int, dict[str, typing.Any]]]:
+    ) -> Iterator[tuple[int, Logs]]:
         del options
         for logs in self._steps("train", feed, batches):
             yield 1, logs
 
     def _test_steps(
-        self, feed: SynchronousFeed, batches: Iterable[typing.Any]
-    ) -> Iterator[dict[str, typing.Any] | None]:
+        self, feed: SynchronousFeed, batches: Iterable[Sent]
+    ) -> Iterator[Logs | None]:
         return self._steps("test", feed, batches)
 
     def _predict_steps(
-        self, feed: SynchronousFeed, batches: Iterable[typing.Any]
+        self, feed: SynchronousFeed, batches: Iterable[Sent]
     ) -> Iterator[typing.Any]:
         return self._steps("predict", feed, batches)
 
     def _steps(
-        self, kind: str, feed: SynchronousFeed, batches: Iterable[typing.Any]
+        self, kind: str, feed: SynchronousFeed, batches: Iterable[Sent]
     ) -> Iterator[typing.Any]:
         key = (kind, repr(feed.element_spec))
         if key not in self._functions:
@@ -134,7 +133,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         return self._resuming is not None and self._resuming.sigterm_received
 
     def _make_step(
-        self, kind: str, element_spec: typing.Any
+        self, kind: str, element_spec: Spec
     ) -> tuple[Callable[..., typing.Any], Callable[..., typing.Any] | None]:
         """The function of a step, and what makes its first state, if any."""
         call = getattr(self._model, f"{kind}_step")
@@ -184,11 +183,11 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
 
     def _train_at_once(
         self,
-        call: Callable[..., dict[str, typing.Any]],
-        batch: typing.Any,
+        call: Callable[..., Logs],
+        batch: Batch,
         weight: tf.Tensor,
         mine: tf.Tensor,
-    ) -> tuple[dict[str, typing.Any], tf.Tensor]:
+    ) -> tuple[Logs, tf.Tensor]:
         """Trains; the gradients take along what workers tell each other.
 
         So it is sent before the update, which uses the sums of gradients.
@@ -219,9 +218,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
             last.append(tf.convert_to_tensor(iterations))
         return last
 
-    def _bundle(
-        self, logs: dict[str, typing.Any], weight: tf.Tensor, mine: tf.Tensor
-    ) -> Bundle:
+    def _bundle(self, logs: Logs, weight: tf.Tensor, mine: tf.Tensor) -> Bundle:
         """What `_global_logs` sums, and `mine`."""
         states = [tf.convert_to_tensor(v) for v in self._metric_variables()]
         means = [
@@ -235,14 +232,14 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
     def _metric_variables(self) -> list[typing.Any]:
         return [v for m in self._model.metrics for v in m.variables]
 
-    def _means(self, logs: dict[str, typing.Any]) -> list[str]:
+    def _means(self, logs: Logs) -> list[str]:
         """The names of logs that are no metrics."""
         own = set(self._model.get_metrics_result())
         return [name for name in logs if name not in own]
 
     def _global_logs(
-        self, logs: dict[str, typing.Any], bundle: Bundle, rows: tf.Tensor
-    ) -> tuple[dict[str, typing.Any], tf.Tensor]:
+        self, logs: Logs, bundle: Bundle, rows: tf.Tensor
+    ) -> tuple[Logs, tf.Tensor]:
         """What a step returned, over all workers, and `mine` of each.
 
         Metrics are computed from the sums of their variables; anything else
