@@ -24,12 +24,13 @@ from models.model_building import rows_of
 
 import tf_ext
 from tf_ext import feature_column
+from tf_ext._batch_source import source_with
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data import worker_batches
 from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.hashed_features import KEY, join
 from tf_ext.layers import EmbeddingFeatures
-from tf_ext.layers.hashed_inputs import hashed_features, replaced_in
+from tf_ext.layers.hashed_inputs import replaced_in
 from tf_ext.training.parameter_servers.batch_packing import Packing
 
 pytestmark = [
@@ -182,7 +183,7 @@ class LayerTest(tf.test.TestCase):
             tf.data.Dataset.from_tensors(others), [USER]
         )
         expected = layer(raw)
-        with hashed_features(replaced_in(next(iter(outer)))):
+        with source_with(hashed=replaced_in(next(iter(outer)))):
             self.assertAllEqual(layer(hashed), expected)
         self.assertNotAllEqual(layer(others), expected)
 

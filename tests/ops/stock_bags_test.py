@@ -16,7 +16,7 @@ from stock_util import (
 )
 
 from tf_ext import ops
-from tf_ext.ops._stock.scope import stock_ops
+from tf_ext._batch_source import source_with
 
 _COMBINERS = [
     ("sum",),
@@ -225,7 +225,7 @@ class HashedBagsTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_one_value_a_sample_takes_neither_sums_nor_choices(self):
         graph = tf.Graph()
-        with graph.as_default(), stock_ops(None):
+        with graph.as_default(), source_with(lookup=lambda *_: None):
             values = tf.compat.v1.placeholder(tf.string, [None])
             hashed = ops.hash_category([values] * 3, namespaces=list("abc"))
             unique = ops.unique_by_shard(hashed.signs)

@@ -5,8 +5,8 @@ import functools
 
 import tensorflow as tf
 
+from tf_ext._batch_source import source_with
 from tf_ext.ops._stock.allowed import ALLOWED, foreign_ops, nodes_of
-from tf_ext.ops._stock.scope import stock_ops
 
 EAGERLY = "eagerly"
 KNOWN_SHAPES = "traced"
@@ -27,7 +27,7 @@ def in_stock_ops(how, function):
     """
 
     def called(*args, **kwargs):
-        with stock_ops(_no_lookup):
+        with source_with(lookup=_no_lookup):
             return function(*args, **kwargs)
 
     return called if how == EAGERLY else functools.partial(_trace, how, called)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext.ops._stock import singles
-from tf_ext.ops._stock.scope import stock_lookup
 from tf_ext.ops.bags import bag_ops
 
 
@@ -82,8 +81,7 @@ def select_each(
         found = _runs(places)
         if len(found) == 1 and len(places) < len(weighted_columns):
             runs[places] = found[0]
-    # Exported models keep marks by op, and hold no ops but those of `select`.
-    if len(runs) < 2 or stock_lookup() is not None:
+    if len(runs) < 2:
         return [select(bags, weighted_columns, places) for places in sets]
     cut = bag_ops.cut_bags(
         *bags,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext._batch_source import source_with
 from tf_ext._compat.graphs import in_other_function
 from tf_ext._compat.models import (
     Functional,
@@ -20,7 +21,6 @@ from tf_ext._compat.models import (
 from tf_ext._keras import keras
 from tf_ext.data.worker_batches import batch_size_of
 from tf_ext.layers import EmbeddingFeatures
-from tf_ext.ops._stock.scope import stock_ops
 
 if typing.TYPE_CHECKING:
     from tf_ext.tables.sparse_table import SparseTable
@@ -179,7 +179,7 @@ def _traced(
                 raise RuntimeError(f"{table.name} in another function")
             return tf.zeros([tf.size(signs), table.dim + statistics])
 
-        with stock_ops(lookup):
+        with source_with(lookup=lookup):
             return model(batch, training=False)
 
     try:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The clicks of a batch: which occurrences of signs count, and how much."""
 
-import contextlib
-import contextvars
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
@@ -12,39 +10,6 @@ from tf_ext._checks import refuse
 from tf_ext.feature_column import structure
 from tf_ext.ops.exchange import exchange_ops
 from tf_ext.tables.sparse_table import SparseTable
-
-# The layers that have zeros in place of a feature that is missing.
-_MISSING: contextvars.ContextVar[frozenset[typing.Any]] = (
-    contextvars.ContextVar("tf_ext_missing_clicks", default=frozenset())
-)
-
-
-@contextlib.contextmanager
-def missing_for(layers: Iterable[typing.Any]) -> Iterator[None]:
-    """A context in which layers do not have the feature that holds clicks.
-
-    A functional model has to pass all of its inputs to its layers.
-
-    Args:
-      layers: EmbeddingFeatures.
-    """
-    token = _MISSING.set(_MISSING.get().union(layers))
-    try:
-        yield
-    finally:
-        _MISSING.reset(token)
-
-
-def given(layer: typing.Any, inputs: Mapping[str, typing.Any]) -> typing.Any:
-    """The inputs of a layer that it really has.
-
-    Args:
-      layer: EmbeddingFeatures.
-      inputs: dict of features.
-    """
-    if layer not in _MISSING.get():
-        return inputs
-    return {key: one for key, one in inputs.items() if key != layer.click}
 
 
 def check_key(key: object, tables: Iterable[SparseTable]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext._batch_source import Give, batch_source
 from tf_ext._compat import masks as keras_masks
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import Bags, structure
@@ -17,10 +18,9 @@ from tf_ext.layers import cvm as cvm_numbers
 from tf_ext.layers.arguments import by_table, check_shapes
 from tf_ext.layers.column_sets import ColumnSets
 from tf_ext.layers.combining import combine
-from tf_ext.layers.given import Give, given_embeddings
 from tf_ext.layers.hashed_inputs import find_hashed, hash_inputs
 from tf_ext.layers.made_up_inputs import with_types
-from tf_ext.layers.prepared import Prepared, take_prepared
+from tf_ext.layers.prepared import Prepared
 from tf_ext.layers.pulling import plan_tables, pull_differentiable
 from tf_ext.regimes import (
     PullPlan,
@@ -208,12 +208,14 @@ class EmbeddingFeatures(keras.layers.Layer):
         self, inputs: _Inputs, training: _Flag | None = None
     ) -> typing.Any:
         """Embeds a batch; see the class."""
-        give = given_embeddings()
-        if give is not None:
-            return self._take(give, inputs)
+        source = batch_source()
+        if source.given is not None:
+            return self._take(source.given, inputs)
         insert = _as_flag(training, self.trainable)
         regime = regime_of_tables(self.tables)
-        prepared = take_prepared(self) or self.prepare(inputs, training)
+        prepared = (source.prepared or {}).pop(self, None)
+        if prepared is None:
+            prepared = self.prepare(inputs, training)
         return self._structured(
             self._combine(rows, statistics, columns, plan, part, prepared.masks)
             for columns, (rows, statistics, plan, part) in zip(
@@ -232,17 +234,23 @@ class EmbeddingFeatures(keras.layers.Layer):
         """
         insert = _as_flag(training, self.trainable)
         regime = regime_of_tables(self.tables)
+        source = batch_source()
         inputs = with_types(self._sets.columns, inputs)
         hashed = hash_inputs(
-            self.name, self._sets.columns, inputs, regime.raises_together
+            self.name,
+            self._sets.columns,
+            inputs,
+            source.hashed,
+            regime.raises_together,
         )
         bags = hashed.bags
         error = hashed.error if regime.raises_together else None
         its_clicks = None
         if self.click is not None and regime.trains and self.trainable:
+            others = {k: one for k, one in inputs.items() if k != self.click}
             its_clicks, error = clicks.of_batch(
                 self.click,
-                clicks.given(self, inputs),
+                others if self in source.without_click else inputs,
                 (tf.size(bags.row_splits, tf.int64) - 1)
                 // len(self._sets.columns),
                 insert is not False,
@@ -376,7 +384,8 @@ class EmbeddingFeatures(keras.layers.Layer):
         wanted = [c for c in self._sets.columns if c.has_mask]
         if not wanted:
             return None
-        masks = hash_inputs(self.name, wanted, inputs, False).masks
+        elsewhere = batch_source().hashed
+        masks = hash_inputs(self.name, wanted, inputs, elsewhere, False).masks
         return self._structured(
             {c.name: masks[c] if c.has_mask else None for c in columns}
             for columns in self._columns
@@ -391,7 +400,9 @@ class EmbeddingFeatures(keras.layers.Layer):
           ValueError: an input is missing, or of a type that its column does
             not take.
         """
-        hashed = find_hashed(self.name, self._sets.columns, inputs)
+        hashed = find_hashed(
+            self.name, self._sets.columns, inputs, batch_source().hashed
+        )
         if hashed is None:
             for column in self._sets.columns:
                 column.check(inputs)

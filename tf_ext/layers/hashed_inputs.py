@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a layer hashes its features, or finds them hashed."""
 
-import contextlib
-import contextvars
 import typing
 from collections.abc import Mapping, Sequence
 
-from tf_ext._core import Setting
+from tf_ext._batch_source import HashedColumns
 from tf_ext.feature_column import structure
 from tf_ext.feature_column.bags import HashedBatch, hash_batch
 from tf_ext.feature_column.column import Column
@@ -21,46 +19,19 @@ from tf_ext.feature_column.hashed_features import (
 _Inputs = Mapping[str, typing.Any]
 
 
-class Replaced(typing.NamedTuple):
-    """Hashed columns, and the features that are not in the batch any more.
-
-    Attributes:
-      columns: Hashed.
-      features: set of strings.
-    """
-
-    columns: Hashed
-    features: frozenset[str]
-
-
-_REPLACED: contextvars.ContextVar[Replaced | None] = contextvars.ContextVar(
-    "tf_ext_hashed_columns", default=None
-)
-
-
-def replaced_in(inputs: object) -> Replaced | None:
+def replaced_in(inputs: object) -> HashedColumns | None:
     """What is hashed in the features of a batch; None if nothing is."""
     if not isinstance(inputs, Mapping) or KEY not in inputs:
         return None
     read = [keys_read(identity) for identity in inputs[KEY]]
-    return Replaced(inputs[KEY], frozenset().union(*read) - inputs.keys())
-
-
-def hashed_features(
-    replaced: Replaced,
-) -> contextlib.AbstractContextManager[None]:
-    """Makes layers find hashed columns that are not among their inputs.
-
-    The layers of a functional model only have the inputs that it was made with.
-
-    Args:
-      replaced: Replaced.
-    """
-    return Setting(_REPLACED, replaced)
+    return HashedColumns(inputs[KEY], frozenset().union(*read) - inputs.keys())
 
 
 def find_hashed(
-    layer: str, columns: Sequence[Column], inputs: _Inputs
+    layer: str,
+    columns: Sequence[Column],
+    inputs: _Inputs,
+    elsewhere: HashedColumns | None,
 ) -> Hashed | None:
     """The hashed columns of a layer; None if it is to hash raw features.
 
@@ -68,13 +39,14 @@ def find_hashed(
       layer: string, its name.
       columns: list of Column.
       inputs: dict of its inputs.
+      elsewhere: HashedColumns of the `BatchSource`, if the inputs have none.
 
     Raises:
       ValueError: some columns are hashed and others are not, or features are
         gone that others read.
     """
     structure.check_mapping("EmbeddingFeatures", inputs)
-    replaced = replaced_in(inputs) or _REPLACED.get()
+    replaced = replaced_in(inputs) or elsewhere
     if replaced is None:
         return None
     absent = [c for c in columns if identity_of(c) not in replaced.columns]
@@ -101,6 +73,7 @@ def hash_inputs(
     layer: str,
     columns: Sequence[Column],
     inputs: _Inputs,
+    elsewhere: HashedColumns | None,
     return_error: bool,
 ) -> HashedBatch:
     """The batch of a layer's columns, from features hashed or raw.
@@ -109,9 +82,10 @@ def hash_inputs(
       layer: string, its name.
       columns: list of Column.
       inputs: dict of its inputs.
+      elsewhere: as of `find_hashed`.
       return_error: bool, as of `hash_batch`.
     """
-    hashed = find_hashed(layer, columns, inputs)
+    hashed = find_hashed(layer, columns, inputs, elsewhere)
     if hashed is not None:
         return join(columns, hashed)
     return hash_batch(columns, inputs, return_error)

@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batches of layers that are hashed before the layers are called."""
 
-import contextlib
-import contextvars
 import dataclasses
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_ext._core import Setting
 from tf_ext.feature_column import Bags
 from tf_ext.feature_column.column import Column
 from tf_ext.layers.column_sets import Part
 from tf_ext.regimes import PullPlan
-
-if typing.TYPE_CHECKING:
-    from tf_ext.layers.embedding_features import EmbeddingFeatures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,25 +70,3 @@ class Prepared:
 
     def _bags(self) -> dict[typing.Any, Bags]:
         return {part.key: part.bags for part in self.parts}
-
-
-_PREPARED: contextvars.ContextVar[dict[object, Prepared] | None] = (
-    contextvars.ContextVar("tf_ext_prepared_batches", default=None)
-)
-
-
-def prepared_batches(
-    by_layer: Mapping["EmbeddingFeatures", Prepared],
-) -> contextlib.AbstractContextManager[None]:
-    """A context in which the next call of each layer takes its batch.
-
-    Args:
-      by_layer: dict of Prepared, by layer.
-    """
-    return Setting(_PREPARED, dict(by_layer))
-
-
-def take_prepared(layer: object) -> Prepared | None:
-    """The batch of this call of a layer; None if it is to be hashed."""
-    prepared = _PREPARED.get()
-    return None if prepared is None else prepared.pop(layer, None)

@@ -11,20 +11,18 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._batch_source import batch_source, source_with
 from tf_ext._compat.models import Functional, readers_of
 from tf_ext._keras import keras
 from tf_ext.data.worker_batches import batch_size_of
-from tf_ext.layers import EmbeddingFeatures, clicks
+from tf_ext.layers import EmbeddingFeatures
 from tf_ext.layers.click_inputs import (
     inputs_by_key,
     is_flat,
     layers_that_count,
     zeros_for,
 )
-from tf_ext.layers.hashed_inputs import (
-    hashed_features,
-    replaced_in,
-)
+from tf_ext.layers.hashed_inputs import replaced_in
 
 # Of features.
 _KINDS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, np.ndarray)
@@ -80,10 +78,11 @@ def replaced_inputs(
         for key, one in given.items()
         if key in own
     }
-    with contextlib.ExitStack() as stack:
-        if replaced is not None:
-            stack.enter_context(hashed_features(replaced))
-        stack.enter_context(clicks.missing_for(without_click))
+    outer = batch_source()
+    with source_with(
+        hashed=outer.hashed if replaced is None else replaced,
+        without_click=outer.without_click | without_click,
+    ):
         yield (wanted, *args[1:])
 
 

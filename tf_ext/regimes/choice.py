@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_ext._batch_source import batch_source
 from tf_ext._keras import keras
 from tf_ext.distribute.cluster import is_parameter_server
 from tf_ext.distribute.collectives import collectives_of
-from tf_ext.ops._stock.scope import stock_lookup
 from tf_ext.regimes.local import LocalRegime
 from tf_ext.regimes.parameter_servers import ParameterServerRegime
 from tf_ext.regimes.regime import Regime
@@ -60,7 +60,7 @@ def regime_of_tables(tables: Sequence[Table]) -> Regime:
       ValueError: a table was made outside of the scope of the strategy that it
         is used under, or under another strategy than the others.
     """
-    lookup = stock_lookup()
+    lookup = batch_source().lookup
     if lookup is not None:
         return StockRegime(lookup)
     if not tables:

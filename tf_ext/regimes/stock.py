@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_ext.ops._stock.scope import Lookup
+from tf_ext._batch_source import Lookup
 from tf_ext.regimes.plan import PullRequest
 from tf_ext.regimes.regime import Regime
 
@@ -14,7 +14,7 @@ class StockRegime(Regime):
     """Rows come from what was put in the tables' place.
 
     Args:
-      lookup: as of `tf_ext.ops._stock.scope.stock_ops`.
+      lookup: as of `BatchSource`.
     """
 
     trains = False

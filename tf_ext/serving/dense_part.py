@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext._batch_source import Given, source_with
 from tf_ext._keras import keras
 from tf_ext.feature_column.column import Column
 from tf_ext.layers.click_inputs import reached
-from tf_ext.layers.given import Given, embeddings_given_by
 from tf_ext.serving import signature as signatures
 from tf_ext.serving.served_model import check_ops, resources_of
 from tf_ext.tables.sparse_table import SparseTable
@@ -111,7 +111,7 @@ def cut(model: keras.Model, taken: signatures.Signature) -> DensePart:
             for key in taken.tensors
         }
         take = iter([_given(embeddings[i], given) for i in probe.order])
-        with embeddings_given_by(lambda *_: next(take)):
+        with source_with(given=lambda *_: next(take)):
             inputs = taken.complete(taken.pack(batch))
             outputs = model(inputs, training=False)
         return signatures.name_outputs(outputs)
@@ -179,7 +179,7 @@ class _Probe:
             self._graph = tf.compat.v1.get_default_graph()
             leaves = signatures.flatten(batch, taken.specs)
             self._inputs = {k: _tensors(leaf) for k, leaf in leaves.items()}
-            with embeddings_given_by(self._give):
+            with source_with(given=self._give):
                 return model(taken.complete(batch), training=False)
 
         function = tf.function(call, autograph=False)

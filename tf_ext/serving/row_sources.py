@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._batch_source import source_with
 from tf_ext._keras import keras
-from tf_ext.ops._stock.scope import stock_ops
 from tf_ext.serving.row_dtypes import Array
 from tf_ext.serving.stock_table import StockTable
 from tf_ext.snapshot.files import Progress
@@ -161,7 +161,7 @@ class WarmupRows:
         return self._run(look_up)
 
     def _run(self, lookup: Callable[..., tf.Tensor]) -> list[typing.Any]:
-        with stock_ops(lookup):
+        with source_with(lookup=lookup):
             return [
                 self._model(batch, training=False) for batch in self._batches
             ]

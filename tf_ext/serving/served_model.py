@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tf_ext._batch_source import source_with
 from tf_ext._compat.graphs import in_other_function
 from tf_ext._compat.models import layers_of
 from tf_ext._keras import keras
 from tf_ext.ops._stock.allowed import foreign_ops, nodes_of
-from tf_ext.ops._stock.scope import stock_ops
 from tf_ext.serving.signature import Signature, name_outputs
 from tf_ext.serving.stock_table import StockTable
 from tf_ext.serving.variable_files import fill_variables
@@ -60,7 +60,7 @@ class ServedModel(tf.Module):
                     raise RuntimeError(f"{table.name} in another function")
                 return by_id[id(table)].lookup(signs, statistics)
 
-            with stock_ops(lookup):
+            with source_with(lookup=lookup):
                 return model(signature.complete(inputs), training=False)
 
         function = functools.partial(tf.function, autograph=False)

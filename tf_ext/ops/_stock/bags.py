@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_ext.ops._signs import to_signs
 from tf_ext.ops._stock import ragged, singles
 from tf_ext.ops._stock.checks import check
 
@@ -20,13 +21,15 @@ _MAX = "max"
 class Unique(typing.NamedTuple):
     """The result of `ops.unique_by_shard`."""
 
-    unique: tf.Tensor
-    counts: tf.Tensor
-    inverse: tf.Tensor
-    split_sizes: tf.Tensor
+    unique: typing.Any
+    counts: typing.Any
+    inverse: typing.Any
+    split_sizes: typing.Any
 
 
-def unique_by_shard(signs: tf.Tensor, num_shards: int) -> Unique:
+def unique_by_shard(
+    signs: tf.Tensor, num_shards: int = 1, name: str | None = None
+) -> Unique:
     """Replaces `ops.unique_by_shard`, but does not remove duplicates.
 
     Finding duplicates takes as long as looking up all signs.
@@ -34,6 +37,7 @@ def unique_by_shard(signs: tf.Tensor, num_shards: int) -> Unique:
     Args:
       signs: int64 `[n]`.
       num_shards: int, must be 1: exported tables are not sharded.
+      name: is not used.
 
     Returns:
       Unique. If all columns have exactly one value per sample, `unique` is in
@@ -47,6 +51,8 @@ def unique_by_shard(signs: tf.Tensor, num_shards: int) -> Unique:
             "Argument `num_shards` of unique_by_shard must be 1 where only "
             f"stock ops are allowed. Received: num_shards={num_shards}"
         )
+    del name
+    signs = to_signs(signs, "unique_by_shard")
     shape = tf.shape(signs)
     places = tf.range(shape[0])
     columns = singles.columns_of_singles(signs) or 1
@@ -60,6 +66,50 @@ def unique_by_shard(signs: tf.Tensor, num_shards: int) -> Unique:
         places,
         tf.shape(signs, tf.int64),
     )
+
+
+def unique_by_shard_each(
+    signs: Sequence[tf.Tensor], num_shards: int = 1, name: str | None = None
+) -> Unique:
+    """Replaces `bag_ops.unique_by_shard_each`; a Unique of lists."""
+    found = [unique_by_shard(each, num_shards, name) for each in signs]
+    return Unique(*map(list, zip(*found)))
+
+
+def route_gradient(
+    rows: tf.Tensor,
+    shadow: tf.Tensor,
+    signs: tf.Tensor,
+    name: str | None = None,
+) -> tf.Tensor:
+    """Replaces `ops.route_gradient`: the rows, as nothing is trained."""
+    del shadow, signs, name
+    return tf.convert_to_tensor(rows)
+
+
+def cut_bags(
+    signs: tf.Tensor,
+    row_splits: tf.Tensor,
+    weights: tf.Tensor,
+    columns: int,
+    runs: Sequence[tuple[int, int]],
+    weighted: Sequence[bool],
+    name: str | None = None,
+) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+    """Replaces `bag_ops.cut_bags`."""
+    del name
+    batch = (tf.size(row_splits, tf.int64) - 1) // columns
+    is_single = singles.columns_of_singles(row_splits) is not None
+    parts = []
+    for (begin, end), has_weights in zip(runs, weighted, strict=True):
+        splits = row_splits[begin * batch : end * batch + 1]
+        values = slice(splits[0], splits[-1])
+        part = signs[values], splits - splits[0]
+        if is_single:
+            singles.mark_singles(part, end - begin)
+        parts.append((*part, weights[values if has_weights else slice(0)]))
+    its_signs, its_splits, its_weights = map(list, zip(*parts))
+    return its_signs, its_splits, its_weights
 
 
 def _transposed(values: tf.Tensor, shape: list[int]) -> tf.Tensor:
@@ -88,8 +138,10 @@ def combine_bags(
     rows: tf.Tensor,
     inverse: tf.Tensor,
     row_splits: tf.Tensor,
-    weights: tf.Tensor | None,
+    weights: tf.Tensor | None = None,
+    *,
     combiners: Sequence[str],
+    name: str | None = None,
 ) -> tf.Tensor:
     """Replaces `ops.combine_bags`.
 
@@ -100,6 +152,7 @@ def combine_bags(
       weights: float32 `[n]`; `[0]` or None for weights of 1. "max" does not
         allow weights.
       combiners: list of strings.
+      name: is not used.
 
     Returns:
       float32 `[batch_size, len(combiners) * dim]`.
@@ -108,6 +161,7 @@ def combine_bags(
       tf.errors.InvalidArgumentError: if tensors are inconsistent, or "max" has
         weights.
     """
+    del name
     rows = tf.convert_to_tensor(rows, tf.float32)
     inverse = tf.convert_to_tensor(inverse, tf.int32)
     row_splits = tf.convert_to_tensor(row_splits, tf.int64)

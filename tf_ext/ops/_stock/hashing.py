@@ -78,12 +78,68 @@ class _Texts(typing.NamedTuple):
         )
 
 
-def hash_category(inputs: list[Input], columns: Sequence[Column]) -> Hashed:
-    """Replaces `ops.hash_category`; the columns have checked its attributes.
+def _columns(
+    namespaces: Sequence[str],
+    bucket_sizes: Sequence[int],
+    identity: Sequence[bool],
+    part_counts: Sequence[int],
+    part_inputs: Sequence[int],
+    part_bucket_sizes: Sequence[int],
+    part_has_missing: Sequence[bool],
+    part_missing: Sequence[str],
+    part_boundary_counts: Sequence[int],
+    part_boundaries: Sequence[float],
+) -> list[Column]:
+    """The columns that the op's attributes describe."""
+    boundaries = iter(part_boundaries)
+    parts = iter(
+        [
+            Part(
+                place,
+                bucket_size,
+                text if has_missing else None,
+                tuple(itertools.islice(boundaries, count)),
+            )
+            for place, bucket_size, has_missing, text, count in zip(
+                part_inputs,
+                part_bucket_sizes,
+                part_has_missing,
+                part_missing,
+                part_boundary_counts,
+                strict=True,
+            )
+        ]
+    )
+    return [
+        Column(
+            namespace,
+            bucket_size,
+            takes_signs,
+            list(itertools.islice(parts, count)),
+        )
+        for namespace, bucket_size, takes_signs, count in zip(
+            namespaces, bucket_sizes, identity, part_counts, strict=True
+        )
+    ]
+
+
+def hash_category(
+    values: Sequence[tf.Tensor],
+    row_splits: Sequence[tf.Tensor] | None,
+    weights: Sequence[tf.Tensor] | None,
+    attributes: dict[str, typing.Any],
+    return_error: bool,
+    name: str | None,
+) -> Hashed:
+    """Replaces the op of `ops.hash_category`.
 
     Args:
-      inputs: list of Input.
-      columns: list of Column.
+      values: as there.
+      row_splits: as there.
+      weights: as there.
+      attributes: dict of the others, all of them.
+      return_error: is not used.
+      name: as there.
 
     Returns:
       Hashed. `error` is always "", because invalid inputs raise.
@@ -92,6 +148,13 @@ def hash_category(inputs: list[Input], columns: Sequence[Column]) -> Hashed:
       tf.errors.InvalidArgumentError: if inputs are inconsistent, or a cross
         has more than 2^31 - 1 signs.
     """
+    del return_error
+    with tf.name_scope(name or "hash_category"):
+        inputs = stock_inputs.inputs_of(values, row_splits, weights)
+        return _hash(inputs, _columns(**attributes))
+
+
+def _hash(inputs: list[Input], columns: Sequence[Column]) -> Hashed:
     runs = [
         [column for _, column in run]
         for _, run in itertools.groupby(

@@ -1,32 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scope in which traced functions use only TensorFlow's own ops."""
+"""Ops that others replace where TensorFlow's own alone are allowed."""
 
-import contextlib
-import contextvars
+import functools
 import typing
 from collections.abc import Callable
 
-import tensorflow as tf
+from tf_ext._batch_source import batch_source
 
-from tf_ext._core import Setting
-
-Lookup: typing.TypeAlias = Callable[[typing.Any, tf.Tensor, int], tf.Tensor]
-"""`(table, signs int64 [n], statistics) -> float32 [n, dim + statistics]`."""
-
-_LOOKUP: contextvars.ContextVar[Lookup | None] = contextvars.ContextVar(
-    "tf_ext_stock_lookup", default=None
-)
+_Op = typing.TypeVar("_Op", bound=Callable[..., typing.Any])
 
 
-def stock_ops(lookup: Lookup) -> contextlib.AbstractContextManager[None]:
-    """Makes tf_ext's layers and tables trace stock TensorFlow ops.
+def or_stock(stock: Callable[..., typing.Any]) -> Callable[[_Op], _Op]:
+    """Makes an op trace stock ops where the source of the batch wants them.
 
     Args:
-      lookup: function that reads a table's rows.
+      stock: function of the same arguments, which takes the op's place.
     """
-    return Setting(_LOOKUP, lookup)
 
+    def decorate(op: _Op) -> _Op:
+        @functools.wraps(op)
+        def chosen(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+            call = op if batch_source().lookup is None else stock
+            return call(*args, **kwargs)
 
-def stock_lookup() -> Lookup | None:
-    """The function that reads rows inside `stock_ops`; None outside."""
-    return _LOOKUP.get()
+        return typing.cast(_Op, chosen)
+
+    return decorate

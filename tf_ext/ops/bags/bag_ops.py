@@ -13,7 +13,7 @@ import tensorflow as tf
 from tf_ext.ops._library import library
 from tf_ext.ops._signs import to_signs
 from tf_ext.ops._stock import bags as stock_bags
-from tf_ext.ops._stock.scope import stock_lookup
+from tf_ext.ops._stock.scope import or_stock
 
 # CombineBagsGrad is not listed: a second derivative is an error, not zero.
 for _op in ("CutBags", "UniqueByShard", "UniqueByShardEach"):
@@ -27,6 +27,7 @@ of a single pull, and its signs are distinct.
 """
 
 
+@or_stock(stock_bags.unique_by_shard)
 def unique_by_shard(
     signs: tf.Tensor, num_shards: int = 1, name: str | None = None
 ) -> typing.Any:
@@ -54,13 +55,12 @@ def unique_by_shard(
       array([2])
     """
     signs = to_signs(signs, "unique_by_shard")
-    if stock_lookup() is not None:
-        return stock_bags.unique_by_shard(signs, num_shards)
     return library().tf_ext_unique_by_shard(
         signs, num_shards=num_shards, name=name
     )
 
 
+@or_stock(stock_bags.unique_by_shard_each)
 def unique_by_shard_each(
     signs: Sequence[tf.Tensor], num_shards: int = 1, name: str | None = None
 ) -> typing.Any:
@@ -87,14 +87,12 @@ def unique_by_shard_each(
       [[0, 1, 0], [0, 0]]
     """
     signs = [to_signs(each, "unique_by_shard_each") for each in signs]
-    if stock_lookup() is not None:
-        found = [stock_bags.unique_by_shard(s, num_shards) for s in signs]
-        return stock_bags.Unique(*map(list, zip(*found)))
     return library().tf_ext_unique_by_shard_each(
         signs, num_shards=num_shards, name=name
     )
 
 
+@or_stock(stock_bags.route_gradient)
 def route_gradient(
     rows: tf.Tensor,
     shadow: tf.Tensor,
@@ -126,8 +124,6 @@ def route_gradient(
       >>> tape.gradient(rows, shadow).indices.numpy()
       array([-7])
     """
-    if stock_lookup() is not None:
-        return tf.convert_to_tensor(rows)
     if getattr(signs, "dtype", None) != tf.complex128:
         signs = to_signs(signs, "route_gradient")
     return library().tf_ext_route_gradient(rows, shadow, signs, name=name)
@@ -147,6 +143,7 @@ def _route_gradient_gradient(
     return [None, slices, None]
 
 
+@or_stock(stock_bags.cut_bags)
 def cut_bags(
     signs: tf.Tensor,
     row_splits: tf.Tensor,
@@ -201,6 +198,7 @@ def cut_bags(
     )
 
 
+@or_stock(stock_bags.combine_bags)
 def combine_bags(
     rows: Sequence[tf.Tensor],
     inverse: Sequence[tf.Tensor],
@@ -244,10 +242,6 @@ def combine_bags(
              [3., 6.],
              [0., 0.]], dtype=float32)
     """
-    if stock_lookup() is not None:
-        return stock_bags.combine_bags(
-            rows, inverse, row_splits, weights, combiners
-        )
     if weights is None:
         weights = tf.zeros([0], tf.float32)
     return library().tf_ext_combine_bags(

@@ -5,7 +5,6 @@ The columns of `tf_ext.feature_column` are its user interface; `tf_ext.hashing`
 computes the same signs in NumPy.
 """
 
-import itertools
 import typing
 from collections.abc import Sequence
 
@@ -13,9 +12,7 @@ import tensorflow as tf
 
 from tf_ext.ops._library import library
 from tf_ext.ops._stock import hashing as stock_hashing
-from tf_ext.ops._stock.inputs import inputs_of
-from tf_ext.ops._stock.parts import Part
-from tf_ext.ops._stock.scope import stock_lookup
+from tf_ext.ops._stock.scope import or_stock
 
 tf.no_gradient("TfExt>HashCategory")
 
@@ -132,11 +129,21 @@ def hash_category(
         "part_boundary_counts": or_default(part_boundary_counts, parts, 0),
         "part_boundaries": part_boundaries,
     }
-    if stock_lookup() is not None:
-        with tf.name_scope(name or "hash_category"):
-            return stock_hashing.hash_category(
-                inputs_of(values, row_splits, weights), _columns(**attributes)
-            )
+    return _hash_category(
+        values, row_splits, weights, attributes, return_error, name
+    )
+
+
+@or_stock(stock_hashing.hash_category)
+def _hash_category(
+    values: Sequence[tf.Tensor],
+    row_splits: Sequence[tf.Tensor] | None,
+    weights: Sequence[tf.Tensor] | None,
+    attributes: dict[str, typing.Any],
+    return_error: bool,
+    name: str | None,
+) -> typing.Any:
+    """The op itself, all of whose attributes are given."""
     return library().tf_ext_hash_category(
         values,
         _or_empty(row_splits, len(values), tf.int64),
@@ -145,51 +152,6 @@ def hash_category(
         return_error=return_error,
         name=name,
     )
-
-
-def _columns(
-    namespaces: Sequence[str],
-    bucket_sizes: Sequence[int],
-    identity: Sequence[bool],
-    part_counts: Sequence[int],
-    part_inputs: Sequence[int],
-    part_bucket_sizes: Sequence[int],
-    part_has_missing: Sequence[bool],
-    part_missing: Sequence[str],
-    part_boundary_counts: Sequence[int],
-    part_boundaries: Sequence[float],
-) -> list[stock_hashing.Column]:
-    """The columns that the op's attributes describe."""
-    boundaries = iter(part_boundaries)
-    parts = iter(
-        [
-            Part(
-                place,
-                bucket_size,
-                text if has_missing else None,
-                tuple(itertools.islice(boundaries, count)),
-            )
-            for place, bucket_size, has_missing, text, count in zip(
-                part_inputs,
-                part_bucket_sizes,
-                part_has_missing,
-                part_missing,
-                part_boundary_counts,
-                strict=True,
-            )
-        ]
-    )
-    return [
-        stock_hashing.Column(
-            namespace,
-            bucket_size,
-            takes_signs,
-            list(itertools.islice(parts, count)),
-        )
-        for namespace, bucket_size, takes_signs, count in zip(
-            namespaces, bucket_sizes, identity, part_counts, strict=True
-        )
-    ]
 
 
 def _or_empty(

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext._batch_source import source_with
 from tf_ext._compat.models import Functional, inputs_of_only_call
 from tf_ext._keras import keras
 from tf_ext.layers import EmbeddingFeatures
-from tf_ext.layers.prepared import Prepared, prepared_batches
+from tf_ext.layers.prepared import Prepared
 from tf_ext.layers.replaced_inputs import replaced_inputs
 from tf_ext.regimes import Route, SignExchange, SynchronousRegime, piggybacked
 from tf_ext.training.feeds import Spec
@@ -93,7 +94,7 @@ class AheadOfStep:
         exchanges = self._exchanges(prepared)
         with contextlib.ExitStack() as stack:
             stack.enter_context(
-                prepared_batches(self._from_state(state, prepared))
+                source_with(prepared=self._from_state(state, prepared))
             )
             for exchange in exchanges:
                 stack.enter_context(
