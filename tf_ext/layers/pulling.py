@@ -10,7 +10,13 @@ from tf_ext import ops
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.layers import clicks
 from tf_ext.layers.column_sets import Part
-from tf_ext.regimes import PullPlan, PullRequest, Regime, plan_pulls
+from tf_ext.regimes import (
+    PullPlan,
+    PullRequest,
+    Regime,
+    current_step,
+    plan_pulls,
+)
 from tf_ext.tables.sparse_table import SparseTable
 
 
@@ -34,7 +40,8 @@ def pull_differentiable(
       `[n, s]`, without a gradient, or None where none are requested.
     """
     pairs = []
-    for request, rows in zip(requests, regime.pull(requests, error)):
+    pulled = regime.pull(requests, error, current_step().rows_after)
+    for request, rows in zip(requests, pulled):
         dim, statistics = request.table.dim, None
         if request.statistics:
             rows, statistics = rows[:, :dim], rows[:, dim:]

@@ -31,8 +31,8 @@ from tf_ext.models.rebuilding import build_config_of, rebuild
 from tf_ext.models.recorded_call import export_signature, record_call
 from tf_ext.models.saving import refuse_hdf5, save_whole, variables_put_back
 from tf_ext.models.summary import print_summary
-from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
+from tf_ext.regimes.step_context import after
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.saving import keras_files
 from tf_ext.tables.shadow import count_without, refusal, set_weights_refusal

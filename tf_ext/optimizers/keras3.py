@@ -13,7 +13,12 @@ from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import stages
 from tf_ext.optimizers.accumulator import TableAccumulators
 from tf_ext.optimizers.adapter import Accumulation, Adapter, Rates
-from tf_ext.regimes import TableGradient, regime_in_scope, weigh_own_loss
+from tf_ext.regimes import (
+    TableGradient,
+    current_step,
+    regime_in_scope,
+    weigh_own_loss,
+)
 from tf_ext.tables import shadow
 
 _LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer
@@ -183,7 +188,7 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
         In a `train_step` of a model's own, under strategies of several
         replicas, its gradient is also weighted by the replica's samples.
         """
-        loss = weigh_own_loss(loss)
+        loss = weigh_own_loss(current_step().weight, loss)
         if self._dynamic:
             # Keras multiplies by the initial scale until it is built: not by
             # that of a checkpoint, by which gradients are divided.

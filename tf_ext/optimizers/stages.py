@@ -15,7 +15,6 @@ Before `merge` each replica acts alone; from there on all replicas of a process
 act together. What differs between the two Kerases is in an `Adapter`.
 """
 
-import contextvars
 import dataclasses
 import typing
 from collections.abc import Callable, Sequence
@@ -24,15 +23,17 @@ import tensorflow as tf
 
 from tf_ext.optimizers import hyperparameters
 from tf_ext.optimizers.adapter import Adapter, Clipping, Rates
-from tf_ext.optimizers.delaying import update
-from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import (
+    Carried,
     Regime,
+    ReplicaWeight,
     TableGradient,
     check_finite,
+    current_step,
     regime_in_scope,
     regime_of_tables,
 )
+from tf_ext.regimes.step_context import after
 from tf_ext.regimes.table_interface import Parts, Table, TableSlices
 from tf_ext.tables import shadow
 
@@ -106,21 +107,27 @@ def run(
     Raises:
       ValueError: all gradients are None, or that of a table is dense.
     """
+    step = current_step()
     with after(grads):
         dense, variables, slices = split(grads, variables)
-        context = tf.distribute.get_replica_context()
         if not regime_in_scope().merges_replicas:
             tables = merge([(t, [(g.indices, g.values)]) for t, g in slices])
             gradients = DenseGradients(dense, variables)
-            update(
+            step.update(
                 [dense, [table.values for table in tables]],
-                lambda: _update_or_skip(adapter, gradients, tables),
+                lambda _: _update_or_skip(adapter, gradients, tables),
             )
         else:
-            update(
+            step.update(
                 [dense, [grad for _, grad in slices]],
-                lambda: _merge_replicas(
-                    adapter, context, dense, variables, slices, summed
+                lambda carried: _merge_replicas(
+                    adapter,
+                    dense,
+                    variables,
+                    slices,
+                    summed,
+                    step.weight,
+                    carried,
                 ),
             )
 
@@ -212,15 +219,16 @@ def _regime_of(parts: Parts) -> Regime:
 
 def _merge_replicas(
     adapter: Adapter,
-    context: tf.distribute.ReplicaContext,
     dense: list[typing.Any],
     variables: list[typing.Any],
     slices: TableSlices,
     summed: bool,
+    weight: ReplicaWeight | None,
+    carried: Sequence[Carried],
 ) -> None:
     """Continues with the sums over replicas, of all workers."""
     if not summed:
-        dense, slices = regime_in_scope().sum_gradients(dense, slices)
+        dense, slices = regime_in_scope().sum_gradients(dense, slices, weight)
 
     def together(
         strategy: tf.distribute.Strategy,
@@ -238,7 +246,9 @@ def _merge_replicas(
         if summed:
             tables = _regime_of(parts).merge_summed(parts)
         else:
-            dense, tables = _regime_of(parts).merge_beside(dense, parts)
+            dense, tables = _regime_of(parts).merge_beside(
+                dense, parts, carried
+            )
         gradients = DenseGradients(dense, variables, strategy)
         checks = []
         if not adapter.skips_nonfinite:
@@ -251,10 +261,8 @@ def _merge_replicas(
     indices = [g.indices for _, g in slices]
     values = [g.values for _, g in slices]
     # It is called in another thread.
-    variables_of_thread = contextvars.copy_context()
-    context.merge_call(
-        lambda *args: variables_of_thread.run(together, *args),
-        args=(dense, indices, values),
+    tf.distribute.get_replica_context().merge_call(
+        together, args=(dense, indices, values)
     )
 
 

@@ -12,7 +12,7 @@ from tf_ext._keras import keras
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import stages
 from tf_ext.optimizers.adapter import Adapter, Rates
-from tf_ext.regimes import regime_in_scope, weigh_own_loss
+from tf_ext.regimes import current_step, regime_in_scope, weigh_own_loss
 from tf_ext.tables import shadow
 
 
@@ -109,13 +109,14 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         In a `train_step` of a model's own, under strategies of several
         replicas, the loss is weighted by the replica's samples.
         """
+        weight = current_step().weight
         if callable(loss):
             return super().compute_gradients(
-                lambda: weigh_own_loss(loss()), var_list, tape
+                lambda: weigh_own_loss(weight, loss()), var_list, tape
             )
         if tape is not None:
             with tape:
-                loss = weigh_own_loss(loss)
+                loss = weigh_own_loss(weight, loss)
         return super().compute_gradients(loss, var_list, tape)
 
     def update_step(
@@ -195,7 +196,9 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         if context is None or context.num_replicas_in_sync == 1:
             return grads_and_vars
         dense, variables, slices = stages.split(*zip(*grads_and_vars))
-        dense, slices = regime_in_scope().sum_everywhere(dense, slices)
+        dense, slices = regime_in_scope().sum_everywhere(
+            dense, slices, current_step().weight
+        )
         shadows = [
             v
             for g, v in grads_and_vars

@@ -15,23 +15,29 @@ from tf_ext.regimes.choice import (
 from tf_ext.regimes.gradients import TableGradient, check_finite
 from tf_ext.regimes.local import LocalRegime
 from tf_ext.regimes.parameter_servers import ParameterServerRegime
-from tf_ext.regimes.piggyback import piggybacked
+from tf_ext.regimes.piggyback import Carried
 from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pull, plan_pulls
 from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.replica_weights import (
-    current_replica_weight,
+    ReplicaWeight,
     library_step,
     losses_of_layers,
-    replica_weight,
     weigh_computed_loss,
     weigh_own_loss,
 )
 from tf_ext.regimes.shard_ops import Hyperparameters
 from tf_ext.regimes.sign_exchange import Route, SignExchange
+from tf_ext.regimes.step_context import (
+    StepContext,
+    Updates,
+    current_step,
+    step_with,
+)
 from tf_ext.regimes.synchronous import SynchronousRegime
 from tf_ext.regimes.table_interface import Placement
 
 __all__ = [
+    "Carried",
     "Hyperparameters",
     "LocalRegime",
     "ParameterServerRegime",
@@ -39,22 +45,24 @@ __all__ = [
     "PullPlan",
     "PullRequest",
     "Regime",
+    "ReplicaWeight",
     "Route",
     "SignExchange",
+    "StepContext",
     "SynchronousRegime",
     "TableGradient",
+    "Updates",
     "check_finite",
-    "current_replica_weight",
+    "current_step",
     "library_step",
     "losses_of_layers",
-    "piggybacked",
     "plan_pull",
     "plan_pulls",
     "regime_in_scope",
     "regime_of",
     "regime_of_model",
     "regime_of_tables",
-    "replica_weight",
+    "step_with",
     "weigh_computed_loss",
     "weigh_own_loss",
 ]

@@ -3,8 +3,8 @@
 
 Every worker sends its distinct signs to their owners, with their numbers in
 front (`sign_exchange`). One all-to-all collective sends the rows back, another
-one the gradients to the owners, and with them what is `piggybacked`: the signs
-of the next batch, for one. The owner of a row sums the gradients of all
+one the gradients to the owners, and with them what is `Carried`: the signs of
+the next batch, for one. The owner of a row sums the gradients of all
 workers, in the order of their ranks.
 """
 
@@ -51,13 +51,17 @@ class AllToAll:
         self.workers = workers
 
     def pull(
-        self, requests: Sequence[PullRequest], error: tf.Tensor | None = None
+        self,
+        requests: Sequence[PullRequest],
+        error: tf.Tensor | None = None,
+        after: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
         """Rows of each request's distinct signs, before the batch is pushed.
 
         Args:
           requests: list of PullRequest.
           error: string scalar, the error of this worker, or "".
+          after: not used: steps do not overlap.
 
         Returns:
           List of float32 `[u, dim + statistics]`.
@@ -65,6 +69,7 @@ class AllToAll:
         Raises:
           tf.errors.InvalidArgumentError: on all workers, the error of one.
         """
+        del after
         if requests[0].plan.route is None:
             exchange = self.sign_exchange(
                 [(request.table, request.plan) for request in requests], error
@@ -120,26 +125,32 @@ class AllToAll:
             self.workers, list(floats), list(floats.values()), error
         )
 
-    def merge(self, parts: Parts) -> list[TableGradient]:
+    def merge(
+        self, parts: Parts, carried: Sequence[piggyback.Carried] = ()
+    ) -> list[TableGradient]:
         """Sums gradients by sign over all workers, on the signs' owners.
 
         Args:
           parts: list of `(table, [(indices, values [n, dim]), ...])`, of the
             slices as they come from the tape.
+          carried: list of Carried, for all workers.
 
         Returns:
           List of TableGradient: the signs that this worker owns, with the time
           of the first worker.
         """
         records = any(table.rows.records_seconds for table, _ in parts)
-        present = tf.bitcast(clock.seconds(), tf.int32) if records else None
-        with piggyback.piggybacked(present) as carried:
-            return [
-                gradient._replace(time=_time(carried))
-                for gradient in self._merge(parts)
-            ]
+        if not records:
+            return self._merge(parts, carried)
+        present = piggyback.Carried(tf.bitcast(clock.seconds(), tf.int32))
+        gradients = self._merge(parts, [*carried, present])
+        # The first worker's.
+        time = tf.bitcast(present.rows[0], tf.int64)
+        return [gradient._replace(time=time) for gradient in gradients]
 
-    def _merge(self, parts: Parts) -> list[TableGradient]:
+    def _merge(
+        self, parts: Parts, carried: Sequence[piggyback.Carried]
+    ) -> list[TableGradient]:
         pieces = [
             from_slices(table, indices, tf.cast(values, tf.float32))
             for table, its_parts in parts
@@ -149,7 +160,8 @@ class AllToAll:
         ways = [typing.cast(PullPlan, piece.plan).way for piece in pieces]
         sums = _sums(pieces, ways)
         sent = [(v, w) for one in sums for v, w in zip(one.values, one.ways)]
-        received, offset = self._send_values(*zip(*sent))
+        values, its_ways = zip(*sent)
+        received, offset = self._send_values(values, its_ways, carried)
         finite = tf.equal(tf.reduce_max(received[:, 0]), 0.0)
         summed = exchange_ops.exchange_sum(
             received,
@@ -230,19 +242,22 @@ class AllToAll:
         return pieces
 
     def _send_values(
-        self, values: Sequence[tf.Tensor], ways: Sequence[Route]
+        self,
+        values: Sequence[tf.Tensor],
+        ways: Sequence[Route],
+        carried: Sequence[piggyback.Carried],
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends the values of signs to where the signs went.
 
         Returns:
           `(received, offset)`: float32 `[workers, width]`, of each worker 1 if
-          a value of its is not finite or 0, what is piggybacked, and its
+          a value of its is not finite or 0, what is carried, and its
           values; int64 scalar, where the values begin.
         """
         size = self.workers.size
         # The owner's sums stay finite as well.
         limit = tf.float32.max / (size * len(values))
-        beside = piggyback.waiting()
+        beside = [one for one in carried if one.rows is None]
         header = tf.concat(
             [tf.zeros([size, 1]), piggyback.to_floats(beside, size)], 1
         )
@@ -263,13 +278,6 @@ class AllToAll:
         before_errors = piggyback.deliver(beside, received[:, 1:offset])
         with tf.control_dependencies(before_errors):
             return tf.identity(received), offset
-
-
-def _time(carried: piggyback.Carried) -> tf.Tensor | None:
-    """The first worker's clock, of Carried clocks; None if there are none."""
-    if carried.rows is None:
-        return None
-    return tf.bitcast(carried.rows[0], tf.int64)
 
 
 def _floats_per_sign(table: Table) -> int:

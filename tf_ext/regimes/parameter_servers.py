@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameter servers: tables are on them, steps run on asynchronous workers."""
 
-import contextlib
-import contextvars
 import typing
 from collections.abc import Sequence
 
@@ -10,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._compat.counters import make_exact
-from tf_ext._core import Setting
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
@@ -19,11 +16,6 @@ from tf_ext.ops.passes.bundle_ops import next_stage
 from tf_ext.regimes.plan import PullRequest
 from tf_ext.regimes.regime import CheckedOptimizer, Regime
 from tf_ext.regimes.table_interface import Placement, Table
-
-# The tensors that rows wait for, in `computing_after`.
-_before: contextvars.ContextVar[Sequence[tf.Tensor]] = contextvars.ContextVar(
-    "tf_ext_computed_before", default=()
-)
 
 
 class ParameterServerRegime(Regime):
@@ -38,21 +30,17 @@ class ParameterServerRegime(Regime):
     has_all = False
 
     def pull(
-        self, requests: Sequence[PullRequest], error: tf.Tensor | None = None
+        self,
+        requests: Sequence[PullRequest],
+        error: tf.Tensor | None = None,
+        after: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
-        """As in Regime; the rows arrive after those of `computing_after`."""
+        """As in Regime; rows that have come wait for tensors on the worker."""
         rows = super().pull(requests, error)
-        before = _before.get()
-        if not before:
+        if not after:
             return rows
-        with tf.control_dependencies(before):
+        with tf.control_dependencies(after):
             return next_stage(rows)
-
-    def computing_after(
-        self, tensors: Sequence[tf.Tensor]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Rows that are pulled in it wait for the tensors on the worker."""
-        return Setting(_before, tensors)
 
     def placement(self) -> Placement:
         """A shard on the CPU of each server."""

@@ -5,69 +5,42 @@ Each collective takes a round trip, and CPU time in all workers, however little
 it sends.
 """
 
-import contextlib
-import contextvars
 import typing
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tf_ext._core import Setting
-
 _Complete: typing.TypeAlias = Callable[[tf.Tensor], list[tf.Tensor]]
 
 
 class Carried:
-    """Words that wait to be carried, or have been.
+    """Words that the first exchange of gradients carries along.
+
+    Args:
+      words: int32 `[n]`, n static, for all workers, or `[workers, n]`, a row
+        for each.
+      complete: function of the `rows`, to a list of tensors that depend on all
+        collectives it begins. It is called as soon as they have come: an error
+        of the step must not find another collective under way. None: nothing
+        is to be done.
 
     Attributes:
-      words: int32 `[n]`, n static, for all workers, or `[workers, n]`, a row
-        for each; or None.
+      words: as given.
       rows: int32 `[workers, n]`, row p from worker p; None if nothing has
         carried them.
     """
 
     def __init__(
-        self, words: tf.Tensor | None, complete: _Complete | None
+        self, words: tf.Tensor, complete: _Complete | None = None
     ) -> None:
-        self.words: tf.Tensor = words
-        self.rows: tf.Tensor | None = None
+        self.words = words
+        self.rows: typing.Any = None
         self._complete = complete
 
     def deliver(self, rows: tf.Tensor) -> list[tf.Tensor]:
         """Sets `rows`; returns tensors that have to be there before errors."""
         self.rows = rows
         return [] if self._complete is None else self._complete(rows)
-
-
-_waiting: contextvars.ContextVar[tuple[Carried, ...]] = contextvars.ContextVar(
-    "tf_ext_piggybacked", default=()
-)
-
-
-def piggybacked(
-    words: tf.Tensor | None, complete: _Complete | None = None
-) -> contextlib.AbstractContextManager[Carried]:
-    """A context whose first exchange of gradients carries words along.
-
-    Args:
-      words: as of Carried; None to carry nothing.
-      complete: function of the `rows`, to a list of tensors that depend on all
-        collectives it begins. It is called as soon as they have come: an error
-        of the step must not find another collective under way. None: nothing
-        is to be done.
-
-    Returns:
-      The context, whose `as` is the Carried.
-    """
-    carried = Carried(words, complete)
-    waiting = _waiting.get() + (carried,) * (words is not None)
-    return Setting(_waiting, waiting, carried)
-
-
-def waiting() -> list[Carried]:
-    """List of Carried whose words the next exchange of gradients takes."""
-    return [carried for carried in _waiting.get() if carried.rows is None]
 
 
 def to_floats(waiting: Sequence[Carried], size: int) -> tf.Tensor:

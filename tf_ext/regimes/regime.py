@@ -24,8 +24,9 @@ from tf_ext.regimes.gradients import (
     merge_slices,
     row_updates,
 )
+from tf_ext.regimes.piggyback import Carried
 from tf_ext.regimes.plan import PullRequest
-from tf_ext.regimes.replica_weights import weighted
+from tf_ext.regimes.replica_weights import ReplicaWeight, weighted
 from tf_ext.regimes.table_interface import (
     Chunk,
     Exports,
@@ -150,7 +151,10 @@ class Regime:
     # The stages of a step: pull, merge, push
 
     def pull(
-        self, requests: Sequence[PullRequest], error: tf.Tensor | None = None
+        self,
+        requests: Sequence[PullRequest],
+        error: tf.Tensor | None = None,
+        after: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
         """Rows of each request's distinct signs, before the batch is pushed.
 
@@ -158,11 +162,13 @@ class Regime:
           requests: list of PullRequest.
           error: string scalar, the error of this process, or "", where the
             regime raises together; else None.
+          after: list of tensors; where steps overlap, rows are there only when
+            these are.
 
         Returns:
           List of float32 `[u, dim + statistics]`.
         """
-        del error
+        del error, after
         return shard_ops.pull(
             [
                 shard_ops.RowsWanted(
@@ -177,34 +183,27 @@ class Regime:
             ]
         )
 
-    def computing_after(
-        self, tensors: Sequence[tf.Tensor]
-    ) -> contextlib.AbstractContextManager[None]:
-        """A context in which rows are pulled beside another computation.
-
-        What is pulled in it is there only when that computation has ended, so
-        that two steps that overlap do not compute at the same time.
-
-        Args:
-          tensors: list of tensors, the results of the other computation.
-        """
-        del tensors
-        return contextlib.nullcontext()
-
-    def merge(self, parts: Parts) -> list[TableGradient]:
+    def merge(
+        self, parts: Parts, carried: Sequence[Carried] = ()
+    ) -> list[TableGradient]:
         """Sums gradients by sign over layers, calls, replicas and workers.
 
         Args:
           parts: list of `(table, [(indices, values [n, dim]), ...])`, of the
             slices as they come from the tape.
+          carried: list of Carried, for all processes.
 
         Returns:
           List of TableGradient, of the signs that this process pushes.
         """
+        del carried
         return [merge_slices(table, pairs) for table, pairs in parts]
 
     def merge_beside(
-        self, dense: list[tf.Tensor], parts: Parts
+        self,
+        dense: list[tf.Tensor],
+        parts: Parts,
+        carried: Sequence[Carried] = (),
     ) -> tuple[list[tf.Tensor], list[TableGradient]]:
         """As `merge`, beside what `sum_gradients` has not summed yet.
 
@@ -212,12 +211,13 @@ class Regime:
           dense: list of gradients of variables, as `sum_gradients` returned
             them, or distributed values of these.
           parts: as of `merge`.
+          carried: as of `merge`.
 
         Returns:
           `(dense, tables)`: gradients that are summed over all processes, and
           what `merge` returns.
         """
-        return dense, self.merge(parts)
+        return dense, self.merge(parts, carried)
 
     def merge_summed(self, parts: Parts) -> list[TableGradient]:
         """As `merge`, for slices that `sum_everywhere` returned."""
@@ -268,7 +268,10 @@ class Regime:
         return exchange_ops.raise_error(error)
 
     def sum_gradients(
-        self, dense: list[tf.Tensor], slices: TableSlices
+        self,
+        dense: list[tf.Tensor],
+        slices: TableSlices,
+        weight: ReplicaWeight | None,
     ) -> tuple[list[tf.Tensor], TableSlices]:
         """Sums gradients over replicas; called in a replica's context.
 
@@ -277,12 +280,13 @@ class Regime:
         Args:
           dense: list of gradients of variables.
           slices: list of `(table, tf.IndexedSlices)`.
+          weight: ReplicaWeight of the step, or None.
 
         Returns:
           `(dense, slices)`: the sums for variables, unless `merge_beside`
           makes them, and this replica's slices for tables, which it will sum.
         """
-        dense, slices = weighted(dense, slices, self.weighted_values)
+        dense, slices = weighted(weight, dense, slices, self.weighted_values)
         if self.num_replicas > 1 and dense:
             context = tf.distribute.get_replica_context()
             dense = context.all_reduce(tf.distribute.ReduceOp.SUM, dense)
@@ -303,7 +307,10 @@ class Regime:
         ]
 
     def sum_everywhere(
-        self, dense: list[tf.Tensor], slices: TableSlices
+        self,
+        dense: list[tf.Tensor],
+        slices: TableSlices,
+        weight: ReplicaWeight | None,
     ) -> tuple[list[tf.Tensor], TableSlices]:
         """Sums gradients on every replica; called in a replica's context.
 
@@ -313,12 +320,13 @@ class Regime:
         Args:
           dense: as of `sum_gradients`.
           slices: as of `sum_gradients`.
+          weight: as of `sum_gradients`.
 
         Returns:
           `(dense, slices)`: the sums, and slices of all replicas, not yet
           summed by sign.
         """
-        dense, slices = self.sum_gradients(dense, slices)
+        dense, slices = self.sum_gradients(dense, slices, weight)
         return dense, gather_slices(slices)
 
     def gather_batch(

@@ -8,23 +8,20 @@ sends gradients of other replicas' losses back.
 """
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from tf_ext.regimes.table_interface import TableSlices
 
-_current: contextvars.ContextVar["ReplicaWeight | None"] = (
-    contextvars.ContextVar("tf_ext_replica_weight", default=None)
-)
-
 
 class ReplicaWeight:
-    """How much a replica's loss counts in the current step.
+    """How much a replica's loss counts in a training or test step.
 
     Attributes:
-      value: float32 scalar tensor, 0 where there are no samples.
+      value: float32 scalar tensor: the number of replicas times the samples
+        here, divided by the samples of all, where losses are means divided by
+        the number of replicas; 1 where they are sums. 0 without samples.
       in_step: bool, whether the model's step has begun.
       in_library_step: bool, whether the step that is running is one of Keras
         or TensorFlow Recommenders, whose loss is what `compute_loss` returns.
@@ -42,37 +39,8 @@ class ReplicaWeight:
 
 
 @contextlib.contextmanager
-def replica_weight(value: tf.Tensor) -> Iterator[ReplicaWeight]:
-    """The context of a training or test step on a replica.
-
-    Args:
-      value: float32 scalar tensor: the number of replicas times the samples
-        here, divided by the samples of all, where losses are means divided by
-        the number of replicas; 1 where they are sums. 0 without samples.
-
-    Yields:
-      ReplicaWeight.
-    """
-    weight = ReplicaWeight(value)
-    token = _current.set(weight)
-    try:
-        yield weight
-    finally:
-        _current.reset(token)
-
-
-def current_replica_weight() -> ReplicaWeight | None:
-    """The ReplicaWeight of the current step, or None."""
-    return _current.get()
-
-
-@contextlib.contextmanager
-def library_step() -> Iterator[None]:
+def library_step(weight: ReplicaWeight) -> Iterator[None]:
     """A context in which `compute_loss` alone weights the loss."""
-    weight = _current.get()
-    if weight is None:
-        yield
-        return
     before, weight.in_library_step = weight.in_library_step, True
     try:
         yield
@@ -80,41 +48,44 @@ def library_step() -> Iterator[None]:
         weight.in_library_step = before
 
 
-def weigh_computed_loss(loss: tf.Tensor) -> tf.Tensor:
+def weigh_computed_loss(
+    weight: ReplicaWeight | None, loss: tf.Tensor
+) -> tf.Tensor:
     """Weights what `compute_loss` returns, in a step of a library.
 
     A step of a model's own may add to it before it computes gradients.
 
     Args:
+      weight: ReplicaWeight of the step, or None.
       loss: tensor.
 
     Returns:
       The same loss, whose gradient is multiplied by the weight.
     """
-    weight = _current.get()
     if weight is None or not weight.in_library_step:
         return loss
     return _weighted_loss(loss, weight)
 
 
-def weigh_own_loss(loss: tf.Tensor) -> tf.Tensor:
+def weigh_own_loss(weight: ReplicaWeight | None, loss: tf.Tensor) -> tf.Tensor:
     """As `weigh_computed_loss`, for the loss of a model's own step."""
-    weight = _current.get()
     if weight is None or weight.in_library_step:
         return loss
     return _weighted_loss(loss, weight)
 
 
-def losses_of_layers(losses: list[tf.Tensor]) -> list[tf.Tensor]:
+def losses_of_layers(
+    weight: ReplicaWeight | None, losses: list[tf.Tensor]
+) -> list[tf.Tensor]:
     """The losses that layers have added, as a step is to see them.
 
     A mean over no samples is NaN, which would remain in metrics. And steps of
     TensorFlow Recommenders add them up undivided on every replica.
 
     Args:
+      weight: ReplicaWeight of the step, or None.
       losses: list of tensors.
     """
-    weight = _current.get()
     if weight is None or not losses:
         return losses
     kept = [_where_samples(loss, weight) for loss in losses]
@@ -128,6 +99,7 @@ def losses_of_layers(losses: list[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def weighted(
+    weight: ReplicaWeight | None,
     dense: list[tf.Tensor],
     slices: TableSlices,
     multiply: Callable[[Sequence[tf.Tensor], tf.Tensor], list[tf.Tensor]],
@@ -139,6 +111,7 @@ def weighted(
     unless a layer sums over replicas.
 
     Args:
+      weight: ReplicaWeight of the step, or None.
       dense: list of gradients of variables.
       slices: list of `(table, tf.IndexedSlices)`.
       multiply: function of a list of tensors and a float32 scalar tensor, to
@@ -147,7 +120,6 @@ def weighted(
     Returns:
       `(dense, slices)`.
     """
-    weight = _current.get()
     if weight is None:
         return dense, slices
     factor = weight.value

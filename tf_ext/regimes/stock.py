@@ -24,10 +24,13 @@ class StockRegime(Regime):
         self._lookup = lookup
 
     def pull(
-        self, requests: Sequence[PullRequest], error: tf.Tensor | None = None
+        self,
+        requests: Sequence[PullRequest],
+        error: tf.Tensor | None = None,
+        after: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
         """Rows of each request's distinct signs; none is made."""
-        del error
+        del error, after
         return [
             self._lookup(table, plan.signs, statistics)
             for table, plan, _, statistics in requests

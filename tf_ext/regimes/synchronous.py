@@ -21,9 +21,9 @@ from tf_ext.regimes import batches, clock
 from tf_ext.regimes.all_to_all import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
 from tf_ext.regimes.gradients import TableGradient, from_slices, to_indices
-from tf_ext.regimes.piggyback import piggybacked
+from tf_ext.regimes.piggyback import Carried
 from tf_ext.regimes.regime import Regime
-from tf_ext.regimes.replica_weights import weighted
+from tf_ext.regimes.replica_weights import ReplicaWeight, weighted
 from tf_ext.regimes.table_interface import (
     Chunk,
     Exports,
@@ -77,14 +77,17 @@ class SynchronousRegime(AllToAll, Regime):
         raise self._unexportable(label, "spread over workers")
 
     def sum_gradients(
-        self, dense: list[tf.Tensor], slices: TableSlices
+        self,
+        dense: list[tf.Tensor],
+        slices: TableSlices,
+        weight: ReplicaWeight | None,
     ) -> tuple[list[tf.Tensor], TableSlices]:
         """As in the base class, but `merge_beside` sums.
 
         It uses tf_ext's collectives: TensorFlow's use a new key in each step,
         and keep its state. So only slices of variables are summed here.
         """
-        dense, slices = weighted(dense, slices, self.weighted_values)
+        dense, slices = weighted(weight, dense, slices, self.weighted_values)
         context = tf.distribute.get_replica_context()
         summed = [
             context.all_reduce(tf.distribute.ReduceOp.SUM, grad)
@@ -114,7 +117,10 @@ class SynchronousRegime(AllToAll, Regime):
         ]
 
     def merge_beside(
-        self, dense: list[tf.Tensor], parts: Parts
+        self,
+        dense: list[tf.Tensor],
+        parts: Parts,
+        carried: Sequence[Carried] = (),
     ) -> tuple[list[tf.Tensor], list[TableGradient]]:
         """Sums gradients of variables and tables in one collective.
 
@@ -130,9 +136,9 @@ class SynchronousRegime(AllToAll, Regime):
         own = [summed[i] for i in places]
         if parts:
             bundle = self.workers.bundle(own, tf.zeros([0], tf.int64))
-            with piggybacked(bundle.words) as carried:
-                tables = self.merge(parts)
-            sums, _ = self.workers.unbundle(bundle, carried.rows)
+            words = Carried(bundle.words)
+            tables = self.merge(parts, [*carried, words])
+            sums, _ = self.workers.unbundle(bundle, words.rows)
         else:
             tables, sums = [], self.workers.sum(own)
         for i, value in zip(places, sums):
@@ -140,10 +146,13 @@ class SynchronousRegime(AllToAll, Regime):
         return summed, tables
 
     def sum_everywhere(
-        self, dense: list[tf.Tensor], slices: TableSlices
+        self,
+        dense: list[tf.Tensor],
+        slices: TableSlices,
+        weight: ReplicaWeight | None,
     ) -> tuple[list[tf.Tensor], TableSlices]:
         """Sums, and slices of the rows that this worker owns."""
-        dense, slices = self.sum_gradients(dense, slices)
+        dense, slices = self.sum_gradients(dense, slices, weight)
         dense, tables = self.merge_beside(
             dense, [(t, [(g.indices, g.values)]) for t, g in slices]
         )

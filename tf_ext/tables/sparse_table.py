@@ -26,6 +26,7 @@ from tf_ext.regimes import (
     PullRequest,
     check_finite,
     counted_signs,
+    current_step,
     plan_pull,
     regime_in_scope,
     regime_of_tables,
@@ -323,7 +324,9 @@ class SparseTable(
         signs = to_signs(signs, "SparseTable.pull")
         plan = plan_pull(tf.reshape(signs, [-1]), self.rows.num_shards)
         request = PullRequest(self, plan, training)
-        [rows] = regime_of_tables([self]).pull([request])
+        [rows] = regime_of_tables([self]).pull(
+            [request], after=current_step().rows_after
+        )
         return tf.reshape(
             tf.gather(rows, plan.inverse),
             tf.concat([tf.shape(signs), [self.dim]], 0),

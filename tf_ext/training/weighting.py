@@ -24,11 +24,12 @@ from tf_ext.layers.batch_normalization import BatchNormalization
 from tf_ext.layers.in_batch_softmax import InBatchSoftmax
 from tf_ext.regimes import (
     Regime,
-    current_replica_weight,
+    ReplicaWeight,
+    current_step,
     library_step,
     losses_of_layers,
     regime_of_model,
-    replica_weight,
+    step_with,
     weigh_computed_loss,
 )
 from tf_ext.training import recommenders
@@ -72,7 +73,11 @@ def compute_loss(
 ) -> typing.Any:
     """The model's loss, whose gradient is weighted."""
     loss = type(model).compute_loss(model, *args, **kwargs)
-    return loss if loss is None else weigh_computed_loss(loss)
+    return (
+        loss
+        if loss is None
+        else weigh_computed_loss(current_step().weight, loss)
+    )
 
 
 def step_of_class(
@@ -87,7 +92,7 @@ def step_of_class(
       step: the method, `train_step` or `test_step`.
       data: its argument.
     """
-    weight = current_replica_weight()
+    weight = current_step().weight
     if weight is None:
         return step(data)
     regime = regime_of_model(model)
@@ -96,7 +101,7 @@ def step_of_class(
         weight.share_of_losses = functools.partial(
             _share_of_losses, model, regime, weight.value
         )
-    with library_step():
+    with library_step(weight):
         logs = step(data)
     if not of_package:
         return logs
@@ -123,7 +128,7 @@ def added_losses(
             "the losses of replicas. Add the loss in `compute_loss` of the "
             "model, or use tf_keras (TF_USE_LEGACY_KERAS=1)."
         )
-    return losses_of_layers(losses)
+    return losses_of_layers(current_step().weight, losses)
 
 
 @contextlib.contextmanager
@@ -131,7 +136,7 @@ def _in_step(
     model: typing.Any, data: typing.Any, trains: bool
 ) -> Iterator[typing.Any]:
     """Yields the ReplicaWeight of a step that begins; None within a step."""
-    weight = current_replica_weight()
+    weight = current_step().weight
     with contextlib.ExitStack() as stack:
         if weight is None:
             # The loop of Keras 3's synchronous workers knows it already.
@@ -139,7 +144,8 @@ def _in_step(
             if value is None:
                 yield None
                 return
-            weight = stack.enter_context(replica_weight(value))
+            weight = ReplicaWeight(value)
+            stack.enter_context(step_with(weight=weight))
         if weight.in_step:
             yield None
             return
@@ -168,7 +174,7 @@ def _weight_of(
       trains: bool, whether the step computes gradients.
 
     Returns:
-      A float32 scalar tensor, as `tf_ext.regimes.replica_weight` takes it; None
+      A float32 scalar tensor, the `value` of a ReplicaWeight; None
       if there is one replica.
     """
     context = tf.distribute.get_replica_context()

@@ -9,9 +9,8 @@ import tensorflow as tf
 from tf_ext._compat.counters import make_metric_exact
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops.passes.bundle_ops import bundle_transfers
-from tf_ext.optimizers.delaying import Updates, delayed_updates
-from tf_ext.optimizers.waiting import after
 from tf_ext.regimes import regime_of_model
+from tf_ext.regimes.step_context import Updates, after, step_with
 from tf_ext.training.feeds import Batch, Logs, Sent, StepFeed
 
 STALENESS = "staleness"
@@ -215,7 +214,8 @@ class Step:
           batch: nested structure of tensors.
           before: list of tensors; the step computes when they are there.
         """
-        with delayed_updates() as updates, self._regime.computing_after(before):
+        updates = Updates()
+        with step_with(updates=updates, rows_after=before):
             logs = self._call(batch)
         return logs, updates
 

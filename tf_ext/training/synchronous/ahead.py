@@ -18,7 +18,7 @@ from tf_ext._keras import keras
 from tf_ext.layers import EmbeddingFeatures
 from tf_ext.layers.prepared import Prepared
 from tf_ext.layers.replaced_inputs import replaced_inputs
-from tf_ext.regimes import Route, SignExchange, SynchronousRegime, piggybacked
+from tf_ext.regimes import Carried, Route, SignExchange, SynchronousRegime
 from tf_ext.training.feeds import Spec
 from tf_ext.training.optional_batches import as_optional, from_optional
 
@@ -92,14 +92,7 @@ class AheadOfStep:
         """
         prepared = self._hash(following)
         exchanges = self._exchanges(prepared)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(
-                source_with(prepared=self._from_state(state, prepared))
-            )
-            for exchange in exchanges:
-                stack.enter_context(
-                    piggybacked(exchange.words(), exchange.take_words)
-                )
+        with source_with(prepared=self._from_state(state, prepared)):
             yield Following(prepared, exchanges)
 
     def _hash(self, batch: tf.Tensor) -> dict[EmbeddingFeatures, Prepared]:
@@ -154,6 +147,9 @@ class Following:
     Args:
       prepared: dict of Prepared, by layer.
       exchanges: list of SignExchange of their plans.
+
+    Attributes:
+      carried: list of Carried, the ids, for the gradients of the step.
     """
 
     def __init__(
@@ -163,6 +159,10 @@ class Following:
     ) -> None:
         self._prepared = prepared
         self._exchanges = exchanges
+        self.carried = [
+            Carried(exchange.words(), exchange.take_words)
+            for exchange in exchanges
+        ]
 
     def state(self, last: Sequence[tf.Tensor]) -> tf.Tensor:
         """What the next step takes: a variant scalar.

@@ -7,15 +7,20 @@ workers.
 
 import tempfile
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
 from tf_ext._compat.models import build_for, layers_of
 from tf_ext._keras import keras
 from tf_ext.distribute.bundles import Bundle
-from tf_ext.optimizers.delaying import delayed_updates
-from tf_ext.regimes import SynchronousRegime, piggybacked, replica_weight
+from tf_ext.regimes import (
+    Carried,
+    ReplicaWeight,
+    SynchronousRegime,
+    Updates,
+    step_with,
+)
 from tf_ext.training.building import build_optimizer, example_of
 from tf_ext.training.callback_protocols import Resuming, resuming_among
 from tf_ext.training.feeds import Arguments, Batch, Logs, Sent, Spec
@@ -149,10 +154,12 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
             *states: tf.Tensor,
         ) -> typing.Any:
             batch = from_optional(sent, element_spec)
-            with replica_weight(weight):
+            with step_with(weight=ReplicaWeight(weight)):
                 if ahead is not None:
                     with ahead.step(*states) as following:
-                        result = self._train_at_once(call, batch, weight, mine)
+                        result = self._train_at_once(
+                            call, batch, weight, mine, following.carried
+                        )
                     last = self._last_of_step(kind, result)
                     return *result, following.state(last)
                 if at_once:
@@ -187,17 +194,19 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         batch: Batch,
         weight: tf.Tensor,
         mine: tf.Tensor,
+        carried: Sequence[Carried] = (),
     ) -> tuple[Logs, tf.Tensor]:
         """Trains; the gradients take along what workers tell each other.
 
         So it is sent before the update, which uses the sums of gradients.
         """
-        with delayed_updates() as updates:
+        updates = Updates()
+        with step_with(updates=updates):
             logs = call(batch)
         bundle = self._bundle(logs, weight, mine)
-        with piggybacked(bundle.words if bundle.is_whole else None) as carried:
-            updates.make()
-        rows = carried.rows
+        told = Carried(bundle.words)
+        updates.make([*carried, told] if bundle.is_whole else carried)
+        rows = told.rows
         if rows is None:
             with tf.control_dependencies(self._last_of_step("train", logs)):
                 rows = self._gathered(bundle)
