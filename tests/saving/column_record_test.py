@@ -2,6 +2,7 @@
 """Rows that are loaded for columns which make other signs."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -207,9 +208,8 @@ class ColumnRecordTest(TestCase):
             _train(one, rng)
         table = model.tables[0]
         state = {"optimizer": table.optimizer.state()}
-        table._state = lambda: state
-        table.rows._state = (table._state, table._restore_state)
-        write(model)
+        with mock.patch.object(table.rows.state, "strings", lambda: state):
+            write(model)
         with self.assertNoLogs("tf_ext"):
             read(other)
         self.assertCountEqual(

@@ -199,7 +199,7 @@ class SnapshotTest(TestCase):
         table.save(path)
         other = make_table()
         other.push([7], np.ones([1, 2]))
-        update = snapshot_load.update_to(other.rows, path, "items")
+        update = snapshot_load.update_to(other.rows, path)
         for file in open_snapshot(path).manifest.counters.files:
             os.remove(os.path.join(path, file.name))
         update.check()

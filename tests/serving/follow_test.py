@@ -365,10 +365,10 @@ class FaultsTest(PointsTestCase):
         newest = self.publish(2, 3)
         update_to = snapshot_load.update_to
 
-        def replaced(rows, path, label):
+        def replaced(rows, path):
             if path.startswith(newest):
                 raise SnapshotConflictError("replaced meanwhile")
-            return update_to(rows, path, label)
+            return update_to(rows, path)
 
         with mock.patch.object(snapshot_load, "update_to", replaced):
             self.assertTrue(self.follower.update())

@@ -65,7 +65,7 @@ class SaveTest(TestCase):
                 with self.assertRaises(KeyboardInterrupt):
                     table.save(second, **how)
         util.push(table, range(55, 70))
-        chain = table.rows.snapshot_chain
+        chain = table.rows.chain.links
         how = {"base": chain[-1][0]} if chain else {"incremental": True}
         table.save(third, **how)
         self.assertEqual(util.loaded(third), contents(table))
@@ -152,11 +152,11 @@ class SaveTest(TestCase):
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), **how)
         util.push(table, range(45, 60))
-        chain = table.rows.snapshot_chain
+        chain = table.rows.chain.links
         how = {"base": chain[-1][0]} if chain else {"incremental": True}
         table.save(second, **how)
         self.assertEqual(util.loaded(second), contents(table))
-        self.assertEqual(table.rows.saving, "")
+        self.assertEqual(table.rows.chain.saving, "")
 
     def test_a_chain_ends_that_was_not_saved(self):
         table = self._table(2)
@@ -166,7 +166,7 @@ class SaveTest(TestCase):
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), incremental=True)
         table.end_incremental()
-        self.assertEqual(table.rows.saving, "")
+        self.assertEqual(table.rows.chain.saving, "")
         table.load(self._saved(), incremental=True)
 
     def _saved(self):
@@ -181,7 +181,7 @@ class SaveTest(TestCase):
         ):
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), incremental=True)
-        self.assertEqual(table.rows.saving, "")
+        self.assertEqual(table.rows.chain.saving, "")
 
     def test_a_chain_whose_end_was_interrupted_has_ended(self):
         table = self._table(2)

@@ -334,7 +334,7 @@ class TableSnapshot(keras.callbacks.Callback):
         }
         if not self.incremental:
             return table.save(path, **options)
-        chain = table.rows.snapshot_chain
+        chain = table.rows.chain.links
         ours = (
             chain
             and posixpath.dirname(posixpath.dirname(chain[-1][0]))

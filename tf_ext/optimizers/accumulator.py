@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tf_ext import initializers
 from tf_ext.optimizers import hyperparameters
 from tf_ext.regimes import TableGradient, shard_ops
+from tf_ext.tables.config import TableConfig
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving import keras_files
-from tf_ext.tables.shard import config_text
 from tf_ext.tables.sparse_optimizers import SparseSGD
 
 if typing.TYPE_CHECKING:
@@ -37,17 +38,8 @@ class TableAccumulators(tf.Module):
         self._tables = tuple(tables)
         for table in tables:
             dim = table.dim + table.statistics_width
-            entries = {
-                "name": table.name,
-                "dim": str(dim),
-                "dtype": "float32",
-                "hash_version": "1",
-                "seed": "0",
-                "initializer": "zeros",
-                **_RULE.table_config(),
-            }
-            fields = [("weights", tf.float32, dim)]
-            self._sums.append(TableRows(config_text(entries), fields))
+            config = TableConfig(table.name, dim, _RULE, initializers.Zeros())
+            self._sums.append(TableRows(config))
 
     def add(self, gradients: Sequence[TableGradient]) -> None:
         """Adds gradients to the sums.
@@ -93,17 +85,13 @@ class TableAccumulators(tf.Module):
 
     def save(self, store: keras_files.Store) -> None:
         """Writes the sums into a Keras store."""
-        for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
-            keras_files.save(
-                sums, table.name, {}, _Prefixed(store, f"sums{index}_")
-            )
+        for index, sums in enumerate(self._sums):
+            keras_files.save(sums, _Prefixed(store, f"sums{index}_"))
 
     def load(self, store: keras_files.Store) -> dict[str, typing.Any]:
         """Reads the sums; returns the other entries of the store."""
-        for index, (table, sums) in enumerate(zip(self._tables, self._sums)):
-            keras_files.load(
-                sums, table.name, _Prefixed(store, f"sums{index}_")
-            )
+        for index, sums in enumerate(self._sums):
+            keras_files.load(sums, _Prefixed(store, f"sums{index}_"))
         return {k: store[k] for k in store.keys() if not k.startswith("sums")}
 
 

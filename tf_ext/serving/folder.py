@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from tf_ext._checks import is_int
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.storage import storage_of
-from tf_ext.tables.weights_only import FIELDS_OF_STATISTICS
+from tf_ext.tables.config import FIELDS_OF_STATISTICS
 
 # TensorFlow's folder for files that are not part of the model.
 EXTRA = "assets.extra"

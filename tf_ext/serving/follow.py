@@ -343,7 +343,7 @@ def _update_of(
             f"{path} is not the snapshot that its point names, {wanted}, but "
             f"{manifest.id}."
         )
-    update = snapshot_load.update_to(table.rows, path, table.name)
+    update = snapshot_load.update_to(table.rows, path)
     update.check()
     update.verify()
     if update.whole and "columns" in manifest.state:

@@ -46,7 +46,7 @@ def write(
     else:
         opened = open_snapshot(snapshot)
         source, manifest = of_snapshot(opened), opened.manifest
-        table.rows.served.check_config(table.name, manifest.config)
+        table.rows.served.check_config(manifest.config)
         origin = {"snapshot": manifest.id, "step": manifest.step}
     vector = pyarrow.list_(pyarrow.float32(), table.dim)
     schema = pyarrow.schema(

@@ -12,9 +12,8 @@ from tf_ext.serving.writing import Options, write
 from tf_ext.snapshot.compatibility import check_fields
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.reader import Snapshot, open_snapshot
+from tf_ext.tables.config import parse_config
 from tf_ext.tables.find import tables_of
-from tf_ext.tables.saving.snapshot_save import row_fields
-from tf_ext.tables.shard import parse_config
 from tf_ext.tables.sparse_table import SparseTable
 
 # Keys of a configuration, or their first parts, on which the rows of absent ids
@@ -131,5 +130,5 @@ def _check(table: SparseTable, snapshot: Snapshot, unknown: str | None) -> None:
             )
     for where, manifest in snapshot.chain:
         check_fields(
-            where, manifest, row_fields(table.rows.served), and_others=True
+            where, manifest, table.rows.served.stored_fields, and_others=True
         )

@@ -13,7 +13,7 @@ from tf_ext.ops._stock.initial_rows import initial_rows
 from tf_ext.serving import row_dtypes
 from tf_ext.serving.row_dtypes import Array
 from tf_ext.serving.variable_files import ValueFile
-from tf_ext.tables.shard import parse_config
+from tf_ext.tables.config import parse_config
 
 # Rows may not fit into the memory of other devices.
 _CPU = "/CPU:0"

@@ -96,9 +96,14 @@ class _Export:
       options: Options.
       holds_rows: bool, whether the model's own tables contain the rows.
 
+    Attributes:
+      new: NewVersion that is written, set by the user of the class.
+
     Raises:
       ValueError: if the model cannot be exported.
     """
+
+    new: folder.NewVersion
 
     def __init__(
         self,
@@ -135,27 +140,22 @@ class _Export:
         """The warm-up batches, as the model is called with them."""
         return [self._signature.complete(batch) for batch in self._batches]
 
-    def fill(
-        self,
-        index: int,
-        source: RowSource,
-        chunks: Chunks,
-        new: folder.NewVersion,
-    ) -> None:
+    def fill(self, index: int, source: RowSource, chunks: Chunks) -> None:
         """Copies the rows of a table to files of the export."""
         table = list(self._tables)[index]
         if self._warmup_rows is not None:
             chunks = self._warmup_rows.watched(table, chunks)
-        where = new.part / _ROWS / str(index)
+        where = self.new.part / _ROWS / str(index)
         self._tables[table].fill(chunks, source.at_most, where)
 
-    def write(self, new: folder.NewVersion, about: dict[str, Any]) -> None:
+    def write(self, step: int | None, snapshots: Sequence[str | None]) -> None:
         """Writes all files.
 
         Args:
-          new: NewVersion.
-          about: dict, members of the manifest about rows and training.
+          step: int or None, how far the model was trained.
+          snapshots: the id of the snapshot of each table's rows, or None.
         """
+        new = self.new
         self._served.save(new.part)
         if self._tables:
             shutil.rmtree(new.part / _ROWS)
@@ -163,11 +163,10 @@ class _Export:
             warmup.write(
                 new.extra / warmup.NAME, self._model.name, self._answered()
             )
-        snapshots = about.pop("snapshots")
         new.write_manifest(
             {
                 "model": self._model.name,
-                **about,
+                "step": step,
                 "tf_ext_version": __version__,
                 "tensorflow_version": tf.__version__,
                 "dtype": self._options.dtype,
@@ -215,27 +214,16 @@ def write(
       string, the folder of the version.
     """
     regime = regime_of_model(model)
-    first = regime.rank == 0
     # Reading a variable with a part in each process is a collective operation.
     weights = None if regime.has_all else model.get_weights()
     step = step_of(model)
+    made = None  # By the first process alone.
     with _os_errors(path), contextlib.ExitStack() as stack:
         with regime.together(options.function):
-            if first:
+            if regime.rank == 0:
                 check_built(model, options.function)
-                signature = options.signature_of(model)
-                if weights is None:
-                    made = _Export(model, signature, options, holds_rows)
-                else:
-                    made = outside_of_strategies(
-                        lambda: _Export(
-                            copy_of(model, signature, weights),
-                            signature,
-                            options,
-                            holds_rows=False,
-                        )
-                    )
-                new = stack.enter_context(
+                made = _export_of(model, options, holds_rows, weights)
+                made.new = stack.enter_context(
                     folder.new_version(path, options.version, options.function)
                 )
         for index, source in enumerate(sources):
@@ -243,17 +231,35 @@ def write(
                 regime.together(options.function),
                 contextlib.closing(source.chunks()) as chunks,
             ):
-                if first:
-                    made.fill(index, source, counted(chunks, progress), new)
-                else:
+                if made is None:
                     collections.deque(chunks, maxlen=0)
+                else:
+                    made.fill(index, source, counted(chunks, progress))
         with regime.together(options.function):
-            if first:
-                snapshots = [source.snapshot for source in sources]
-                about = {"step": step, "snapshots": snapshots}
-                made.write(new, about)
+            if made is not None:
+                made.write(step, [source.snapshot for source in sources])
                 stack.close()
-    return regime.from_first(str(new.folder) if first else "")
+    return regime.from_first("" if made is None else str(made.new.folder))
+
+
+def _export_of(
+    model: keras.Model,
+    options: Options,
+    holds_rows: bool,
+    weights: list[Any] | None,
+) -> _Export:
+    """The export of a model, or of a copy with `weights` unless None."""
+    signature = options.signature_of(model)
+    if weights is None:
+        return _Export(model, signature, options, holds_rows)
+    return outside_of_strategies(
+        lambda: _Export(
+            copy_of(model, signature, weights),
+            signature,
+            options,
+            holds_rows=False,
+        )
+    )
 
 
 @contextlib.contextmanager

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads manifests, chains and, chunk by chunk, files of snapshots."""
 
-import collections
 import errno
 import typing
 from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from tf_ext import _core
 from tf_ext.snapshot import manifest as manifests
@@ -24,17 +26,21 @@ ATTEMPTS = 3
 # Errors of the operating system for an invalid path.
 _NO_PATH = (errno.ELOOP, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT)
 
-Chunk = collections.namedtuple(
-    "Chunk", ["erased_before", "rows", "erased_after"]
-)
-Chunk.__doc__ = """The contents of a chunk, in the order of their application.
-
-erased_before: int64 `[e]`; rows: uint8 `[n, row_bytes]`; erased_after: int64
-`[l]`.
-"""
-
-
 _WRITTEN_BY = " Give the path that SparseTable.save wrote to."
+
+
+class Chunk(typing.NamedTuple):
+    """The contents of a chunk, in the order of their application.
+
+    Attributes:
+      erased_before: int64 `[e]`.
+      rows: uint8 `[n, row_bytes]`.
+      erased_after: int64 `[l]`.
+    """
+
+    erased_before: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.uint8]
+    erased_after: npt.NDArray[np.int64]
 
 
 def read_manifest(path: str) -> manifests.Manifest:

@@ -6,7 +6,7 @@ negative if the id was last counted in the period before the current one.
 """
 
 import typing
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,17 @@ import tensorflow as tf
 from tf_ext import _core, ops
 from tf_ext.ops.snapshot import counter_ops
 from tf_ext.regimes.table_interface import Chunk
-from tf_ext.snapshot.counting import Counting, counting_of
-from tf_ext.tables.shard import Field, TableShard
+from tf_ext.snapshot.counting import Counting
+from tf_ext.tables.config import Field
+from tf_ext.tables.shard import TableShard
 
 if typing.TYPE_CHECKING:
     from tf_ext.tables.rows import TableRows
 
 FIELDS = (Field("count", tf.int32, 1),)
 
-_CHUNK_COUNTERS = 1 << 20
-_PERIOD = "counter_period"
+# How many counters are streamed out of a table together.
+ROWS_OF_CHUNK = 1 << 20
 
 
 class CounterShard:
@@ -83,7 +84,7 @@ def chunks(
     return rows.regime.chunks(
         [CounterShard(shard, period) for shard in rows.shards],
         FIELDS,
-        _CHUNK_COUNTERS,
+        ROWS_OF_CHUNK,
     )
 
 
@@ -132,47 +133,6 @@ def clear(shard: TableShard, period: int | tf.Tensor = 0) -> None:
     _import(
         shard, tf.zeros([0], tf.int64), tf.zeros([0, 1], tf.int32), period, True
     )
-
-
-def restore_files(
-    shard: TableShard,
-    paths: Sequence[str],
-    files: npt.NDArray[np.int64],
-    file_shards: Sequence[int],
-    stored_shards: int,
-    index: int,
-    shards: int,
-    n: int,
-    period: int,
-    load: bool,
-) -> None:
-    """Sets counters of a shard from files.
-
-    Args:
-      shard: TableShard.
-      paths: list of strings.
-      files: int64 `[f, 5]`, as returned by `sparse_table_save`.
-      file_shards: list of ints, the snapshot's shard of each file.
-      stored_shards: int, the number of shards of the snapshot.
-      index: int, the index of the shard in the table.
-      shards: int, the number of shards of the table.
-      n: int, at how many occurrences the saved table admits a sign.
-      period: int, the period as of which they were saved.
-      load: bool, whether the table is changed.
-    """
-    with tf.device(shard.device):
-        counter_ops.sparse_table_restore_counters(
-            shard.resource_handle,
-            tf.constant(paths, tf.string, [len(paths)]),
-            files,
-            tf.constant(file_shards, tf.int64, [len(paths)]),
-            stored_shards,
-            index,
-            shards,
-            n,
-            period,
-            load,
-        )
 
 
 class Check:
@@ -230,77 +190,3 @@ class Check:
         return ValueError(
             f"The counters of table {self._label!r} are damaged: {what}"
         )
-
-
-# Checkpoints
-
-
-def saved_tensors(
-    rows: "TableRows",
-    saved: Mapping[str, Callable[[], typing.Any]] | None,
-    label: str,
-) -> dict[str, tf.Tensor]:
-    """The tensors of counters in a checkpoint: see `TableRows`.
-
-    Args:
-      rows: TableRows.
-      saved: None while a checkpoint is written; while it is restored, what
-        `tensors_being_restored` returned. All of it is checked then.
-      label: string, the table's name, for messages.
-    """
-    if rows.counting is None:
-        return {}
-    count = len(rows.shards)
-    if saved is None:
-        period = current_period(rows)
-    else:
-        counting = counting_of(saved["config"]().decode())
-        if _PERIOD not in saved or not rows.counting.can_take(counting):
-            return {}
-        period = int(saved[_PERIOD]())
-        check = Check(label, counting, period)
-        count = 0
-        while f"counter_signs{count}" in saved:
-            check.add(
-                saved[f"counter_signs{count}"](),
-                saved[f"counter_counts{count}"](),
-            )
-            count += 1
-    tensors = {_PERIOD: tf.cast(period, tf.int64)}
-    for part in range(count):
-        shard = CounterShard(rows.shards[part % len(rows.shards)], period)
-        if saved is None:
-            signs, values = rows.regime.checkpoint_part(
-                shard, FIELDS, _CHUNK_COUNTERS
-            )
-        else:
-            signs, _, values = shard.export(limit=0)
-        tensors[f"counter_signs{part}"] = signs
-        tensors[f"counter_counts{part}"] = values["count"]
-    return tensors
-
-
-def restore_tensors(
-    rows: "TableRows", restored: Mapping[str, tf.Tensor]
-) -> list[tf.Tensor]:
-    """Sets the counters of a checkpoint, after its rows.
-
-    Args:
-      rows: TableRows; its rows were restored, and counters removed.
-      restored: dict of the tensors that `saved_tensors` named, and others.
-
-    Returns:
-      List of int64 scalars, the numbers of counters.
-    """
-    imported: list[tf.Tensor] = []
-    while f"counter_signs{len(imported)}" in restored:
-        part = len(imported)
-        imported.append(
-            import_counters(
-                rows,
-                restored[f"counter_signs{part}"],
-                restored[f"counter_counts{part}"],
-                restored[_PERIOD],
-            )
-        )
-    return imported

@@ -1,45 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a table over all its shards, and their form in checkpoints."""
+"""The rows of a table over all its shards."""
 
+import contextlib
 import copy
+import dataclasses
 import functools
-import threading
 import typing
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
-import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import eviction as policies
 from tf_ext import ops
-from tf_ext._compat.checkpoints import SavedResource, tensors_being_restored
+from tf_ext._compat.checkpoints import SavedResource
 from tf_ext.ops.table import owner_ops
 from tf_ext.regimes import LocalRegime, Regime
-from tf_ext.regimes.table_interface import Chunk, Exports
+from tf_ext.regimes.table_interface import Chunk, Placement
 from tf_ext.snapshot.counting import Counting, counting_of
-from tf_ext.tables import row_counters
-from tf_ext.tables.identity import check_identity
-from tf_ext.tables.shard import (
+from tf_ext.snapshot.manifest import DamagedSnapshotError
+from tf_ext.tables.config import (
     Field,
-    TableShard,
-    parse_config,
+    TableConfig,
+    check_identity,
+    served_text,
 )
-from tf_ext.tables.weights_only import (
-    FIELDS_OF_STATISTICS,
-    holds_weights_only,
-    without_rule,
-)
+from tf_ext.tables.saved_state import SavedState
+from tf_ext.tables.saving import checkpoint
+from tf_ext.tables.saving.chain import SnapshotChain
+from tf_ext.tables.shard import TableShard, add
 
 if typing.TYPE_CHECKING:
     from tf_ext.tables.each_shard import Tasks
 
+_IN_SCOPE = Placement([""])
+
 # The size of the chunks in which rows are streamed out of a table, in bytes.
 _CHUNK_BYTES = 32 << 20
-
-_State: typing.TypeAlias = tuple[
-    Callable[[], dict[str, str]], Callable[[dict[str, str]], None]
-]
 
 
 class TableRows(SavedResource):
@@ -50,39 +47,36 @@ class TableRows(SavedResource):
     shard, under a name that is unique to the export.
 
     Args:
-      config: string, the table's configuration (`key=value` lines).
-      fields: list of `Field`, the fields of a row, `weights` first.
-      state: optional callables `(save, restore)`: `save()` returns a dict of
-        strings that is saved with the rows, `restore(strings)` receives it.
-      devices: list of strings, the devices of the shards; "" is the device in
-        scope.
+      table_config: TableConfig.
+      state: SavedState, which is saved with the rows, or None.
       regime: the Regime that the table is created under. None: one process.
-      owner: `(owner, run)`, the arguments of `ops.sparse_table_set_owner`, for
-        shards that outlive this process; else None.
+      placement: Placement of the shards; the device "" is the one in scope.
+
+    Attributes:
+      table_config: TableConfig.
+      config: string, its text in the core's canonical form.
+      state: SavedState or None.
+      regime: the Regime.
+      chain: SnapshotChain, the incremental snapshots of the rows.
+      under_way: dict, the tasks of each thread; see `each_shard`.
     """
 
     def __init__(
         self,
-        config: str,
-        fields: Iterable[tuple[str, tf.DType, int]],
-        state: _State | None = None,
-        devices: Sequence[str] = ("",),
+        table_config: TableConfig,
+        state: SavedState | None = None,
         regime: Regime | None = None,
-        owner: tuple[str, str] | None = None,
+        placement: Placement = _IN_SCOPE,
     ) -> None:
-        super().__init__(device=devices[0])
+        super().__init__(device=placement.devices[0])
         self.regime = regime or LocalRegime()
-        self._fields = tuple(Field(*field) for field in fields)
-        self._state = state
-        self._config = config
-        self._place = devices, owner
+        self.table_config = table_config
+        self.state = state
+        self._fields = table_config.fields
+        self._config = table_config.text
+        self._placement = placement
         self._serves_statistics = False
-        # Of the module `snapshots`: `(path, id)` of the incremental snapshots;
-        # the id of one that has not ended in all shards, or ""; what is held
-        # while these change. Of `each_shard`: the tasks of each thread.
-        self.snapshot_chain: tuple[tuple[str, str], ...] = ()
-        self.saving = ""
-        self.chain_lock = threading.RLock()
+        self.chain = SnapshotChain()
         self.under_way: dict[int, Tasks] = {}
         with tf.init_scope():
             # Created here, so that no traced function creates one of its own.
@@ -90,11 +84,15 @@ class TableRows(SavedResource):
             handle = self.resource_handle
             with tf.device(handle.device):
                 self.config = ops.sparse_table_config(handle).numpy().decode()
-            self._more_handles = tuple(map(self._create_on, devices[1:]))
-            if owner is not None:
+            self._more_handles = tuple(
+                map(self._create_on, placement.devices[1:])
+            )
+            if placement.owner is not None:
                 for shard in (handle, *self._more_handles):
                     with tf.device(shard.device):
-                        owner_ops.sparse_table_set_owner(shard, *owner)
+                        owner_ops.sparse_table_set_owner(
+                            shard, *placement.owner
+                        )
 
     def _create_resource(self) -> tf.Tensor:
         if tf.executing_eagerly():
@@ -106,10 +104,10 @@ class TableRows(SavedResource):
             self._config, shared_name=uuid.uuid4().hex
         )
 
-    @functools.cached_property
+    @property
     def records_seconds(self) -> bool:
         """Whether rows store the time of their last push in seconds."""
-        return parse_config(self.config).get("last_seen") == "second"
+        return self.table_config.last_seen == "second"
 
     @functools.cached_property
     def served(self) -> "TableRows":
@@ -118,13 +116,14 @@ class TableRows(SavedResource):
         And statistics, after `serve_statistics`.
         """
         served = copy.copy(self)
-        read = FIELDS_OF_STATISTICS if self._serves_statistics else ()
-        wanted = ("weights", *read)
-        served._fields = tuple(f for f in self._fields if f.name in wanted)
-        served._state = None
-        served.config = served._config = without_rule(
-            self.config, self._serves_statistics
+        config = self.table_config
+        statistics = config.stored_statistics if self._serves_statistics else ()
+        served.table_config = dataclasses.replace(
+            config, served_statistics=statistics
         )
+        served.state = None
+        served._fields = served.table_config.fields
+        served.config = served._config = served_text(self.config, statistics)
         return served
 
     def serve_statistics(self) -> None:
@@ -132,17 +131,12 @@ class TableRows(SavedResource):
         self._serves_statistics = True
         self.__dict__.pop("served", None)
 
-    def emptied(
-        self, config: str, fields: Iterable[tuple[str, tf.DType, int]]
-    ) -> "TableRows":
+    def emptied(self, table_config: TableConfig) -> "TableRows":
         """New, empty rows of another configuration, in the same places."""
-        devices, owner = self._place
-        return TableRows(
-            config, fields, self._state, devices, self.regime, owner
-        )
+        return TableRows(table_config, self.state, self.regime, self._placement)
 
     def _check_exportable(self) -> None:
-        self.regime.check_exportable(self._label)
+        self.regime.check_exportable(self.name)
 
     def _create_on(self, device: str) -> tf.Tensor:
         with tf.device(device):
@@ -174,18 +168,34 @@ class TableRows(SavedResource):
         return [field.name for field in self._fields]
 
     @property
-    def weights_only(self) -> bool:
-        """Whether rows hold only weights and so cannot be trained."""
-        return holds_weights_only(self.config)
-
-    @property
     def counting(self) -> Counting | None:
         """The Counting of the table's admission; None if it counts nothing."""
         return counting_of(self.config)
 
     @property
-    def _label(self) -> str:
-        return parse_config(self.config)["name"]
+    def stored_fields(self) -> list[tuple[str, str, int]]:
+        """The fields as manifests list them: `[(name, dtype, count)]`."""
+        return [(f.name, f.dtype.name, f.count) for f in self._fields]
+
+    @contextlib.contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """Runs a block in all processes; all of them raise if one does.
+
+        Args:
+          what: string, what is done, for messages.
+        """
+        try:
+            with self.regime.together(what):
+                yield
+        except RuntimeError as error:
+            if DamagedSnapshotError.__name__ in str(error):
+                raise DamagedSnapshotError(str(error)) from None
+            raise
+
+    @property
+    def name(self) -> str:
+        """The name of the table."""
+        return self.table_config.name
 
     @property
     def bytes_per_row(self) -> int:
@@ -228,7 +238,7 @@ class TableRows(SavedResource):
         Returns:
           int64 scalar, the number of rows set.
         """
-        return _add(
+        return add(
             [
                 shard.import_rows(part, its_values, clear)
                 for shard, part, its_values in self.by_owner(signs, values)
@@ -268,12 +278,11 @@ class TableRows(SavedResource):
 
     def chunks(self) -> Generator[Chunk, None, None]:
         """All rows in chunks of bounded size; see `Regime.chunks`."""
-        return self.regime.chunks(
-            self.shards, self._fields, self._rows_of_chunk
-        )
+        return self.regime.chunks(self.shards, self._fields, self.rows_of_chunk)
 
     @property
-    def _rows_of_chunk(self) -> int:
+    def rows_of_chunk(self) -> int:
+        """How many rows are streamed out of a table together."""
         return max(1, _CHUNK_BYTES // self.bytes_per_row)
 
     def export(self) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -289,7 +298,7 @@ class TableRows(SavedResource):
 
     def size(self) -> tf.Tensor:
         """The number of rows in all shards, int64 scalar."""
-        size = _add([shard.size() for shard in self.shards])
+        size = add([shard.size() for shard in self.shards])
         return tf.reduce_sum(self.regime.gather(size[tf.newaxis]))
 
     def stats(self) -> list[tf.Tensor]:
@@ -302,7 +311,7 @@ class TableRows(SavedResource):
 
     def erase(self, signs: tf.Tensor) -> tf.Tensor:
         """Removes the rows of signs `[n]`; returns how many it removed."""
-        return _add([shard.erase(signs) for shard in self.shards])
+        return add([shard.erase(signs) for shard in self.shards])
 
     def evict(
         self, policy: policies.Policy, now: int | tf.Tensor | None
@@ -321,7 +330,7 @@ class TableRows(SavedResource):
             tf.stack(shard.evict(now, **policy.limits(i, self.num_shards)))
             for i, shard in enumerate(self.shards, self.first_shard)
         ]
-        return tf.reduce_sum(self.regime.gather(_add(counts)), 0)
+        return tf.reduce_sum(self.regime.gather(add(counts)), 0)
 
     def decay(self, factor: float) -> tf.Tensor:
         """Multiplies the statistics of all rows of all shards by a factor.
@@ -332,44 +341,19 @@ class TableRows(SavedResource):
         Returns:
           int64 scalar, the number of rows.
         """
-        rows = _add([shard.decay(factor) for shard in self.shards])
+        rows = add([shard.decay(factor) for shard in self.shards])
         return tf.reduce_sum(self.regime.gather(rows[tf.newaxis]))
 
     def clear(self) -> tf.Tensor:
         """Removes all rows of `shards`; returns how many there were."""
-        return _add([shard.clear() for shard in self.shards])
+        return add([shard.clear() for shard in self.shards])
 
     def compact(self) -> tf.Tensor:
         """Compacts `shards`; returns the bytes freed, an int64 scalar."""
-        return _add([shard.compact() for shard in self.shards])
-
-    def check_rows(
-        self,
-        label: str,
-        config: str,
-        values: Mapping[str, npt.NDArray[typing.Any]],
-    ) -> None:
-        """Raises unless the saved rows can be restored into this table.
-
-        Args:
-          label: string, this table's name, for the message.
-          config: string, the configuration of the table that was saved.
-          values: `{field: [n, count]}`, the saved rows.
-        """
-        self.check_config(label, config)
-        for field in self._fields:
-            found = values.get(field.name)
-            if found is None or found.shape[-1] != field.count:
-                shape = None if found is None else list(found.shape)
-                raise ValueError(
-                    f"Rows cannot be restored into table {label!r}: field "
-                    f"{field.name!r} should be [n, {field.count}], the saved "
-                    f"rows have {shape}."
-                )
+        return add([shard.compact() for shard in self.shards])
 
     def check_config(
         self,
-        label: str,
         config: str,
         weights_only: bool = False,
         convert: bool = False,
@@ -377,109 +361,21 @@ class TableRows(SavedResource):
         """Raises unless rows of a table of `config` fit this table.
 
         Args:
-          label: string, this table's name, for the message.
           config: string, the configuration of the table that was saved.
           weights_only: bool, whether seed, initializer and optimizer may
             differ.
           convert: bool, whether the types of weights and slots may differ.
         """
-        check_identity(label, self.config, config, weights_only, convert)
+        check_identity(self.name, self.config, config, weights_only, convert)
 
     def _saved_tensors(self) -> dict[str, tf.Tensor]:
-        # Also called during a restore, where only names and devices of the
-        # tensors matter. The small values are read now: the rest of a restore
-        # may be in a graph, where nothing can be compared.
-        saved = tensors_being_restored()
-        if saved is not None:
-            self.check_config(self._label, saved["config"]().decode())
-            self._restore_state(saved)
-        count = len(self.shards)
-        if saved is not None:
-            count = sum(name.startswith("signs") for name in saved)
-        tensors = {}
-        for part in range(count):
-            shard = self.shards[part % len(self.shards)]
-            signs, values = self._part(shard, saved is None)
-            # No "/" in keys: TensorFlow maps it differently on save and on
-            # restore.
-            tensors[_part_name("signs", part)] = signs
-            for name, value in values.items():
-                tensors[f"{_part_name('field', part)}_{name}"] = value
-        tensors |= row_counters.saved_tensors(self, saved, self._label)
-        tensors["config"] = tf.constant(self.config)
-        if self._state is not None:
-            for name, text in self._state[0]().items():
-                # Older checkpoints do not have all of them.
-                if saved is None or name in saved:
-                    tensors[name] = tf.constant(text)
-        return tensors
-
-    def _part(
-        self, shard: Exports, whole: bool
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Signs and fields of a shard; empty tensors unless `whole`."""
-        if whole:
-            return self.regime.checkpoint_part(
-                shard, self._fields, self._rows_of_chunk
-            )
-        signs, _, values = shard.export(limit=0)
-        return signs, values
-
-    def _restore_state(
-        self, saved: Mapping[str, Callable[[], typing.Any]]
-    ) -> None:
-        if self._state is not None:
-            names = saved.keys() & self._state[0]().keys()
-            self._state[1]({name: saved[name]().decode() for name in names})
+        return checkpoint.saved_tensors(self)
 
     def _restore_tensors(
         self, restored_tensors: Mapping[str, tf.Tensor]
     ) -> tf.Tensor:
-        parts: list[tuple[tf.Tensor, dict[str, tf.Tensor]]] = []
-        while _part_name("signs", len(parts)) in restored_tensors:
-            prefix = _part_name("field", len(parts))
-            parts.append(
-                (
-                    restored_tensors[_part_name("signs", len(parts))],
-                    {
-                        field.name: restored_tensors[f"{prefix}_{field.name}"]
-                        for field in self._fields
-                    },
-                )
-            )
-        imported = self._import_parts(parts)
-        with tf.control_dependencies([imported]):
-            # Signs that have a row get no counter.
-            return _add(
-                [
-                    imported,
-                    *row_counters.restore_tensors(self, restored_tensors),
-                ]
-            )
-
-    def _import_parts(
-        self, parts: Sequence[tuple[tf.Tensor, Mapping[str, tf.Tensor]]]
-    ) -> tf.Tensor:
-        if len(parts) == len(self.shards) == self.num_shards:
-            imported = [
-                shard.import_rows(signs, values, clear=True)
-                for shard, (signs, values) in zip(self.shards, parts)
-            ]
-        else:
-            imported = [
-                self.import_rows(signs, values, clear=index == 0)
-                for index, (signs, values) in enumerate(parts)
-            ]
-        return _add(imported)
-
-
-def _part_name(prefix: str, part: int) -> str:
-    return f"{prefix}{part}" if part else prefix
+        return checkpoint.restore_tensors(self, restored_tensors)
 
 
 def _concat(values: Sequence[tf.Tensor]) -> tf.Tensor:
     return values[0] if len(values) == 1 else tf.concat(values, 0)
-
-
-def _add(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return values[0] if len(values) == 1 else tf.add_n(values)

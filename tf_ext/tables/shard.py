@@ -9,34 +9,29 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext.ops.snapshot import snapshot_ops, update_ops
+from tf_ext.ops.snapshot import counter_ops, snapshot_ops, update_ops
 from tf_ext.regimes import clock
 from tf_ext.snapshot.manifest import Manifest, RowField
+from tf_ext.tables.config import Field
 
 
-class Field(typing.NamedTuple):
-    """A field of a row.
+class SnapshotFiles(typing.NamedTuple):
+    """The files of a snapshot that a shard of a table reads.
 
     Attributes:
-      name: string.
-      dtype: the type in which it is stored.
-      count: int, the number of values.
+      paths: list of strings.
+      numbers: int64 `[f, 5]`, as returned by `sparse_table_save`.
+      stored: list of ints, the snapshot's shard of each file.
+      index: int, the index of the shard in the table.
+      num_shards: int, the number of shards of the table.
     """
 
-    name: str
-    dtype: tf.DType
+    paths: list[str]
+    numbers: npt.NDArray[np.int64]
+    stored: list[int]
     # Instead of the method of tuples.
-    count: int  # type: ignore[assignment]
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """The entries of a table's configuration text, as a dict of strings."""
-    return dict(line.split("=", 1) for line in text.splitlines() if line)
-
-
-def config_text(entries: Mapping[str, str]) -> str:
-    """The configuration text of a table, from a dict of strings."""
-    return "".join(f"{k}={v}\n" for k, v in sorted(entries.items()))
+    index: int  # type: ignore[assignment]
+    num_shards: int
 
 
 class TableShard:
@@ -259,26 +254,18 @@ class TableShard:
 
     def restore(
         self,
-        paths: Sequence[str],
-        files: npt.NDArray[np.int64],
-        file_shards: Sequence[int],
+        files: SnapshotFiles,
         manifest: Manifest,
         fields: Sequence[RowField],
-        index: int,
-        shards: int,
         action: str,
         convert: bool = False,
     ) -> typing.Any:
         """Applies files of a snapshot, as part of an update or on their own.
 
         Args:
-          paths: list of strings.
-          files: int64 `[f, 5]`, as returned by `sparse_table_save`.
-          file_shards: list of ints, the snapshot's shard of each file.
+          files: SnapshotFiles.
           manifest: Manifest of the snapshot.
           fields: list of RowField, the fields to set.
-          index: int, the index of the shard in the table.
-          shards: int, the number of shards of the table.
           action: string, as for `sparse_table_restore`.
           convert: bool, as for `sparse_table_restore`.
 
@@ -288,14 +275,14 @@ class TableShard:
         with tf.device(self.device):
             return snapshot_ops.sparse_table_restore(
                 self.resource_handle,
-                tf.constant(paths, tf.string, [len(paths)]),
-                files,
+                tf.constant(files.paths, tf.string, [len(files.paths)]),
+                files.numbers,
                 manifest.chunk_bytes,
                 manifest.row_bytes,
-                index,
-                shards,
+                files.index,
+                files.num_shards,
                 action,
-                tf.constant(file_shards, tf.int64, [len(paths)]),
+                tf.constant(files.stored, tf.int64, [len(files.paths)]),
                 manifest.shards,
                 field_names=[f.name for f in fields],
                 field_types=[f.dtype for f in fields],
@@ -303,3 +290,39 @@ class TableShard:
                 field_offsets=[f.offset for f in fields],
                 convert=convert,
             )
+
+    def restore_counters(
+        self,
+        files: SnapshotFiles,
+        manifest: Manifest,
+        n: int,
+        period: int,
+        load: bool,
+    ) -> None:
+        """Sets counters of signs without a row from files of a snapshot.
+
+        Args:
+          files: SnapshotFiles.
+          manifest: Manifest of the snapshot.
+          n: int, at how many occurrences the saved table admits a sign.
+          period: int, the period as of which they were saved.
+          load: bool, whether the table is changed.
+        """
+        with tf.device(self.device):
+            counter_ops.sparse_table_restore_counters(
+                self.resource_handle,
+                tf.constant(files.paths, tf.string, [len(files.paths)]),
+                files.numbers,
+                tf.constant(files.stored, tf.int64, [len(files.paths)]),
+                manifest.shards,
+                files.index,
+                files.num_shards,
+                n,
+                period,
+                load,
+            )
+
+
+def add(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The sum of what the shards of a table return."""
+    return values[0] if len(values) == 1 else tf.add_n(values)

@@ -2,18 +2,16 @@
 """The embedding table that users create and layers share."""
 
 import itertools
-import re
 import typing
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import admission as admissions
 from tf_ext import eviction as policies
-from tf_ext import initializers, ops
+from tf_ext import initializers
 from tf_ext._checks import is_int, refuse
 from tf_ext._compat.calls import is_saving_to_train_on
 from tf_ext._compat.checkpoints import OwnChildren
@@ -21,6 +19,7 @@ from tf_ext._compat.op_errors import in_own_words
 from tf_ext._compat.scalars import scalar
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops._signs import to_signs
+from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import (
     Hyperparameters,
     PullRequest,
@@ -31,39 +30,20 @@ from tf_ext.regimes import (
     regime_in_scope,
     regime_of_tables,
 )
-from tf_ext.tables import (
-    arguments,
-    shadow,
-    sparse_optimizers,
-    weights_only,
-)
-from tf_ext.tables.column_record import ColumnRecord
-from tf_ext.tables.lifetime_methods import LifetimeMethods
+from tf_ext.tables import shadow, sparse_optimizers, weights_only
+from tf_ext.tables.config import TableConfig
 from tf_ext.tables.rows import TableRows
+from tf_ext.tables.saved_state import ColumnRecord, SavedState
 from tf_ext.tables.saving import keras_files
-from tf_ext.tables.shard import config_text, parse_config
-from tf_ext.tables.snapshot_methods import SnapshotMethods
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
+from tf_ext.tables.stored_table import StoredTable
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-_MAX_DIM = 65536
-# How a statistic is combined over several shards, if not by summing it.
-_COMBINED = {
-    "row_bytes": max,
-    "max_stripe_rows": max,
-    "min_stripe_rows": min,
-    "max_probe_length": max,
-}
-# The statistics that are summed in `bytes`.
-_MEMORY = ("slab_bytes", "index_bytes", "counter_bytes")
 _RUN_ID = uuid.uuid4().hex[:12]
 _COUNTER = itertools.count()
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
-class SparseTable(
-    SnapshotMethods, LifetimeMethods, OwnChildren, keras.layers.Layer
-):
+class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
     """An embedding table for an open-ended set of 64-bit ids (signs).
 
     A row of `dim` weights is created when its sign is first trained. Its
@@ -150,60 +130,38 @@ class SparseTable(
         dtype: str = "float32",
         slot_dtype: str = "float32",
     ) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(
-                "Argument `name` of SparseTable must be 1 to 200 letters, "
-                f"digits, '_', '.' or '-'. Received: name={name!r}"
-            )
-        if not is_int(dim) or not 1 <= dim <= _MAX_DIM:
-            raise ValueError(
-                f"Argument `dim` of SparseTable must be an integer from 1 to "
-                f"{_MAX_DIM}. Received: dim={dim!r}"
-            )
-        seed = 0 if seed is None else seed
-        if not is_int(seed) or not 0 <= seed < 2**64:
-            allowed = "an integer from 0 to 2^64 - 1, or None"
-            refuse("SparseTable", "seed", allowed, seed)
-        if unknown not in ("initial", "zeros"):
-            refuse("SparseTable", "unknown", "'initial' or 'zeros'", unknown)
-        arguments.check_dtypes(dtype, slot_dtype)
-        regime = regime_in_scope()
-        where = regime.placement()
-        super().__init__(name=name, trainable=trainable, dtype="float32")
-        self.dim = int(dim)
-        self.seed = int(seed)
-        self.optimizer = sparse_optimizers.get(optimizer, self.dim)
-        self.initializer = initializers.get(initializer)
-        self.statistics = arguments.statistics_list(statistics)
-        self.eviction = arguments.policy_for(name, eviction, self.statistics)
-        self.admission = admissions.get(admission)
-        self.unknown = unknown
-        self._dtype_of_weights = dtype
-        self.slot_dtype = slot_dtype
-        self.column_record = ColumnRecord(name)
-        # Identifies this table, so that copies of layers that share it share
-        # one copy of it.
-        self.uid = f"{name}/{_RUN_ID}/{next(_COUNTER)}"
-        config = self._config_text()
-        fields = [("weights", tf.as_dtype(dtype), self.dim)]
-        if weights_only.in_scope():
-            config = weights_only.without_rule(config)
-        else:
-            fields += [
-                (slot, tf.as_dtype(slot_dtype) if kind.is_floating else kind, n)
-                for slot, kind, n in self.optimizer.slots(self.dim)
-            ]
-            if self.eviction is not None and self.eviction.last_seen:
-                fields.append(("last_seen", tf.int32, 1))
-            fields += [(field, tf.float32, 1) for field in self.statistics]
-        self.rows = TableRows(
-            config,
-            fields,
-            state=(self._state, self._restore_state),
-            devices=where.devices,
-            regime=regime,
-            owner=where.owner,
+        config = TableConfig(
+            name=name,
+            dim=dim,
+            optimizer=sparse_optimizers.get(optimizer, dim),
+            initializer=initializers.get(initializer),
+            seed=0 if seed is None else seed,
+            eviction=policies.get(eviction),
+            statistics=() if statistics is None else statistics,
+            admission=admissions.get(admission),
+            unknown=unknown,
+            dtype=dtype,
+            slot_dtype=slot_dtype,
+            uid=f"{name}/{_RUN_ID}/{next(_COUNTER)}",
+            served_statistics=() if weights_only.in_scope() else None,
         )
+        regime = regime_in_scope()
+        placement = regime.placement()
+        super().__init__(name=name, trainable=trainable, dtype="float32")
+        self.dim = config.dim
+        self.seed = config.seed
+        self.optimizer = config.optimizer
+        self.initializer = config.initializer
+        self.statistics = list(config.statistics)
+        self.eviction = config.eviction
+        self.admission = config.admission
+        self.unknown = config.unknown
+        self._dtype_of_weights = config.dtype
+        self.slot_dtype = config.slot_dtype
+        self.uid = config.uid
+        self.column_record = ColumnRecord(name)
+        state = SavedState(config, self.column_record)
+        self.rows = TableRows(config, state, regime, placement)
         regime.check_same(
             f"table {name!r}", lambda: {**self.get_config(), "uid": None}
         )
@@ -222,28 +180,6 @@ class SparseTable(
         shadow.mark(self.shadow, self)
         self.built = True
 
-    def _config_text(self) -> str:
-        entries = {
-            "name": self.name,
-            "dim": str(self.dim),
-            "dtype": self.dtype,
-            "hash_version": "1",
-            "seed": str(self.seed),
-            **self.initializer.table_config(),
-            **self.optimizer.table_config(),
-        }
-        if self.eviction is not None and self.eviction.last_seen:
-            entries["last_seen"] = self.eviction.last_seen
-        if self.statistics:
-            entries["statistics"] = ",".join(self.statistics)
-        if self.admission is not None:
-            entries.update(self.admission.table_config())
-        if self.unknown != "initial":
-            entries["unknown"] = self.unknown
-        if self.slot_dtype != "float32":
-            entries["slot_dtype"] = self.slot_dtype
-        return config_text(entries)
-
     @property
     def dtype(self) -> str:
         """The type in which weights are stored, a string.
@@ -260,21 +196,8 @@ class SparseTable(
     def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments and the table's unique id."""
         return {
-            "name": self.name,
-            "dim": self.dim,
-            "optimizer": keras.utils.serialize_keras_object(self.optimizer),
-            "initializer": keras.utils.serialize_keras_object(self.initializer),
-            "seed": self.seed,
+            **self.rows.table_config.get_config(),
             "trainable": self.trainable,
-            "eviction": self.eviction
-            and keras.utils.serialize_keras_object(self.eviction),
-            "statistics": self.statistics or None,
-            "admission": self.admission
-            and keras.utils.serialize_keras_object(self.admission),
-            "unknown": self.unknown,
-            "dtype": self.dtype,
-            "slot_dtype": self.slot_dtype,
-            "uid": self.uid,
         }
 
     @classmethod
@@ -285,13 +208,11 @@ class SparseTable(
 
     def save_own_variables(self, store: keras_files.Store) -> None:
         """Writes rows and slots, chunk by chunk, for Keras's savers."""
-        keras_files.save(self.rows, self.name, self._state(), store)
+        keras_files.save(self.rows, store)
 
     def load_own_variables(self, store: keras_files.Store) -> None:
         """Replaces rows and slots with the saved ones."""
-        self._restore_state(
-            keras_files.load(self.rows, self.name, store, self._check_state)
-        )
+        keras_files.load(self.rows, store)
 
     def _saved_children(
         self, children: dict[str, typing.Any], kind: str
@@ -393,7 +314,7 @@ class SparseTable(
             refuse("SparseTable.push", "time", "an integer or None", time)
         step = scalar(step, tf.int64)
         signs = to_signs(signs, "SparseTable.push")
-        gradients = arguments.one_gradient_each(signs, gradients)
+        gradients = _one_gradient_each(signs, gradients)
         regime = regime_of_tables([self])
         indices = signs
         if statistics is not None:
@@ -417,88 +338,46 @@ class SparseTable(
         updated = regime.push([summed], values, step, time)[0]
         return int(updated) if hasattr(updated, "numpy") else updated
 
-    def size(self) -> int:
-        """The number of rows, an int."""
-        return int(self.rows.size())
+    def _checked_statistics(
+        self, statistics: tf.Tensor | npt.ArrayLike, signs: tf.Tensor
+    ) -> tf.Tensor:
+        """The argument `statistics` of `push`, float32 `[n, s]`."""
+        width = self.statistics_width
+        statistics = tf.convert_to_tensor(statistics, tf.float32)
+        shape = tf.TensorShape([*signs.shape, width])
+        if not width or not statistics.shape.is_compatible_with(shape):
+            wanted = shape.as_list() if width else "None"
+            advice = "Pass one row of them for each sign"
+            if not width:
+                advice = 'Make it with SparseTable(..., statistics=["show"])'
+            raise ValueError(
+                f"Argument `statistics` of SparseTable.push must be {wanted} "
+                f"for table {self.name!r}, which has statistics_width={width}. "
+                f"Received: shape {statistics.shape}. {advice}."
+            )
+        bad = tf.logical_not(tf.math.is_finite(statistics) & (statistics >= 0))
+        checked = exchange_ops.raise_error(
+            tf.where(
+                tf.reduce_any(bad),
+                "Argument `statistics` of SparseTable.push must be finite and "
+                f"not negative; table {self.name!r} was not changed.",
+                "",
+            )
+        )
+        with tf.control_dependencies([checked]):
+            return tf.ensure_shape(statistics, [None, width])
 
-    def stats(self) -> dict[str, int]:
-        """Statistics of the table, a dict of ints.
 
-        The keys are `rows`; `bytes` (memory of rows, index and counters); and
-        the core's internal statistics: `free_rows`, `stripes`, `row_bytes`,
-        `slab_bytes`, `index_bytes`, `max_stripe_rows`, `min_stripe_rows`,
-        `max_probe_length`. With `admission`, `waiting` is the number of ids
-        that are counted, `counter_bytes` the memory of their counters, and
-        `admitted` the number of rows that were admitted since this process
-        created the table. `evicted` is the number of rows that `evict` has
-        removed since then; `erase` and `clear` do not count. `updated` is the
-        number of rows that pushes have updated since then: a row counts once in
-        each push. `saturated` is the number of weights and slots that were
-        limited since then to the largest finite value of the type in which they
-        are stored, or that an update made NaN and became 0; if it grows during
-        training, use "bfloat16" instead of "float16", or a lower learning rate.
-        All shards are combined; `shard_stats` has those of each shard.
-        """
-        shards = self.shard_stats()
-        return {
-            name: _COMBINED.get(name, sum)(s[name] for s in shards)
-            for name in shards[0]
-        }
-
-    def shard_stats(self) -> list[dict[str, int]]:
-        """The statistics of `stats` per shard: a list of dicts."""
-        stats = []
-        for shard in self.rows.stats():
-            values = shard.numpy().tolist()
-            one = dict(zip(ops.TABLE_STATS, values, strict=True))
-            one["bytes"] = sum(one[name] for name in _MEMORY)
-            stats.append(one)
-        return stats
-
-    def export_rows(
-        self,
-    ) -> tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[typing.Any]]]:
-        """All rows: `(signs [n] int64, {field: [n, count]})`, NumPy arrays.
-
-        Fields are "weights", the optimizer's slots, "last_seen" if `eviction`
-        depends on it, and with `statistics` "show" and "click". Floats are
-        float32, whatever type they are stored in.
-        """
-        signs, values = self.rows.export()
-        return signs.numpy(), {k: v.numpy() for k, v in values.items()}
-
-    @in_own_words()
-    def import_rows(
-        self,
-        signs: tf.Tensor | npt.ArrayLike,
-        fields: Mapping[str, tf.Tensor | npt.ArrayLike],
-    ) -> int:
-        """Sets fields of rows, inserting absent rows.
-
-        Args:
-          signs: int64 `[n]`.
-          fields: dict of `[n, count]`, keyed as in `export_rows`; fields left
-            out keep their values, or get those of a new row. float32 values are
-            rounded to the nearest one of the type in which they are stored, and
-            limited to its largest finite value.
-
-        Returns:
-          int, the number of rows set.
-
-        Raises:
-          ValueError: `fields` is not a dict.
-          tf.errors.InvalidArgumentError: other shapes, types or fields.
-        """
-        signs = to_signs(signs, "SparseTable.import_rows")
-        values = arguments.fields_to_set(fields)
-        return int(self.rows.import_rows(signs, values))
-
-    @in_own_words()
-    def erase(self, signs: tf.Tensor | npt.ArrayLike) -> int:
-        """Removes rows; returns how many of the signs `[n]` had one."""
-        return int(self.rows.erase(to_signs(signs, "SparseTable.erase")))
-
-    @property
-    def config(self) -> dict[str, str]:
-        """The core's configuration of the table, a dict of strings."""
-        return parse_config(self.rows.config)
+def _one_gradient_each(signs: tf.Tensor, gradients: typing.Any) -> tf.Tensor:
+    """Gradients as float32; InvalidArgumentError unless one for each sign."""
+    gradients = tf.convert_to_tensor(gradients, tf.float32)
+    both = gradients.shape.rank and signs.shape.rank == 1
+    if both and not signs.shape[:1].is_compatible_with(gradients.shape[:1]):
+        raise tf.errors.InvalidArgumentError(
+            None,
+            None,
+            "gradients must have one row for each of the "
+            f"{signs.shape[0]} signs of SparseTable.push, but their shape is "
+            f"{gradients.shape}. Pass them in the order of the signs.",
+        )
+    return gradients

@@ -5,24 +5,6 @@ import contextlib
 import contextvars
 
 from tf_ext._core import Setting
-from tf_ext.tables.shard import config_text, parse_config
-
-# The core's rule for rows that cannot be trained.
-RULE = "none"
-
-# The first parts of the keys of a configuration that concern other fields.
-NOT_SERVED = (
-    "optimizer",
-    "slot_dtype",
-    "last_seen",
-    "statistics",
-    "admission",
-)
-
-STATISTICS = "statistics"
-"""The key of a configuration that says which statistics rows have."""
-
-FIELDS_OF_STATISTICS = ("show", "click")
 
 _IN_SCOPE: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "tf_ext_weights_only", default=False
@@ -64,25 +46,3 @@ def weights_only() -> contextlib.AbstractContextManager[None]:
 def in_scope() -> bool:
     """Whether tables that are created now hold only weights."""
     return _IN_SCOPE.get()
-
-
-def holds_weights_only(config: str) -> bool:
-    """Whether a table of this configuration holds only weights."""
-    return parse_config(config)["optimizer"] == RULE
-
-
-def without_rule(config: str, statistics: bool = False) -> str:
-    """The configuration of the weights-only table for one that is trained.
-
-    Args:
-      config: string, of the table that is trained.
-      statistics: bool, whether rows keep their statistics, for layers that read
-        them.
-    """
-    entries = {
-        key: value
-        for key, value in parse_config(config).items()
-        if key.partition(".")[0] not in NOT_SERVED
-        or (statistics and key == STATISTICS)
-    }
-    return config_text({**entries, "optimizer": RULE})

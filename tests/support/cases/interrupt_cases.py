@@ -135,7 +135,7 @@ class Incremental(_Tables):
     def check(self, twice):
         # What a loop does that saves until it has worked.
         path = self.path(self.round)
-        if self.table.rows.snapshot_chain:
+        if self.table.rows.chain.links:
             self.table.end_incremental()
         self.table.save(path, incremental=True)
         self.check_saved(path)
@@ -157,7 +157,7 @@ class Delta(_Tables):
         self._save(self.path(self.round))
 
     def _save(self, path):
-        self.table.save(path, base=self.table.rows.snapshot_chain[-1][0])
+        self.table.save(path, base=self.table.rows.chain.links[-1][0])
 
     def check(self, twice):
         # A file that counts as a snapshot is one.

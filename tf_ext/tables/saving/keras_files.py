@@ -13,7 +13,7 @@ import contextvars
 import json
 import typing
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -53,8 +53,6 @@ _steps: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar(
 # Keras keeps a `.keras` file in memory until it is complete.
 MAX_BYTES = 4 << 30
 
-_CheckState: typing.TypeAlias = Callable[[dict[str, str]], object]
-
 
 class Store(typing.Protocol):
     """What Keras passes to `save_own_variables` and `load_own_variables`."""
@@ -69,15 +67,11 @@ class Store(typing.Protocol):
         """Writes an array."""
 
 
-def save(
-    table_rows: "TableRows", label: str, state: Mapping[str, str], store: Store
-) -> None:
-    """Writes the rows of a table.
+def save(table_rows: "TableRows", store: Store) -> None:
+    """Writes the rows of a table, and its state.
 
     Args:
       table_rows: TableRows.
-      label: string, the table's name, for messages.
-      state: dict of strings that are saved with the rows.
       store: the store that Keras passes to `save_own_variables`:
         `store[key] = array`.
 
@@ -88,7 +82,7 @@ def save(
     size = rows * table_rows.bytes_per_row + row_counters.bytes_of(table_rows)
     if size > MAX_BYTES:
         raise ValueError(
-            f"Table {label!r} holds {rows:,} rows, "
+            f"Table {table_rows.name!r} holds {rows:,} rows, "
             f"{size / 2**30:.1f} GiB; .keras and "
             f".weights.h5 files hold at most {MAX_BYTES >> 30} GiB per table. "
             "Save it with SparseTable.save, tf.train.Checkpoint or the "
@@ -112,12 +106,13 @@ def save(
             written += len(signs)
             chunk += 1
     counters = _save_counters(table_rows, put)
+    state = table_rows.state
     header = {
         "format": _format_of(table_rows),
         "config": table_rows.config,
         "rows": written,
         "chunks": chunk,
-        "state": state,
+        "state": {} if state is None else state.strings(),
         "crc32c": checksums,
         **counters,
     }
@@ -176,13 +171,8 @@ def refuse_skipped_layers() -> None:
         )
 
 
-def load(
-    table_rows: "TableRows",
-    label: str,
-    store: Store,
-    check_state: _CheckState | None = None,
-) -> dict[str, str]:
-    """Replaces the rows of a table with saved ones.
+def load(table_rows: "TableRows", store: Store) -> None:
+    """Replaces the rows of a table, and its state, with saved ones.
 
     If an object fails to load, Keras 3 retries it under its other paths in the
     model and reports the last error. So later calls raise the first error
@@ -190,14 +180,7 @@ def load(
 
     Args:
       table_rows: TableRows.
-      label: string, the table's name, for messages.
       store: the store that Keras passes to `load_own_variables`: `store[key]`.
-      check_state: function of the state that was saved with the rows; raises
-        ValueError if it cannot be restored. None: whatever it is.
-
-    Returns:
-      The state that was saved with the rows, a dict of strings; an empty one
-      if only checks are made.
 
     Raises:
       ValueError: if the file does not hold this table, was saved from a table
@@ -208,25 +191,18 @@ def load(
         raise ValueError(failures[id(table_rows)])
     try:
         refuse_skipped_layers()
-        return _load(table_rows, label, store, check_state)
+        _load(table_rows, store)
     except ValueError as error:
         failures[id(table_rows)] = str(error)
         raise
 
 
-def _load(
-    table_rows: "TableRows",
-    label: str,
-    store: Store,
-    check_state: _CheckState | None,
-) -> dict[str, str]:
-    header = _read_header(store, label)
+def _load(table_rows: "TableRows", store: Store) -> None:
+    header = _read_header(store, table_rows.name)
     if "check" in _steps.get():
-        _check(table_rows, label, store, header)
-        if check_state is not None:
-            _check_state(label, header["state"], check_state)
+        _check(table_rows, store, header)
     if checks_only():
-        return {}
+        return
     table_rows.clear()
     for chunk in range(header["chunks"]):
         prefix = f"chunk_{chunk:06d}_"
@@ -242,7 +218,8 @@ def _load(
     if "counters" in header and table_rows.counting is not None:
         if table_rows.counting.can_take(counting_of(header["config"])):
             _import_counters(table_rows, store, header["counters"])
-    return header["state"]
+    if table_rows.state is not None:
+        table_rows.state.restore(header["state"])
 
 
 def _import_counters(
@@ -308,24 +285,11 @@ def _is_text_dict(value: object) -> bool:
     )
 
 
-def _check_state(label: str, state: dict[str, str], check: _CheckState) -> None:
-    try:
-        check(state)
-    except ValueError as error:
-        raise _damaged(
-            label,
-            "the member 'state' of 'header' must be that of a table's "
-            f"optimizer, but {error}",
-        ) from None
-
-
 def _check(
-    table_rows: "TableRows",
-    label: str,
-    store: Store,
-    header: dict[str, typing.Any],
+    table_rows: "TableRows", store: Store, header: dict[str, typing.Any]
 ) -> None:
-    table_rows.check_config(label, header["config"])
+    label = table_rows.name
+    table_rows.check_config(header["config"])
     if header["format"] != _format_of(table_rows):
         raise _damaged(
             label,
@@ -345,14 +309,15 @@ def _check(
             for name in dtypes
             if name not in missing
         }
-        table_rows.check_rows(
-            label,
-            header["config"],
-            {
-                name.removeprefix(prefix): array
-                for name, array in arrays.items()
-            },
-        )
+        for field in table_rows.fields:
+            array = arrays.get(prefix + field.name)
+            if array is None or array.shape[-1] != field.count:
+                shape = None if array is None else list(array.shape)
+                raise ValueError(
+                    f"Rows cannot be restored into table {label!r}: field "
+                    f"{field.name!r} should be [n, {field.count}], the saved "
+                    f"rows have {shape}."
+                )
         if missing:
             raise _damaged(label, f"{missing[0]!r} is missing.")
         signs = arrays[prefix + "signs"]
@@ -380,6 +345,15 @@ def _check(
             label, f"{rows} found, but the header says {header['rows']}."
         )
     _check_counters(label, store, header)
+    if table_rows.state is not None:
+        try:
+            table_rows.state.check(header["state"])
+        except ValueError as error:
+            raise _damaged(
+                label,
+                "the member 'state' of 'header' must be that of a table's "
+                f"optimizer, but {error}",
+            ) from None
 
 
 def _check_counters(

@@ -7,7 +7,7 @@ Each shard reads the files that it needs, with an op on its own device.
 import contextlib
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,11 @@ from tf_ext.snapshot.manifest import (
     Conversion,
     DamagedSnapshotError,
     Manifest,
-    RowFile,
 )
 from tf_ext.tables import row_counters
 from tf_ext.tables.each_shard import on_each
 from tf_ext.tables.rows import TableRows
-from tf_ext.tables.shard import TableShard
+from tf_ext.tables.shard import SnapshotFiles, TableShard
 
 
 def restore_rows(
@@ -56,15 +55,10 @@ def restore_rows(
             path: str = path,
             manifest: Manifest = manifest,
         ) -> npt.NDArray[np.int64]:
-            files = _files_of(manifest, index, shards, action == "verify")
             restored = shard.restore(
-                [posixpath.join(path, file.name) for file in files],
-                _numbers(files),
-                [file.shard for file in files],
+                _files_of(path, manifest, index, shards, action == "verify"),
                 manifest,
-                fields=[f for f in manifest.fields[1:] if f.name in names],
-                index=index,
-                shards=shards,
+                [f for f in manifest.fields[1:] if f.name in names],
                 action=action,
                 convert=convert,
             )
@@ -105,19 +99,10 @@ def restore_counters(
         if load:
             row_counters.clear(shard, period)
         if counters is not None:
-            files = _files_of(manifest.of_counters, index, shards, not load)
-            row_counters.restore_files(
-                shard,
-                [posixpath.join(path, file.name) for file in files],
-                _numbers(files),
-                [file.shard for file in files],
-                manifest.shards,
-                index,
-                shards,
-                n,
-                period,
-                load,
+            files = _files_of(
+                path, manifest.of_counters, index, shards, not load
             )
+            shard.restore_counters(files, manifest, n, period, load)
 
     with _naming_damage(path):
         on_each(rows, restore)
@@ -137,18 +122,19 @@ def _naming_damage(path: str) -> Iterator[None]:
 
 
 def _files_of(
-    manifest: Manifest, index: int, shards: int, divided: bool
-) -> list[RowFile]:
+    path: str, manifest: Manifest, index: int, shards: int, divided: bool
+) -> SnapshotFiles:
     """The files that a shard of a table reads.
 
     Args:
+      path: string, the snapshot's directory.
       manifest: Manifest.
       index: int, the shard.
       shards: int, the number of the table's shards.
       divided: bool, whether the shards divide the files among them, instead of
         each reading those that can have its signs.
     """
-    return [
+    files = [
         file
         for number, file in enumerate(manifest.files)
         if (
@@ -157,14 +143,16 @@ def _files_of(
             else overlap(file.shard, manifest.shards, index, shards)
         )
     ]
+    numbers = [(f.tag, f.rows, f.erased, f.bytes, f.crc32c) for f in files]
+    return SnapshotFiles(
+        [posixpath.join(path, file.name) for file in files],
+        np.array(numbers, np.uint64).reshape([-1, 5]).astype(np.int64),
+        [file.shard for file in files],
+        index,
+        shards,
+    )
 
 
 def own_words(error: tf.errors.OpError) -> str:
     """An op's error message without what TensorFlow adds to it."""
     return re.sub(r"^\{\{.*?\}\} | \[Op:[^]]*\]$", "", error.message)
-
-
-def _numbers(files: Sequence[RowFile]) -> npt.NDArray[np.int64]:
-    """The numbers that the ops need of each file: int64 `[f, 5]`."""
-    numbers = [(f.tag, f.rows, f.erased, f.bytes, f.crc32c) for f in files]
-    return np.array(numbers, np.uint64).reshape([-1, 5]).astype(np.int64)

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import os
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -30,53 +30,55 @@ from tf_ext.tables.each_shard import on_each
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving import snapshot_files
 from tf_ext.tables.saving.snapshot_files import own_words
-from tf_ext.tables.saving.snapshot_save import (
-    begin_chain,
-    end_chain,
-    row_fields,
-    together,
-)
-
-CheckState: typing.TypeAlias = Callable[[dict[str, str]], object]
 
 _LOG = logging.getLogger("tf_ext")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a snapshot is loaded.
+
+    Attributes:
+      weights_only: bool, whether slots are reinitialized.
+      in_place: bool, whether existing rows are overwritten in place.
+      convert: bool, whether weights and slots of other types are converted.
+      with_state: bool, whether the saved state must be one that the table can
+        restore.
+      with_counters: bool, whether counters are replaced, too.
+    """
+
+    weights_only: bool = False
+    in_place: bool = False
+    convert: bool = False
+    with_state: bool = True
+    with_counters: bool = True
 
 
 def load(
     rows: TableRows,
     path: str | os.PathLike[str],
-    label: str,
-    weights_only: bool = False,
+    options: Options,
     incremental: bool = False,
-    check_state: CheckState | None = None,
-    in_place: bool = False,
-    convert: bool = False,
 ) -> Manifest:
     """Replaces rows with those of a snapshot; see `SparseTable.load`.
 
     Args:
       rows: TableRows.
       path: path-like, the directory.
-      label: string, the table's name, for messages.
-      weights_only: bool, whether slots are reinitialized.
+      options: Options.
       incremental: bool, whether deltas may continue the snapshot.
-      check_state: function that is called with the state before any row is
-        changed, and raises ValueError if it cannot be restored. None: the
-        state is not restored.
-      in_place: bool, whether existing rows are overwritten in place.
-      convert: bool, whether weights and slots of other types are converted.
 
     Returns:
       The snapshot's Manifest; with `convert`, it has a `conversion`.
     """
-    if convert and incremental:
+    if options.convert and incremental:
         raise ValueError(
             "Arguments `convert` and `incremental` cannot both be True: deltas "
             "of this table would have rows of other types than the snapshot "
             "that they continue. Start a new chain: pass `incremental=True` to "
             "the next save."
         )
-    if weights_only and incremental:
+    if options.weights_only and incremental:
         raise ValueError(
             "Arguments `weights_only` and `incremental` cannot both be True: "
             "reinitialized slots are not those of the snapshot that deltas "
@@ -84,23 +86,18 @@ def load(
             "next save."
         )
     path = normalised(path)
-    what = f"Loading table {label!r} from {path!r}"
+    what = f"Loading table {rows.name!r} from {path!r}"
 
     def restore(chain: Chain) -> tuple[Chain, Conversion | None]:
-        update = Update(
-            rows,
-            label,
-            what,
-            chain,
-            whole=in_place,
-            weights_only=weights_only,
-            check_state=check_state,
-            convert=convert,
-        )
+        update = Update(rows, what, chain, options, whole=options.in_place)
         update.check()
-        if in_place or int(rows.size()) != 0 or row_counters.bytes_of(rows):
+        if (
+            options.in_place
+            or int(rows.size()) != 0
+            or row_counters.bytes_of(rows)
+        ):
             update.verify()
-        if in_place:
+        if options.in_place:
             update.apply()
         else:
             update.load()
@@ -110,79 +107,80 @@ def load(
         path, lambda: _common_chain(rows, path, what), restore
     )
     if incremental:
-        begin_chain(rows, chain)
-    return _with_conversion(rows, what, chain[-1][1], conversion)
-
-
-def _with_conversion(
-    rows: TableRows,
-    what: str,
-    manifest: Manifest,
-    conversion: Conversion | None,
-) -> Manifest:
-    """The manifest with the Conversion of all processes, which is logged."""
-    if conversion is None:
-        return manifest
-    parts = rows.regime.gather_json(list(dataclasses.astuple(conversion)))
-    total = Conversion(*map(sum, zip(*parts)))
-    _LOG.log(
-        logging.WARNING if total.saturated else logging.INFO,
-        "%s: of %d values that were of another type, %d were rounded, of which "
-        "%d were limited to the largest finite value.",
-        what,
-        total.values,
-        total.rounded,
-        total.saturated,
-    )
-    return dataclasses.replace(manifest, conversion=total)
+        rows.chain.begin(rows, chain)
+    return _restored(rows, what, chain[-1][1], options, conversion)
 
 
 def apply_delta(
-    rows: TableRows,
-    path: str | os.PathLike[str],
-    label: str,
-    check_state: CheckState | None = None,
-    convert: bool = False,
+    rows: TableRows, path: str | os.PathLike[str], options: Options
 ) -> Manifest:
     """Applies a delta in place; see `SparseTable.apply_delta`.
 
     Args:
       rows: TableRows.
       path: path-like, the delta's directory.
-      label: string, the table's name, for messages.
-      check_state: as for `load`.
-      convert: as for `load`.
+      options: Options.
 
     Returns:
       The snapshot's Manifest; with `convert`, it has a `conversion`.
     """
     path = normalised(path)
-    what = f"Applying the delta {path!r} to table {label!r}"
+    what = f"Applying the delta {path!r} to table {rows.name!r}"
 
     def apply(links: Chain) -> tuple[Chain, Conversion | None]:
-        update = Update(
-            rows, label, what, links, check_state=check_state, convert=convert
-        )
+        update = Update(rows, what, links, options)
         update.check()
         update.verify()
         update.apply()
         return links, update.conversion
 
     links, conversion = read_again_if_replaced(
-        path, lambda: _links_to(rows, path, label, what), apply
+        path, lambda: _links_to(rows, path, what), apply
     )
     manifest = links[-1][1] if links else read_manifest(path)
-    return _with_conversion(rows, what, manifest, conversion)
+    return _restored(rows, what, manifest, options, conversion)
 
 
-def update_to(rows: TableRows, path: str, label: str) -> "Update":
+def _restored(
+    rows: TableRows,
+    what: str,
+    manifest: Manifest,
+    options: Options,
+    conversion: Conversion | None,
+) -> Manifest:
+    """Restores the state of a manifest, whose rows have been loaded.
+
+    Returns:
+      The manifest; with the Conversion of all processes, which is logged.
+    """
+    if conversion is not None:
+        parts = rows.regime.gather_json(list(dataclasses.astuple(conversion)))
+        total = Conversion(*map(sum, zip(*parts)))
+        _LOG.log(
+            logging.WARNING if total.saturated else logging.INFO,
+            "%s: of %d values that were of another type, %d were rounded, of "
+            "which %d were limited to the largest finite value.",
+            what,
+            total.values,
+            total.rounded,
+            total.saturated,
+        )
+        manifest = dataclasses.replace(manifest, conversion=total)
+    if rows.state is not None:
+        state = dict(manifest.state)
+        if options.weights_only:
+            state.pop("optimizer", None)
+        rows.state.restore(state)
+    return manifest
+
+
+def update_to(rows: TableRows, path: str) -> "Update":
     """The update of a table to a snapshot, by deltas if possible.
 
     Args:
       rows: TableRows.
       path: string, the snapshot's directory, as returned by
         `storage.normalised`.
-      label: string, the table's name, for messages.
 
     Returns:
       Update; whole if the table holds no snapshot of the chain.
@@ -190,7 +188,7 @@ def update_to(rows: TableRows, path: str, label: str) -> "Update":
     Raises:
       FileNotFoundError, DamagedSnapshotError: if the chain cannot be read.
     """
-    what = f"Bringing table {label!r} to {path!r}"
+    what = f"Bringing table {rows.name!r} to {path!r}"
     chain = _common_chain(rows, path, what)
     held = held_by(rows)
     links = list(chain)
@@ -198,22 +196,20 @@ def update_to(rows: TableRows, path: str, label: str) -> "Update":
         links.pop()
     return Update(
         rows,
-        label,
         what,
         chain[len(links) :],
+        Options(with_state=False, with_counters=False),
         whole=not links,
-        with_counters=False,
     )
 
 
-def _links_to(rows: TableRows, path: str, label: str, what: str) -> Chain:
+def _links_to(rows: TableRows, path: str, what: str) -> Chain:
     """The deltas from the snapshot that a table holds to another one.
 
     Args:
       rows: TableRows.
       path: string, the snapshot's directory, as returned by
         `storage.normalised`.
-      label: string, the table's name, for messages.
       what: string, the operation, for messages.
 
     Returns:
@@ -225,27 +221,28 @@ def _links_to(rows: TableRows, path: str, label: str, what: str) -> Chain:
       ValueError: if the table holds no snapshot of the chain, or a delta is
         missing.
     """
-    with together(rows, what):
-        links = _read_links(rows, path, label)
+    with rows.together(what):
+        links = _read_links(rows, path)
     return _of_first(rows, links)
 
 
-def _read_links(rows: TableRows, path: str, label: str) -> Chain:
+def _read_links(rows: TableRows, path: str) -> Chain:
     held = held_by(rows)
     links = [(path, read_manifest(path))]
     if not held:
         raise ValueError(
-            f"Table {label!r} cannot take the delta {path!r}: it does not hold "
-            "the rows of a snapshot. It has loaded none, or rows have changed "
-            "since, by training, import_rows, erase or clear, or slots were "
-            "left out by weights_only=True. Load a snapshot of the chain first."
+            f"Table {rows.name!r} cannot take the delta {path!r}: it does not "
+            "hold the rows of a snapshot. It has loaded none, or rows have "
+            "changed since, by training, import_rows, erase or clear, or slots "
+            "were left out by weights_only=True. Load a snapshot of the chain "
+            "first."
         )
     while links[0][1].id != held:
         where, first = links[0]
         if first.base is None:
             raise ValueError(
-                f"Table {label!r} cannot take {path!r}: the table holds the "
-                f"rows of snapshot {held}, and {path!r} "
+                f"Table {rows.name!r} cannot take {path!r}: the table holds "
+                f"the rows of snapshot {held}, and {path!r} "
                 + (
                     "is not a delta. Use load, with in_place=True while others "
                     "read."
@@ -260,9 +257,9 @@ def _read_links(rows: TableRows, path: str, label: str) -> Chain:
             links.insert(0, read_base(where, first))
         except FileNotFoundError as error:
             raise ValueError(
-                f"Table {label!r} cannot take the delta {path!r}: the table "
-                f"holds the rows of snapshot {held}, and a delta in between is "
-                f"missing. {error}"
+                f"Table {rows.name!r} cannot take the delta {path!r}: the "
+                f"table holds the rows of snapshot {held}, and a delta in "
+                f"between is missing. {error}"
             ) from None
     return links[1:]
 
@@ -278,16 +275,12 @@ class Update:
 
     Args:
       rows: TableRows.
-      label: string, the table's name, for messages.
       what: string, the operation, for messages.
       chain: list of `(path, Manifest)`, to be applied in this order. Empty if
         there is nothing to do.
+      options: Options.
       whole: bool, whether `apply` replaces all existing rows; if not, the
         chain continues the snapshot that the table holds.
-      weights_only: bool, whether slots are reinitialized.
-      check_state: function of the last snapshot's state, or None; see `load`.
-      with_counters: bool, whether counters are replaced, too.
-      convert: bool, whether weights and slots of other types are converted.
 
     Attributes:
       conversion: Conversion, what `load` or `apply` has changed in this
@@ -297,67 +290,59 @@ class Update:
     def __init__(
         self,
         rows: TableRows,
-        label: str,
         what: str,
         chain: Chain,
+        options: Options,
         whole: bool = False,
-        weights_only: bool = False,
-        check_state: CheckState | None = None,
-        with_counters: bool = True,
-        convert: bool = False,
     ) -> None:
         self._rows = rows
-        self._convert = convert
-        self.conversion = Conversion(0, 0, 0) if convert else None
-        self._with_counters = with_counters
-        self._label = label
         self._what = what
         self._chain = chain
+        self._options = options
         self.whole = whole
-        self._weights_only = weights_only
+        self.conversion = Conversion(0, 0, 0) if options.convert else None
         # The fields that are read.
         self._names = {
             field.name
             for field in rows.fields
-            if field.name == "weights" or not weights_only
+            if field.name == "weights" or not options.weights_only
         }
-        self._check_state = check_state
 
     def check(self) -> None:
         """Raises unless the snapshots fit the table's configuration."""
-        with together(self._rows, self._what):
+        with self._rows.together(self._what):
             for where, manifest in self._chain:
                 self._rows.check_config(
-                    self._label,
                     manifest.config,
-                    self._weights_only,
-                    self._convert,
+                    self._options.weights_only,
+                    self._options.convert,
                 )
-                if not self._weights_only:
+                if not self._options.weights_only:
                     compatibility.check_fields(
                         where,
                         manifest,
                         compatibility.fields_of_dtypes(
-                            row_fields(self._rows), manifest.config
+                            self._rows.stored_fields, manifest.config
                         ),
-                        and_others=self._rows.weights_only,
+                        and_others=self._rows.table_config.weights_only,
                     )
-            if self._check_state is not None and self._chain:
-                compatibility.check_state(*self._chain[-1], self._check_state)
+            state = self._rows.state
+            if state is not None and self._options.with_state and self._chain:
+                compatibility.check_state(*self._chain[-1], state.check)
 
     def verify(self) -> None:
         """Reads all files; raises DamagedSnapshotError if one is damaged."""
-        with together(self._rows, self._what):
+        with self._rows.together(self._what):
             self._restore(self._chain, "verify")
             self._restore_counters(load=False)
 
     def load(self) -> None:
         """Clears the table and loads the rows; after an error it is empty."""
-        end_chain(self._rows)
+        self._rows.chain.end(self._rows)
         try:
             self._rows.clear()
             numbers = self._begin("", False)
-            with together(self._rows, self._what):
+            with self._rows.together(self._what):
                 self._restore(self._chain, "load")
                 self._restore_counters()
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
@@ -378,11 +363,11 @@ class Update:
         if not self._chain:
             return
         if self.whole:
-            end_chain(self._rows)
+            self._rows.chain.end(self._rows)
         # If not whole, the chain begins with a delta.
         first = typing.cast(tuple[str, str], self._chain[0][1].base)
         base = "" if self.whole else first[1]
-        with together(self._rows, self._what):
+        with self._rows.together(self._what):
             try:
                 numbers = self._begin(base, self.whole)
             except tf.errors.FailedPreconditionError as error:
@@ -391,12 +376,12 @@ class Update:
                     f"same time. Nothing was applied: {own_words(error)}"
                 ) from None
         try:
-            with together(self._rows, self._what):
+            with self._rows.together(self._what):
                 erasing = [link for link in self._chain if link[1].erased]
                 if erasing:
                     begin = self._chain.index(erasing[0])
                     self._restore(self._chain[begin:], "gather")
-            with together(self._rows, self._what):
+            with self._rows.together(self._what):
                 self._restore(self._chain, "update")
         except BaseException as error:
             with contextlib.suppress(tf.errors.OpError):
@@ -404,7 +389,7 @@ class Update:
             if isinstance(error, DamagedSnapshotError):
                 raise self._went_bad("rows", error) from None
             raise
-        with together(self._rows, self._what):
+        with self._rows.together(self._what):
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
             held = self._end(numbers, id_now)
             if id_now and not all(held):
@@ -415,7 +400,7 @@ class Update:
                     "Load a snapshot, with in_place=True while others read."
                 )
         try:
-            with together(self._rows, self._what):
+            with self._rows.together(self._what):
                 # Signs of rows that were erased can have counters only now.
                 self._restore_counters()
         except DamagedSnapshotError as error:
@@ -431,8 +416,8 @@ class Update:
     @property
     def _has_new_slots(self) -> bool:
         """Whether rows have slots or statistics that were not read."""
-        return self._weights_only and (
-            not self._rows.weights_only
+        return self._options.weights_only and (
+            not self._rows.table_config.weights_only
             or len(self._names) < len(self._rows.fields)
         )
 
@@ -459,9 +444,9 @@ class Update:
 
     def _restore(self, chain: Chain, action: str) -> None:
         conversion = snapshot_files.restore_rows(
-            self._rows, chain, self._names, action, self._convert
+            self._rows, chain, self._names, action, self._options.convert
         )
-        if self._convert and action in ("load", "update"):
+        if self._options.convert and action in ("load", "update"):
             self.conversion = conversion
 
     def _restore_counters(self, load: bool = True) -> None:
@@ -469,16 +454,18 @@ class Update:
 
         They are removed if the snapshot has none that the table can take.
         """
-        if not (self._chain and self._with_counters and self._rows.counting):
+        if not (
+            self._chain and self._options.with_counters and self._rows.counting
+        ):
             return
         snapshot_files.restore_counters(
-            self._rows, *self._chain[-1], self._weights_only, load
+            self._rows, *self._chain[-1], self._options.weights_only, load
         )
 
 
 def _common_chain(rows: TableRows, path: str, what: str) -> Chain:
     """`read_chain(path)`, the same in all processes."""
-    with together(rows, what):
+    with rows.together(what):
         chain = read_chain(path)
     return _of_first(rows, chain)
 

@@ -11,7 +11,7 @@ import os
 import re
 import typing
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -20,19 +20,13 @@ from tf_ext._version import __version__
 from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.claims import Claim
-from tf_ext.snapshot.files import (
-    Chain,
-    read_chain,
-    read_manifest,
-)
-from tf_ext.snapshot.manifest import (
-    DamagedSnapshotError,
-    SnapshotConflictError,
-)
+from tf_ext.snapshot.files import read_manifest
+from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.storage import join, normalised, storage_of
 from tf_ext.tables import row_counters
 from tf_ext.tables.each_shard import on_each
 from tf_ext.tables.rows import TableRows
+from tf_ext.tables.saving.chain import Links, check_exists
 from tf_ext.tables.shard import TableShard
 
 # Files that a save writes: leftovers of earlier saves have such names.
@@ -44,222 +38,195 @@ _OWN_FILE = re.compile(
 
 # The files of a shard, and the bytes of a chunk of rows.
 _Saved: typing.TypeAlias = tuple[list[manifests.RowFile], int]
-# `(path, id)` of each snapshot of a chain.
-_Links: typing.TypeAlias = tuple[tuple[str, str], ...]
 
 
-class Description(typing.NamedTuple):
-    """The members of a manifest that describe the table.
-
-    Attributes:
-      table_id: string, the table's unique id.
-      label: string, its name.
-      state: dict of strings that the table restores.
-    """
-
-    table_id: str
-    label: str
-    state: dict[str, str]
-
-
-def save(
-    rows: TableRows,
-    path: str | os.PathLike[str],
-    description: Description,
-    incremental: bool = False,
-    base: str | os.PathLike[str] | None = None,
-    step: int | None = None,
-    max_bytes_per_second: int | None = None,
-) -> manifests.Manifest:
-    """Writes a snapshot; see `SparseTable.save`.
+class Save:
+    """A snapshot that is written by `run`; see `SparseTable.save`.
 
     Args:
       rows: TableRows.
       path: path-like, the directory.
-      description: Description.
       incremental: bool, whether the snapshot starts a chain.
       base: path-like, the last snapshot of the chain, to write a delta; or
         None.
       step: int or None, for the manifest.
       max_bytes_per_second: int or None.
-
-    Returns:
-      The Manifest.
     """
-    arguments = (path, description, incremental, base, step)
-    if not incremental and base is None:
-        return _save(rows, *arguments, max_bytes_per_second)
-    with rows.chain_lock:
-        settle(rows)
-        return _save(rows, *arguments, max_bytes_per_second)
 
+    def __init__(
+        self,
+        rows: TableRows,
+        path: str | os.PathLike[str],
+        incremental: bool = False,
+        base: str | os.PathLike[str] | None = None,
+        step: int | None = None,
+        max_bytes_per_second: int | None = None,
+    ) -> None:
+        self._rows = rows
+        self._path = normalised(path)
+        self._what = f"Saving table {rows.name!r} in {self._path!r}"
+        self._incremental = incremental
+        self._base = base
+        self._step = step
+        self._max_bytes_per_second = max_bytes_per_second
+        self._state = {} if rows.state is None else rows.state.strings()
+        # Whether shards mark what changes after this snapshot.
+        self._tracked = incremental or base is not None
+        # Of `_run`: the chain that is continued, the snapshot's id, the current
+        # period of counters, and the claim of the first worker.
+        self._links: Links = ()
+        self._id = ""
+        self._period = -1
+        self._claim: Claim | None = None
 
-def _save(
-    rows: TableRows,
-    path: str | os.PathLike[str],
-    description: Description,
-    incremental: bool,
-    base: str | os.PathLike[str] | None,
-    step: int | None,
-    max_bytes_per_second: int | None,
-) -> manifests.Manifest:
-    path = normalised(path)
-    what = f"Saving table {description.label!r} in {path!r}"
-    tracked = incremental or base is not None
-    with together(rows, what):
-        chain = _check_chain(rows, description.label, path, incremental, base)
-        _check_step(step)
-        check_max_bytes_per_second("SparseTable.save", max_bytes_per_second)
-        if tracked and not chain:
-            # Shards may have one that this process was interrupted to note.
-            end_chain(rows)
-    snapshot_id = rows.regime.from_first(uuid.uuid4().hex)
-    period = (
-        -1 if rows.counting is None else int(row_counters.current_period(rows))
-    )
-    # The first worker writes the manifest, so it holds the claim.
-    claim = Claim(path, what) if rows.regime.rank == 0 else None
-    try:
-        if tracked:
-            rows.saving = snapshot_id
-        with together(rows, what):
-            if claim is not None:
-                storage_of(path).make_directory(path)
-                with claim.taken():
+    def run(self) -> manifests.Manifest:
+        """Writes the snapshot; returns its Manifest."""
+        if not self._tracked:
+            return self._run()
+        with self._rows.chain.lock:
+            self._rows.chain.settle(self._rows)
+            return self._run()
+
+    def _run(self) -> manifests.Manifest:
+        rows, chain, path = self._rows, self._rows.chain, self._path
+        with rows.together(self._what):
+            self._check()
+        self._id = rows.regime.from_first(uuid.uuid4().hex)
+        if rows.counting is not None:
+            self._period = int(row_counters.current_period(rows))
+        if rows.regime.rank == 0:
+            # It writes the manifest.
+            self._claim = Claim(path, self._what)
+        try:
+            if self._tracked:
+                chain.saving = self._id
+            with rows.together(self._what):
+                if self._claim is not None:
+                    storage_of(path).make_directory(path)
+                    with self._claim.taken():
+                        _remove_leftovers(path)
+            with rows.together(self._what):
+                parts = self._save_shards()
+            manifest = self._manifest(_of_all_processes(rows, parts))
+            with rows.together(self._what):
+                self._commit(manifest)
+            if self._tracked:
+                # From here on the save is one of the chain: see `settle`.
+                chain.links = (*self._links, (path, self._id))
+                chain.settle(rows)
+        except BaseException:
+            if self._tracked:
+                # The first error says more than one of its consequences.
+                with contextlib.suppress(tf.errors.OpError):
+                    chain.settle(rows)
+            if self._claim is not None:
+                with contextlib.suppress(OSError):
+                    _remove_leftovers(path, self._id)
+                self._claim.release()
+            raise
+        if self._claim is not None:
+            # A writer that has claimed the directory since has removed them.
+            with contextlib.suppress(SnapshotConflictError, TimeoutError):
+                with self._claim.held():
                     _remove_leftovers(path)
-        with together(rows, what):
-            parts = _save_shards(
-                rows,
-                path,
-                snapshot_id,
-                claim,
-                base=chain[-1][1] if base is not None else "",
-                tracked=tracked,
-                max_bytes_per_second=(max_bytes_per_second or 0)
-                // rows.num_shards,
-                period=period,
+            self._claim.release()
+        return manifest
+
+    def _check(self) -> None:
+        """Checks the arguments, and finds the chain that is continued."""
+        rows, owner = self._rows, "SparseTable.save"
+        self._links = rows.chain.continued_by(
+            rows.name, self._path, self._incremental, self._base
+        )
+        step = self._step
+        if step is not None and not (is_int(step) and 0 <= step < 2**63):
+            allowed = "an integer from 0 to 2^63 - 1, or None"
+            refuse(owner, "step", allowed, step)
+        check_max_bytes_per_second(owner, self._max_bytes_per_second)
+        if self._tracked and not self._links:
+            # Shards may have one that this process was interrupted to note.
+            rows.chain.end(rows)
+
+    def _save_shards(self) -> list[_Saved]:
+        """Writes this process's shards."""
+        try:
+            return on_each(self._rows, self._save_shard)
+        finally:
+            if self._claim is not None:
+                # If another writer has removed the files, say so: the op's
+                # error only reports missing files.
+                self._claim.check()
+
+    def _save_shard(self, index: int, shard: TableShard) -> _Saved:
+        names, numbers, chunk_bytes = shard.save(
+            self._path,
+            self._id,
+            base=self._links[-1][1] if self._links else "",
+            tracked=self._tracked,
+            index=index,
+            max_bytes_per_second=(self._max_bytes_per_second or 0)
+            // self._rows.num_shards,
+            period=self._period,
+        )
+        files = [
+            manifests.RowFile(
+                name.decode(), index, tag % 2**64, count, erased, size, crc
             )
-        parts = _of_all_processes(rows, parts)
-        manifest = _manifest(
-            rows,
-            path,
-            description,
-            snapshot_id,
-            chain,
-            base,
-            step,
-            period,
-            parts,
-        )
-        with together(rows, what):
-            if tracked and rows.saving != snapshot_id:
-                raise RuntimeError(
-                    f"{what} was aborted: its thread has begun another "
-                    "incremental save of the table, in a signal handler."
+            for name, (tag, count, erased, size, crc) in zip(
+                names.numpy(), numbers.numpy().tolist(), strict=True
+            )
+        ]
+        return files, int(chunk_bytes)
+
+    def _commit(self, manifest: manifests.Manifest) -> None:
+        """Writes the manifest, if this is the first worker."""
+        rows = self._rows
+        if self._tracked and rows.chain.saving != self._id:
+            raise RuntimeError(
+                f"{self._what} was aborted: its thread has begun another "
+                "incremental save of the table, in a signal handler."
+            )
+        if self._claim is not None:
+            with self._claim.held():
+                snapshot_ops.write_file_atomically(
+                    join(self._path, manifests.NAME), manifests.encode(manifest)
                 )
-            if claim is not None:
-                with claim.held():
-                    snapshot_ops.write_file_atomically(
-                        join(path, manifests.NAME), manifests.encode(manifest)
-                    )
-                    # Checked last, as the snapshot's bases may be replaced
-                    # while it is written.
-                    _check_bases(description.label, chain)
-        if tracked:
-            # From here on the save is one of the chain: see `settle`.
-            rows.snapshot_chain = (*chain, (path, snapshot_id))
-            settle(rows)
-    except BaseException:
-        if tracked:
-            # The first error says more than one of its consequences.
-            with contextlib.suppress(tf.errors.OpError):
-                settle(rows)
-        if claim is not None:
-            with contextlib.suppress(OSError):
-                _remove_leftovers(path, snapshot_id)
-            claim.release()
-        raise
-    if claim is not None:
-        # A writer that has claimed the directory since has removed them.
-        with contextlib.suppress(SnapshotConflictError, TimeoutError):
-            with claim.held():
-                _remove_leftovers(path)
-        claim.release()
-    return manifest
+                # Checked last, as the snapshot's bases may be replaced while it
+                # is written.
+                check_exists(rows.name, self._links)
 
-
-def settle(rows: TableRows) -> None:
-    """Ends the last incremental save, in shards where that has not been done.
-
-    An interrupt may come at any time, also while this function runs, and leave
-    shards that wait for the end of a save. So the next use of the chain begins
-    with this function. The save counts if the chain has it, which is set by one
-    assignment, and otherwise the shards go back to what they had marked before.
-
-    Args:
-      rows: TableRows; this thread holds `chain_lock`.
-    """
-    snapshot_id = rows.saving
-    if not snapshot_id:
-        return
-    committed = (
-        bool(rows.snapshot_chain) and rows.snapshot_chain[-1][1] == snapshot_id
-    )
-    try:
-        on_each(rows, lambda _, shard: shard.end_save(snapshot_id, committed))
-    except Exception:
-        # It is not known what the shards have marked.
-        rows.snapshot_chain = ()
-        raise
-    rows.saving = ""
-
-
-def _save_shards(
-    rows: TableRows,
-    path: str,
-    snapshot_id: str,
-    claim: Claim | None,
-    **options: typing.Any,
-) -> list[_Saved]:
-    """Writes this process's shards; returns the results of `_save_shard`."""
-    try:
-        return on_each(
-            rows,
-            lambda index, shard: _save_shard(
-                shard, path, snapshot_id, index=index, **options
-            ),
+    def _manifest(self, parts: Sequence[_Saved]) -> manifests.Manifest:
+        rows = self._rows
+        files = [file for some, _ in parts for file in some]
+        counters = [
+            f for f in files if re.fullmatch(manifests.COUNTER_FILE, f.name)
+        ]
+        fields, row_bytes = manifests.row_fields(rows.stored_fields)
+        base = self._links[-1] if self._links else None
+        return manifests.Manifest(
+            id=self._id,
+            base=base and (_relative_path(self._path, base[0]), base[1]),
+            sequence=len(self._links),
+            step=None if self._step is None else int(self._step),
+            tf_ext_version=__version__,
+            tensorflow_version=tf.__version__,
+            table_id=rows.table_config.uid,
+            label=rows.name,
+            config=rows.config,
+            state=self._state,
+            row_bytes=row_bytes,
+            fields=fields,
+            chunk_bytes=parts[0][1],
+            shards=rows.num_shards,
+            files=tuple(file for file in files if file not in counters),
+            counters=None
+            if self._period < 0
+            else manifests.Counters(self._period, tuple(counters)),
         )
-    finally:
-        if claim is not None:
-            # If another writer has removed the files, say so: the op's error
-            # only reports missing files.
-            claim.check()
-
-
-def _save_shard(
-    shard: TableShard, path: str, snapshot_id: str, **options: typing.Any
-) -> _Saved:
-    """Writes a shard; returns `(its RowFiles, bytes of a chunk of rows)`."""
-    names, numbers, chunk_bytes = shard.save(path, snapshot_id, **options)
-    files = [
-        manifests.RowFile(
-            name.decode(),
-            options["index"],
-            tag % 2**64,
-            count,
-            erased,
-            size,
-            crc,
-        )
-        for name, (tag, count, erased, size, crc) in zip(
-            names.numpy(), numbers.numpy().tolist(), strict=True
-        )
-    ]
-    return files, int(chunk_bytes)
 
 
 def _of_all_processes(rows: TableRows, parts: Sequence[_Saved]) -> list[_Saved]:
-    """Gathers the results of `_save_shard` for all shards."""
+    """Gathers the results of `Save._save_shard` for all shards."""
     mine = [
         ([dataclasses.astuple(file) for file in files], chunk_bytes)
         for files, chunk_bytes in parts
@@ -269,143 +236,6 @@ def _of_all_processes(rows: TableRows, parts: Sequence[_Saved]) -> list[_Saved]:
         for its_parts in rows.regime.gather_json(mine)
         for files, chunk_bytes in its_parts
     ]
-
-
-@contextlib.contextmanager
-def together(rows: TableRows, what: str) -> Iterator[None]:
-    """Runs a block in all processes; all of them raise if one does."""
-    try:
-        with rows.regime.together(what):
-            yield
-    except RuntimeError as error:
-        if DamagedSnapshotError.__name__ in str(error):
-            raise DamagedSnapshotError(str(error)) from None
-        raise
-
-
-def row_fields(rows: TableRows) -> list[tuple[str, str, int]]:
-    """The fields of a row as manifests list them: `[(name, dtype, count)]`."""
-    return [(f.name, f.dtype.name, f.count) for f in rows.fields]
-
-
-def end_chain(rows: TableRows) -> None:
-    """Ends the chain of incremental snapshots and discards its marks."""
-    with rows.chain_lock:
-        settle(rows)
-        rows.snapshot_chain = ()
-        on_each(rows, lambda _, shard: shard.set_chain(""))
-
-
-def begin_chain(rows: TableRows, chain: Chain) -> None:
-    """Lets deltas continue what the table holds.
-
-    Args:
-      rows: TableRows, without a chain.
-      chain: list of `(path, Manifest)`, the snapshots that it holds.
-    """
-    with rows.chain_lock:
-        settle(rows)
-        on_each(rows, lambda _, shard: shard.set_chain(chain[-1][1].id))
-        rows.snapshot_chain = tuple((where, m.id) for where, m in chain)
-
-
-def _check_chain(
-    rows: TableRows,
-    label: str,
-    path: str,
-    incremental: bool,
-    base: str | os.PathLike[str] | None,
-) -> _Links:
-    """The chain that a save continues: `((path, id), ...)`, () for none."""
-    chain = rows.snapshot_chain
-    if path in [where for where, _ in chain]:
-        raise ValueError(
-            f"Table {label!r} cannot be saved in {path!r}: the snapshot there "
-            "is part of its chain of incremental snapshots, which would be "
-            "lost. Use another directory for each snapshot."
-        )
-    if base is not None:
-        if not chain or chain[-1][0] != normalised(base):
-            last = f"is {chain[-1][0]!r}" if chain else "does not exist"
-            raise ValueError(
-                f"Argument `base` must be the last snapshot of the chain of "
-                f"table {label!r}, which {last}; a chain begins with "
-                f"`incremental=True`. Received: base={os.fspath(base)!r}"
-            )
-        _check_bases(label, chain)
-        return chain
-    if incremental and chain:
-        raise ValueError(
-            f"Table {label!r} has a chain of incremental snapshots, of which "
-            f"{chain[-1][0]!r} is the last, and cannot have a second. "
-            f"Continue it with `base={chain[-1][0]!r}`, or call "
-            "`end_incremental()` first. Received: incremental=True"
-        )
-    return ()
-
-
-def _check_bases(label: str, chain: _Links) -> None:
-    """Raises unless all snapshots of a table's chain still exist."""
-    if not chain:
-        return
-    path, snapshot_id = chain[-1]
-    try:
-        if read_manifest(path).id == snapshot_id:
-            read_chain(path)
-            return
-        reason = f"the snapshot in {path!r}, its last, has been replaced."
-    except (FileNotFoundError, DamagedSnapshotError) as error:
-        reason = str(error)
-    raise ValueError(
-        f"The chain of table {label!r} cannot be continued: {reason} Begin a "
-        "new chain: `end_incremental()`, then save with `incremental=True`."
-    )
-
-
-def _check_step(step: int | None) -> None:
-    if step is not None and not (is_int(step) and 0 <= step < 2**63):
-        allowed = "an integer from 0 to 2^63 - 1, or None"
-        refuse("SparseTable.save", "step", allowed, step)
-
-
-def _manifest(
-    rows: TableRows,
-    path: str,
-    description: Description,
-    snapshot_id: str,
-    chain: _Links,
-    base: str | os.PathLike[str] | None,
-    step: int | None,
-    period: int,
-    parts: Sequence[_Saved],
-) -> manifests.Manifest:
-    files = [file for some, _ in parts for file in some]
-    counters = [
-        f for f in files if re.fullmatch(manifests.COUNTER_FILE, f.name)
-    ]
-    fields, row_bytes = manifests.row_fields(row_fields(rows))
-    return manifests.Manifest(
-        id=snapshot_id,
-        base=None
-        if base is None
-        else (_relative_path(path, chain[-1][0]), chain[-1][1]),
-        sequence=len(chain),
-        step=None if step is None else int(step),
-        tf_ext_version=__version__,
-        tensorflow_version=tf.__version__,
-        table_id=description.table_id,
-        label=description.label,
-        config=rows.config,
-        state=dict(description.state),
-        row_bytes=row_bytes,
-        fields=fields,
-        chunk_bytes=parts[0][1],
-        shards=rows.num_shards,
-        files=tuple(file for file in files if file not in counters),
-        counters=None
-        if period < 0
-        else manifests.Counters(period, tuple(counters)),
-    )
 
 
 def _remove_leftovers(path: str, snapshot_id: str = "") -> None:

@@ -1,15 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records which columns read a table, in this program and when it was saved."""
+"""What is saved with the rows of a table: its rule's state, and its columns."""
 
 import json
 import logging
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from tf_ext.tables.config import TableConfig
 
 if typing.TYPE_CHECKING:
     from tf_ext.feature_column.column import Column
 
 _LOG = logging.getLogger("tf_ext")
+
+
+class SavedState:
+    """The strings that are saved with the rows of a table.
+
+    Args:
+      config: TableConfig; the state of its optimizer is saved. Rows that only
+        serve have none to restore.
+      columns: ColumnRecord.
+    """
+
+    def __init__(self, config: TableConfig, columns: "ColumnRecord") -> None:
+        self._config = config
+        self._columns = columns
+
+    def strings(self) -> dict[str, str]:
+        """What to save: a dict of strings."""
+        return {
+            "optimizer": self._config.optimizer.state(),
+            "columns": self._columns.state(),
+        }
+
+    def check(self, saved: Mapping[str, str]) -> None:
+        """Raises ValueError if saved strings cannot be restored."""
+        if "optimizer" in saved and not self._config.weights_only:
+            self._config.optimizer.read_state(saved["optimizer"])
+
+    def restore(self, saved: Mapping[str, str]) -> None:
+        """Restores strings, of which there may be fewer than `strings`."""
+        if "optimizer" in saved and not self._config.weights_only:
+            self._config.optimizer.resume(saved["optimizer"], self._config.name)
+        if "columns" in saved:
+            self._columns.restore(saved["columns"])
 
 
 class ColumnRecord:

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a table is: its arguments, and what follows from them."""
+
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tf_ext import admission as admissions
+from tf_ext import eviction as evictions
+from tf_ext import initializers
+from tf_ext._checks import is_int, refuse
+from tf_ext._keras import keras
+from tf_ext.tables.sparse_optimizers import SparseOptimizer
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_MAX_DIM = 65536
+
+# The statistics that rows can have.
+FIELDS_OF_STATISTICS = ("show", "click")
+
+# The core's rule for rows that cannot be trained.
+_NO_RULE = "none"
+
+# The first parts of the keys that concern fields which do not serve.
+_NOT_SERVED = (
+    "optimizer",
+    "slot_dtype",
+    "last_seen",
+    "statistics",
+    "admission",
+)
+
+# Keys, or first parts of keys, in which a table may differ from that whose rows
+# it takes: names, what is true of new rows alone, and of signs without a row.
+_NOT_IDENTITY = (
+    "name",
+    "optimizer.initial_accumulator_value",
+    "admission",
+    "unknown",
+)
+
+# Those in which it may differ if it takes nothing but weights.
+_NOT_OF_WEIGHTS = (
+    "seed",
+    "initializer",
+    "optimizer",
+    "last_seen",
+    "statistics",
+    "slot_dtype",
+)
+
+# Those in which it may differ if values are converted.
+_DTYPES = ("dtype", "slot_dtype")
+
+# What a text does not say if it is so.
+_DEFAULTS = {"slot_dtype": "float32"}
+
+
+class Field(typing.NamedTuple):
+    """A field of a row.
+
+    Attributes:
+      name: string.
+      dtype: the type in which it is stored.
+      count: int, the number of values.
+    """
+
+    name: str
+    dtype: tf.DType
+    # Instead of the method of tuples.
+    count: int  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True)
+class TableConfig:
+    """The arguments of a table, checked.
+
+    The constructor of `SparseTable` passes its arguments on to this class,
+    whose members are what Keras saves (`get_config`), what the core is given
+    (`text`) and how rows are stored (`fields`).
+
+    Args:
+      name, dim, ...: those of `SparseTable`; policies and rules are objects.
+      uid: string that identifies the table, so that copies of layers that share
+        it share one copy of it.
+      served_statistics: None if rows can be trained; for rows that only serve,
+        the statistics that they have beside their weights.
+
+    Raises:
+      ValueError: if an argument is none of those allowed, or lacks another that
+        it needs.
+    """
+
+    name: str
+    dim: int
+    optimizer: SparseOptimizer
+    initializer: initializers.Initializer
+    seed: int = 0
+    eviction: evictions.Policy | None = None
+    statistics: Sequence[str] = ()
+    admission: admissions.Policy | None = None
+    unknown: str = "initial"
+    dtype: str = "float32"
+    slot_dtype: str = "float32"
+    uid: str = ""
+    served_statistics: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            allowed = "1 to 200 letters, digits, '_', '.' or '-'"
+            refuse("SparseTable", "name", allowed, self.name)
+        if not is_int(self.dim) or not 1 <= self.dim <= _MAX_DIM:
+            allowed = f"an integer from 1 to {_MAX_DIM}"
+            refuse("SparseTable", "dim", allowed, self.dim)
+        if not is_int(self.seed) or not 0 <= self.seed < 2**64:
+            allowed = "an integer from 0 to 2^64 - 1, or None"
+            refuse("SparseTable", "seed", allowed, self.seed)
+        _check_choice("unknown", self.unknown, ("initial", "zeros"))
+        reason = (
+            ", the type of stored values: tables compute in float32 under any "
+            "policy"
+        )
+        slot_dtypes = ("float32", "bfloat16")
+        dtypes = ("float32", "float16", "bfloat16")
+        _check_choice("dtype", self.dtype, dtypes, reason)
+        _check_choice("slot_dtype", self.slot_dtype, slot_dtypes, reason)
+        statistics = self.statistics
+        if not isinstance(statistics, list | tuple) or (
+            tuple(statistics) not in ((), ("show",), ("show", "click"))
+        ):
+            allowed = '["show"], ["show", "click"] or None'
+            refuse("SparseTable", "statistics", allowed, statistics)
+        if self.eviction is not None:
+            self.eviction.check(
+                self.name, self.eviction.last_seen, len(statistics)
+            )
+        # They may be NumPy's integers, and a list that the caller changes.
+        own = {
+            "dim": int(self.dim),
+            "seed": int(self.seed),
+            "statistics": tuple(statistics),
+        }
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
+
+    def get_config(self) -> dict[str, typing.Any]:
+        """The arguments of `SparseTable` and the unique id, for Keras."""
+        config = {
+            field.name: _serialized(getattr(self, field.name))
+            for field in dataclasses.fields(self)
+        }
+        del config["served_statistics"]
+        return config
+
+    @property
+    def weights_only(self) -> bool:
+        """Whether rows hold only what serves, and so cannot be trained."""
+        return self.served_statistics is not None
+
+    @property
+    def stored_statistics(self) -> tuple[str, ...]:
+        """The statistics that rows hold."""
+        if self.served_statistics is not None:
+            return self.served_statistics
+        return tuple(self.statistics)
+
+    @property
+    def last_seen(self) -> str | None:
+        """Whether rows hold the "step" or the "second" of their last push."""
+        if self.weights_only or self.eviction is None:
+            return None
+        return self.eviction.last_seen
+
+    @property
+    def text(self) -> str:
+        """The configuration that the core is given."""
+        entries = {
+            "name": self.name,
+            "dim": str(self.dim),
+            "dtype": self.dtype,
+            "hash_version": "1",
+            "seed": str(self.seed),
+            **self.initializer.table_config(),
+            **self.optimizer.table_config(),
+        }
+        if self.last_seen:
+            entries["last_seen"] = self.last_seen
+        if self.stored_statistics:
+            entries["statistics"] = ",".join(self.stored_statistics)
+        if self.admission is not None:
+            entries.update(self.admission.table_config())
+        if self.unknown != "initial":
+            entries["unknown"] = self.unknown
+        if self.slot_dtype != "float32":
+            entries["slot_dtype"] = self.slot_dtype
+        text = config_text(entries)
+        if self.served_statistics is None:
+            return text
+        return served_text(text, self.served_statistics)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of a row, `weights` first."""
+        fields = [Field("weights", tf.as_dtype(self.dtype), self.dim)]
+        if not self.weights_only:
+            slots = tf.as_dtype(self.slot_dtype)
+            fields += [
+                Field(name, slots if dtype.is_floating else dtype, count)
+                for name, dtype, count in self.optimizer.slots(self.dim)
+            ]
+        if self.last_seen:
+            fields.append(Field("last_seen", tf.int32, 1))
+        statistics = self.stored_statistics
+        return (*fields, *(Field(name, tf.float32, 1) for name in statistics))
+
+
+def _serialized(value: typing.Any) -> typing.Any:
+    if isinstance(value, tuple):
+        return list(value) or None
+    if hasattr(value, "get_config"):
+        return keras.utils.serialize_keras_object(value)
+    return value
+
+
+def _check_choice(
+    argument: str, value: object, allowed: Sequence[str], reason: str = ""
+) -> None:
+    if not isinstance(value, str) or value not in allowed:
+        what = " or ".join(map(repr, allowed))
+        refuse("SparseTable", argument, what + reason, value)
+
+
+def parse_config(text: str) -> dict[str, str]:
+    """The entries of a table's configuration text, as a dict of strings."""
+    return dict(line.split("=", 1) for line in text.splitlines() if line)
+
+
+def config_text(entries: Mapping[str, str]) -> str:
+    """The configuration text of a table, from a dict of strings."""
+    return "".join(f"{k}={v}\n" for k, v in sorted(entries.items()))
+
+
+def served_text(text: str, statistics: Sequence[str] = ()) -> str:
+    """The text of the table that serves the rows of one that is trained.
+
+    Args:
+      text: string, of the table that is trained.
+      statistics: the statistics that rows keep, for layers that read them.
+    """
+    entries = {
+        key: value
+        for key, value in parse_config(text).items()
+        if key.partition(".")[0] not in _NOT_SERVED
+    }
+    if statistics:
+        entries["statistics"] = ",".join(statistics)
+    return config_text({**entries, "optimizer": _NO_RULE})
+
+
+def check_identity(
+    label: str,
+    text: str,
+    saved: str,
+    weights_only: bool,
+    convert: bool = False,
+) -> None:
+    """Raises unless rows of a table of `saved` fit a table of `text`.
+
+    Args:
+      label: string, the table's name, for the message.
+      text: string, the table's configuration.
+      saved: string, the configuration of the table that was saved.
+      weights_only: bool, whether seed, initializer and optimizer may differ.
+      convert: bool, whether the types of weights and slots may differ.
+
+    Raises:
+      ValueError: the message names the first key that differs.
+    """
+    mine = _DEFAULTS | parse_config(text)
+    theirs = _DEFAULTS | parse_config(saved)
+    serves = mine["optimizer"] == _NO_RULE
+    for key in sorted(mine.keys() | theirs.keys()):
+        kind = key.partition(".")[0]
+        if key in _NOT_IDENTITY or kind in _NOT_IDENTITY:
+            continue
+        may_differ = kind in _NOT_OF_WEIGHTS
+        if (weights_only and may_differ) or (convert and key in _DTYPES):
+            continue
+        # Only tables of layers that read statistics have these.
+        reads_it = key == "statistics" and key in mine
+        if serves and kind in _NOT_SERVED and not reads_it:
+            continue
+        if mine.get(key) != theirs.get(key):
+            raise ValueError(
+                f"Rows cannot be restored into table {label!r}: its `{key}` "
+                f"is {mine.get(key)!r}, that of the saved rows is "
+                f"{theirs.get(key)!r}. Make the table as it was saved"
+                f"{_other_way(key, may_differ)}"
+            )
+
+
+def _other_way(key: str, may_differ: bool) -> str:
+    """The end of an error's last sentence: what can be done instead."""
+    if key in _DTYPES:
+        what, option = "round the values", "convert"
+    elif may_differ:
+        what, option = "take the weights alone", "weights_only"
+    else:
+        return "."
+    return (
+        f", or {what}: save(path) of that table, load(path, {option}=True) of "
+        "this one."
+    )
