@@ -12,7 +12,7 @@ import dataclasses
 import posixpath
 import typing
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -74,8 +74,9 @@ def claim(root: str, model: keras.Model) -> Claim | None:
     Returns:
       The Claim on the first worker, None on others.
     """
-    with _together(model, f"Claiming {root}") as writes:
-        if not writes:
+    regime = regime_of_tables(model.tables)
+    with regime.together(f"Claiming {root}"):
+        if regime.rank != 0:
             return None
         storage_of(root).make_directory(root)
         taken = Claim(root, f"Writing recovery points in {root}")
@@ -87,7 +88,7 @@ def write(
     point: Point,
     model: keras.Model,
     save_table: Callable[[int, "SparseTable", str], Manifest],
-    claim: typing.Any,
+    claim: Claim | None,
 ) -> None:
     """Writes a point.
 
@@ -96,38 +97,31 @@ def write(
         replaced.
       model: a compiled model with tables.
       save_table: function of (index, table, path) that saves a snapshot.
-      claim: what `claim` returned.
+      claim: what `claim` returned; only the first worker writes.
 
     Raises:
       SnapshotConflictError: another process has claimed the directory since.
     """
     what = f"Saving the recovery point {point.path}"
-    with _together(model, what) as writes:
-        if writes:
+    regime = regime_of_tables(model.tables)
+    with regime.together(what):
+        if claim is not None:
             with claim.held():
                 storage_of(point.path).make_directory(point.path)
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(posixpath.join(point.path, NAME))
     tables = []
     for index, table in enumerate(model.tables):
-        with _together(model, what) as writes:
+        with regime.together(what):
             # The table's directory may belong to the other process as well.
-            if writes:
+            if claim is not None:
                 claim.check()
         manifest = save_table(index, table, table_path(point.path, index))
         tables.append({"label": table.name, "id": manifest.id})
-    with _together(model, what) as writes:
-        if writes:
+    with regime.together(what):
+        if claim is not None:
             with claim.held():
                 _write_state(point, model, tables)
-
-
-@contextlib.contextmanager
-def _together(model: keras.Model, what: str) -> Iterator[bool]:
-    """Yields whether this process writes; all raise if the writer fails."""
-    regime = regime_of_tables(model.tables)
-    with regime.together(what):
-        yield regime.rank == 0
 
 
 def _write_state(
@@ -160,7 +154,7 @@ def _write_state(
 def read(
     path: str,
     model: keras.Model,
-    load_table: Callable[[typing.Any, str], Manifest],
+    load_table: Callable[["SparseTable", str], Manifest],
 ) -> Point:
     """Restores a model from a point.
 

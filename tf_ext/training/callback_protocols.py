@@ -46,21 +46,27 @@ class RestoringRows(typing.Protocol):
     restores_rows: bool
 
 
+def listed(callbacks: typing.Any) -> list[keras.callbacks.Callback]:
+    """The callbacks that `fit` is given, as Keras takes them.
+
+    Args:
+      callbacks: a callback, a list of them, a CallbackList, or None.
+    """
+    if callbacks is None:
+        return []
+    return tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
+
+
 def resuming_among(callbacks: typing.Any) -> Resuming | None:
     """The callback that training continues from, or None.
 
     Args:
-      callbacks: what `fit` is given: a callback, a list, a CallbackList, None.
+      callbacks: as of `listed`.
 
     Raises:
       ValueError: there are several.
     """
-    callbacks = getattr(callbacks, "callbacks", callbacks)
-    found = [
-        callback
-        for callback in tf.nest.flatten(callbacks)
-        if isinstance(callback, Resuming)
-    ]
+    found = [one for one in listed(callbacks) if isinstance(one, Resuming)]
     if len(found) > 1:
         raise ValueError(
             "Argument `callbacks` of fit must have at most one TableSnapshot, "
@@ -73,14 +79,10 @@ def check_callbacks(callbacks: typing.Any) -> None:
     """Raises ValueError for classes, and callbacks that would leave out rows.
 
     Args:
-      callbacks: a callback, a list of them, a CallbackList, or None.
+      callbacks: as of `listed`.
     """
-    if callbacks is None:
-        return
-    if not isinstance(callbacks, (list, tuple)):
-        callbacks = getattr(callbacks, "callbacks", [callbacks])
     averaging = getattr(keras.callbacks, "SwapEMAWeights", ())
-    for callback in callbacks:
+    for callback in listed(callbacks):
         if isinstance(callback, type):
             name = callback.__name__
             allowed = (

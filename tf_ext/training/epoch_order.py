@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from tf_ext._keras import keras
 from tf_ext.data.epochs import epochs_of, tell_epoch
+from tf_ext.training.callback_protocols import listed
 
 
 class _Teller(keras.callbacks.Callback):
@@ -40,16 +41,10 @@ def telling_epochs(given: inspect.BoundArguments) -> Iterator[None]:
     if own:
         callbacks.callbacks.append(teller)
     else:
-        given.arguments["callbacks"] = [teller, *_listed(callbacks)]
+        given.arguments["callbacks"] = [teller, *listed(callbacks)]
     try:
         yield
     finally:
         tell_epoch(data, 0)  # As other readers find it.
         if own:
             callbacks.callbacks.remove(teller)
-
-
-def _listed(callbacks: typing.Any) -> list[typing.Any]:
-    if isinstance(callbacks, (list, tuple)):
-        return list(callbacks)
-    return [] if callbacks is None else [callbacks]

@@ -5,7 +5,7 @@ import typing
 
 import tensorflow as tf
 
-from tf_ext._checks import refuse
+from tf_ext._checks import is_int, refuse
 from tf_ext._keras import keras
 
 DEFAULT_BATCH_SIZE = 32
@@ -25,8 +25,7 @@ class FitOptions(typing.NamedTuple):
     def check(self) -> None:
         """Raises ValueError for values of other types."""
         limit, overlap = self
-        is_int = isinstance(limit, int) and not isinstance(limit, bool)
-        if limit is not None and not (is_int and limit >= 1):
+        if limit is not None and not (is_int(limit) and limit >= 1):
             allowed = "a positive int or None"
             refuse("fit", "max_inflight_steps", allowed, limit)
         if not isinstance(overlap, bool):
