@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What loops and steps call of the data that they read."""
 
+import abc
 import contextlib
 import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -19,20 +20,23 @@ Arguments: typing.TypeAlias = dict[str, typing.Any]
 """All arguments of `fit`, `evaluate` or `predict` of Keras."""
 
 
-class EpochFeed(typing.Protocol):
-    """What a TrainingLoop reads, one epoch after the other."""
+class EpochFeed(abc.ABC):
+    """What a TrainingLoop reads, one epoch after the other.
 
-    @property
-    def element_spec(self) -> Spec:
-        """Nested structure of `tf.TypeSpec`, a batch."""
+    Attributes:
+      element_spec: nested structure of `tf.TypeSpec`, a batch.
+      num_batches: int, the steps of an epoch; None if that is not known
+        beforehand.
+    """
 
-    @property
-    def num_batches(self) -> int | None:
-        """The steps of an epoch; None if that is not known beforehand."""
+    element_spec: Spec
+    num_batches: int | None
 
     def tell_epoch(self, number: int) -> None:
         """Told the number of the epoch that comes next, from 0."""
+        del number
 
+    @abc.abstractmethod
     def epoch(self, first_step: int = 0) -> Iterator[Sent]:
         """Yields what is sent for one step or more of the next epoch.
 
@@ -40,9 +44,15 @@ class EpochFeed(typing.Protocol):
           first_step: int, steps of this epoch that were made before.
         """
 
+    @abc.abstractmethod
     def steps_in(self, sent: Sent) -> int | tf.Tensor:
-        """The steps that what `epoch` yields is for; a tensor in a graph."""
+        """The steps that what `epoch` yields is for.
 
+        Returns:
+          int; in a graph, an int64 scalar if they may be several.
+        """
+
+    @abc.abstractmethod
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         """Skips what was read before a restart.
 
@@ -55,24 +65,32 @@ class EpochFeed(typing.Protocol):
         """
 
 
-class StepFeed(EpochFeed, typing.Protocol):
-    """What the steps on asynchronous workers read."""
+class StepFeed(EpochFeed):
+    """What the steps on asynchronous workers read; any of them, by default.
 
-    @property
-    def signature(self) -> Sequence[tf.TensorSpec] | None:
-        """What `epoch` yields; None for an iterator."""
+    Attributes:
+      signature: list of `tf.TensorSpec`, what `epoch` yields; None for an
+        iterator.
+      steps_per_execution: int, the most steps that one function runs.
+    """
 
-    @property
-    def steps_per_execution(self) -> int:
-        """The most steps that one function runs."""
+    signature: Sequence[tf.TensorSpec] | None
+    steps_per_execution: int
 
+    @abc.abstractmethod
     def unpack(self, sent: Sent, index: tf.Tensor | None = None) -> Batch:
-        """A batch of what `epoch` yields; called in the step."""
+        """A batch of what `epoch` yields; called in the step.
+
+        Args:
+          sent: what `epoch` yielded.
+          index: int64 scalar, which batch, if `steps_per_execution` > 1.
+        """
 
     def traced(
         self, run: Callable[[Sent], list[tf.Tensor]]
     ) -> Callable[[Sent], list[tf.Tensor]]:
         """The function that workers run, from a step of what is sent."""
+        return run
 
     def starter(
         self,
@@ -88,17 +106,24 @@ class StepFeed(EpochFeed, typing.Protocol):
         Returns:
           Function of what `epoch` yields to the RemoteValue of its results.
         """
+        return lambda sent: coordinator.schedule(
+            function_for(self.steps_in(sent)), args=(sent,)
+        )
 
     def made(
         self, steps: int, results: list[tf.Tensor] | None
     ) -> tuple[int, list[tf.Tensor] | None]:
         """The steps that were made, of those wanted, and their results."""
+        return steps, results
 
     def sent_again(self) -> Sequence[Sent]:
         """What is sent once more, where no step was made."""
+        return ()
 
     def ended(self) -> Collection[int]:
         """The indices of workers that have no data left."""
+        return ()
 
     def explaining_errors(self) -> contextlib.AbstractContextManager[None]:
         """A context that explains the errors of steps."""
+        return contextlib.nullcontext()

@@ -5,71 +5,26 @@ A dataset is read by the coordinator and each batch is an argument of the step
 that a worker runs; a function that makes a dataset runs on each worker.
 """
 
-import abc
 import contextlib
 import itertools
 import typing
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from tf_ext.data.epochs import tell_epoch
-from tf_ext.training.feeds import Batch, Sent
+from tf_ext.training.feeds import Batch, Sent, StepFeed
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.batch_packing import Joining, Packing
 
 
-class _AnyWorkerFeed(abc.ABC):
-    """What feeds have in common whose steps any worker can run."""
-
-    @abc.abstractmethod
-    def steps_in(self, sent: Sent) -> int | tf.Tensor:
-        """The number of steps of what `epoch` yields."""
-
-    def traced(
-        self, run: Callable[[Sent], list[tf.Tensor]]
-    ) -> Callable[[Sent], list[tf.Tensor]]:
-        """The function that workers run, from a step of what is sent."""
-        return run
-
-    def starter(
-        self,
-        coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        function_for: Callable[[int], typing.Any],
-    ) -> Callable[[Sent], typing.Any]:
-        """The function that schedules what `epoch` yields."""
-        return lambda sent: coordinator.schedule(
-            function_for(self.steps_in(sent)), args=(sent,)
-        )
-
-    def made(
-        self, steps: int, results: list[tf.Tensor] | None
-    ) -> tuple[int, list[tf.Tensor] | None]:
-        """The steps that were made, of those wanted, and their results."""
-        return steps, results
-
-    def sent_again(self) -> Sequence[Sent]:
-        """What is sent once more, where no step was made: nothing."""
-        return ()
-
-    def ended(self) -> Collection[int]:
-        """The indices of workers that have no data left: none."""
-        return ()
-
-
-class Feed(_AnyWorkerFeed):
+class Feed(StepFeed):
     """Batches for the steps of one call of `fit`, `evaluate` or `predict`.
 
     Args:
       dataset: tf.data.Dataset of batches.
       steps: int, the steps of an epoch; None to read the dataset to its end.
       steps_per_execution: int, the most batches that are sent together.
-
-    Attributes:
-      element_spec: nested structure of `tf.TypeSpec`, a batch.
-      signature: list of `tf.TensorSpec`, what `epoch` yields.
-      num_batches: int, of an epoch; None if unknown.
-      steps_per_execution: int.
     """
 
     def __init__(
@@ -103,32 +58,16 @@ class Feed(_AnyWorkerFeed):
     def unpack(
         self, sent: Sequence[tf.Tensor], index: tf.Tensor | None = None
     ) -> Batch:
-        """A batch from what `epoch` yields; to be called in the step.
-
-        Args:
-          sent: tuple of tensors.
-          index: int64 scalar, which batch, if `steps_per_execution` > 1.
-        """
         if self.steps_per_execution > 1:
             sent = self._joining.take(sent, index)
         return self._packing.unpack(sent)
 
     def steps_in(self, sent: Sequence[tf.Tensor]) -> int | tf.Tensor:
-        """The number of batches in what `epoch` yields.
-
-        Returns:
-          int; in a graph, an int64 scalar if `steps_per_execution` > 1.
-        """
         if self.steps_per_execution == 1:
             return 1
         if tf.executing_eagerly():
             return len(sent[-1])
         return tf.shape(sent[-1], tf.int64)[0]
-
-    @staticmethod
-    def explaining_errors() -> contextlib.AbstractContextManager[None]:
-        """No errors to explain: the coordinator knows where the data end."""
-        return contextlib.nullcontext()
 
     def tell_epoch(self, number: int) -> None:
         # With `steps`, epochs are parts of one iteration.
@@ -170,15 +109,6 @@ class Feed(_AnyWorkerFeed):
             yield batch
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
-        """Skips what was read before a restart.
-
-        Args:
-          epoch: int, the current epoch.
-          first_step: int, the completed steps of it.
-
-        Returns:
-          `(epoch, first_step)`; of the next epoch if no data is left in this.
-        """
         if self._steps is not None:
             self._read = epoch * self._steps + first_step
             self._iterator = iter(self._dataset.skip(self._read))
@@ -190,7 +120,7 @@ class Feed(_AnyWorkerFeed):
         return epoch, first_step
 
 
-class WorkerFeed(_AnyWorkerFeed):
+class WorkerFeed(StepFeed):
     """Batches that each worker reads itself, from a function's dataset.
 
     Args:
@@ -200,16 +130,11 @@ class WorkerFeed(_AnyWorkerFeed):
       steps: int, the steps of an epoch, of all workers.
       class_weight: dict from class (int) to weight, or None.
       steps_per_execution: int, the most steps that one function runs.
-
-    Attributes:
-      element_spec: nested structure of `tf.TypeSpec`, a batch.
-      signature: None: an iterator is what is sent, and if
-        `steps_per_execution` > 1 the number of steps.
-      num_batches: int, of an epoch.
-      steps_per_execution: int.
     """
 
+    # An iterator is what is sent, and the number of steps if it may be several.
     signature = None
+    num_batches: int
 
     def __init__(
         self,
@@ -233,7 +158,6 @@ class WorkerFeed(_AnyWorkerFeed):
         return next(sent if self.steps_per_execution == 1 else sent[0])
 
     def steps_in(self, sent: Sent) -> int | tf.Tensor:
-        """The number of steps of what `epoch` yields, as Feed returns it."""
         if self.steps_per_execution == 1:
             return 1
         return int(sent[1]) if tf.executing_eagerly() else sent[1]
@@ -252,13 +176,9 @@ class WorkerFeed(_AnyWorkerFeed):
                 "datasets of all workers."
             ) from error
 
-    @staticmethod
-    def go_on(epoch: int, first_step: int) -> tuple[int, int]:
+    def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         """Each worker's data start again; returns both arguments."""
         return epoch, first_step
-
-    def tell_epoch(self, number: int) -> None:
-        """Told the number of the epoch that comes next, from 0."""
 
     def epoch(self, first_step: int = 0) -> Iterator[Sent]:
         """Yields the workers' iterator for each execution of an epoch."""

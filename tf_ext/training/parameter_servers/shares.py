@@ -7,7 +7,6 @@ takes it knows the position of that worker's data. When these have ended, the
 worker takes nothing more in the epoch.
 """
 
-import contextlib
 import functools
 import threading
 import typing
@@ -17,7 +16,7 @@ import tensorflow as tf
 
 from tf_ext._compat import clusters
 from tf_ext.distribute.cluster import cluster_of
-from tf_ext.training.feeds import Batch, Sent, Spec
+from tf_ext.training.feeds import Batch, Sent, Spec, StepFeed
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.worker_share import (
     ITERATOR,
@@ -26,7 +25,7 @@ from tf_ext.training.parameter_servers.worker_share import (
 )
 
 
-class ShareFeed:
+class ShareFeed(StepFeed):
     """Batches that each worker reads from the dataset of a function.
 
     An epoch ends when the datasets of all workers have.
@@ -37,17 +36,10 @@ class ShareFeed:
         tf.data.Dataset of batches, called for each worker.
       class_weight: dict from class (int) to weight, or None.
       steps_per_execution: int, the most steps that one function runs.
-
-    Attributes:
-      element_spec: nested structure of `tf.TypeSpec`, a batch.
-      signature: None: an iterator is what functions get.
-      num_batches: None: it is known when an epoch has ended.
-      steps_per_execution: int.
     """
 
-    signature = None
-    num_batches = None
-    explaining_errors = staticmethod(contextlib.nullcontext)
+    signature = None  # An iterator is what functions get.
+    num_batches = None  # It is known when an epoch has ended.
 
     def __init__(
         self,
@@ -145,9 +137,6 @@ class ShareFeed:
         with self._lock:
             return {*self._ended}
 
-    def tell_epoch(self, number: int) -> None:
-        """Told the number of the epoch that comes next, from 0."""
-
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         """Each worker's data start again; returns both arguments."""
         if first_step:
@@ -163,7 +152,6 @@ class ShareFeed:
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         function_for: Callable[[int], typing.Any],
     ) -> Callable[[int], typing.Any]:
-        """The function that schedules what `epoch` yields."""
         sizes = {1, self.steps_per_execution}
         whole, other = (
             clusters.traced_for_workers(
@@ -225,7 +213,6 @@ class ShareFeed:
     def made(
         self, steps: int, results: list[tf.Tensor] | None
     ) -> tuple[int, list[tf.Tensor] | None]:
-        """The steps that were made, of those wanted, and their results."""
         if not results:
             return 0, None
         *results, steps = results

@@ -21,6 +21,7 @@ from tf_ext.data.errors import naming_read_errors, reading_error
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.regimes import SynchronousRegime
+from tf_ext.training.feeds import EpochFeed, Sent
 from tf_ext.training.fit_arguments import dataset_of, makes_dataset
 from tf_ext.training.optional_batches import as_optional, with_sizes
 from tf_ext.training.synchronous.programs import SHARED
@@ -32,7 +33,7 @@ TOLD = 2
 _Policy = tf.data.experimental.AutoShardPolicy
 
 
-class SynchronousFeed:
+class SynchronousFeed(EpochFeed):
     """A worker's batches, until no worker has any left.
 
     Args:
@@ -42,10 +43,6 @@ class SynchronousFeed:
       regime: SynchronousRegime.
       is_shared: bool, whether the batches of the workers are parts of the same
         batches.
-
-    Attributes:
-      element_spec: nested structure of `tf.TypeSpec`, a batch.
-      num_batches: int, of an epoch; None if that is not known beforehand.
     """
 
     def __init__(
@@ -85,14 +82,11 @@ class SynchronousFeed:
         counts = counts.numpy().ravel()
         return int(counts.max()) if counts.min() >= 0 else None
 
-    @staticmethod
-    def steps_in(sent: typing.Any) -> int:
-        """The steps that what `epoch` yields is for: one."""
+    def steps_in(self, sent: Sent) -> int:
         del sent
         return 1
 
     def tell_epoch(self, number: int) -> None:
-        """Told the number of the epoch that comes next, from 0."""
         # With `steps`, epochs are parts of one iteration.
         if self._steps is None:
             tell_epoch(self._dataset, number)
@@ -155,15 +149,6 @@ class SynchronousFeed:
         self._told = None if self._is_last else told
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
-        """Skips what was read before a restart.
-
-        Args:
-          epoch: int, the current epoch.
-          first_step: int, the completed steps of it.
-
-        Returns:
-          `(epoch, first_step)`; of the next epoch if no data is left in this.
-        """
         self._iterator = iter(self._dataset)
         for _ in range((self._steps or 0) * epoch + first_step):
             next(self._iterator, None)
