@@ -57,7 +57,7 @@ class BatchSource(typing.NamedTuple):
     Attributes:
       given: the outputs of columns are given, by a call for each, in the order
         of tables and columns; nothing is hashed or read. None: they are not.
-      prepared: dict of `layers.prepared.Prepared` by layer, the batch of its
+      prepared: dict of `layers.pulling.Prepared` by layer, the batch of its
         next call, which takes it out: hashed, but not read.
       hashed: HashedColumns that are not among the inputs, as the layers of a
         functional model have only those that it was made with; or None.

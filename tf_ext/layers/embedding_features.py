@@ -16,12 +16,14 @@ from tf_ext.feature_column.hashed_features import identity_of
 from tf_ext.layers import clicks
 from tf_ext.layers import cvm as cvm_numbers
 from tf_ext.layers.arguments import by_table, check_shapes
-from tf_ext.layers.column_sets import ColumnSets
 from tf_ext.layers.combining import combine
 from tf_ext.layers.hashed_inputs import find_hashed, hash_inputs
-from tf_ext.layers.made_up_inputs import with_types
-from tf_ext.layers.prepared import Prepared
-from tf_ext.layers.pulling import plan_tables, pull_differentiable
+from tf_ext.layers.pulling import (
+    ColumnSets,
+    Prepared,
+    plan_tables,
+    pull_differentiable,
+)
 from tf_ext.regimes import (
     PullPlan,
     PullRequest,
@@ -235,7 +237,6 @@ class EmbeddingFeatures(keras.layers.Layer):
         insert = _as_flag(training, self.trainable)
         regime = regime_of_tables(self.tables)
         source = batch_source()
-        inputs = with_types(self._sets.columns, inputs)
         hashed = hash_inputs(
             self.name,
             self._sets.columns,
@@ -256,9 +257,9 @@ class EmbeddingFeatures(keras.layers.Layer):
                 insert is not False,
                 error,
             )
-        parts = self._sets.split(bags)
-        plans = plan_tables(self.tables, parts, its_clicks)
-        return Prepared(parts, plans, hashed.masks, error)
+        its_bags = self._sets.split(bags)
+        plans = plan_tables(self.tables, its_bags, its_clicks)
+        return Prepared(its_bags, plans, hashed.masks, error)
 
     def _take(self, give: Give, inputs: _Inputs) -> typing.Any:
         """The outputs, of embeddings that are given."""
@@ -301,8 +302,8 @@ class EmbeddingFeatures(keras.layers.Layer):
             regime, requests, self.trainable, prepared.error
         )
         return [
-            (*pulled, request.plan, part.bags)
-            for pulled, request, part in zip(rows, requests, prepared.parts)
+            (*pulled, request.plan, one.bags)
+            for pulled, request, one in zip(rows, requests, prepared.bags)
         ]
 
     def _combine(

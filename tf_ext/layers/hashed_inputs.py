@@ -4,7 +4,10 @@
 import typing
 from collections.abc import Mapping, Sequence
 
+import tensorflow as tf
+
 from tf_ext._batch_source import HashedColumns
+from tf_ext._compat.calls import is_building_by_shapes
 from tf_ext.feature_column import structure
 from tf_ext.feature_column.bags import HashedBatch, hash_batch
 from tf_ext.feature_column.column import Column
@@ -85,7 +88,40 @@ def hash_inputs(
       elsewhere: as of `find_hashed`.
       return_error: bool, as of `hash_batch`.
     """
+    inputs = _with_types(columns, inputs)
     hashed = find_hashed(layer, columns, inputs, elsewhere)
     if hashed is not None:
         return join(columns, hashed)
     return hash_batch(columns, inputs, return_error)
+
+
+def _with_types(columns: Sequence[Column], inputs: _Inputs) -> _Inputs:
+    """Gives features that Keras made up the types that columns take.
+
+    It builds a loaded model by shapes, with floats, which ids and strings are
+    not. Nothing is computed with them, so any values will do.
+    """
+    if not isinstance(inputs, Mapping):
+        return inputs
+    wrong = {
+        part.key: part.type_of_absent()
+        for column in columns
+        for part in column.parts
+        if part.boundaries is None and _is_symbolic_float(inputs.get(part.key))
+    }
+    if not wrong or not is_building_by_shapes():
+        return inputs
+    return {
+        **inputs,
+        **{key: _as(inputs[key], dtype) for key, dtype in wrong.items()},
+    }
+
+
+def _is_symbolic_float(value: typing.Any) -> bool:
+    return tf.is_symbolic_tensor(value) and value.dtype.is_floating
+
+
+def _as(value: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    if dtype == tf.string:
+        return tf.strings.as_string(value)
+    return tf.cast(value, dtype)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of pulls, and rows whose gradient goes to the tables."""
+"""From the bags of a batch to the rows of tables, whose gradient goes back."""
 
+import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext._keras import IS_KERAS_3
+from tf_ext.feature_column import Bags, bag_blocks
+from tf_ext.feature_column.column import Column
 from tf_ext.layers import clicks
-from tf_ext.layers.column_sets import Part
 from tf_ext.regimes import (
     PullPlan,
     PullRequest,
@@ -18,6 +20,149 @@ from tf_ext.regimes import (
     plan_pulls,
 )
 from tf_ext.tables.sparse_table import SparseTable
+
+
+class TableBags(typing.NamedTuple):
+    """The bags of a table's columns.
+
+    Attributes:
+      key: equal for equal bags.
+      bags: Bags.
+    """
+
+    key: tuple[int, ...]
+    bags: Bags
+
+
+class ColumnSets:
+    """Arranges the columns of several tables for one call of the hash op.
+
+    Columns are ordered by the tables they belong to, so that a table's part
+    of the hashed batch is one slice, or a few.
+
+    Args:
+      columns: a list of columns for each table.
+    """
+
+    def __init__(self, columns: Sequence[Sequence[Column]]) -> None:
+        members: dict[Column, list[int]] = {}
+        for index, its_columns in enumerate(columns):
+            for column in its_columns:
+                members.setdefault(column, []).append(index)
+        first = {column: i for i, column in enumerate(members)}
+        # Sequences are hashed apart from the others, and follow them.
+        self.columns = sorted(
+            members,
+            key=lambda c: (c.sequence is not None, members[c], first[c]),
+        )
+        place = {column: i for i, column in enumerate(self.columns)}
+        self._places = [
+            tuple(place[column] for column in its_columns)
+            for its_columns in columns
+        ]
+
+    def split(self, bags: Bags) -> list[TableBags]:
+        """The bags of each table, in the order of its columns.
+
+        Args:
+          bags: Bags of `self.columns`.
+        """
+        sets = list(dict.fromkeys(self._places))
+        weighted = [column.is_weighted for column in self.columns]
+        found = dict(zip(sets, bag_blocks.select_each(bags, weighted, sets)))
+        return [TableBags(places, found[places]) for places in self._places]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A batch of a layer, for which no row has been read.
+
+    Attributes:
+      bags: list of TableBags, one for each table.
+      plans: list of PullPlan, one for each table; tables that read the same
+        columns have one.
+      masks: dict of bool `[batch_size, length]`, by sequence.
+      error: string scalar, the error of the batch, or ""; None where it has
+        been raised already.
+    """
+
+    bags: Sequence[TableBags]
+    plans: Sequence[PullPlan]
+    masks: Mapping[Column, tf.Tensor]
+    error: tf.Tensor | None
+
+    def distinct_plans(self) -> list[PullPlan]:
+        """The plans, each once."""
+        return list(dict.fromkeys(self.plans))
+
+    def tensors(self) -> list[tf.Tensor]:
+        """What a call of the layer needs but routes, for `with_tensors`."""
+        found = [t for t in (self.error, *self.masks.values()) if t is not None]
+        for bags in dict(self.bags).values():
+            found += [bags.row_splits, bags.weights]
+        for plan in self.distinct_plans():
+            found += plan.tensors()
+        return found
+
+    def with_tensors(self, tensors: Iterable[tf.Tensor]) -> "Prepared":
+        """Another batch of the same layer, whose plans have no routes.
+
+        Args:
+          tensors: those that `tensors` returned for it.
+        """
+        rest = iter(tensors)
+        error = None if self.error is None else next(rest)
+        masks = {column: next(rest) for column in self.masks}
+        # The plans hold the distinct ones.
+        no_signs = tf.zeros([0], tf.int64)
+        bags = {
+            key: Bags(no_signs, next(rest), next(rest))
+            for key in dict(self.bags)
+        }
+        plans = {
+            plan: plan.with_tensors(rest) for plan in self.distinct_plans()
+        }
+        return Prepared(
+            [TableBags(key, bags[key]) for key, _ in self.bags],
+            [plans[plan] for plan in self.plans],
+            masks,
+            error,
+        )
+
+
+def plan_tables(
+    tables: Sequence[SparseTable],
+    bags: Sequence[TableBags],
+    its_clicks: tf.Tensor | None,
+) -> list[PullPlan]:
+    """The plans of a batch; tables that read the same columns have one.
+
+    Args:
+      tables: list of SparseTable.
+      bags: list of TableBags, one for each table.
+      its_clicks: float32 `[batch_size]`, or None.
+
+    Returns:
+      List of PullPlan, one for each table.
+    """
+    signs: dict[int, dict[typing.Any, tf.Tensor]] = {}
+    for table, one in zip(tables, bags):
+        of_columns = signs.setdefault(table.rows.num_shards, {})
+        of_columns.setdefault(one.key, one.bags.signs)
+    plans = {
+        num_shards: dict(
+            zip(of_columns, plan_pulls(list(of_columns.values()), num_shards))
+        )
+        for num_shards, of_columns in signs.items()
+    }
+    found = []
+    for table, one in zip(tables, bags):
+        plan = plans[table.rows.num_shards][one.key]
+        counts_clicks = its_clicks is not None and "click" in table.statistics
+        if counts_clicks and plan.counted is None:
+            plan.count(clicks.of_signs(its_clicks, one.bags.row_splits))
+        found.append(plan)
+    return found
 
 
 def pull_differentiable(
@@ -49,41 +194,6 @@ def pull_differentiable(
             rows = _attach_gradient(request, rows)
         pairs.append((rows, statistics))
     return pairs
-
-
-def plan_tables(
-    tables: Sequence[SparseTable],
-    parts: Sequence[Part],
-    its_clicks: tf.Tensor | None,
-) -> list[PullPlan]:
-    """The plans of a batch; tables that read the same columns have one.
-
-    Args:
-      tables: list of SparseTable.
-      parts: list of Part, one for each table.
-      its_clicks: float32 `[batch_size]`, or None.
-
-    Returns:
-      List of PullPlan, one for each table.
-    """
-    signs: dict[int, dict[typing.Any, tf.Tensor]] = {}
-    for table, part in zip(tables, parts):
-        of_columns = signs.setdefault(table.rows.num_shards, {})
-        of_columns.setdefault(part.key, part.bags.signs)
-    plans = {
-        num_shards: dict(
-            zip(of_columns, plan_pulls(list(of_columns.values()), num_shards))
-        )
-        for num_shards, of_columns in signs.items()
-    }
-    found = []
-    for table, part in zip(tables, parts):
-        plan = plans[table.rows.num_shards][part.key]
-        counts_clicks = its_clicks is not None and "click" in table.statistics
-        if counts_clicks and plan.counted is None:
-            plan.count(clicks.of_signs(its_clicks, part.bags.row_splits))
-        found.append(plan)
-    return found
 
 
 def _attach_gradient(request: PullRequest, pulled: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,7 @@ from tf_ext._batch_source import source_with
 from tf_ext._compat.models import Functional, inputs_of_only_call
 from tf_ext._keras import keras
 from tf_ext.layers import EmbeddingFeatures
-from tf_ext.layers.prepared import Prepared
+from tf_ext.layers.pulling import Prepared
 from tf_ext.layers.replaced_inputs import replaced_inputs
 from tf_ext.regimes import Carried, Route, SignExchange, SynchronousRegime
 from tf_ext.training.feeds import Spec
