@@ -74,6 +74,14 @@ class CallbackProtocolsTest(tf.test.TestCase):
         with self.assertRaisesRegex(ValueError, "at most one TableSnapshot"):
             self.fit(_Own(), _Own())
 
+    def test_is_found_in_what_keras_takes(self):
+        own = _Own()
+        for given in (own, [own], [[own]], keras.callbacks.CallbackList([own])):
+            self.assertIs(resuming_among(given), own)
+        for given in (_Own, [_Own], [[_Own]]):
+            with self.assertRaisesRegex(ValueError, "not classes"):
+                check_callbacks(given)
+
     def test_others_do_not_resume(self):
         others = [keras.callbacks.Callback(), keras.callbacks.TerminateOnNaN()]
         self.assertIsNone(resuming_among(others))
