@@ -19,7 +19,7 @@ from ops_util import named_cases
 import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.regimes import Regime
+from tf_ext.regimes.exchange import Exchange
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
@@ -155,13 +155,13 @@ class PushCountTest(tf.test.TestCase, parameterized.TestCase):
 
     def _requests(self, call):
         """The gradients in each push of the regime."""
-        pushes, push = [], Regime.push
+        pushes, push = [], Exchange.push
 
-        def counted(regime, gradients, *args):
+        def counted(exchange, gradients, *args):
             pushes.append(gradients)
-            return push(regime, gradients, *args)
+            return push(exchange, gradients, *args)
 
-        with mock.patch.object(Regime, "push", counted):
+        with mock.patch.object(Exchange, "push", counted):
             call()
         return pushes
 

@@ -55,6 +55,7 @@ _ENDS = {"programs": "_program", "cases": "_cases"}
 _ASKS_FOR_STRATEGY = re.compile(
     "collectives_of|is_parameter_server|has_strategy|get_strategy"
     "|distribute_strategy"
+    r"|type\(\w*regime|isinstance\([^)]*(?:regime|Regime)|\bregime is "
 )
 
 

@@ -17,7 +17,8 @@ from saving_util import FORMATS, TestCase, contents
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.regimes import ParameterServerRegime, Placement
+from tf_ext.regimes.parameter_servers import ServerPlacement
+from tf_ext.regimes.table_interface import ShardDevices
 
 pytestmark = [
     pytest.mark.process,
@@ -310,9 +311,9 @@ class SavingTest(_Test):
         path = tf.train.Checkpoint(table=there).write(self.path("three"))
         for servers in (1, 2):
             devices = [shard.device for shard in there.rows.shards[:servers]]
-            where = Placement(devices)
+            where = ShardDevices(devices)
             with mock.patch.object(
-                ParameterServerRegime, "placement", return_value=where
+                ServerPlacement, "shards", return_value=where
             ):
                 table = self.table("adam")
             self.assertLen(table.rows.shards, servers)

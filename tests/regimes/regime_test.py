@@ -12,6 +12,7 @@ from models.model_building import id_column, mirrored_strategy
 import tf_ext
 from tf_ext import regimes
 from tf_ext.ops.bags import bag_ops
+from tf_ext.regimes.local import LocalPlacement
 from tf_ext.regimes.plan import plan_of, plan_pull
 
 pytestmark = pytest.mark.both_kerases
@@ -28,19 +29,21 @@ class ChoiceTest(parameterized.TestCase, tf.test.TestCase):
         with strategy.scope():
             table = tf_ext.SparseTable("here", dim=1)
             regime = regimes.regime_in_scope()
-        self.assertIs(type(regime), regimes.LocalRegime)
+        self.assertIsInstance(regime.placement, LocalPlacement)
         self.assertEqual(regime.num_replicas, strategy.num_replicas_in_sync)
         self.assertIs(table.rows.regime.strategy, strategy)
         self.assertLen(table.rows.shards, 1)
 
     def test_without_a_strategy(self):
         regime = regimes.regime_in_scope()
-        self.assertIs(type(regime), regimes.LocalRegime)
-        self.assertEqual((regime.num_replicas, regime.num_processes), (1, 1))
+        self.assertIsInstance(regime.placement, LocalPlacement)
+        self.assertEqual((regime.num_replicas, regime.processes.count), (1, 1))
 
     def test_another_strategy_is_refused_by_tables_alone(self):
         strategy = tf.distribute.experimental.CentralStorageStrategy()
-        self.assertEqual(type(regimes.regime_of(strategy)), regimes.LocalRegime)
+        self.assertIsInstance(
+            regimes.regime_of(strategy).placement, LocalPlacement
+        )
         with strategy.scope():
             with self.assertRaisesRegex(
                 NotImplementedError, "do not work under CentralStorageStrategy"
@@ -95,7 +98,9 @@ class PlanTest(tf.test.TestCase):
                 loss = tf.reduce_sum(layer({"a": signs}, training=True))
             gradient = tape.gradient(loss, layer.trainable_variables)[0]
             parts = [(table, [(gradient.indices, gradient.values)])]
-            merged.extend(regimes.regime_of_tables([table]).merge(parts))
+            merged.extend(
+                regimes.regime_of_tables([table]).exchange.merge(parts)
+            )
             return gradient.values
 
         step(tf.constant([[5], [7], [5]], tf.int64))
@@ -138,7 +143,7 @@ class PlanTest(tf.test.TestCase):
     def test_eager_gradients_are_put_in_order_once(self):
         table = tf_ext.SparseTable("eager", dim=1, optimizer="sgd")
         signs = tf.constant([3, 4, 3], tf.int64)
-        [gradient] = regimes.regime_of_tables([table]).merge(
+        [gradient] = regimes.regime_of_tables([table]).exchange.merge(
             [(table, [(signs, tf.ones([3, 1]))])]
         )
         np.testing.assert_array_equal(gradient.signs, [3, 4])

@@ -39,7 +39,7 @@ class ArgumentsTest(parameterized.TestCase):
             unittest.mock.patch.object(module, "regime_of_tables") as regime,
             self.assertRaisesRegex(ValueError, "made outside of"),
         ):
-            regime.return_value.num_processes = 2
+            regime.return_value.processes.count = 2
             follow(_model(), "/nowhere")
 
 

@@ -13,7 +13,7 @@ from saving_util import TestCase
 from snapshot_util import data_files
 
 import tf_ext
-from tf_ext.regimes import LocalRegime
+from tf_ext.regimes.local import LocalPlacement
 from tf_ext.serving import export_split, read_manifest
 from tf_ext.serving.row_sources import of_snapshot
 from tf_ext.snapshot import DamagedSnapshotError, SnapshotConflictError
@@ -73,7 +73,7 @@ class SplitRowsTest(TestCase):
         table = small.table("sgd")
         table.save(self.path / "rows")
         with unittest.mock.patch.object(
-            LocalRegime,
+            LocalPlacement,
             "check_exportable",
             side_effect=ValueError("on servers"),
         ):

@@ -15,7 +15,7 @@ from tf_ext._keras import keras
 from tf_ext.analysis.results import ColumnLoss, Importance
 from tf_ext.analysis.samples import Samples, one_of
 from tf_ext.metrics import user_means
-from tf_ext.regimes import LocalRegime, regime_of_model
+from tf_ext.regimes import regime_of_model
 
 _OWNER = "column_importance"
 _SHUFFLE, _LEAVE_OUT = "shuffle", "leave_out"
@@ -113,7 +113,7 @@ def column_importance(
     """
     _check_arguments(model, method, metric, missing, repeats, seed)
     regime = regime_of_model(model)
-    if not isinstance(regime, LocalRegime):
+    if not regime.placement.has_all:
         allowed = (
             "in one process, as samples are shuffled in its memory: load it in "
             "a process without a strategy"

@@ -61,7 +61,7 @@ class ReadErrorLogs(keras.callbacks.Callback):
         """Called by Keras."""
         regime = regime_of_model(self.model)
         files: dict[str, typing.Any] = {}
-        for of_worker in regime.gather_json(self._errors.state()):
+        for of_worker in regime.processes.gather_json(self._errors.state()):
             for file, found in of_worker.items():
                 # Workers that have read the same files count the same records.
                 known = files.get(file, found)

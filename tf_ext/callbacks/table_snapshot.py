@@ -283,9 +283,9 @@ class TableSnapshot(keras.callbacks.Callback):
         if told is not None:
             return told
         regime = regime_of_tables(self.model.tables)
-        if regime.num_processes > 1:
+        if regime.processes.count > 1:
             mine = tf.constant([int(self._notice.received)], tf.int64)
-            return bool(tf.reduce_any(regime.gather(mine) > 0))
+            return bool(tf.reduce_any(regime.processes.gather(mine) > 0))
         return self._notice.received
 
     def _release_directory(self) -> None:
@@ -307,7 +307,9 @@ class TableSnapshot(keras.callbacks.Callback):
         if self.seconds is None:
             return due
         # The clock of the first worker decides for all.
-        milliseconds = regime_of_tables(self.model.tables).int_of_first(
+        milliseconds = regime_of_tables(
+            self.model.tables
+        ).processes.int_of_first(
             int(1000 * (time.monotonic() - self._saved_time))
         )
         return due or milliseconds >= 1000 * self.seconds

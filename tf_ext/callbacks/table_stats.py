@@ -138,8 +138,8 @@ class TableStats(EverySteps):
         self._note(step, stats)
         self.report = report
         # Other workers must not wait for one whose disk is full.
-        with regime.together("TableStats"):
-            if regime.rank == 0:
+        with regime.processes.together("TableStats"):
+            if regime.processes.rank == 0:
                 self._write(report, [weight_samples.add(s) for s in samples])
 
     @staticmethod
@@ -225,7 +225,7 @@ def _samples(
                 position = int(rng.integers(1, 2**63 - 1))
             weights = shard.sample(limit, position).numpy()
             mine[-1].append(weight_samples.sums_of(weights))
-    everyone = regime.gather_json(mine)
+    everyone = regime.processes.gather_json(mine)
     return [
         list(itertools.chain.from_iterable(parts))
         for parts in zip(*everyone, strict=True)

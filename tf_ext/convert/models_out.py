@@ -107,7 +107,7 @@ def model_to_keras(
             "Received: a model without one"
         )
     for table in {t.name: t for c in calls for t in c.layer.tables}.values():
-        if table.rows.regime.num_processes > 1:
+        if table.rows.regime.processes.count > 1:
             raise ValueError(
                 f"Argument `model` of {_OWNER} must have tables that one "
                 f"process has. Received: table {table.name!r} with shards in "

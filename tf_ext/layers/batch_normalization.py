@@ -201,7 +201,9 @@ class BatchNormalization(keras.layers.BatchNormalization):
     ) -> None:
         """Updates a moving average with a batch's value, unless count is 0."""
         value = tf.cast(value, average.dtype)
-        self._regime.move_average(average, value, self.momentum, count)
+        self._regime.placement.move_average(
+            average, value, self.momentum, count
+        )
 
     def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments, for Keras's savers."""

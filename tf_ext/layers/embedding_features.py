@@ -242,12 +242,12 @@ class EmbeddingFeatures(keras.layers.Layer):
             self._sets.columns,
             inputs,
             source.hashed,
-            regime.raises_together,
+            regime.exchange.raises_together,
         )
         bags = hashed.bags
-        error = hashed.error if regime.raises_together else None
+        error = hashed.error if regime.exchange.raises_together else None
         its_clicks = None
-        if self.click is not None and regime.trains and self.trainable:
+        if self.click is not None and regime.exchange.trains and self.trainable:
             others = {k: one for k, one in inputs.items() if k != self.click}
             its_clicks, error = clicks.of_batch(
                 self.click,

@@ -91,7 +91,9 @@ class InBatchSoftmax(keras.layers.Layer):
         self.temperature = float(temperature)
         self.global_negatives = global_negatives
         if global_negatives:
-            regime_in_scope().check_gathers(f"{_NAME}(global_negatives=True)")
+            regime_in_scope().exchange.check_gathers(
+                f"{_NAME}(global_negatives=True)"
+            )
         self.built = True
 
     def call(
@@ -161,7 +163,7 @@ class InBatchSoftmax(keras.layers.Layer):
             parts["bias"] = tf.math.log(probability)
         offset = tf.constant(0, tf.int64)
         if self.global_negatives:
-            gathered, offset = regime_in_scope().gather_batch(
+            gathered, offset = regime_in_scope().exchange.gather_batch(
                 list(parts.values()), f"{_NAME}(global_negatives=True)"
             )
             parts = dict(zip(parts, gathered, strict=True))

@@ -81,7 +81,7 @@ class ItemFrequency(keras.layers.Layer):
         if not is_fraction(rate):
             refuse(_NAME, "rate", "a number above 0 and at most 1", rate)
         self.num_buckets, self.rate = int(num_buckets), float(rate)
-        regime_in_scope().check_gathers(_NAME)
+        regime_in_scope().exchange.check_gathers(_NAME)
 
     def build(self, input_shape: typing.Any) -> None:
         """Makes the state."""
@@ -107,7 +107,9 @@ class ItemFrequency(keras.layers.Layer):
         codes = codes_of(_NAME, inputs)
         buckets = tf.math.floormod(_mixed(codes), self.num_buckets)
         if training:
-            [everywhere], _ = regime_in_scope().gather_batch([buckets], _NAME)
+            [everywhere], _ = regime_in_scope().exchange.gather_batch(
+                [buckets], _NAME
+            )
             self._count(everywhere)
         step = tf.maximum(tf.convert_to_tensor(self._step), 1)
         interval = _read(self._interval, buckets)

@@ -367,7 +367,7 @@ class NegativeSampler(keras.layers.Layer):
         seed = tf.stack([tf.constant(self.seed, tf.int64), step])
         context = tf.distribute.get_replica_context()
         replica = 0 if context is None else context.replica_id_in_sync_group
-        for own in (replica, regime_in_scope().rank):
+        for own in (replica, regime_in_scope().processes.rank):
             seed = tf.random.fold_in(seed, tf.cast(own, tf.int64))
         return seed
 

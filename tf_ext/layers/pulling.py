@@ -185,12 +185,12 @@ def pull_differentiable(
       `[n, s]`, without a gradient, or None where none are requested.
     """
     pairs = []
-    pulled = regime.pull(requests, error, current_step().rows_after)
+    pulled = regime.exchange.pull(requests, error, current_step().rows_after)
     for request, rows in zip(requests, pulled):
         dim, statistics = request.table.dim, None
         if request.statistics:
             rows, statistics = rows[:, :dim], rows[:, dim:]
-        if trainable and request.table.trainable and regime.trains:
+        if trainable and request.table.trainable and regime.exchange.trains:
             rows = _attach_gradient(request, rows)
         pairs.append((rows, statistics))
     return pairs

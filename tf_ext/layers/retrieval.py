@@ -235,7 +235,7 @@ class Retrieval(keras.layers.Layer):
                     "has signs, from which ids cannot be computed"
                 )
                 refuse(owner, "ids", allowed, None)
-            if not table.rows.regime.has_all:
+            if not table.rows.regime.placement.has_all:
                 allowed = "given where each worker has a part of the rows"
                 refuse(owner, "ids", allowed, None)
             signs, fields = table.export_rows()
@@ -307,7 +307,7 @@ class Retrieval(keras.layers.Layer):
         k: int | None = None,
     ) -> _Results:
         """Finds candidates; see the class."""
-        regime_in_scope().check_sizes_change(_NAME)
+        regime_in_scope().placement.check_sizes_change(_NAME)
         k = self._checked_k(k)
         queries = self._checked_queries(queries)
         embeddings = tf.convert_to_tensor(self._stored.embeddings)
@@ -411,7 +411,7 @@ class Retrieval(keras.layers.Layer):
         k: int | None = None,
     ) -> typing.Any:
         """The results' shapes for Keras 3's functional models."""
-        regime_in_scope().check_sizes_change(_NAME)
+        regime_in_scope().placement.check_sizes_change(_NAME)
         _check_vectors(_NAME, "queries", queries, self.dim)
         shape = (queries.shape[0], self._checked_k(k))
         return (

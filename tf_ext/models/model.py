@@ -304,7 +304,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         is_file = given.arguments.get("zipped") is not False and (
             given.arguments.get("save_format") in (None, "keras")
         )
-        with regime_of_model(self).file_of_all(str(filepath)) as path:
+        with regime_of_model(self).processes.file_of_all(str(filepath)) as path:
             if not is_file:
                 return save(path, *args, **kwargs)
             return save_whole(save, path, _MODEL, given)
@@ -329,7 +329,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         refuse_hdf5(filepath, _WEIGHTS)
         save = super().save_weights
         given = inspect.signature(save).bind(filepath, *args, **kwargs)
-        with regime_of_model(self).file_of_all(str(filepath)) as path:
+        with regime_of_model(self).processes.file_of_all(str(filepath)) as path:
             return save_whole(save, path, _WEIGHTS, given)
 
     def load_own_variables(self, store: typing.Any) -> None:

@@ -39,7 +39,7 @@ def print_summary(
 def _line(table: SparseTable) -> str:
     # A worker that has a part of the rows must not wait for the others, which
     # may print nothing.
-    where = "" if table.rows.regime.has_all else " in this process"
+    where = "" if table.rows.regime.placement.has_all else " in this process"
     count = sum(int(shard.size()) for shard in table.rows.shards)
     rule = type(table.optimizer).__name__
     return (

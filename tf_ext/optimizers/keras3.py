@@ -125,7 +125,7 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
         if self.built:
             return
         regime = regime_in_scope()
-        regime.check_optimizer(self)
+        regime.placement.check_optimizer(self)
         dense = [v for v in variables if shadow.table_of(v) is None]
         self._make_dynamic_scale()
         if self._steps:
@@ -141,7 +141,7 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
             tables = [shadow.table_of(v) for v in variables]
             self._table_accumulators.build([t for t in tables if t is not None])
         self.inner_optimizer.build(dense)
-        regime.make_counter_exact(self.inner_optimizer.iterations)
+        regime.placement.make_counter_exact(self.inner_optimizer.iterations)
         self._built_for.variables = list(variables)
         self._built_for.keys = dense_lib.keys_of(self.inner_optimizer, dense)
         # Skips LossScaleOptimizer, which would build the wrapped optimizer

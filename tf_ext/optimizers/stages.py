@@ -25,7 +25,6 @@ from tf_ext.optimizers import hyperparameters
 from tf_ext.optimizers.adapter import Adapter, Clipping, Rates
 from tf_ext.regimes import (
     Carried,
-    Regime,
     ReplicaWeight,
     TableGradient,
     check_finite,
@@ -33,8 +32,9 @@ from tf_ext.regimes import (
     regime_in_scope,
     regime_of_tables,
 )
+from tf_ext.regimes.exchange import Exchange
 from tf_ext.regimes.step_context import after
-from tf_ext.regimes.table_interface import Parts, Table, TableSlices
+from tf_ext.regimes.table_interface import Table, TableSlices
 from tf_ext.tables import shadow
 
 if typing.TYPE_CHECKING:
@@ -42,19 +42,23 @@ if typing.TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class DenseGradients:
-    """Gradients of variables, after their sum over replicas and workers.
+class Gradients:
+    """Gradients of a step, after their sum over replicas and workers.
 
     Attributes:
-      grads: list of tensors or `tf.IndexedSlices`, or of distributed values of
-        them where there is a strategy.
+      grads: list of tensors or `tf.IndexedSlices`, those of variables; or of
+        distributed values of them where there is a strategy.
       variables: list of Keras or TensorFlow variables.
+      tables: list of TableGradient.
+      exchange: Exchange of the tables.
       strategy: the tf.distribute.Strategy in whose cross-replica context they
         are; None where there is one replica.
     """
 
     grads: list[typing.Any]
     variables: list[typing.Any]
+    tables: Sequence[TableGradient]
+    exchange: Exchange
     strategy: tf.distribute.Strategy | None = None
 
     def of_first_replica(self) -> list[typing.Any]:
@@ -66,8 +70,8 @@ class DenseGradients:
 
     def map(
         self, function: Callable[..., typing.Any], *args: typing.Any
-    ) -> "DenseGradients":
-        """The gradients after `function(list of gradients, *args)`."""
+    ) -> "Gradients":
+        """With `function(list of gradients, *args)` for those of variables."""
         if not self.grads:
             return self
         if self.strategy is None:
@@ -77,6 +81,19 @@ class DenseGradients:
                 function, args=(self.grads, *args)
             )
         return dataclasses.replace(self, grads=grads)
+
+    def map_tables(
+        self, function: Callable[[TableGradient], tf.Tensor]
+    ) -> "Gradients":
+        """With `function(gradient)` for the values of each table's."""
+        tables = [t._replace(values=function(t)) for t in self.tables]
+        return dataclasses.replace(self, tables=tables)
+
+    def scaled(self, factor: tf.Tensor) -> "Gradients":
+        """All of them times a scalar."""
+        return self.map(scale, factor).map_tables(
+            lambda t: t.values * tf.cast(factor, t.values.dtype)
+        )
 
     def apply(self, adapter: Adapter) -> None:
         """Updates the variables on all replicas."""
@@ -110,12 +127,15 @@ def run(
     step = current_step()
     with after(grads):
         dense, variables, slices = split(grads, variables)
-        if not regime_in_scope().merges_replicas:
-            tables = merge([(t, [(g.indices, g.values)]) for t, g in slices])
-            gradients = DenseGradients(dense, variables)
+        if not regime_in_scope().exchange.merges_replicas:
+            exchange = _exchange_of([table for table, _ in slices])
+            tables = exchange.merge(
+                [(t, [(g.indices, g.values)]) for t, g in slices]
+            )
+            gradients = Gradients(dense, variables, tables, exchange)
             step.update(
                 [dense, [table.values for table in tables]],
-                lambda _: _update_or_skip(adapter, gradients, tables),
+                lambda _: _update_or_skip(adapter, gradients),
             )
         else:
             step.update(
@@ -199,22 +219,9 @@ def _as_slices(
 # Merge.
 
 
-def merge(parts: Parts) -> list[TableGradient]:
-    """Sums gradients by sign for each table, over layers, calls, replicas.
-
-    Args:
-      parts: list of `(table, [(indices, values [n, dim]), ...])`, of slices.
-
-    Returns:
-      List of TableGradient.
-    """
-    return regime_of_tables([table for table, _ in parts]).merge(parts)
-
-
-def _regime_of(parts: Parts) -> Regime:
-    if not parts:
-        return regime_in_scope()
-    return regime_of_tables([table for table, _ in parts])
+def _exchange_of(tables: Sequence[Table]) -> Exchange:
+    regime = regime_of_tables(tables) if tables else regime_in_scope()
+    return regime.exchange
 
 
 def _merge_replicas(
@@ -227,8 +234,9 @@ def _merge_replicas(
     carried: Sequence[Carried],
 ) -> None:
     """Continues with the sums over replicas, of all workers."""
+    exchange = _exchange_of([table for table, _ in slices])
     if not summed:
-        dense, slices = regime_in_scope().sum_gradients(dense, slices, weight)
+        dense, slices = exchange.sum_gradients(dense, slices, weight)
 
     def together(
         strategy: tf.distribute.Strategy,
@@ -244,19 +252,17 @@ def _merge_replicas(
             for (table, _), i, v in zip(slices, indices, values)
         ]
         if summed:
-            tables = _regime_of(parts).merge_summed(parts)
+            tables = exchange.merge_summed(parts)
         else:
-            dense, tables = _regime_of(parts).merge_beside(
-                dense, parts, carried
-            )
-        gradients = DenseGradients(dense, variables, strategy)
+            dense, tables = exchange.merge_beside(dense, parts, carried)
+        gradients = Gradients(dense, variables, tables, exchange, strategy)
         checks = []
         if not adapter.skips_nonfinite:
             # An error must not end a sum over workers that is under way.
             with tf.control_dependencies(_values(gradients.of_first_replica())):
                 checks = check_finite(tables)
         with tf.control_dependencies(checks):
-            _update_or_skip(adapter, gradients, tables)
+            _update_or_skip(adapter, gradients)
 
     indices = [g.indices for _, g in slices]
     values = [g.values for _, g in slices]
@@ -269,22 +275,14 @@ def _merge_replicas(
 # Finite.
 
 
-def _update_or_skip(
-    adapter: Adapter, dense: DenseGradients, tables: Sequence[TableGradient]
-) -> None:
-    """Runs the rest of the step, unless it is skipped.
-
-    Args:
-      adapter: Adapter.
-      dense: DenseGradients.
-      tables: list of TableGradient.
-    """
+def _update_or_skip(adapter: Adapter, gradients: Gradients) -> None:
+    """Runs the rest of the step, unless it is skipped."""
     if not adapter.skips_nonfinite:
-        _update(adapter, dense, tables)
+        _update(adapter, gradients)
         return
 
     def apply() -> tf.Tensor:
-        _update(adapter, dense, tables)
+        _update(adapter, gradients)
         adapter.after_update()
         return tf.constant(0)
 
@@ -292,7 +290,8 @@ def _update_or_skip(
         adapter.after_skip()
         return tf.constant(0)
 
-    tf.cond(all_finite(dense.of_first_replica(), tables), apply, skip)
+    finite = all_finite(gradients.of_first_replica(), gradients.tables)
+    tf.cond(finite, apply, skip)
 
 
 def all_finite(
@@ -310,15 +309,13 @@ def _values(dense: Sequence[typing.Any]) -> list[tf.Tensor]:
     return [g.values if isinstance(g, tf.IndexedSlices) else g for g in dense]
 
 
-def _update(
-    adapter: Adapter, dense: DenseGradients, tables: Sequence[TableGradient]
-) -> None:
+def _update(adapter: Adapter, gradients: Gradients) -> None:
     steps = adapter.accumulation and adapter.accumulation.steps
-    dense, tables = _unscale(adapter.loss_scale(), steps, dense, tables)
+    gradients = _unscale(adapter.loss_scale(), steps, gradients)
     if steps:
-        _accumulate(adapter, dense, tables)
+        _accumulate(adapter, gradients)
     else:
-        _apply(adapter, dense, tables)
+        _apply(adapter, gradients)
 
 
 # Unscale.
@@ -327,26 +324,21 @@ def _update(
 def _unscale(
     loss_scale: float | tf.Tensor | None,
     steps: int | None,
-    dense: DenseGradients,
-    tables: Sequence[TableGradient],
-) -> tuple[DenseGradients, Sequence[TableGradient]]:
+    gradients: Gradients,
+) -> Gradients:
     """Gradients divided by the loss scale and the number of micro-steps.
 
     Args:
       loss_scale: float, scalar tensor or None.
       steps: int, how many gradients are added up for a mean; or None.
-      dense: DenseGradients.
-      tables: list of TableGradient.
-
-    Returns:
-      `(dense, tables)`.
+      gradients: Gradients.
     """
     if loss_scale is None and not steps:
-        return dense, tables
+        return gradients
     factor = 1.0 if loss_scale is None else 1.0 / loss_scale
     if steps:
         factor = tf.cast(factor, tf.float32) / steps
-    return dense.map(scale, factor), _scale_tables(tables, factor)
+    return gradients.scaled(factor)
 
 
 def scale(grads: Sequence[typing.Any], factor: tf.Tensor) -> list[typing.Any]:
@@ -354,15 +346,6 @@ def scale(grads: Sequence[typing.Any], factor: tf.Tensor) -> list[typing.Any]:
     return [
         map_values(lambda v: v * tf.cast(factor, v.dtype), grad)
         for grad in grads
-    ]
-
-
-def _scale_tables(
-    tables: Sequence[TableGradient], factor: tf.Tensor
-) -> list[TableGradient]:
-    return [
-        t._replace(values=t.values * tf.cast(factor, t.values.dtype))
-        for t in tables
     ]
 
 
@@ -381,17 +364,18 @@ def map_values(
 # Accumulate.
 
 
-def _accumulate(
-    adapter: Adapter, dense: DenseGradients, tables: Sequence[TableGradient]
-) -> None:
+def _accumulate(adapter: Adapter, gradients: Gradients) -> None:
     """Adds a micro-step, and continues with the sums if it is the last one."""
-    accumulation = adapter.accumulation
-    accumulation.add(dense.grads, dense.variables, tables)
+    accumulation, variables = adapter.accumulation, gradients.variables
+    accumulation.add(gradients.grads, variables, gradients.tables)
 
     def whole_step() -> tf.Tensor:
-        grads, tables = accumulation.sums(dense.variables)
-        _apply(adapter, dataclasses.replace(dense, grads=grads), tables)
-        accumulation.clear(dense.variables)
+        grads, tables = accumulation.sums(variables)
+        _apply(
+            adapter,
+            dataclasses.replace(gradients, grads=grads, tables=tables),
+        )
+        accumulation.clear(variables)
         return tf.constant(0)
 
     def wait() -> tf.Tensor:
@@ -401,55 +385,46 @@ def _accumulate(
     tf.cond(accumulation.is_complete(), whole_step, wait)
 
 
-def _apply(
-    adapter: Adapter, dense: DenseGradients, tables: Sequence[TableGradient]
-) -> None:
-    dense, tables = _clip(adapter.clipping, dense, tables)
-    push(tables, adapter.rates())
-    dense.apply(adapter)
+def _apply(adapter: Adapter, gradients: Gradients) -> None:
+    gradients = _clip(adapter.clipping, gradients)
+    _push(gradients, adapter.rates())
+    gradients.apply(adapter)
 
 
 # Clip.
 
 
-def _clip(
-    clipping: Clipping, dense: DenseGradients, tables: Sequence[TableGradient]
-) -> tuple[DenseGradients, Sequence[TableGradient]]:
+def _clip(clipping: Clipping, gradients: Gradients) -> Gradients:
     """Clips gradients of variables and tables together.
 
     Args:
       clipping: Clipping; at most one is set, with Keras's meaning.
-      dense: DenseGradients.
-      tables: list of TableGradient.
-
-    Returns:
-      `(dense, tables)`.
+      gradients: Gradients.
     """
+    tables = gradients.tables
     if clipping.global_clipnorm:
         limit = clipping.global_clipnorm
-        first = dense.of_first_replica()
+        first = gradients.of_first_replica()
         norms = [tf.linalg.global_norm(first)] if first else []
         if tables:
-            norms.append(tf.sqrt(tf.reduce_sum(_square_sums(tables))))
+            norms.append(tf.sqrt(tf.reduce_sum(_square_sums(gradients))))
         factor = limit / tf.maximum(tf.linalg.global_norm(norms), limit)
-        return dense.map(scale, factor), _scale_tables(tables, factor)
+        return gradients.scaled(factor)
     if clipping.clipnorm:
         limit = clipping.clipnorm
         if tables:
-            norms = tf.unstack(tf.sqrt(_square_sums(tables)), len(tables))
-            tables = [
-                t._replace(values=t.values * (limit / tf.maximum(norm, limit)))
-                for t, norm in zip(tables, norms)
-            ]
-        return dense.map(_clip_norms, limit), tables
+            sums = _square_sums(gradients)
+            norms = iter(tf.unstack(tf.sqrt(sums), len(tables)))
+            gradients = gradients.map_tables(
+                lambda t: t.values * (limit / tf.maximum(next(norms), limit))
+            )
+        return gradients.map(_clip_norms, limit)
     if clipping.clipvalue:
         limit = clipping.clipvalue
-        tables = [
-            t._replace(values=tf.clip_by_value(t.values, -limit, limit))
-            for t in tables
-        ]
-        return dense.map(_clip_values, limit), tables
-    return dense, tables
+        return gradients.map_tables(
+            lambda t: tf.clip_by_value(t.values, -limit, limit)
+        ).map(_clip_values, limit)
+    return gradients
 
 
 def _clip_norms(grads: Sequence[typing.Any], limit: float) -> list[typing.Any]:
@@ -463,46 +438,29 @@ def _clip_values(grads: Sequence[typing.Any], limit: float) -> list[typing.Any]:
     ]
 
 
-def _square_sums(tables: Sequence[TableGradient]) -> tf.Tensor:
-    """The squared norm of each table's gradient: float32 `[len(tables)]`."""
-    sums = [tf.reduce_sum(tf.square(t.values)) for t in tables]
-    return _regime(tables).sum(tf.cast(tf.stack(sums), tf.float32))
+def _square_sums(gradients: Gradients) -> tf.Tensor:
+    """The squared norm of each table's gradient: float32 `[tables]`."""
+    sums = [tf.reduce_sum(tf.square(t.values)) for t in gradients.tables]
+    return gradients.exchange.sum(tf.cast(tf.stack(sums), tf.float32))
 
 
 # Push.
 
 
-def push(tables: Sequence[TableGradient], rates: Rates) -> tf.Tensor:
-    """Pushes to each table once.
-
-    Args:
-      tables: list of TableGradient.
-      rates: Rates.
-
-    Returns:
-      int64 scalar tensor, rows updated. Use it: the graph optimizer may drop
-      operations whose results are not used.
-    """
-    if not tables:
-        return tf.constant(0, tf.int64)
-    gradients = [
-        one._replace(values=tf.cast(one.values, tf.float32)) for one in tables
+def _push(gradients: Gradients, rates: Rates) -> None:
+    """Pushes to each table once."""
+    if not gradients.tables:
+        return
+    tables = [
+        one._replace(values=tf.cast(one.values, tf.float32))
+        for one in gradients.tables
     ]
     rules = [typing.cast("SparseTable", one.table).optimizer for one in tables]
-    updated = _regime(tables).push(
-        gradients,
+    # The time that all workers agree on; None if they need none.
+    times = (one.time for one in tables)
+    gradients.exchange.push(
+        tables,
         hyperparameters.current(rules, rates),
         tf.cast(rates.iterations, tf.int64) + 1,
-        _time(tables),
+        next((time for time in times if time is not None), None),
     )
-    return tf.reduce_sum(updated)
-
-
-def _time(tables: Sequence[TableGradient]) -> tf.Tensor | None:
-    """The time of a step that all workers agree on; None if they need none."""
-    times = (gradient.time for gradient in tables)
-    return next((time for time in times if time is not None), None)
-
-
-def _regime(tables: Sequence[TableGradient]) -> Regime:
-    return regime_of_tables([gradient.table for gradient in tables])

@@ -170,7 +170,7 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
                 "apply_gradients() must be called in a replica context."
             )
         with tf.name_scope(name or self.name):
-            regime_in_scope().check_fit(model_in_fit)
+            regime_in_scope().exchange.check_fit(model_in_fit)
             stages.run(
                 _Adapter(self), grads, variables, skip_gradients_aggregation
             )
@@ -196,7 +196,7 @@ class TfKerasOptimizer(keras.optimizers.Optimizer):
         if context is None or context.num_replicas_in_sync == 1:
             return grads_and_vars
         dense, variables, slices = stages.split(*zip(*grads_and_vars))
-        dense, slices = regime_in_scope().sum_everywhere(
+        dense, slices = regime_in_scope().exchange.sum_everywhere(
             dense, slices, current_step().weight
         )
         shadows = [

@@ -75,8 +75,8 @@ def claim(root: str, model: keras.Model) -> Claim | None:
       The Claim on the first worker, None on others.
     """
     regime = regime_of_tables(model.tables)
-    with regime.together(f"Claiming {root}"):
-        if regime.rank != 0:
+    with regime.processes.together(f"Claiming {root}"):
+        if regime.processes.rank != 0:
             return None
         storage_of(root).make_directory(root)
         taken = Claim(root, f"Writing recovery points in {root}")
@@ -104,7 +104,7 @@ def write(
     """
     what = f"Saving the recovery point {point.path}"
     regime = regime_of_tables(model.tables)
-    with regime.together(what):
+    with regime.processes.together(what):
         if claim is not None:
             with claim.held():
                 storage_of(point.path).make_directory(point.path)
@@ -112,13 +112,13 @@ def write(
                     tf.io.gfile.remove(posixpath.join(point.path, NAME))
     tables = []
     for index, table in enumerate(model.tables):
-        with regime.together(what):
+        with regime.processes.together(what):
             # The table's directory may belong to the other process as well.
             if claim is not None:
                 claim.check()
         manifest = save_table(index, table, table_path(point.path, index))
         tables.append({"label": table.name, "id": manifest.id})
-    with regime.together(what):
+    with regime.processes.together(what):
         if claim is not None:
             with claim.held():
                 _write_state(point, model, tables)

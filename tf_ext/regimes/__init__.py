@@ -13,8 +13,7 @@ from tf_ext.regimes.choice import (
     regime_of_tables,
 )
 from tf_ext.regimes.gradients import TableGradient, check_finite
-from tf_ext.regimes.local import LocalRegime
-from tf_ext.regimes.parameter_servers import ParameterServerRegime
+from tf_ext.regimes.local import local_regime
 from tf_ext.regimes.piggyback import Carried
 from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pull, plan_pulls
 from tf_ext.regimes.regime import Regime
@@ -34,14 +33,10 @@ from tf_ext.regimes.step_context import (
     step_with,
 )
 from tf_ext.regimes.synchronous import SynchronousRegime
-from tf_ext.regimes.table_interface import Placement
 
 __all__ = [
     "Carried",
     "Hyperparameters",
-    "LocalRegime",
-    "ParameterServerRegime",
-    "Placement",
     "PullPlan",
     "PullRequest",
     "Regime",
@@ -55,6 +50,7 @@ __all__ = [
     "check_finite",
     "current_step",
     "library_step",
+    "local_regime",
     "losses_of_layers",
     "plan_pull",
     "plan_pulls",

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import clock, piggyback, shard_ops
+from tf_ext.regimes.exchange import Exchange
 from tf_ext.regimes.gradients import TableGradient, from_slices
 from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pulls
 from tf_ext.regimes.sign_exchange import Route, SignExchange
@@ -40,14 +41,20 @@ class _Sum(typing.NamedTuple):
     ways: Sequence[Route]
 
 
-class AllToAll:
+class AllToAll(Exchange):
     """Rows, or gradients, of all tables in one buffer for each worker.
 
     Args:
       workers: `tf_ext.distribute.collectives.Collectives`.
+      strategy: the strategy of these workers.
     """
 
-    def __init__(self, workers: Collectives) -> None:
+    def __init__(
+        self,
+        workers: Collectives,
+        strategy: tf.distribute.Strategy | None = None,
+    ) -> None:
+        super().__init__(strategy)
         self.workers = workers
 
     def pull(
@@ -194,7 +201,7 @@ class AllToAll:
 
         Args:
           gradients: list of TableGradient of signs that this worker owns.
-          hyperparameters: as of Regime, like the following.
+          hyperparameters: as in the base class, like the following.
           step: int64 scalar.
           time: int64 scalar.
         """

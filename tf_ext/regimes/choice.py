@@ -9,11 +9,11 @@ from tf_ext._batch_source import batch_source
 from tf_ext._keras import keras
 from tf_ext.distribute.cluster import is_parameter_server
 from tf_ext.distribute.collectives import collectives_of
-from tf_ext.regimes.local import LocalRegime
-from tf_ext.regimes.parameter_servers import ParameterServerRegime
+from tf_ext.regimes.local import local_regime
+from tf_ext.regimes.parameter_servers import server_regime
 from tf_ext.regimes.regime import Regime
-from tf_ext.regimes.stock import StockRegime
-from tf_ext.regimes.synchronous import SynchronousRegime
+from tf_ext.regimes.stock import stock_regime
+from tf_ext.regimes.synchronous import synchronous_regime
 from tf_ext.regimes.table_interface import Table
 
 
@@ -30,17 +30,17 @@ def regime_of(strategy: tf.distribute.Strategy | None) -> Regime:
       NotImplementedError: workers with several replicas.
     """
     if is_parameter_server(strategy):
-        return ParameterServerRegime(strategy)
+        return server_regime(strategy)
     workers = collectives_of(strategy)
     if workers is not None:
-        return SynchronousRegime(strategy, workers)
-    return LocalRegime(strategy)
+        return synchronous_regime(strategy, workers)
+    return local_regime(strategy)
 
 
 def regime_in_scope() -> Regime:
     """The regime of the strategy in whose scope, or step, the caller is."""
     if not tf.distribute.has_strategy():
-        return LocalRegime()
+        return local_regime()
     return regime_of(tf.distribute.get_strategy())
 
 
@@ -62,14 +62,15 @@ def regime_of_tables(tables: Sequence[Table]) -> Regime:
     """
     lookup = batch_source().lookup
     if lookup is not None:
-        return StockRegime(lookup)
+        return stock_regime(lookup)
     if not tables:
-        return LocalRegime()
+        return local_regime()
     here = regime_in_scope()
     regime = tables[0].rows.regime
+    workers = regime.processes.workers
     for table in tables:
-        here.check_table(table)
-        if table.rows.regime.workers is not regime.workers:
+        here.placement.check_table(table)
+        if table.rows.regime.processes.workers is not workers:
             raise ValueError(
                 "The tables of a model must be made under one strategy. "
                 f"Received: {tables[0].name!r} and {table.name!r}, made under "

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.ops.exchange import exchange_ops
-from tf_ext.regimes import counted_signs, shard_ops
+from tf_ext.regimes import counted_signs
 from tf_ext.regimes.plan import PullPlan, plan_of, plan_pull
 from tf_ext.regimes.table_interface import Slices, Table, TableSlices
 
@@ -162,38 +162,6 @@ def gather_slices(slices: TableSlices) -> TableSlices:
         ),
     )
     return [(t, g) for (t, _), g in zip(slices, gathered)]
-
-
-def row_updates(
-    gradients: Sequence[TableGradient],
-) -> list[shard_ops.RowsUpdate]:
-    """What each gradient does to all shards of its table."""
-    updates = []
-    for gradient in gradients:
-        rows = gradient.table.rows
-        gradient, split_sizes = _by_shard(gradient, rows.num_shards)
-        updates.append(
-            shard_ops.RowsUpdate(
-                rows,
-                gradient.signs,
-                split_sizes,
-                gradient.values,
-                gradient.statistics,
-            )
-        )
-    return updates
-
-
-def _by_shard(
-    gradient: TableGradient, num_shards: int
-) -> tuple[TableGradient, tf.Tensor | None]:
-    """`(gradient, split_sizes)` in the order of the shards."""
-    if num_shards == 1:
-        return gradient, None
-    plan = gradient.plan
-    if plan is None or plan.num_shards != num_shards:
-        gradient = gradient.summed_by_sign(num_shards)
-    return gradient, typing.cast(PullPlan, gradient.plan).split_sizes
 
 
 def check_finite(gradients: Sequence[TableGradient]) -> list[tf.Tensor]:

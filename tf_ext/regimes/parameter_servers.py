@@ -13,40 +13,29 @@ from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.strategy import check_cluster, table_owner
 from tf_ext.ops.passes.bundle_ops import next_stage
+from tf_ext.regimes.exchange import Exchange
+from tf_ext.regimes.placement import CheckedOptimizer, Placement
 from tf_ext.regimes.plan import PullRequest
-from tf_ext.regimes.regime import CheckedOptimizer, Regime
-from tf_ext.regimes.table_interface import Placement, Table
+from tf_ext.regimes.processes import Processes
+from tf_ext.regimes.regime import Regime
+from tf_ext.regimes.table_interface import ShardDevices, Table
 
 
-class ParameterServerRegime(Regime):
+class ServerPlacement(Placement):
     """A shard of each table on each server, accessed by ops on its device.
 
-    Only the inputs and outputs of those ops are sent: signs and rows, signs and
-    gradients. This process is the coordinator, and reaches all shards.
+    This process is the coordinator, and reaches all shards.
     """
 
     strategy: tf.distribute.ParameterServerStrategy
 
     has_all = False
 
-    def pull(
-        self,
-        requests: Sequence[PullRequest],
-        error: tf.Tensor | None = None,
-        after: Sequence[tf.Tensor] = (),
-    ) -> list[tf.Tensor]:
-        """As in Regime; rows that have come wait for tensors on the worker."""
-        rows = super().pull(requests, error)
-        if not after:
-            return rows
-        with tf.control_dependencies(after):
-            return next_stage(rows)
-
-    def placement(self) -> Placement:
+    def shards(self) -> ShardDevices:
         """A shard on the CPU of each server."""
         check_cluster(self.strategy)
         servers = task_addresses(cluster_of(self.strategy), ["ps"])
-        return Placement(
+        return ShardDevices(
             [f"{server}/device:CPU:0" for server in servers],
             table_owner(self.strategy),
         )
@@ -63,15 +52,6 @@ class ParameterServerRegime(Regime):
     def check_optimizer(self, optimizer: CheckedOptimizer) -> None:
         """Raises ValueError for options that need the steps of all workers."""
         optimizer.check_for_servers()
-
-    def check_gathers(self, what: str) -> None:
-        """Raises NotImplementedError: workers do not wait for each other."""
-        raise NotImplementedError(
-            f"{what} does not work under ParameterServerStrategy, whose "
-            "workers do not wait for each other: none of them knows the whole "
-            "batch. Use probabilities that are known before training, and the "
-            "negatives of each worker's own batch."
-        )
 
     def check_sizes_change(self, what: str) -> None:
         """Raises NotImplementedError: workers would crash."""
@@ -126,3 +106,47 @@ class ParameterServerRegime(Regime):
                     delta=-rate * value,
                     use_locking=True,
                 )
+
+
+class ServerExchange(Exchange):
+    """The exchange by ops on the servers.
+
+    Only their inputs and outputs are sent: signs and rows, signs and gradients.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        super().__init__(strategy)
+        self.merges_replicas = self.num_replicas > 1
+
+    def pull(
+        self,
+        requests: Sequence[PullRequest],
+        error: tf.Tensor | None = None,
+        after: Sequence[tf.Tensor] = (),
+    ) -> list[tf.Tensor]:
+        """As in the base class; the worker has rows that have come wait."""
+        rows = super().pull(requests, error)
+        if not after:
+            return rows
+        with tf.control_dependencies(after):
+            return next_stage(rows)
+
+    def check_gathers(self, what: str) -> None:
+        """Raises NotImplementedError: workers do not wait for each other."""
+        raise NotImplementedError(
+            f"{what} does not work under ParameterServerStrategy, whose "
+            "workers do not wait for each other: none of them knows the whole "
+            "batch. Use probabilities that are known before training, and the "
+            "negatives of each worker's own batch."
+        )
+
+
+def server_regime(strategy: tf.distribute.ParameterServerStrategy) -> Regime:
+    """The regime of a ParameterServerStrategy."""
+    return Regime(
+        "parameter_servers",
+        strategy,
+        ServerPlacement(strategy),
+        ServerExchange(strategy),
+        Processes(),
+    )

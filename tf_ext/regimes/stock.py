@@ -6,11 +6,14 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tf_ext._batch_source import Lookup
+from tf_ext.regimes.exchange import Exchange
+from tf_ext.regimes.placement import Placement
 from tf_ext.regimes.plan import PullRequest
+from tf_ext.regimes.processes import Processes
 from tf_ext.regimes.regime import Regime
 
 
-class StockRegime(Regime):
+class StockExchange(Exchange):
     """Rows come from what was put in the tables' place.
 
     Args:
@@ -35,3 +38,10 @@ class StockRegime(Regime):
             self._lookup(table, plan.signs, statistics)
             for table, plan, _, statistics in requests
         ]
+
+
+def stock_regime(lookup: Lookup) -> Regime:
+    """The regime of what is traced with `lookup` in the tables' place."""
+    return Regime(
+        "keras", None, Placement(), StockExchange(lookup), Processes()
+    )

@@ -22,6 +22,8 @@ from tf_ext.regimes.all_to_all import AllToAll
 from tf_ext.regimes.gathering import gathered_chunks
 from tf_ext.regimes.gradients import TableGradient, from_slices, to_indices
 from tf_ext.regimes.piggyback import Carried
+from tf_ext.regimes.placement import Placement
+from tf_ext.regimes.processes import Processes
 from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.replica_weights import ReplicaWeight, weighted
 from tf_ext.regimes.table_interface import (
@@ -29,7 +31,7 @@ from tf_ext.regimes.table_interface import (
     Exports,
     Field,
     Parts,
-    Placement,
+    ShardDevices,
     Table,
     TableSlices,
 )
@@ -39,42 +41,45 @@ _T = typing.TypeVar("_T")
 _FILES = (".h5", ".keras")
 
 
-class SynchronousRegime(AllToAll, Regime):
-    """Workers of a MultiWorkerMirroredStrategy, with a replica each.
-
-    All of them make the same calls in the same order.
+class WorkerPlacement(Placement):
+    """A shard of each table on each worker.
 
     Args:
-      strategy: the strategy, of several workers.
+      strategy: a MultiWorkerMirroredStrategy of several workers.
       workers: its Collectives.
     """
 
-    strategy: tf.distribute.Strategy
-    workers: Collectives
-
-    raises_together = True
     has_all = False
 
     def __init__(
         self, strategy: tf.distribute.Strategy, workers: Collectives
     ) -> None:
-        Regime.__init__(self, strategy)
-        AllToAll.__init__(self, workers)
-        self.num_processes = workers.size
-        self.rank = workers.rank
+        super().__init__(strategy)
+        self._workers = workers
 
-    def placement(self) -> Placement:
+    def shards(self) -> ShardDevices:
         """The shard of this worker's rank."""
-        return Placement([self.workers.device])
+        return ShardDevices([self._workers.device])
 
     def check_table(self, table: Table) -> None:
         """Raises ValueError if a table has no shard in the other workers."""
-        if table.rows.regime.workers is not self.workers:
+        if table.rows.regime.processes.workers is not self._workers:
             raise self._made_outside(table)
 
     def check_exportable(self, label: str) -> None:
         """Raises ValueError: no worker has all rows."""
         raise self._unexportable(label, "spread over workers")
+
+
+class WorkerExchange(AllToAll):
+    """The exchange between workers, with a replica each.
+
+    All of them make the same calls in the same order.
+    """
+
+    strategy: tf.distribute.Strategy
+
+    raises_together = True
 
     def sum_gradients(
         self,
@@ -185,7 +190,7 @@ class SynchronousRegime(AllToAll, Regime):
         records = any(t.table.rows.records_seconds for t in sums)
         if records:
             mine.append(clock.seconds())
-        everywhere = self.gather(tf.stack(mine))
+        everywhere = self.workers.gather(tf.stack(mine))
         finite = tf.equal(tf.reduce_max(everywhere[:, 0]), 0)
         time = everywhere[0, 1] if records else None
         return [t._replace(finite=finite, time=time) for t in sums]
@@ -205,11 +210,30 @@ class SynchronousRegime(AllToAll, Regime):
 
     def total(self, number: tf.Tensor) -> tf.Tensor:
         """As in the base class, by tf_ext's collectives."""
-        return tf.reduce_sum(self.gather(number[tf.newaxis]))
+        return tf.reduce_sum(self.workers.gather(number[tf.newaxis]))
 
     def raise_error(self, error: tf.Tensor) -> tf.Tensor:
         """As in the base class, while no collective is under way."""
         return self.workers.raise_error(error)
+
+
+class WorkerProcesses(Processes):
+    """The workers, which make the same calls in the same order.
+
+    Args:
+      strategy: a MultiWorkerMirroredStrategy of several workers.
+      workers: its Collectives.
+    """
+
+    workers: Collectives
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, workers: Collectives
+    ) -> None:
+        self._strategy = strategy
+        self.workers = workers
+        self.count = workers.size
+        self.rank = workers.rank
 
     def gather(self, values: tf.Tensor) -> tf.Tensor:
         """Gathers values of all workers; also in a graph."""
@@ -254,7 +278,7 @@ class SynchronousRegime(AllToAll, Regime):
                 # Of a schedule without `get_config`, which trains all the same.
                 mine = {}
             found = self.gather_json(mine)
-        tasks, _ = worker_tasks(self.strategy)
+        tasks, _ = worker_tasks(self._strategy)
         text = agreement.differences(found, [task_name(*t) for t in tasks])
         if text:
             raise ValueError(
@@ -306,7 +330,7 @@ class SynchronousRegime(AllToAll, Regime):
     ) -> Generator[Chunk, None, None]:
         """Rows of all workers, brought to the first a chunk at a time."""
         # The chunks of all workers arrive together.
-        limit = max(1, limit // self.num_processes)
+        limit = max(1, limit // self.count)
         return gathered_chunks(self.workers, shards[0], fields, limit)
 
     def checkpoint_part(
@@ -324,6 +348,32 @@ class SynchronousRegime(AllToAll, Regime):
             field.name: tf.concat([v[field.name] for _, v in chunks], 0)
             for field in fields
         }
+
+
+class SynchronousRegime(Regime):
+    """The regime of several workers; see `synchronous_regime`."""
+
+    strategy: tf.distribute.Strategy
+    exchange: WorkerExchange
+    processes: WorkerProcesses
+
+
+def synchronous_regime(
+    strategy: tf.distribute.Strategy, workers: Collectives
+) -> SynchronousRegime:
+    """The regime of a MultiWorkerMirroredStrategy of several workers.
+
+    Args:
+      strategy: the strategy, with one replica in each worker.
+      workers: its Collectives.
+    """
+    return SynchronousRegime(
+        "synchronous",
+        strategy,
+        WorkerPlacement(strategy, workers),
+        WorkerExchange(workers, strategy),
+        WorkerProcesses(strategy, workers),
+    )
 
 
 def _check_model(model: keras.Model | None) -> None:

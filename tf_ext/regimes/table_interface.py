@@ -20,7 +20,7 @@ Chunk: typing.TypeAlias = tuple[
 """Rows outside of TensorFlow: `(signs [n], {field: [n, count]})`."""
 
 
-class Placement(typing.NamedTuple):
+class ShardDevices(typing.NamedTuple):
     """Where the shards of a table are.
 
     Attributes:
@@ -128,4 +128,4 @@ Slices: typing.TypeAlias = Sequence[tuple[tf.Tensor, tf.Tensor]]
 """`(indices, values [n, dim])` of each of a table's gradients."""
 
 Parts: typing.TypeAlias = Sequence[tuple[Table, Slices]]
-"""The gradients of each table, which `Regime.merge` sums."""
+"""The gradients of each table, which `Exchange.merge` sums."""

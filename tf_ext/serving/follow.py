@@ -142,7 +142,7 @@ def check_model(function: str, model: keras.Model) -> None:
     tables = tables_of(model)
     if not tables:
         refuse(function, "model", "a built model with tables", model)
-    if regime_of_tables(tables).num_processes > 1:
+    if regime_of_tables(tables).processes.count > 1:
         allowed = (
             "made outside of the scope of MultiWorkerMirroredStrategy, whose "
             "workers each have only a part of the rows"

@@ -164,7 +164,7 @@ def _sources(
             )
     for one in tables:
         if one.table.name not in snapshots:
-            one.table.rows.regime.check_exportable(one.table.name)
+            one.table.rows.regime.placement.check_exportable(one.table.name)
     return {name: os.fspath(where) for name, where in snapshots.items()}
 
 

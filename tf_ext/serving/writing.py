@@ -215,12 +215,12 @@ def write(
     """
     regime = regime_of_model(model)
     # Reading a variable with a part in each process is a collective operation.
-    weights = None if regime.has_all else model.get_weights()
+    weights = None if regime.placement.has_all else model.get_weights()
     step = step_of(model)
     made = None  # By the first process alone.
     with _os_errors(path), contextlib.ExitStack() as stack:
-        with regime.together(options.function):
-            if regime.rank == 0:
+        with regime.processes.together(options.function):
+            if regime.processes.rank == 0:
                 check_built(model, options.function)
                 made = _export_of(model, options, holds_rows, weights)
                 made.new = stack.enter_context(
@@ -228,18 +228,20 @@ def write(
                 )
         for index, source in enumerate(sources):
             with (
-                regime.together(options.function),
+                regime.processes.together(options.function),
                 contextlib.closing(source.chunks()) as chunks,
             ):
                 if made is None:
                     collections.deque(chunks, maxlen=0)
                 else:
                     made.fill(index, source, counted(chunks, progress))
-        with regime.together(options.function):
+        with regime.processes.together(options.function):
             if made is not None:
                 made.write(step, [source.snapshot for source in sources])
                 stack.close()
-    return regime.from_first("" if made is None else str(made.new.folder))
+    return regime.processes.from_first(
+        "" if made is None else str(made.new.folder)
+    )
 
 
 def _export_of(

@@ -65,7 +65,7 @@ def current_period(rows: "TableRows") -> tf.Tensor:
             )
         periods.append(exported.its_period)
     latest = tf.reduce_max(tf.stack(periods))
-    return tf.reduce_max(rows.regime.gather(latest[tf.newaxis]))
+    return tf.reduce_max(rows.regime.processes.gather(latest[tf.newaxis]))
 
 
 def bytes_of(rows: "TableRows") -> int:
@@ -80,8 +80,8 @@ def bytes_of(rows: "TableRows") -> int:
 def chunks(
     rows: "TableRows", period: int | tf.Tensor
 ) -> Generator[Chunk, None, None]:
-    """All counters in chunks of bounded size; see `Regime.chunks`."""
-    return rows.regime.chunks(
+    """All counters in chunks of bounded size; see `Processes.chunks`."""
+    return rows.regime.processes.chunks(
         [CounterShard(shard, period) for shard in rows.shards],
         FIELDS,
         ROWS_OF_CHUNK,

@@ -15,8 +15,8 @@ from tf_ext import eviction as policies
 from tf_ext import ops
 from tf_ext._compat.checkpoints import SavedResource
 from tf_ext.ops.table import owner_ops
-from tf_ext.regimes import LocalRegime, Regime
-from tf_ext.regimes.table_interface import Chunk, Placement
+from tf_ext.regimes import Regime, local_regime
+from tf_ext.regimes.table_interface import Chunk, ShardDevices
 from tf_ext.snapshot.counting import Counting, counting_of
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 from tf_ext.tables.config import (
@@ -33,7 +33,7 @@ from tf_ext.tables.shard import TableShard, add
 if typing.TYPE_CHECKING:
     from tf_ext.tables.each_shard import Tasks
 
-_IN_SCOPE = Placement([""])
+_IN_SCOPE = ShardDevices([""])
 
 # The size of the chunks in which rows are streamed out of a table, in bytes.
 _CHUNK_BYTES = 32 << 20
@@ -50,7 +50,7 @@ class TableRows(SavedResource):
       table_config: TableConfig.
       state: SavedState, which is saved with the rows, or None.
       regime: the Regime that the table is created under. None: one process.
-      placement: Placement of the shards; the device "" is the one in scope.
+      placement: ShardDevices; the device "" is the one in scope.
 
     Attributes:
       table_config: TableConfig.
@@ -66,10 +66,10 @@ class TableRows(SavedResource):
         table_config: TableConfig,
         state: SavedState | None = None,
         regime: Regime | None = None,
-        placement: Placement = _IN_SCOPE,
+        placement: ShardDevices = _IN_SCOPE,
     ) -> None:
         super().__init__(device=placement.devices[0])
-        self.regime = regime or LocalRegime()
+        self.regime = regime or local_regime()
         self.table_config = table_config
         self.state = state
         self._fields = table_config.fields
@@ -136,7 +136,7 @@ class TableRows(SavedResource):
         return TableRows(table_config, self.state, self.regime, self._placement)
 
     def _check_exportable(self) -> None:
-        self.regime.check_exportable(self.name)
+        self.regime.placement.check_exportable(self.name)
 
     def _create_on(self, device: str) -> tf.Tensor:
         with tf.device(device):
@@ -185,7 +185,7 @@ class TableRows(SavedResource):
           what: string, what is done, for messages.
         """
         try:
-            with self.regime.together(what):
+            with self.regime.processes.together(what):
                 yield
         except RuntimeError as error:
             if DamagedSnapshotError.__name__ in str(error):
@@ -205,12 +205,12 @@ class TableRows(SavedResource):
     @property
     def num_shards(self) -> int:
         """The number of shards, an int."""
-        return self.regime.num_processes * (1 + len(self._more_handles))
+        return self.regime.processes.count * (1 + len(self._more_handles))
 
     @property
     def first_shard(self) -> int:
         """The index, among all shards, of the first in `shards`, an int."""
-        return self.regime.rank
+        return self.regime.processes.rank
 
     def _split(
         self, value: tf.Tensor, split_sizes: tf.Tensor
@@ -277,8 +277,10 @@ class TableRows(SavedResource):
         ]
 
     def chunks(self) -> Generator[Chunk, None, None]:
-        """All rows in chunks of bounded size; see `Regime.chunks`."""
-        return self.regime.chunks(self.shards, self._fields, self.rows_of_chunk)
+        """All rows in chunks of bounded size; see `Processes.chunks`."""
+        return self.regime.processes.chunks(
+            self.shards, self._fields, self.rows_of_chunk
+        )
 
     @property
     def rows_of_chunk(self) -> int:
@@ -299,14 +301,14 @@ class TableRows(SavedResource):
     def size(self) -> tf.Tensor:
         """The number of rows in all shards, int64 scalar."""
         size = add([shard.size() for shard in self.shards])
-        return tf.reduce_sum(self.regime.gather(size[tf.newaxis]))
+        return tf.reduce_sum(self.regime.processes.gather(size[tf.newaxis]))
 
     def stats(self) -> list[tf.Tensor]:
         """Statistics: int64 `[len(ops.TABLE_STATS)]` for each shard."""
         return [
             stats
             for shard in self.shards
-            for stats in tf.unstack(self.regime.gather(shard.stats()))
+            for stats in tf.unstack(self.regime.processes.gather(shard.stats()))
         ]
 
     def erase(self, signs: tf.Tensor) -> tf.Tensor:
@@ -330,7 +332,7 @@ class TableRows(SavedResource):
             tf.stack(shard.evict(now, **policy.limits(i, self.num_shards)))
             for i, shard in enumerate(self.shards, self.first_shard)
         ]
-        return tf.reduce_sum(self.regime.gather(add(counts)), 0)
+        return tf.reduce_sum(self.regime.processes.gather(add(counts)), 0)
 
     def decay(self, factor: float) -> tf.Tensor:
         """Multiplies the statistics of all rows of all shards by a factor.
@@ -342,7 +344,7 @@ class TableRows(SavedResource):
           int64 scalar, the number of rows.
         """
         rows = add([shard.decay(factor) for shard in self.shards])
-        return tf.reduce_sum(self.regime.gather(rows[tf.newaxis]))
+        return tf.reduce_sum(self.regime.processes.gather(rows[tf.newaxis]))
 
     def clear(self) -> tf.Tensor:
         """Removes all rows of `shards`; returns how many there were."""

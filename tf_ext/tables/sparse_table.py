@@ -146,7 +146,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
             served_statistics=() if weights_only.in_scope() else None,
         )
         regime = regime_in_scope()
-        placement = regime.placement()
+        placement = regime.placement.shards()
         super().__init__(name=name, trainable=trainable, dtype="float32")
         self.dim = config.dim
         self.seed = config.seed
@@ -162,7 +162,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         self.column_record = ColumnRecord(name)
         state = SavedState(config, self.column_record)
         self.rows = TableRows(config, state, regime, placement)
-        regime.check_same(
+        regime.processes.check_same(
             f"table {name!r}", lambda: {**self.get_config(), "uid": None}
         )
         variable_arguments = (
@@ -245,7 +245,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         signs = to_signs(signs, "SparseTable.pull")
         plan = plan_pull(tf.reshape(signs, [-1]), self.rows.num_shards)
         request = PullRequest(self, plan, training)
-        [rows] = regime_of_tables([self]).pull(
+        [rows] = regime_of_tables([self]).exchange.pull(
             [request], after=current_step().rows_after
         )
         return tf.reshape(
@@ -321,7 +321,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
             indices = counted_signs.join(
                 signs, self._checked_statistics(statistics, signs)
             )
-        [summed] = regime.merge([(self, [(indices, gradients)])])
+        [summed] = regime.exchange.merge([(self, [(indices, gradients)])])
         if learning_rate is None:
             rate = self.optimizer.current_learning_rate(step - 1, None)
         else:
@@ -335,7 +335,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         elif not tf.is_tensor(time):
             time = scalar(time, tf.int64)
         values = Hyperparameters(hyperparameters, [hyperparameters.shape[0]])
-        updated = regime.push([summed], values, step, time)[0]
+        updated = regime.exchange.push([summed], values, step, time)[0]
         return int(updated) if hasattr(updated, "numpy") else updated
 
     def _checked_statistics(

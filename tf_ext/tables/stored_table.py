@@ -208,7 +208,7 @@ class StoredTable:
             now = 0
         of_clock = now is None and self.rows.records_seconds
         if of_clock:
-            now = self.rows.regime.present()
+            now = self.rows.regime.processes.present()
         elif not is_int(now) or not 0 <= now < 2**63:
             raise ValueError(
                 "Argument `now` of SparseTable.evict must be an integer from 0 "

@@ -20,10 +20,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data import worker_batches
 from tf_ext.distribute import naming_lost_tasks
 from tf_ext.regimes import (
-    LocalRegime,
-    ParameterServerRegime,
     Regime,
-    SynchronousRegime,
     regime_of_model,
 )
 from tf_ext.training import resume
@@ -199,7 +196,7 @@ class ParameterServerTraining(_LoopTraining):
         if steps != "auto":
             check_count("compile", "steps_per_execution", steps, 1)
         for one in wrapped_optimizers(optimizer):
-            self._regime.check_optimizer(one)
+            self._regime.placement.check_optimizer(one)
 
     def _check_overlap(self, options: FitOptions) -> None:
         steps = steps_per_execution(self._model)
@@ -243,7 +240,7 @@ class SynchronousKerasTraining(_Synchronous):
         arguments = given.signature.bind(*given.args, **given.kwargs)
         arguments.apply_defaults()
         with naming_lost_tasks(self._regime.strategy):
-            self._regime.check_same(
+            self._regime.processes.check_same(
                 "fit", lambda: program_of(self._model, arguments.arguments)
             )
         return super().fit(keras_fit, given, options)
@@ -270,9 +267,9 @@ class SynchronousKerasTraining(_Synchronous):
 
 
 _TRAINING = {
-    LocalRegime: KerasTraining,
-    ParameterServerRegime: ParameterServerTraining,
-    SynchronousRegime: SynchronousTraining
+    "keras": KerasTraining,
+    "parameter_servers": ParameterServerTraining,
+    "synchronous": SynchronousTraining
     if IS_KERAS_3
     else SynchronousKerasTraining,
 }
@@ -285,4 +282,4 @@ def training_of(model: keras.Model) -> KerasTraining:
       model: tf_ext.Model.
     """
     regime = regime_of_model(model)
-    return _TRAINING[type(regime)](model, regime)
+    return _TRAINING[regime.loop](model, regime)

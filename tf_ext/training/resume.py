@@ -104,7 +104,7 @@ def tell_position(
       step_in_epoch: the steps of it that are done.
       epochs: argument of `fit`.
     """
-    if regime_of_model(model).rank != 0:
+    if regime_of_model(model).processes.rank != 0:
         return
     if epoch >= epochs:
         _LOG.warning(

@@ -105,7 +105,7 @@ def step_of_class(
         logs = step(data)
     if not of_package:
         return logs
-    return recommenders.sum_losses(logs, weight.value, regime.sum)
+    return recommenders.sum_losses(logs, weight.value, regime.exchange.sum)
 
 
 def added_losses(
@@ -193,7 +193,7 @@ def _weight_of(
         return has_samples
     return tf.math.divide_no_nan(
         tf.cast(regime.num_replicas * size, tf.float32),
-        tf.cast(regime.total(size), tf.float32),
+        tf.cast(regime.exchange.total(size), tf.float32),
     )
 
 
@@ -203,7 +203,7 @@ def _share_of_losses(
     """A replica's share of losses that all of them add up."""
     if not recommenders.loss_is_sum(model):
         return tf.constant(1.0 / regime.num_replicas)
-    count = regime.total(tf.cast(weight > 0, tf.int64))
+    count = regime.exchange.total(tf.cast(weight > 0, tf.int64))
     return tf.math.divide_no_nan(1.0, tf.cast(count, tf.float32))
 
 
@@ -223,8 +223,8 @@ def _check_moving_averages(model: keras.Model, weight: tf.Tensor) -> None:
             )
             empty = tf.cast(weight <= 0, tf.int64)
             regime = regime_of_model(model)
-            fine = regime.total(empty) == 0
-            regime.raise_error(tf.where(fine, "", message))
+            fine = regime.exchange.total(empty) == 0
+            regime.exchange.raise_error(tf.where(fine, "", message))
             return
 
 

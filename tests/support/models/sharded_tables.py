@@ -3,14 +3,15 @@
 
 from unittest import mock
 
-from tf_ext.regimes import LocalRegime, Placement
+from tf_ext.regimes.local import LocalPlacement
+from tf_ext.regimes.table_interface import ShardDevices
 from tf_ext.tables import row_counters
 
 
 def shards_on(devices):
     """A context in which tables have a shard on each of the devices."""
     return mock.patch.object(
-        LocalRegime, "placement", lambda _: Placement(devices)
+        LocalPlacement, "shards", lambda _: ShardDevices(devices)
     )
 
 

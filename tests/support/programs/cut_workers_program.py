@@ -26,7 +26,7 @@ class _UntilOneIsTold(cut_training.UntilTold):
     def is_told(self):
         value = tf.constant([int(super().is_told())], tf.int64)
         regime = self.model.tables[0].rows.regime
-        return bool(tf.reduce_max(regime.gather(value)))
+        return bool(tf.reduce_max(regime.processes.gather(value)))
 
 
 def main():

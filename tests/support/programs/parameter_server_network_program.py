@@ -61,7 +61,7 @@ from models.model_building import id_column  # noqa: E402
 
 import tf_ext  # noqa: E402
 from tf_ext._keras import keras  # noqa: E402
-from tf_ext.regimes import Regime  # noqa: E402
+from tf_ext.regimes.exchange import Exchange  # noqa: E402
 
 
 def loopback_bytes():
@@ -87,7 +87,7 @@ def stubs():
             [tf.size(gradient.signs, tf.int64) for gradient in gradients]
         )
 
-    return mock.patch.multiple(Regime, pull=pull, push=push)
+    return mock.patch.multiple(Exchange, pull=pull, push=push)
 
 
 def dataset():

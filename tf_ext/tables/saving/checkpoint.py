@@ -62,7 +62,7 @@ def _part(
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Signs and fields of a shard; empty tensors unless `whole`."""
     if whole:
-        return rows.regime.checkpoint_part(
+        return rows.regime.processes.checkpoint_part(
             shard, rows.fields, rows.rows_of_chunk
         )
     signs, _, values = shard.export(limit=0)
@@ -146,7 +146,7 @@ def _saved_counters(
             rows.shards[part % len(rows.shards)], period
         )
         if saved is None:
-            signs, values = rows.regime.checkpoint_part(
+            signs, values = rows.regime.processes.checkpoint_part(
                 shard, row_counters.FIELDS, row_counters.ROWS_OF_CHUNK
             )
         else:

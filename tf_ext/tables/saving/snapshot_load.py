@@ -154,7 +154,9 @@ def _restored(
       The manifest; with the Conversion of all processes, which is logged.
     """
     if conversion is not None:
-        parts = rows.regime.gather_json(list(dataclasses.astuple(conversion)))
+        parts = rows.regime.processes.gather_json(
+            list(dataclasses.astuple(conversion))
+        )
         total = Conversion(*map(sum, zip(*parts)))
         _LOG.log(
             logging.WARNING if total.saturated else logging.INFO,
@@ -473,7 +475,7 @@ def _common_chain(rows: TableRows, path: str, what: str) -> Chain:
 def _of_first(rows: TableRows, chain: Chain) -> Chain:
     """Broadcasts the first process's chain to all."""
     # While a snapshot is being replaced, processes may read different ones.
-    return rows.regime.from_first(
+    return rows.regime.processes.from_first(
         chain,
         lambda chain: [
             (where, manifests.encode(m).decode()) for where, m in chain

@@ -91,10 +91,10 @@ class Save:
         rows, chain, path = self._rows, self._rows.chain, self._path
         with rows.together(self._what):
             self._check()
-        self._id = rows.regime.from_first(uuid.uuid4().hex)
+        self._id = rows.regime.processes.from_first(uuid.uuid4().hex)
         if rows.counting is not None:
             self._period = int(row_counters.current_period(rows))
-        if rows.regime.rank == 0:
+        if rows.regime.processes.rank == 0:
             # It writes the manifest.
             self._claim = Claim(path, self._what)
         try:
@@ -233,7 +233,7 @@ def _of_all_processes(rows: TableRows, parts: Sequence[_Saved]) -> list[_Saved]:
     ]
     return [
         ([manifests.RowFile(*file) for file in files], chunk_bytes)
-        for its_parts in rows.regime.gather_json(mine)
+        for its_parts in rows.regime.processes.gather_json(mine)
         for files, chunk_bytes in its_parts
     ]
 

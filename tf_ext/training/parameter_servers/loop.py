@@ -20,7 +20,6 @@ from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import training_counts
 from tf_ext.distribute.cluster import cluster_of
-from tf_ext.regimes import ParameterServerRegime
 from tf_ext.training import recommenders
 from tf_ext.training.building import (
     build_model,
@@ -52,8 +51,6 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
     Args:
       model: keras.Model that was made under a ParameterServerStrategy.
     """
-
-    _regime: ParameterServerRegime
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)

@@ -109,7 +109,7 @@ class AheadOfStep:
         self, prepared: Mapping[EmbeddingFeatures, Prepared]
     ) -> list[SignExchange]:
         return [
-            self._regime.sign_exchange(
+            self._regime.exchange.sign_exchange(
                 list(zip(layer.tables, one.plans)), one.error
             )
             for layer, one in prepared.items()
@@ -124,7 +124,7 @@ class AheadOfStep:
           state: variant scalar, that `_to_state` made.
           like: dict of Prepared, of another batch.
         """
-        counts = tf.TensorSpec([self._regime.num_processes], tf.int64)
+        counts = tf.TensorSpec([self._regime.processes.count], tf.int64)
         specs = [
             (
                 [tf.TensorSpec(t.shape, t.dtype) for t in one.tensors()],

@@ -78,7 +78,7 @@ class SynchronousFeed(EpochFeed):
     def _most_batches(self, dataset: typing.Any) -> int | None:
         cardinality = getattr(dataset, "cardinality", None)
         count = int(cardinality()) if callable(cardinality) else -1
-        counts = self._regime.gather(tf.constant([count], tf.int64))
+        counts = self._regime.processes.gather(tf.constant([count], tf.int64))
         counts = counts.numpy().ravel()
         return int(counts.max()) if counts.min() >= 0 else None
 
@@ -174,7 +174,7 @@ class SynchronousFeed(EpochFeed):
         rows, self._told = self._told, None
         if rows is None:
             mine = tf.constant(self._read(), tf.int64)
-            rows = self._regime.gather(mine).numpy()
+            rows = self._regime.processes.gather(mine).numpy()
         assert self._read_batch is not None
         (batch, size, error), self._read_batch = self._read_batch, None
         if rows[:, 0].max() == _FAILED:
@@ -216,7 +216,7 @@ class SynchronousFeed(EpochFeed):
 
     def _raise(self, error: Exception | None) -> typing.NoReturn:
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        first = self._regime.workers.first_error(tf.constant(text))
+        first = self._regime.processes.workers.first_error(tf.constant(text))
         found = first.numpy().decode(errors="replace")
         before = (
             "The data of a worker cannot be read, so training ends on all "
@@ -256,7 +256,7 @@ def worker_dataset(
     Returns:
       `(dataset, is_shared)`, as SynchronousFeed takes them.
     """
-    workers, rank = regime.num_processes, regime.rank
+    workers, rank = regime.processes.count, regime.processes.rank
     x = arguments["x"]
     if isinstance(x, tf.distribute.DistributedDataset):
         return x, False
@@ -279,14 +279,16 @@ def _batches_of_files(
     dataset: tf.data.Dataset, regime: SynchronousRegime, policy: typing.Any
 ) -> tf.data.Dataset:
     """The batches of this worker's files, if there are enough for all."""
-    workers = regime.num_processes
+    workers = regime.processes.count
     own, error = None, ""
     try:
-        own = worker_batches.shard_files(dataset, workers, regime.rank)
+        own = worker_batches.shard_files(
+            dataset, workers, regime.processes.rank
+        )
     except tf.errors.OpError as caught:
         error = caught.message
     failed = tf.constant([own is None], tf.int64)
-    if tf.reduce_max(regime.gather(failed)) == 0:
+    if tf.reduce_max(regime.processes.gather(failed)) == 0:
         return worker_batches.cut_batches(own, workers)
     raise ValueError(
         f"The dataset's auto_shard_policy is {policy.name}, but it cannot be "
@@ -298,4 +300,4 @@ def _batches_of_files(
 def _common_seed(regime: SynchronousRegime) -> int:
     """A random number that is the same on all workers."""
     mine = tf.random.uniform([], maxval=tf.int32.max, dtype=tf.int64)
-    return regime.int_of_first(int(mine))
+    return regime.processes.int_of_first(int(mine))

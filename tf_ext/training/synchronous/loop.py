@@ -56,7 +56,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         self._resuming: Resuming | None = None
 
     def _training_feed(self, arguments: Arguments) -> SynchronousFeed:
-        self._regime.check_same(
+        self._regime.processes.check_same(
             "fit", lambda: program_of(self._model, arguments)
         )
         return self._feed({**arguments, "steps": arguments["steps_per_epoch"]})
@@ -84,11 +84,11 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
         callbacks.on_train_begin()
         self._resuming = resuming_among(callbacks)
-        if self._regime.rank != 0:
+        if self._regime.processes.rank != 0:
             _detach_backups(callbacks)
 
     def _verbose(self, verbose: str | int) -> str | int:
-        return verbose if self._regime.rank == 0 else 0
+        return verbose if self._regime.processes.rank == 0 else 0
 
     def _train_steps(
         self,
@@ -170,7 +170,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
             with tf.control_dependencies(self._last_of_step(kind, result)):
                 mine = tf.identity(mine)
             if kind == "predict":
-                return result, self._regime.gather(mine)
+                return result, self._regime.processes.gather(mine)
             bundle = self._bundle(result, weight, mine)
             return self._global_logs(result, bundle, self._gathered(bundle))
 
@@ -213,7 +213,9 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         return self._global_logs(logs, bundle, rows)
 
     def _gathered(self, bundle: Bundle) -> tf.Tensor:
-        return self._regime.workers.gather_words(tf.identity(bundle.words))
+        return self._regime.processes.workers.gather_words(
+            tf.identity(bundle.words)
+        )
 
     def _last_of_step(self, kind: str, result: typing.Any) -> list[tf.Tensor]:
         """What a step computes last, after everything that may raise.
@@ -233,10 +235,10 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         means = [
             tf.cast(logs[name], tf.float32)
             * weight
-            / self._regime.num_processes
+            / self._regime.processes.count
             for name in self._means(logs)
         ]
-        return self._regime.workers.bundle([*states, *means], mine)
+        return self._regime.processes.workers.bundle([*states, *means], mine)
 
     def _metric_variables(self) -> list[typing.Any]:
         return [v for m in self._model.metrics for v in m.variables]
@@ -260,7 +262,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
           rows: int32 `[workers, n]`, its words of all workers.
         """
         model, variables = self._model, self._metric_variables()
-        sums, told = self._regime.workers.unbundle(bundle, rows)
+        sums, told = self._regime.processes.workers.unbundle(bundle, rows)
         with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
             metrics = model.get_metrics_result()
         means = zip(self._means(logs), sums[len(variables) :])
