@@ -4,15 +4,11 @@
 import contextlib
 import dataclasses
 import typing
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
-import tensorflow as tf
 
-from tf_ext._batch_source import source_with
-from tf_ext._keras import keras
 from tf_ext.serving.row_dtypes import Array
-from tf_ext.serving.stock_table import StockTable
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.reader import Snapshot
@@ -100,68 +96,3 @@ def counted(chunks: Chunks, progress: Progress | None) -> Chunks:
         yield signs, rows
         if progress is not None:
             progress(signs.nbytes + rows.nbytes)
-
-
-class WarmupRows:
-    """The rows that warm-up batches read, for a model whose tables are empty.
-
-    Args:
-      model: keras.Model.
-      batches: list of inputs of the model.
-      tables: dict from the model's tables to the StockTables of the export.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        batches: list[typing.Any],
-        tables: dict[SparseTable, StockTable],
-    ) -> None:
-        self._model, self._batches = model, batches
-        self._tables = {id(table): stock for table, stock in tables.items()}
-        self._rows: dict[int, dict[int, Array]] = {i: {} for i in self._tables}
-        asked: dict[int, list[Array]] = {i: [] for i in self._tables}
-
-        def ask(
-            table: SparseTable, signs: tf.Tensor, statistics: int
-        ) -> tf.Tensor:
-            asked[id(table)].append(signs.numpy())
-            return tf.zeros([len(signs), table.dim + statistics])
-
-        self._run(ask)
-        self._asked = {
-            i: np.unique(np.concatenate([np.zeros(0, np.int64), *signs]))
-            for i, signs in asked.items()
-        }
-
-    def watched(
-        self, table: SparseTable, chunks: Iterable[tuple[Array, Array]]
-    ) -> Chunks:
-        """Yields a table's rows, and keeps those that the batches read."""
-        kept, asked = self._rows[id(table)], self._asked[id(table)]
-        for signs, rows in chunks:
-            if len(asked):
-                for place in np.flatnonzero(np.isin(signs, asked)):
-                    kept[int(signs[place])] = rows[place].copy()
-            yield signs, rows
-
-    def answers(self) -> list[typing.Any]:
-        """The outputs of the model for the batches."""
-
-        def look_up(
-            table: SparseTable, signs: tf.Tensor, statistics: int
-        ) -> tf.Tensor:
-            numbers, kept = signs.numpy(), self._rows[id(table)]
-            rows = self._tables[id(table)].unknown_rows(numbers)
-            for place, sign in enumerate(numbers.tolist()):
-                if sign in kept:
-                    rows[place] = kept[sign]
-            return tf.constant(rows[:, : table.dim + statistics])
-
-        return self._run(look_up)
-
-    def _run(self, lookup: Callable[..., tf.Tensor]) -> list[typing.Any]:
-        with source_with(lookup=lookup):
-            return [
-                self._model(batch, training=False) for batch in self._batches
-            ]

@@ -17,15 +17,11 @@ from tf_ext._version import __version__
 from tf_ext.regimes import regime_of_model
 from tf_ext.serving import folder, row_dtypes, warmup
 from tf_ext.serving.copies import copy_of, outside_of_strategies
-from tf_ext.serving.row_sources import (
-    Chunks,
-    RowSource,
-    WarmupRows,
-    counted,
-)
+from tf_ext.serving.row_sources import Chunks, RowSource, counted
 from tf_ext.serving.served_model import ServedModel, check_built, step_of
-from tf_ext.serving.signature import Signature, name_outputs, of_model
+from tf_ext.serving.signature import Signature, of_model
 from tf_ext.serving.stock_table import StockTable
+from tf_ext.serving.warmup_batches import WarmupBatches
 from tf_ext.snapshot.files import Progress
 from tf_ext.tables.find import tables_of
 
@@ -113,10 +109,6 @@ class _Export:
         holds_rows: bool,
     ) -> None:
         self._model, self._options = model, options
-        self._signature = signature
-        self._batches = [
-            self._signature.convert(batch) for batch in options.batches
-        ]
         # Even in the scope of a strategy, the variables must not be replicated.
         self._tables = outside_of_strategies(
             lambda: {
@@ -129,22 +121,15 @@ class _Export:
                 for table in tables_of(model)
             }
         )
-        self._served = ServedModel(model, self._tables, self._signature)
-        self._warmup_rows = (
-            None
-            if holds_rows or not self._batches
-            else WarmupRows(model, self._complete(), self._tables)
+        self._served = ServedModel(model, self._tables, signature)
+        self._warmup = WarmupBatches(
+            model, signature, options.batches, self._tables, holds_rows
         )
-
-    def _complete(self) -> list[Any]:
-        """The warm-up batches, as the model is called with them."""
-        return [self._signature.complete(batch) for batch in self._batches]
 
     def fill(self, index: int, source: RowSource, chunks: Chunks) -> None:
         """Copies the rows of a table to files of the export."""
         table = list(self._tables)[index]
-        if self._warmup_rows is not None:
-            chunks = self._warmup_rows.watched(table, chunks)
+        chunks = self._warmup.watched(table, chunks)
         where = self.new.part / _ROWS / str(index)
         self._tables[table].fill(chunks, source.at_most, where)
 
@@ -159,10 +144,9 @@ class _Export:
         self._served.save(new.part)
         if self._tables:
             shutil.rmtree(new.part / _ROWS)
-        if self._batches:
-            warmup.write(
-                new.extra / warmup.NAME, self._model.name, self._answered()
-            )
+        answered = self._warmup.answered()
+        if answered:
+            warmup.write(new.extra / warmup.NAME, self._model.name, answered)
         new.write_manifest(
             {
                 "model": self._model.name,
@@ -176,19 +160,6 @@ class _Export:
                 ],
             }
         )
-
-    def _answered(self) -> list[tuple[Any, Any]]:
-        """The warm-up batches and the outputs for them, as named tensors."""
-        if self._warmup_rows is not None:
-            answers = self._warmup_rows.answers()
-        else:
-            answers = [
-                self._model(batch, training=False) for batch in self._complete()
-            ]
-        return [
-            (self._signature.unpack(batch), name_outputs(answer))
-            for batch, answer in zip(self._batches, answers)
-        ]
 
 
 def write(
