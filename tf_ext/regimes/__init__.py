@@ -6,6 +6,7 @@ functions that ask which strategy is in force; everything else asks the regime
 that they return.
 """
 
+from tf_ext.regimes.carried_words import Carried
 from tf_ext.regimes.choice import (
     regime_in_scope,
     regime_of,
@@ -14,7 +15,6 @@ from tf_ext.regimes.choice import (
 )
 from tf_ext.regimes.gradients import TableGradient, check_finite
 from tf_ext.regimes.local import local_regime
-from tf_ext.regimes.piggyback import Carried
 from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pull, plan_pulls
 from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.replica_weights import (

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops.exchange import exchange_ops
-from tf_ext.regimes import clock, piggyback, shard_ops
+from tf_ext.regimes import clock, shard_ops
+from tf_ext.regimes.carried_words import Carried, deliver, to_floats
 from tf_ext.regimes.exchange import Exchange
 from tf_ext.regimes.gradients import TableGradient, from_slices
 from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pulls
@@ -133,7 +134,7 @@ class AllToAll(Exchange):
         )
 
     def merge(
-        self, parts: Parts, carried: Sequence[piggyback.Carried] = ()
+        self, parts: Parts, carried: Sequence[Carried] = ()
     ) -> list[TableGradient]:
         """Sums gradients by sign over all workers, on the signs' owners.
 
@@ -149,14 +150,14 @@ class AllToAll(Exchange):
         records = any(table.rows.records_seconds for table, _ in parts)
         if not records:
             return self._merge(parts, carried)
-        present = piggyback.Carried(tf.bitcast(clock.seconds(), tf.int32))
+        present = Carried(tf.bitcast(clock.seconds(), tf.int32))
         gradients = self._merge(parts, [*carried, present])
         # The first worker's.
         time = tf.bitcast(present.rows[0], tf.int64)
         return [gradient._replace(time=time) for gradient in gradients]
 
     def _merge(
-        self, parts: Parts, carried: Sequence[piggyback.Carried]
+        self, parts: Parts, carried: Sequence[Carried]
     ) -> list[TableGradient]:
         pieces = [
             from_slices(table, indices, tf.cast(values, tf.float32))
@@ -252,7 +253,7 @@ class AllToAll(Exchange):
         self,
         values: Sequence[tf.Tensor],
         ways: Sequence[Route],
-        carried: Sequence[piggyback.Carried],
+        carried: Sequence[Carried],
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends the values of signs to where the signs went.
 
@@ -265,9 +266,7 @@ class AllToAll(Exchange):
         # The owner's sums stay finite as well.
         limit = tf.float32.max / (size * len(values))
         beside = [one for one in carried if one.rows is None]
-        header = tf.concat(
-            [tf.zeros([size, 1]), piggyback.to_floats(beside, size)], 1
-        )
+        header = tf.concat([tf.zeros([size, 1]), to_floats(beside, size)], 1)
         offset = tf.shape(header, tf.int64)[1]
         # Signs that were sent together share one width, with a number.
         widths = {id(way.width): way.width for way in ways}
@@ -282,7 +281,7 @@ class AllToAll(Exchange):
             tf.float32,
             tf.add_n(list(widths.values())) + offset - 1,
         )
-        before_errors = piggyback.deliver(beside, received[:, 1:offset])
+        before_errors = deliver(beside, received[:, 1:offset])
         with tf.control_dependencies(before_errors):
             return tf.identity(received), offset
 

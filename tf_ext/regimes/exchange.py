@@ -10,12 +10,12 @@ from tf_ext._keras import keras
 from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import shard_ops
 from tf_ext.regimes.batches import gather_replicas
+from tf_ext.regimes.carried_words import Carried
 from tf_ext.regimes.gradients import (
     TableGradient,
     gather_slices,
     merge_slices,
 )
-from tf_ext.regimes.piggyback import Carried
 from tf_ext.regimes.plan import PullPlan, PullRequest
 from tf_ext.regimes.replica_weights import ReplicaWeight, weighted
 from tf_ext.regimes.table_interface import Parts, TableSlices

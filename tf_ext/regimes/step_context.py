@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tf_ext._core import Setting
-from tf_ext.regimes.piggyback import Carried
+from tf_ext.regimes.carried_words import Carried
 from tf_ext.regimes.replica_weights import ReplicaWeight
 
 _Update: typing.TypeAlias = Callable[[Sequence[Carried]], None]

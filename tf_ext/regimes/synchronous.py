@@ -19,9 +19,9 @@ from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import batches, clock
 from tf_ext.regimes.all_to_all import AllToAll
+from tf_ext.regimes.carried_words import Carried
 from tf_ext.regimes.gathering import gathered_chunks
 from tf_ext.regimes.gradients import TableGradient, from_slices, to_indices
-from tf_ext.regimes.piggyback import Carried
 from tf_ext.regimes.placement import Placement
 from tf_ext.regimes.processes import Processes
 from tf_ext.regimes.regime import Regime
