@@ -361,6 +361,7 @@ class ImportanceTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_only_in_one_process(self):
         regime = mock.Mock(strategy_name="SomeStrategy")
+        regime.placement.has_all = False
         with mock.patch.object(
             importance, "regime_of_model", return_value=regime
         ):

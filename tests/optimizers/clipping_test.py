@@ -70,6 +70,26 @@ class ClippingTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertAllClose(variable, [-dense])
 
+    def test_each_table_has_its_norm(self):
+        optimizer = tf_ext.optimizers.Optimizer(
+            keras.optimizers.SGD(1.0, clipnorm=1.0)
+        )
+        tables = [
+            tf_ext.SparseTable(
+                name, 1, tf_ext.optimizers.SparseSGD(1.0), "zeros"
+            )
+            for name in ("two", "four")
+        ]
+        shadows = [table.shadow for table in tables]
+        optimizer.build(shadows)
+        gradients = [
+            tf.IndexedSlices([[norm]], tf.constant([7], tf.int64), [1, 1])
+            for norm in (2.0, 4.0)
+        ]
+        optimizer.apply_gradients(zip(gradients, shadows))
+        for table in tables:
+            self.assertAllClose(rows_of(table), {7: [-1.0]})
+
 
 if __name__ == "__main__":
     tf.test.main()
