@@ -174,75 +174,6 @@ Status ParseStatistics(Lines* lines, int* statistics) {
                   "hold them");
 }
 
-constexpr char kAdmissionAllowed[] = "\"count\" or \"probability\"";
-constexpr char kAdmissionNAllowed[] = "an integer from 1 to 255";
-constexpr char kForgetAllowed[] = "an integer from 1 to 9223372036854775807";
-constexpr char kAdmissionPAllowed[] = "a number above 0, at most 1";
-
-Status ParseAdmission(Lines* lines, AdmissionConfig* admission) {
-  std::string value;
-  if (!lines->Take("admission", &value)) return Status::Ok();
-  if (value == "probability") {
-    admission->kind = AdmissionKind::kProbability;
-    return lines->TakeRequiredNumber("admission.p", kAdmissionPAllowed,
-                                     &admission->p);
-  }
-  if (value != "count") return BadValue("admission", value, kAdmissionAllowed);
-  admission->kind = AdmissionKind::kCount;
-  const Status status = lines->TakeRequiredNumber(
-      "admission.n", kAdmissionNAllowed, &admission->n);
-  if (!status.ok()) return status;
-  std::string forget;
-  if (!lines->Take("admission.forget", &forget)) return Status::Ok();
-  if (forget == "0")
-    return BadValue("admission.forget", forget, kForgetAllowed);
-  return lines->ParseNumber("admission.forget", forget, kForgetAllowed,
-                            &admission->forget);
-}
-
-Status CheckAdmission(const AdmissionConfig& admission) {
-  switch (admission.kind) {
-    case AdmissionKind::kNone:
-      return Status::Ok();
-    case AdmissionKind::kCount:
-      if (admission.n < 1 || admission.n > 255) {
-        return BadValue("admission.n", NumberToText(admission.n),
-                        kAdmissionNAllowed);
-      }
-      if (admission.forget < 0) {
-        return BadValue("admission.forget", NumberToText(admission.forget),
-                        kForgetAllowed);
-      }
-      return Status::Ok();
-    case AdmissionKind::kProbability:
-      if (!(admission.p > 0 && admission.p <= 1)) {
-        return BadValue("admission.p", NumberToText(admission.p),
-                        kAdmissionPAllowed);
-      }
-      return Status::Ok();
-  }
-  return Status::Ok();
-}
-
-void AdmissionToLines(const AdmissionConfig& admission,
-                      std::map<std::string, std::string>* lines) {
-  switch (admission.kind) {
-    case AdmissionKind::kNone:
-      return;
-    case AdmissionKind::kCount:
-      (*lines)["admission"] = "count";
-      (*lines)["admission.n"] = NumberToText(admission.n);
-      if (admission.forget > 0) {
-        (*lines)["admission.forget"] = NumberToText(admission.forget);
-      }
-      return;
-    case AdmissionKind::kProbability:
-      (*lines)["admission"] = "probability";
-      (*lines)["admission.p"] = NumberToText(admission.p);
-      return;
-  }
-}
-
 Status CheckName(const std::string& name) {
   if (name.empty() || name.size() > static_cast<size_t>(kMaxNameBytes)) {
     return BadValue(
@@ -374,7 +305,7 @@ Status CheckTableConfig(const TableConfig& config) {
   if (!status.ok()) return status;
   status = CheckInitializer(config.initializer, config.dtype);
   if (!status.ok()) return status;
-  status = CheckAdmission(config.admission);
+  if (config.admission != nullptr) status = config.admission->Check();
   if (!status.ok()) return status;
   return CheckRule(config.rule);
 }
@@ -406,7 +337,7 @@ Status ParseTableConfig(const std::string& text, TableConfig* config) {
   if (!status.ok()) return status;
   status = ParseStatistics(&lines, &parsed.statistics);
   if (!status.ok()) return status;
-  status = ParseAdmission(&lines, &parsed.admission);
+  status = ReadAdmission(&lines, &parsed.admission);
   if (!status.ok()) return status;
   status = lines.TakeFlag("unknown", "initial", "zeros", &parsed.unknown_zeros);
   if (!status.ok()) return status;
@@ -448,7 +379,10 @@ std::string TableConfigToText(const TableConfig& config) {
   if (config.statistics > 0) {
     lines[kStatisticsKey] = StatisticsToText(config.statistics);
   }
-  AdmissionToLines(config.admission, &lines);
+  if (config.admission != nullptr) {
+    lines["admission"] = config.admission->name();
+    config.admission->Write(&lines);
+  }
   if (config.unknown_zeros) lines["unknown"] = "zeros";
   const RuleConfig& rule = config.rule;
   lines["optimizer"] = rule.spec().name;

@@ -26,26 +26,18 @@
 #define TF_EXT_CC_CORE_TABLE_CONFIG_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "cc/core/initializers/initializer.h"
 #include "cc/core/rules/rule_spec.h"
 #include "cc/core/support/status.h"
+#include "cc/core/table/admission/policy.h"
 
 namespace tf_ext {
 
 // Whether rows record the time of their last push, and in which unit.
 enum class LastSeen { kNone, kStep, kSecond };
-
-// Which signs get a row when they are pushed; see admission.h.
-enum class AdmissionKind { kNone, kCount, kProbability };
-
-struct AdmissionConfig {
-  AdmissionKind kind = AdmissionKind::kNone;
-  int n = 1;           // of kCount: 1 .. 255 pushes
-  int64_t forget = 0;  // of kCount: steps in a period; 0: nothing is forgotten
-  double p = 1;        // of kProbability: above 0, at most 1
-};
 
 struct TableConfig {
   // A label; decides the table id, no lookup. 1 to 200 bytes, no control
@@ -64,14 +56,14 @@ struct TableConfig {
   LastSeen last_seen = LastSeen::kNone;
   // The number of kStatisticsFields that rows have.
   int statistics = 0;
-  AdmissionConfig admission;
+  // Which signs get a row; nullptr: all that are pushed.
+  std::shared_ptr<const AdmissionPolicy> admission;
   // Whether reads of absent signs return zeros instead of initial weights.
   bool unknown_zeros = false;
 
-  bool has_admission() const { return admission.kind != AdmissionKind::kNone; }
   // The number of statistics that a push has for each sign; 0: none are used.
   int64_t statistics_width() const {
-    return statistics > 0 ? statistics : has_admission() ? 1 : 0;
+    return statistics > 0 ? statistics : admission != nullptr ? 1 : 0;
   }
 };
 

@@ -136,15 +136,6 @@ class RowStatistics {
   void Scale(uint8_t* row, float factor) const {
     for (int i = 0; i < width_; ++i) Set(row, i, Get(row, i) * factor);
   }
-  // A key that orders rows by `show`. Values that no push writes, but an import
-  // may (negative ones and NaN), are equal to 0.
-  uint32_t ShowKey(const uint8_t* row) const {
-    const float show = Get(row, 0);
-    if (!(show > 0)) return 0;
-    uint32_t bits;
-    std::memcpy(&bits, &show, sizeof(bits));
-    return bits;
-  }
 
  private:
   // A vector of one value or two.

@@ -117,13 +117,9 @@ uint32_t Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
 
 uint32_t Stripe::InsertIfAdmitted(const BatchItem& item, uint64_t hash,
                                   const PushAdmission& admission) {
-  const int64_t occurrences = admission.Occurrences(item.position);
-  if (occurrences == 0) return kNoRow;
-  const bool admitted =
-      admission.kind() == AdmissionKind::kCount
-          ? counters_.Reaches(hash, occurrences, admission.n())
-          : admission.Draws(item.sign, occurrences);
-  if (!admitted) return kNoRow;
+  if (!admission.Admits(item.sign, hash, item.position, &counters_)) {
+    return kNoRow;
+  }
   const uint32_t row = Insert(item.sign, hash, true);
   ++admitted_;
   return row;

@@ -8,7 +8,7 @@
 //       BucketIndex          // hash -> row number; bucket_index.h
 //       RowSlabs             // row number -> row; row_slabs.h
 //       ChangeMarks          // row number -> changed?; change_marks.h
-//       AdmissionCounters    // of signs without a row; admission_counters.h
+//       AdmissionCounters    // of signs without a row; admission/
 //
 // All operations are batched. Present rows are read in the order of the batch,
 // with all stripes locked for reading (table_pull.cc). For everything else, a
@@ -60,8 +60,8 @@
 
 #include "cc/core/rules/update_rule.h"
 #include "cc/core/snapshot/counter_chunks.h"
-#include "cc/core/table/admission.h"
-#include "cc/core/table/admission_counters.h"
+#include "cc/core/table/admission/admission_counters.h"
+#include "cc/core/table/admission/policy.h"
 #include "cc/core/table/batch_parts.h"
 #include "cc/core/table/change_marks.h"
 #include "cc/core/table/lookup.h"

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <optional>
 
 #include "cc/core/hashing/mix.h"
 #include "cc/core/table/stripe.h"
@@ -186,12 +187,12 @@ Status Table::PushChecked(const PushBatch& batch,
   const bool packed = statistics != nullptr && statistics_.width() > 0 &&
                       n <= std::numeric_limits<uint32_t>::max();
   const PushRecord record = {last_seen_, now, statistics_, statistics, packed};
-  const PushAdmission admission(
-      config_.admission, config_.seed, step,
-      AdvancePeriod(AdmissionPeriod(config_.admission, step)), statistics,
-      batch.statistics_width);
-  const PushAdmission* const admits =
-      config_.has_admission() ? &admission : nullptr;
+  std::optional<PushAdmission> admission;
+  if (config_.admission != nullptr) {
+    admission.emplace(*config_.admission, config_.seed, step,
+                      AdvancePeriod(config_.admission->PeriodOf(step)),
+                      statistics, batch.statistics_width);
+  }
   std::atomic<int64_t> total{0};
   Status status;
   try {
@@ -200,7 +201,7 @@ Status Table::PushChecked(const PushBatch& batch,
     const auto push_range = [&](const StripeRange& range, BatchItem* items,
                                 int64_t count) {
       total += Stripe::Push(range, items, count, push, batch.gradients, record,
-                            admits);
+                            admission.has_value() ? &*admission : nullptr);
     };
     // So that the cache misses of several blocks overlap.
     constexpr int64_t kAtLeast = 4 * kBlock;

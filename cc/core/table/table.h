@@ -11,7 +11,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "cc/core/support/parallel.h"
 #include "cc/core/support/status.h"
 #include "cc/core/table/config.h"
+#include "cc/core/table/eviction/policy.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/row_statistics.h"
 #include "cc/core/table/row_time.h"
@@ -93,28 +93,6 @@ struct StoredRows {
 
 // Receives the chunks of a file, in order.
 using ChunkSink = std::function<Status(const ChunkEncoder::Chunk& chunk)>;
-
-// Which rows an eviction removes: those above a capacity, or those that are
-// old, have a low score, or both.
-struct EvictPolicy {
-  // Evicts rows that were not pushed for this number of steps or seconds, at
-  // least 1; 0: not set.
-  int64_t unseen = 0;
-  // Evicts all but this number of most recently pushed rows, or, if `by_show`,
-  // of the rows with the highest `show`, with ties broken by a hash of the
-  // sign; -1: not set.
-  int64_t capacity = -1;
-  bool by_show = false;
-  // Evicts rows with show_weight * show + click_weight * click < threshold.
-  struct Score {
-    double threshold;
-    double show_weight;
-    double click_weight;
-  };
-  std::optional<Score> score;
-  // Whether both `unseen` and `score` are required, rather than one of them.
-  bool require_all = false;
-};
 
 struct EvictedRows {
   int64_t examined = 0;
@@ -228,7 +206,7 @@ class Table {
   // counts as a change of the row. At most kSweptAtOnce rows are examined per
   // lock hold; rows that other threads insert meanwhile may be left out.
   // `*evicted` is valid after an error, too.
-  Status Evict(const EvictPolicy& policy, int64_t now,
+  Status Evict(const EvictionArgs& args, int64_t now,
                const ParallelFor& parallel_for, EvictedRows* evicted);
 
   // Multiplies the statistics of all rows by `factor`, above 0 and at most 1;
@@ -375,22 +353,18 @@ class Table {
   // The period, or that of an earlier push if that is later.
   int64_t AdvancePeriod(int64_t period);
   Status CheckCounts() const;
-  Status CheckEviction(const EvictPolicy& policy, int64_t now) const;
-  // Whether an eviction removes a row that is `age` old.
-  bool IsEvicted(const EvictPolicy& policy, const uint8_t* row,
-                 int64_t age) const;
-  // What a capacity compares first: the time of the row's last push, or `show`.
-  uint32_t CapacityKey(const EvictPolicy& policy, const uint8_t* row,
-                       int32_t now) const;
+  Status CheckEviction(const EvictionPolicy& policy, int64_t now) const;
+  // A row as an eviction at `now` sees it.
+  EvictionRow EvictionRowAt(const uint8_t* row, int32_t now) const;
   // The order in which rows are evicted for a capacity.
   using Rank = unsigned __int128;
   using DigitCounts = std::vector<int64_t>;
-  // Finds the rank that all but `policy.capacity` rows are below. May throw
+  // Finds the rank that all but `policy.capacity()` rows are below. May throw
   // std::bad_alloc.
-  Status FindCutoff(const EvictPolicy& policy, int32_t now,
+  Status FindCutoff(const EvictionPolicy& policy, int32_t now,
                     const ParallelFor& parallel_for, Rank* cutoff) const;
   // Counts the digits at bit `shift` of the ranks that begin with `prefix`.
-  Status CountRanks(const EvictPolicy& policy, Rank prefix, int shift,
+  Status CountRanks(const EvictionPolicy& policy, Rank prefix, int shift,
                     int32_t now, const ParallelFor& parallel_for,
                     DigitCounts* counts) const;
   Status ResolveStoredRows(const StoredRows& stored,

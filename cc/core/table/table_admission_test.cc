@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/table/admission/count.h"
+#include "cc/core/table/admission/probability.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_test_util.h"
 #include "gtest/gtest.h"
@@ -23,7 +25,7 @@ namespace {
 
 TableConfig CountConfig(int n, int64_t forget = 0) {
   TableConfig config = MakeConfig("sgd", 2);
-  config.admission = {AdmissionKind::kCount, n, forget, 1};
+  config.admission = std::make_shared<CountAdmission>(n, forget);
   return config;
 }
 
@@ -148,7 +150,7 @@ TEST(AdmissionTest, EvictedRowsCountAnew) {
   config.last_seen = LastSeen::kStep;
   const auto table = Make(config);
   EXPECT_EQ(PushOnes(table.get(), {1, 1, 2}, 1), 1);
-  EvictPolicy policy;
+  EvictionArgs policy;
   policy.unseen = 5;
   EvictedRows evicted;
   ASSERT_TRUE(table->Evict(policy, 10, SerialFor, &evicted).ok());
@@ -180,7 +182,7 @@ TEST(AdmissionTest, ZerosAreReadForSignsWithoutARow) {
   const std::vector<float> row = Pull(table.get(), {7}, true);
   EXPECT_NE(row, std::vector<float>(2, 0));
   EXPECT_EQ(Pull(table.get(), {7}, false), row);
-  config.admission = {AdmissionKind::kCount, 1, 0, 1};
+  config.admission = std::make_shared<CountAdmission>(1);
   const auto counted = Make(config);
   EXPECT_EQ(Pull(counted.get(), {7, 8}, true), std::vector<float>(4, 0));
   PushOnes(counted.get(), {7});
@@ -291,7 +293,7 @@ TEST(AdmissionTest, AllArePushedAsInATableWithoutAdmission) {
 
 TEST(AdmissionTest, AShareOfTheSignsIsAdmittedByChance) {
   TableConfig config = MakeConfig("sgd", 2);
-  config.admission = {AdmissionKind::kProbability, 1, 0, 0.1};
+  config.admission = std::make_shared<ProbabilityAdmission>(0.1);
   const std::vector<int64_t> signs = Range(0, 20000);
   const auto rows_after = [&](int64_t step, float show) {
     const auto table = Make(config);
@@ -308,7 +310,7 @@ TEST(AdmissionTest, AShareOfTheSignsIsAdmittedByChance) {
   EXPECT_EQ(rows_after(1, 3e38f).size(), signs.size());
   config.seed = 18;
   EXPECT_NE(rows_after(1, 1), once);
-  config.admission.p = 1;
+  config.admission = std::make_shared<ProbabilityAdmission>(1);
   EXPECT_EQ(rows_after(1, 1).size(), signs.size());
 }
 

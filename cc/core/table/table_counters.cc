@@ -15,7 +15,9 @@
 namespace tf_ext {
 
 Status Table::CheckCounts() const {
-  if (config_.admission.kind == AdmissionKind::kCount) return Status::Ok();
+  if (config_.admission != nullptr && config_.admission->most_count() >= 0) {
+    return Status::Ok();
+  }
   return Status::InvalidArgument("table \"" + config_.name +
                                  "\" has no counters, because its admission is "
                                  "not by count.");
@@ -62,11 +64,12 @@ Status Table::ImportCounters(const int64_t* signs, const int32_t* counts,
   Status status = CheckCounts();
   if (status.ok()) status = CheckCount(n);
   if (!status.ok()) return status;
-  const int64_t forget = config_.admission.forget;
+  const AdmissionPolicy& admission = *config_.admission;
   const int64_t last_period =
-      forget == 0 ? 0 : std::numeric_limits<int64_t>::max() / forget;
-  // Without `forget` there is one period, whatever those of the counters are.
-  if (forget == 0 && period >= 0) period = 0;
+      admission.PeriodOf(std::numeric_limits<int64_t>::max());
+  // If nothing is forgotten there is one period, whatever those of the counters
+  // are.
+  if (last_period == 0 && period >= 0) period = 0;
   if (period < 0 || period > last_period) {
     return Status::InvalidArgument(
         "the period of counters of table \"" + config_.name +
@@ -87,7 +90,7 @@ Status Table::ImportCounters(const int64_t* signs, const int32_t* counts,
     for (const auto& stripe : stripes_) stripe->ClearCounters();
   }
   AdvancePeriod(period);
-  const int most = config_.admission.n - 1;
+  const int most = admission.most_count();
   if (most == 0) return Status::Ok();
   return ForEachStripe(
       signs, n, parallel_for, [&](int s, BatchItem* items, int64_t count) {

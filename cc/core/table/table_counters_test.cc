@@ -12,7 +12,8 @@
 
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/counter_chunks.h"
-#include "cc/core/table/admission_counters.h"
+#include "cc/core/table/admission/admission_counters.h"
+#include "cc/core/table/admission/count.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
 #include "cc/core/table/table_test_util.h"
@@ -25,7 +26,7 @@ using Counts = std::map<int64_t, int>;
 
 std::unique_ptr<Table> Make(int n, int64_t forget = 0) {
   TableConfig config = MakeConfig("sgd", 2);
-  config.admission = {AdmissionKind::kCount, n, forget, 1};
+  config.admission = std::make_shared<CountAdmission>(n, forget);
   std::unique_ptr<Table> table;
   const Status status = Table::Create(config, &table);
   EXPECT_TRUE(status.ok()) << status.message();

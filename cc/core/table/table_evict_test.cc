@@ -42,7 +42,7 @@ void PushAt(Table* table, const std::vector<int64_t>& signs, int64_t step,
   EXPECT_TRUE(status.ok()) << status.message();
 }
 
-EvictedRows Evict(Table* table, const EvictPolicy& policy, int64_t now,
+EvictedRows Evict(Table* table, const EvictionArgs& policy, int64_t now,
                   const ParallelFor& parallel_for = SerialFor) {
   EvictedRows evicted;
   const Status status = table->Evict(policy, now, parallel_for, &evicted);
@@ -50,15 +50,15 @@ EvictedRows Evict(Table* table, const EvictPolicy& policy, int64_t now,
   return evicted;
 }
 
-EvictPolicy Policy(int64_t unseen, int64_t capacity) {
-  EvictPolicy policy;
+EvictionArgs Policy(int64_t unseen, int64_t capacity) {
+  EvictionArgs policy;
   policy.unseen = unseen;
   policy.capacity = capacity;
   return policy;
 }
 
-EvictPolicy Unseen(int64_t unseen) { return Policy(unseen, -1); }
-EvictPolicy Capacity(int64_t rows) { return Policy(0, rows); }
+EvictionArgs Unseen(int64_t unseen) { return Policy(unseen, -1); }
+EvictionArgs Capacity(int64_t rows) { return Policy(0, rows); }
 
 std::map<int64_t, int32_t> Times(const Table& table) {
   const ExportedRows rows = Export(table, 0, -1, {"last_seen"});
@@ -171,7 +171,7 @@ TEST(EvictTest, RowsOfUnknownAgeBeginToAge) {
 
 TEST(EvictTest, OfAnEmptyTableRemovesNothing) {
   const auto table = MakeTimed();
-  for (const EvictPolicy& policy : {Unseen(1), Capacity(0), Capacity(5)}) {
+  for (const EvictionArgs& policy : {Unseen(1), Capacity(0), Capacity(5)}) {
     const EvictedRows evicted = Evict(table.get(), policy, 100);
     EXPECT_EQ(evicted.examined, 0);
     EXPECT_EQ(evicted.evicted, 0);
@@ -180,7 +180,7 @@ TEST(EvictTest, OfAnEmptyTableRemovesNothing) {
 
 TEST(EvictTest, CanRemoveAllRows) {
   const auto table = MakeTimed();
-  for (const EvictPolicy& policy : {Unseen(1), Capacity(0)}) {
+  for (const EvictionArgs& policy : {Unseen(1), Capacity(0)}) {
     PushAt(table.get(), Range(0, 20000), 1);
     const EvictedRows evicted = Evict(table.get(), policy, 100);
     EXPECT_EQ(evicted.examined, 20000);
@@ -244,7 +244,7 @@ TEST(EvictTest, RefusesWrongArguments) {
   const auto table = MakeTimed();
   EvictedRows evicted;
   struct Case {
-    EvictPolicy policy;
+    EvictionArgs policy;
     int64_t now;
     const char* says;
   };

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/table/admission/count.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
 #include "cc/core/table/table_stress_test_util.h"
@@ -39,7 +40,7 @@ class TableLifetimeStressTest : public testing::Test {
     config.initializer = {InitializerKind::kConstant, 1, 0};
     config.last_seen = LastSeen::kStep;
     config.statistics = 2;
-    config.admission = {AdmissionKind::kCount, 4, 2, 1};
+    config.admission = std::make_shared<CountAdmission>(4, 2);
     std::unique_ptr<Table> table;
     const Status status = Table::Create(config, &table);
     EXPECT_TRUE(status.ok()) << status.message();
@@ -90,7 +91,7 @@ class TableLifetimeStressTest : public testing::Test {
   }
 
   void Evict(int64_t unseen, bool require_all) {
-    EvictPolicy policy;
+    EvictionArgs policy;
     policy.unseen = unseen;
     policy.score = {kThreshold, 1, 0};
     policy.require_all = require_all;

@@ -74,7 +74,7 @@ Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
     }
     if (sign_parts.empty()) return Status::Ok();
     // With admission, pushes decide which signs get a row.
-    return PullParts(sign_parts, insert && !config_.has_admission(),
+    return PullParts(sign_parts, insert && config_.admission == nullptr,
                      {out, statistics}, parallel_for);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();

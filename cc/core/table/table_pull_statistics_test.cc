@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc/core/table/admission/count.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_test_util.h"
 #include "gtest/gtest.h"
@@ -22,8 +23,7 @@ std::unique_ptr<Table> MakeCounting(int statistics, bool admission = false) {
   config.initializer = {InitializerKind::kConstant, 0, 0};
   config.statistics = statistics;
   if (admission) {
-    config.admission.kind = AdmissionKind::kCount;
-    config.admission.n = 2;
+    config.admission = std::make_shared<CountAdmission>(2);
   }
   std::unique_ptr<Table> table;
   const Status status = Table::Create(config, &table);

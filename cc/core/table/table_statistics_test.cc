@@ -62,7 +62,7 @@ int64_t Decay(Table* table, double factor,
   return decayed;
 }
 
-EvictedRows Evict(Table* table, const EvictPolicy& policy, int64_t now = 0,
+EvictedRows Evict(Table* table, const EvictionArgs& policy, int64_t now = 0,
                   const ParallelFor& parallel_for = SerialFor) {
   EvictedRows evicted;
   const Status status = table->Evict(policy, now, parallel_for, &evicted);
@@ -70,17 +70,17 @@ EvictedRows Evict(Table* table, const EvictPolicy& policy, int64_t now = 0,
   return evicted;
 }
 
-EvictPolicy ByShow(int64_t rows) {
-  EvictPolicy policy;
+EvictionArgs ByShow(int64_t rows) {
+  EvictionArgs policy;
   policy.capacity = rows;
   policy.by_show = true;
   return policy;
 }
 
-EvictPolicy Score(double threshold, double show_weight = 1,
-                  double click_weight = 0, int64_t unseen = 0,
-                  bool require_all = false) {
-  EvictPolicy policy;
+EvictionArgs Score(double threshold, double show_weight = 1,
+                   double click_weight = 0, int64_t unseen = 0,
+                   bool require_all = false) {
+  EvictionArgs policy;
   policy.score = {threshold, show_weight, click_weight};
   policy.unseen = unseen;
   policy.require_all = require_all;
@@ -357,7 +357,7 @@ TEST(ScoreTest, EvictsImportedRowsWithoutAScore) {
 
 TEST(ScoreTest, RefusesWhatTheTableDoesNotHold) {
   EvictedRows evicted;
-  const auto says = [&](Table* table, const EvictPolicy& policy) {
+  const auto says = [&](Table* table, const EvictionArgs& policy) {
     const Status status = table->Evict(policy, 1, SerialFor, &evicted);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
     return status.message();
@@ -376,7 +376,7 @@ TEST(ScoreTest, RefusesWhatTheTableDoesNotHold) {
   EXPECT_PRED2(Says, says(show.get(), Score(NAN)), "score has the value nan");
   EXPECT_PRED2(Says, says(show.get(), Score(1, INFINITY)),
                "score has the value inf");
-  EvictPolicy both = ByShow(1);
+  EvictionArgs both = ByShow(1);
   both.score = {1, 1, 0};
   EXPECT_PRED2(Says, says(show.get(), both),
                "capacity is 1, and there is a score");
@@ -425,7 +425,7 @@ TEST(ScoreTest, CapacityByShowKeepsTheHighest) {
 
 TEST(ScoreTest, OfAnEmptyTableEvictsNothing) {
   const auto table = MakeCounting();
-  for (const EvictPolicy& policy : {Score(1), ByShow(0), ByShow(9)}) {
+  for (const EvictionArgs& policy : {Score(1), ByShow(0), ByShow(9)}) {
     const EvictedRows evicted = Evict(table.get(), policy);
     EXPECT_EQ(evicted.examined, 0);
     EXPECT_EQ(evicted.evicted, 0);

@@ -3,9 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/table_resource.h"
@@ -16,13 +15,16 @@ namespace tf_ext {
 namespace {
 
 using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 class SparseTableEvictOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit SparseTableEvictOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("policy", &policy_));
+  }
 
   void Compute(OpKernelContext* ctx) override {
     std::shared_ptr<Table> table;
@@ -39,35 +41,23 @@ class SparseTableEvictOp : public OpKernel {
     Tensor* evicted = nullptr;
     OP_REQUIRES_OK(ctx,
                    ctx->allocate_output(kEvicted, TensorShape({}), &evicted));
-    EvictPolicy policy;
-    policy.unseen = ctx->input(kUnseen).scalar<int64_t>()();
-    policy.capacity = ctx->input(kCapacity).scalar<int64_t>()();
-    policy.by_show = ctx->input(kByShow).scalar<bool>()();
-    policy.require_all = ctx->input(kRequireAll).scalar<bool>()();
-    OP_REQUIRES_OK(ctx, ReadScore(ctx->input(kScore), &policy));
+    EvictionArgs args;
+    args.unseen = ctx->input(kUnseen).scalar<int64_t>()();
+    args.capacity = ctx->input(kCapacity).scalar<int64_t>()();
+    args.by_show = ctx->input(kByShow).scalar<bool>()();
+    const auto score = ctx->input(kScore).vec<double>();
+    args.score.assign(score.data(), score.data() + score.size());
+    args.require_all = ctx->input(kRequireAll).scalar<bool>()();
+    args.policy = policy_;
     EvictedRows rows;
-    OP_REQUIRES_OK(
-        ctx, ToTf(table->Evict(policy, ctx->input(kNow).scalar<int64_t>()(),
-                               MakeParallelFor(ctx), &rows)));
+    OP_REQUIRES_OK(ctx,
+                   ToTf(table->Evict(args, ctx->input(kNow).scalar<int64_t>()(),
+                                     MakeParallelFor(ctx), &rows)));
     examined->scalar<int64_t>()() = rows.examined;
     evicted->scalar<int64_t>()() = rows.evicted;
   }
 
  private:
-  static absl::Status ReadScore(const Tensor& score, EvictPolicy* policy) {
-    const int64_t n = score.dim_size(0);
-    if (n == 0) return absl::OkStatus();
-    if (n != 3) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("score must be of shape [0] or [3] (threshold, "
-                       "show_weight and click_weight), but its shape is [",
-                       n, "]."));
-    }
-    const auto values = score.vec<double>();
-    policy->score = {values(0), values(1), values(2)};
-    return absl::OkStatus();
-  }
-
   enum Inputs {
     kHandle,
     kNow,
@@ -78,6 +68,8 @@ class SparseTableEvictOp : public OpKernel {
     kRequireAll
   };
   enum Outputs { kExamined, kEvicted };
+
+  std::string policy_;
 };
 
 class SparseTableDecayOp : public OpKernel {

@@ -21,6 +21,7 @@ REGISTER_OP("TfExt>SparseTableEvict")
     .Input("by_show: bool")
     .Input("score: double")
     .Input("require_all: bool")
+    .Attr("policy: string = ''")
     .Output("examined: int64")
     .Output("evicted: int64")
     .SetIsStateful()
@@ -58,6 +59,7 @@ score: `[0]` or `[3]`: threshold, show_weight and click_weight, all finite. Rows
   with show_weight * show + click_weight * click < threshold are evicted.
 require_all: Scalar. Whether rows are evicted only if both `unseen` and `score`
   apply to them, rather than one of the two.
+policy: The name of a policy. If it is empty, the inputs above choose it.
 examined: Scalar. The number of rows that were examined.
 evicted: Scalar. The number of rows that were evicted.
 )doc");

@@ -73,6 +73,7 @@ class LifetimeOpsTest(RefusalTestCase):
             ({"score": [9.0, 1.0, 2.0], "unseen": 1, "require_all": True}, 0),
             ({"score": [2.5, 1.0, 2.0]}, 1),
             ({"score": [5.0, 1.0, 2.0]}, 0),
+            ({"capacity": 1, "by_show": True, "policy": "capacity"}, 0),
             ({"capacity": 0, "by_show": True}, 1),
         ):
             found = mode(
@@ -156,6 +157,29 @@ class LifetimeOpsTest(RefusalTestCase):
             "evict_nothing",
             lambda h: ops.sparse_table_evict(h, 9),
             "unseen is 0 and capacity is -1",
+        ),
+        (
+            "evict_by_an_unknown_policy",
+            lambda h: ops.sparse_table_evict(h, 9, unseen=1, policy="age"),
+            'policy is "age"',
+            "it must be empty or one of unseen, capacity, score.",
+        ),
+        (
+            "evict_unseen_by_name",
+            lambda h: ops.sparse_table_evict(h, 9, policy="unseen"),
+            "unseen is 0; it must be at least 1.",
+        ),
+        (
+            "evict_capacity_by_name",
+            lambda h: ops.sparse_table_evict(h, 9, policy="capacity"),
+            "capacity is -1; it must be at least 0.",
+        ),
+        (
+            "evict_score_by_name",
+            lambda h: ops.sparse_table_evict(
+                h, 9, unseen=-1, score=[1.0, 1.0, 0.0], policy="score"
+            ),
+            "unseen is -1; it must be at least 0.",
         ),
         (
             "evict_by_show_of_rank_1",

@@ -17,6 +17,7 @@ def sparse_table_evict(
     by_show: bool | tf.Tensor = False,
     score: Sequence[float] | tf.Tensor = (),
     require_all: bool | tf.Tensor = False,
+    policy: str = "",
     name: str | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     r"""Removes rows based on the time of their last push or their statistics.
@@ -42,6 +43,8 @@ def sparse_table_evict(
         evicted.
       require_all: bool `[]`, whether rows are evicted only if both `unseen` and
         `score` apply to them, rather than one of the two.
+      policy: string, the name of a policy of cc/core/table/eviction, which says
+        what the arguments above mean to it; "": they choose it.
       name: optional name of the operation.
 
     Returns:
@@ -66,6 +69,7 @@ def sparse_table_evict(
         by_show,
         tf.convert_to_tensor(score, tf.float64),
         require_all,
+        policy=policy,
         name=name,
     )
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cc/core/table/admission_counters.h"
+#include "cc/core/table/admission/admission_counters.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
-#include "cc/core/table/counter_lines.h"
+#include "cc/core/table/admission/counter_lines.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {

@@ -15,14 +15,14 @@
 //
 // Steps that go backwards, as with asynchronous parameter servers, count in the
 // current period.
-#ifndef TF_EXT_CC_CORE_TABLE_ADMISSION_COUNTERS_H_
-#define TF_EXT_CC_CORE_TABLE_ADMISSION_COUNTERS_H_
+#ifndef TF_EXT_CC_CORE_TABLE_ADMISSION_ADMISSION_COUNTERS_H_
+#define TF_EXT_CC_CORE_TABLE_ADMISSION_ADMISSION_COUNTERS_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
-#include "cc/core/table/counter_lines.h"
+#include "cc/core/table/admission/counter_lines.h"
 
 namespace tf_ext {
 
@@ -137,4 +137,4 @@ class AdmissionCounters {
 
 }  // namespace tf_ext
 
-#endif  // TF_EXT_CC_CORE_TABLE_ADMISSION_COUNTERS_H_
+#endif  // TF_EXT_CC_CORE_TABLE_ADMISSION_ADMISSION_COUNTERS_H_

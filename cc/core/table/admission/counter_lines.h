@@ -23,8 +23,8 @@
 // memory. A full table grows by a half, so a counter takes at most 19.6 bytes.
 // Churn leaves counters behind lines that have become free, so a table is also
 // rebuilt after as many removals as it can hold twice.
-#ifndef TF_EXT_CC_CORE_TABLE_COUNTER_LINES_H_
-#define TF_EXT_CC_CORE_TABLE_COUNTER_LINES_H_
+#ifndef TF_EXT_CC_CORE_TABLE_ADMISSION_COUNTER_LINES_H_
+#define TF_EXT_CC_CORE_TABLE_ADMISSION_COUNTER_LINES_H_
 
 #include <algorithm>
 #include <cmath>
@@ -252,4 +252,4 @@ class CounterLines {
 
 }  // namespace tf_ext
 
-#endif  // TF_EXT_CC_CORE_TABLE_COUNTER_LINES_H_
+#endif  // TF_EXT_CC_CORE_TABLE_ADMISSION_COUNTER_LINES_H_
