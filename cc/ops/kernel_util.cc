@@ -6,12 +6,12 @@
 #include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "cc/core/support/mutex.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
@@ -41,23 +41,23 @@ class BlockQueue {
       ++done;
     }
     if (done == 0) return;
-    std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     finished_ += done;
     if (finished_ == blocks_) all_finished_.notify_one();
   }
 
   void Wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    all_finished_.wait(lock, [this] { return finished_ == blocks_; });
+    const ExclusiveLock lock(mutex_);
+    while (finished_ < blocks_) mutex_.Wait(&all_finished_);
   }
 
  private:
   const int64_t blocks_;
   const std::function<void(int64_t)>* const fn_;
   std::atomic<int64_t> next_{0};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable all_finished_;
-  int64_t finished_ = 0;  // guarded by mutex_
+  int64_t finished_ TF_EXT_GUARDED_BY(mutex_) = 0;
 };
 
 absl::Status ShapeError(absl::string_view name, absl::string_view found,

@@ -3,9 +3,9 @@
 
 #include <dlfcn.h>
 
-#include <mutex>
 #include <string>
 
+#include "cc/core/support/mutex.h"
 #include "cc/core/support/version.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -26,8 +26,8 @@ using tensorflow::TensorShape;
 using tensorflow::tstring;
 
 struct RecordedTask {
-  std::mutex mutex;
-  std::string text;
+  Mutex mutex;
+  std::string text TF_EXT_GUARDED_BY(mutex);
 };
 
 RecordedTask& Recorded() {
@@ -43,8 +43,9 @@ class SetTaskOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor& task = ctx->input(0);
     OP_REQUIRES_OK(ctx, CheckScalar("task", task));
-    const std::lock_guard<std::mutex> lock(Recorded().mutex);
-    Recorded().text = task.scalar<tstring>()();
+    RecordedTask& recorded = Recorded();
+    const ExclusiveLock lock(recorded.mutex);
+    recorded.text = task.scalar<tstring>()();
   }
 };
 
@@ -55,8 +56,9 @@ class TaskOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Tensor* task = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &task));
-    const std::lock_guard<std::mutex> lock(Recorded().mutex);
-    task->scalar<tstring>()() = Recorded().text;
+    RecordedTask& recorded = Recorded();
+    const ExclusiveLock lock(recorded.mutex);
+    task->scalar<tstring>()() = recorded.text;
   }
 };
 

@@ -22,10 +22,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/pages.h"
 
 namespace tf_ext {
@@ -46,7 +46,7 @@ class SlabMemory {
 
   // Aligned to cache lines, with arbitrary bytes. Throws std::bad_alloc.
   Piece Take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     SkipFullRegions();
     if (first_open_ == regions_.size()) AddRegion();
     return TakeFirst();
@@ -54,7 +54,7 @@ class SlabMemory {
 
   // Takes a free piece that precedes `piece`, if there is one.
   Piece TakeBefore(const Piece& piece) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     SkipFullRegions();
     if (first_open_ == regions_.size()) return {};
     const Region& open = *regions_[first_open_];
@@ -70,7 +70,7 @@ class SlabMemory {
   // to the system takes time.
   void Release(const Piece& piece) {
     std::unique_ptr<Region> empty;  // unmapped after unlocking
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     const auto at = std::lower_bound(
         regions_.begin(), regions_.end(), piece.region->number,
         [](const std::unique_ptr<Region>& region, int64_t number) {
@@ -101,7 +101,7 @@ class SlabMemory {
   // Whether so many pieces are free that moving the others is worthwhile: at
   // least two regions, and a quarter of all pieces.
   bool scattered() {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     const size_t all = regions_.size() * PiecesOfRegion();
     return all - taken_ >= 2 * PiecesOfRegion() && (all - taken_) * 4 >= all;
   }
@@ -135,13 +135,13 @@ class SlabMemory {
     return (data - region.pages.data()) / piece_bytes_;
   }
 
-  void SkipFullRegions() {
+  void SkipFullRegions() TF_EXT_REQUIRES(mutex_) {
     while (first_open_ < regions_.size() &&
            regions_[first_open_]->taken_count == PiecesOfRegion()) {
       ++first_open_;
     }
   }
-  void AddRegion() {
+  void AddRegion() TF_EXT_REQUIRES(mutex_) {
     regions_.push_back(nullptr);
     try {
       regions_.back() = std::make_unique<Region>(
@@ -153,7 +153,7 @@ class SlabMemory {
     }
     ++next_number_;
   }
-  Piece TakeFirst() {
+  Piece TakeFirst() TF_EXT_REQUIRES(mutex_) {
     Region* const region = regions_[first_open_].get();
     const size_t index = region->FirstFree();
     region->taken[index] = true;
@@ -178,11 +178,14 @@ class SlabMemory {
   }
 
   const size_t piece_bytes_;
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Region>> regions_;  // by number
-  int64_t next_number_ = 0;
-  size_t first_open_ = 0;  // regions before this one have no free piece
-  size_t taken_ = 0;       // number of taken pieces
+  Mutex mutex_;
+  // By number.
+  std::vector<std::unique_ptr<Region>> regions_ TF_EXT_GUARDED_BY(mutex_);
+  int64_t next_number_ TF_EXT_GUARDED_BY(mutex_) = 0;
+  // Regions before this one have no free piece.
+  size_t first_open_ TF_EXT_GUARDED_BY(mutex_) = 0;
+  // The number of taken pieces.
+  size_t taken_ TF_EXT_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tf_ext

@@ -4,11 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/read_rows.h"
 
 namespace tf_ext {
@@ -18,9 +17,6 @@ constexpr int kFirstBuckets = 4;
 // Up to this level an index doubles, to 1 MiB; see stripe.h.
 constexpr int kDoublings = 12;
 constexpr double kGrowth = 1.25;
-
-using SharedLock = std::shared_lock<StripeMutex>;
-using ExclusiveLock = std::unique_lock<StripeMutex>;
 
 // A filter that avoids comparisons with all other rows of a block.
 class SeenHashes {
@@ -44,13 +40,14 @@ class SeenHashes {
 // All stripes of a range, locked in their order.
 class Stripe::ExclusiveLocks {
  public:
-  explicit ExclusiveLocks(const StripeRange& range) : range_(range) {
+  explicit ExclusiveLocks(const StripeRange& range) TF_EXT_UNCHECKED
+      : range_(range) {
     for (int s = range.begin; s < range.end; ++s) {
       range.stripes[s]->mutex_.lock();
       range.stripes[s]->rows_.slabs.PrefetchChunks();
     }
   }
-  ~ExclusiveLocks() {
+  ~ExclusiveLocks() TF_EXT_UNCHECKED {
     for (int s = range_.begin; s < range_.end; ++s) {
       range_.stripes[s]->mutex_.unlock();
     }
@@ -80,9 +77,13 @@ void Stripe::ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
                           bool touch, const Visit& visit) const {
   LookUp(
       n, row_bytes, [items](int64_t i) { return items[i].sign; },
-      [this](uint64_t) -> const SignRows& { return rows_; },
+      [this](uint64_t) -> const SignRows& {
+        mutex_.AssertReadable();
+        return rows_;
+      },
       [this, touch](const uint64_t* hashes, const uint32_t* candidates,
                     int count) {
+        mutex_.AssertReadable();
         for (int i = 0; i < count; ++i) {
           PrefetchBeside(hashes[i], candidates[i], touch);
         }
@@ -169,8 +170,11 @@ void Stripe::Pull(BatchItem* items, int64_t n, bool insert,
     const SharedLock lock(mutex_);
     absent = ReadRows(
         ItemPart{items, n}, *format_,
-        [this](uint64_t) -> const SignRows& { return rows_; }, output,
-        insert ? items : nullptr);
+        [this](uint64_t) -> const SignRows& {
+          mutex_.AssertReadable();
+          return rows_;
+        },
+        output, insert ? items : nullptr);
   }
   if (absent > 0) PullInserting(items, absent, output);
 }
@@ -179,6 +183,7 @@ void Stripe::PullInserting(const BatchItem* items, int64_t n,
                            const PullOutput& output) {
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t* candidates) {
+    mutex_.AssertHeld();
     const uint8_t* rows[kBlock];
     int64_t positions[kBlock];
     for (int i = 0; i < count; ++i) {
@@ -203,7 +208,9 @@ int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
   const auto prefetch = [&](const uint64_t* hashes, const uint32_t* candidates,
                             int count) {
     for (int i = 0; i < count; ++i) {
-      stripe_of(hashes[i]).PrefetchBeside(hashes[i], candidates[i], true);
+      const Stripe& stripe = stripe_of(hashes[i]);
+      stripe.mutex_.AssertReadable();
+      stripe.PrefetchBeside(hashes[i], candidates[i], true);
     }
   };
   int64_t updated = 0;
@@ -225,6 +232,7 @@ int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
       BatchItem item = items[start + i];
       const Counts added = record.CountsOf(&item.position);
       Stripe& stripe = stripe_of(hashes[i]);
+      stripe.mutex_.AssertHeld();
       uint32_t number = stripe.rows_.Find(item.sign, hashes[i], candidates[i]);
       if (number == kNoRow) {
         number = admission == nullptr
@@ -252,14 +260,20 @@ int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
   if (admission != nullptr) {
     for (int s = range.begin; s < range.end; ++s) {
       CounterLines* const its = &dropped[2 * (s - range.begin)];
-      range.stripes[s]->counters_.Advance(admission->period(), &its[0],
-                                          &its[1]);
+      Stripe& stripe = *range.stripes[s];
+      stripe.mutex_.AssertHeld();
+      stripe.counters_.Advance(admission->period(), &its[0], &its[1]);
     }
   }
   Stripe& first = *range.stripes[range.begin];
+  first.mutex_.AssertHeld();
   LookUp(
       n, first.format_->stride, [items](int64_t i) { return items[i].sign; },
-      [&](uint64_t hash) -> const SignRows& { return stripe_of(hash).rows_; },
+      [&](uint64_t hash) -> const SignRows& {
+        const Stripe& stripe = stripe_of(hash);
+        stripe.mutex_.AssertReadable();
+        return stripe.rows_;
+      },
       prefetch, visit);
   // Only the sum of all stripes is of interest.
   first.saturated_ += saturated;
@@ -274,6 +288,7 @@ void Stripe::Import(const BatchItem* items, int64_t n,
   }
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t* candidates) {
+    mutex_.AssertHeld();
     for (int i = 0; i < count; ++i) {
       const BatchItem& item = items[start + i];
       const uint32_t number =
@@ -295,6 +310,7 @@ int64_t Stripe::Erase(const BatchItem* items, int64_t n) {
   int64_t erased = 0;
   const auto visit = [&](int64_t start, int count, const uint64_t* hashes,
                          const uint32_t*) {
+    mutex_.AssertHeld();
     for (int i = 0; i < count; ++i) {
       // The candidate cannot be used: an earlier item may have erased it, and
       // the sign in a free row is arbitrary.
@@ -434,8 +450,10 @@ Stripe::Stats Stripe::GetStats(int64_t period, bool with_probes) const {
   if (marks_ != nullptr) stats.slab_bytes += marks_->bytes();
   stats.index_bytes = static_cast<int64_t>(rows_.index.bytes());
   if (with_probes) {
-    stats.max_probe_length = rows_.index.MaxProbeLength(
-        [this](uint32_t row) { return TableHash(rows_.slabs.SignAt(row)); });
+    stats.max_probe_length = rows_.index.MaxProbeLength([this](uint32_t row) {
+      mutex_.AssertReadable();
+      return TableHash(rows_.slabs.SignAt(row));
+    });
   }
   stats.waiting = counters_.Size(period);
   stats.counter_bytes = counters_.bytes();

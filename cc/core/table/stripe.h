@@ -272,9 +272,8 @@ class alignas(64) Stripe {
     for (size_t i = 0; i < sizeof(Stripe); i += 64) __builtin_prefetch(at + i);
   }
 
-  StripeMutex& mutex() const { return mutex_; }
-  // The caller must hold the mutex.
-  const SignRows& rows() const { return rows_; }
+  StripeMutex& mutex() const TF_EXT_RETURNS_MUTEX(mutex_) { return mutex_; }
+  const SignRows& rows() const TF_EXT_REQUIRES_SHARED(mutex_) { return rows_; }
 
  private:
   friend class RowWalk;
@@ -282,43 +281,50 @@ class alignas(64) Stripe {
 
   // Prefetches what a visit touches beside the row: the change mark of the
   // candidate if `touch`, and the counter of a sign without one.
-  void PrefetchBeside(uint64_t hash, uint32_t candidate, bool touch) const;
+  void PrefetchBeside(uint64_t hash, uint32_t candidate, bool touch) const
+      TF_EXT_REQUIRES_SHARED(mutex_);
   // LookUp of items, which also prefetches their change marks if `touch`.
   template <typename Visit>
   void ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
-                    bool touch, const Visit& visit) const;
+                    bool touch, const Visit& visit) const
+      TF_EXT_REQUIRES_SHARED(mutex_);
 
-  void EraseRow(uint32_t row);
+  void EraseRow(uint32_t row) TF_EXT_REQUIRES(mutex_);
   uint32_t FindOrInsert(int64_t sign, uint64_t hash, uint32_t candidate,
-                        bool with_weights);
+                        bool with_weights) TF_EXT_REQUIRES(mutex_);
   // These two: the sign must be absent.
-  uint32_t Insert(int64_t sign, uint64_t hash, bool with_weights);
+  uint32_t Insert(int64_t sign, uint64_t hash, bool with_weights)
+      TF_EXT_REQUIRES(mutex_);
   // kNoRow if it is not admitted.
   uint32_t InsertIfAdmitted(const BatchItem& item, uint64_t hash,
-                            const PushAdmission& admission);
+                            const PushAdmission& admission)
+      TF_EXT_REQUIRES(mutex_);
   // Removes the row from the index, and from the smaller one.
-  void EraseFromIndex(uint64_t hash, uint32_t row);
-  void Grow();
+  void EraseFromIndex(uint64_t hash, uint32_t row) TF_EXT_REQUIRES(mutex_);
+  void Grow() TF_EXT_REQUIRES(mutex_);
   size_t BucketsAt(int level) const { return BucketsOf(number_, level); }
   // Inserts up to `limit` live rows into the index, starting at number `row`,
   // in whole blocks. Returns the number to continue with, or kNoRow at the end.
-  uint32_t InsertRows(uint32_t row, int64_t limit, BucketIndex* index) const;
+  uint32_t InsertRows(uint32_t row, int64_t limit, BucketIndex* index) const
+      TF_EXT_REQUIRES_SHARED(mutex_);
   bool MoveSomeRows(bool* walked);
   void GiveChunksBack();
   void ShrinkIndex();
   int64_t Bytes() const;
-  void NoteFreeRows();
+  void NoteFreeRows() TF_EXT_REQUIRES(mutex_);
 
   const int number_;
   const RowFormat* const format_;
   SlabMemory* const memory_;
   mutable StripeMutex mutex_;
-  SignRows rows_;
-  std::unique_ptr<ChangeMarks> marks_;  // nullptr: not tracked
-  AdmissionCounters counters_;
-  int64_t admitted_ = 0;   // rows
-  int64_t saturated_ = 0;  // values
-  int level_ = -1;         // of growth; -1: no index
+  SignRows rows_ TF_EXT_GUARDED_BY(mutex_);
+  // nullptr: not tracked.
+  std::unique_ptr<ChangeMarks> marks_ TF_EXT_GUARDED_BY(mutex_);
+  AdmissionCounters counters_ TF_EXT_GUARDED_BY(mutex_);
+  int64_t admitted_ TF_EXT_GUARDED_BY(mutex_) = 0;   // rows
+  int64_t saturated_ TF_EXT_GUARDED_BY(mutex_) = 0;  // values
+  // Of growth; -1: no index.
+  int level_ TF_EXT_GUARDED_BY(mutex_) = -1;
 
   // The smaller index that compaction builds next to the current one. It has
   // the rows below `next`; insertions and erasures of these update both.
@@ -327,8 +333,9 @@ class alignas(64) Stripe {
     int level;
     uint32_t next = 0;
   };
-  std::unique_ptr<SmallerIndex> smaller_;  // nullptr: none is being built
-  mutable std::atomic<int> walks_{0};      // the number of RowWalks
+  // nullptr: none is being built.
+  std::unique_ptr<SmallerIndex> smaller_ TF_EXT_GUARDED_BY(mutex_);
+  mutable std::atomic<int> walks_{0};  // the number of RowWalks
   std::atomic<bool> sparse_{false};
 };
 

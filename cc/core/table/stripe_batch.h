@@ -5,11 +5,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/support/parallel.h"
 #include "cc/core/table/batch_parts.h"
 
@@ -24,7 +24,7 @@ class BatchBuffer {
   explicit BatchBuffer(int64_t n) {
     {
       Pool& pool = GetPool();
-      const std::lock_guard<std::mutex> lock(pool.mutex);
+      const ExclusiveLock lock(pool.mutex);
       if (!pool.buffers.empty()) {
         memory_ = std::move(pool.buffers.back());
         pool.buffers.pop_back();
@@ -40,7 +40,7 @@ class BatchBuffer {
   ~BatchBuffer() {
     if (memory_.capacity == 0 || memory_.capacity > kMaxKeptItems) return;
     Pool& pool = GetPool();
-    const std::lock_guard<std::mutex> lock(pool.mutex);
+    const ExclusiveLock lock(pool.mutex);
     // Within capacity: no allocation, so nothing to throw.
     if (pool.buffers.size() < kMaxKeptBuffers) {
       pool.buffers.push_back(std::move(memory_));
@@ -64,8 +64,8 @@ class BatchBuffer {
   };
   struct Pool {
     Pool() { buffers.reserve(kMaxKeptBuffers); }
-    std::mutex mutex;
-    std::vector<Memory> buffers;
+    Mutex mutex;
+    std::vector<Memory> buffers TF_EXT_GUARDED_BY(mutex);
   };
   static Pool& GetPool() {
     // Never destroyed: batches may still run while the process exits.

@@ -3,12 +3,11 @@
 // is no longer needed to the system.
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 
 namespace tf_ext {
@@ -21,9 +20,6 @@ constexpr int kRowsAtOnce = 1024;
 // Automatic compaction ignores stripes with fewer free bytes: not worth the
 // time. Over all stripes of a table this is 32 MiB.
 constexpr int64_t kMinSparseBytes = 512 << 10;
-
-using SharedLock = std::shared_lock<StripeMutex>;
-using ExclusiveLock = std::unique_lock<StripeMutex>;
 
 }  // namespace
 
@@ -112,6 +108,7 @@ void Stripe::GiveChunksBack() {
 // discarded if rows are inserted until it is too small.
 void Stripe::ShrinkIndex() {
   const auto fits = [this](const BucketIndex& index) {
+    mutex_.AssertReadable();
     const size_t live = static_cast<size_t>(rows_.slabs.live());
     return live == 0 || !index.Crowded(live);
   };

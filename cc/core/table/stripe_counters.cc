@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <mutex>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 
 namespace tf_ext {
@@ -25,7 +24,7 @@ uint64_t Stripe::CopyCounters(uint64_t key, int64_t period,
   const size_t begin = counters->size();
   uint64_t next;
   {
-    const std::shared_lock<StripeMutex> lock(mutex_);
+    const SharedLock lock(mutex_);
     next = counters_.Walk(
         key, kLinesAtOnce, period,
         [counters](uint64_t hash, uint8_t count, bool older) {
@@ -43,7 +42,7 @@ void Stripe::ImportCounters(const BatchItem* items, int64_t n,
                             const int32_t* counts, int most, int64_t period) {
   // Destroyed after unlocking, because unmapping takes time.
   CounterLines dropped[2];
-  const std::unique_lock<StripeMutex> lock(mutex_);
+  const ExclusiveLock lock(mutex_);
   counters_.Advance(period, &dropped[0], &dropped[1]);
   // There is none before period 0, the only one if nothing is forgotten.
   const auto is_older = [&](int64_t i) {
@@ -63,7 +62,7 @@ void Stripe::ImportCounters(const BatchItem* items, int64_t n,
 
 void Stripe::ClearCounters() {
   AdmissionCounters counters(static_cast<double>(number_) / kStripes);
-  const std::unique_lock<StripeMutex> lock(mutex_);
+  const ExclusiveLock lock(mutex_);
   std::swap(counters_, counters);
 }
 

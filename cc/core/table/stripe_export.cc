@@ -3,17 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <shared_mutex>
 #include <utility>
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 
 namespace tf_ext {
 namespace {
-
-using SharedLock = std::shared_lock<StripeMutex>;
 
 // The distance, in buckets, at which an export prefetches rows: about two dozen
 // rows ahead.
@@ -89,11 +87,13 @@ uint64_t Stripe::Export(uint64_t key, int64_t limit,
        home < index.count() && next == kNoKey; ++home) {
     if (home + kExportAhead < index.count()) {
       index.VisitBucket(home + kExportAhead, [this](uint32_t row) {
+        mutex_.AssertReadable();
         PrefetchRow(rows_.slabs.At(row), format_->stride);
       });
     }
     at_home.clear();
     index.VisitFrom(home, [&](uint32_t row) {
+      mutex_.AssertReadable();
       const uint8_t* const at = rows_.slabs.At(row);
       const uint64_t hash = TableHash(RowSlabs::LoadSign(at));
       if (index.Home(hash) == home && ExportKey(hash) >= key) {

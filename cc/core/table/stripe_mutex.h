@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lock of a stripe, for std::shared_lock and std::unique_lock.
+// The mutex of a stripe, for ExclusiveLock and SharedLock.
 //
 // std::shared_mutex is not used, because in glibc it admits readers as long as
 // there is another one, so a writer can wait forever while other threads read
@@ -9,9 +9,11 @@
 
 #include <pthread.h>
 
+#include "cc/core/support/mutex.h"
+
 namespace tf_ext {
 
-class StripeMutex {
+class TF_EXT_CAPABILITY("mutex") StripeMutex {
  public:
   StripeMutex() {
     pthread_rwlockattr_t attributes;
@@ -27,12 +29,19 @@ class StripeMutex {
   StripeMutex(const StripeMutex&) = delete;
   StripeMutex& operator=(const StripeMutex&) = delete;
 
-  void lock() { pthread_rwlock_wrlock(&lock_); }
-  void unlock() { pthread_rwlock_unlock(&lock_); }
-  void lock_shared() { pthread_rwlock_rdlock(&lock_); }
+  void lock() TF_EXT_ACQUIRE() { pthread_rwlock_wrlock(&lock_); }
+  void unlock() TF_EXT_RELEASE() { pthread_rwlock_unlock(&lock_); }
+  void lock_shared() TF_EXT_ACQUIRE_SHARED() { pthread_rwlock_rdlock(&lock_); }
   // Fails if a writer holds the lock or waits for it.
-  bool try_lock_shared() { return pthread_rwlock_tryrdlock(&lock_) == 0; }
-  void unlock_shared() { pthread_rwlock_unlock(&lock_); }
+  bool try_lock_shared() TF_EXT_TRY_ACQUIRE_SHARED(true) {
+    return pthread_rwlock_tryrdlock(&lock_) == 0;
+  }
+  void unlock_shared() TF_EXT_RELEASE_SHARED() {
+    pthread_rwlock_unlock(&lock_);
+  }
+
+  void AssertHeld() const TF_EXT_ASSERT_HELD() {}
+  void AssertReadable() const TF_EXT_ASSERT_HELD_SHARED() {}
 
  private:
   pthread_rwlock_t lock_;

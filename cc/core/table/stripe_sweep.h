@@ -4,9 +4,8 @@
 #define TF_EXT_CC_CORE_TABLE_STRIPE_SWEEP_H_
 
 #include <cstdint>
-#include <mutex>
-#include <shared_mutex>
 
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 
 namespace tf_ext {
@@ -17,7 +16,7 @@ inline constexpr uint32_t kSweptAtOnce = 4096;
 
 template <typename Visit>
 uint32_t Stripe::Walk(uint32_t row, uint32_t limit, const Visit& visit) const {
-  const std::shared_lock<StripeMutex> lock(mutex_);
+  const SharedLock lock(mutex_);
   const uint64_t end = uint64_t{row} + limit;
   for (uint64_t first = row; first < end; first += 64) {
     if (first >= rows_.slabs.used()) return kNoRow;
@@ -33,7 +32,7 @@ uint32_t Stripe::Walk(uint32_t row, uint32_t limit, const Visit& visit) const {
 
 template <typename Visit>
 uint32_t Stripe::Sweep(uint32_t row, uint32_t limit, const Visit& visit) {
-  const std::unique_lock<StripeMutex> lock(mutex_);
+  const ExclusiveLock lock(mutex_);
   const uint64_t end = uint64_t{row} + limit;
   for (uint64_t first = row; first < end && first < rows_.slabs.used();
        first += 64) {

@@ -393,7 +393,7 @@ TableStats Table::Stats(bool with_probes) const {
   return total;
 }
 
-const SignRows& Table::RowsOf(int64_t sign) const {
+const SignRows& Table::RowsOf(int64_t sign) const TF_EXT_UNCHECKED {
   return stripes_[StripeOf(TableHash(sign))]->rows();
 }
 

@@ -10,13 +10,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "cc/core/initializers/initializer.h"
 #include "cc/core/rules/update_rule.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/support/parallel.h"
 #include "cc/core/support/status.h"
 #include "cc/core/table/config.h"
@@ -407,17 +407,20 @@ class Table {
   const std::unique_ptr<const RowFormat> format_;
   SlabMemory memory_;
   std::vector<std::unique_ptr<Stripe>> stripes_;
-  std::mutex compact_mutex_;  // held by a compaction
+  Mutex compact_mutex_;  // held by a compaction
   // Held by evictions and decays: if statistics decayed after an eviction has
   // determined its cutoff, too many rows would be below it.
-  std::mutex sweep_mutex_;
+  Mutex sweep_mutex_;
 
-  mutable std::mutex chain_mutex_;
-  std::string chain_;   // id of its last snapshot; "": no chain
-  std::string saving_;  // id of the snapshot that is being written
-  std::shared_ptr<Update> update_;
-  std::string held_;
-  int64_t held_changes_ = 0;  // changes_ when held_ became valid
+  mutable Mutex chain_mutex_;
+  // The id of its last snapshot; "": no chain.
+  std::string chain_ TF_EXT_GUARDED_BY(chain_mutex_);
+  // The id of the snapshot that is being written.
+  std::string saving_ TF_EXT_GUARDED_BY(chain_mutex_);
+  std::shared_ptr<Update> update_ TF_EXT_GUARDED_BY(chain_mutex_);
+  std::string held_ TF_EXT_GUARDED_BY(chain_mutex_);
+  // changes_ when held_ became valid.
+  int64_t held_changes_ TF_EXT_GUARDED_BY(chain_mutex_) = 0;
 
   // The number of batches that may have changed rows, other than those of
   // snapshots. Incremented at the end of a batch.

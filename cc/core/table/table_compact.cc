@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <mutex>
 #include <new>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_stripes.h"
@@ -41,7 +41,7 @@ int64_t Table::CompactStripes(const std::vector<Stripe*>& stripes,
 
 Status Table::Compact(const ParallelFor& parallel_for, int64_t* bytes) {
   *bytes = 0;
-  const std::lock_guard<std::mutex> lock(compact_mutex_);
+  const ExclusiveLock lock(compact_mutex_);
   try {
     std::vector<Stripe*> left;
     for (const auto& stripe : stripes_) left.push_back(stripe.get());
@@ -68,8 +68,8 @@ void Table::CompactIfSparse(const ParallelFor& parallel_for) {
       if (stripe->sparse()) sparse.push_back(stripe.get());
     }
     if (sparse.empty()) return;
-    const std::unique_lock<std::mutex> lock(compact_mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;
+    if (!compact_mutex_.try_lock()) return;
+    const ExclusiveLock lock(compact_mutex_, std::adopt_lock);
     std::vector<Stripe*> walked;
     CompactStripes(sparse, parallel_for, &walked);
     if (!memory_.scattered()) return;

@@ -5,13 +5,13 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_sweep.h"
@@ -71,7 +71,7 @@ inline EvictionRow Table::EvictionRowAt(const uint8_t* row, int32_t now) const {
 Status Table::CountRanks(const EvictionPolicy& policy, Rank prefix, int shift,
                          int32_t now, const ParallelFor& parallel_for,
                          DigitCounts* counts) const {
-  std::mutex mutex;  // guards counts
+  Mutex mutex;  // guards counts
   return SweepStripes(parallel_for, [&](int64_t s, int64_t end) {
     DigitCounts mine(kDigits);
     const auto visit = [&](const uint8_t* row, int64_t sign) {
@@ -84,7 +84,7 @@ Status Table::CountRanks(const EvictionPolicy& policy, Rank prefix, int shift,
         return stripes_[s]->Walk(row, kSweptAtOnce, visit);
       });
     }
-    const std::lock_guard<std::mutex> lock(mutex);
+    const ExclusiveLock lock(mutex);
     for (size_t i = 0; i < kDigits; ++i) (*counts)[i] += mine[i];
   });
 }
@@ -122,7 +122,7 @@ Status Table::Evict(const EvictionArgs& args, int64_t now,
   Status status = MakeEviction(args, &policy);
   if (status.ok()) status = CheckEviction(*policy, now);
   if (!status.ok()) return status;
-  const std::lock_guard<std::mutex> lock(sweep_mutex_);
+  const ExclusiveLock lock(sweep_mutex_);
   const int32_t time = ToRowTime(config_.last_seen, now);
   Rank cutoff = 0;
   if (policy->capacity() >= 0) {

@@ -30,7 +30,7 @@ constexpr int64_t kPullChunk = 4096;
 class ReadLocks {
  public:
   explicit ReadLocks(const std::vector<std::unique_ptr<Stripe>>& stripes)
-      : stripes_(stripes) {
+      TF_EXT_UNCHECKED : stripes_(stripes) {
     for (const auto& stripe : stripes) stripe->Prefetch();
     while (held_ < stripes.size() &&
            stripes[held_]->mutex().try_lock_shared()) {
@@ -45,7 +45,7 @@ class ReadLocks {
   bool held() const { return held_ > 0; }
 
  private:
-  void Release() {
+  void Release() TF_EXT_UNCHECKED {
     while (held_ > 0) stripes_[--held_]->mutex().unlock_shared();
   }
 
@@ -89,7 +89,9 @@ Status Table::PullParts(const std::vector<SignPart>& parts, bool insert,
   std::vector<ItemPart> left(chunks.size());
   std::atomic<bool> met_writer{false};
   const auto rows_of = [this](uint64_t hash) -> const SignRows& {
-    return stripes_[StripeOf(hash)]->rows();
+    const Stripe& stripe = *stripes_[StripeOf(hash)];
+    stripe.mutex().AssertReadable();
+    return stripe.rows();
   };
   RunChunks(chunks, kPullChunk, parallel_for, [&](int64_t c) {
     const SignPart& part = chunks[c].part;

@@ -9,6 +9,7 @@
 
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/sign_set.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/row_conversion.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_stripes.h"
@@ -132,7 +133,7 @@ std::vector<BoundField> Bind(const std::vector<StoredCopy>& copies,
 }  // namespace
 
 Status Table::BeginChainSave(const std::string& id, const std::string& base) {
-  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  const ExclusiveLock lock(chain_mutex_);
   if (!saving_.empty()) {
     return Status::FailedPrecondition(
         "table \"" + config_.name + "\" is being saved as snapshot " + saving_ +
@@ -164,7 +165,7 @@ Status Table::BeginChainSave(const std::string& id, const std::string& base) {
 }
 
 Status Table::EndChainSave(const std::string& id, bool committed) {
-  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  const ExclusiveLock lock(chain_mutex_);
   if (saving_ != id || id.empty()) {
     // Whoever was interrupted does not know what began, nor what has ended.
     if (!committed || (chain_ == id && !id.empty())) return Status::Ok();
@@ -196,7 +197,7 @@ Status Table::EndChainSave(const std::string& id, bool committed) {
 }
 
 Status Table::SetChain(const std::string& id) {
-  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  const ExclusiveLock lock(chain_mutex_);
   if (!saving_.empty()) {
     return Status::FailedPrecondition("table \"" + config_.name +
                                       "\" is being saved as snapshot " +
@@ -221,7 +222,7 @@ Status Table::SetChain(const std::string& id) {
 }
 
 std::string Table::Chain() const {
-  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  const ExclusiveLock lock(chain_mutex_);
   return chain_;
 }
 

@@ -2,9 +2,9 @@
 // The decay of the statistics of rows, `show` and `click`.
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_sweep.h"
@@ -26,7 +26,7 @@ Status Table::DecayStatistics(double factor, const ParallelFor& parallel_for,
   }
   const float by = static_cast<float>(factor);
   std::atomic<int64_t> rows{0};
-  const std::lock_guard<std::mutex> lock(sweep_mutex_);
+  const ExclusiveLock lock(sweep_mutex_);
   const Status status = SweepStripes(parallel_for, [&](int64_t s, int64_t end) {
     for (; s < end; ++s) {
       ForEachSpan(*stripes_[s], [&](uint32_t first) {

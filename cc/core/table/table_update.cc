@@ -3,15 +3,14 @@
 // longer present are erased last.
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <new>
-#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/sign_set.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_stripes.h"
 
@@ -28,8 +27,9 @@ constexpr uint32_t kRowsAtOnce = 1024;
 struct Table::Update {
   int64_t number;
   bool whole;
-  std::shared_mutex mutex;
-  SignSet erased;  // signs that the last chunk with an entry for them erases
+  mutable SharedMutex mutex;
+  // Signs that the last chunk with an entry for them erases.
+  SignSet erased TF_EXT_GUARDED_BY(mutex);
 };
 
 void Table::StopTracking() {
@@ -37,13 +37,13 @@ void Table::StopTracking() {
 }
 
 std::string Table::Held() const {
-  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  const ExclusiveLock lock(chain_mutex_);
   return changes_ == held_changes_ ? held_ : "";
 }
 
 Status Table::BeginUpdate(const std::string& base, bool whole,
                           int64_t* number) {
-  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  const ExclusiveLock lock(chain_mutex_);
   const std::string held = changes_ == held_changes_ ? held_ : "";
   if (!base.empty() && held != base) {
     return Status::FailedPrecondition(
@@ -79,7 +79,7 @@ Status Table::BeginUpdate(const std::string& base, bool whole,
 }
 
 Status Table::FindUpdate(std::shared_ptr<Update>* update) const {
-  const std::lock_guard<std::mutex> lock(chain_mutex_);
+  const ExclusiveLock lock(chain_mutex_);
   *update = update_;
   if (update_ != nullptr) return Status::Ok();
   return Status::FailedPrecondition(
@@ -91,18 +91,20 @@ Status Table::GatherErased(const StoredRows& stored, const ChunkView& chunk) {
   std::shared_ptr<Update> update;
   const Status status = FindUpdate(&update);
   if (!status.ok()) return status;
-  SignSet& erased = update->erased;
-  const auto add = [&](const uint8_t* signs, int64_t n) {
+  const ExclusiveLock lock(update->mutex);
+  const auto add = [&update, &stored](const uint8_t* signs, int64_t n) {
+    update->mutex.AssertHeld();
     for (int64_t i = 0; i < n; ++i) {
       const int64_t sign = RowSlabs::LoadSign(signs + i * sizeof(int64_t));
-      if (ShardOf(sign, stored.shards) == stored.shard) erased.Add(sign);
+      if (ShardOf(sign, stored.shards) != stored.shard) continue;
+      update->erased.Add(sign);
     }
   };
-  const std::lock_guard<std::shared_mutex> lock(update->mutex);
   try {
     add(chunk.signs_before, chunk.erased_before);
-    for (int64_t i = 0; i < chunk.rows && erased.size() > 0; ++i) {
-      erased.Remove(RowSlabs::LoadSign(chunk.row_data + i * stored.row_bytes));
+    for (int64_t i = 0; i < chunk.rows && update->erased.size() > 0; ++i) {
+      update->erased.Remove(
+          RowSlabs::LoadSign(chunk.row_data + i * stored.row_bytes));
     }
     add(chunk.signs_after, chunk.erased_after);
   } catch (const std::bad_alloc&) {
@@ -117,7 +119,7 @@ Status Table::UpdateRows(const StoredRows& stored, const ChunkView& chunk,
   std::shared_ptr<Update> update;
   const Status status = FindUpdate(&update);
   if (!status.ok()) return status;
-  const std::shared_lock<std::shared_mutex> lock(update->mutex);
+  const SharedLock lock(update->mutex);
   const SignSet* const skipped =
       update->erased.size() > 0 ? &update->erased : nullptr;
   try {
@@ -130,7 +132,7 @@ Status Table::UpdateRows(const StoredRows& stored, const ChunkView& chunk,
 Status Table::EndUpdate(int64_t number, const std::string& id, bool* held) {
   *held = false;
   {
-    const std::lock_guard<std::mutex> lock(chain_mutex_);
+    const ExclusiveLock lock(chain_mutex_);
     if (update_ == nullptr || update_->number != number) return Status::Ok();
     const std::shared_ptr<Update> update = std::move(update_);
     update_ = nullptr;
@@ -154,6 +156,7 @@ Status Table::EraseGone(const Update& update) {
     return Status::Ok();
   }
   try {
+    const SharedLock lock(update.mutex);
     const std::vector<int64_t> signs = update.erased.Signs();
     const int64_t n = static_cast<int64_t>(signs.size());
     for (int64_t begin = 0; begin < n; begin += kSignsAtOnce) {

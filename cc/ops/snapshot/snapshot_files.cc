@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 #include <new>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "cc/core/snapshot/crc32c.h"
+#include "cc/core/support/mutex.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 #include "tensorflow/core/platform/path.h"
@@ -199,7 +199,7 @@ absl::Status SyncDirectory(const std::string& path) {
 
 absl::Status OnFileThreads(int64_t n, int64_t threads,
                            const std::function<absl::Status(int64_t)>& work) {
-  std::mutex mutex;
+  Mutex mutex;
   absl::Status first;
   std::atomic<int64_t> next{0};
   const auto run = [&] {
@@ -213,7 +213,7 @@ absl::Status OnFileThreads(int64_t n, int64_t threads,
       }
       if (status.ok()) continue;
       next = n;
-      const std::lock_guard<std::mutex> lock(mutex);
+      const ExclusiveLock lock(mutex);
       first.Update(status);
     }
   };

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
-#include <mutex>
 #include <vector>
 
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/table/table_resource.h"
 #include "tensorflow/core/platform/refcount.h"
@@ -15,8 +15,9 @@ namespace tf_ext {
 namespace {
 
 struct Registry {
-  std::mutex mutex;
-  std::map<std::string, TableCounts> of_table;  // Its values never move.
+  Mutex mutex;
+  // Its values never move.
+  std::map<std::string, TableCounts> of_table TF_EXT_GUARDED_BY(mutex);
 };
 
 Registry& GetRegistry() {
@@ -34,7 +35,7 @@ std::vector<int64_t> Values(const OpCounts& counts) {
   return values;
 }
 
-// The order is known to tf_ext/ops/_op_counts.py.
+// The order is known to tf_ext/ops/table/op_counts.py.
 std::vector<int64_t> Values(const TableStats& stats) {
   return {stats.rows,        stats.free_rows,     stats.slab_bytes,
           stats.index_bytes, stats.counter_bytes, stats.waiting,
@@ -62,7 +63,7 @@ std::map<std::string, std::vector<int64_t>> SumsOfStats() {
 
 TableCounts& CountsOfTable(const std::string& name) {
   Registry& registry = GetRegistry();
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const ExclusiveLock lock(registry.mutex);
   return registry.of_table[name];
 }
 
@@ -74,7 +75,7 @@ OpCounts& CountsOfHashing() {
 void VisitTableCounts(
     const std::function<void(const std::string&, const TableCounts&)>& visit) {
   Registry& registry = GetRegistry();
-  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const ExclusiveLock lock(registry.mutex);
   for (const auto& [name, counts] : registry.of_table) visit(name, counts);
 }
 

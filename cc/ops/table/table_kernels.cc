@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
@@ -103,7 +103,7 @@ class ServingTables {
   absl::Status FindOrMake(const tensorflow::ResourceMgr* device,
                           const std::string& name, const TableConfig& config,
                           RefCountPtr<TableResource>* resource) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     const auto key = std::make_pair(device, name);
     const auto found = tables_.find(key);
     if (found != tables_.end()) *resource = found->second.GetNewRef();
@@ -119,10 +119,10 @@ class ServingTables {
   }
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_;
   std::map<std::pair<const tensorflow::ResourceMgr*, std::string>,
            WeakPtr<TableResource>>
-      tables_;
+      tables_ TF_EXT_GUARDED_BY(mutex_);
 };
 
 // A session may keep one kernel for a node or one for each of its subgraphs:
@@ -143,7 +143,7 @@ class SparseTableServingHandleOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     Tensor* output = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &output));
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     if (resource_ == nullptr) {
       RefCountPtr<TableResource> found;
       OP_REQUIRES_OK(
@@ -158,8 +158,9 @@ class SparseTableServingHandleOp : public OpKernel {
  private:
   TableConfig config_;
   std::string shared_name_;
-  std::mutex mutex_;
-  RefCountPtr<TableResource> resource_;  // null before the first run
+  Mutex mutex_;
+  // Null before the first run.
+  RefCountPtr<TableResource> resource_ TF_EXT_GUARDED_BY(mutex_);
 };
 
 REGISTER_KERNEL_BUILDER(

@@ -3,12 +3,12 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "cc/core/support/mutex.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -50,18 +50,18 @@ class LiveTables {
   }
 
   void Add(TableResource* table) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     tables_.emplace(table, WeakPtr<TableResource>(table));
   }
 
   void Remove(const TableResource* table) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     tables_.erase(table);
   }
 
   std::vector<RefCountPtr<TableResource>> All() {
     std::vector<RefCountPtr<TableResource>> found;
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const ExclusiveLock lock(mutex_);
     for (const auto& [unused, weak] : tables_) {
       RefCountPtr<TableResource> table = weak.GetNewRef();
       if (table != nullptr) found.push_back(std::move(table));
@@ -70,8 +70,9 @@ class LiveTables {
   }
 
  private:
-  std::mutex mutex_;
-  std::map<const TableResource*, WeakPtr<TableResource>> tables_;
+  Mutex mutex_;
+  std::map<const TableResource*, WeakPtr<TableResource>> tables_
+      TF_EXT_GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -86,12 +87,12 @@ std::vector<RefCountPtr<TableResource>> TableResource::Live() {
 }
 
 void TableResource::SetOwner(Owner owner) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ExclusiveLock lock(mutex_);
   owner_ = std::move(owner);
 }
 
 TableResource::Owner TableResource::owner() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ExclusiveLock lock(mutex_);
   return owner_;
 }
 
@@ -121,7 +122,7 @@ int64_t TableResource::MemoryUsed() const {
 }
 
 std::shared_ptr<Table> TableResource::GetOrNull() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ExclusiveLock lock(mutex_);
   return table_;
 }
 
@@ -136,7 +137,7 @@ absl::Status TableResource::Get(std::shared_ptr<Table>* table) const {
 }
 
 std::shared_ptr<Table> TableResource::Release() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const ExclusiveLock lock(mutex_);
   return std::exchange(table_, nullptr);
 }
 

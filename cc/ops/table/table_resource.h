@@ -5,11 +5,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "cc/core/support/mutex.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/table/op_counts.h"
@@ -60,9 +60,10 @@ class TableResource : public tensorflow::ResourceBase {
   std::shared_ptr<Table> GetOrNull() const;
 
   TableCounts& counts_;
-  mutable std::mutex mutex_;
-  Owner owner_;
-  std::shared_ptr<Table> table_;  // null once it was released
+  mutable Mutex mutex_;
+  Owner owner_ TF_EXT_GUARDED_BY(mutex_);
+  // Null once it was released.
+  std::shared_ptr<Table> table_ TF_EXT_GUARDED_BY(mutex_);
 };
 
 // Looks up the resource of the handle in input `input` of a kernel. The errors
