@@ -82,6 +82,18 @@ py::list RuleSlots(const std::string& config, int64_t dim) {
   return slots;
 }
 
+py::dict FieldTypes() {
+  py::dict types;
+  for (const FieldTypeInfo& info : kFieldTypes) {
+    py::dict dict;
+    dict["bytes"] = info.bytes;
+    dict["of_weights"] = info.of_weights;
+    dict["of_slots"] = info.of_slots;
+    types[info.name] = dict;
+  }
+  return types;
+}
+
 py::list AllRuleNames() {
   py::list names;
   for (const RuleSpec* spec : AllRules()) names.append(spec->name);
@@ -91,6 +103,7 @@ py::list AllRuleNames() {
 }  // namespace
 
 void DefineRules(py::module_* m) {
+  m->def("field_types", &FieldTypes);
   m->def("update_rules", &AllRuleNames);
   m->def("update_rule", &RuleDict, py::arg("name"));
   m->def("update_rule_slots", &RuleSlots, py::arg("config"), py::arg("dim"));

@@ -82,16 +82,9 @@ Functions FunctionsOfCount(int64_t count) {
 
 template <class Simd>
 Functions FunctionsOfType(FieldType type, int64_t count) {
-  switch (type) {
-    case FieldType::kFloat16:
-      return FunctionsOfCount<Simd, FieldType::kFloat16>(count);
-    case FieldType::kBfloat16:
-      return FunctionsOfCount<Simd, FieldType::kBfloat16>(count);
-    case FieldType::kFloat32:
-    case FieldType::kInt32:
-      break;
-  }
-  return FunctionsOfCount<Simd, FieldType::kFloat32>(count);
+  return WithFieldType(type, [count](auto constant) {
+    return FunctionsOfCount<Simd, constant()>(count);
+  });
 }
 
 Functions FunctionsForCpu(FieldType type, int64_t count) {
@@ -192,52 +185,32 @@ int64_t ComputedRows::Narrow(uint64_t rounding_key) const {
 }
 
 void WidenTo(FieldType type, const void* from, int64_t n, float* to) {
-  const uint8_t* const values = static_cast<const uint8_t*>(from);
-  switch (type) {
-    case FieldType::kFloat16:
-      return WidenValues<FieldType::kFloat16>(values, n, to);
-    case FieldType::kBfloat16:
-      return WidenValues<FieldType::kBfloat16>(values, n, to);
-    case FieldType::kFloat32:
-    case FieldType::kInt32:
-      return WidenValues<FieldType::kFloat32>(values, n, to);
-  }
+  WithFieldType(type, [=](auto constant) {
+    WidenValues<constant()>(static_cast<const uint8_t*>(from), n, to);
+  });
 }
 
 int64_t NarrowToNearest(FieldType type, const float* from, int64_t n,
                         void* to) {
-  switch (type) {
-    case FieldType::kFloat16:
-      return Nearest<Float16>(from, n, to);
-    case FieldType::kBfloat16:
-      return Nearest<Bfloat16>(from, n, to);
-    case FieldType::kFloat32:
-    case FieldType::kInt32:
-      std::memcpy(to, from, n * sizeof(float));
-  }
-  return 0;
+  return WithFieldType(type, [=](auto constant) -> int64_t {
+    if constexpr (IsNarrow(constant())) {
+      return Nearest<NarrowType<constant()>>(from, n, to);
+    }
+    std::memcpy(to, from, n * sizeof(float));
+    return 0;
+  });
 }
 
 int64_t NarrowTo(FieldType type, const float* from, int64_t n, uint64_t row_key,
                  const uint16_t* multipliers, void* to) {
-  uint8_t* const values = static_cast<uint8_t*>(to);
-  switch (type) {
-    case FieldType::kFloat16:
-      return NarrowValues<FieldType::kFloat16>(from, n, &row_key, multipliers,
-                                               values);
-    case FieldType::kBfloat16:
-      return NarrowValues<FieldType::kBfloat16>(from, n, &row_key, multipliers,
-                                                values);
-    case FieldType::kFloat32:
-    case FieldType::kInt32:
-      return NarrowValues<FieldType::kFloat32>(from, n, &row_key, multipliers,
-                                               values);
-  }
-  return 0;
+  return WithFieldType(type, [=, &row_key](auto constant) {
+    return NarrowValues<constant()>(from, n, &row_key, multipliers,
+                                    static_cast<uint8_t*>(to));
+  });
 }
 
 WidenRowsFn WidenRowsOf(FieldType type, int64_t dim) {
-  if (FieldTypeBytes(type) == sizeof(float)) return nullptr;
+  if (!IsNarrow(type)) return nullptr;
   return FunctionsForCpu(type, dim).widen_rows;
 }
 

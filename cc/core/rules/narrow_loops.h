@@ -5,6 +5,7 @@
 #define TF_EXT_CC_CORE_RULES_NARROW_LOOPS_H_
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cc/core/rules/inline_loops.h"
 #include "cc/core/rules/narrow.h"
@@ -116,6 +117,31 @@ struct Bfloat16 {
   }
 };
 
+constexpr bool IsNarrow(FieldType type) {
+  return FieldTypeBytes(type) < static_cast<int64_t>(sizeof(float));
+}
+
+// The class of a type that is narrow.
+template <FieldType kType>
+using NarrowType =
+    std::conditional_t<kType == FieldType::kFloat16, Float16, Bfloat16>;
+
+// Calls fn with the type as a std::integral_constant; int32 as float32, as it
+// is copied like that.
+template <class Fn>
+auto WithFieldType(FieldType type, const Fn& fn) {
+  switch (type) {
+    case FieldType::kFloat16:
+      return fn(std::integral_constant<FieldType, FieldType::kFloat16>());
+    case FieldType::kBfloat16:
+      return fn(std::integral_constant<FieldType, FieldType::kBfloat16>());
+    case FieldType::kFloat32:
+    case FieldType::kInt32:
+      break;
+  }
+  return fn(std::integral_constant<FieldType, FieldType::kFloat32>());
+}
+
 // Whether the value is limited to the largest finite one.
 template <class Type>
 TF_EXT_INLINE int32_t Saturates(uint32_t bits) {
@@ -150,10 +176,8 @@ TF_EXT_INLINE int64_t NarrowLoop(const float* from, int64_t n,
 
 template <FieldType kType>
 TF_EXT_INLINE void WidenValues(const uint8_t* from, int64_t n, float* to) {
-  if (kType == FieldType::kFloat16) {
-    WidenLoop<Float16>(from, n, to);
-  } else if (kType == FieldType::kBfloat16) {
-    WidenLoop<Bfloat16>(from, n, to);
+  if constexpr (IsNarrow(kType)) {
+    WidenLoop<NarrowType<kType>>(from, n, to);
   } else {
     __builtin_memcpy(to, from, n * sizeof(float));
   }
@@ -163,11 +187,8 @@ template <FieldType kType>
 TF_EXT_INLINE int64_t NarrowValues(const float* from, int64_t n,
                                    const uint64_t* row_key,
                                    const uint16_t* multipliers, uint8_t* to) {
-  if (kType == FieldType::kFloat16) {
-    return NarrowLoop<Float16>(from, n, row_key, multipliers, to);
-  }
-  if (kType == FieldType::kBfloat16) {
-    return NarrowLoop<Bfloat16>(from, n, row_key, multipliers, to);
+  if constexpr (IsNarrow(kType)) {
+    return NarrowLoop<NarrowType<kType>>(from, n, row_key, multipliers, to);
   }
   __builtin_memcpy(to, from, n * sizeof(float));
   return 0;

@@ -8,7 +8,6 @@
 #include <immintrin.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "cc/core/rules/narrow_loops.h"
 
@@ -18,11 +17,6 @@ namespace tf_ext {
   __attribute__((always_inline, TF_EXT_AVX2)) static inline
 #define TF_EXT_AVX512_INLINE \
   __attribute__((always_inline, TF_EXT_AVX512)) static inline
-
-// What differs between the types.
-template <FieldType kType>
-using NarrowType =
-    std::conditional_t<kType == FieldType::kFloat16, Float16, Bfloat16>;
 
 // Of 8 or 16 values, of which some are NaN or above the largest: not inlined,
 // because there are hardly any.

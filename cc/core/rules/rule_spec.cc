@@ -71,20 +71,6 @@ int64_t PushInput::Offset(const char* field) const {
   DieOf("field", field, config.spec());
 }
 
-const char* FieldTypeName(FieldType type) {
-  switch (type) {
-    case FieldType::kFloat32:
-      return "float32";
-    case FieldType::kInt32:
-      return "int32";
-    case FieldType::kFloat16:
-      return "float16";
-    case FieldType::kBfloat16:
-      return "bfloat16";
-  }
-  return "";
-}
-
 std::string NumberText(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.17g", value);

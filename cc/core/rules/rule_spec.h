@@ -16,17 +16,11 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/rules/field_type.h"
 #include "cc/core/support/cpu.h"
 #include "cc/core/support/status.h"
 
 namespace tf_ext {
-
-enum class FieldType { kFloat32, kInt32, kFloat16, kBfloat16 };
-
-constexpr int64_t FieldTypeBytes(FieldType type) {
-  return type == FieldType::kFloat32 || type == FieldType::kInt32 ? 4 : 2;
-}
-const char* FieldTypeName(FieldType type);  // "float32", ...
 
 // A field of a row after its weights.
 struct Slot {

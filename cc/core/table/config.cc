@@ -50,27 +50,16 @@ constexpr LastSeenText kLastSeenUnits[] = {{LastSeen::kStep, "step"},
 
 constexpr char kSlotDtypeKey[] = "slot_dtype";
 
-struct DtypeText {
-  FieldType type;
-  const char* name;
-};
+// Of FieldTypeInfo: whether a type may be that of the key.
+using Allows = bool FieldTypeInfo::*;
 
-const std::vector<DtypeText>& Dtypes() {
-  static const std::vector<DtypeText> dtypes = {
-      {FieldType::kFloat32, "float32"},
-      {FieldType::kFloat16, "float16"},
-      {FieldType::kBfloat16, "bfloat16"}};
-  return dtypes;
+std::string DtypesAllowed(Allows allows) {
+  std::vector<FieldTypeInfo> allowed;
+  for (const FieldTypeInfo& info : kFieldTypes) {
+    if (info.*allows) allowed.push_back(info);
+  }
+  return "one of " + AllowedNames(allowed);
 }
-
-// Squares of gradients are often below what float16 can represent.
-const std::vector<DtypeText>& SlotDtypes() {
-  static const std::vector<DtypeText> dtypes = {
-      {FieldType::kFloat32, "float32"}, {FieldType::kBfloat16, "bfloat16"}};
-  return dtypes;
-}
-
-constexpr float kFloat16Max = 65504;
 
 constexpr char kFloatAllowed[] = "a finite float32 number";
 constexpr char kSeedAllowed[] = "an integer from 0 to 18446744073709551615";
@@ -128,24 +117,21 @@ Status ParseRule(Lines* lines, RuleConfig* rule) {
   return Status::Ok();
 }
 
-Status ParseDtype(Lines* lines, const char* key,
-                  const std::vector<DtypeText>& allowed, FieldType* dtype) {
+Status ParseDtype(Lines* lines, const char* key, Allows allows,
+                  FieldType* dtype) {
   std::string value;
   if (!lines->Take(key, &value)) return Status::Ok();
-  for (const DtypeText& entry : allowed) {
-    if (value != entry.name) continue;
-    *dtype = entry.type;
+  for (const FieldTypeInfo& info : kFieldTypes) {
+    if (value != info.name || !(info.*allows)) continue;
+    *dtype = info.type;
     return Status::Ok();
   }
-  return BadValue(key, value, "one of " + AllowedNames(allowed));
+  return BadValue(key, value, DtypesAllowed(allows));
 }
 
-Status CheckDtype(const char* key, const std::vector<DtypeText>& allowed,
-                  FieldType dtype) {
-  for (const DtypeText& entry : allowed) {
-    if (dtype == entry.type) return Status::Ok();
-  }
-  return BadValue(key, FieldTypeName(dtype), "one of " + AllowedNames(allowed));
+Status CheckDtype(const char* key, Allows allows, FieldType dtype) {
+  if (InfoOf(dtype).*allows) return Status::Ok();
+  return BadValue(key, FieldTypeName(dtype), DtypesAllowed(allows));
 }
 
 Status ParseLastSeen(Lines* lines, LastSeen* last_seen) {
@@ -193,17 +179,18 @@ Status CheckName(const std::string& name) {
 
 Status CheckInitializer(const InitializerConfig& initializer, FieldType dtype) {
   const InitializerText& text = TextOf(initializer.kind);
-  if (dtype == FieldType::kFloat16) {
-    constexpr char kAllowed[] = "from -65504 to 65504, as dtype is float16";
-    const auto fits = [](float value) {
-      return !std::isfinite(value) || std::abs(value) <= kFloat16Max;
-    };
-    if (text.a != nullptr && !fits(initializer.a)) {
-      return BadValue(text.a, NumberToText(initializer.a), kAllowed);
-    }
-    if (text.b != nullptr && !fits(initializer.b)) {
-      return BadValue(text.b, NumberToText(initializer.b), kAllowed);
-    }
+  const float largest = InfoOf(dtype).largest;
+  const std::string allowed = "from -" + NumberToText(largest) + " to " +
+                              NumberToText(largest) + ", as dtype is " +
+                              FieldTypeName(dtype);
+  const auto fits = [largest](float value) {
+    return !std::isfinite(value) || std::abs(value) <= largest;
+  };
+  if (text.a != nullptr && !fits(initializer.a)) {
+    return BadValue(text.a, NumberToText(initializer.a), allowed);
+  }
+  if (text.b != nullptr && !fits(initializer.b)) {
+    return BadValue(text.b, NumberToText(initializer.b), allowed);
   }
   if (text.a != nullptr && !std::isfinite(initializer.a)) {
     return BadValue(text.a, NumberToText(initializer.a), kFloatAllowed);
@@ -299,9 +286,10 @@ Status CheckTableConfig(const TableConfig& config) {
     return BadValue(kStatisticsKey, NumberToText(config.statistics),
                     "from 0 to 2 fields");
   }
-  status = CheckDtype("dtype", Dtypes(), config.dtype);
+  status = CheckDtype("dtype", &FieldTypeInfo::of_weights, config.dtype);
   if (!status.ok()) return status;
-  status = CheckDtype(kSlotDtypeKey, SlotDtypes(), config.slot_dtype);
+  status =
+      CheckDtype(kSlotDtypeKey, &FieldTypeInfo::of_slots, config.slot_dtype);
   if (!status.ok()) return status;
   status = CheckInitializer(config.initializer, config.dtype);
   if (!status.ok()) return status;
@@ -319,9 +307,11 @@ Status ParseTableConfig(const std::string& text, TableConfig* config) {
   if (!status.ok()) return status;
   status = lines.TakeRequiredNumber("dim", "from 1 to 65536", &parsed.dim);
   if (!status.ok()) return status;
-  status = ParseDtype(&lines, "dtype", Dtypes(), &parsed.dtype);
+  status =
+      ParseDtype(&lines, "dtype", &FieldTypeInfo::of_weights, &parsed.dtype);
   if (!status.ok()) return status;
-  status = ParseDtype(&lines, kSlotDtypeKey, SlotDtypes(), &parsed.slot_dtype);
+  status = ParseDtype(&lines, kSlotDtypeKey, &FieldTypeInfo::of_slots,
+                      &parsed.slot_dtype);
   if (!status.ok()) return status;
   status = lines.TakeNumber("seed", kSeedAllowed, &parsed.seed);
   if (!status.ok()) return status;

@@ -10,8 +10,6 @@
 namespace tf_ext {
 namespace {
 
-bool IsFloat(FieldType type) { return type != FieldType::kInt32; }
-
 // The values of one field of one row.
 class ValueConverter {
  public:
@@ -40,7 +38,7 @@ class ValueConverter {
 }  // namespace
 
 bool CanConvert(FieldType from, FieldType to) {
-  return from == to || (IsFloat(from) && IsFloat(to));
+  return from == to || (InfoOf(from).is_float && InfoOf(to).is_float);
 }
 
 bool NeedsConversion(const std::vector<StoredCopy>& copies) {

@@ -77,10 +77,7 @@ void Stripe::ForEachBlock(const BatchItem* items, int64_t n, int64_t row_bytes,
                           bool touch, const Visit& visit) const {
   LookUp(
       n, row_bytes, [items](int64_t i) { return items[i].sign; },
-      [this](uint64_t) -> const SignRows& {
-        mutex_.AssertReadable();
-        return rows_;
-      },
+      [&rows = rows()](uint64_t) -> const SignRows& { return rows; },
       [this, touch](const uint64_t* hashes, const uint32_t* candidates,
                     int count) {
         mutex_.AssertReadable();
@@ -170,11 +167,8 @@ void Stripe::Pull(BatchItem* items, int64_t n, bool insert,
     const SharedLock lock(mutex_);
     absent = ReadRows(
         ItemPart{items, n}, *format_,
-        [this](uint64_t) -> const SignRows& {
-          mutex_.AssertReadable();
-          return rows_;
-        },
-        output, insert ? items : nullptr);
+        [&rows = rows()](uint64_t) -> const SignRows& { return rows; }, output,
+        insert ? items : nullptr);
   }
   if (absent > 0) PullInserting(items, absent, output);
 }

@@ -3,37 +3,32 @@
 #ifndef TF_EXT_CC_OPS_TABLE_FIELD_TYPES_H_
 #define TF_EXT_CC_OPS_TABLE_FIELD_TYPES_H_
 
-#include "cc/core/rules/rule_spec.h"
+#include <algorithm>
+#include <iterator>
+
+#include "cc/core/rules/field_type.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace tf_ext {
 
+// In the order of FieldType.
+inline constexpr tensorflow::DataType kDataTypes[] = {
+    tensorflow::DT_FLOAT,
+    tensorflow::DT_INT32,
+    tensorflow::DT_HALF,
+    tensorflow::DT_BFLOAT16,
+};
+static_assert(std::size(kDataTypes) == std::size(kFieldTypes));
+
 inline tensorflow::DataType ToDataType(FieldType type) {
-  switch (type) {
-    case FieldType::kFloat32:
-      return tensorflow::DT_FLOAT;
-    case FieldType::kInt32:
-      return tensorflow::DT_INT32;
-    case FieldType::kFloat16:
-      return tensorflow::DT_HALF;
-    case FieldType::kBfloat16:
-      return tensorflow::DT_BFLOAT16;
-  }
-  return tensorflow::DT_INVALID;
+  return kDataTypes[static_cast<int>(type)];
 }
 
 // `type` must be one of those that ToDataType returns.
 inline FieldType ToFieldType(tensorflow::DataType type) {
-  switch (type) {
-    case tensorflow::DT_INT32:
-      return FieldType::kInt32;
-    case tensorflow::DT_HALF:
-      return FieldType::kFloat16;
-    case tensorflow::DT_BFLOAT16:
-      return FieldType::kBfloat16;
-    default:
-      return FieldType::kFloat32;
-  }
+  const auto* const found =
+      std::find(std::begin(kDataTypes), std::end(kDataTypes), type);
+  return kFieldTypes[found - kDataTypes].type;
 }
 
 }  // namespace tf_ext

@@ -94,7 +94,7 @@ class FieldList {
  private:
   static bool CanHave(const Field& field, DataType type) {
     return type == ToDataType(field.type) ||
-           (type == tensorflow::DT_FLOAT && field.type != FieldType::kInt32);
+           (type == tensorflow::DT_FLOAT && InfoOf(field.type).is_float);
   }
 
   std::vector<std::string> names_;
