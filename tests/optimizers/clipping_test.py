@@ -83,7 +83,11 @@ class ClippingTest(tf.test.TestCase, parameterized.TestCase):
         shadows = [table.shadow for table in tables]
         optimizer.build(shadows)
         gradients = [
-            tf.IndexedSlices([[norm]], tf.constant([7], tf.int64), [1, 1])
+            tf.IndexedSlices(
+                tf.constant([[norm]]),
+                tf.constant([7], tf.int64),
+                tf.constant([1, 1]),
+            )
             for norm in (2.0, 4.0)
         ]
         optimizer.apply_gradients(zip(gradients, shadows))
