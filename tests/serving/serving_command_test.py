@@ -355,7 +355,9 @@ class CommandTest(TestCase):
 
         inputs = small.inputs()
         layer = tf_ext.layers.EmbeddingFeatures(small.columns(), small.table())
-        tf_ext.Model(inputs, own_layers.Twice()(layer(inputs))).save(path)
+        model = tf_ext.Model(inputs, own_layers.Twice()(layer(inputs)))
+        # Of a module that exporting itself does not need.
+        small.compiled(model, metrics=[tf_ext.metrics.CTR()]).save(path)
         command = [sys.executable, "-m", "tf_ext.serving"]
         paths = [str(self.root), os.environ["PYTHONPATH"]]
         done = subprocess.run(
