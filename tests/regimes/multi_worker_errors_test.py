@@ -9,6 +9,7 @@ from cases import multi_worker_clock_cases as clocks
 from cases import multi_worker_difference_cases as differences
 from cases import multi_worker_error_cases as cases
 from cases import multi_worker_model_cases as models
+from cases import multi_worker_notice_cases as notices
 from clusters.case_workers import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
@@ -24,6 +25,7 @@ pytestmark = [
         "DifferentProgramsTest::test_n*",
         "InputErrorTest::test_a*",
         "NonfiniteTest::test_skips_*",
+        "NoticeTest::*",
     ),
     pytest.mark.slow_tests(
         "NonfiniteTest::test_skips_on_all_by_argument",
@@ -124,6 +126,14 @@ class ClockTest(parameterized.TestCase):
             examined, evicted = result["evicted"]
             self.assertGreater(examined, 20)
             self.assertEqual(evicted, 0)
+
+
+class NoticeTest(tf.test.TestCase):
+    def test_all_are_told_with_the_step_of_one_workers_notice(self):
+        steps = range(notices.STEPS)
+        # In tf_keras, whose loop tells nothing, callbacks ask.
+        told = [one >= notices.NOTICE for one in steps if IS_KERAS_3]
+        self.assertEqual(_CASES[notices.told_of_sigterm], [told] * _WORKERS)
 
 
 class DifferentProgramsTest(parameterized.TestCase):
