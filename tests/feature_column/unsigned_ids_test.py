@@ -47,6 +47,16 @@ class SignsTest(parameterized.TestCase):
         self.assertEqual(found, _signs(column, id=_TEXTS))
         self.assertLen(found, 5 - ("missing" in options))
 
+    def test_of_uint64_that_are_signs_for_some_columns_alone(self):
+        columns = [
+            category_column("id"),
+            category_column("id", hashing="identity"),
+        ]
+        for some in (columns, columns[::-1]):
+            found = columns_to_bags(some, {"id": tf.constant(_IDS)}).signs
+            first, second = (_signs(column, id=_IDS) for column in some)
+            self.assertEqual(found.numpy().tolist(), first + second)
+
     def test_of_uint64_in_a_cross(self):
         column = crossed_column(["id", "flag"])
         found = _signs(column, id=_IDS, flag=_FLAGS)

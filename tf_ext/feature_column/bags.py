@@ -338,11 +338,14 @@ def _read_inputs(
     return places, list(found.values())
 
 
-def _source(part: Part, inputs: _Inputs) -> tuple[str, str | None, str] | None:
+def _source(
+    part: Part, inputs: _Inputs
+) -> tuple[str, str | None, str, tf.DType] | None:
     """A key that identifies an input; None if the feature is missing."""
     if part.key not in inputs:
         return None
-    return part.key, part.weights, part.conversion
+    dtype = part.converted_type(inputs[part.key].dtype)
+    return part.key, part.weights, part.conversion, dtype
 
 
 def _read(part: Part, inputs: _Inputs, checks: BatchChecks) -> _Input:
