@@ -151,6 +151,19 @@ class PositionsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(shape(ragged, max_length=2)[1], 2)
         self.assertIsNone(shape(ragged)[1])
 
+    def test_symbolic_shapes(self):
+        inputs = {"x": keras.Input((7,), name="x", dtype="string")}
+        mask = keras.Input((5,), name="mask", dtype="bool")
+        for options, raw, hashed in (
+            ({}, (7, 4), (5, 4)),
+            ({"max_length": 3}, (3, 4), (5, 4)),
+            ({"ragged": True}, (None, 4), (None, 4)),
+        ):
+            column = sequence_category_column("x", **options)
+            shape = column.output_shape(4)
+            self.assertEqual(column.symbolic_shape(shape, inputs, None), raw)
+            self.assertEqual(column.symbolic_shape(shape, {}, mask), hashed)
+
 
 class WeightsTest(tf.test.TestCase):
     def test_follow_their_ids(self):

@@ -223,6 +223,38 @@ class ModelTest(tf.test.TestCase):
             found = [next(iter(call(**x).values())) for x, _ in data]
             self.assertAllClose(tf.concat(found, 0), wanted)
 
+    def test_of_a_model_that_keras_builds_with_floats(self):
+        @keras.utils.register_keras_serializable("time_column_test")
+        class Subclassed(keras.Model):
+            def __init__(self, embed, **kwargs):
+                super().__init__(**kwargs)
+                self.embed = embed
+
+            def call(self, inputs):
+                return self.embed(inputs)
+
+            def get_config(self):
+                serialize = keras.utils.serialize_keras_object
+                return {"embed": serialize(self.embed)}
+
+            @classmethod
+            def from_config(cls, config):
+                deserialize = keras.utils.deserialize_keras_object
+                return cls(deserialize(config["embed"]))
+
+        table = tf_ext.SparseTable("rows", 2, initializer="normal", seed=7)
+        model = Subclassed(
+            tf_ext.layers.EmbeddingFeatures([time_column("time")], table)
+        )
+        times = {"time": tf.constant([[0], [3_600]], tf.int64)}
+        wanted = model(times)
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "model.keras")
+            model.save(path)
+            again = keras.models.load_model(path)
+        self.assertAllEqual(again(times), wanted)
+        self.assertTrue(again.built)
+
     def test_hashed_before(self):
         data, model, other = self._data(), self._model(), self._model()
         hashed = tf_ext.data.hash_columns(data, self._columns())

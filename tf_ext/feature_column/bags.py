@@ -307,8 +307,8 @@ def _read_inputs(
     """
     parts = [part for column in columns for part in column.parts]
     found: dict[object, _Input] = {}
-    for part in parts:
-        source = _source(part, inputs)
+    sources = [_source(part, inputs) for part in parts]
+    for part, source in zip(parts, sources):
         if source is not None and source not in found:
             found[source] = _read(part, inputs, checks)
     if found and batch_size is not None:
@@ -321,8 +321,8 @@ def _read_inputs(
             f" Present are: {structure.names(inputs)}. Pass at least "
             "one."
         )
-    for part in parts:
-        if _source(part, inputs) is None:
+    for part, source in zip(parts, sources):
+        if source is None:
             if batch_size is None:
                 batch_size = next(iter(found.values())).batch_size()
             dtype = part.type_of_absent()
@@ -333,7 +333,8 @@ def _read_inputs(
             )
     place = {source: i for i, source in enumerate(found)}
     places = [
-        place[_source(part, inputs) or part.type_of_absent()] for part in parts
+        place[source or part.type_of_absent()]
+        for part, source in zip(parts, sources)
     ]
     return places, list(found.values())
 
