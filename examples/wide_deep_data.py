@@ -137,6 +137,18 @@ def find_format(path, name):
     raise _no_files(path, patterns)
 
 
+def find_files(path, text_format):
+    """Names of the files of a data set: first those to train on.
+
+    Raises:
+      FileNotFoundError: the folder has no such files.
+    """
+    files = _find_files(path, text_format.train_files)
+    if text_format.test_files:
+        files += _find_files(path, text_format.test_files)
+    return files
+
+
 def _matching(path, patterns):
     """Sorted names of the files of the first pattern that fits any."""
     for pattern in patterns:

@@ -42,6 +42,7 @@ _RECIPES = [
     "SASRec",
     "Transfer learning",
     "Training day by day",
+    "Several models",
     "Custom training loops",
 ]
 _STOCK = "A SavedModel of TensorFlow's own ops"
