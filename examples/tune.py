@@ -9,7 +9,7 @@ measured once, at the end:
     pip install 'tf-ext[data]' optuna
     python tune.py
 
-makes up clicks. Adult and Criteo are read from a folder as in wide_deep.py,
+generates clicks. Adult and Criteo are read from a folder as in wide_deep.py,
 
     python tune.py --data=/data/criteo --format=criteo --trials=20
 
