@@ -109,6 +109,23 @@ class WeightsOnlyTest(TestCase):
         with self.assertRaisesRegex(ValueError, "`optimizer` is .*'none'"):
             table(rule).load(own)
 
+    def test_rows_that_only_serve_have_no_hyperparameters_to_compare(self):
+        rates = (0.5, 0.25)
+        trained, other = (
+            tf_ext.SparseTable("t", 2, tf_ext.optimizers.SparseAdam(rate))
+            for rate in rates
+        )
+        with tf_ext.serving.weights_only():
+            served = tf_ext.SparseTable(
+                "t", 2, tf_ext.optimizers.SparseAdam(rates[1])
+            )
+        path = self.path("t")
+        trained.save(path)
+        with self.assertLogs("tf_ext"):
+            other.load(path)
+        with self.assertNoLogs("tf_ext"):
+            served.load(path)
+
     def test_refuses_what_reads_otherwise(self):
         path = self.path("rows")
         trained = tf_ext.SparseTable("deep", 4, "adam", "normal", seed=4)
