@@ -17,6 +17,8 @@ from stock_util import (
 
 from tf_ext import ops
 from tf_ext._batch_source import source_with
+from tf_ext.ops._stock import singles
+from tf_ext.ops.bags import bag_ops
 
 _COMBINERS = [
     ("sum",),
@@ -240,6 +242,40 @@ class HashedBagsTest(tf.test.TestCase, parameterized.TestCase):
         made = {op.type for op in graph.get_operations()[before:]}
         self.assertEmpty(made & {"StatelessIf", "UnsortedSegmentSum"})
         self.assertNotIn("GatherV2", made)
+
+
+class CutBagsTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*HOW)
+    def test_same_as_the_op(self, how):
+        def call(signs, row_splits, weights):
+            return bag_ops.cut_bags(
+                signs,
+                row_splits,
+                weights,
+                columns=3,
+                runs=[(1, 3), (0, 1), (1, 2)],
+                weighted=[True, False, False],
+            )
+
+        tensors = (
+            tf.constant([7, 8, 9, 10, 11], tf.int64),
+            tf.constant([0, 1, 2, 2, 4, 5, 5], tf.int64),
+            tf.constant([1.0, 2.0, 3.0, 4.0, 5.0]),
+        )
+        found = in_stock_ops(how, call)(*tensors)
+        for stock, own in zip(found, call(*tensors), strict=True):
+            for one, other in zip(stock, own, strict=True):
+                self.assertAllEqual(one, other)
+
+    def test_columns_of_one_value_stay_so(self):
+        with tf.Graph().as_default(), source_with(lookup=lambda *_: None):
+            values = tf.compat.v1.placeholder(tf.string, [None])
+            hashed = ops.hash_category([values] * 3, namespaces=list("abc"))
+            signs, splits, _ = bag_ops.cut_bags(
+                *hashed[:3], columns=3, runs=[(0, 2)], weighted=[False]
+            )
+            for tensor in (*signs, *splits):
+                self.assertEqual(singles.columns_of_singles(tensor), 2)
 
 
 class RouteGradientTest(tf.test.TestCase):
