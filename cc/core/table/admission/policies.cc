@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cc/core/table/admission/count.h"
+#include "cc/core/table/admission/every.h"
 #include "cc/core/table/admission/policy.h"
 #include "cc/core/table/admission/probability.h"
 
@@ -33,7 +34,8 @@ Status ReadOneOf(Lines* lines,
 
 Status ReadAdmission(Lines* lines,
                      std::shared_ptr<const AdmissionPolicy>* admission) {
-  return ReadOneOf<CountAdmission, ProbabilityAdmission>(lines, admission);
+  return ReadOneOf<CountAdmission, ProbabilityAdmission, EveryAdmission>(
+      lines, admission);
 }
 
 }  // namespace tf_ext
