@@ -118,31 +118,6 @@ class Probability(Policy):
         return {"p": self.p}
 
 
-@keras.utils.register_keras_serializable(package="tf_ext")
-class Every(Policy):
-    """Admits one id in `k`, by a hash.
-
-    Args:
-      k: int, at least 1.
-
-    Raises:
-      ValueError: if `k` is invalid.
-    """
-
-    def __init__(self, k: int) -> None:
-        if not is_int(k) or k < 1:
-            refuse("Every", "k", "an integer of at least 1", k)
-        self.k = int(k)
-
-    def table_config(self) -> dict[str, str]:
-        """The entries of the core's configuration of a table."""
-        return {"admission": "every", "admission.k": str(self.k)}
-
-    def get_config(self) -> dict[str, typing.Any]:
-        """The constructor's arguments."""
-        return {"k": self.k}
-
-
 def get(identifier: Policy | dict[str, typing.Any] | None) -> Policy | None:
     """Converts an argument to a policy.
 

@@ -298,28 +298,6 @@ class Score(Policy):
         )
 
 
-@keras.utils.register_keras_serializable(package="tf_ext")
-class ClickRate(Policy):
-    """Evicts rows whose `click / show` is below a rate.
-
-    Args:
-      rate: float, at least 0.
-    """
-
-    last_seen, statistics = None, 2
-
-    def __init__(self, rate: float) -> None:
-        self.rate = float(rate)
-
-    def limits(self, shard: int, num_shards: int) -> dict[str, typing.Any]:
-        """The rate, the same for all shards."""
-        return {"policy": "click_rate", "score": [self.rate]}
-
-    def get_config(self) -> dict[str, typing.Any]:
-        """The constructor's arguments."""
-        return {"rate": self.rate}
-
-
 def get(identifier: Policy | dict[str, typing.Any] | None) -> Policy | None:
     """Converts an argument to a policy.
 

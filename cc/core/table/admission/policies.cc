@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "cc/core/table/admission/count.h"
-#include "cc/core/table/admission/every.h"
 #include "cc/core/table/admission/policy.h"
 #include "cc/core/table/admission/probability.h"
 
@@ -34,8 +33,7 @@ Status ReadOneOf(Lines* lines,
 
 Status ReadAdmission(Lines* lines,
                      std::shared_ptr<const AdmissionPolicy>* admission) {
-  return ReadOneOf<CountAdmission, ProbabilityAdmission, EveryAdmission>(
-      lines, admission);
+  return ReadOneOf<CountAdmission, ProbabilityAdmission>(lines, admission);
 }
 
 }  // namespace tf_ext

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "cc/core/table/eviction/capacity.h"
-#include "cc/core/table/eviction/click_rate.h"
 #include "cc/core/table/eviction/policy.h"
 #include "cc/core/table/eviction/score.h"
 #include "cc/core/table/eviction/unseen.h"
@@ -22,7 +21,6 @@ constexpr Entry kPolicies[] = {
     {UnseenEviction::kName, UnseenEviction::Make},
     {CapacityEviction::kName, CapacityEviction::Make},
     {ScoreEviction::kName, ScoreEviction::Make},
-    {ClickRateEviction::kName, ClickRateEviction::Make},
 };
 
 // Of arguments without a name.
