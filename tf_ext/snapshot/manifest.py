@@ -32,22 +32,17 @@ MAX_BYTES = 1 << 30
 # The format of snapshots whose rows have fields of one of SMALL_DTYPES. All
 # others are of FORMAT, which earlier versions of tf_ext read, too.
 SMALL_ROWS_FORMAT = 2
-SMALL_DTYPES = ("float16", "bfloat16")
+_TYPES = _core.field_types()
+SMALL_DTYPES = tuple(name for name in _TYPES if _TYPES[name]["bytes"] < 4)
 
-_DTYPE_BYTES = {
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-}
+_DTYPE_BYTES = {"int64": 8} | {name: _TYPES[name]["bytes"] for name in _TYPES}
 # What fields may be: the sign, the weights and all others.
 _DTYPES = {
     FORMAT: (["int64"], ["float32"], ["float32", "int32"]),
     SMALL_ROWS_FORMAT: (
         ["int64"],
         ["float32", *SMALL_DTYPES],
-        ["float32", "int32", "bfloat16"],
+        [x for x in _TYPES if x == "int32" or _TYPES[x]["of_slots"]],
     ),
 }
 _FIRST_NAMES = ("sign", "weights")

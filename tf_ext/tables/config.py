@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext import _core, initializers
 from tf_ext import admission as admissions
 from tf_ext import eviction as evictions
-from tf_ext import initializers
 from tf_ext._checks import is_int, refuse
 from tf_ext._keras import keras
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
@@ -123,10 +123,10 @@ class TableConfig:
             ", the type of stored values: tables compute in float32 under any "
             "policy"
         )
-        slot_dtypes = ("float32", "bfloat16")
-        dtypes = ("float32", "float16", "bfloat16")
-        _check_choice("dtype", self.dtype, dtypes, reason)
-        _check_choice("slot_dtype", self.slot_dtype, slot_dtypes, reason)
+        types = _core.field_types()
+        for key, use in (("dtype", "of_weights"), ("slot_dtype", "of_slots")):
+            allowed_types = tuple(name for name in types if types[name][use])
+            _check_choice(key, getattr(self, key), allowed_types, reason)
         statistics = self.statistics
         if not isinstance(statistics, list | tuple) or (
             tuple(statistics) not in ((), ("show",), ("show", "click"))
