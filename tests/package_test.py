@@ -200,6 +200,71 @@ class LazyImportTest(absltest.TestCase):
             """,
         )
 
+    def test_a_saved_model_is_loaded_with_tf_ext_imported_first(self):
+        self._load_after("import tf_ext; from tensorflow import keras")
+
+    @pytest.mark.slow
+    def test_a_saved_model_is_loaded_in_any_order_of_imports(self):
+        self._load_after(
+            "import tf_ext, keras",
+            "from tf_ext import snapshot, layers; import keras",
+            "from tf_ext.layers import Retrieval; import keras",
+            "import tf_ext; tf_ext.SparseTable; import keras",
+            "import keras, tf_ext",
+        )
+
+    def _load_after(self, *orders):
+        with tempfile.TemporaryDirectory() as directory:
+            path = f"path = {directory!r} + '/model.keras'\n"
+            _run(
+                path,
+                """
+                import tensorflow as tf
+                import tf_ext
+
+                item = tf.keras.Input((), dtype="int64", name="item")
+                column = tf_ext.feature_column.category_column("item")
+                table = tf_ext.SparseTable("items", 2)
+                layer = tf_ext.layers.EmbeddingFeatures([column], table)
+                tf_ext.Model({"item": item}, layer({"item": item})).save(path)
+                """,
+            )
+            for imports in orders:
+                with self.subTest(imports):
+                    printed = _run(
+                        f"{imports}\n{path}",
+                        """
+                        model = keras.models.load_model(path)
+                        import inspect
+                        import sys
+                        import tensorflow
+
+                        assert inspect.getsource(tensorflow)
+                        print(type(model).__module__)
+                        names = [type(f).__module__ for f in sys.meta_path]
+                        print("tf_ext._when_imported" in names)
+                        """,
+                    )
+                    self.assertEqual(
+                        printed.split(), ["tf_ext.models.model", "False"]
+                    )
+
+    def test_a_failure_to_register_is_not_that_of_the_import(self):
+        _run("""
+            import tf_ext
+
+            tf_ext._import_all = lambda: 1 / 0
+            import tensorflow as tf
+
+            assert tf.constant(1) + 1 == 2
+            try:
+                tf_ext.ops.library()
+            except ZeroDivisionError:
+                pass
+            else:
+                raise AssertionError("registered")
+            """)
+
     def test_every_public_name_is_there(self):
         for name in tf_ext.__all__:
             self.assertIsNotNone(getattr(tf_ext, name), name)

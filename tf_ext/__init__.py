@@ -4,9 +4,9 @@
 Embedding rows live in a concurrent hash table behind custom ops: ids need not
 be known before training, and rows appear as ids do.
 
-Without TensorFlow imported before, names are loaded when they are first used,
-so that `import tf_ext` is cheap, and `tf_ext.hashing` and `tf_ext.snapshot`
-work where TensorFlow is not installed.
+Before TensorFlow is imported, names are loaded when they are first used, so
+that `import tf_ext` is cheap, and `tf_ext.hashing` and `tf_ext.snapshot` work
+where TensorFlow is not installed.
 
 Example:
   >>> import tf_ext
@@ -19,7 +19,7 @@ import importlib
 import sys
 import typing
 
-from tf_ext import _compiled
+from tf_ext import _compiled, _when_imported
 from tf_ext._version import __version__
 
 _compiled.check()
@@ -78,11 +78,29 @@ def _import_all() -> None:
         importlib.import_module(name)
 
 
-# Keras finds the classes of a saved model by what their modules registered, and
-# TensorFlow its ops: after `import tensorflow`, `import tf_ext` has to be
-# enough for load_model and tf.saved_model.load.
-if "tensorflow" in sys.modules:
+def _register() -> bool:
+    """Registers ops and classes where TensorFlow is there; says whether it is.
+
+    Keras finds the classes of a saved model by what their modules registered,
+    and TensorFlow its ops: in any order of imports, `import tf_ext` has to be
+    enough for load_model and tf.saved_model.load.
+    """
+    if "tensorflow" not in sys.modules:
+        return False
     from tf_ext.ops import library
 
     library()
-    del library
+    return True
+
+
+def _register_later() -> bool:
+    try:
+        return _register()
+    except Exception:  # The first use of tf_ext raises it again.
+        return True
+
+
+if not _register():
+    _when_imported.when_imported(
+        ("tensorflow", "keras", "tf_keras"), __name__, _register_later
+    )

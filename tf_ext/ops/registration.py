@@ -10,10 +10,9 @@ from tf_ext.ops import _library
 def library() -> typing.Any:
     """Returns the raw ops; registers all ops and kernels, and Keras's classes.
 
-    `import tf_ext` does so if TensorFlow has already been imported. A program
-    that imports tf_ext before TensorFlow must call it before ops and classes
-    are looked up by name, as `tf.saved_model.load` and
-    `keras.models.load_model` do, or ops run by a `tf.distribute.Server`.
+    `import tf_ext` and `import tensorflow` do so, the later one of them. So ops
+    and classes are found by name, as `tf.saved_model.load` and
+    `keras.models.load_model` look them up, and by a `tf.distribute.Server`.
 
     Returns:
       The module created by `tf.load_op_library`.
