@@ -17,7 +17,7 @@ from google.protobuf import text_format
 from models.model_building import id_column
 
 import tf_ext
-from tf_ext._keras import keras
+from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops.passes.bundle_ops import bundle_transfers, next_stage
 
 pytestmark = [
@@ -189,7 +189,7 @@ class StepsTest(tf.test.TestCase):
         counts = []
         # Variables are on the servers in turn, and which of them an optimizer
         # needs first depends on their number: so tasks may change places.
-        for tables in (1, 6):
+        for tables in (2, 6):
             graphs = self._graphs_of_steps(tables)
             messages = _messages(graphs)
             self.assertCountEqual(messages, ["worker0", "ps0", "ps1"])
@@ -221,10 +221,11 @@ class StepsTest(tf.test.TestCase):
             self.assertGreaterEqual(computed, steps)
             return messages
 
-        # Ids and rows of the first step, and the update of the last one.
+        # Ids and rows of the first step, and the update of the last one, which
+        # in tf_keras reads its learning rate from a server first.
         counts = [messages(steps, True) for steps in (2, 4)]
-        self.assertEqual(counts, [4, 4])
-        self.assertGreater(messages(4, False), 2 * 4)
+        self.assertEqual(counts, [4, 4] if IS_KERAS_3 else [5, 5])
+        self.assertGreater(messages(4, False), 2 * counts[1])
 
 
 class BundlesTest(tf.test.TestCase):

@@ -3,8 +3,9 @@
 // other compilers see none.
 // https://clang.llvm.org/docs/ThreadSafetyAnalysis.html says what each means.
 //
-// The analysis does not follow closures, nor locks of elements of a list. There,
-// AssertHeld tells it, without any code, what the function around has locked.
+// The analysis does not follow closures, nor locks of elements of a list.
+// There, AssertHeld tells it, without any code, what the function around has
+// locked.
 #ifndef TF_EXT_CC_CORE_SUPPORT_THREAD_ANNOTATIONS_H_
 #define TF_EXT_CC_CORE_SUPPORT_THREAD_ANNOTATIONS_H_
 
