@@ -60,6 +60,10 @@ class _Loader(importlib.abc.Loader):
     def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
         self._loader, self._finder = loader, finder
 
+    def __getattr__(self, name: str) -> typing.Any:
+        # What runpy and others ask of a loader before anything is executed.
+        return getattr(self._loader, name)
+
     def create_module(
         self, spec: importlib.machinery.ModuleSpec
     ) -> types.ModuleType | None:
