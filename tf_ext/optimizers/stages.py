@@ -33,6 +33,7 @@ from tf_ext.regimes import (
     regime_of_tables,
 )
 from tf_ext.regimes.exchange import Exchange
+from tf_ext.regimes.gradients import map_values
 from tf_ext.regimes.step_context import after
 from tf_ext.regimes.table_interface import Table, TableSlices
 from tf_ext.tables import shadow
@@ -347,18 +348,6 @@ def scale(grads: Sequence[typing.Any], factor: tf.Tensor) -> list[typing.Any]:
         map_values(lambda v: v * tf.cast(factor, v.dtype), grad)
         for grad in grads
     ]
-
-
-def map_values(
-    function: Callable[[tf.Tensor], tf.Tensor],
-    grad: tf.Tensor | tf.IndexedSlices,
-) -> tf.Tensor | tf.IndexedSlices:
-    """Applies a function to a gradient's values, slices or not."""
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            function(grad.values), grad.indices, grad.dense_shape
-        )
-    return function(grad)
 
 
 # Accumulate.

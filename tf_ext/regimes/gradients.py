@@ -2,7 +2,7 @@
 """Gradients of tables: signs and values."""
 
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -196,3 +196,15 @@ def check_finite(gradients: Sequence[TableGradient]) -> list[tf.Tensor]:
         )
         for gradient in by_flag.values()
     ]
+
+
+def map_values(
+    function: Callable[[tf.Tensor], tf.Tensor],
+    grad: tf.Tensor | tf.IndexedSlices,
+) -> tf.Tensor | tf.IndexedSlices:
+    """Applies a function to a gradient's values, slices or not."""
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            function(grad.values), grad.indices, grad.dense_shape
+        )
+    return function(grad)

@@ -21,7 +21,12 @@ from tf_ext.regimes import batches, clock
 from tf_ext.regimes.all_to_all import AllToAll
 from tf_ext.regimes.carried_words import Carried
 from tf_ext.regimes.gathering import gathered_chunks
-from tf_ext.regimes.gradients import TableGradient, from_slices, to_indices
+from tf_ext.regimes.gradients import (
+    TableGradient,
+    from_slices,
+    map_values,
+    to_indices,
+)
 from tf_ext.regimes.placement import Placement
 from tf_ext.regimes.processes import Processes
 from tf_ext.regimes.regime import Regime
@@ -166,7 +171,7 @@ class WorkerExchange(AllToAll):
             # everywhere.
             finite = tf.reduce_all(tf.stack([t.finite for t in tables]))
             bad = tf.where(finite, 0.0, np.nan)
-            dense[0] = _map(lambda v: v + tf.cast(bad, v.dtype), dense[0])
+            dense[0] = map_values(lambda v: v + tf.cast(bad, v.dtype), dense[0])
         return dense, [
             (
                 t.table,
@@ -386,18 +391,6 @@ def _check_model(model: keras.Model | None) -> None:
             "it from tf_ext.Model first, as `class Ranking(tf_ext.Model, "
             "tfrs.Model)`."
         )
-
-
-def _map(
-    function: Callable[[tf.Tensor], tf.Tensor],
-    grad: tf.Tensor | tf.IndexedSlices,
-) -> tf.Tensor | tf.IndexedSlices:
-    """Applies a function to a gradient's values, slices or not."""
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            function(grad.values), grad.indices, grad.dense_shape
-        )
-    return function(grad)
 
 
 def _check_writable(filepath: str) -> None:
