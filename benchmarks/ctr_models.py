@@ -73,26 +73,7 @@ class Criteo:
 
     def __init__(self, folder):
         path = pathlib.Path(folder, default_rates.FOLDERS["criteo"])
-        found = wide_deep_data.find_format(path, "criteo")
-        files = sorted(
-            str(file)
-            for pattern in found.train_files
-            for file in path.glob(pattern)
-        )
-        dataset = tf_ext.data.read(
-            files,
-            found.schema,
-            found.name,
-            batch_size=10_000,
-            header=found.header,
-        )
-        columns, labels = collections.defaultdict(list), []
-        for features, batch_labels in dataset:
-            labels.append(batch_labels.numpy())
-            for name, values in features.items():
-                columns[name].append(values.numpy())
-        self._labels = np.concatenate(labels)
-        columns = {k: np.concatenate(v) for k, v in columns.items()}
+        columns, self._labels = wide_deep_data.read_all(path, "criteo")
         self._numbers = {
             k: v for k, v in columns.items() if v.dtype == np.float32
         }

@@ -42,17 +42,7 @@ PARTS = {"train": (0.0, 0.6), "valid": (0.6, 0.8), "test": (0.8, 1.0)}
 
 def read(folder, name):
     """Features and labels of a data set, as arrays, with numbers in buckets."""
-    found = wide_deep_data.find_format(folder, name)
-    files = wide_deep_data.find_files(folder, found)
-    dataset = tf_ext.data.read(
-        files, found.schema, found.name, batch_size=10_000, header=found.header
-    )
-    batches = list(dataset.as_numpy_iterator())
-    labels = np.concatenate([labels for _, labels in batches])
-    features = {
-        key: np.concatenate([values[key] for values, _ in batches])
-        for key in batches[0][0]
-    }
+    features, labels = wide_deep_data.read_all(folder, name)
     for key, values in features.items():
         if values.dtype == np.float32:
             first = values[: int(len(labels) * PARTS["train"][1])]

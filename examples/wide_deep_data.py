@@ -137,16 +137,36 @@ def find_format(path, name):
     raise _no_files(path, patterns)
 
 
-def find_files(path, text_format):
-    """Names of the files of a data set: first those to train on.
+def read_all(path, name):
+    """All examples of a data set in memory, first those to train on.
+
+    Args:
+      path: string, the folder.
+      name: string, in FORMATS.
+
+    Returns:
+      `({feature: array [n]}, labels [n])`.
 
     Raises:
       FileNotFoundError: the folder has no such files.
     """
-    files = _find_files(path, text_format.train_files)
-    if text_format.test_files:
-        files += _find_files(path, text_format.test_files)
-    return files
+    found = find_format(path, name)
+    files = _find_files(path, found.train_files)
+    if found.test_files:
+        files += _find_files(path, found.test_files)
+    batches = tf_ext.data.read(
+        files,
+        found.schema,
+        found.name,
+        batch_size=WINDOW_SIZE,
+        header=found.header,
+    )
+    columns, labels = zip(*batches.as_numpy_iterator())
+    features = {
+        key: np.concatenate([values[key] for values in columns])
+        for key in columns[0]
+    }
+    return features, np.concatenate(labels)
 
 
 def _matching(path, patterns):
