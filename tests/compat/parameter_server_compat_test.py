@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What TensorFlow's strategy and errors keep to themselves is still there."""
 
-import contextlib
+import functools
 import os
 import signal
 import threading
@@ -56,7 +56,7 @@ class ClusterTest(absltest.TestCase):
             parking.park(worker)
             return [worker]
 
-        found = clusters.schedule_in_thread(coordinator, run).get()
+        found = clusters.fetch(clusters.schedule_in_thread(coordinator, run))
         self.assertEqual([int(worker) for worker in found], [0])
         self.assertIn("/job:worker/replica:0/task:0", devices[0])
         # It is parked, but resources can be made on it.
@@ -69,7 +69,7 @@ class ClusterTest(absltest.TestCase):
         self.assertFalse(coordinator.done())
         self.assertLen(devices, 1)
         parking.release()
-        waiting.get()
+        clusters.fetch(waiting)
         self.assertLen(devices, 2)
         parking.release()
 
@@ -82,23 +82,20 @@ class ClusterTest(absltest.TestCase):
         found = clusters.schedule_in_thread(
             coordinator, lambda worker: [whole(tf.constant(2))]
         )
-        self.assertEqual(int(found.get()[0]), 3)
+        self.assertEqual(int(clusters.fetch(found)[0]), 3)
 
     def test_2_results_stay_until_they_are_fetched(self):
         coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)
-        clusters.separate_workers(coordinator)
-        step = tf.function(lambda: tf.constant(3))
-        for block, fetched in (
-            (contextlib.nullcontext(), 1),
-            (clusters.results_stay(), 0),
-        ):
+        step = tf.function(lambda x: x + 1)
+        own = functools.partial(clusters.schedule, coordinator)
+        for schedule, fetched in ((coordinator.schedule, 1), (own, 0)):
             with util.recording_fetches() as threads:
-                with block:
-                    remote = coordinator.schedule(step)
+                remote = schedule(step, (tf.constant(2),))
                 coordinator.join()
                 self.assertLen(threads, fetched)
                 self.assertEqual(int(clusters.fetch(remote)), 3)
                 self.assertLen(threads, 1)
+        self.assertFalse(_strategy.extended._being_scheduled)
 
     def test_2_nothing_waits_for_a_tensor_freed_on_a_stopped_task(self):
         coordinator = tf.distribute.coordinator.ClusterCoordinator(_strategy)

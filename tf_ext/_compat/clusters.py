@@ -2,7 +2,6 @@
 """What strategies and the runtime of TensorFlow do not make public."""
 
 import contextlib
-import contextvars
 import signal
 import socket
 import sys
@@ -11,7 +10,6 @@ import threading
 import tensorflow as tf
 
 from tf_ext._compat.sockets import use_sockets
-from tf_ext._core import Setting
 
 
 def resolver_of(strategy):
@@ -74,53 +72,68 @@ def separate_workers(coordinator):
     if "get" in vars(queue):
         return queue.tf_ext_parking
     take = queue.get
-    of_thread = threading.local()
+    executors = {}  # Of the thread of each worker.
     parking = queue.tf_ext_parking = Parking()
 
     def get(*args, **kwargs):
-        if not hasattr(of_thread, "executor"):
-            of_thread.executor = _new_executor()
+        worker = kwargs["tag"]
+        if worker not in executors:
+            executors[worker] = _new_executor()
             context = sys.modules["tensorflow.python.eager.context"].context()
-            context.executor = of_thread.executor
-        tag = kwargs.get("tag")
+            context.executor = executors[worker]
 
         def is_called():
             return (
                 not queue._should_process_closures
-                or not queue._tagged_queue[tag].empty()
+                or not queue._tagged_queue[worker].empty()
             )
 
-        parking.wait(tag, is_called)
+        parking.wait(worker, is_called)
         return take(*args, **kwargs)
 
     queue.get = get
-    put = queue.put
-
-    def put_marked(closure, *args, **kwargs):
-        if _results_stay.get():
-            # The thread of a worker calls it, and waits for its result.
-            closure.maybe_call_with_output_remote_value(
-                lambda value: vars(value).update(get=lambda: None)
-            )
-        put(closure, *args, **kwargs)
-
-    queue.put = put_marked
     return parking
 
 
-_results_stay = contextvars.ContextVar("tf_ext_results_stay", default=False)
+def schedule(coordinator, function, args):
+    """Schedules a tf.function, whose results wait for `fetch`.
 
+    With the public `schedule`, the thread of a worker fetches them before the
+    worker is sent its next step, which takes two round trips.
 
-def results_stay():
-    """Has the results of what this thread schedules wait for `fetch`.
+    Seen in: TensorFlow 2.18 to 2.21.
 
-    Otherwise the thread of a worker fetches them before the worker is sent its
-    next step, which takes two round trips.
+    Args:
+      coordinator: tf.distribute.coordinator.ClusterCoordinator.
+      function: tf.function.
+      args: tuple of its arguments.
 
-    Seen in: TensorFlow 2.18 to 2.21, for the coordinators of
-    `separate_workers`.
+    Returns:
+      tf.distribute.coordinator.RemoteValue.
     """
-    return Setting(_results_stay, True)
+    with _scheduling(coordinator.strategy):
+        return _put(coordinator, function, args)
+
+
+def _put(coordinator, function, args):
+    queue = coordinator._cluster.closure_queue
+    module = sys.modules[type(coordinator).__module__]
+    closure = module.Closure(function, queue._cancellation_mgr, args=args)
+    remote = closure.build_output_remote_value()
+    # The thread of a worker calls it, and waits for its result.
+    vars(remote).update(get=lambda: None)
+    queue.put(closure)
+    return remote
+
+
+@contextlib.contextmanager
+def _scheduling(strategy):
+    with strategy.scope():
+        strategy.extended._being_scheduled = True
+        try:
+            yield
+        finally:
+            strategy.extended._being_scheduled = False
 
 
 def fetch(value):
@@ -171,6 +184,7 @@ def schedule_in_thread(coordinator, function):
     """Schedules a Python function, in the thread of whichever worker is free.
 
     The public `schedule` takes a tf.function, which does not know its worker.
+    The results wait for `fetch`.
 
     Seen in: TensorFlow 2.18 to 2.21.
 
@@ -188,7 +202,7 @@ def schedule_in_thread(coordinator, function):
     def run():
         return function(current().worker_index)
 
-    return coordinator._cluster.schedule(run, None, None)
+    return _put(coordinator, run, None)
 
 
 def traced_for_workers(coordinator, function, *specs):
@@ -196,13 +210,8 @@ def traced_for_workers(coordinator, function, *specs):
 
     Seen in: TensorFlow 2.18 to 2.21.
     """
-    strategy = coordinator.strategy
-    with strategy.scope():
-        strategy.extended._being_scheduled = True
-        try:
-            return function.get_concrete_function(*specs)
-        finally:
-            strategy.extended._being_scheduled = False
+    with _scheduling(coordinator.strategy):
+        return function.get_concrete_function(*specs)
 
 
 def cancelled_with_steps(coordinator, function):

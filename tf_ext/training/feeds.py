@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import tensorflow as tf
 
+from tf_ext._compat.clusters import schedule
+
 Spec: typing.TypeAlias = typing.Any
 """Nested structure of `tf.TypeSpec`, of a batch."""
 Batch: typing.TypeAlias = typing.Any
@@ -106,8 +108,8 @@ class StepFeed(EpochFeed):
         Returns:
           Function of what `epoch` yields to the RemoteValue of its results.
         """
-        return lambda sent: coordinator.schedule(
-            function_for(self.steps_in(sent)), args=(sent,)
+        return lambda sent: schedule(
+            coordinator, function_for(self.steps_in(sent)), (sent,)
         )
 
     def made(

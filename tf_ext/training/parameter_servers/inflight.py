@@ -16,7 +16,6 @@ import tensorflow as tf
 from tf_ext._compat.clusters import (
     fetch,
     own_executor,
-    results_stay,
     separate_workers,
 )
 from tf_ext.distribute import training_counts
@@ -115,8 +114,7 @@ class InFlight:
 
     def schedule(self, step: _Step) -> None:
         """Schedules a step on a worker."""
-        with results_stay():
-            remote = step.run.start(step.batch)
+        remote = step.run.start(step.batch)
         self._idle = step.run.idle
         if self.under_way >= len(self._waiters):
             waiter = threading.Thread(
