@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packages of tf_ext import only from those that docs/design.md has below."""
+"""Packages of tf_ext import only from those that docs/design.md has below.
+
+And no module imports, over others, itself: not for its types either.
+"""
 
 import ast
+import graphlib
 import re
 
 from absl.testing import absltest
@@ -44,6 +48,66 @@ def _upwards(package, text, levels):
         if not other.startswith("_") and other != package:
             if (levels | top)[other] <= levels[package]:
                 yield line, other
+
+
+def _modules():
+    """`{module: its text}` of tf_ext."""
+    modules = {}
+    for path in (ROOT / "tf_ext").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts).removesuffix(".__init__")
+        modules[name] = path.read_text()
+    return modules
+
+
+def _modules_imported(text, modules):
+    """Those of `modules` that a text imports, anywhere in it."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [(alias.name,) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [
+                (f"{node.module}.{alias.name}", node.module)
+                for alias in node.names
+            ]
+        else:
+            continue
+        for choices in names:
+            yield from [name for name in choices if name in modules][:1]
+
+
+def _circle(modules):
+    """The names of modules that import each other in a circle, or []."""
+    imported = {
+        name: {*_modules_imported(text, modules)} - {name}
+        for name, text in modules.items()
+    }
+    try:
+        graphlib.TopologicalSorter(imported).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+class CirclesTest(absltest.TestCase):
+    def test_no_modules_import_each_other(self):
+        modules = _modules()
+        del modules[f"tf_ext.{_REGISTRATION}".replace("/", ".")[:-3]]
+        self.assertGreater(len(modules), 200)
+        self.assertEmpty(_circle(modules))
+
+    def test_circles_are_found(self):
+        for text in (
+            "import a.c",
+            "from a import c",
+            "from a.c import Thing",
+            "if typing.TYPE_CHECKING:\n    from a.c import Thing",
+            "def late():\n    from a.c import Thing",
+        ):
+            with self.subTest(text):
+                modules = {"a": "", "a.b": text, "a.c": "from a import b"}
+                self.assertCountEqual(_circle(modules)[1:], ["a.b", "a.c"])
+        self.assertEmpty(_circle({"a": "from a import b", "a.b": "import c"}))
 
 
 class LayersTest(absltest.TestCase):

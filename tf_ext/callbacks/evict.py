@@ -8,9 +8,7 @@ from tf_ext._checks import check_count, is_fraction, refuse
 from tf_ext.callbacks.every_steps import EverySteps
 from tf_ext.eviction import Evicted
 from tf_ext.tables.find import tables_of
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -93,7 +91,7 @@ class Evict(EverySteps):
         return decaying, self._those(tables, "eviction")
 
     def _those(
-        self, tables: list["SparseTable"], made_with: str
+        self, tables: list[SparseTable], made_with: str
     ) -> list[typing.Any]:
         """The tables that were made with an argument."""
         found = [table for table in tables if getattr(table, made_with)]

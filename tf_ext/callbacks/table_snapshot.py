@@ -23,9 +23,7 @@ from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
 from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest
 from tf_ext.snapshot.storage import normalised
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -197,7 +195,7 @@ class TableSnapshot(keras.callbacks.Callback):
             return point
         raise failure
 
-    def _load_table(self, table: "SparseTable", path: str) -> Manifest:
+    def _load_table(self, table: SparseTable, path: str) -> Manifest:
         return table.load(path, incremental=self.incremental)
 
     def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
@@ -328,7 +326,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_time = time.monotonic()
 
     def _save_table(
-        self, index: int, table: "SparseTable", path: str
+        self, index: int, table: SparseTable, path: str
     ) -> Manifest:
         options: dict[str, typing.Any] = {
             "step": self._point.step,

@@ -14,13 +14,10 @@ import tensorflow as tf
 from tf_ext._checks import check_count, refuse
 from tf_ext.callbacks import weight_samples
 from tf_ext.callbacks.every_steps import EverySteps
-from tf_ext.regimes import regime_of_tables
+from tf_ext.regimes import Regime, regime_of_tables
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables.find import tables_of
-
-if typing.TYPE_CHECKING:
-    from tf_ext.regimes import Regime
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 FILE = "tables.jsonl"
 # Of `SparseTable.stats`: what is reported as it is, the latter ones also by
@@ -143,7 +140,7 @@ class TableStats(EverySteps):
                 self._write(report, [weight_samples.add(s) for s in samples])
 
     @staticmethod
-    def _stats(tables: list["SparseTable"]) -> dict[str, list[_Stats]]:
+    def _stats(tables: list[SparseTable]) -> dict[str, list[_Stats]]:
         return {
             table.uid: [
                 {**shard, "in_rows": shard["rows"] * shard["row_bytes"]}
@@ -157,7 +154,7 @@ class TableStats(EverySteps):
 
     def _of_table(
         self,
-        table: "SparseTable",
+        table: SparseTable,
         shards: list[_Stats],
         samples: list[weight_samples.Sums],
         step: int,
@@ -206,10 +203,10 @@ class TableStats(EverySteps):
 
 
 def _samples(
-    tables: list["SparseTable"],
+    tables: list[SparseTable],
     stats: dict[str, list[_Stats]],
     step: int,
-    regime: "Regime",
+    regime: Regime,
 ) -> list[list[weight_samples.Sums]]:
     """The sums of samples of all shards, by table."""
     mine: list[list[weight_samples.Sums]] = []

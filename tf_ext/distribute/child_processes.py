@@ -13,12 +13,9 @@ import typing
 from collections.abc import Sequence
 
 from tf_ext.distribute import watchdog
-
-if typing.TYPE_CHECKING:
-    from tf_ext.distribute.forked_processes import ForkedProcess, ForkServer
+from tf_ext.distribute.forked_processes import ForkedProcess, ForkServer
 
 _STOP_SECONDS = 5.0
-_LOG_END_CHARACTERS = 4000
 
 
 _Key = typing.TypeVar("_Key")
@@ -38,7 +35,7 @@ class ChildProcesses(typing.Generic[_Key]):
     """
 
     def __init__(
-        self, count: int, fork_server: "ForkServer | None" = None
+        self, count: int, fork_server: ForkServer | None = None
     ) -> None:
         self._threads = max(1, len(os.sched_getaffinity(0)) // count)
         self._processes: dict[
@@ -94,9 +91,7 @@ class ChildProcesses(typing.Generic[_Key]):
             self._processes[key] = process
             self._tell("+", process)
 
-    def __getitem__(
-        self, key: _Key
-    ) -> "subprocess.Popen[bytes] | ForkedProcess":
+    def __getitem__(self, key: _Key) -> subprocess.Popen[bytes] | ForkedProcess:
         """The process of a key, as `subprocess.Popen`; KeyError if none."""
         return self._processes[key]
 
@@ -144,7 +139,7 @@ class ChildProcesses(typing.Generic[_Key]):
         self._watchdog.wait()
 
     def _tell(
-        self, sign: str, process: "subprocess.Popen[bytes] | ForkedProcess"
+        self, sign: str, process: subprocess.Popen[bytes] | ForkedProcess
     ) -> None:
         (self._watched.add if sign == "+" else self._watched.discard)(process)
         self._to_watchdog.write(f"{sign}{process.pid}\n")
@@ -163,8 +158,3 @@ def task_environment() -> dict[str, str]:
         [own, *filter(None, [inherited])]
     )
     return environment
-
-
-def log_end(text: str) -> str:
-    """The last lines of a log, as errors show them."""
-    return text[-_LOG_END_CHARACTERS:]

@@ -16,8 +16,8 @@ import typing
 from collections.abc import Sequence
 
 from tf_ext.distribute import fork_server
-from tf_ext.distribute.child_processes import log_end
 
+_LOG_END_CHARACTERS = 4000
 _POLL_SECONDS = 0.01
 
 
@@ -208,6 +208,11 @@ class ForkedProcess:
         """Sends a signal to it, unless it has ended."""
         if self.poll() is None:
             _send(self.pid, number)
+
+
+def log_end(text: str) -> str:
+    """The last lines of a log, as errors show them."""
+    return text[-_LOG_END_CHARACTERS:]
 
 
 def _send(pid: int, number: int) -> None:

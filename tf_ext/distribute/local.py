@@ -17,11 +17,14 @@ from tf_ext.distribute import coordinators
 from tf_ext.distribute.addresses import task_addresses, task_name
 from tf_ext.distribute.child_processes import (
     ChildProcesses,
-    log_end,
     task_environment,
 )
 from tf_ext.distribute.cluster import LISTENS, PORT_IN_USE_STATUS
-from tf_ext.distribute.forked_processes import ForkedProcess, ForkServer
+from tf_ext.distribute.forked_processes import (
+    ForkedProcess,
+    ForkServer,
+    log_end,
+)
 from tf_ext.distribute.handshake import problems_of
 from tf_ext.distribute.ports import free_ports
 from tf_ext.distribute.strategy import parameter_server_strategy

@@ -14,7 +14,8 @@ import typing
 from collections.abc import Iterable, Sequence
 
 from tf_ext._checks import check_count
-from tf_ext.distribute.child_processes import ChildProcesses, log_end
+from tf_ext.distribute.child_processes import ChildProcesses
+from tf_ext.distribute.forked_processes import log_end
 from tf_ext.distribute.ports import free_ports
 
 _POLL_SECONDS = 0.05

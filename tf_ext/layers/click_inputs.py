@@ -21,9 +21,7 @@ from tf_ext._compat.models import (
 from tf_ext._keras import keras
 from tf_ext.data.worker_batches import batch_size_of
 from tf_ext.layers import EmbeddingFeatures
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 
 def inputs_by_key(model: keras.Model) -> dict[str, typing.Any]:
@@ -172,7 +170,7 @@ def _traced(
         note(batch)
 
         def lookup(
-            table: "SparseTable", signs: tf.Tensor, statistics: int
+            table: SparseTable, signs: tf.Tensor, statistics: int
         ) -> tf.Tensor:
             if in_other_function(graph):
                 # It would keep the rows of this trace.

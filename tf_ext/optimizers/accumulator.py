@@ -10,12 +10,10 @@ from tf_ext import initializers
 from tf_ext.optimizers import hyperparameters
 from tf_ext.regimes import TableGradient, shard_ops
 from tf_ext.tables.config import TableConfig
-from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving import keras_files
+from tf_ext.tables.saving.checkpoint import CheckpointedRows
 from tf_ext.tables.sparse_optimizers import SparseSGD
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 _RULE = SparseSGD(1.0)
 
@@ -31,15 +29,15 @@ class TableAccumulators(tf.Module):
     def __init__(self) -> None:
         super().__init__(name="table_accumulators")
         self._tables: tuple[SparseTable, ...] = ()
-        self._sums: list[TableRows] = []
+        self._sums: list[CheckpointedRows] = []
 
-    def build(self, tables: Sequence["SparseTable"]) -> None:
+    def build(self, tables: Sequence[SparseTable]) -> None:
         """Makes the tables of sums for `tables`, a list of SparseTable."""
         self._tables = tuple(tables)
         for table in tables:
             dim = table.dim + table.statistics_width
             config = TableConfig(table.name, dim, _RULE, initializers.Zeros())
-            self._sums.append(TableRows(config))
+            self._sums.append(CheckpointedRows(config))
 
     def add(self, gradients: Sequence[TableGradient]) -> None:
         """Adds gradients to the sums.

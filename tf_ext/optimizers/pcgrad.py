@@ -15,10 +15,8 @@ from tf_ext import ops
 from tf_ext._checks import is_int, refuse
 from tf_ext.regimes import counted_signs, plan_pull, regime_in_scope
 from tf_ext.regimes.plan import plan_of
+from tf_ext.regimes.table_interface import Table
 from tf_ext.tables import shadow
-
-if typing.TYPE_CHECKING:
-    from tf_ext.regimes.table_interface import Table
 
 _Gradient: typing.TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
 
@@ -207,7 +205,7 @@ def _of_one_pull(slices: Sequence[tf.IndexedSlices]) -> bool:
 
 
 def _by_sign(
-    table: "Table",
+    table: Table,
     slices: Sequence[tf.IndexedSlices],
     counting: Sequence[tf.IndexedSlices],
 ) -> typing.Any:

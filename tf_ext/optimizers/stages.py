@@ -37,9 +37,7 @@ from tf_ext.regimes.gradients import map_values
 from tf_ext.regimes.step_context import after
 from tf_ext.regimes.table_interface import Table, TableSlices
 from tf_ext.tables import shadow
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,8 +219,8 @@ def _as_slices(
 
 
 def _exchange_of(tables: Sequence[Table]) -> Exchange:
-    regime = regime_of_tables(tables) if tables else regime_in_scope()
-    return regime.exchange
+    own = typing.cast(Sequence[SparseTable], tables)
+    return (regime_of_tables(own) if own else regime_in_scope()).exchange
 
 
 def _merge_replicas(
@@ -444,7 +442,7 @@ def _push(gradients: Gradients, rates: Rates) -> None:
         one._replace(values=tf.cast(one.values, tf.float32))
         for one in gradients.tables
     ]
-    rules = [typing.cast("SparseTable", one.table).optimizer for one in tables]
+    rules = [typing.cast(SparseTable, one.table).optimizer for one in tables]
     # The time that all workers agree on; None if they need none.
     times = (one.time for one in tables)
     gradients.exchange.push(

@@ -39,9 +39,7 @@ from tf_ext.snapshot.manifest import Manifest, SnapshotConflictError
 from tf_ext.snapshot.sealed_json import FORMAT, DamagedSnapshotError, seal
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import shadow
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 # Prefix of the names of the model's variables.
 OF_MODEL = "model/"
@@ -87,7 +85,7 @@ def claim(root: str, model: keras.Model) -> Claim | None:
 def write(
     point: Point,
     model: keras.Model,
-    save_table: Callable[[int, "SparseTable", str], Manifest],
+    save_table: Callable[[int, SparseTable, str], Manifest],
     claim: Claim | None,
 ) -> None:
     """Writes a point.
@@ -154,7 +152,7 @@ def _write_state(
 def read(
     path: str,
     model: keras.Model,
-    load_table: Callable[["SparseTable", str], Manifest],
+    load_table: Callable[[SparseTable, str], Manifest],
 ) -> Point:
     """Restores a model from a point.
 

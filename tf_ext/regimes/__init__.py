@@ -15,7 +15,13 @@ from tf_ext.regimes.choice import (
 )
 from tf_ext.regimes.gradients import TableGradient, check_finite
 from tf_ext.regimes.local import local_regime
-from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pull, plan_pulls
+from tf_ext.regimes.plan import (
+    PullPlan,
+    PullRequest,
+    Route,
+    plan_pull,
+    plan_pulls,
+)
 from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.replica_weights import (
     ReplicaWeight,
@@ -25,7 +31,7 @@ from tf_ext.regimes.replica_weights import (
     weigh_own_loss,
 )
 from tf_ext.regimes.shard_ops import Hyperparameters
-from tf_ext.regimes.sign_exchange import Route, SignExchange
+from tf_ext.regimes.sign_exchange import SignExchange
 from tf_ext.regimes.step_context import (
     StepContext,
     Updates,

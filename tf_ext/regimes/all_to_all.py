@@ -19,8 +19,8 @@ from tf_ext.regimes import clock, shard_ops
 from tf_ext.regimes.carried_words import Carried, deliver, to_floats
 from tf_ext.regimes.exchange import Exchange
 from tf_ext.regimes.gradients import TableGradient, from_slices
-from tf_ext.regimes.plan import PullPlan, PullRequest, plan_pulls
-from tf_ext.regimes.sign_exchange import Route, SignExchange
+from tf_ext.regimes.plan import PullPlan, PullRequest, Route, plan_pulls
+from tf_ext.regimes.sign_exchange import SignExchange
 from tf_ext.regimes.table_interface import Parts, Table
 
 

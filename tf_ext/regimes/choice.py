@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses the regime of a strategy, a model or tables."""
 
+import typing
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -14,7 +15,21 @@ from tf_ext.regimes.parameter_servers import server_regime
 from tf_ext.regimes.regime import Regime
 from tf_ext.regimes.stock import stock_regime
 from tf_ext.regimes.synchronous import synchronous_regime
-from tf_ext.regimes.table_interface import Table
+from tf_ext.regimes.table_interface import Rows, Table
+
+
+class _RowsUnderRegime(Rows, typing.Protocol):
+    @property
+    def regime(self) -> Regime:
+        """The regime that the table was made under."""
+
+
+class TableUnderRegime(Table, typing.Protocol):
+    """A table that knows the regime it was made under."""
+
+    @property
+    def rows(self) -> _RowsUnderRegime:
+        """Its rows."""
 
 
 def regime_of(strategy: tf.distribute.Strategy | None) -> Regime:
@@ -49,7 +64,7 @@ def regime_of_model(model: keras.Model) -> Regime:
     return regime_of(getattr(model, "distribute_strategy", None))
 
 
-def regime_of_tables(tables: Sequence[Table]) -> Regime:
+def regime_of_tables(tables: Sequence[TableUnderRegime]) -> Regime:
     """The regime that some tables were made under.
 
     Args:
@@ -69,8 +84,9 @@ def regime_of_tables(tables: Sequence[Table]) -> Regime:
     regime = tables[0].rows.regime
     workers = regime.processes.workers
     for table in tables:
-        here.placement.check_table(table)
-        if table.rows.regime.processes.workers is not workers:
+        its_workers = table.rows.regime.processes.workers
+        here.placement.check_table(table, its_workers)
+        if its_workers is not workers:
             raise ValueError(
                 "The tables of a model must be made under one strategy. "
                 f"Received: {tables[0].name!r} and {table.name!r}, made under "

@@ -11,6 +11,7 @@ from tf_ext._compat.counters import make_exact
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
+from tf_ext.distribute.collectives import Collectives
 from tf_ext.distribute.strategy import check_cluster, table_owner
 from tf_ext.ops.passes.bundle_ops import next_stage
 from tf_ext.regimes.exchange import Exchange
@@ -40,8 +41,9 @@ class ServerPlacement(Placement):
             table_owner(self.strategy),
         )
 
-    def check_table(self, table: Table) -> None:
+    def check_table(self, table: Table, workers: Collectives | None) -> None:
         """Raises ValueError if a table is not on servers."""
+        del workers
         if "/job:ps/" not in table.rows.shards[0].device:
             raise self._made_outside(table)
 

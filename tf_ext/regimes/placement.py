@@ -6,6 +6,7 @@ import typing
 import tensorflow as tf
 
 from tf_ext.distribute.cluster import strategy_name
+from tf_ext.distribute.collectives import Collectives
 from tf_ext.regimes.table_interface import ShardDevices, Table
 
 
@@ -41,10 +42,15 @@ class Placement:
         """
         raise NotImplementedError
 
-    def check_table(self, table: Table) -> None:
-        """Raises ValueError if a table was not made for this regime."""
+    def check_table(self, table: Table, workers: Collectives | None) -> None:
+        """Raises ValueError if a table was not made for this regime.
+
+        Args:
+          table: a table.
+          workers: Collectives of the processes that share out its rows.
+        """
         # AutoGraph cannot convert a body that is only a docstring.
-        del table
+        del table, workers
 
     def check_exportable(self, label: str) -> None:
         """Raises ValueError if a SavedModel cannot hold a table's rows.

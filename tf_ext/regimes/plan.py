@@ -13,10 +13,26 @@ from tf_ext.ops.bags import bag_ops
 from tf_ext.regimes import counted_signs
 from tf_ext.regimes.table_interface import Table
 
-if typing.TYPE_CHECKING:
-    from tf_ext.regimes.sign_exchange import Route
-
 _PLANS = "pull_plans"
+
+
+class Route(typing.NamedTuple):
+    """The way of some distinct signs to their owners.
+
+    Attributes:
+      split_sizes: int64 `[workers]`, how many went to each.
+      counts: int64 `[workers]`, how many came from each.
+      signs: int64 `[n]`, those that came.
+      width: int64 scalar, what was agreed on for the values of all that went
+        along.
+      flag: int64 scalar, above 0 if a worker that sent some had an error.
+    """
+
+    split_sizes: tf.Tensor
+    counts: tf.Tensor
+    signs: tf.Tensor
+    width: tf.Tensor
+    flag: tf.Tensor
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,7 +44,7 @@ class PullPlan:
       inverse: int32 `[n]`, the index in `signs` of each sign of the batch.
       split_sizes: int64 `[num_shards]`, how many of `signs` each shard owns.
       num_shards: int, of the table.
-      route: of a pull over synchronous workers, its `sign_exchange.Route`.
+      route: of a pull over synchronous workers, its Route.
       counts: int64 `[u]`, how often each of `signs` occurs in the batch.
       statistics: float32 `[u, 2]`, show and click of each of `signs`; None
         before `count`.
@@ -40,15 +56,15 @@ class PullPlan:
     inverse: tf.Tensor | None = None
     split_sizes: tf.Tensor | None = None
     num_shards: int | None = None
-    route: "Route | None" = None
+    route: Route | None = None
     counts: tf.Tensor | None = None
     statistics: tf.Tensor | None = None
     counted: tf.Tensor | None = None
 
     @property
-    def way(self) -> "Route":
+    def way(self) -> Route:
         """The route, where one has been found."""
-        return typing.cast("Route", self.route)
+        return typing.cast(Route, self.route)
 
     def count(self, clicks: tf.Tensor | None = None) -> None:
         """Makes the statistics, for the tables that have some.

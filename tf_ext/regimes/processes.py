@@ -7,10 +7,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext.distribute.collectives import Collectives
 from tf_ext.regimes.table_interface import Chunk, Exports, Field
-
-if typing.TYPE_CHECKING:
-    from tf_ext.distribute.collectives import Collectives
 
 _T = typing.TypeVar("_T")
 
@@ -26,7 +24,7 @@ class Processes:
 
     count: int = 1
     rank: int = 0
-    workers: "Collectives | None" = None
+    workers: Collectives | None = None
 
     def gather(self, values: tf.Tensor) -> tf.Tensor:
         """Gathers int64 `[n]` of all processes: `[count, n]`."""

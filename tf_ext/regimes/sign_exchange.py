@@ -1,33 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Distinct signs on their way to the workers that own them."""
 
-import typing
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops.exchange import exchange_ops
-from tf_ext.regimes.plan import PullPlan
-
-
-class Route(typing.NamedTuple):
-    """The way of some distinct signs to their owners.
-
-    Attributes:
-      split_sizes: int64 `[workers]`, how many went to each.
-      counts: int64 `[workers]`, how many came from each.
-      signs: int64 `[n]`, those that came.
-      width: int64 scalar, what was agreed on for the values of all that went
-        along.
-      flag: int64 scalar, above 0 if a worker that sent some had an error.
-    """
-
-    split_sizes: tf.Tensor
-    counts: tf.Tensor
-    signs: tf.Tensor
-    width: tf.Tensor
-    flag: tf.Tensor
+from tf_ext.regimes.plan import PullPlan, Route
 
 
 class SignExchange:

@@ -66,9 +66,9 @@ class WorkerPlacement(Placement):
         """The shard of this worker's rank."""
         return ShardDevices([self._workers.device])
 
-    def check_table(self, table: Table) -> None:
+    def check_table(self, table: Table, workers: Collectives | None) -> None:
         """Raises ValueError if a table has no shard in the other workers."""
-        if table.rows.regime.processes.workers is not self._workers:
+        if workers is not self._workers:
             raise self._made_outside(table)
 
     def check_exportable(self, label: str) -> None:

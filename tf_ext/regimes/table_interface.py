@@ -11,9 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-if typing.TYPE_CHECKING:
-    from tf_ext.regimes.regime import Regime
-
 Chunk: typing.TypeAlias = tuple[
     npt.NDArray[np.int64], dict[str, npt.NDArray[typing.Any]]
 ]
@@ -75,10 +72,6 @@ class Shard(Exports, typing.Protocol):
 
 class Rows(typing.Protocol):
     """The rows of a table; see `tf_ext.tables.rows.TableRows`."""
-
-    @property
-    def regime(self) -> "Regime":
-        """The regime that the table was made under."""
 
     @property
     def shards(self) -> Sequence[Shard]:

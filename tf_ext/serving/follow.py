@@ -35,9 +35,7 @@ from tf_ext.snapshot.manifest import (
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.saving import snapshot_load
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -297,7 +295,7 @@ class _Change:
     def __init__(
         self,
         model: keras.Model,
-        tables: list["SparseTable"],
+        tables: list[SparseTable],
         path: str,
         saved: SavedPoint,
     ) -> None:
@@ -334,7 +332,7 @@ class _Change:
 
 
 def _update_of(
-    table: "SparseTable", path: str, wanted: str
+    table: SparseTable, path: str, wanted: str
 ) -> snapshot_load.Update:
     """The checked update of a table to the snapshot with the id `wanted`."""
     manifest = read_manifest(path)

@@ -8,18 +8,15 @@ which layers are of one model. The outermost of Keras's calls that make layers
 ends with the model: its stack frame keeps the tables.
 """
 
-import typing
 from collections.abc import Callable
 
 from tf_ext._compat.calls import kept_while_layers_are_made
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.tables.sparse_table import SparseTable
 
 _TABLES = "__tf_ext_tables__"
 
 
-def copy_for(uid: str, make: Callable[[], "SparseTable"]) -> "SparseTable":
+def copy_for(uid: str, make: Callable[[], SparseTable]) -> SparseTable:
     """The copy of table `uid` for the copy of one of its layers.
 
     Args:

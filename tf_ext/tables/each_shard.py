@@ -1,48 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a function for each shard of a table, in parallel."""
+"""Runs functions for each shard of a table, in parallel."""
 
 import concurrent.futures
 import threading
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tf_ext.tables.shard import TableShard
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.rows import TableRows
 
 _T = typing.TypeVar("_T")
 
 
-def on_each(
-    rows: "TableRows", function: Callable[[int, TableShard], _T]
-) -> list[_T]:
-    """Runs `function(index, shard)` for this process's shards in parallel.
+class EachShard:
+    """Runs functions for the shards that this process accesses.
 
-    Nothing that it has begun runs any longer when it returns or raises, also
-    after an interrupt. After a second one, while it waits for that, the next
-    call of the thread waits.
-
-    Returns:
-      The list of results.
+    Args:
+      first_shard: int, the index of the first of them among all shards.
     """
-    shards = rows.shards
-    thread = threading.get_ident()
-    if thread in rows.under_way:
-        rows.under_way[thread].end()
-    if len(shards) == 1:
-        return [function(rows.first_shard, shards[0])]
-    tasks = rows.under_way[thread] = Tasks(len(shards))
-    try:
-        with concurrent.futures.ThreadPoolExecutor(len(shards)) as pool:
-            futures = [
-                pool.submit(tasks.run, index, function, shard)
-                for index, shard in enumerate(shards)
-            ]
-        return [future.result() for future in futures]
-    finally:
-        tasks.end()
-        rows.under_way.pop(thread, None)
+
+    def __init__(self, first_shard: int) -> None:
+        self._first_shard = first_shard
+        self._under_way: dict[int, Tasks] = {}
+
+    def run(
+        self,
+        function: Callable[[int, TableShard], _T],
+        shards: Sequence[TableShard],
+    ) -> list[_T]:
+        """Runs `function(index, shard)` for each; see `TableRows.on_each`."""
+        thread = threading.get_ident()
+        if thread in self._under_way:
+            self._under_way[thread].end()
+        if len(shards) == 1:
+            return [function(self._first_shard, shards[0])]
+        tasks = self._under_way[thread] = Tasks(len(shards))
+        try:
+            with concurrent.futures.ThreadPoolExecutor(len(shards)) as pool:
+                futures = [
+                    pool.submit(tasks.run, index, function, shard)
+                    for index, shard in enumerate(shards)
+                ]
+            return [future.result() for future in futures]
+        finally:
+            tasks.end()
+            self._under_way.pop(thread, None)
 
 
 class Tasks:

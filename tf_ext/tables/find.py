@@ -22,6 +22,6 @@ def tables_of(model: keras.layers.Layer) -> list[SparseTable]:
     tables = {}
     for variable in variables:
         table = shadow.table_of(variable)
-        if table is not None:
+        if isinstance(table, SparseTable):
             tables[id(table)] = table
     return list(tables.values())

@@ -17,10 +17,8 @@ from tf_ext.ops.snapshot import counter_ops
 from tf_ext.regimes.table_interface import Chunk
 from tf_ext.snapshot.counting import Counting
 from tf_ext.tables.config import Field
+from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import TableShard
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.rows import TableRows
 
 FIELDS = (Field("count", tf.int32, 1),)
 
@@ -55,7 +53,7 @@ class CounterShard:
         )
 
 
-def current_period(rows: "TableRows") -> tf.Tensor:
+def current_period(rows: TableRows) -> tf.Tensor:
     """The latest period of a push to any shard, int64 `[]`."""
     periods = []
     for shard in rows.shards:
@@ -68,7 +66,7 @@ def current_period(rows: "TableRows") -> tf.Tensor:
     return tf.reduce_max(rows.regime.processes.gather(latest[tf.newaxis]))
 
 
-def bytes_of(rows: "TableRows") -> int:
+def bytes_of(rows: TableRows) -> int:
     """The bytes of all counters in files, an int."""
     if rows.counting is None:
         return 0
@@ -78,7 +76,7 @@ def bytes_of(rows: "TableRows") -> int:
 
 
 def chunks(
-    rows: "TableRows", period: int | tf.Tensor
+    rows: TableRows, period: int | tf.Tensor
 ) -> Generator[Chunk, None, None]:
     """All counters in chunks of bounded size; see `Processes.chunks`."""
     return rows.regime.processes.chunks(
@@ -89,7 +87,7 @@ def chunks(
 
 
 def import_counters(
-    rows: "TableRows",
+    rows: TableRows,
     signs: tf.Tensor,
     counts: tf.Tensor,
     period: int | tf.Tensor,

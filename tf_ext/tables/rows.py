@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import typing
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -25,14 +25,12 @@ from tf_ext.tables.config import (
     check_identity,
     served_text,
 )
+from tf_ext.tables.each_shard import EachShard
 from tf_ext.tables.saved_state import SavedState
-from tf_ext.tables.saving import checkpoint
 from tf_ext.tables.saving.chain import SnapshotChain
 from tf_ext.tables.shard import TableShard, add
 
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.each_shard import Tasks
-
+_T = typing.TypeVar("_T")
 _IN_SCOPE = ShardDevices([""])
 
 # The size of the chunks in which rows are streamed out of a table, in bytes.
@@ -42,9 +40,8 @@ _CHUNK_BYTES = 32 << 20
 class TableRows(SavedResource):
     """The rows of a table, one shard per device, as a trackable object.
 
-    A checkpoint holds a part for each shard and can be restored into any
-    number of shards. In a SavedModel the object is the resource of its first
-    shard, under a name that is unique to the export.
+    In a SavedModel the object is the resource of its first shard, under a name
+    that is unique to the export. Tables have `CheckpointedRows`.
 
     Args:
       table_config: TableConfig.
@@ -58,7 +55,6 @@ class TableRows(SavedResource):
       state: SavedState or None.
       regime: the Regime.
       chain: SnapshotChain, the incremental snapshots of the rows.
-      under_way: dict, the tasks of each thread; see `each_shard`.
     """
 
     def __init__(
@@ -77,7 +73,7 @@ class TableRows(SavedResource):
         self._placement = placement
         self._serves_statistics = False
         self.chain = SnapshotChain()
-        self.under_way: dict[int, Tasks] = {}
+        self._each_shard = EachShard(self.first_shard)
         with tf.init_scope():
             # Created here, so that no traced function creates one of its own.
             # The core returns the configuration in canonical form.
@@ -131,9 +127,11 @@ class TableRows(SavedResource):
         self._serves_statistics = True
         self.__dict__.pop("served", None)
 
-    def emptied(self, table_config: TableConfig) -> "TableRows":
+    def emptied(self, table_config: TableConfig) -> typing.Self:
         """New, empty rows of another configuration, in the same places."""
-        return TableRows(table_config, self.state, self.regime, self._placement)
+        return type(self)(
+            table_config, self.state, self.regime, self._placement
+        )
 
     def _check_exportable(self) -> None:
         self.regime.placement.check_exportable(self.name)
@@ -211,6 +209,18 @@ class TableRows(SavedResource):
     def first_shard(self) -> int:
         """The index, among all shards, of the first in `shards`, an int."""
         return self.regime.processes.rank
+
+    def on_each(self, function: Callable[[int, TableShard], _T]) -> list[_T]:
+        """Runs `function(index, shard)` for each of `shards`, in parallel.
+
+        Nothing that it has begun runs any longer when it returns or raises,
+        also after an interrupt. After a second one, while it waits for that,
+        the next call of the thread waits.
+
+        Returns:
+          The list of results.
+        """
+        return self._each_shard.run(function, self.shards)
 
     def _split(
         self, value: tf.Tensor, split_sizes: tf.Tensor
@@ -369,14 +379,6 @@ class TableRows(SavedResource):
           convert: bool, whether the types of weights and slots may differ.
         """
         check_identity(self.name, self.config, config, weights_only, convert)
-
-    def _saved_tensors(self) -> dict[str, tf.Tensor]:
-        return checkpoint.saved_tensors(self)
-
-    def _restore_tensors(
-        self, restored_tensors: Mapping[str, tf.Tensor]
-    ) -> tf.Tensor:
-        return checkpoint.restore_tensors(self, restored_tensors)
 
 
 def _concat(values: Sequence[tf.Tensor]) -> tf.Tensor:

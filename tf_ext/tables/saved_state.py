@@ -3,13 +3,10 @@
 
 import json
 import logging
-import typing
 from collections.abc import Iterable, Mapping
 
+from tf_ext.feature_column.column import Column
 from tf_ext.tables.config import TableConfig
-
-if typing.TYPE_CHECKING:
-    from tf_ext.feature_column.column import Column
 
 _LOG = logging.getLogger("tf_ext")
 
@@ -63,7 +60,7 @@ class ColumnRecord:
         self._here: frozenset[tuple[str, str]] = frozenset()
         self._saved: frozenset[tuple[str, str]] = frozenset()
 
-    def add(self, columns: Iterable["Column"]) -> None:
+    def add(self, columns: Iterable[Column]) -> None:
         """Adds the columns of a layer."""
         found = {(column.name, column.hashing_identity) for column in columns}
         self._warn(found - self._here)

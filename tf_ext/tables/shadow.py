@@ -16,9 +16,7 @@ import tensorflow as tf
 
 from tf_ext._compat.calls import is_within
 from tf_ext._compat.variables import refuse_updates
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.sparse_table import SparseTable
+from tf_ext.regimes.table_interface import Table
 
 _TABLE = "_tf_ext_table"
 
@@ -52,7 +50,7 @@ def set_weights_refusal(name: str) -> str:
     )
 
 
-def mark(variable: typing.Any, table: "SparseTable") -> None:
+def mark(variable: typing.Any, table: Table) -> None:
     """Makes `variable` the shadow of `table`.
 
     Args:
@@ -74,7 +72,7 @@ def mark(variable: typing.Any, table: "SparseTable") -> None:
         refuse_updates(layer, refuse)
 
 
-def table_of(variable: typing.Any) -> "SparseTable | None":
+def table_of(variable: typing.Any) -> Table | None:
     """The table whose shadow `variable` is, or None."""
     reference = getattr(variable, _TABLE, None)
     return None if reference is None else reference()
@@ -86,7 +84,7 @@ def name_of(variable: typing.Any) -> str:
     return variable.name if table is None else f"table {table.name!r}"
 
 
-def count_without(count: int, tables: Iterable["SparseTable"]) -> int:
+def count_without(count: int, tables: Iterable[Table]) -> int:
     """Keras's count of parameters, without the shadows of tables.
 
     Args:

@@ -32,9 +32,9 @@ from tf_ext.regimes import (
 )
 from tf_ext.tables import shadow, sparse_optimizers, weights_only
 from tf_ext.tables.config import TableConfig
-from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saved_state import ColumnRecord, SavedState
 from tf_ext.tables.saving import keras_files
+from tf_ext.tables.saving.checkpoint import CheckpointedRows
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
 from tf_ext.tables.stored_table import StoredTable
 
@@ -161,7 +161,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         self.uid = config.uid
         self.column_record = ColumnRecord(name)
         state = SavedState(config, self.column_record)
-        self.rows = TableRows(config, state, regime, placement)
+        self.rows = CheckpointedRows(config, state, regime, placement)
         regime.processes.check_same(
             f"table {name!r}", lambda: {**self.get_config(), "uid": None}
         )

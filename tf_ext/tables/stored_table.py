@@ -532,7 +532,7 @@ class StoredTable:
 
     def end_incremental(self) -> None:
         """Ends the chain of incremental snapshots; its files are kept."""
-        self.rows.chain.end(self.rows)
+        self.rows.chain.end(self.rows.on_each)
 
 
 def _fields_to_set(

@@ -4,15 +4,17 @@
 import os
 import threading
 import typing
+from collections.abc import Callable
 
 from tf_ext.snapshot.files import Chain, read_chain, read_manifest
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 from tf_ext.snapshot.storage import normalised
-from tf_ext.tables.each_shard import on_each
+from tf_ext.tables.shard import TableShard
 
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.rows import TableRows
-
+# `TableRows.on_each`.
+_OnEach: typing.TypeAlias = Callable[
+    [Callable[[int, TableShard], typing.Any]], object
+]
 # `(path, id)` of each snapshot.
 Links: typing.TypeAlias = tuple[tuple[str, str], ...]
 
@@ -38,43 +40,41 @@ class SnapshotChain:
         self.saving = ""
         self.lock = threading.RLock()
 
-    def settle(self, rows: "TableRows") -> None:
+    def settle(self, on_each: _OnEach) -> None:
         """Ends the last save, in shards where that has not been done.
 
         Args:
-          rows: TableRows, whose chain this is; this thread holds `lock`.
+          on_each: of the rows whose chain this is; this thread holds `lock`.
         """
         snapshot_id = self.saving
         if not snapshot_id:
             return
         committed = bool(self.links) and self.links[-1][1] == snapshot_id
         try:
-            on_each(
-                rows, lambda _, shard: shard.end_save(snapshot_id, committed)
-            )
+            on_each(lambda _, shard: shard.end_save(snapshot_id, committed))
         except Exception:
             # It is not known what the shards have marked.
             self.links = ()
             raise
         self.saving = ""
 
-    def end(self, rows: "TableRows") -> None:
-        """Ends the chain and discards its marks."""
+    def end(self, on_each: _OnEach) -> None:
+        """Ends the chain and discards its marks; `on_each` as of `settle`."""
         with self.lock:
-            self.settle(rows)
+            self.settle(on_each)
             self.links = ()
-            on_each(rows, lambda _, shard: shard.set_chain(""))
+            on_each(lambda _, shard: shard.set_chain(""))
 
-    def begin(self, rows: "TableRows", chain: Chain) -> None:
+    def begin(self, on_each: _OnEach, chain: Chain) -> None:
         """Lets deltas continue the snapshots that the table holds.
 
         Args:
-          rows: TableRows, without a chain.
+          on_each: of rows without a chain.
           chain: list of `(path, Manifest)`.
         """
         with self.lock:
-            self.settle(rows)
-            on_each(rows, lambda _, shard: shard.set_chain(chain[-1][1].id))
+            self.settle(on_each)
+            on_each(lambda _, shard: shard.set_chain(chain[-1][1].id))
             self.links = tuple((where, m.id) for where, m in chain)
 
     def continued_by(

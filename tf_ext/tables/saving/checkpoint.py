@@ -14,10 +14,8 @@ from tf_ext._compat.checkpoints import tensors_being_restored
 from tf_ext.regimes.table_interface import Exports
 from tf_ext.snapshot.counting import counting_of
 from tf_ext.tables import row_counters
+from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import add
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.rows import TableRows
 
 _PERIOD = "counter_period"
 
@@ -25,7 +23,19 @@ _PERIOD = "counter_period"
 _Saved: typing.TypeAlias = Mapping[str, Callable[[], typing.Any]]
 
 
-def saved_tensors(rows: "TableRows") -> dict[str, tf.Tensor]:
+class CheckpointedRows(TableRows):
+    """The rows of a table, which checkpoints hold."""
+
+    def _saved_tensors(self) -> dict[str, tf.Tensor]:
+        return _saved_tensors(self)
+
+    def _restore_tensors(
+        self, restored_tensors: Mapping[str, tf.Tensor]
+    ) -> tf.Tensor:
+        return _restore_tensors(self, restored_tensors)
+
+
+def _saved_tensors(rows: TableRows) -> dict[str, tf.Tensor]:
     """The tensors of a checkpoint, by name.
 
     Also called during a restore, where only names and devices of the tensors
@@ -58,7 +68,7 @@ def saved_tensors(rows: "TableRows") -> dict[str, tf.Tensor]:
 
 
 def _part(
-    rows: "TableRows", shard: Exports, whole: bool
+    rows: TableRows, shard: Exports, whole: bool
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Signs and fields of a shard; empty tensors unless `whole`."""
     if whole:
@@ -69,16 +79,16 @@ def _part(
     return signs, values
 
 
-def _restore_state(rows: "TableRows", saved: _Saved) -> None:
+def _restore_state(rows: TableRows, saved: _Saved) -> None:
     if rows.state is not None:
         names = saved.keys() & rows.state.strings().keys()
         rows.state.restore({name: saved[name]().decode() for name in names})
 
 
-def restore_tensors(
-    rows: "TableRows", restored: Mapping[str, tf.Tensor]
+def _restore_tensors(
+    rows: TableRows, restored: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
-    """Replaces the rows by tensors that `saved_tensors` named."""
+    """Replaces the rows by tensors that `_saved_tensors` named."""
     parts: list[tuple[tf.Tensor, dict[str, tf.Tensor]]] = []
     while _part_name("signs", len(parts)) in restored:
         prefix = _part_name("field", len(parts))
@@ -98,7 +108,7 @@ def restore_tensors(
 
 
 def _import_parts(
-    rows: "TableRows",
+    rows: TableRows,
     parts: Sequence[tuple[tf.Tensor, Mapping[str, tf.Tensor]]],
 ) -> tf.Tensor:
     if len(parts) == len(rows.shards) == rows.num_shards:
@@ -119,7 +129,7 @@ def _part_name(prefix: str, part: int) -> str:
 
 
 def _saved_counters(
-    rows: "TableRows", saved: _Saved | None
+    rows: TableRows, saved: _Saved | None
 ) -> dict[str, tf.Tensor]:
     """The tensors of counters; checks all of them during a restore."""
     if rows.counting is None:
@@ -157,7 +167,7 @@ def _saved_counters(
 
 
 def _restore_counters(
-    rows: "TableRows", restored: Mapping[str, tf.Tensor]
+    rows: TableRows, restored: Mapping[str, tf.Tensor]
 ) -> list[tf.Tensor]:
     """Sets counters; a list of int64 scalars, how many."""
     imported: list[tf.Tensor] = []

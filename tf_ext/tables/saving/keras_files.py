@@ -26,9 +26,7 @@ from tf_ext._core import Setting
 from tf_ext._keras import IS_KERAS_3
 from tf_ext.snapshot.counting import counting_of
 from tf_ext.tables import row_counters
-
-if typing.TYPE_CHECKING:
-    from tf_ext.tables.rows import TableRows
+from tf_ext.tables.rows import TableRows
 
 _FORMAT = 1
 # Of tables with fields of float16 or bfloat16; bfloat16, which HDF5 does not
@@ -67,7 +65,7 @@ class Store(typing.Protocol):
         """Writes an array."""
 
 
-def save(table_rows: "TableRows", store: Store) -> None:
+def save(table_rows: TableRows, store: Store) -> None:
     """Writes the rows of a table, and its state.
 
     Args:
@@ -122,7 +120,7 @@ def save(table_rows: "TableRows", store: Store) -> None:
 
 
 def _save_counters(
-    table_rows: "TableRows", put: Callable[[str, npt.NDArray[typing.Any]], None]
+    table_rows: TableRows, put: Callable[[str, npt.NDArray[typing.Any]], None]
 ) -> dict[str, typing.Any]:
     """Writes counters by `put(name, array)`; returns members of the header."""
     if table_rows.counting is None:
@@ -171,7 +169,7 @@ def refuse_skipped_layers() -> None:
         )
 
 
-def load(table_rows: "TableRows", store: Store) -> None:
+def load(table_rows: TableRows, store: Store) -> None:
     """Replaces the rows of a table, and its state, with saved ones.
 
     If an object fails to load, Keras 3 retries it under its other paths in the
@@ -197,7 +195,7 @@ def load(table_rows: "TableRows", store: Store) -> None:
         raise
 
 
-def _load(table_rows: "TableRows", store: Store) -> None:
+def _load(table_rows: TableRows, store: Store) -> None:
     header = _read_header(store, table_rows.name)
     if "check" in _steps.get():
         _check(table_rows, store, header)
@@ -223,7 +221,7 @@ def _load(table_rows: "TableRows", store: Store) -> None:
 
 
 def _import_counters(
-    table_rows: "TableRows", store: Store, counters: dict[str, typing.Any]
+    table_rows: TableRows, store: Store, counters: dict[str, typing.Any]
 ) -> None:
     for chunk in range(counters["chunks"]):
         row_counters.import_counters(
@@ -286,7 +284,7 @@ def _is_text_dict(value: object) -> bool:
 
 
 def _check(
-    table_rows: "TableRows", store: Store, header: dict[str, typing.Any]
+    table_rows: TableRows, store: Store, header: dict[str, typing.Any]
 ) -> None:
     label = table_rows.name
     table_rows.check_config(header["config"])
@@ -376,7 +374,7 @@ def _check_counters(
         check.add(*arrays)
 
 
-def _format_of(table_rows: "TableRows") -> int:
+def _format_of(table_rows: TableRows) -> int:
     small = any(field.dtype.size == 2 for field in table_rows.fields)
     return _SMALL_ROWS_FORMAT if small else _FORMAT
 

@@ -21,7 +21,6 @@ from tf_ext.snapshot.manifest import (
     Manifest,
 )
 from tf_ext.tables import row_counters
-from tf_ext.tables.each_shard import on_each
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import SnapshotFiles, TableShard
 
@@ -65,7 +64,7 @@ def restore_rows(
             return restored.converted.numpy()
 
         with _naming_damage(path):
-            total += np.sum(on_each(rows, restore), axis=0)
+            total += np.sum(rows.on_each(restore), axis=0)
     return Conversion(*total.tolist())
 
 
@@ -105,7 +104,7 @@ def restore_counters(
             shard.restore_counters(files, manifest, n, period, load)
 
     with _naming_damage(path):
-        on_each(rows, restore)
+        rows.on_each(restore)
 
 
 @contextlib.contextmanager

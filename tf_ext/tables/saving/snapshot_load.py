@@ -26,7 +26,6 @@ from tf_ext.snapshot.files import (
 from tf_ext.snapshot.manifest import Conversion, DamagedSnapshotError, Manifest
 from tf_ext.snapshot.storage import normalised
 from tf_ext.tables import row_counters
-from tf_ext.tables.each_shard import on_each
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving import snapshot_files
 from tf_ext.tables.saving.snapshot_files import own_words
@@ -107,7 +106,7 @@ def load(
         path, lambda: _common_chain(rows, path, what), restore
     )
     if incremental:
-        rows.chain.begin(rows, chain)
+        rows.chain.begin(rows.on_each, chain)
     return _restored(rows, what, chain[-1][1], options, conversion)
 
 
@@ -268,7 +267,7 @@ def _read_links(rows: TableRows, path: str) -> Chain:
 
 def held_by(rows: TableRows) -> str:
     """The id of the snapshot that all shards of this process hold, or ""."""
-    held = set(on_each(rows, lambda _, shard: shard.held()))
+    held = set(rows.on_each(lambda _, shard: shard.held()))
     return held.pop() if len(held) == 1 else ""
 
 
@@ -340,7 +339,7 @@ class Update:
 
     def load(self) -> None:
         """Clears the table and loads the rows; after an error it is empty."""
-        self._rows.chain.end(self._rows)
+        self._rows.chain.end(self._rows.on_each)
         try:
             self._rows.clear()
             numbers = self._begin("", False)
@@ -365,7 +364,7 @@ class Update:
         if not self._chain:
             return
         if self.whole:
-            self._rows.chain.end(self._rows)
+            self._rows.chain.end(self._rows.on_each)
         # If not whole, the chain begins with a delta.
         first = typing.cast(tuple[str, str], self._chain[0][1].base)
         base = "" if self.whole else first[1]
@@ -425,8 +424,7 @@ class Update:
 
     def _begin(self, base: str, whole: bool) -> dict[int, tf.Tensor]:
         return dict(
-            on_each(
-                self._rows,
+            self._rows.on_each(
                 lambda index, shard: (index, shard.begin_update(base, whole)),
             )
         )
@@ -436,8 +434,7 @@ class Update:
     ) -> list[bool]:
         return [
             bool(held)
-            for held in on_each(
-                self._rows,
+            for held in self._rows.on_each(
                 lambda index, shard: shard.end_update(
                     numbers[index], snapshot_id
                 ),

@@ -24,7 +24,6 @@ from tf_ext.snapshot.files import read_manifest
 from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.storage import join, normalised, storage_of
 from tf_ext.tables import row_counters
-from tf_ext.tables.each_shard import on_each
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving.chain import Links, check_exists
 from tf_ext.tables.shard import TableShard
@@ -84,7 +83,7 @@ class Save:
         if not self._tracked:
             return self._run()
         with self._rows.chain.lock:
-            self._rows.chain.settle(self._rows)
+            self._rows.chain.settle(self._rows.on_each)
             return self._run()
 
     def _run(self) -> manifests.Manifest:
@@ -113,12 +112,12 @@ class Save:
             if self._tracked:
                 # From here on the save is one of the chain: see `settle`.
                 chain.links = (*self._links, (path, self._id))
-                chain.settle(rows)
+                chain.settle(rows.on_each)
         except BaseException:
             if self._tracked:
                 # The first error says more than one of its consequences.
                 with contextlib.suppress(tf.errors.OpError):
-                    chain.settle(rows)
+                    chain.settle(rows.on_each)
             if self._claim is not None:
                 with contextlib.suppress(OSError):
                     _remove_leftovers(path, self._id)
@@ -145,12 +144,12 @@ class Save:
         check_max_bytes_per_second(owner, self._max_bytes_per_second)
         if self._tracked and not self._links:
             # Shards may have one that this process was interrupted to note.
-            rows.chain.end(rows)
+            rows.chain.end(rows.on_each)
 
     def _save_shards(self) -> list[_Saved]:
         """Writes this process's shards."""
         try:
-            return on_each(self._rows, self._save_shard)
+            return self._rows.on_each(self._save_shard)
         finally:
             if self._claim is not None:
                 # If another writer has removed the files, say so: the op's
