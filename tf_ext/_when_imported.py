@@ -41,7 +41,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             )
             if spec is not None:
                 if isinstance(spec.loader, importlib.abc.Loader):
-                    spec.loader = _Loader(spec.loader, self)
+                    own: typing.Any = _Loader(spec.loader, self)
+                    spec.loader = own
                 return spec
         return None
 
@@ -54,20 +55,15 @@ class _Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.insert(0, self)
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Executes a module with the loader that it would have had, and keeps."""
 
     def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
         self._loader, self._finder = loader, finder
 
     def __getattr__(self, name: str) -> typing.Any:
-        # What runpy and others ask of a loader before anything is executed.
+        # What others ask of a loader: to create a module, or its code.
         return getattr(self._loader, name)
-
-    def create_module(
-        self, spec: importlib.machinery.ModuleSpec
-    ) -> types.ModuleType | None:
-        return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__loader__ = self._loader

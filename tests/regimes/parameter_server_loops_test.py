@@ -91,6 +91,38 @@ class KerasFitTest(TestCase):
 
 
 class CustomLoopTest(TestCase):
+    def test_a_branch_updates(self):
+        strategy = util.shared().strategy
+        with strategy.scope():
+            model, counts = _counting_model(tf_ext.Model)
+            model.optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step(ids):
+            def replica():
+                with tf.GradientTape() as tape:
+                    loss = -tf.reduce_sum(model({"id": ids}, training=True))
+                variables = model.trainable_variables
+                gradients = tape.gradient(loss, variables)
+
+                def update():
+                    pairs = zip(gradients, variables)
+                    model.optimizer.apply_gradients(pairs)
+                    return 1
+
+                return tf.cond(ids[0] > 5, update, lambda: 0)
+
+            return strategy.run(replica)
+
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        steps = [
+            coordinator.schedule(step, args=(tf.constant(batch),))
+            for batch in ([7, 8], [3, 4], [8, 8])
+        ]
+        self.assertEqual([int(one.fetch()) for one in steps], [1, 0, 1])
+        found = {sign: float(row[0]) for sign, row in rows_of(counts).items()}
+        self.assertEqual(found, {3: 0, 4: 0, 7: 1, 8: 3})
+
     def test_counts_are_exact(self):
         strategy = util.shared().strategy
         with strategy.scope():

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+from unittest import mock
 
 import pytest
 import snapshot_util as util
@@ -13,6 +14,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from saving_util import TestCase, contents
 
+from tf_ext.regimes.processes import Processes
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 
 
@@ -53,6 +55,23 @@ class DamageTest(TestCase):
         self.empty, self.full = util.table(), util.table(3)
         util.push(self.full, [1, 1000], 2)
         self.before = contents(self.full)
+
+    def test_what_another_process_finds_is_raised_here(self):
+        text = "'/tmp/x' is damaged at byte 12"
+        for error in (DamagedSnapshotError(text), ValueError("no space")):
+
+            @contextlib.contextmanager
+            def together(processes, what, error=error):
+                yield
+                # As of `Collectives.together`.
+                raise RuntimeError(f"{what}: {type(error).__name__}: {error}")
+
+            damaged = isinstance(error, DamagedSnapshotError)
+            wanted = DamagedSnapshotError if damaged else RuntimeError
+            with mock.patch.object(Processes, "together", together):
+                with self.assertRaisesRegex(wanted, str(error)) as raised:
+                    self.full.load(self.paths[0])
+            self.assertIs(type(raised.exception), wanted)
 
     def _assert_refused(self, file):
         with self.assertRaisesRegex(

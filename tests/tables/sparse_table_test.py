@@ -95,6 +95,36 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         table = _table(**kwargs)
         self.assertEqual(table.pull([1]).shape, [1, kwargs.get("dim", 2)])
 
+    @parameterized.parameters(
+        ("name", "other"),
+        ("dim", 4),
+        ("optimizer", optimizers.SparseAdam()),
+        ("initializer", "zeros"),
+        ("seed", 7),
+        ("eviction", tf_ext.eviction.Unseen(steps=10)),
+        ("statistics", ["show"]),
+        ("admission", tf_ext.admission.Count(3)),
+        ("unknown", "zeros"),
+        ("dtype", "float16"),
+        ("slot_dtype", "bfloat16"),
+    )
+    def test_are_not_changed_afterwards(self, name, value):
+        table = _table(seed=5)
+        before = table.get_config()
+        with self.assertRaisesRegex(
+            AttributeError,
+            f"`{name}` of table 'items' cannot be changed: .* Make another "
+            f"table with `{name}=`, .* Received: {name}=",
+        ):
+            setattr(table, name, value)
+        self.assertEqual(table.get_config(), before)
+
+    def test_trainable_may_change(self):
+        table = _table()
+        table.trainable = False
+        self.assertFalse(table.get_config()["trainable"])
+        self.assertEmpty(table.trainable_weights)
+
     def test_seed_none_is_zero(self):
         self.assertAllEqual(_table().pull([1]), _table(seed=0).pull([1]))
         self.assertNotAllEqual(_table().pull([1]), _table(seed=1).pull([1]))

@@ -208,13 +208,13 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         """As `keras.Model.evaluate`, under all strategies of `fit`."""
         given = bind_data(self, super().evaluate, args, kwargs)
         with self._explaining_errors():
-            return training_of(self).evaluate(super().evaluate, given)
+            return training_of(self).run(super().evaluate, given)
 
     def predict(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
         """As `keras.Model.predict`, under all strategies of `fit`."""
         given = bind_data(self, super().predict, args, kwargs)
         with self._explaining_errors():
-            return training_of(self).predict(super().predict, given)
+            return training_of(self).run(super().predict, given)
 
     def _run_batch(
         self,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The embedding table that users create and layers share."""
 
+import dataclasses
 import itertools
 import typing
 import uuid
@@ -40,6 +41,8 @@ from tf_ext.tables.stored_table import StoredTable
 
 _RUN_ID = uuid.uuid4().hex[:12]
 _COUNTER = itertools.count()
+# Those that are attributes and remain as they are, unlike `trainable`.
+_ARGUMENTS = frozenset(field.name for field in dataclasses.fields(TableConfig))
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
@@ -92,8 +95,11 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
       slot_dtype: "float32" or "bfloat16", the type in which the optimizer's
         slots are stored; counts of steps are int32 in any case.
 
+    The attributes of these names cannot be assigned, except `trainable`.
+
     Raises:
       ValueError: if an argument is none of these, or lacks another it needs.
+      AttributeError: if such an attribute is assigned.
 
     Example:
     >>> import tf_ext
@@ -179,6 +185,17 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         )
         shadow.mark(self.shadow, self)
         self.built = True
+
+    def __setattr__(self, name: str, value: typing.Any) -> None:
+        if name in _ARGUMENTS and "rows" in vars(self):
+            raise AttributeError(
+                f"The attribute `{name}` of table {self.name!r} cannot be "
+                "changed: its rows are stored and trained as its constructor "
+                f"was told. Make another table with `{name}=`, and load into "
+                "it what `save` of this one has written. "
+                f"Received: {name}={value!r}"
+            )
+        super().__setattr__(name, value)
 
     @property
     def dtype(self) -> str:

@@ -13,16 +13,11 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_ext._checks import check_count, refuse
-from tf_ext._compat.models import (
-    steps_per_execution,
-)
+from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data import worker_batches
 from tf_ext.distribute import naming_lost_tasks
-from tf_ext.regimes import (
-    Regime,
-    regime_of_model,
-)
+from tf_ext.regimes import Regime, regime_of_model
 from tf_ext.training import resume
 from tf_ext.training.building import wrapped_optimizers
 from tf_ext.training.epoch_order import telling_epochs
@@ -90,21 +85,13 @@ class KerasTraining:
         with telling_epochs(given):
             return resume.fit(self._model, call, given)
 
-    def evaluate(
+    def run(
         self,
-        keras_evaluate: Callable[..., typing.Any],
+        keras_method: Callable[..., typing.Any],
         given: inspect.BoundArguments,
     ) -> typing.Any:
-        """Calls `evaluate`, with arguments as of `fit`."""
-        return self._call_keras(keras_evaluate, *given.args, **given.kwargs)
-
-    def predict(
-        self,
-        keras_predict: Callable[..., typing.Any],
-        given: inspect.BoundArguments,
-    ) -> typing.Any:
-        """Calls `predict`, with arguments as of `fit`."""
-        return self._call_keras(keras_predict, *given.args, **given.kwargs)
+        """Calls `evaluate` or `predict`, with arguments as of `fit`."""
+        return self._call_keras(keras_method, *given.args, **given.kwargs)
 
     def check_one_batch(self, method: str) -> None:
         """Raises ValueError where a single batch cannot be distributed.
@@ -143,30 +130,21 @@ class _LoopTraining(KerasTraining):
         options: FitOptions,
     ) -> keras.callbacks.History:
         self._check_overlap(options)
-        given.apply_defaults()
-        loop = self._loop()
-        with loop.running("fit"):
-            return loop.fit(given.arguments, options)
+        return self.run(keras_fit, given, options)
 
-    def evaluate(
+    def run(
         self,
-        keras_evaluate: Callable[..., typing.Any],
+        keras_method: Callable[..., typing.Any],
         given: inspect.BoundArguments,
+        *options: FitOptions,
     ) -> typing.Any:
         given.apply_defaults()
-        loop = self._loop()
-        with loop.running("evaluate"):
-            return loop.evaluate(given.arguments)
-
-    def predict(
-        self,
-        keras_predict: Callable[..., typing.Any],
-        given: inspect.BoundArguments,
-    ) -> typing.Any:
-        given.apply_defaults()
-        loop = self._loop()
-        with loop.running("predict"):
-            return loop.predict(given.arguments)
+        # It keeps traced steps until the model is compiled again.
+        if getattr(self._model, "_tf_ext_loop", None) is None:
+            self._model._tf_ext_loop = self.loop_class(self._model)
+        loop, name = self._model._tf_ext_loop, keras_method.__name__
+        with loop.running(name):
+            return getattr(loop, name)(given.arguments, *options)
 
     def check_one_batch(self, method: str) -> None:
         raise ValueError(
@@ -174,12 +152,6 @@ class _LoopTraining(KerasTraining):
             "fit, evaluate or predict with a dataset of one batch, or a "
             "training loop with strategy.run."
         )
-
-    def _loop(self) -> TrainingLoop[typing.Any]:
-        # It keeps traced steps until the model is compiled again.
-        if getattr(self._model, "_tf_ext_loop", None) is None:
-            self._model._tf_ext_loop = self.loop_class(self._model)
-        return self._model._tf_ext_loop
 
 
 class ParameterServerTraining(_LoopTraining):
