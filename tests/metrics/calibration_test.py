@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CTR, PCTR, COPC and calibration error against NumPy."""
+"""CTR, PCTR, COPC, calibration error and entropy against NumPy."""
 
 import tempfile
 
@@ -138,10 +138,19 @@ class RatesTest(tf.test.TestCase, parameterized.TestCase):
     def test_nan_before_any_sample_and_after_a_reset(self):
         for metric in cases.metrics():
             self.assertTrue(np.isnan(float(metric.result())))
-            metric.update_state([1.0], [0.5])
+            metric.update_state([1.0, 0.0], [0.5, 0.5])
             self.assertFalse(np.isnan(float(metric.result())))
             metric.reset_state()
             self.assertTrue(np.isnan(float(metric.result())))
+
+    @parameterized.parameters(0.0, 1.0)
+    def test_entropy_of_equal_labels_is_nan(self, label):
+        entropy = tf_ext.metrics.NormalizedEntropy()
+        entropy.update_state([label, label], [0.25, 0.75])
+        self.assertTrue(np.isnan(float(entropy.result())))
+        entropy.update_state([1.0 - label] * 2, [0.25, 0.75])
+        expected = -np.log(0.25 * 0.75) / (2 * np.log(2))
+        self.assertAllClose(float(entropy.result()), expected, 0.0, 1e-6)
 
     @parameterized.parameters(0, -1, 2.0, True, None)
     def test_wrong_number_of_bins(self, bins):

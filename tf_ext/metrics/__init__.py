@@ -2,6 +2,7 @@
 """Metrics of click models and rankings: Keras metrics, and NumPy functions."""
 
 from tf_ext.metrics.calibration import COPC, CTR, PCTR, CalibrationError
+from tf_ext.metrics.normalized_entropy import NormalizedEntropy
 from tf_ext.metrics.user_means import UserMean, gauc, ndcg_at_k, recall_at_k
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "CTR",
     "PCTR",
     "CalibrationError",
+    "NormalizedEntropy",
     "UserMean",
     "gauc",
     "ndcg_at_k",

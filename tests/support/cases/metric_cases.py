@@ -37,6 +37,14 @@ def expected(labels, predictions, weights):
     )
     ctr = np.average(labels, weights=weights)
     pctr = np.average(predictions, weights=weights)
+    clipped = np.clip(predictions, 1e-7, 1 - 1e-7)
+    losses = [
+        np.average(
+            -np.where(labels == 1, np.log(rates), np.log(1 - rates)),
+            weights=weights,
+        )
+        for rates in (clipped, ctr)
+    ]
     edges = np.linspace(0, 1, BINS + 1)
     error = 0.0
     for low, high in itertools.pairwise(edges):
@@ -53,6 +61,7 @@ def expected(labels, predictions, weights):
         "pctr": pctr,
         "copc": ctr / pctr,
         "calibration_error": error,
+        "normalized_entropy": losses[0] / losses[1],
     }
 
 
@@ -63,6 +72,7 @@ def metrics(**options):
         tf_ext.metrics.PCTR(**options),
         tf_ext.metrics.COPC(**options),
         tf_ext.metrics.CalibrationError(BINS, **options),
+        tf_ext.metrics.NormalizedEntropy(**options),
     ]
 
 
