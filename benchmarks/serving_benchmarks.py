@@ -234,15 +234,15 @@ class _Worker(Worker):
         module.table = StockTable(self._table.rows.config, dtype, None)
         source = of_table(self._table)
         rows = pathlib.Path(f"{path}_rows")
-        module.table.fill(source.chunks(), source.at_most, rows)
+        files, _ = module.table.fill(source.chunks(), source.at_most, rows)
         module.find = tf.function(
             module.table.lookup,
             input_signature=[tf.TensorSpec([None], tf.int64)],
         )
         tf.saved_model.save(module, path)
         fill_variables(
-            pathlib.Path(path, "variables", "variables"),
-            {("table", key): file for key, file in module.table.files.items()},
+            pathlib.Path(path),
+            {("table", key): file for key, file in files.items()},
         )
 
     def resident(self, path, rows):

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies models of several processes into one process."""
 
-import concurrent.futures
 import tempfile
 import typing
-from collections.abc import Callable
 
 import numpy.typing as npt
 
@@ -15,18 +13,6 @@ from tf_ext.serving.signature import Signature
 from tf_ext.tables import shadow
 from tf_ext.tables.find import tables_of
 from tf_ext.training.building import example_of
-
-_T = typing.TypeVar("_T")
-
-
-def outside_of_strategies(function: Callable[[], _T]) -> _T:
-    """Calls a function outside the scope of any tf.distribute strategy.
-
-    The function runs in another thread, because scopes are thread-local and
-    cannot be left temporarily.
-    """
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(function).result()
 
 
 def copy_of(
@@ -50,8 +36,7 @@ def copy_of(
     try:
         copy = _from_config(model)
         if not copy.built:
-            example = signature.complete(example_of(signature.specs))
-            copy(example, training=False)
+            signature.call(copy, example_of(signature.specs))
     except (NotImplementedError, TypeError) as error:
         raise ValueError(
             f"Model {model.name!r} of several processes is exported as a copy, "

@@ -112,8 +112,7 @@ def cut(model: keras.Model, taken: signatures.Signature) -> DensePart:
         }
         take = iter([_given(embeddings[i], given) for i in probe.order])
         with source_with(given=lambda *_: next(take)):
-            inputs = taken.complete(taken.pack(batch))
-            outputs = model(inputs, training=False)
+            outputs = taken.call(model, taken.pack(batch))
         return signatures.name_outputs(outputs)
 
     arguments = {one.name: one.spec() for one in embeddings}
@@ -180,7 +179,7 @@ class _Probe:
             leaves = signatures.flatten(batch, taken.specs)
             self._inputs = {k: _tensors(leaf) for k, leaf in leaves.items()}
             with source_with(given=self._give):
-                return model(taken.complete(batch), training=False)
+                return taken.call(model, batch)
 
         function = tf.function(call, autograph=False)
         graph = function.get_concrete_function(taken.specs).graph

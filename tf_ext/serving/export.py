@@ -5,11 +5,10 @@ import os
 import typing
 
 from tf_ext._keras import keras
+from tf_ext.serving.arguments import Arguments
 from tf_ext.serving.row_sources import of_table
-from tf_ext.serving.served_model import check_model
-from tf_ext.serving.writing import Options, write
+from tf_ext.serving.writing import write
 from tf_ext.snapshot.files import Progress
-from tf_ext.tables.find import tables_of
 
 
 def export(
@@ -86,9 +85,15 @@ def export(
     ...     loaded.serve({"user": tf.constant([7], tf.int64)}).shape
     TensorShape([1, 1])
     """
-    options = Options(
-        "tf_ext.serving.export", dtype, unknown, version, warmup, signature
+    given = Arguments(
+        "tf_ext.serving.export",
+        model,
+        path,
+        dtype,
+        unknown,
+        version,
+        warmup,
+        signature,
+        progress,
     )
-    check_model(model, options.function)
-    sources = [of_table(table) for table in tables_of(model)]
-    return write(model, sources, path, options, progress=progress)
+    return write(given, of_table)

@@ -14,7 +14,6 @@ import socket
 import typing
 from collections.abc import Iterator
 
-from tf_ext._checks import is_int
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables.config import FIELDS_OF_STATISTICS
@@ -28,23 +27,6 @@ FORMAT = 1
 # because they only consider names that are numbers.
 _PART = "exporting-"
 _VERSION = re.compile(r"[1-9][0-9]*")
-_MAX_VERSION = 2**63 - 1
-
-
-def check_version(version: int | None, function: str) -> None:
-    """Raises ValueError unless `version` is None or a version number.
-
-    Args:
-      version: the user's argument.
-      function: string, the name of the public function, for the error.
-    """
-    if version is not None and not (
-        is_int(version) and 1 <= version <= _MAX_VERSION
-    ):
-        raise ValueError(
-            f"Argument `version` of {function} must be an integer from 1 to "
-            f"2^63 - 1, or None. Received: version={version!r}"
-        )
 
 
 def versions(path: str | os.PathLike[str]) -> list[int]:
@@ -189,36 +171,14 @@ class NewVersion:
 
     Attributes:
       part: pathlib.Path, the temporary folder into which it is written.
+      manifest: dict, what its manifest says beside its files.
       folder: pathlib.Path, its final folder; None until it is complete.
     """
 
     def __init__(self, part: pathlib.Path) -> None:
         self.part = part
+        self.manifest: dict[str, typing.Any] = {}
         self.folder: pathlib.Path | None = None
-
-    @property
-    def extra(self) -> pathlib.Path:
-        """The folder of files that are not part of the model."""
-        folder = self.part / EXTRA
-        folder.mkdir(exist_ok=True)
-        return folder
-
-    def write_manifest(self, members: dict[str, typing.Any]) -> None:
-        """Writes the manifest, with the checksums of all files."""
-        files = [
-            {
-                "name": path.relative_to(self.part).as_posix(),
-                "bytes": path.stat().st_size,
-                "sha256": _digest(path),
-            }
-            for path in _files(self.part)
-        ]
-        text = json.dumps(
-            {"format": FORMAT, **members, "files": files},
-            indent=2,
-            ensure_ascii=False,
-        )
-        (self.extra / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -227,8 +187,9 @@ def new_version(
 ) -> Iterator[NewVersion]:
     """Creates a version from the files that the block writes, atomically.
 
-    If the block fails, or the process or the machine stops, the version does
-    not exist, and the next export to `path` removes the temporary files.
+    The manifest is written after the block, with the checksums of all files. If
+    the block fails, or the process or the machine stops, the version does not
+    exist, and the next export to `path` removes the temporary files.
 
     Args:
       path: path-like, the folder of all versions; created if necessary.
@@ -252,7 +213,7 @@ def new_version(
         )
     parent = os.path.abspath(parent)
     storage = storage_of(parent)
-    storage.make_directory(parent)
+    created = storage.make_directory(parent)
     _refuse_existing(parent, version)
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
     part = pathlib.Path(parent, _PART + name)
@@ -267,6 +228,7 @@ def new_version(
             _try_lock(opened)
         new = NewVersion(part)
         yield new
+        _write_manifest(new)
         _sync(part)
         with storage.lock(parent):
             _refuse_existing(parent, version)
@@ -276,10 +238,34 @@ def new_version(
             _sync_one(parent)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
+        if created:
+            # Not if another process has written to it since.
+            with contextlib.suppress(OSError):
+                os.rmdir(parent)
         raise
     finally:
         if opened >= 0:
             os.close(opened)
+
+
+def _write_manifest(new: NewVersion) -> None:
+    files = [
+        {
+            "name": path.relative_to(new.part).as_posix(),
+            "bytes": path.stat().st_size,
+            "sha256": _digest(path),
+        }
+        for path in sorted(new.part.rglob("*"))
+        if path.is_file()
+    ]
+    text = json.dumps(
+        {"format": FORMAT, **new.manifest, "files": files},
+        indent=2,
+        ensure_ascii=False,
+    )
+    path = new.part / EXTRA / MANIFEST
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _refuse_existing(parent: str, version: int | None) -> None:
@@ -312,10 +298,6 @@ def _try_lock(opened: int) -> bool:
     except OSError:  # Locked, or on a file system without locks.
         return False
     return True
-
-
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _digest(path: pathlib.Path) -> str:

@@ -26,7 +26,7 @@ from tf_ext.recovery.points import (
     model_variables,
 )
 from tf_ext.regimes import regime_of_tables
-from tf_ext.serving import served_model
+from tf_ext.serving import arguments
 from tf_ext.snapshot.files import read_manifest
 from tf_ext.snapshot.manifest import (
     DamagedSnapshotError,
@@ -136,7 +136,7 @@ def check_model(function: str, model: keras.Model) -> None:
       function: string, the function or class whose argument `model` it is.
       model: keras.Model.
     """
-    served_model.check_model(model, function)
+    arguments.check_model(model, function)
     tables = tables_of(model)
     if not tables:
         refuse(function, "model", "a built model with tables", model)

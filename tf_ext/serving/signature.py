@@ -4,7 +4,7 @@
 import collections
 import re
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -234,6 +234,19 @@ class Signature:
     def complete(self, batch: Structure) -> Structure:
         """A batch of `specs` with everything that the model is called with."""
         return click_inputs.completed(batch, self._clicks)
+
+    def call(self, model: keras.Model, batch: Structure) -> Structure:
+        """The model's predictions for a batch of `specs`."""
+        return model(self.complete(batch), training=False)
+
+    def answers(
+        self, model: keras.Model, batches: Sequence[Structure]
+    ) -> list[tuple[Named, Named]]:
+        """Batches and the predictions for them, as named tensors."""
+        return [
+            (self.unpack(batch), name_outputs(self.call(model, batch)))
+            for batch in batches
+        ]
 
     def unpack(self, batch: Structure) -> Named:
         """Converts a structure of the model's inputs to named tensors."""

@@ -6,9 +6,9 @@ import typing
 from collections.abc import Mapping
 
 from tf_ext._keras import keras
+from tf_ext.serving.arguments import Arguments
 from tf_ext.serving.row_sources import of_snapshot
-from tf_ext.serving.served_model import check_model
-from tf_ext.serving.writing import Options, write
+from tf_ext.serving.writing import write
 from tf_ext.snapshot.compatibility import check_fields
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.reader import Snapshot, open_snapshot
@@ -80,15 +80,17 @@ def export_snapshots(
     ...     tf_ext.serving.versions(f"{path}/served")
     [1]
     """
-    options = Options(
+    given = Arguments(
         "tf_ext.serving.export_snapshots",
+        model,
+        path,
         dtype,
         unknown,
         version,
         warmup,
         signature,
+        progress,
     )
-    check_model(model, options.function)
     tables = tables_of(model)
     names = [table.name for table in tables]
     if sorted(names) != sorted(snapshots):
@@ -97,14 +99,12 @@ def export_snapshots(
             f"each table of the model once: {sorted(names)}. Received: "
             f"{sorted(snapshots)}"
         )
-    sources = []
+    sources = {}
     for table in tables:
         snapshot = open_snapshot(snapshots[table.name])
         _check(table, snapshot, unknown)
-        sources.append(of_snapshot(snapshot, table.rows.served.names))
-    return write(
-        model, sources, path, options, holds_rows=False, progress=progress
-    )
+        sources[table] = of_snapshot(snapshot, table.rows.served.names)
+    return write(given, sources.__getitem__, holds_rows=False)
 
 
 def _check(table: SparseTable, snapshot: Snapshot, unknown: str | None) -> None:

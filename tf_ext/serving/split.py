@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext._version import __version__
 from tf_ext.feature_column.column import Column
 from tf_ext.serving import folder, row_files
 from tf_ext.serving import signature as signatures
+from tf_ext.serving.arguments import check_built, check_version
 from tf_ext.serving.dense_part import DensePart, Embedding, cut
-from tf_ext.serving.served_model import check_built, step_of
+from tf_ext.serving.writing import header_of
 from tf_ext.snapshot import parquet as row_groups
 from tf_ext.snapshot.files import Progress
 from tf_ext.tables.sparse_table import SparseTable
@@ -86,7 +86,7 @@ def export_split(
       ...     sorted(os.listdir(version))
       ['assets.extra', 'deep.parquet', 'dense']
     """
-    folder.check_version(version, _EXPORT_SPLIT)
+    check_version(version, _EXPORT_SPLIT)
     row_groups.import_pyarrow()
     check_built(model, _EXPORT_SPLIT)
     part = cut(model, signatures.of_model(model, signature, None))
@@ -106,20 +106,15 @@ def export_split(
             )
             for one in tables
         ]
-        new.write_manifest(
-            {
-                "kind": "split",
-                "model": model.name,
-                "step": step_of(model),
-                "tf_ext_version": __version__,
-                "tensorflow_version": tf.__version__,
-                "dense": DENSE,
-                "embeddings": [_describe(e, tables) for e in part.embeddings],
-                "inputs": _other_inputs(part),
-                "outputs": sorted(part.function.structured_outputs),
-                "tables": files,
-            }
-        )
+        new.manifest = {
+            "kind": "split",
+            **header_of(model),
+            "dense": DENSE,
+            "embeddings": [_describe(e, tables) for e in part.embeddings],
+            "inputs": _other_inputs(part),
+            "outputs": sorted(part.function.structured_outputs),
+            "tables": files,
+        }
     return str(new.folder)
 
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of stock TensorFlow ops: a hash table and a variable of rows."""
 
+import itertools
+import math
 import pathlib
 import typing
 import uuid
@@ -9,11 +11,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._compat.graphs import in_other_function
 from tf_ext.ops._stock.initial_rows import initial_rows
 from tf_ext.serving import row_dtypes
 from tf_ext.serving.row_dtypes import Array
 from tf_ext.serving.variable_files import ValueFile
 from tf_ext.tables.config import parse_config
+from tf_ext.tables.sparse_table import SparseTable
 
 # Rows may not fit into the memory of other devices.
 _CPU = "/CPU:0"
@@ -170,7 +174,7 @@ class StockTable(tf.Module):
         rows that fill it.
 
     Attributes:
-      label: string, the table's name.
+      table_name: string; `name` is that of the module.
       dim: int, the number of weights in a row.
       dtype: string, the type in which the rows are stored.
       signs: variable, int64 `[n]`. In the process that exports, it is empty, as
@@ -180,8 +184,6 @@ class StockTable(tf.Module):
       scales: variable, float32 `[1 + n]`, if `dtype` is int8; else None.
       statistics: variable, float32 `[1 + n, s]`, whatever `dtype` is, 0 for
         absent signs; or None.
-      files: dict from the names of these variables to the ValueFiles of their
-        values, after `fill`.
     """
 
     def __init__(
@@ -196,9 +198,11 @@ class StockTable(tf.Module):
         self._config = config
         self._entries = dict(parse_config(config))
         self._unknown = unknown or self._entries.get("unknown")
-        self.label = self._entries["name"]
+        self.table_name = self._entries["name"]
         self.dim = int(self._entries["dim"])
-        self.dtype = row_dtypes.for_dim(dtype, self.dim)
+        # The scale of a single weight would take more memory than int8 saves.
+        scaled = dtype == "int8" and self.dim > 1
+        self.dtype = "float16" if dtype == "int8" and not scaled else dtype
         # If all absent signs have the same row, it is stored instead.
         self._computes_unknown = (
             self._unknown is None
@@ -209,33 +213,13 @@ class StockTable(tf.Module):
             self.signs = _variable([None], "int64", "signs")
             self.rows = _variable([None, self.dim], self.dtype, "rows")
             self.scales = None
-            if self.dtype == "int8":
+            if scaled:
                 self.scales = _variable([None], "float32", "scales")
             self.statistics = None
             if self._names:
                 shape = [None, len(self._names)]
                 self.statistics = _variable(shape, "float32", "statistics")
         self._index = _Index(self.signs, self.scales)
-        self.files: dict[str, ValueFile] = {}
-        self._count = 0
-
-    @property
-    def description(self) -> dict[str, typing.Any]:
-        """The manifest's description of the table."""
-        count = self._count
-        size = 8 + row_dtypes.bytes_of_row(self.dtype, self.dim)
-        size += 4 * len(self._names)
-        statistics = {"statistics": self._names} if self._names else {}
-        return {
-            "name": self.label,
-            "rows": count,
-            "dim": self.dim,
-            "dtype": self.dtype,
-            "bytes": count * size,
-            "unknown": self._unknown or "initial",
-            "hash_version": int(self._entries["hash_version"]),
-            **statistics,
-        }
 
     def unknown_rows(self, signs: Array) -> Array:
         """The rows of absent signs int64 `[n]`: float32 `[n, dim + s]`."""
@@ -253,14 +237,18 @@ class StockTable(tf.Module):
         chunks: Iterable[tuple[Array, Array]],
         at_most: int,
         folder: pathlib.Path,
-    ) -> None:
-        """Sets the rows, which are written to files as they come.
+    ) -> tuple[dict[str, ValueFile], dict[str, typing.Any]]:
+        """Writes rows to files as they come.
 
         Args:
           chunks: iterable of `(signs int64 [n], rows float32 [n, dim + s])`,
             with each row once.
           at_most: int, an upper bound of the number of rows.
           folder: pathlib.Path of a folder for the files, which this creates.
+
+        Returns:
+          `(files, description)`: the values of the variables, by name; and what
+          a manifest says of the table.
 
         Raises:
           RuntimeError: if there are more rows; the table is being trained.
@@ -271,43 +259,58 @@ class StockTable(tf.Module):
             raise ValueError(
                 'Argument `dtype` of serving.export must not be "int8" for '
                 f"more than {_MOST_SCALED_ROWS} rows. Received: table "
-                f"{self.label!r} of {at_most} rows"
+                f"{self.table_name!r} of {at_most} rows"
             )
-        folder.mkdir(parents=True)
-        variables = {
-            "signs": self.signs,
-            "rows": self.rows,
-            "scales": self.scales,
-            "statistics": self.statistics,
-        }
-        self.files = {
-            name: ValueFile(folder / name, variable)
-            for name, variable in variables.items()
-            if variable is not None
-        }
         default = self.unknown_rows(np.zeros(1, np.int64))
         if self._computes_unknown:
             default[:] = 0  # Never read.
-        self._append(default)
-        self._count = 0
-        for signs, rows in chunks:
-            self._count += len(signs)
-            if self._count > at_most:
+        folder.mkdir(parents=True)
+        files: dict[str, ValueFile] = {}
+        count = 0
+        first = (np.zeros(0, np.int64), default)
+        for signs, rows in itertools.chain([first], chunks):
+            count += len(signs)
+            if count > at_most:
                 raise RuntimeError(
-                    f"Table {self.label!r} had {at_most} rows, and has "
+                    f"Table {self.table_name!r} had {at_most} rows, and has "
                     "more now: export it while it is not being trained."
                 )
-            self.files["signs"].append(signs)
-            self._append(rows)
+            for name, values in self._encoded(signs, rows).items():
+                if name not in files:
+                    files[name] = ValueFile(folder / name, getattr(self, name))
+                files[name].append(values)
+        return files, self._description(count)
 
-    def _append(self, rows: Array) -> None:
+    def _encoded(self, signs: Array, rows: Array) -> dict[str, Array]:
+        """The values of the variables for some rows, by name."""
         weights, statistics = rows[:, : self.dim], rows[:, self.dim :]
-        stored, scales = row_dtypes.encode(weights, self.dtype, self.label)
-        self.files["rows"].append(stored)
+        stored, scales = row_dtypes.encode(weights, self.dtype, self.table_name)
+        values = {"signs": signs, "rows": stored}
         if scales is not None:
-            self.files["scales"].append(scales)
-        if self.statistics is not None:
-            self.files["statistics"].append(statistics)
+            values["scales"] = scales
+        if self._names:
+            values["statistics"] = statistics
+        return values
+
+    def _description(self, count: int) -> dict[str, typing.Any]:
+        """What a manifest says of the table with a number of rows."""
+        variables = [self.signs, self.rows, self.scales, self.statistics]
+        size = sum(
+            one.dtype.size * math.prod(one.shape[1:])
+            for one in variables
+            if one is not None
+        )
+        statistics = {"statistics": self._names} if self._names else {}
+        return {
+            "name": self.table_name,
+            "rows": count,
+            "dim": self.dim,
+            "dtype": self.dtype,
+            "bytes": count * size,
+            "unknown": self._unknown or "initial",
+            "hash_version": int(self._entries["hash_version"]),
+            **statistics,
+        }
 
     def lookup(self, signs: tf.Tensor, statistics: int = 0) -> tf.Tensor:
         """The rows of signs int64 `[n]`.
@@ -356,6 +359,58 @@ class StockTable(tf.Module):
             self._config, tf.gather_nd(signs, places), self.dim
         )
         return tf.tensor_scatter_nd_update(rows, places, initial)
+
+
+class StockTables:
+    """What takes the places of a model's tables in what is traced for serving.
+
+    Args:
+      tables: the model's tables.
+      dtype: as of StockTable.
+      unknown: as of StockTable.
+
+    Attributes:
+      of: dict from the tables, in the same order, to their StockTables.
+      hidden: string, the name of a table that was read where the reading would
+        last longer than the trace; None if none was.
+    """
+
+    def __init__(
+        self, tables: Sequence[SparseTable], dtype: str, unknown: str | None
+    ) -> None:
+        self.of = {
+            table: StockTable(
+                table.rows.config,
+                dtype,
+                unknown,
+                table.rows.served.names[1:],
+            )
+            for table in tables
+        }
+        self.hidden: str | None = None
+
+    def lookup(
+        self,
+        graph: typing.Any,
+        table: SparseTable,
+        signs: tf.Tensor,
+        statistics: int,
+    ) -> tf.Tensor:
+        """Rows in place of a table's, as `BatchSource.lookup` has to return.
+
+        Args:
+          graph: FuncGraph of the function that is traced.
+          table: one of the tables.
+          signs: as of `StockTable.lookup`.
+          statistics: as of `StockTable.lookup`.
+
+        Raises:
+          RuntimeError: if another tf.function would keep the rows.
+        """
+        if in_other_function(graph):
+            self.hidden = table.name
+            raise RuntimeError(f"{table.name} in another function")
+        return self.of[table].lookup(signs, statistics)
 
 
 def _variable(

@@ -108,12 +108,12 @@ class _Parts:
 
 
 def fill_variables(
-    prefix: pathlib.Path, files: Mapping[Sequence[str], ValueFile]
+    folder: pathlib.Path, files: Mapping[Sequence[str], ValueFile]
 ) -> None:
-    """Replaces the values of variables in a checkpoint.
+    """Replaces the values of variables in a SavedModel.
 
     Args:
-      prefix: pathlib.Path, where the checkpoint is.
+      folder: pathlib.Path, the folder of the SavedModel.
       files: mapping from the path to a variable, the names of attributes from
         the object that was saved on, to its value. Files without elements
         leave the variable empty.
@@ -121,12 +121,13 @@ def fill_variables(
     files = {path: file for path, file in files.items() if file.count}
     if not files:
         return
+    prefix = folder / "variables" / "variables"
     reader = tf.train.load_checkpoint(str(prefix))
     keys = _keys_of(reader, files)
     others = set(reader.get_variable_to_shape_map()).difference(keys.values())
-    folder = prefix.parent / "parts"
-    folder.mkdir()
-    parts = _Parts(folder)
+    temporary = prefix.parent / "parts"
+    temporary.mkdir()
+    parts = _Parts(temporary)
     with tf.device("/CPU:0"):
         for name in sorted(others):
             parts.add(name, "", tf.constant(reader.get_tensor(name)))
@@ -140,7 +141,7 @@ def fill_variables(
             checkpoint_prefixes=parts.prefixes, destination_prefix=str(prefix)
         )
     # TensorFlow has removed the folder, unless a part was in another one.
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _keys_of(

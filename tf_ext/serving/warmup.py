@@ -54,18 +54,20 @@ Arrays: typing.TypeAlias = dict[str, npt.NDArray[typing.Any]]
 
 
 def write(
-    path: str | os.PathLike[str],
+    folder: pathlib.Path,
     model: str,
     batches: Iterable[tuple[Mapping[str, tf.Tensor], Mapping[str, tf.Tensor]]],
 ) -> None:
     """Writes the file.
 
     Args:
-      path: path-like, the file.
+      folder: pathlib.Path, the folder of a version.
       model: string, the model's name.
       batches: iterable of `(inputs, outputs)`, dicts from names in the
         signature to tensors.
     """
+    path = folder / EXTRA / NAME
+    path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(os.fspath(path)) as writer:
         for inputs, outputs in batches:
             log = _prediction_log()()

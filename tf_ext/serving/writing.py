@@ -2,12 +2,13 @@
 """Writes exports with rows from any source."""
 
 import collections
+import concurrent.futures
 import contextlib
-import dataclasses
 import errno
+import functools
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,224 +16,156 @@ import tensorflow as tf
 from tf_ext._keras import keras
 from tf_ext._version import __version__
 from tf_ext.regimes import regime_of_model
-from tf_ext.serving import folder, row_dtypes, warmup
-from tf_ext.serving.copies import copy_of, outside_of_strategies
+from tf_ext.serving import folder, served_model, warmup
+from tf_ext.serving.arguments import Arguments
+from tf_ext.serving.copies import copy_of
 from tf_ext.serving.row_sources import Chunks, RowSource, counted
-from tf_ext.serving.served_model import ServedModel, check_built, step_of
-from tf_ext.serving.signature import Signature, of_model
-from tf_ext.serving.stock_table import StockTable
-from tf_ext.serving.warmup_batches import WarmupBatches
-from tf_ext.snapshot.files import Progress
+from tf_ext.serving.signature import of_model
+from tf_ext.serving.stock_table import StockTables
+from tf_ext.serving.variable_files import ValueFile, fill_variables
+from tf_ext.serving.warmup_rows import WarmupRows
 from tf_ext.tables.find import tables_of
+from tf_ext.tables.sparse_table import SparseTable
 
 # The folder of rows that are on their way into the checkpoint.
 _ROWS = "rows"
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The user's arguments; see `tf_ext.serving.export`.
-
-    Attributes:
-      function: string, the public function, for errors.
-      dtype: string.
-      unknown: "zeros" or None.
-      version: int or None.
-      warmup: a batch, a list of batches, or None.
-      signature: structure of specs, or None.
-    """
-
-    function: str
-    dtype: str
-    unknown: str | None
-    version: int | None
-    warmup: Any
-    signature: Any
-
-    def __post_init__(self) -> None:
-        row_dtypes.check_name(self.dtype, self.function)
-        if self.unknown not in (None, "zeros"):
-            raise ValueError(
-                f"Argument `unknown` of {self.function} must be None or "
-                f"'zeros'. Received: unknown={self.unknown!r}"
-            )
-        folder.check_version(self.version, self.function)
-
-    @property
-    def batches(self) -> list[Any]:
-        """The warm-up batches, a list."""
-        if self.warmup is None:
-            return []
-        several = isinstance(self.warmup, list) and all(
-            isinstance(batch, Mapping) for batch in self.warmup
-        )
-        batches = self.warmup if several else [self.warmup]
-        if len(batches) > warmup.MAX_BATCHES:
-            raise ValueError(
-                f"Argument `warmup` of {self.function} must hold at most "
-                f"{warmup.MAX_BATCHES} batches, the most that a server "
-                f"accepts. Received: {len(batches)}"
-            )
-        return batches
-
-    def signature_of(self, model: keras.Model) -> Signature:
-        """The signature of a model's inputs."""
-        batches = self.batches
-        example = batches[0] if batches else None
-        return of_model(model, self.signature, example)
 
 
 class _Export:
     """An export in progress, in the process that writes it.
 
     Args:
-      model: keras.Model that is local to this process.
-      signature: Signature of its inputs. Of a copy, it is that of the original:
-        Keras 3 forgets which inputs are ragged.
-      options: Options.
+      given: Arguments.
+      weights: those of the model, of which a copy is exported; or None.
       holds_rows: bool, whether the model's own tables contain the rows.
-
-    Attributes:
-      new: NewVersion that is written, set by the user of the class.
+      new: folder.NewVersion that is written.
 
     Raises:
       ValueError: if the model cannot be exported.
     """
 
-    new: folder.NewVersion
-
     def __init__(
         self,
-        model: keras.Model,
-        signature: Signature,
-        options: Options,
+        given: Arguments,
+        weights: list[Any] | None,
         holds_rows: bool,
+        new: folder.NewVersion,
     ) -> None:
-        self._model, self._options = model, options
-        # Even in the scope of a strategy, the variables must not be replicated.
-        self._tables = outside_of_strategies(
-            lambda: {
-                table: StockTable(
-                    table.rows.config,
-                    options.dtype,
-                    options.unknown,
-                    table.rows.served.names[1:],
-                )
-                for table in tables_of(model)
-            }
-        )
-        self._served = ServedModel(model, self._tables, signature)
-        self._warmup = WarmupBatches(
-            model, signature, options.batches, self._tables, holds_rows
-        )
+        self._dtype, self._new = given.dtype, new
+        example = given.batches[0] if given.batches else None
+        # A copy has that of the original: Keras 3 forgets which inputs are
+        # ragged.
+        signature = of_model(given.model, given.signature, example)
+        batches = [signature.convert(batch) for batch in given.batches]
+        model = given.model
+        if weights is not None:
+            model, holds_rows = copy_of(model, signature, weights), False
+        answer = functools.partial(signature.answers, model, batches)
+        self._answers = answer() if holds_rows else []
+        tables = StockTables(tables_of(model), given.dtype, given.unknown)
+        self._warmup = None if holds_rows else WarmupRows(tables.of, answer)
+        served_model.save(new.part, model, tables, signature)
+        self._tables = list(tables.of.items())
+        self._files: dict[Sequence[str], ValueFile] = {}
+        self._described: list[dict[str, Any]] = []
 
     def fill(self, index: int, source: RowSource, chunks: Chunks) -> None:
-        """Copies the rows of a table to files of the export."""
-        table = list(self._tables)[index]
-        chunks = self._warmup.watched(table, chunks)
-        where = self.new.part / _ROWS / str(index)
-        self._tables[table].fill(chunks, source.at_most, where)
+        """Copies the rows of a table to files beside the SavedModel."""
+        table, stock = self._tables[index]
+        if self._warmup is not None:
+            chunks = self._warmup.watched(table, chunks)
+        where = self._new.part / _ROWS / str(index)
+        files, description = stock.fill(chunks, source.at_most, where)
+        for name, file in files.items():
+            self._files["tables", str(index), name] = file
+        self._described.append({**description, "snapshot": source.snapshot})
 
-    def write(self, step: int | None, snapshots: Sequence[str | None]) -> None:
-        """Writes all files.
+    def finish(self, header: dict[str, Any]) -> None:
+        """Moves the rows into the SavedModel, and writes the other files.
 
         Args:
-          step: int or None, how far the model was trained.
-          snapshots: the id of the snapshot of each table's rows, or None.
+          header: dict, what `header_of` returned.
         """
-        new = self.new
-        self._served.save(new.part)
-        if self._tables:
-            shutil.rmtree(new.part / _ROWS)
-        answered = self._warmup.answered()
-        if answered:
-            warmup.write(new.extra / warmup.NAME, self._model.name, answered)
-        new.write_manifest(
-            {
-                "model": self._model.name,
-                "step": step,
-                "tf_ext_version": __version__,
-                "tensorflow_version": tf.__version__,
-                "dtype": self._options.dtype,
-                "tables": [
-                    {**table.description, "snapshot": snapshot}
-                    for table, snapshot in zip(self._tables.values(), snapshots)
-                ],
-            }
-        )
+        part = self._new.part
+        fill_variables(part, self._files)
+        if self._files:
+            shutil.rmtree(part / _ROWS)
+        answers = self._answers
+        if self._warmup is not None:
+            answers = self._warmup.answers()
+        if answers:
+            warmup.write(part, header["model"], answers)
+        self._new.manifest = {
+            **header,
+            "dtype": self._dtype,
+            "tables": self._described,
+        }
+
+
+def header_of(model: keras.Model) -> dict[str, Any]:
+    """What the manifest of each export of a model begins with.
+
+    "step", the training step of a model, is None if it is not compiled.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    iterations = getattr(optimizer, "iterations", None)
+    step = None if iterations is None else int(tf.convert_to_tensor(iterations))
+    return {
+        "model": model.name,
+        "step": step,
+        "tf_ext_version": __version__,
+        "tensorflow_version": tf.__version__,
+    }
 
 
 def write(
-    model: keras.Model,
-    sources: Sequence[RowSource],
-    path: str | os.PathLike[str],
-    options: Options,
+    given: Arguments,
+    source_of: Callable[[SparseTable], RowSource],
     holds_rows: bool = True,
-    progress: Progress | None = None,
 ) -> str:
     """Writes an export; all processes of the model call it, the first writes.
 
     Args:
-      model: keras.Model.
-      sources: a RowSource for each of `tables_of(model)`.
-      path: path-like, the folder of all versions.
-      options: Options.
+      given: Arguments.
+      source_of: function to the source of a table's rows.
       holds_rows: bool, whether the model's own tables contain the rows.
-      progress: function that is called with the number of bytes of rows that
-        were read, after each chunk; or None.
 
     Returns:
       string, the folder of the version.
     """
+    model, function = given.model, given.function
     regime = regime_of_model(model)
+    together = functools.partial(regime.processes.together, function)
     # Reading a variable with a part in each process is a collective operation.
     weights = None if regime.placement.has_all else model.get_weights()
-    step = step_of(model)
-    made = None  # By the first process alone.
-    with _os_errors(path), contextlib.ExitStack() as stack:
-        with regime.processes.together(options.function):
+    header = header_of(model)
+    new, export = None, None  # In the first process alone.
+    with _os_errors(given.path), contextlib.ExitStack() as stack:
+        with together():
             if regime.processes.rank == 0:
-                check_built(model, options.function)
-                made = _export_of(model, options, holds_rows, weights)
-                made.new = stack.enter_context(
-                    folder.new_version(path, options.version, options.function)
+                new = stack.enter_context(
+                    folder.new_version(given.path, given.version, function)
                 )
-        for index, source in enumerate(sources):
-            with (
-                regime.processes.together(options.function),
-                contextlib.closing(source.chunks()) as chunks,
-            ):
-                if made is None:
-                    collections.deque(chunks, maxlen=0)
-                else:
-                    made.fill(index, source, counted(chunks, progress))
-        with regime.processes.together(options.function):
-            if made is not None:
-                made.write(step, [source.snapshot for source in sources])
+                # Variables must not be replicated, and only another thread is
+                # outside of the scope of a strategy.
+                with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                    export = pool.submit(
+                        _Export, given, weights, holds_rows, new
+                    ).result()
+        for index, table in enumerate(tables_of(model)):
+            with together():
+                source = source_of(table)
+                with contextlib.closing(source.chunks()) as chunks:
+                    if export is None:
+                        collections.deque(chunks, maxlen=0)
+                    else:
+                        watched = counted(chunks, given.progress)
+                        export.fill(index, source, watched)
+        with together():
+            if export is not None:
+                export.finish(header)
                 stack.close()
-    return regime.processes.from_first(
-        "" if made is None else str(made.new.folder)
-    )
-
-
-def _export_of(
-    model: keras.Model,
-    options: Options,
-    holds_rows: bool,
-    weights: list[Any] | None,
-) -> _Export:
-    """The export of a model, or of a copy with `weights` unless None."""
-    signature = options.signature_of(model)
-    if weights is None:
-        return _Export(model, signature, options, holds_rows)
-    return outside_of_strategies(
-        lambda: _Export(
-            copy_of(model, signature, weights),
-            signature,
-            options,
-            holds_rows=False,
-        )
-    )
+    return regime.processes.from_first("" if new is None else str(new.folder))
 
 
 @contextlib.contextmanager
