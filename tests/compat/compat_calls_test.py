@@ -179,16 +179,16 @@ class CallsTest(absltest.TestCase):
     def test_an_object_whose_method_runs_is_found(self):
         class Asking:
             def __init__(self):
-                self.answer = calls.self_in(__name__, "position")
+                self.answer = calls.local_in(__name__, "self", "position")
                 self.position = 1
 
             def ask(self):
-                return calls.self_in(__name__, "position")
+                return calls.local_in(__name__, "self", "position")
 
         self.assertIsNone(Asking().answer)
         asking = Asking()
         self.assertIs(asking.ask(), asking)
-        self.assertIsNone(calls.self_in("another_module", "position"))
+        self.assertIsNone(calls.local_in("another_module", "self", "position"))
 
     def test_the_caller_of_the_caller(self):
         def asked():

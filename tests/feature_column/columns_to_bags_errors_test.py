@@ -10,12 +10,17 @@ from tf_ext.feature_column import (
     columns_to_bags,
     crossed_column,
 )
-from tf_ext.feature_column.bags import columns_to_bags_or_error
+from tf_ext.feature_column.bags import hash_batch
 
 STRUCTURE = (
     "The weights 'w' must have the structure of the feature 'tags', but their "
     "indices or row_splits differ."
 )
+
+
+def _bags_or_error(columns, inputs):
+    hashed = hash_batch(columns, inputs, return_error=True)
+    return hashed.bags, hashed.error
 
 
 def _sparse(indices, values, rows):
@@ -204,7 +209,7 @@ class RefusedBatchTest(tf.test.TestCase, parameterized.TestCase):
             columns_to_bags(*case)
         for name, mode in MODES:
             with self.subTest(name):
-                bags, error = mode(columns_to_bags_or_error)(*case)
+                bags, error = mode(_bags_or_error)(*case)
                 text = error.numpy().decode()
                 self.assert_says(text, message)
                 if name == "eagerly":
@@ -231,7 +236,7 @@ class RefusedBatchTest(tf.test.TestCase, parameterized.TestCase):
     def test_no_error_(self, case):
         for name, mode in MODES:
             with self.subTest(name):
-                bags, error = mode(columns_to_bags_or_error)(*case)
+                bags, error = mode(_bags_or_error)(*case)
                 self.assertEqual(error, b"")
                 for found, expected in zip(bags, columns_to_bags(*case)):
                     self.assertAllEqual(found, expected)
@@ -244,11 +249,11 @@ class RefusedBatchTest(tf.test.TestCase, parameterized.TestCase):
             ({"tags": tf.constant("a")}, "but is a scalar"),
         ):
             with self.assertRaisesRegex(ValueError, message):
-                columns_to_bags_or_error(columns, inputs)
+                _bags_or_error(columns, inputs)
         columns = [category_column("tags", weights="w")]
         for weights in (tf.ones([1, 1]), tf.constant([1])):
             with self.assertRaisesRegex(ValueError, "The weights 'w'"):
-                columns_to_bags_or_error(columns, {**features, "w": weights})
+                _bags_or_error(columns, {**features, "w": weights})
 
     def test_a_graph_knows_as_many_shapes(self):
         for tags in (
@@ -259,7 +264,7 @@ class RefusedBatchTest(tf.test.TestCase, parameterized.TestCase):
 
             @tf.function
             def compare():
-                bags, error = columns_to_bags_or_error(columns, features)  # noqa: B023
+                bags, error = _bags_or_error(columns, features)  # noqa: B023
                 expected = columns_to_bags(columns, features)  # noqa: B023
                 self.assertEqual(error.shape, [])
                 for one, other in zip(bags, expected):

@@ -14,13 +14,18 @@ from tf_ext.feature_column import (
     crossed_column,
     sequence_category_column,
 )
-from tf_ext.feature_column.bags import columns_to_bags_or_error, hash_batch
+from tf_ext.feature_column.bags import hash_batch
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
 _ONE_BATCH_SIZE = (
     "must have the same batch size, but that of a sequence differs"
 )
+
+
+def _bags_or_error(columns, inputs):
+    hashed = hash_batch(columns, inputs, return_error=True)
+    return hashed.bags, hashed.error
 
 
 def _ids(key="h", **kwargs):
@@ -315,9 +320,7 @@ class BatchErrorsTest(tf.test.TestCase, parameterized.TestCase):
             tf.errors.InvalidArgumentError, message.replace("'", r"\\?'")
         ):
             call(make())
-        call = tf.function(
-            lambda inputs: columns_to_bags_or_error(columns, inputs)
-        )
+        call = tf.function(lambda inputs: _bags_or_error(columns, inputs))
         for function in (call, call.python_function):
             bags, error = function(make())
             self.assertEqual(error.numpy().decode(), raised.exception.message)
@@ -326,7 +329,7 @@ class BatchErrorsTest(tf.test.TestCase, parameterized.TestCase):
             self.assertEqual((len(bags.row_splits) - 1) % len(columns), 0)
 
     def test_no_error(self):
-        bags, error = columns_to_bags_or_error(
+        bags, error = _bags_or_error(
             [_sequence()], {"h": tf.constant([[5, 0, 6]])}
         )
         self.assertEqual(error, b"")

@@ -117,30 +117,7 @@ def caller_of_caller():
     return sys._getframe(2).f_code.co_name
 
 
-def self_in(module, attribute):
-    """The `self` of the innermost running method of a module's classes.
-
-    TensorFlow does not pass the position in a checkpoint on to the objects that
-    it restores.
-
-    Seen in: TensorFlow 2.18 to 2.21.
-
-    Args:
-      module: string, the module's name.
-      attribute: string, what `self` must have.
-
-    Returns:
-      The object, or None.
-    """
-    for frame in _frames():
-        if frame.f_globals.get("__name__") == module:
-            found = frame.f_locals.get("self")
-            if hasattr(found, attribute):
-                return found
-    return None
-
-
-def local_in(module, name):
+def local_in(module, name, attribute="__class__"):
     """The local variable of the innermost function of a module that has one.
 
     TensorFlow does not pass the position in a checkpoint on to the objects that
@@ -150,14 +127,17 @@ def local_in(module, name):
 
     Args:
       module: string, the module's name.
-      name: string, the variable's name.
+      name: string, the variable's name, such as "self".
+      attribute: string, what the object must have.
 
     Returns:
       The object, or None.
     """
     for frame in _frames():
-        if frame.f_globals.get("__name__") == module and name in frame.f_locals:
-            return frame.f_locals[name]
+        if frame.f_globals.get("__name__") == module:
+            found = frame.f_locals.get(name)
+            if found is not None and hasattr(found, attribute):
+                return found
     return None
 
 

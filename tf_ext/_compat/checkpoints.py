@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from tf_ext._compat.calls import local_in, self_in
+from tf_ext._compat.calls import local_in
 from tf_ext._keras import keras
 
 _RESTORE = "tensorflow.python.checkpoint.restore"
@@ -23,7 +23,7 @@ def tensors_being_restored():
     Returns:
       `{name: function that reads it}`; None outside of TensorFlow's restore.
     """
-    position = self_in(_RESTORE, "object_proto")
+    position = local_in(_RESTORE, "self", "object_proto")
     if position is None:
         return None
     reader = tf.train.load_checkpoint(position.checkpoint.save_path_string)
@@ -37,9 +37,7 @@ def tensors_being_restored():
 
 def _position():
     """Where TensorFlow's restore is in the checkpoint; None outside of it."""
-    return local_in(
-        "tensorflow.python.checkpoint.restore", "checkpoint_position"
-    )
+    return local_in(_RESTORE, "checkpoint_position")
 
 
 def children_being_restored():

@@ -96,44 +96,6 @@ def columns_to_bags(
     return hash_batch(columns, inputs, False, name).bags
 
 
-def columns_to_bags_or_error(
-    columns: Sequence[Column], inputs: _Inputs, name: str | None = None
-) -> tuple[Bags, tf.Tensor]:
-    """As `columns_to_bags`, but returns the errors of a batch.
-
-    For synchronous workers: if one of them raised alone, the others would wait
-    for it, so it has to send them the error first.
-
-    Args:
-      columns: as for `columns_to_bags`.
-      inputs: as for `columns_to_bags`.
-      name: optional name of the operation.
-
-    Returns:
-      `(bags, error)`: `Bags`, and a string scalar, "" without an error, or the
-      message that `columns_to_bags` raises. With an error the bags are empty:
-      signs and weights `[0]`, row_splits zeros `[number of columns * batch_size
-      + 1]`, where batch_size is that of the first input with a valid one, or 0
-      if no input has one or there would be more than 2^31 - 1 bags.
-
-    Raises:
-      ValueError: a feature is missing, or of a type or rank that the column
-        does not take: these errors are the same on every worker.
-
-    Example:
-      >>> from tf_ext.feature_column.bags import columns_to_bags_or_error
-      >>> bags, error = columns_to_bags_or_error(
-      ...     [tf_ext.feature_column.category_column(key) for key in "ab"],
-      ...     {"a": [1], "b": [2, 3]})
-      >>> "must have the same batch size" in error.numpy().decode()
-      True
-      >>> bags.row_splits.numpy()
-      array([0, 0, 0])
-    """
-    hashed = hash_batch(columns, inputs, True, name)
-    return hashed.bags, hashed.error
-
-
 def hash_batch(
     columns: Sequence[Column],
     inputs: _Inputs,
@@ -145,9 +107,18 @@ def hash_batch(
     Args:
       columns: as for `columns_to_bags`.
       inputs: as for `columns_to_bags`.
-      return_error: bool, whether errors are returned instead of raised, as in
-        `columns_to_bags_or_error`.
+      return_error: bool, whether errors of a batch are returned instead of
+        raised: if a synchronous worker raised alone, the others would wait for
+        it, so it has to send them the error first. Errors that are the same on
+        all workers, as those of types and ranks, are raised in any case.
       name: optional name of the operation.
+
+    Returns:
+      HashedBatch, whose `error` is a string scalar, "" without an error. With
+      one the bags are empty: signs and weights `[0]`, row_splits zeros `[number
+      of columns * batch_size + 1]`, where batch_size is that of the first input
+      with a valid one, or 0 if no input has one or there would be more than
+      2^31 - 1 bags.
     """
     columns = list(columns)
     if not columns:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_ext.distribute.collectives import Collectives
 from tf_ext.ops.exchange import exchange_ops
-from tf_ext.regimes import clock, shard_ops
+from tf_ext.regimes import clock
 from tf_ext.regimes.carried_words import Carried, deliver, to_floats
 from tf_ext.regimes.exchange import Exchange
 from tf_ext.regimes.gradients import TableGradient, from_slices
@@ -64,15 +64,7 @@ class AllToAll(Exchange):
         error: tf.Tensor | None = None,
         after: Sequence[tf.Tensor] = (),
     ) -> list[tf.Tensor]:
-        """Rows of each request's distinct signs, before the batch is pushed.
-
-        Args:
-          requests: list of PullRequest.
-          error: string scalar, the error of this worker, or "".
-          after: not used: steps do not overlap.
-
-        Returns:
-          List of float32 `[u, dim + statistics]`.
+        """As in the base class; steps do not overlap.
 
         Raises:
           tf.errors.InvalidArgumentError: on all workers, the error of one.
@@ -136,12 +128,7 @@ class AllToAll(Exchange):
     def merge(
         self, parts: Parts, carried: Sequence[Carried] = ()
     ) -> list[TableGradient]:
-        """Sums gradients by sign over all workers, on the signs' owners.
-
-        Args:
-          parts: list of `(table, [(indices, values [n, dim]), ...])`, of the
-            slices as they come from the tape.
-          carried: list of Carried, for all workers.
+        """As in the base class, on the signs' owners.
 
         Returns:
           List of TableGradient: the signs that this worker owns, with the time
@@ -191,32 +178,10 @@ class AllToAll(Exchange):
             gradients[one.table] = of_table
         return list(gradients.values())
 
-    def push(
-        self,
-        gradients: Sequence[TableGradient],
-        hyperparameters: shard_ops.Hyperparameters,
-        step: tf.Tensor,
-        time: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """Updates this worker's rows; returns their numbers, int64 `[n]`.
-
-        Args:
-          gradients: list of TableGradient of signs that this worker owns.
-          hyperparameters: as in the base class, like the following.
-          step: int64 scalar.
-          time: int64 scalar.
-        """
-        updates = [
-            shard_ops.RowsUpdate(
-                gradient.table.rows,
-                gradient.signs,
-                None,
-                gradient.values,
-                gradient.statistics,
-            )
-            for gradient in gradients
-        ]
-        return shard_ops.push(updates, hyperparameters, step, time)
+    def _by_shard(
+        self, gradient: TableGradient
+    ) -> tuple[TableGradient, tf.Tensor | None]:
+        return gradient, None  # It has signs that this worker owns.
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over all workers."""

@@ -145,9 +145,31 @@ class Exchange:
           time: int64 scalar, in seconds since 1970, for the rows that record
             it. None: the clock of each device that holds such rows.
         """
-        return shard_ops.push(
-            _row_updates(gradients), hyperparameters, step, time
-        )
+        updates = []
+        for gradient in gradients:
+            gradient, split_sizes = self._by_shard(gradient)
+            updates.append(
+                shard_ops.RowsUpdate(
+                    gradient.table.rows,
+                    gradient.signs,
+                    split_sizes,
+                    gradient.values,
+                    gradient.statistics,
+                )
+            )
+        return shard_ops.push(updates, hyperparameters, step, time)
+
+    def _by_shard(
+        self, gradient: TableGradient
+    ) -> tuple[TableGradient, tf.Tensor | None]:
+        """`(gradient, split_sizes)` in the order of the shards."""
+        num_shards = gradient.table.rows.num_shards
+        if num_shards == 1:
+            return gradient, None
+        plan = gradient.plan
+        if plan is None or plan.num_shards != num_shards:
+            gradient = gradient.summed_by_sign(num_shards)
+        return gradient, typing.cast(PullPlan, gradient.plan).split_sizes
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over the processes that push."""
@@ -272,35 +294,3 @@ class Exchange:
           error: string scalar, the same in all processes; "" for none.
         """
         return exchange_ops.raise_error(error)
-
-
-def _row_updates(
-    gradients: Sequence[TableGradient],
-) -> list[shard_ops.RowsUpdate]:
-    """What each gradient does to all shards of its table."""
-    updates = []
-    for gradient in gradients:
-        rows = gradient.table.rows
-        gradient, split_sizes = _by_shard(gradient, rows.num_shards)
-        updates.append(
-            shard_ops.RowsUpdate(
-                rows,
-                gradient.signs,
-                split_sizes,
-                gradient.values,
-                gradient.statistics,
-            )
-        )
-    return updates
-
-
-def _by_shard(
-    gradient: TableGradient, num_shards: int
-) -> tuple[TableGradient, tf.Tensor | None]:
-    """`(gradient, split_sizes)` in the order of the shards."""
-    if num_shards == 1:
-        return gradient, None
-    plan = gradient.plan
-    if plan is None or plan.num_shards != num_shards:
-        gradient = gradient.summed_by_sign(num_shards)
-    return gradient, typing.cast(PullPlan, gradient.plan).split_sizes

@@ -95,7 +95,6 @@ def sum_by_sign(
     signs: tf.Tensor,
     values: Sequence[tf.Tensor],
     num_shards: int = 1,
-    name: str | None = None,
 ) -> tuple[PullPlan, *tuple[tf.Tensor, ...]]:
     """Sums values of equal signs.
 
@@ -103,12 +102,11 @@ def sum_by_sign(
       signs: int64 `[n]`.
       values: list of float32 `[n, dim]`.
       num_shards: int, of the table.
-      name: optional name of the operations.
 
     Returns:
       `(plan, *sums [u, dim])`, the PullPlan of the signs first.
     """
-    with tf.name_scope(name or "sum_by_sign"):
+    with tf.name_scope("sum_by_sign"):
         plan = plan_pull(signs, num_shards)
         count = tf.size(plan.signs, tf.int64)
         return plan, *(ops.sum_segments(v, plan.inverse, count) for v in values)
