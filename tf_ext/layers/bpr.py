@@ -4,9 +4,7 @@
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext.layers.pair_scores import PairLoss, to_losses, to_pairs
-
-_NAME = "BPR"
+from tf_ext.layers.pair_scores import PairLoss, Pairs
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
@@ -52,17 +50,10 @@ class BPR(PairLoss):
     array([0.13, 1.31], dtype=float32)
     """
 
-    def call(
-        self,
-        queries: tf.Tensor,
-        positives: tf.Tensor,
-        negatives: tf.Tensor,
-        negatives_mask: tf.Tensor | None = None,
-        sample_mask: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """The losses; see the class."""
-        pairs = to_pairs(_NAME, queries, positives, negatives, negatives_mask)
+    _name_in_errors = "BPR"
+
+    def losses_of(self, pairs: Pairs) -> tf.Tensor:
+        """The losses of queries, `[p]`."""
         margins = pairs.negative_scores()
         margins -= pairs.positive_scores()[:, tf.newaxis]
-        losses = pairs.mean_of_negatives(tf.nn.softplus(margins))
-        return to_losses(_NAME, losses, queries, sample_mask)
+        return pairs.mean_of_negatives(tf.nn.softplus(margins))

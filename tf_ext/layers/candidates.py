@@ -2,13 +2,13 @@
 """Checks of the ids and embeddings of candidates, as NumPy arrays."""
 
 import typing
-from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext._checks import refuse
+from tf_ext._keras import keras
 from tf_ext.ops._stock.checks import check
 
 Array: typing.TypeAlias = npt.NDArray[typing.Any]
@@ -125,25 +125,49 @@ def shown(ids: Array) -> str:
     return ", ".join(texts) + (", ..." if len(ids) > _SHOWN else "")
 
 
-def pack_text(ids: Iterable[bytes]) -> dict[str, Array]:
-    """Strings as arrays of numbers: HDF5 cuts strings at a NUL."""
-    ids = list(ids)
-    return {
-        "id_bytes": np.frombuffer(b"".join(ids), np.uint8),
-        "id_lengths": np.array([len(one) for one in ids], np.int64),
-    }
+def save_ids(store: typing.Any, ids: Array, id_dtype: str) -> None:
+    """Writes ids into a store of Keras.
+
+    Strings are arrays of numbers there: HDF5 cuts strings at a NUL.
+    """
+    if id_dtype == "int64":
+        store["ids"] = ids
+        return
+    texts: list[bytes] = list(ids)
+    store["id_bytes"] = np.frombuffer(b"".join(texts), np.uint8)
+    store["id_lengths"] = np.array([len(one) for one in texts], np.int64)
 
 
-def unpack_text(packed: typing.Mapping[str, Array]) -> Array:
-    """The strings that `pack_text` packed, an object array of bytes."""
-    text = np.asarray(packed["id_bytes"], np.uint8).tobytes()
-    ends = np.cumsum(np.asarray(packed["id_lengths"], np.int64))
-    ids = np.empty(len(ends), object)
-    begin = 0
-    for place, end in enumerate(ends):
-        ids[place] = text[begin:end]
-        begin = end
-    return ids
+def load_ids(
+    store: typing.Any, layer: keras.layers.Layer, content: str
+) -> Array:
+    """The ids that `save_ids` wrote, as of `to_ids`.
+
+    Args:
+      store: the store of Keras.
+      layer: the layer that is loaded, with an `id_dtype`.
+      content: string, what the ids are of, for messages.
+
+    Raises:
+      ValueError: ids of another type, or an id twice.
+    """
+    if ("ids" in store) != (layer.id_dtype == "int64"):
+        found = "string" if "id_bytes" in store else "int64"
+        raise ValueError(
+            f"Layer {layer.name!r} has ids of {layer.id_dtype}, but the file "
+            f"has ids of {found}, or no {content}."
+        )
+    if layer.id_dtype == "int64":
+        ids = np.asarray(store["ids"])
+    else:
+        text = np.asarray(store["id_bytes"], np.uint8).tobytes()
+        ends = np.cumsum(np.asarray(store["id_lengths"], np.int64))
+        ids = np.empty(len(ends), object)
+        begin = 0
+        for place, end in enumerate(ends):
+            ids[place] = text[begin:end]
+            begin = end
+    return to_ids(f"{type(layer).__name__}.index", ids, layer.id_dtype)
 
 
 def _to_array(owner: str, argument: str, value: typing.Any) -> Array:

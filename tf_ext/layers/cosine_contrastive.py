@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tf_ext._checks import is_finite, refuse
 from tf_ext._keras import keras
-from tf_ext.layers.pair_scores import PairLoss, to_losses, to_pairs
+from tf_ext.layers.pair_scores import PairLoss, Pairs
 
 _NAME = "CosineContrastive"
 
@@ -28,21 +28,7 @@ class CosineContrastive(PairLoss):
       negative_weight: float above 0.
       **kwargs: `name`.
 
-    Call arguments:
-      queries: floats `[batch_size, dim]`, or `[batch_size, length, dim]` of
-        sequences.
-      positives: floats of the shape of `queries`, of the items that were
-        chosen.
-      negatives: floats `[n, dim]` if all share them, or else of the shape of
-        `queries` with `n` before `dim`.
-      negatives_mask: bool of the shape of `queries`, with `n` instead of `dim`,
-        False for what is no negative; as `tf_ext.layers.NegativeSampler`
-        returns it. None if all are.
-      sample_mask: bool of the shape of `queries` without `dim`, False for
-        padding, whose loss is 0. None for no padding.
-
-    Returns:
-      When called, losses, float32 of the shape of `queries` without `dim`.
+    Its call arguments and its result are those of `tf_ext.layers.BPR`.
 
     Raises:
       ValueError: an argument is out of its range, or has another shape or dtype
@@ -61,6 +47,8 @@ class CosineContrastive(PairLoss):
     array([2.5], dtype=float32)
     """
 
+    _name_in_errors = _NAME
+
     def __init__(
         self, margin: float, negative_weight: float, **kwargs: typing.Any
     ) -> None:
@@ -74,16 +62,8 @@ class CosineContrastive(PairLoss):
         self.margin = float(margin)
         self.negative_weight = float(negative_weight)
 
-    def call(
-        self,
-        queries: tf.Tensor,
-        positives: tf.Tensor,
-        negatives: tf.Tensor,
-        negatives_mask: tf.Tensor | None = None,
-        sample_mask: tf.Tensor | None = None,
-    ) -> tf.Tensor:
-        """The losses; see the class."""
-        pairs = to_pairs(_NAME, queries, positives, negatives, negatives_mask)
+    def losses_of(self, pairs: Pairs) -> tf.Tensor:
+        """The losses of queries, `[p]`."""
         pairs = pairs._replace(
             queries=tf.nn.l2_normalize(pairs.queries, -1),
             positives=tf.nn.l2_normalize(pairs.positives, -1),
@@ -91,8 +71,7 @@ class CosineContrastive(PairLoss):
         )
         above = tf.nn.relu(pairs.negative_scores() - self.margin)
         losses = 1.0 - pairs.positive_scores()
-        losses += self.negative_weight * pairs.mean_of_negatives(above)
-        return to_losses(_NAME, losses, queries, sample_mask)
+        return losses + self.negative_weight * pairs.mean_of_negatives(above)
 
     def get_config(self) -> dict[str, typing.Any]:
         """The constructor's arguments, for Keras's savers."""

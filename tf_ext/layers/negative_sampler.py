@@ -14,9 +14,9 @@ from tf_ext.layers.alias_table import alias_table, weights_of
 from tf_ext.layers.candidates import (
     ID_DTYPES,
     MISSING,
-    pack_text,
+    load_ids,
+    save_ids,
     to_ids,
-    unpack_text,
 )
 from tf_ext.ops._stock.checks import check
 from tf_ext.regimes import regime_in_scope
@@ -408,25 +408,13 @@ class NegativeSampler(keras.layers.Layer):
         """Saves the items and the step in Keras's files."""
         store["step"] = np.asarray(tf.convert_to_tensor(self._step))
         ids = tf.convert_to_tensor(self._stored.ids).numpy()[: self.size]
-        if self.id_dtype == "string":
-            for name, value in pack_text(ids).items():
-                store[name] = value
-        else:
-            store["ids"] = ids
+        save_ids(store, ids, self.id_dtype)
         probability = tf.convert_to_tensor(self._stored.probability)
         store["probability"] = probability.numpy()[: self.size]
 
     def load_own_variables(self, store: typing.Any) -> None:
         """Replaces the items and the step by saved ones."""
-        if ("ids" in store) != (self.id_dtype == "int64"):
-            found = "string" if "id_bytes" in store else "int64"
-            raise ValueError(
-                f"Layer {self.name!r} has ids of {self.id_dtype}, but the file "
-                f"has ids of {found}, or no items of NegativeSampler."
-            )
-        text = self.id_dtype == "string"
-        ids = unpack_text(store) if text else np.asarray(store["ids"])
-        ids = to_ids(f"{_NAME}.index", ids, self.id_dtype)
+        ids = load_ids(store, self, "items of NegativeSampler")
         probability = np.asarray(store["probability"], np.float64)
         if len(probability) != len(ids):
             raise ValueError(

@@ -9,7 +9,7 @@ from tf_ext._checks import refuse
 from tf_ext._keras import keras
 
 
-class PairLoss(keras.layers.Layer):
+class QueryLoss(keras.layers.Layer):
     """A layer whose outputs are the losses of queries."""
 
     def __init__(self, **kwargs: typing.Any) -> None:
@@ -59,6 +59,29 @@ class Pairs(typing.NamedTuple):
         count = tf.math.count_nonzero(self.mask, 1, dtype=tf.float32)
         sums = tf.reduce_sum(tf.where(self.mask, values, 0.0), 1)
         return sums / tf.maximum(count, 1.0)
+
+
+class PairLoss(QueryLoss):
+    """The loss of a query with a positive and its negatives."""
+
+    _name_in_errors = ""
+
+    def call(
+        self,
+        queries: tf.Tensor,
+        positives: tf.Tensor,
+        negatives: tf.Tensor,
+        negatives_mask: tf.Tensor | None = None,
+        sample_mask: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """The losses; see the class."""
+        owner = self._name_in_errors
+        pairs = to_pairs(owner, queries, positives, negatives, negatives_mask)
+        return to_losses(owner, self.losses_of(pairs), queries, sample_mask)
+
+    def losses_of(self, pairs: Pairs) -> tf.Tensor:
+        """The losses of queries, `[p]`."""
+        raise NotImplementedError
 
 
 def to_pairs(

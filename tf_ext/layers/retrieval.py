@@ -18,13 +18,13 @@ from tf_ext.layers.candidates import (
     NO_INDEX,
     Array,
     has_index,
-    pack_text,
+    load_ids,
     places_of,
+    save_ids,
     shown,
     to_embeddings,
     to_ids,
     to_pair,
-    unpack_text,
 )
 from tf_ext.regimes import regime_in_scope
 from tf_ext.tables.saving import keras_files
@@ -424,25 +424,12 @@ class Retrieval(keras.layers.Layer):
     def save_own_variables(self, store: typing.Any) -> None:
         """Saves the index in Keras's files."""
         store["embeddings"] = self.embeddings
-        ids = self.ids
-        if self.id_dtype == "string":
-            for name, value in pack_text(ids).items():
-                store[name] = value
-        else:
-            store["ids"] = ids
+        save_ids(store, self.ids, self.id_dtype)
 
     def load_own_variables(self, store: typing.Any) -> None:
         """Replaces the index by a saved one."""
-        if ("ids" in store) != (self.id_dtype == "int64"):
-            found = "string" if "id_bytes" in store else "int64"
-            raise ValueError(
-                f"Layer {self.name!r} has ids of {self.id_dtype}, but the file "
-                f"has ids of {found}, or no index of Retrieval."
-            )
-        text = self.id_dtype == "string"
-        ids = unpack_text(store) if text else np.asarray(store["ids"])
+        ids = load_ids(store, self, "index of Retrieval")
         owner, embeddings = f"{_NAME}.index", np.asarray(store["embeddings"])
-        ids = to_ids(owner, ids, self.id_dtype)
         embeddings = to_embeddings(owner, embeddings, len(ids), self.dim)
         if not keras_files.checks_only():
             self._assign(ids, embeddings)

@@ -10,8 +10,8 @@ from tf_ext._keras import keras
 from tf_ext.layers import softmax_blocks
 from tf_ext.layers.item_frequency import codes_of
 from tf_ext.layers.pair_scores import (
-    PairLoss,
     Pairs,
+    QueryLoss,
     floats,
     to_losses,
     to_pairs,
@@ -21,7 +21,7 @@ _NAME = "SampledSoftmax"
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
-class SampledSoftmax(PairLoss):
+class SampledSoftmax(QueryLoss):
     """Cross-entropies of finding the chosen item among sampled ones, or all.
 
         score(item) = query . item / temperature

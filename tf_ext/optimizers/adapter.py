@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tf_ext.regimes import TableGradient
-
 Clipping = collections.namedtuple(
     "Clipping", ["clipnorm", "global_clipnorm", "clipvalue"]
 )
@@ -35,7 +33,7 @@ class Adapter:
       clipping: Clipping.
       skips_nonfinite: bool, whether a step whose gradients are not all finite
         is skipped instead of raising an error.
-      accumulation: Accumulation, or None without micro-steps.
+      accumulation: `keras3.Accumulation`, or None without micro-steps.
     """
 
     accumulation: typing.Any = None
@@ -62,42 +60,4 @@ class Adapter:
         self, grads: Sequence[typing.Any], variables: Sequence[typing.Any]
     ) -> None:
         """Updates variables on one replica, and counts the step."""
-        raise NotImplementedError
-
-
-class Accumulation:
-    """Sums of micro-steps' gradients.
-
-    Attributes:
-      steps: int, the number of micro-steps per step.
-    """
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def add(
-        self,
-        grads: Sequence[typing.Any],
-        variables: Sequence[typing.Any],
-        tables: Sequence[TableGradient],
-    ) -> None:
-        """Adds a micro-step: lists, the last one of TableGradient."""
-        raise NotImplementedError
-
-    def is_complete(self) -> tf.Tensor:
-        """Whether this is the last micro-step: bool scalar tensor."""
-        raise NotImplementedError
-
-    def sums(
-        self, variables: Sequence[typing.Any]
-    ) -> tuple[list[tf.Tensor], list[TableGradient]]:
-        """`(gradients of variables, list of TableGradient)`."""
-        raise NotImplementedError
-
-    def clear(self, variables: Sequence[typing.Any]) -> None:
-        """Begins a new step."""
-        raise NotImplementedError
-
-    def wait(self) -> None:
-        """Counts a micro-step that is not the last one."""
         raise NotImplementedError

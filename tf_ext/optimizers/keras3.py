@@ -12,7 +12,7 @@ from tf_ext._keras import keras
 from tf_ext.optimizers import dense as dense_lib
 from tf_ext.optimizers import stages
 from tf_ext.optimizers.accumulator import TableAccumulators
-from tf_ext.optimizers.adapter import Accumulation, Adapter, Rates
+from tf_ext.optimizers.adapter import Adapter, Rates
 from tf_ext.regimes import (
     TableGradient,
     current_step,
@@ -50,8 +50,9 @@ class Keras3Optimizer(keras.mixed_precision.LossScaleOptimizer):
                 "dynamic_growth_steps": dense.dynamic_growth_steps,
             }
             dense = dense.inner_optimizer
-        elif _policy_is_mixed_float16() and not dense.loss_scale_factor:
-            dynamic = True
+        elif not dense.loss_scale_factor:
+            policy = keras.mixed_precision.dtype_policy().name
+            dynamic = policy == "mixed_float16"
         dense_lib.refuse_ema(dense)
         # They are summed together with the gradients of tables.
         without_replica_sum(dense)
@@ -265,7 +266,7 @@ class _Adapter(Adapter):
         )
         self._optimizer = optimizer
         if optimizer._steps:
-            self.accumulation = _Accumulation(optimizer)
+            self.accumulation = Accumulation(optimizer)
 
     def loss_scale(self) -> float | tf.Tensor | None:
         if self._optimizer._dynamic:
@@ -308,11 +309,15 @@ class _Adapter(Adapter):
             inner.iterations.assign_add(1)
 
 
-class _Accumulation(Accumulation):
-    """The accumulated gradients of a Keras3Optimizer."""
+class Accumulation:
+    """Sums of the gradients of a Keras3Optimizer's micro-steps.
+
+    Attributes:
+      steps: int, the number of micro-steps per step.
+    """
 
     def __init__(self, optimizer: Keras3Optimizer) -> None:
-        super().__init__(optimizer._steps)
+        self.steps = optimizer._steps
         self._optimizer = optimizer
         self._micro_step = optimizer._micro_step
         self._tables = optimizer._table_accumulators
@@ -329,16 +334,19 @@ class _Accumulation(Accumulation):
         variables: Sequence[typing.Any],
         tables: Sequence[TableGradient],
     ) -> None:
+        """Adds a micro-step: lists, the last one of TableGradient."""
         for accumulator, grad in zip(self._accumulators(variables), grads):
             self._optimizer.assign_add(accumulator, grad)
         self._tables.add(tables)
 
     def is_complete(self) -> tf.Tensor:
+        """Whether this is the last micro-step: bool scalar tensor."""
         return tf.equal(self._micro_step + 1, self.steps)
 
     def sums(
         self, variables: Sequence[typing.Any]
     ) -> tuple[list[tf.Tensor], list[TableGradient]]:
+        """`(gradients of variables, list of TableGradient)`."""
         grads = [
             tf.convert_to_tensor(accumulator)
             for accumulator in self._accumulators(variables)
@@ -346,13 +354,11 @@ class _Accumulation(Accumulation):
         return grads, self._tables.take()
 
     def clear(self, variables: Sequence[typing.Any]) -> None:
+        """Begins a new step."""
         for accumulator in self._accumulators(variables):
             accumulator.assign(tf.zeros_like(accumulator))
         self._micro_step.assign(0)
 
     def wait(self) -> None:
+        """Counts a micro-step that is not the last one."""
         self._micro_step.assign(self._micro_step + 1)
-
-
-def _policy_is_mixed_float16() -> bool:
-    return keras.mixed_precision.dtype_policy().name == "mixed_float16"
