@@ -1,10 +1,10 @@
-#SPDX - License - Identifier : Apache - 2.0
+# SPDX-License-Identifier: Apache-2.0
 """The one list of C++ sources: load()ed by Bazel, read by setup.py.
 
 Plain list literals only: setup.py reads them with ast.literal_eval.
 """
 
-#Files that do not depend on TensorFlow.
+# Files that do not depend on TensorFlow.
 CORE_SOURCES = [
     "cc/core/bags/combine.cc",
     "cc/core/bags/gradient_sum.cc",
@@ -57,7 +57,7 @@ CORE_SOURCES = [
     "cc/core/table/table_update.cc",
 ]
 
-#No contraction, so that all instruction sets give bit - identical results.
+# No contraction, so that all instruction sets give bit-identical results.
 CORE_COPTS = [
     "-O3",
     "-ffp-contract=off",
@@ -65,12 +65,12 @@ CORE_COPTS = [
     "-fno-trapping-math",
 ]
 
-#The compiler takes 12 s to read TensorFlow's headers, and one more for a file
-#of ours : so many units are compiled, each of which includes its share of
-#OPS_SOURCES.Hence no two of these may define the same name.
+# The compiler takes 12 s to read TensorFlow's headers, and one more for a file
+# of ours: so many units are compiled, each of which includes its share of
+# OPS_SOURCES. Hence no two of these may define the same name.
 OPS_UNITS = 4
 
-#REGISTER_OP and kernels.
+# REGISTER_OP and kernels.
 OPS_SOURCES = [
     "cc/ops/bags/bag_inputs.cc",
     "cc/ops/bags/bag_kernels.cc",
@@ -120,7 +120,7 @@ OPS_SOURCES = [
     "cc/ops/table/table_resource.cc",
 ]
 
-#The pybind11 module tf_ext._core.
+# The pybind11 module tf_ext._core.
 PYTHON_SOURCES = [
     "cc/python/core_module.cc",
     "cc/python/records_module.cc",
@@ -153,7 +153,7 @@ CORE_TESTS = [
     "cc/core/table/table_finite_test.cc",
 ]
 
-#Those that start threads, and so run under ThreadSanitizer, too.
+# Those that start threads, and so run under ThreadSanitizer, too.
 CORE_THREADED_TESTS = [
     "cc/core/bags/combine_test.cc",
     "cc/core/bags/unique_test.cc",
@@ -172,7 +172,7 @@ CORE_THREADED_TESTS = [
     "cc/core/table/table_update_test.cc",
 ]
 
-#Together one program.
+# Together one program.
 CORE_BENCHMARK_SOURCES = [
     "cc/core/benchmarks/line_benchmark.cc",
     "cc/core/benchmarks/memory_benchmark.cc",
