@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cc/core/support/mutex.h"
 #include "tensorflow/core/framework/device_base.h"
@@ -17,11 +16,6 @@
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::Tensor;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 constexpr const char* kRankNames[] = {"a scalar", "a vector", "a matrix"};
 
@@ -62,8 +56,8 @@ class BlockQueue {
 
 absl::Status ShapeError(absl::string_view name, absl::string_view found,
                         absl::string_view wanted) {
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, " must be ", wanted, ", but its shape is ", found, "."));
+  return InvalidArgument(name, " must be ", wanted, ", but its shape is ",
+                         found, ".");
 }
 
 absl::Status CheckRank(absl::string_view name, const Tensor& tensor, int rank) {
@@ -96,7 +90,7 @@ absl::Status ToTf(const Status& status) {
   return absl::InternalError(status.message());
 }
 
-ParallelFor MakeParallelFor(tensorflow::OpKernelContext* ctx) {
+ParallelFor MakeParallelFor(OpKernelContext* ctx) {
   const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
   if (workers == nullptr || workers->num_threads <= 1) return SerialFor;
   tensorflow::thread::ThreadPool* const pool = workers->workers;
@@ -144,16 +138,16 @@ absl::Status CheckOptionalVectorOf(absl::string_view name, const Tensor& tensor,
 
 absl::Status CheckListSize(absl::string_view name, size_t size, int count) {
   if (static_cast<int>(size) == count) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, " must have N = ", count, " values, but has ", size, "."));
+  return InvalidArgument(name, " must have N = ", count, " values, but has ",
+                         size, ".");
 }
 
 absl::Status CheckColumns(int i, int64_t begin, int64_t end, int64_t columns) {
   if (0 <= begin && begin <= end && end <= columns) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       "begins[", i, "] and ends[", i,
       "] must be at least 0, not decrease, and be at most columns = ", columns,
-      ", but are ", begin, " and ", end, "."));
+      ", but are ", begin, " and ", end, ".");
 }
 
 absl::Status CheckSplitSizes(absl::string_view name, const Tensor& sizes,
@@ -165,29 +159,28 @@ absl::Status CheckSplitSizes(absl::string_view name, const Tensor& sizes,
     left -= values(i);
     if (i == values.size() - 1 && left == 0) return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must be non-negative with the sum ", sum, " (",
-                   sum_of, "), but is ", sizes.SummarizeValue(16), "."));
+  return InvalidArgument(name, " must be non-negative with the sum ", sum, " (",
+                         sum_of, "), but is ", sizes.SummarizeValue(16), ".");
 }
 
 absl::Status CheckWidth(int64_t width, const std::vector<int64_t>& needed) {
   for (size_t peer = 0; peer < needed.size(); ++peer) {
     if (needed[peer] <= width) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("width must be at least ", needed[peer],
-                     ", what goes to peer ", peer, ", but is ", width, "."));
+    return InvalidArgument("width must be at least ", needed[peer],
+                           ", what goes to peer ", peer, ", but is ", width,
+                           ".");
   }
   return absl::OkStatus();
 }
 
 absl::Status MakeShape(absl::string_view name, absl::Span<const int64_t> sizes,
-                       tensorflow::TensorShape* shape) {
-  if (tensorflow::TensorShape::BuildTensorShape(sizes, shape).ok()) {
+                       TensorShape* shape) {
+  if (TensorShape::BuildTensorShape(sizes, shape).ok()) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       name, " cannot be of shape [", absl::StrJoin(sizes, ","),
-      "]: sizes must not be negative, and their product must be below 2^63."));
+      "]: sizes must not be negative, and their product must be below 2^63.");
 }
 
 absl::Status InputOfRank(InferenceContext* c, absl::string_view name, int rank,
@@ -196,6 +189,32 @@ absl::Status InputOfRank(InferenceContext* c, absl::string_view name, int rank,
   TF_RETURN_IF_ERROR(c->input(name, &shapes));
   if (c->WithRank(shapes[0], rank, shape).ok()) return absl::OkStatus();
   return ShapeError(name, c->DebugString(shapes[0]), kRankNames[rank]);
+}
+
+absl::Status CheckRanks(InferenceContext* c, const InputsByRank& inputs) {
+  ShapeHandle unused;
+  for (size_t rank = 0; rank < inputs.size(); ++rank) {
+    for (const char* name : inputs[rank]) {
+      TF_RETURN_IF_ERROR(InputOfRank(c, name, static_cast<int>(rank), &unused));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::function<absl::Status(InferenceContext*)> Shapes(
+    InputsByRank inputs, std::vector<std::vector<int64_t>> outputs) {
+  return [inputs = std::move(inputs),
+          outputs = std::move(outputs)](InferenceContext* c) {
+    TF_RETURN_IF_ERROR(CheckRanks(c, inputs));
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      std::vector<DimensionHandle> sizes;
+      for (const int64_t size : outputs[i]) {
+        sizes.push_back(size < 0 ? c->UnknownDim() : c->MakeDim(size));
+      }
+      c->set_output(static_cast<int>(i), c->MakeShape(sizes));
+    }
+    return absl::OkStatus();
+  };
 }
 
 absl::Status InputsOfRank(InferenceContext* c, absl::string_view name, int rank,

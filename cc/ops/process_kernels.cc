@@ -4,13 +4,11 @@
 #include <dlfcn.h>
 
 #include <string>
+#include <utility>
 
 #include "cc/core/support/mutex.h"
 #include "cc/core/support/version.h"
 #include "cc/ops/kernel_util.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/types.h"
 
 // From TensorFlow's C API. It is not in the library that op libraries are
 // linked with, but in one that Python has loaded before.
@@ -18,12 +16,6 @@ extern "C" const char* TF_Version() __attribute__((weak));
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::tstring;
 
 struct RecordedTask {
   Mutex mutex;
@@ -36,31 +28,20 @@ RecordedTask& Recorded() {
   return *recorded;
 }
 
-class SetTaskOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunSetTask(OpKernelContext* ctx) {
+  std::string task;
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "task", 0, &task));
+  RecordedTask& recorded = Recorded();
+  const ExclusiveLock lock(recorded.mutex);
+  recorded.text = std::move(task);
+  return absl::OkStatus();
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& task = ctx->input(0);
-    OP_REQUIRES_OK(ctx, CheckScalar("task", task));
-    RecordedTask& recorded = Recorded();
-    const ExclusiveLock lock(recorded.mutex);
-    recorded.text = task.scalar<tstring>()();
-  }
-};
-
-class TaskOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    Tensor* task = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &task));
-    RecordedTask& recorded = Recorded();
-    const ExclusiveLock lock(recorded.mutex);
-    task->scalar<tstring>()() = recorded.text;
-  }
-};
+absl::Status RunTask(OpKernelContext* ctx) {
+  RecordedTask& recorded = Recorded();
+  const ExclusiveLock lock(recorded.mutex);
+  return SetScalarOutput<tstring>(ctx, 0, recorded.text);
+}
 
 // "unknown" in a process that has loaded no C API.
 const char* TensorFlowVersion() {
@@ -73,25 +54,17 @@ const char* TensorFlowVersion() {
   return reinterpret_cast<decltype(&TF_Version)>(symbol)();
 }
 
-class VersionsOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunVersions(OpKernelContext* ctx) {
+  tstring* versions = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, TensorShape({2}), &versions));
+  versions[0] = kVersion;
+  versions[1] = TensorFlowVersion();
+  return absl::OkStatus();
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    Tensor* versions = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({2}), &versions));
-    auto values = versions->vec<tstring>();
-    values(0) = kVersion;
-    values(1) = TensorFlowVersion();
-  }
-};
-
-REGISTER_KERNEL_BUILDER(Name("TfExt>SetTask").Device(tensorflow::DEVICE_CPU),
-                        SetTaskOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>Task").Device(tensorflow::DEVICE_CPU),
-                        TaskOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>Versions").Device(tensorflow::DEVICE_CPU),
-                        VersionsOp);
+TF_EXT_REGISTER_FUNCTION(SetTask);
+TF_EXT_REGISTER_FUNCTION(Task);
+TF_EXT_REGISTER_FUNCTION(Versions);
 
 }  // namespace
 }  // namespace tf_ext

@@ -2,24 +2,16 @@
 // The interface of the ops that say what a process of a cluster is: its
 // versions, and its task.
 
-#include "absl/status/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
 REGISTER_OP("TfExt>SetTask")
     .Input("task: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      return InputOfRank(c, "task", 0, &unused);
-    })
+    .SetShapeFn(Shapes({{"task"}}, {}))
     .Doc(R"doc(
 Records as which task of which cluster the process of the op's device runs.
 
@@ -29,10 +21,7 @@ task: Scalar. A description, which Task returns.
 REGISTER_OP("TfExt>Task")
     .Output("task: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({}, {{}}))
     .Doc(R"doc(
 The task that SetTask has recorded in the process of the op's device.
 
@@ -44,10 +33,7 @@ task: Scalar. Empty if none has been recorded.
 REGISTER_OP("TfExt>Versions")
     .Output("versions: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(2));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({}, {{2}}))
     .Doc(R"doc(
 The versions of tf_ext and of TensorFlow in the process of the op's device.
 

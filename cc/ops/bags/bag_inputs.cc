@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cc/ops/bags/bag_inputs.h"
 
-#include "absl/strings/str_cat.h"
 #include "cc/core/support/checked_math.h"
 #include "cc/core/support/status.h"
 #include "cc/ops/kernel_util.h"
 
 namespace tf_ext {
 
-absl::Status GetCombiners(tensorflow::OpKernelConstruction* ctx,
+absl::Status GetCombiners(OpKernelConstruction* ctx,
                           std::vector<Combiner>* combiners) {
   std::vector<std::string> names;
   TF_RETURN_IF_ERROR(ctx->GetAttr("combiners", &names));
@@ -31,11 +30,10 @@ absl::Status MakeBags(const BagTensors& tensors, const std::string& place,
   const int64_t columns = static_cast<int64_t>(combiners.size());
   const int64_t cells = row_splits.dim_size(0) - 1;
   if (cells < 0 || cells % columns != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("row_splits", place, " must have ", columns,
-                     " * batch_size + 1 values (there are ", columns,
-                     " combiners), but its shape is ",
-                     row_splits.shape().DebugString(), "."));
+    return InvalidArgument("row_splits", place, " must have ", columns,
+                           " * batch_size + 1 values (there are ", columns,
+                           " combiners), but its shape is ",
+                           row_splits.shape().DebugString(), ".");
   }
   bags->combiners = combiners;
   bags->batch = cells / columns;
@@ -48,16 +46,14 @@ absl::Status MakeBags(const BagTensors& tensors, const std::string& place,
   if (weights.dim_size(0) > 0) bags->weights = weights.flat<float>().data();
   const Status status = CheckBags(*bags);
   if (status.ok() || place.empty()) return ToTf(status);
-  return absl::InvalidArgumentError(
-      absl::StrCat("Of the bags ", place, ": ", status.message()));
+  return InvalidArgument("Of the bags ", place, ": ", status.message());
 }
 
 absl::Status CombinedWidth(const Bags& bags, int64_t* width) {
   *width = SaturatedMultiply(bags.columns(), bags.dim);
   if (*width < kBeyondInt64) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("rows have ", bags.dim, " values each; times ",
-                   bags.columns(), " combiners that is beyond int64."));
+  return InvalidArgument("rows have ", bags.dim, " values each; times ",
+                         bags.columns(), " combiners that is beyond int64.");
 }
 
 }  // namespace tf_ext

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/bags/combine.h"
 #include "cc/core/bags/unique.h"
@@ -13,17 +12,9 @@
 #include "cc/core/support/status.h"
 #include "cc/ops/bags/bag_inputs.h"
 #include "cc/ops/kernel_util.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 // Of one vector of signs, or of several.
 class UniqueByShardOp : public OpKernel {
@@ -70,20 +61,17 @@ class UniqueByShardOp : public OpKernel {
     const Tensor& signs = ctx->input(i);
     TF_RETURN_IF_ERROR(CheckVector(
         several_ ? absl::StrCat("signs[", i, "]") : "signs", signs));
-    Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(kInverse * ctx->num_inputs() + i,
-                                            signs.shape(), &output));
-    *inverse = output->flat<int32_t>().data();
-    return absl::OkStatus();
+    return AllocateOutput(ctx, kInverse * ctx->num_inputs() + i, signs.shape(),
+                          inverse);
   }
 
   static absl::Status Output(OpKernelContext* ctx, Outputs list, int i,
                              const std::vector<int64_t>& values) {
-    Tensor* output = nullptr;
+    int64_t* output = nullptr;
     const int64_t size = static_cast<int64_t>(values.size());
-    TF_RETURN_IF_ERROR(ctx->allocate_output(list * ctx->num_inputs() + i,
-                                            TensorShape({size}), &output));
-    std::copy(values.begin(), values.end(), output->flat<int64_t>().data());
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, list * ctx->num_inputs() + i,
+                                      TensorShape({size}), &output));
+    std::copy(values.begin(), values.end(), output);
     return absl::OkStatus();
   }
 
@@ -124,10 +112,10 @@ class CombineBagsOp : public BagOp {
     Bags bags;
     TensorShape shape;
     OP_REQUIRES_OK(ctx, GetBags(ctx, /*first=*/0, &bags, &shape));
-    Tensor* combined = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &combined));
-    if (combined->NumElements() == 0) return;
-    CombineBags(bags, MakeParallelFor(ctx), combined->flat<float>().data());
+    float* combined = nullptr;
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &combined));
+    if (shape.num_elements() == 0) return;
+    CombineBags(bags, MakeParallelFor(ctx), combined);
   }
 };
 
@@ -140,74 +128,53 @@ class CombineBagsGradOp : public BagOp {
     TensorShape shape;
     OP_REQUIRES_OK(ctx, GetBags(ctx, /*first=*/kRows, &bags, &shape));
     const Tensor& gradient = ctx->input(kGradient);
-    OP_REQUIRES(ctx, gradient.shape() == shape,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "gradient must be of shape ", shape.DebugString(),
-                    " (batch_size, combiners * dim), but its shape is ",
-                    gradient.shape().DebugString(), ".")));
-    Tensor* rows_gradient = nullptr;
-    Tensor* weights_gradient = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(kRows).shape(),
-                                             &rows_gradient));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, ctx->input(kWeights).shape(),
-                                             &weights_gradient));
-    float* const weights_out = bags.weights == nullptr
-                                   ? nullptr
-                                   : weights_gradient->flat<float>().data();
+    OP_REQUIRES(
+        ctx, gradient.shape() == shape,
+        InvalidArgument("gradient must be of shape ", shape.DebugString(),
+                        " (batch_size, combiners * dim), but its shape is ",
+                        gradient.shape().DebugString(), "."));
+    float* rows_gradient = nullptr;
+    float* weights_gradient = nullptr;
     OP_REQUIRES_OK(
-        ctx, ToTf(CombineBagsGradient(
-                 bags, gradient.flat<float>().data(), MakeParallelFor(ctx),
-                 rows_gradient->flat<float>().data(), weights_out)));
+        ctx, AllocateOutput(ctx, 0, ctx->input(kRows).shape(), &rows_gradient));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, ctx->input(kWeights).shape(),
+                                       &weights_gradient));
+    if (bags.weights == nullptr) weights_gradient = nullptr;
+    OP_REQUIRES_OK(ctx,
+                   ToTf(CombineBagsGradient(bags, gradient.flat<float>().data(),
+                                            MakeParallelFor(ctx), rows_gradient,
+                                            weights_gradient)));
   }
 
  private:
   enum Inputs { kGradient, kRows, kInverse, kRowSplits, kWeights };
 };
 
-class RouteGradientOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& rows = ctx->input(kRows);
-    const Tensor& shadow = ctx->input(kShadow);
-    const Tensor& signs = ctx->input(kSigns);
-    OP_REQUIRES_OK(ctx, CheckMatrix("rows", rows));
-    OP_REQUIRES_OK(ctx, CheckMatrix("shadow", shadow));
-    OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
-    const int64_t n = signs.dim_size(0);
-    const int64_t dim = shadow.dim_size(1);
-    // A TensorShape of the two could overflow.
-    OP_REQUIRES(ctx, rows.dim_size(0) == n && rows.dim_size(1) == dim,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "rows must be of shape [", n, ",", dim,
-                    "] (as signs, as a row of shadow), but its shape is ",
-                    rows.shape().DebugString(), ".")));
-    ctx->set_output(0, rows);
+absl::Status RunRouteGradient(OpKernelContext* ctx) {
+  const Tensor& rows = ctx->input(0);
+  const Tensor& shadow = ctx->input(1);
+  const Tensor& signs = ctx->input(2);
+  TF_RETURN_IF_ERROR(CheckMatrix("rows", rows));
+  TF_RETURN_IF_ERROR(CheckMatrix("shadow", shadow));
+  TF_RETURN_IF_ERROR(CheckVector("signs", signs));
+  const int64_t n = signs.dim_size(0);
+  const int64_t dim = shadow.dim_size(1);
+  // A TensorShape of the two could overflow.
+  if (rows.dim_size(0) != n || rows.dim_size(1) != dim) {
+    return InvalidArgument(
+        "rows must be of shape [", n, ",", dim,
+        "] (as signs, as a row of shadow), but its shape is ",
+        rows.shape().DebugString(), ".");
   }
+  ctx->set_output(0, rows);
+  return absl::OkStatus();
+}
 
- private:
-  enum Inputs { kRows, kShadow, kSigns };
-};
-
-REGISTER_KERNEL_BUILDER(Name("TfExt>RouteGradient")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<float>("dtype"),
-                        RouteGradientOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>UniqueByShard").Device(tensorflow::DEVICE_CPU),
-    UniqueByShardOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>UniqueByShardEach").Device(tensorflow::DEVICE_CPU),
-    UniqueByShardOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>CombineBags")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<float>("dtype"),
-                        CombineBagsOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>CombineBagsGrad")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<float>("dtype"),
-                        CombineBagsGradOp);
+TF_EXT_REGISTER_FUNCTION(RouteGradient);
+TF_EXT_REGISTER_KERNEL(UniqueByShard, UniqueByShardOp);
+TF_EXT_REGISTER_KERNEL(UniqueByShardEach, UniqueByShardOp);
+TF_EXT_REGISTER_KERNEL(CombineBags, CombineBagsOp);
+TF_EXT_REGISTER_KERNEL(CombineBagsGrad, CombineBagsGradOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -5,18 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status UniqueByShardShape(InferenceContext* c) {
   ShapeHandle signs;
@@ -67,10 +60,10 @@ absl::Status BagsShape(InferenceContext* c, ShapeHandle* rows,
   if (c->ValueKnown(splits)) {
     const int64_t cells = c->Value(splits) - 1;
     if (cells < 0 || cells % columns != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "row_splits must have ", columns,
-          " * batch_size + 1 values (there are ", columns,
-          " combiners), but its shape is ", c->DebugString(row_splits), "."));
+      return InvalidArgument("row_splits must have ", columns,
+                             " * batch_size + 1 values (there are ", columns,
+                             " combiners), but its shape is ",
+                             c->DebugString(row_splits), ".");
     }
     batch = c->MakeDim(cells / columns);
   }
@@ -92,10 +85,10 @@ absl::Status CombineBagsGradShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(BagsShape(c, &rows, &weights, &combined));
   TF_RETURN_IF_ERROR(InputOfRank(c, "gradient", 2, &gradient));
   if (!c->Merge(gradient, combined, &unused).ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradient must be of shape ", c->DebugString(combined),
-                     " (batch_size, combiners * dim), but its shape is ",
-                     c->DebugString(gradient), "."));
+    return InvalidArgument("gradient must be of shape ",
+                           c->DebugString(combined),
+                           " (batch_size, combiners * dim), but its shape is ",
+                           c->DebugString(gradient), ".");
   }
   c->set_output(0, rows);
   c->set_output(1, weights);
@@ -109,10 +102,9 @@ absl::Status RouteGradientShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
   const ShapeHandle wanted = c->Matrix(c->Dim(signs, 0), c->Dim(shadow, 1));
   if (!c->Merge(rows, wanted, &unused).ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rows must be of shape ", c->DebugString(wanted),
-                     " (as signs, as a row of shadow), but its shape is ",
-                     c->DebugString(rows), "."));
+    return InvalidArgument("rows must be of shape ", c->DebugString(wanted),
+                           " (as signs, as a row of shadow), but its shape is ",
+                           c->DebugString(rows), ".");
   }
   c->set_output(0, rows);
   return absl::OkStatus();

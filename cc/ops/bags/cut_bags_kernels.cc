@@ -5,20 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class CutBagsOp : public OpKernel {
  public:
@@ -70,10 +60,10 @@ class CutBagsOp : public OpKernel {
     TF_RETURN_IF_ERROR(CheckVector("row_splits", splits));
     const int64_t bags = splits.dim_size(0) - 1;
     if (bags < 0 || bags % columns_ != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "row_splits must have ", columns_,
-          " * batch_size + 1 values (there are ", columns_,
-          " columns), but its shape is ", splits.shape().DebugString(), "."));
+      return InvalidArgument("row_splits must have ", columns_,
+                             " * batch_size + 1 values (there are ", columns_,
+                             " columns), but its shape is ",
+                             splits.shape().DebugString(), ".");
     }
     const bool any =
         std::find(weighted_.begin(), weighted_.end(), true) != weighted_.end();
@@ -86,21 +76,17 @@ class CutBagsOp : public OpKernel {
                           int64_t end) const {
     const int64_t n = ctx->input(kSigns).dim_size(0);
     if (0 <= start && start <= end && end <= n) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("row_splits must not decrease, and be from 0 to ", n,
-                     ", the number of signs, but columns ", begins_[i], " to ",
-                     ends_[i], " are from ", start, " to ", end, "."));
+    return InvalidArgument("row_splits must not decrease, and be from 0 to ", n,
+                           ", the number of signs, but columns ", begins_[i],
+                           " to ", ends_[i], " are from ", start, " to ", end,
+                           ".");
   }
 
   template <typename T>
   absl::Status Allocate(OpKernelContext* ctx, Tensors list, size_t i,
                         int64_t size, T** data) const {
-    Tensor* output = nullptr;
     const int index = static_cast<int>(list * begins_.size() + i);
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(index, TensorShape({size}), &output));
-    *data = output->flat<T>().data();
-    return absl::OkStatus();
+    return AllocateOutput(ctx, index, TensorShape({size}), data);
   }
 
   // The values of input `list` from `start` up to, but not including, `end`.
@@ -120,8 +106,7 @@ class CutBagsOp : public OpKernel {
   std::vector<bool> weighted_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfExt>CutBags").Device(tensorflow::DEVICE_CPU),
-                        CutBagsOp);
+TF_EXT_REGISTER_KERNEL(CutBags, CutBagsOp);
 
 }  // namespace
 }  // namespace tf_ext

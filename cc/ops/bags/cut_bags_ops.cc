@@ -4,16 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status CutBagsShape(InferenceContext* c) {
   ShapeHandle unused, row_splits;

@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of the op that adds gradients up by row.
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status SumSegmentsShape(InferenceContext* c) {
   ShapeHandle values, segments, count;
@@ -21,9 +14,9 @@ absl::Status SumSegmentsShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(InputOfRank(c, "count", 0, &count));
   DimensionHandle rows;
   if (!c->Merge(c->Dim(values, 0), c->Dim(segments, 0), &rows).ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "segments must be as many as values has rows; values is ",
-        c->DebugString(values), ", segments ", c->DebugString(segments), "."));
+        c->DebugString(values), ", segments ", c->DebugString(segments), ".");
   }
   TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(2, &rows));
   c->set_output(0, c->Matrix(rows, c->Dim(values, 1)));

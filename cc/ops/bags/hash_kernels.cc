@@ -7,27 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/hashing/hash_columns.h"
 #include "cc/core/hashing/hash_strings.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/op_counts.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/platform/tstring.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::DataType;
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::tstring;
 
 // The op's attributes that describe the columns.
 struct ColumnAttrs {
@@ -65,9 +52,8 @@ absl::Status ColumnAttrs::Read(OpKernelConstruction* ctx) {
 absl::Status CheckAttrSize(absl::string_view name, size_t size, size_t wanted,
                            absl::string_view size_of) {
   if (size == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " must have ", wanted,
-                                                 " values (", size_of,
-                                                 "), but has ", size, "."));
+  return InvalidArgument(name, " must have ", wanted, " values (", size_of,
+                         "), but has ", size, ".");
 }
 
 // Checks numbers of parts or boundaries: each at least `least`, with the sum
@@ -78,16 +64,16 @@ absl::Status CheckCounts(absl::string_view name,
   int64_t left = static_cast<int64_t>(wanted);
   for (size_t i = 0; i < counts.size(); ++i) {
     if (counts[i] < least || counts[i] > left) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          name, "[", i, "] must be in [", least, ", ", left, "], what ",
-          counted, " has left, but it is ", counts[i], "."));
+      return InvalidArgument(name, "[", i, "] must be in [", least, ", ", left,
+                             "], what ", counted, " has left, but it is ",
+                             counts[i], ".");
     }
     left -= counts[i];
   }
   if (left == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(counted, " must have ", wanted - left,
-                   " values (the sum of ", name, "), but has ", wanted, "."));
+  return InvalidArgument(counted, " must have ", wanted - left,
+                         " values (the sum of ", name, "), but has ", wanted,
+                         ".");
 }
 
 absl::Status ColumnAttrs::Check() const {
@@ -155,10 +141,10 @@ ValueType ToValueType(DataType dtype) {
 absl::Status ToHashInput(int i, const Tensor& values, const Tensor& row_splits,
                          const Tensor& weights, HashInput* input) {
   if (values.dims() == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("values[", i,
-                     "] must have a rank of at least 1, the batch, but is a"
-                     " scalar."));
+    return InvalidArgument(
+        "values[", i,
+        "] must have a rank of at least 1, the batch, but is a"
+        " scalar.");
   }
   TF_RETURN_IF_ERROR(
       CheckVector(absl::StrCat("row_splits[", i, "]"), row_splits));
@@ -178,11 +164,10 @@ absl::Status ToHashInput(int i, const Tensor& values, const Tensor& row_splits,
   }
   const int64_t num_weights = weights.NumElements();
   if (num_weights != 0 && num_weights != input->n) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("weights[", i, "] must have ", input->n,
-                     " values, one for each of"
-                     " values[",
-                     i, "], or none, but has ", num_weights, "."));
+    return InvalidArgument("weights[", i, "] must have ", input->n,
+                           " values, one for each of"
+                           " values[",
+                           i, "], or none, but has ", num_weights, ".");
   }
   if (num_weights > 0) input->weights = weights.flat<float>().data();
   return absl::OkStatus();
@@ -226,7 +211,8 @@ class HashCategoryOp : public OpKernel {
     const ParallelFor parallel_for = MakeParallelFor(ctx);
     const int64_t bags = hasher_->num_columns() * batch;
     int64_t* splits = nullptr;
-    OP_REQUIRES_OK(ctx, Allocate(ctx, kSignSplits, bags + 1, &splits));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, kSignSplits,
+                                       TensorShape({bags + 1}), &splits));
     if (error.ok()) {
       error = ToTf(hasher_->CountSigns(inputs, batch, parallel_for, splits));
     }
@@ -234,18 +220,16 @@ class HashCategoryOp : public OpKernel {
     if (!error.ok()) std::fill_n(splits, bags + 1, 0);
 
     int64_t* signs = nullptr;
-    OP_REQUIRES_OK(ctx, Allocate(ctx, kSigns, splits[bags], &signs));
+    OP_REQUIRES_OK(
+        ctx, AllocateOutput(ctx, kSigns, TensorShape({splits[bags]}), &signs));
     float* weights = nullptr;
     const bool weighted = error.ok() && hasher_->HasWeights(inputs);
-    OP_REQUIRES_OK(ctx, Allocate(ctx, kSignWeights, weighted ? splits[bags] : 0,
-                                 &weights));
-    Tensor* error_text = nullptr;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(kError, TensorShape({}), &error_text));
-    if (!error.ok()) {
-      error_text->scalar<tstring>()() = error.message();
-      return;
-    }
+    OP_REQUIRES_OK(
+        ctx,
+        AllocateOutput(ctx, kSignWeights,
+                       TensorShape({weighted ? splits[bags] : 0}), &weights));
+    OP_REQUIRES_OK(ctx, SetScalarOutput(ctx, kError, tstring(error.message())));
+    if (!error.ok()) return;
     hasher_->Hash(inputs, batch, splits, parallel_for, signs,
                   weighted ? weights : nullptr);
     CountsOfHashing().Add(splits[bags], begin);
@@ -284,22 +268,11 @@ class HashCategoryOp : public OpKernel {
     return 0;
   }
 
-  template <typename T>
-  static absl::Status Allocate(OpKernelContext* ctx, int index, int64_t size,
-                               T** data) {
-    Tensor* output = nullptr;
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(index, TensorShape({size}), &output));
-    *data = output->flat<T>().data();
-    return absl::OkStatus();
-  }
-
   std::unique_ptr<ColumnHasher> hasher_;
   bool return_error_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>HashCategory").Device(tensorflow::DEVICE_CPU), HashCategoryOp);
+TF_EXT_REGISTER_KERNEL(HashCategory, HashCategoryOp);
 
 }  // namespace
 }  // namespace tf_ext

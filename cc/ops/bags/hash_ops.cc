@@ -5,17 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
+#include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 // The batch size that input `i` shows, as far as its shapes are known.
 absl::Status InputBatch(InferenceContext* c, int i, ShapeHandle values,
@@ -23,16 +17,16 @@ absl::Status InputBatch(InferenceContext* c, int i, ShapeHandle values,
   *batch = c->UnknownDim();
   ShapeHandle unused;
   if (!c->WithRank(row_splits, 1, &unused).ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("row_splits[", i, "] must be a vector, but its shape is ",
-                     c->DebugString(row_splits), "."));
+    return InvalidArgument("row_splits[", i,
+                           "] must be a vector, but its shape is ",
+                           c->DebugString(row_splits), ".");
   }
   if (!c->WithRankAtLeast(values, 1, &unused).ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("values[", i,
-                     "] must have a rank of at least 1, the batch, but its"
-                     " shape is ",
-                     c->DebugString(values), "."));
+    return InvalidArgument(
+        "values[", i,
+        "] must have a rank of at least 1, the batch, but its"
+        " shape is ",
+        c->DebugString(values), ".");
   }
   if (!c->RankKnown(row_splits)) return absl::OkStatus();
   const DimensionHandle splits = c->Dim(row_splits, 0);
@@ -55,10 +49,10 @@ absl::Status HashCategoryShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->input("row_splits", &row_splits));
   TF_RETURN_IF_ERROR(c->input("weights", &weights));
   if (values.size() != row_splits.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("There must be as many row_splits and weights as values, "
-                     "but there are ",
-                     row_splits.size(), " and ", values.size(), "."));
+    return InvalidArgument(
+        "There must be as many row_splits and weights as values, "
+        "but there are ",
+        row_splits.size(), " and ", values.size(), ".");
   }
 
   DimensionHandle batch = c->UnknownDim();
@@ -74,10 +68,10 @@ absl::Status HashCategoryShape(InferenceContext* c) {
       // A merge that fails leaves its result without a value.
       const DimensionHandle before = batch;
       if (!c->Merge(before, input_batch, &batch).ok()) {
-        return absl::InvalidArgumentError(absl::StrCat(
+        return InvalidArgument(
             "All values must have the same batch size, but values[", i,
             "] has ", c->Value(input_batch), " and those before it ",
-            c->Value(before), "."));
+            c->Value(before), ".");
       }
     }
     const DimensionHandle size = c->NumElements(weights[i]);

@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of the op that makes string tensors of columns of text.
 
-#include "absl/status/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status StringsOfColumnsShape(InferenceContext* c) {
   ShapeHandle text, offsets, rows;

@@ -10,27 +10,15 @@
 #include <type_traits>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/bags/gradient_sum.h"
 #include "cc/core/support/checked_math.h"
 #include "cc/core/support/parallel.h"
 #include "cc/ops/kernel_util.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/register_types.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::tstring;
 
 // The bytes that a thread copies at a time: about 50 microseconds of work.
 constexpr int64_t kBytesPerBlock = 512 << 10;
@@ -111,16 +99,15 @@ absl::Status CheckPart(int index, const Tensor& values,
   const std::string name = absl::StrCat("split_sizes[", index, "]");
   TF_RETURN_IF_ERROR(CheckVector(name, split_sizes));
   if (split_sizes.dim_size(0) != peers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " must be of shape [", peers,
-                     "] (header has so many rows), but its shape is ",
-                     split_sizes.shape().DebugString(), "."));
+    return InvalidArgument(name, " must be of shape [", peers,
+                           "] (header has so many rows), but its shape is ",
+                           split_sizes.shape().DebugString(), ".");
   }
   if (values.dims() < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("values[", index,
-                     "] must have at least one dimension, but its shape is ",
-                     values.shape().DebugString(), "."));
+    return InvalidArgument(
+        "values[", index,
+        "] must have at least one dimension, but its shape is ",
+        values.shape().DebugString(), ".");
   }
   return CheckSplitSizes(
       name, split_sizes, values.dim_size(0),
@@ -135,8 +122,8 @@ class ExchangePackOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("all_or_none", &all_or_none_));
     OP_REQUIRES(
         ctx, limit_ == 0 || (limit_ > 0 && std::is_same_v<T, float>),
-        absl::InvalidArgumentError(absl::StrCat(
-            "limit must be 0, or above 0 for floats, but is ", limit_, ".")));
+        InvalidArgument("limit must be 0, or above 0 for floats, but is ",
+                        limit_, "."));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -144,16 +131,16 @@ class ExchangePackOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->input_list("values", &values));
     OP_REQUIRES_OK(ctx, ctx->input_list("split_sizes", &split_sizes));
     const Tensor& header = ctx->input(2 * values.size());
-    const Tensor& width_tensor = ctx->input(2 * values.size() + 1);
+    int64_t width;
     OP_REQUIRES_OK(ctx, CheckMatrix("header", header));
-    OP_REQUIRES_OK(ctx, CheckScalar("width", width_tensor));
+    OP_REQUIRES_OK(ctx,
+                   ScalarInput(ctx, "width", 2 * values.size() + 1, &width));
     const int64_t peers = header.dim_size(0);
     OP_REQUIRES(ctx, limit_ == 0 || header.dim_size(1) > 0,
-                absl::InvalidArgumentError(absl::StrCat(
+                InvalidArgument(
                     "header must have a column if there is a limit, but its "
                     "shape is ",
-                    header.shape().DebugString(), ".")));
-    const int64_t width = width_tensor.scalar<int64_t>()();
+                    header.shape().DebugString(), "."));
     std::vector<Part> parts;
     OP_REQUIRES_OK(ctx, GetParts(values, split_sizes, peers, &parts));
     absl::Status wide_enough = CheckWidth(width, Needed(header, parts));
@@ -237,10 +224,9 @@ absl::Status CheckCounts(const Tensor& packed, const Tensor& counts_tensor,
   const int64_t count = static_cast<int64_t>(dims.size());
   if (counts_tensor.dim_size(0) != count ||
       counts_tensor.dim_size(1) != peers) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("counts must be of shape [", count, ", ", peers,
-                     "] (dims, rows of packed), but its shape is ",
-                     counts_tensor.shape().DebugString(), "."));
+    return InvalidArgument("counts must be of shape [", count, ", ", peers,
+                           "] (dims, rows of packed), but its shape is ",
+                           counts_tensor.shape().DebugString(), ".");
   }
   const auto counts = counts_tensor.matrix<int64_t>();
   for (int64_t peer = 0; peer < peers; ++peer) {
@@ -251,10 +237,10 @@ absl::Status CheckCounts(const Tensor& packed, const Tensor& counts_tensor,
                            : dims[i] == 0 ? int64_t{1} << 40
                                           : left / dims[i];
       if (rows < 0 || rows > most) {
-        return absl::InvalidArgumentError(absl::StrCat(
+        return InvalidArgument(
             "counts[", i, "][", peer, "] must be from 0 to ",
             std::max<int64_t>(most, 0), ", what the rest of row ", peer,
-            " of packed holds after offset ", offset, ", but is ", rows, "."));
+            " of packed holds after offset ", offset, ", but is ", rows, ".");
       }
       left -= rows * dims[i];
     }
@@ -299,8 +285,7 @@ class ExchangeUnpackOp : public OpKernel {
         rows = SaturatedAdd(rows, counts(i, peer));
       }
       OP_REQUIRES(ctx, rows < kBeyondInt64,
-                  absl::InvalidArgumentError(
-                      absl::StrCat("counts[", i, "] has a sum beyond int64.")));
+                  InvalidArgument("counts[", i, "] has a sum beyond int64."));
       TensorShape shape;
       const std::string name = absl::StrCat("values[", i, "]");
       OP_REQUIRES_OK(
@@ -339,40 +324,38 @@ class ExchangeSumOp : public OpKernel {
     int sums = 0;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &sums));
     OP_REQUIRES_OK(ctx, CheckDims(dims_));
-    OP_REQUIRES(ctx, sum_of_.size() == dims_.size(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "sum_of must have a number for each of the ", dims_.size(),
-                    " dims, but has ", sum_of_.size(), ".")));
+    OP_REQUIRES(
+        ctx, sum_of_.size() == dims_.size(),
+        InvalidArgument("sum_of must have a number for each of the ",
+                        dims_.size(), " dims, but has ", sum_of_.size(), "."));
     sum_dims_.assign(sums, -1);
     for (size_t i = 0; i < dims_.size(); ++i) {
       OP_REQUIRES(ctx, sum_of_[i] >= 0 && sum_of_[i] < sums,
-                  absl::InvalidArgumentError(
-                      absl::StrCat("sum_of[", i, "] must be from 0 to ",
-                                   sums - 1, ", but is ", sum_of_[i], ".")));
+                  InvalidArgument("sum_of[", i, "] must be from 0 to ",
+                                  sums - 1, ", but is ", sum_of_[i], "."));
       int32_t& dim = sum_dims_[sum_of_[i]];
       OP_REQUIRES(ctx, dim == -1 || dim == dims_[i],
-                  absl::InvalidArgumentError(absl::StrCat(
+                  InvalidArgument(
                       "dims[", i, "] must be that of the other values of sum ",
-                      sum_of_[i], ", ", dim, ", but is ", dims_[i], ".")));
+                      sum_of_[i], ", ", dim, ", but is ", dims_[i], "."));
       dim = dims_[i];
     }
     for (int i = 0; i < sums; ++i) {
       OP_REQUIRES(ctx, sum_dims_[i] >= 0,
-                  absl::InvalidArgumentError(
-                      absl::StrCat("sum_of must have each of 0 to ", sums - 1,
-                                   ", but not ", i, ".")));
+                  InvalidArgument("sum_of must have each of 0 to ", sums - 1,
+                                  ", but not ", i, "."));
     }
   }
 
   void Compute(OpKernelContext* ctx) override {
     const Tensor& packed = ctx->input(0);
     const Tensor& counts_tensor = ctx->input(1);
-    const Tensor& offset_tensor = ctx->input(ctx->num_inputs() - 1);
-    OP_REQUIRES_OK(ctx, CheckScalar("offset", offset_tensor));
-    const int64_t offset = offset_tensor.scalar<int64_t>()();
-    OP_REQUIRES(ctx, offset >= 0,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "offset must be at least 0, but is ", offset, ".")));
+    int64_t offset;
+    OP_REQUIRES_OK(ctx,
+                   ScalarInput(ctx, "offset", ctx->num_inputs() - 1, &offset));
+    OP_REQUIRES(
+        ctx, offset >= 0,
+        InvalidArgument("offset must be at least 0, but is ", offset, "."));
     OP_REQUIRES_OK(ctx, CheckCounts(packed, counts_tensor, dims_, offset));
     const auto counts = counts_tensor.matrix<int64_t>();
     const int64_t peers = packed.dim_size(0);
@@ -406,10 +389,9 @@ class ExchangeSumOp : public OpKernel {
     int64_t n = 0;
     for (const ValuePart& part : parts) n = SaturatedAdd(n, part.n);
     if (segments.dim_size(0) != n) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("segments[", index, "] must be of shape [", n,
-                       "] (the sum of its counts), but its shape is ",
-                       segments.shape().DebugString(), "."));
+      return InvalidArgument("segments[", index, "] must be of shape [", n,
+                             "] (the sum of its counts), but its shape is ",
+                             segments.shape().DebugString(), ".");
     }
     TensorShape shape;
     TF_RETURN_IF_ERROR(MakeShape(absl::StrCat("sums[", index, "]"),
@@ -427,19 +409,13 @@ class ExchangeSumOp : public OpKernel {
   std::vector<int32_t> sum_dims_;
 };
 
-class RaiseErrorOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    const Tensor& error = ctx->input(0);
-    OP_REQUIRES_OK(ctx, CheckScalar("error", error));
-    const tstring& text = error.scalar<tstring>()();
-    OP_REQUIRES(ctx, text.empty(),
-                absl::InvalidArgumentError(std::string(text)));
-    ctx->set_output(0, error);
-  }
-};
+absl::Status RunRaiseError(OpKernelContext* ctx) {
+  std::string text;
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "error", 0, &text));
+  if (!text.empty()) return absl::InvalidArgumentError(text);
+  ctx->set_output(0, ctx->input(0));
+  return absl::OkStatus();
+}
 
 #define REGISTER(T)                                           \
   REGISTER_KERNEL_BUILDER(Name("TfExt>ExchangePack")          \
@@ -454,10 +430,8 @@ REGISTER(int64_t);
 REGISTER(float);
 #undef REGISTER
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>ExchangeSum").Device(tensorflow::DEVICE_CPU), ExchangeSumOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>RaiseError").Device(tensorflow::DEVICE_CPU),
-                        RaiseErrorOp);
+TF_EXT_REGISTER_KERNEL(ExchangeSum, ExchangeSumOp);
+TF_EXT_REGISTER_FUNCTION(RaiseError);
 
 }  // namespace
 }  // namespace tf_ext

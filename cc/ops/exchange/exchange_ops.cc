@@ -6,18 +6,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status ExchangePackShape(InferenceContext* c) {
   std::vector<ShapeHandle> values, split_sizes, header, width;
@@ -55,10 +48,10 @@ absl::Status PackedShape(InferenceContext* c, std::vector<int32_t>* dims_attr) {
       !c->WithValue(c->Dim(counts, 0), static_cast<int64_t>(dims.size()),
                     &unused)
            .ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "counts must be of shape [", dims.size(),
-        ", peers] (there are so many dims; packed is ", c->DebugString(packed),
-        "), but its shape is ", c->DebugString(counts), "."));
+    return InvalidArgument("counts must be of shape [", dims.size(),
+                           ", peers] (there are so many dims; packed is ",
+                           c->DebugString(packed), "), but its shape is ",
+                           c->DebugString(counts), ".");
   }
   return absl::OkStatus();
 }

@@ -6,24 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/table_access.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class ExchangePullOp : public OpKernel {
  public:
@@ -44,9 +34,9 @@ class ExchangePullOp : public OpKernel {
     TensorShape shape;
     OP_REQUIRES_OK(ctx,
                    MakeShape("packed", {inputs.peers, inputs.width}, &shape));
-    Tensor* packed = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &packed));
-    LayOut(inputs, packed->flat<float>().data(), &pulls);
+    float* packed = nullptr;
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, shape, &packed));
+    LayOut(inputs, packed, &pulls);
     OP_REQUIRES_OK(ctx, PullTables(pulls, MakeParallelFor(ctx)));
   }
 
@@ -62,9 +52,8 @@ class ExchangePullOp : public OpKernel {
     TF_RETURN_IF_ERROR(ctx->input_list("signs", &inputs->signs));
     TF_RETURN_IF_ERROR(ctx->input_list("split_sizes", &inputs->split_sizes));
     TF_RETURN_IF_ERROR(ctx->input_list("training", &inputs->training));
-    const Tensor& width = ctx->input(ctx->num_inputs() - 1);
-    TF_RETURN_IF_ERROR(CheckScalar("width", width));
-    inputs->width = width.scalar<int64_t>()();
+    TF_RETURN_IF_ERROR(
+        ScalarInput(ctx, "width", ctx->num_inputs() - 1, &inputs->width));
     inputs->peers = inputs->split_sizes[0].NumElements();
     for (int i = 0; i < inputs->signs.size(); ++i) {
       const std::string name = absl::StrCat("split_sizes[", i, "]");
@@ -74,9 +63,9 @@ class ExchangePullOp : public OpKernel {
       TF_RETURN_IF_ERROR(
           CheckScalar(absl::StrCat("training[", i, "]"), inputs->training[i]));
       if (sizes.shape() != TensorShape({inputs->peers})) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            name, " must be of shape [", inputs->peers, "], but its shape is ",
-            sizes.shape().DebugString(), "."));
+        return InvalidArgument(name, " must be of shape [", inputs->peers,
+                               "], but its shape is ",
+                               sizes.shape().DebugString(), ".");
       }
       TF_RETURN_IF_ERROR(
           CheckSplitSizes(name, sizes, inputs->signs[i].dim_size(0),
@@ -133,8 +122,7 @@ class ExchangePullOp : public OpKernel {
   std::vector<int64_t> statistics_;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>ExchangePull").Device(tensorflow::DEVICE_CPU), ExchangePullOp);
+TF_EXT_REGISTER_KERNEL(ExchangePull, ExchangePullOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -6,32 +6,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/core/support/checked_math.h"
 #include "cc/ops/kernel_util.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::OpInputList;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-
 // Columns of a header after the sizes.
 enum HeaderColumns { kSignsWidth, kValuesWidth, kFlag, kHeaderColumns };
-
-absl::Status SetScalar(OpKernelContext* ctx, int index, int64_t value) {
-  Tensor* output = nullptr;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(index, TensorShape({}), &output));
-  output->scalar<int64_t>()() = value;
-  return absl::OkStatus();
-}
 
 class ExchangeHeaderOp : public OpKernel {
  public:
@@ -41,10 +23,10 @@ class ExchangeHeaderOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("lengths", &lengths_));
     OP_REQUIRES_OK(ctx, CheckListSize("lengths", lengths_.size(), count));
     for (size_t i = 0; i < lengths_.size(); ++i) {
-      OP_REQUIRES(ctx, lengths_[i] >= 0,
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "lengths[", i, "] must be at least 0, but is ",
-                      lengths_[i], ".")));
+      OP_REQUIRES(
+          ctx, lengths_[i] >= 0,
+          InvalidArgument("lengths[", i, "] must be at least 0, but is ",
+                          lengths_[i], "."));
     }
   }
 
@@ -57,10 +39,9 @@ class ExchangeHeaderOp : public OpKernel {
     const int64_t peers = split_sizes[0].NumElements();
     for (int i = 0; i < count; ++i) {
       OP_REQUIRES(ctx, split_sizes[i].shape() == TensorShape({peers}),
-                  absl::InvalidArgumentError(
-                      absl::StrCat("split_sizes[", i, "] must be of shape [",
-                                   peers, "], but its shape is ",
-                                   split_sizes[i].shape().DebugString(), ".")));
+                  InvalidArgument("split_sizes[", i, "] must be of shape [",
+                                  peers, "], but its shape is ",
+                                  split_sizes[i].shape().DebugString(), "."));
     }
     int64_t signs_width = 0, values_width = 0;
     for (int64_t peer = 0; peer < peers; ++peer) {
@@ -91,18 +72,17 @@ class ExchangeHeaderOp : public OpKernel {
     for (int i = 0; i < split_sizes.size(); ++i) {
       const int64_t size = split_sizes[i].vec<int64_t>()(peer);
       if (size < 0) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("split_sizes[", i, "][", peer,
-                         "] must be at least 0, but is ", size, "."));
+        return InvalidArgument("split_sizes[", i, "][", peer,
+                               "] must be at least 0, but is ", size, ".");
       }
       signs = SaturatedAdd(signs, size);
       values = SaturatedAdd(values, SaturatedMultiply(size, lengths_[i]));
     }
     if (signs == kBeyondInt64 || values == kBeyondInt64) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("split_sizes must name signs, and lengths values of "
-                       "them, whose numbers fit int64, but those of peer ",
-                       peer, " do not."));
+      return InvalidArgument(
+          "split_sizes must name signs, and lengths values of "
+          "them, whose numbers fit int64, but those of peer ",
+          peer, " do not.");
     }
     *signs_width = std::max(*signs_width, signs);
     *values_width = std::max(*values_width, values);
@@ -124,10 +104,9 @@ class ExchangeAgreeOp : public OpKernel {
     const int64_t peers = received.dim_size(0);
     const int64_t columns = SaturatedAdd(count_, kHeaderColumns);
     OP_REQUIRES(ctx, peers > 0 && received.dim_size(1) >= columns,
-                absl::InvalidArgumentError(
-                    absl::StrCat("received must have a row at least, and ",
-                                 columns, " columns, but its shape is ",
-                                 received.shape().DebugString(), ".")));
+                InvalidArgument("received must have a row at least, and ",
+                                columns, " columns, but its shape is ",
+                                received.shape().DebugString(), "."));
     const auto rows = received.matrix<int64_t>();
     Tensor* output = nullptr;
     OP_REQUIRES_OK(
@@ -142,7 +121,7 @@ class ExchangeAgreeOp : public OpKernel {
       }
     }
     for (int i = 0; i < kHeaderColumns; ++i) {
-      OP_REQUIRES_OK(ctx, SetScalar(ctx, 1 + i, most[i]));
+      OP_REQUIRES_OK(ctx, SetScalarOutput(ctx, 1 + i, most[i]));
     }
   }
 
@@ -150,42 +129,29 @@ class ExchangeAgreeOp : public OpKernel {
   int64_t count_ = 0;
 };
 
-class ExchangeWidthOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    constexpr int64_t kMost = int64_t{1} << 40;
-    constexpr int64_t kSteps = 8;  // in an octave
-    const Tensor& wanted = ctx->input(0);
-    OP_REQUIRES_OK(ctx, CheckScalar("wanted", wanted));
-    const int64_t least = std::max<int64_t>(1, wanted.scalar<int64_t>()());
-    OP_REQUIRES(
-        ctx, least <= kMost,
-        absl::InvalidArgumentError(absl::StrCat(
-            "wanted must be at most ", kMost, ", but is ", least, ".")));
-    int64_t unit = 1, index = -1;
-    while (least > unit * (2 * kSteps - 1)) {
-      unit *= 2;
-      index += kSteps;
-    }
-    const int64_t units = (least + unit - 1) / unit;
-    OP_REQUIRES_OK(ctx, SetScalar(ctx, 0, units * unit));
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(1, TensorShape({}), &output));
-    output->scalar<int32_t>()() = static_cast<int32_t>(index + units);
+absl::Status RunExchangeWidth(OpKernelContext* ctx) {
+  constexpr int64_t kMost = int64_t{1} << 40;
+  constexpr int64_t kSteps = 8;  // in an octave
+  int64_t wanted;
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "wanted", 0, &wanted));
+  const int64_t least = std::max<int64_t>(1, wanted);
+  if (least > kMost) {
+    return InvalidArgument("wanted must be at most ", kMost, ", but is ", least,
+                           ".");
   }
-};
+  int64_t unit = 1, index = -1;
+  while (least > unit * (2 * kSteps - 1)) {
+    unit *= 2;
+    index += kSteps;
+  }
+  const int64_t units = (least + unit - 1) / unit;
+  TF_RETURN_IF_ERROR(SetScalarOutput(ctx, 0, units * unit));
+  return SetScalarOutput(ctx, 1, static_cast<int32_t>(index + units));
+}
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>ExchangeHeader").Device(tensorflow::DEVICE_CPU),
-    ExchangeHeaderOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>ExchangeAgree").Device(tensorflow::DEVICE_CPU),
-    ExchangeAgreeOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>ExchangeWidth").Device(tensorflow::DEVICE_CPU),
-    ExchangeWidthOp);
+TF_EXT_REGISTER_KERNEL(ExchangeHeader, ExchangeHeaderOp);
+TF_EXT_REGISTER_KERNEL(ExchangeAgree, ExchangeAgreeOp);
+TF_EXT_REGISTER_FUNCTION(ExchangeWidth);
 
 }  // namespace
 }  // namespace tf_ext

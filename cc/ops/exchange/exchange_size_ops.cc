@@ -5,18 +5,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status ExchangeHeaderShape(InferenceContext* c) {
   std::vector<ShapeHandle> split_sizes;
@@ -41,14 +34,6 @@ absl::Status ExchangeAgreeShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->GetAttr("count", &count));
   c->set_output(0, c->Matrix(c->MakeDim(count), c->Dim(received, 0)));
   for (int i = 1; i < 4; ++i) c->set_output(i, c->Scalar());
-  return absl::OkStatus();
-}
-
-absl::Status ExchangeWidthShape(InferenceContext* c) {
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "wanted", 0, &unused));
-  c->set_output(0, c->Scalar());
-  c->set_output(1, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -95,7 +80,7 @@ REGISTER_OP("TfExt>ExchangeWidth")
     .Input("wanted: int64")
     .Output("width: int64")
     .Output("index: int32")
-    .SetShapeFn(ExchangeWidthShape)
+    .SetShapeFn(Shapes({{"wanted"}}, {{}, {}}))
     .Doc(R"doc(
 Rounds a number of columns up to one of a small set of widths.
 

@@ -9,24 +9,12 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/allocator.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/types.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::DataType;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::PartialTensorShape;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 constexpr int64_t kAlignment = tensorflow::Allocator::kAllocatorAlignment;
 
@@ -38,9 +26,9 @@ int64_t Aligned(int64_t bytes) {
 absl::Status CheckTypes(const std::vector<DataType>& types) {
   for (size_t i = 0; i < types.size(); ++i) {
     if (!tensorflow::DataTypeCanUseMemcpy(types[i])) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return InvalidArgument(
           "T[", i, "] must be a type that is copied byte by byte, but is ",
-          tensorflow::DataTypeString(types[i]), "."));
+          tensorflow::DataTypeString(types[i]), ".");
     }
   }
   return absl::OkStatus();
@@ -109,11 +97,11 @@ class UnbundleOp : public OpKernel {
           shapes[i].num_elements() * tensorflow::DataTypeSize(types_[i]);
       OP_REQUIRES(ctx, bytes <= bundle.NumElements() - start,
                   Malformed(absl::StrCat("value ", i, " ends after it")));
-      OP_REQUIRES(ctx, shapes_[i].IsCompatibleWith(shapes[i]),
-                  absl::InvalidArgumentError(absl::StrCat(
-                      "value ", i, " must be of shape shapes[", i,
-                      "] = ", shapes_[i].DebugString(), ", but its shape is ",
-                      shapes[i].DebugString(), ".")));
+      OP_REQUIRES(
+          ctx, shapes_[i].IsCompatibleWith(shapes[i]),
+          InvalidArgument("value ", i, " must be of shape shapes[", i,
+                          "] = ", shapes_[i].DebugString(),
+                          ", but its shape is ", shapes[i].DebugString(), "."));
       Tensor value;
       OP_REQUIRES_OK(ctx, Take(ctx, bundle.Slice(start, start + bytes),
                                types_[i], shapes[i], &value));
@@ -126,9 +114,8 @@ class UnbundleOp : public OpKernel {
 
  private:
   static absl::Status Malformed(absl::string_view what) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "bundle must be the output of Bundle for the types T, but ", what,
-        "."));
+    return InvalidArgument(
+        "bundle must be the output of Bundle for the types T, but ", what, ".");
   }
 
   absl::Status ReadHeader(const Tensor& bundle,
@@ -204,15 +191,10 @@ class NextStageOp : public OpKernel {
   bool IsExpensive() override { return false; }
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfExt>Bundle").Device(tensorflow::DEVICE_CPU),
-                        BundleOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>Unbundle").Device(tensorflow::DEVICE_CPU),
-                        UnbundleOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>BundleTransfers").Device(tensorflow::DEVICE_CPU),
-    BundleTransfersOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>NextStage").Device(tensorflow::DEVICE_CPU),
-                        NextStageOp);
+TF_EXT_REGISTER_KERNEL(Bundle, BundleOp);
+TF_EXT_REGISTER_KERNEL(Unbundle, UnbundleOp);
+TF_EXT_REGISTER_KERNEL(BundleTransfers, BundleTransfersOp);
+TF_EXT_REGISTER_KERNEL(NextStage, NextStageOp);
 
 }  // namespace
 }  // namespace tf_ext

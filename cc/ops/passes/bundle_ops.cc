@@ -4,19 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
-#include "tensorflow/core/framework/tensor_shape.h"
-#include "tensorflow/core/framework/types.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::PartialTensorShape;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status UnbundleShape(InferenceContext* c) {
   ShapeHandle unused;
@@ -35,7 +27,7 @@ absl::Status UnbundleShape(InferenceContext* c) {
 
 REGISTER_OP("TfExt>BundleTransfers")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); })
+    .SetShapeFn(Shapes({}, {}))
     .Doc(R"doc(
 Does nothing, and marks a function whose tensors travel in bundles.
 
@@ -62,10 +54,7 @@ REGISTER_OP("TfExt>Bundle")
     .Input("values: T")
     .Output("bundle: uint8")
     .Attr("T: list(type) >= 0")
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({}, {{-1}}))
     .Doc(R"doc(
 Puts tensors, with their shapes, into one.
 

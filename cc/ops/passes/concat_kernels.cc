@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cc/core/bags/combine.h"
@@ -15,18 +14,9 @@
 #include "cc/core/support/parallel.h"
 #include "cc/ops/bags/bag_inputs.h"
 #include "cc/ops/kernel_util.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::DataType;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class CombineBagsConcatOp : public OpKernel {
  public:
@@ -42,11 +32,10 @@ class CombineBagsConcatOp : public OpKernel {
     is_table_.assign(tables + others_, false);
     int32_t last = -1;
     for (const int32_t place : places) {
-      OP_REQUIRES(
-          ctx, place > last && place < tables + others_,
-          absl::InvalidArgumentError(absl::StrCat(
-              "places must increase, from at least 0 to ", tables + others_ - 1,
-              " at most, but are ", absl::StrJoin(places, ", "), ".")));
+      OP_REQUIRES(ctx, place > last && place < tables + others_,
+                  InvalidArgument("places must increase, from at least 0 to ",
+                                  tables + others_ - 1, " at most, but are ",
+                                  absl::StrJoin(places, ", "), "."));
       is_table_[place] = true;
       last = place;
     }
@@ -100,18 +89,16 @@ class CombineBagsConcatOp : public OpKernel {
       next += count;
     }
     if (is_valid && next == all.end()) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("columns must be at least 1 each, and ", all.size(),
-                     " together (the number of combiners), but are ",
-                     absl::StrJoin(columns, ", "), "."));
+    return InvalidArgument("columns must be at least 1 each, and ", all.size(),
+                           " together (the number of combiners), but are ",
+                           absl::StrJoin(columns, ", "), ".");
   }
 
   static absl::Status CheckBatch(const std::string& name, int64_t batch,
                                  int64_t wanted) {
     if (batch == wanted) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, " must be of a batch of ", wanted,
-                     " (as row_splits[0]), but is of ", batch, "."));
+    return InvalidArgument(name, " must be of a batch of ", wanted,
+                           " (as row_splits[0]), but is of ", batch, ".");
   }
 
   const Tensor& Other(OpKernelContext* ctx, int i) const {
@@ -151,9 +138,8 @@ class CombineBagsConcatOp : public OpKernel {
       return absl::OkStatus();
     }
     if (std::max(batch, width) > INT32_MAX) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("shapes must be int64 for a shape of [", batch, ",",
-                       width, "], but are int32."));
+      return InvalidArgument("shapes must be int64 for a shape of [", batch,
+                             ",", width, "], but are int32.");
     }
     shape->flat<int32_t>()(0) = static_cast<int32_t>(batch);
     shape->flat<int32_t>()(1) = static_cast<int32_t>(width);
@@ -195,9 +181,7 @@ class CombineBagsConcatOp : public OpKernel {
   DataType out_type_ = tensorflow::DT_INT32;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>CombineBagsConcat").Device(tensorflow::DEVICE_CPU),
-    CombineBagsConcatOp);
+TF_EXT_REGISTER_KERNEL(CombineBagsConcat, CombineBagsConcatOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of the op that combines bags into parts of longer vectors.
 
-#include "absl/status/status.h"
+#include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
 
 REGISTER_OP("TfExt>CombineBagsConcat")
     .Input("rows: N * float")

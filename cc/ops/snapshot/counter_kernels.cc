@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/counter_chunks.h"
@@ -19,82 +18,53 @@
 #include "cc/ops/snapshot/snapshot_files.h"
 #include "cc/ops/snapshot/snapshot_inputs.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::AsyncOpKernel;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
+absl::Status RunSparseTableExportCounters(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  int64_t cursor, limit, period;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "cursor", 1, &cursor));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "limit", 2, &limit));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "period", 3, &period));
+  std::vector<int64_t> signs;
+  std::vector<int32_t> counts;
+  TF_RETURN_IF_ERROR(ToTf(table->ExportCounters(
+      &cursor, std::max<int64_t>(-1, limit), period, &signs, &counts)));
+  const int64_t n = static_cast<int64_t>(signs.size());
+  int64_t* signs_out = nullptr;
+  int32_t* counts_out = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, TensorShape({n}), &signs_out));
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 1, TensorShape({n, 1}), &counts_out));
+  std::copy(signs.begin(), signs.end(), signs_out);
+  std::copy(counts.begin(), counts.end(), counts_out);
+  TF_RETURN_IF_ERROR(SetScalarOutput(ctx, 2, cursor));
+  return SetScalarOutput<int64_t>(ctx, 3, table->CounterPeriod());
+}
 
-class SparseTableExportCountersOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
-    OP_REQUIRES_OK(ctx, CheckScalar("cursor", ctx->input(kCursor)));
-    OP_REQUIRES_OK(ctx, CheckScalar("limit", ctx->input(kLimit)));
-    OP_REQUIRES_OK(ctx, CheckScalar("period", ctx->input(kPeriod)));
-    int64_t cursor = IntInput(ctx, kCursor);
-    std::vector<int64_t> signs;
-    std::vector<int32_t> counts;
-    OP_REQUIRES_OK(ctx,
-                   ToTf(table->ExportCounters(
-                       &cursor, std::max<int64_t>(-1, IntInput(ctx, kLimit)),
-                       IntInput(ctx, kPeriod), &signs, &counts)));
-    const int64_t n = static_cast<int64_t>(signs.size());
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(kSigns, TensorShape({n}), &output));
-    std::copy(signs.begin(), signs.end(), output->flat<int64_t>().data());
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(kCounts, TensorShape({n, 1}), &output));
-    std::copy(counts.begin(), counts.end(), output->flat<int32_t>().data());
-    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, kNextCursor, cursor));
-    OP_REQUIRES_OK(
-        ctx, SetScalarOutput<int64_t>(ctx, kItsPeriod, table->CounterPeriod()));
+absl::Status RunSparseTableImportCounters(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  int64_t period;
+  bool clear;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  const Tensor& signs = ctx->input(1);
+  const Tensor& counts = ctx->input(2);
+  TF_RETURN_IF_ERROR(CheckVector("signs", signs));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "period", 3, &period));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "clear", 4, &clear));
+  const int64_t n = signs.dim_size(0);
+  if (counts.shape() != TensorShape({n, 1})) {
+    return InvalidArgument("counts must be of shape [", n,
+                           ",1] (one for each of the signs), but its shape is ",
+                           counts.shape().DebugString(), ".");
   }
-
- private:
-  enum Inputs { kHandle, kCursor, kLimit, kPeriod };
-  enum Outputs { kSigns, kCounts, kNextCursor, kItsPeriod };
-};
-
-class SparseTableImportCountersOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
-    const Tensor& signs = ctx->input(kSigns);
-    const Tensor& counts = ctx->input(kCounts);
-    OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
-    OP_REQUIRES_OK(ctx, CheckScalar("period", ctx->input(kPeriod)));
-    OP_REQUIRES_OK(ctx, CheckScalar("clear", ctx->input(kClear)));
-    const int64_t n = signs.dim_size(0);
-    OP_REQUIRES(ctx, counts.shape() == TensorShape({n, 1}),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "counts must be of shape [", n,
-                    ",1] (one for each of the signs), but its shape is ",
-                    counts.shape().DebugString(), ".")));
-    OP_REQUIRES_OK(
-        ctx, ToTf(table->ImportCounters(
-                 signs.flat<int64_t>().data(), counts.flat<int32_t>().data(), n,
-                 IntInput(ctx, kPeriod), ctx->input(kClear).scalar<bool>()(),
-                 MakeParallelFor(ctx))));
-    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, n));
-  }
-
- private:
-  enum Inputs { kHandle, kSigns, kCounts, kPeriod, kClear };
-};
+  TF_RETURN_IF_ERROR(ToTf(table->ImportCounters(
+      signs.flat<int64_t>().data(), counts.flat<int32_t>().data(), n, period,
+      clear, MakeParallelFor(ctx))));
+  return SetScalarOutput(ctx, 0, n);
+}
 
 class SparseTableRestoreCountersOp : public AsyncOpKernel {
  public:
@@ -121,22 +91,17 @@ class SparseTableRestoreCountersOp : public AsyncOpKernel {
   static absl::Status Restore(OpKernelContext* ctx) {
     std::shared_ptr<Table> table;
     TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &table));
-    for (const auto& [name, input] : {std::pair("shard", kShard),
-                                      {"shards", kShards},
-                                      {"n", kN},
-                                      {"period", kPeriod},
-                                      {"load", kLoad}}) {
-      TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
-    }
-    const int64_t n = IntInput(ctx, kN);
-    const int64_t shard = IntInput(ctx, kShard);
-    const int64_t shards = IntInput(ctx, kShards);
-    const int64_t period = IntInput(ctx, kPeriod);
-    const bool load = ctx->input(kLoad).scalar<bool>()();
+    int64_t shard, shards, n, period;
+    bool load;
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "shard", kShard, &shard));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "shards", kShards, &shards));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "n", kN, &n));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "period", kPeriod, &period));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "load", kLoad, &load));
     if (n < 1 || n > kMostCount || period < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "n must be from 1 to ", kMostCount,
-          " and period at least 0, but they are ", n, " and ", period, "."));
+      return InvalidArgument("n must be from 1 to ", kMostCount,
+                             " and period at least 0, but they are ", n,
+                             " and ", period, ".");
     }
     TF_RETURN_IF_ERROR(CheckShardNumber("shard", shard, "shards", shards));
     std::vector<SnapshotFile> files;
@@ -209,15 +174,10 @@ class SparseTableRestoreCountersOp : public AsyncOpKernel {
   };
 };
 
-#define REGISTER_COUNTER_KERNEL(name)                                          \
-  REGISTER_KERNEL_BUILDER(Name("TfExt>" #name).Device(tensorflow::DEVICE_CPU), \
-                          name##Op)
-
-REGISTER_COUNTER_KERNEL(SparseTableExportCounters);
-REGISTER_COUNTER_KERNEL(SparseTableImportCounters);
-REGISTER_COUNTER_KERNEL(SparseTableRestoreCounters);
-
-#undef REGISTER_COUNTER_KERNEL
+TF_EXT_REGISTER_FUNCTION(SparseTableExportCounters);
+TF_EXT_REGISTER_FUNCTION(SparseTableImportCounters);
+TF_EXT_REGISTER_KERNEL(SparseTableRestoreCounters,
+                       SparseTableRestoreCountersOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -2,30 +2,11 @@
 // The interface of the ops that save and restore the counters of signs, for
 // admission by count.
 
-#include "absl/status/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status CheckRanks(InferenceContext* c,
-                        std::initializer_list<const char*> scalars,
-                        std::initializer_list<const char*> vectors) {
-  ShapeHandle unused;
-  for (const char* name : scalars) {
-    TF_RETURN_IF_ERROR(InputOfRank(c, name, 0, &unused));
-  }
-  for (const char* name : vectors) {
-    TF_RETURN_IF_ERROR(InputOfRank(c, name, 1, &unused));
-  }
-  return absl::OkStatus();
-}
 
 REGISTER_OP("TfExt>SparseTableExportCounters")
     .Input("handle: resource")
@@ -37,16 +18,8 @@ REGISTER_OP("TfExt>SparseTableExportCounters")
     .Output("next_cursor: int64")
     .Output("its_period: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(
-          CheckRanks(c, {"handle", "cursor", "limit", "period"}, {}));
-      const DimensionHandle n = c->UnknownDim();
-      c->set_output(0, c->Vector(n));
-      c->set_output(1, c->Matrix(n, 1));
-      c->set_output(2, c->Scalar());
-      c->set_output(3, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({{"handle", "cursor", "limit", "period"}},
+                       {{-1}, {-1, 1}, {}, {}}))
     .Doc(R"doc(
 Copies the counters of signs without a row out of a table.
 
@@ -74,14 +47,8 @@ REGISTER_OP("TfExt>SparseTableImportCounters")
     .Input("clear: bool")
     .Output("imported: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(
-          CheckRanks(c, {"handle", "period", "clear"}, {"signs"}));
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(InputOfRank(c, "counts", 2, &unused));
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({{"handle", "period", "clear"}, {"signs"}, {"counts"}},
+                       {{}}))
     .Doc(R"doc(
 Sets counters of signs, except of those that have a row.
 
@@ -109,16 +76,11 @@ REGISTER_OP("TfExt>SparseTableRestoreCounters")
     .Input("load: bool")
     .Output("counters: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      TF_RETURN_IF_ERROR(CheckRanks(
-          c,
-          {"handle", "stored_shards", "shard", "shards", "n", "period", "load"},
-          {"paths", "file_shards"}));
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(InputOfRank(c, "files", 2, &unused));
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({{"handle", "stored_shards", "shard", "shards", "n",
+                         "period", "load"},
+                        {"paths", "file_shards"},
+                        {"files"}},
+                       {{}}))
     .Doc(R"doc(
 Sets counters from files of a snapshot, or checks the files.
 

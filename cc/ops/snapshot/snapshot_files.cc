@@ -90,9 +90,9 @@ absl::Status CheckSnapshotId(absl::string_view name, absl::string_view id) {
     return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
   });
   if (id.size() == kIdDigits && hexadecimal) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(name, " must be ", kIdDigits,
-                   " lower-case hexadecimal digits, but it is '", id, "'."));
+  return InvalidArgument(name, " must be ", kIdDigits,
+                         " lower-case hexadecimal digits, but it is '", id,
+                         "'.");
 }
 
 absl::Status SnapshotFileWriter::Open(const std::string& path,

@@ -8,16 +8,10 @@
 #include "cc/core/bags/unique.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
 #include "cc/ops/kernel_util.h"
-#include "tensorflow/core/framework/tensor_shape.h"
 #include "tensorflow/core/platform/env.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::tstring;
 
 // The columns of the matrix that describes files.
 enum FileColumns { kTag, kRows, kErased, kBytes, kCrc, kFileColumns };
@@ -25,7 +19,7 @@ static_assert(kFileColumns == kSnapshotFileColumns, "all columns are named");
 
 // Gets file `i` of the inputs.
 absl::Status GetFile(OpKernelContext* ctx, const SnapshotFileInputs& inputs,
-                     int64_t i, SnapshotFile* file) {
+                     int64_t i, int64_t stored_shards, SnapshotFile* file) {
   const auto numbers = ctx->input(inputs.files).matrix<int64_t>();
   file->path = std::string(ctx->input(inputs.paths).vec<tstring>()(i));
   file->tag = static_cast<uint64_t>(numbers(i, kTag));
@@ -35,39 +29,30 @@ absl::Status GetFile(OpKernelContext* ctx, const SnapshotFileInputs& inputs,
   file->crc32c = static_cast<uint32_t>(numbers(i, kCrc));
   if (file->rows < 0 || file->erased < 0 || file->bytes < kChunkHeaderBytes ||
       file->crc32c != numbers(i, kCrc)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("files[", i,
-                     "] must have rows and erased signs of at least 0, at "
-                     "least ",
-                     kChunkHeaderBytes,
-                     " bytes and a CRC32C of 32 bits, but "
-                     "they are ",
-                     file->rows, ", ", file->erased, ", ", file->bytes, " and ",
-                     numbers(i, kCrc), "."));
+    return InvalidArgument(
+        "files[", i,
+        "] must have rows and erased signs of at least 0, at "
+        "least ",
+        kChunkHeaderBytes,
+        " bytes and a CRC32C of 32 bits, but "
+        "they are ",
+        file->rows, ", ", file->erased, ", ", file->bytes, " and ",
+        numbers(i, kCrc), ".");
   }
   file->shard = ctx->input(inputs.file_shards).vec<int64_t>()(i);
-  file->shards = IntInput(ctx, inputs.stored_shards);
+  file->shards = stored_shards;
   return CheckShardNumber(absl::StrCat("file_shards[", i, "]"), file->shard,
                           "stored_shards", file->shards);
 }
 
 }  // namespace
 
-std::string StringInput(OpKernelContext* ctx, int input) {
-  return std::string(ctx->input(input).scalar<tstring>()());
-}
-
-int64_t IntInput(OpKernelContext* ctx, int input) {
-  return ctx->input(input).scalar<int64_t>()();
-}
-
 int64_t NumFileThreads(OpKernelContext* ctx) {
   const auto* workers = ctx->device()->tensorflow_cpu_worker_threads();
   return workers == nullptr ? 1 : std::max(1, workers->num_threads);
 }
 
-void InBackground(OpKernelContext* ctx,
-                  tensorflow::AsyncOpKernel::DoneCallback done,
+void InBackground(OpKernelContext* ctx, AsyncOpKernel::DoneCallback done,
                   std::function<absl::Status()> work) {
   tensorflow::Env::Default()->SchedClosure(
       [ctx, done = std::move(done), work = std::move(work)] {
@@ -81,9 +66,9 @@ absl::Status CheckShardNumber(absl::string_view name, int64_t shard,
   if (shard >= 0 && shard < shards && shards <= kMaxShards) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      name, " must be at least 0 and below ", of, ", which must be at most ",
-      kMaxShards, ", but they are ", shard, " and ", shards, "."));
+  return InvalidArgument(name, " must be at least 0 and below ", of,
+                         ", which must be at most ", kMaxShards,
+                         ", but they are ", shard, " and ", shards, ".");
 }
 
 absl::Status GetSnapshotFiles(OpKernelContext* ctx,
@@ -93,24 +78,24 @@ absl::Status GetSnapshotFiles(OpKernelContext* ctx,
   TF_RETURN_IF_ERROR(CheckMatrix("files", ctx->input(inputs.files)));
   TF_RETURN_IF_ERROR(
       CheckVector("file_shards", ctx->input(inputs.file_shards)));
+  int64_t stored_shards;
   TF_RETURN_IF_ERROR(
-      CheckScalar("stored_shards", ctx->input(inputs.stored_shards)));
+      ScalarInput(ctx, "stored_shards", inputs.stored_shards, &stored_shards));
   const int64_t n = ctx->input(inputs.paths).dim_size(0);
   if (ctx->input(inputs.files).shape() != TensorShape({n, kFileColumns})) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("files must be of shape [", n, ",", kFileColumns,
-                     "] (a row for each of the paths), but its shape is ",
-                     ctx->input(inputs.files).shape().DebugString(), "."));
+    return InvalidArgument("files must be of shape [", n, ",", kFileColumns,
+                           "] (a row for each of the paths), but its shape is ",
+                           ctx->input(inputs.files).shape().DebugString(), ".");
   }
   if (ctx->input(inputs.file_shards).dim_size(0) != n) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "file_shards must be of shape [", n,
-        "] (one for each of the paths), but its shape is ",
-        ctx->input(inputs.file_shards).shape().DebugString(), "."));
+    return InvalidArgument("file_shards must be of shape [", n,
+                           "] (one for each of the paths), but its shape is ",
+                           ctx->input(inputs.file_shards).shape().DebugString(),
+                           ".");
   }
   files->resize(n);
   for (int64_t i = 0; i < n; ++i) {
-    TF_RETURN_IF_ERROR(GetFile(ctx, inputs, i, &(*files)[i]));
+    TF_RETURN_IF_ERROR(GetFile(ctx, inputs, i, stored_shards, &(*files)[i]));
   }
   return absl::OkStatus();
 }

@@ -5,27 +5,18 @@
 
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
+#include "cc/ops/kernel_util.h"
 #include "cc/ops/snapshot/snapshot_files.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 
-// The value of an input, which must be a scalar.
-std::string StringInput(tensorflow::OpKernelContext* ctx, int input);
-int64_t IntInput(tensorflow::OpKernelContext* ctx, int input);
-
 // The number of threads for files.
-int64_t NumFileThreads(tensorflow::OpKernelContext* ctx);
+int64_t NumFileThreads(OpKernelContext* ctx);
 
 // Runs the blocking work of a kernel on a thread of its own.
-void InBackground(tensorflow::OpKernelContext* ctx,
-                  tensorflow::AsyncOpKernel::DoneCallback done,
+void InBackground(OpKernelContext* ctx, AsyncOpKernel::DoneCallback done,
                   std::function<absl::Status()> work);
 
 // Shard `shard` must be one of `shards`; the names are those of the inputs.
@@ -41,13 +32,12 @@ struct SnapshotFileInputs {
 };
 
 // Checks these inputs and gets the files.
-absl::Status GetSnapshotFiles(tensorflow::OpKernelContext* ctx,
+absl::Status GetSnapshotFiles(OpKernelContext* ctx,
                               const SnapshotFileInputs& inputs,
                               std::vector<SnapshotFile>* files);
 
 // Sets row `i` of an output [f, kSnapshotFileColumns].
-void SetSnapshotFile(const SnapshotFile& file, int64_t i,
-                     tensorflow::Tensor* files);
+void SetSnapshotFile(const SnapshotFile& file, int64_t i, Tensor* files);
 
 }  // namespace tf_ext
 

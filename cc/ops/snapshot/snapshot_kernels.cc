@@ -10,8 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cc/core/bags/unique.h"
 #include "cc/core/hashing/mix.h"
@@ -24,21 +22,12 @@
 #include "cc/ops/snapshot/snapshot_inputs.h"
 #include "cc/ops/table/field_types.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/path.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::AsyncOpKernel;
 using tensorflow::Env;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::tstring;
 
 // Rows are divided into files of at least this size, up to one per thread.
 constexpr int64_t kMinFileBytes = 32 << 20;
@@ -79,40 +68,36 @@ class SparseTableSaveOp : public AsyncOpKernel {
   absl::Status Save(OpKernelContext* ctx) {
     std::shared_ptr<Table> held;
     TF_RETURN_IF_ERROR(LookupTable(ctx, kHandle, &held));
-    for (const auto& [name, input] :
-         {std::pair("directory", kDirectory),
-          {"id", kId},
-          {"base", kBase},
-          {"tracked", kTracked},
-          {"shard", kShard},
-          {"max_bytes_per_second", kMaxBytesPerSecond},
-          {"period", kPeriod}}) {
-      TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
-    }
     Table& table = *held;
-    const std::string base = StringInput(ctx, kBase);
-    const bool tracked = ctx->input(kTracked).scalar<bool>()();
     Job job;
-    job.directory = StringInput(ctx, kDirectory);
-    job.id = StringInput(ctx, kId);
+    std::string base;
+    bool tracked;
+    int64_t max_bytes_per_second;
+    TF_RETURN_IF_ERROR(
+        ScalarInput(ctx, "directory", kDirectory, &job.directory));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "id", kId, &job.id));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "base", kBase, &base));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "tracked", kTracked, &tracked));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "shard", kShard, &job.shard));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "max_bytes_per_second",
+                                   kMaxBytesPerSecond, &max_bytes_per_second));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "period", kPeriod, &job.period));
     job.changed = !base.empty();
-    job.shard = IntInput(ctx, kShard);
-    job.period = IntInput(ctx, kPeriod);
     TF_RETURN_IF_ERROR(CheckSnapshotId("id", job.id));
     if (job.changed) TF_RETURN_IF_ERROR(CheckSnapshotId("base", base));
     if (job.changed && !tracked) {
       return absl::InvalidArgumentError(
           "tracked must be true with a base: a delta is part of a chain.");
     }
-    if (IntInput(ctx, kMaxBytesPerSecond) < 0 || job.shard < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
+    if (max_bytes_per_second < 0 || job.shard < 0) {
+      return InvalidArgument(
           "max_bytes_per_second and shard must be at least 0, but they are ",
-          IntInput(ctx, kMaxBytesPerSecond), " and ", job.shard, "."));
+          max_bytes_per_second, " and ", job.shard, ".");
     }
     const int64_t files = NumFiles(table, NumFileThreads(ctx));
     job.files.resize(files);
     job.max_bytes_per_second =
-        static_cast<double>(IntInput(ctx, kMaxBytesPerSecond)) / files;
+        static_cast<double>(max_bytes_per_second) / files;
     SetPaths(&job);
     // Counters first: a sign that is admitted meanwhile then has a counter and
     // a row, of which the row counts, rather than none of both.
@@ -216,59 +201,19 @@ class SparseTableSaveOp : public AsyncOpKernel {
   static absl::Status SetOutputs(OpKernelContext* ctx, const Table& table,
                                  const Job& job) {
     const int64_t n = static_cast<int64_t>(job.files.size());
-    Tensor* names = nullptr;
+    tstring* names = nullptr;
     Tensor* files = nullptr;
-    Tensor* chunk_bytes = nullptr;
-    TF_RETURN_IF_ERROR(ctx->allocate_output(kNames, TensorShape({n}), &names));
+    TF_RETURN_IF_ERROR(AllocateOutput(ctx, kNames, TensorShape({n}), &names));
     TF_RETURN_IF_ERROR(ctx->allocate_output(
         kFiles, TensorShape({n, kSnapshotFileColumns}), &files));
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(kChunkBytes, TensorShape({}), &chunk_bytes));
-    chunk_bytes->scalar<int64_t>()() =
-        ChunkBytesFor(table.layout().raw_bytes());
     for (int64_t i = 0; i < n; ++i) {
       const SnapshotFile& file = job.files[i];
-      names->vec<tstring>()(i) =
-          std::string(tensorflow::io::Basename(file.path));
+      names[i] = std::string(tensorflow::io::Basename(file.path));
       SetSnapshotFile(file, i, files);
     }
-    return absl::OkStatus();
+    return SetScalarOutput(ctx, kChunkBytes,
+                           ChunkBytesFor(table.layout().raw_bytes()));
   }
-};
-
-class SparseTableEndSaveOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
-    OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
-    OP_REQUIRES_OK(ctx, CheckScalar("committed", ctx->input(kCommitted)));
-    OP_REQUIRES_OK(ctx, ToTf(table->EndChainSave(
-                            StringInput(ctx, kId),
-                            ctx->input(kCommitted).scalar<bool>()())));
-  }
-
- private:
-  enum Inputs { kHandle, kId, kCommitted };
-};
-
-class SparseTableSetChainOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
-    OP_REQUIRES_OK(ctx, CheckScalar("id", ctx->input(kId)));
-    const std::string id = StringInput(ctx, kId);
-    if (!id.empty()) OP_REQUIRES_OK(ctx, CheckSnapshotId("id", id));
-    OP_REQUIRES_OK(ctx, ToTf(table->SetChain(id)));
-  }
-
- private:
-  enum Inputs { kHandle, kId };
 };
 
 class SparseTableRestoreOp : public AsyncOpKernel {
@@ -276,7 +221,7 @@ class SparseTableRestoreOp : public AsyncOpKernel {
   explicit SparseTableRestoreOp(OpKernelConstruction* ctx)
       : AsyncOpKernel(ctx) {
     std::vector<std::string> names;
-    std::vector<tensorflow::DataType> types;
+    std::vector<DataType> types;
     std::vector<int64_t> counts, offsets;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("field_names", &names));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("field_types", &types));
@@ -285,11 +230,11 @@ class SparseTableRestoreOp : public AsyncOpKernel {
     OP_REQUIRES(ctx,
                 types.size() == names.size() && counts.size() == names.size() &&
                     offsets.size() == names.size(),
-                absl::InvalidArgumentError(absl::StrCat(
+                InvalidArgument(
                     "field_names, field_types, field_counts and field_offsets "
                     "must have one entry per field, but they have ",
                     names.size(), ", ", types.size(), ", ", counts.size(),
-                    " and ", offsets.size(), ".")));
+                    " and ", offsets.size(), "."));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("convert", &convert_));
     for (size_t i = 0; i < names.size(); ++i) {
       fields_.push_back(
@@ -351,15 +296,17 @@ class SparseTableRestoreOp : public AsyncOpKernel {
     StoredRows stored;
     ConvertedValues converted;
     if (convert_) stored.converted = &converted;
-    TF_RETURN_IF_ERROR(GetInputs(ctx, &files, &stored));
+    int64_t chunk_bytes;
+    std::string action;
+    TF_RETURN_IF_ERROR(GetInputs(ctx, &files, &stored, &chunk_bytes));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "action", kAction, &action));
     TF_RETURN_IF_ERROR(ToTf(table.CheckStoredRows(stored)));
-    const int64_t chunk_bytes = IntInput(ctx, kChunkBytes);
-    const Apply apply = ApplyOf(StringInput(ctx, kAction));
+    const Apply apply = ApplyOf(action);
     if (apply == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("action must be 'verify', 'load', 'gather' or 'update', "
-                       "but it is '",
-                       StringInput(ctx, kAction), "'."));
+      return InvalidArgument(
+          "action must be 'verify', 'load', 'gather' or 'update', "
+          "but it is '",
+          action, "'.");
     }
     std::atomic<int64_t> total{0};
     TF_RETURN_IF_ERROR(OnFileThreads(
@@ -374,32 +321,28 @@ class SparseTableRestoreOp : public AsyncOpKernel {
                                     return ToTf(status);
                                   });
         }));
-    Tensor* counts = nullptr;
+    int64_t* counts = nullptr;
     TF_RETURN_IF_ERROR(
-        ctx->allocate_output(kConverted, TensorShape({3}), &counts));
-    counts->vec<int64_t>()(0) = converted.values;
-    counts->vec<int64_t>()(1) = converted.rounded;
-    counts->vec<int64_t>()(2) = converted.saturated;
+        AllocateOutput(ctx, kConverted, TensorShape({3}), &counts));
+    counts[0] = converted.values;
+    counts[1] = converted.rounded;
+    counts[2] = converted.saturated;
     return SetScalarOutput<int64_t>(ctx, kRows, total);
   }
 
   absl::Status GetInputs(OpKernelContext* ctx, std::vector<SnapshotFile>* files,
-                         StoredRows* stored) const {
-    for (const auto& [name, input] : {std::pair("chunk_bytes", kChunkBytes),
-                                      {"row_bytes", kRowBytes},
-                                      {"shard", kShard},
-                                      {"shards", kShards},
-                                      {"action", kAction}}) {
-      TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
-    }
+                         StoredRows* stored, int64_t* chunk_bytes) const {
     stored->fields = fields_;
-    stored->row_bytes = IntInput(ctx, kRowBytes);
-    stored->shard = IntInput(ctx, kShard);
-    stored->shards = IntInput(ctx, kShards);
+    TF_RETURN_IF_ERROR(
+        ScalarInput(ctx, "chunk_bytes", kChunkBytes, chunk_bytes));
+    TF_RETURN_IF_ERROR(
+        ScalarInput(ctx, "row_bytes", kRowBytes, &stored->row_bytes));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "shard", kShard, &stored->shard));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "shards", kShards, &stored->shards));
     TF_RETURN_IF_ERROR(
         CheckShardNumber("shard", stored->shard, "shards", stored->shards));
-    TF_RETURN_IF_ERROR(ToTf(CheckChunkFormat(
-        {IntInput(ctx, kChunkBytes), stored->row_bytes, /*tag=*/0})));
+    TF_RETURN_IF_ERROR(
+        ToTf(CheckChunkFormat({*chunk_bytes, stored->row_bytes, /*tag=*/0})));
     return GetSnapshotFiles(ctx, {kPaths, kFiles, kFileShards, kStoredShards},
                             files);
   }
@@ -408,32 +351,16 @@ class SparseTableRestoreOp : public AsyncOpKernel {
   bool convert_;
 };
 
-class WriteFileAtomicallyOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunWriteFileAtomically(OpKernelContext* ctx) {
+  std::string path, contents;
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "path", 0, &path));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "contents", 1, &contents));
+  return WriteFileAtomically(path, contents);
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, CheckScalar("path", ctx->input(kPath)));
-    OP_REQUIRES_OK(ctx, CheckScalar("contents", ctx->input(kContents)));
-    OP_REQUIRES_OK(ctx, WriteFileAtomically(StringInput(ctx, kPath),
-                                            StringInput(ctx, kContents)));
-  }
-
- private:
-  enum Inputs { kPath, kContents };
-};
-
-#define REGISTER_SNAPSHOT_KERNEL(name)                                         \
-  REGISTER_KERNEL_BUILDER(Name("TfExt>" #name).Device(tensorflow::DEVICE_CPU), \
-                          name##Op)
-
-REGISTER_SNAPSHOT_KERNEL(SparseTableSave);
-REGISTER_SNAPSHOT_KERNEL(SparseTableEndSave);
-REGISTER_SNAPSHOT_KERNEL(SparseTableSetChain);
-REGISTER_SNAPSHOT_KERNEL(SparseTableRestore);
-REGISTER_SNAPSHOT_KERNEL(WriteFileAtomically);
-
-#undef REGISTER_SNAPSHOT_KERNEL
+TF_EXT_REGISTER_KERNEL(SparseTableSave, SparseTableSaveOp);
+TF_EXT_REGISTER_KERNEL(SparseTableRestore, SparseTableRestoreOp);
+TF_EXT_REGISTER_FUNCTION(WriteFileAtomically);
 
 }  // namespace
 }  // namespace tf_ext

@@ -1,55 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of the ops that write and read snapshots.
 
-#include <cstdint>
-#include <initializer_list>
-
-#include "absl/status/status.h"
-#include "absl/strings/string_view.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/snapshot/snapshot_files.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status CheckScalars(InferenceContext* c,
-                          std::initializer_list<absl::string_view> names) {
-  ShapeHandle unused;
-  for (const absl::string_view name : names) {
-    TF_RETURN_IF_ERROR(InputOfRank(c, name, 0, &unused));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status SaveShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(
-      CheckScalars(c, {"handle", "directory", "id", "base", "tracked", "shard",
-                       "max_bytes_per_second", "period"}));
-  const DimensionHandle files = c->UnknownDim();
-  c->set_output(0, c->Vector(files));
-  c->set_output(1, c->Matrix(files, kSnapshotFileColumns));
-  c->set_output(2, c->Scalar());
-  return absl::OkStatus();
-}
-
-absl::Status RestoreShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(
-      CheckScalars(c, {"handle", "chunk_bytes", "row_bytes", "shard", "shards",
-                       "action", "stored_shards"}));
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "paths", 1, &unused));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "file_shards", 1, &unused));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "files", 2, &unused));
-  c->set_output(0, c->Scalar());
-  c->set_output(1, c->Vector(3));
-  return absl::OkStatus();
-}
 
 REGISTER_OP("TfExt>SparseTableSave")
     .Input("handle: resource")
@@ -64,7 +21,9 @@ REGISTER_OP("TfExt>SparseTableSave")
     .Output("files: int64")
     .Output("chunk_bytes: int64")
     .SetIsStateful()
-    .SetShapeFn(SaveShape)
+    .SetShapeFn(Shapes({{"handle", "directory", "id", "base", "tracked",
+                         "shard", "max_bytes_per_second", "period"}},
+                       {{-1}, {-1, kSnapshotFileColumns}, {}}))
     .Doc(R"doc(
 Writes the rows of a table to files of a snapshot.
 
@@ -94,9 +53,7 @@ REGISTER_OP("TfExt>SparseTableEndSave")
     .Input("id: string")
     .Input("committed: bool")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      return CheckScalars(c, {"handle", "id", "committed"});
-    })
+    .SetShapeFn(Shapes({{"handle", "id", "committed"}}, {}))
     .Doc(R"doc(
 Ends a save that is part of a chain.
 
@@ -112,9 +69,7 @@ REGISTER_OP("TfExt>SparseTableSetChain")
     .Input("handle: resource")
     .Input("id: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      return CheckScalars(c, {"handle", "id"});
-    })
+    .SetShapeFn(Shapes({{"handle", "id"}}, {}))
     .Doc(R"doc(
 Starts or stops marking changes.
 
@@ -142,7 +97,11 @@ REGISTER_OP("TfExt>SparseTableRestore")
     .Attr("field_offsets: list(int)")
     .Attr("convert: bool = false")
     .SetIsStateful()
-    .SetShapeFn(RestoreShape)
+    .SetShapeFn(Shapes({{"handle", "chunk_bytes", "row_bytes", "shard",
+                         "shards", "action", "stored_shards"},
+                        {"paths", "file_shards"},
+                        {"files"}},
+                       {{}, {3}}))
     .Doc(R"doc(
 Applies files of a snapshot to a table, or checks them.
 
@@ -181,9 +140,7 @@ REGISTER_OP("TfExt>WriteFileAtomically")
     .Input("path: string")
     .Input("contents: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      return CheckScalars(c, {"path", "contents"});
-    })
+    .SetShapeFn(Shapes({{"path", "contents"}}, {}))
     .Doc(R"doc(
 Writes a file atomically and durably.
 

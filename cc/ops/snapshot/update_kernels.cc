@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that begin and end updates of a table in place.
+// Kernels that end saves, and begin and end updates of a table in place.
 
 #include <cstdint>
 #include <memory>
@@ -9,86 +9,70 @@
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/snapshot/snapshot_files.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/platform/tstring.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::tstring;
-
 // The scalar `input`, which may be '' or the id of a snapshot.
 absl::Status IdInput(OpKernelContext* ctx, const char* name, int input,
                      std::string* id) {
-  TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
-  *id = std::string(ctx->input(input).scalar<tstring>()());
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, name, input, id));
   return id->empty() ? absl::OkStatus() : CheckSnapshotId(name, *id);
 }
 
-class SparseTableHeldOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunSparseTableEndSave(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  std::string id;
+  bool committed;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "id", 1, &id));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "committed", 2, &committed));
+  return ToTf(table->EndChainSave(id, committed));
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    OP_REQUIRES_OK(ctx, SetScalarOutput<tstring>(ctx, 0, table->Held()));
-  }
-};
+absl::Status RunSparseTableSetChain(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  std::string id;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  TF_RETURN_IF_ERROR(IdInput(ctx, "id", 1, &id));
+  return ToTf(table->SetChain(id));
+}
 
-class SparseTableBeginUpdateOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunSparseTableHeld(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  return SetScalarOutput<tstring>(ctx, 0, table->Held());
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    std::string base;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
-    OP_REQUIRES_OK(ctx, IdInput(ctx, "base", kBase, &base));
-    OP_REQUIRES_OK(ctx, CheckScalar("whole", ctx->input(kWhole)));
-    int64_t number;
-    OP_REQUIRES_OK(
-        ctx, ToTf(table->BeginUpdate(base, ctx->input(kWhole).scalar<bool>()(),
-                                     &number)));
-    OP_REQUIRES_OK(ctx, SetScalarOutput(ctx, 0, number));
-  }
+absl::Status RunSparseTableBeginUpdate(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  std::string base;
+  bool whole;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  TF_RETURN_IF_ERROR(IdInput(ctx, "base", 1, &base));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "whole", 2, &whole));
+  int64_t number;
+  TF_RETURN_IF_ERROR(ToTf(table->BeginUpdate(base, whole, &number)));
+  return SetScalarOutput(ctx, 0, number);
+}
 
- private:
-  enum Inputs { kHandle, kBase, kWhole };
-};
+absl::Status RunSparseTableEndUpdate(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  int64_t number;
+  std::string id;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "number", 1, &number));
+  TF_RETURN_IF_ERROR(IdInput(ctx, "id", 2, &id));
+  bool held;
+  TF_RETURN_IF_ERROR(ToTf(table->EndUpdate(number, id, &held)));
+  return SetScalarOutput(ctx, 0, held);
+}
 
-class SparseTableEndUpdateOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    std::string id;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
-    OP_REQUIRES_OK(ctx, CheckScalar("number", ctx->input(kNumber)));
-    OP_REQUIRES_OK(ctx, IdInput(ctx, "id", kId, &id));
-    bool held;
-    OP_REQUIRES_OK(
-        ctx, ToTf(table->EndUpdate(ctx->input(kNumber).scalar<int64_t>()(), id,
-                                   &held)));
-    OP_REQUIRES_OK(ctx, SetScalarOutput(ctx, 0, held));
-  }
-
- private:
-  enum Inputs { kHandle, kNumber, kId };
-};
-
-#define REGISTER_UPDATE_KERNEL(name)                                           \
-  REGISTER_KERNEL_BUILDER(Name("TfExt>" #name).Device(tensorflow::DEVICE_CPU), \
-                          name##Op)
-
-REGISTER_UPDATE_KERNEL(SparseTableHeld);
-REGISTER_UPDATE_KERNEL(SparseTableBeginUpdate);
-REGISTER_UPDATE_KERNEL(SparseTableEndUpdate);
-
-#undef REGISTER_UPDATE_KERNEL
+TF_EXT_REGISTER_FUNCTION(SparseTableEndSave);
+TF_EXT_REGISTER_FUNCTION(SparseTableSetChain);
+TF_EXT_REGISTER_FUNCTION(SparseTableHeld);
+TF_EXT_REGISTER_FUNCTION(SparseTableBeginUpdate);
+TF_EXT_REGISTER_FUNCTION(SparseTableEndUpdate);
 
 }  // namespace
 }  // namespace tf_ext

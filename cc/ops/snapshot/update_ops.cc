@@ -1,35 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of the ops that begin and end updates of a table in place.
 
-#include <initializer_list>
-
-#include "absl/status/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-// Of scalars to a scalar.
-absl::Status ScalarShape(InferenceContext* c,
-                         std::initializer_list<const char*> inputs) {
-  ShapeHandle unused;
-  for (const char* name : inputs) {
-    TF_RETURN_IF_ERROR(InputOfRank(c, name, 0, &unused));
-  }
-  c->set_output(0, c->Scalar());
-  return absl::OkStatus();
-}
 
 REGISTER_OP("TfExt>SparseTableHeld")
     .Input("handle: resource")
     .Output("id: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) { return ScalarShape(c, {"handle"}); })
+    .SetShapeFn(Shapes({{"handle"}}, {{}}))
     .Doc(R"doc(
 Returns the id of the snapshot whose rows a table holds.
 
@@ -44,9 +26,7 @@ REGISTER_OP("TfExt>SparseTableBeginUpdate")
     .Input("whole: bool")
     .Output("number: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      return ScalarShape(c, {"handle", "base", "whole"});
-    })
+    .SetShapeFn(Shapes({{"handle", "base", "whole"}}, {{}}))
     .Doc(R"doc(
 Begins an update of a table from files of snapshots, in place.
 
@@ -66,9 +46,7 @@ REGISTER_OP("TfExt>SparseTableEndUpdate")
     .Input("id: string")
     .Output("held: bool")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      return ScalarShape(c, {"handle", "number", "id"});
-    })
+    .SetShapeFn(Shapes({{"handle", "number", "id"}}, {{}}))
     .Doc(R"doc(
 Ends an update: erases the rows that the snapshot does not have.
 

@@ -8,17 +8,9 @@
 #include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class SparseTableEvictOp : public OpKernel {
  public:
@@ -28,73 +20,45 @@ class SparseTableEvictOp : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
-    OP_REQUIRES_OK(ctx, CheckScalar("now", ctx->input(kNow)));
-    OP_REQUIRES_OK(ctx, CheckScalar("unseen", ctx->input(kUnseen)));
-    OP_REQUIRES_OK(ctx, CheckScalar("capacity", ctx->input(kCapacity)));
-    OP_REQUIRES_OK(ctx, CheckScalar("by_show", ctx->input(kByShow)));
-    OP_REQUIRES_OK(ctx, CheckVector("score", ctx->input(kScore)));
-    OP_REQUIRES_OK(ctx, CheckScalar("require_all", ctx->input(kRequireAll)));
-    Tensor* examined = nullptr;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(kExamined, TensorShape({}), &examined));
-    Tensor* evicted = nullptr;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(kEvicted, TensorShape({}), &evicted));
     EvictionArgs args;
-    args.unseen = ctx->input(kUnseen).scalar<int64_t>()();
-    args.capacity = ctx->input(kCapacity).scalar<int64_t>()();
-    args.by_show = ctx->input(kByShow).scalar<bool>()();
-    const auto score = ctx->input(kScore).vec<double>();
+    int64_t now;
+    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
+    OP_REQUIRES_OK(ctx, ScalarInput(ctx, "now", 1, &now));
+    OP_REQUIRES_OK(ctx, ScalarInput(ctx, "unseen", 2, &args.unseen));
+    OP_REQUIRES_OK(ctx, ScalarInput(ctx, "capacity", 3, &args.capacity));
+    OP_REQUIRES_OK(ctx, ScalarInput(ctx, "by_show", 4, &args.by_show));
+    OP_REQUIRES_OK(ctx, CheckVector("score", ctx->input(5)));
+    const auto score = ctx->input(5).vec<double>();
     args.score.assign(score.data(), score.data() + score.size());
-    args.require_all = ctx->input(kRequireAll).scalar<bool>()();
+    OP_REQUIRES_OK(ctx, ScalarInput(ctx, "require_all", 6, &args.require_all));
     args.policy = policy_;
+    int64_t* examined = nullptr;
+    int64_t* evicted = nullptr;
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, TensorShape({}), &examined));
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 1, TensorShape({}), &evicted));
     EvictedRows rows;
     OP_REQUIRES_OK(ctx,
-                   ToTf(table->Evict(args, ctx->input(kNow).scalar<int64_t>()(),
-                                     MakeParallelFor(ctx), &rows)));
-    examined->scalar<int64_t>()() = rows.examined;
-    evicted->scalar<int64_t>()() = rows.evicted;
+                   ToTf(table->Evict(args, now, MakeParallelFor(ctx), &rows)));
+    *examined = rows.examined;
+    *evicted = rows.evicted;
   }
 
  private:
-  enum Inputs {
-    kHandle,
-    kNow,
-    kUnseen,
-    kCapacity,
-    kByShow,
-    kScore,
-    kRequireAll
-  };
-  enum Outputs { kExamined, kEvicted };
-
   std::string policy_;
 };
 
-class SparseTableDecayOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunSparseTableDecay(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  double factor;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "factor", 1, &factor));
+  int64_t* decayed = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, TensorShape({}), &decayed));
+  return ToTf(table->DecayStatistics(factor, MakeParallelFor(ctx), decayed));
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    const Tensor& factor = ctx->input(1);
-    OP_REQUIRES_OK(ctx, CheckScalar("factor", factor));
-    Tensor* decayed = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &decayed));
-    OP_REQUIRES_OK(ctx, ToTf(table->DecayStatistics(
-                            factor.scalar<double>()(), MakeParallelFor(ctx),
-                            &decayed->scalar<int64_t>()())));
-  }
-};
-
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>SparseTableDecay").Device(tensorflow::DEVICE_CPU),
-    SparseTableDecayOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>SparseTableEvict").Device(tensorflow::DEVICE_CPU),
-    SparseTableEvictOp);
+TF_EXT_REGISTER_FUNCTION(SparseTableDecay);
+TF_EXT_REGISTER_KERNEL(SparseTableEvict, SparseTableEvictOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -2,16 +2,11 @@
 // The interface of the ops that evict rows of a table and let their statistics
 // decay.
 
-#include "absl/status/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 REGISTER_OP("TfExt>SparseTableEvict")
     .Input("handle: resource")
@@ -25,17 +20,10 @@ REGISTER_OP("TfExt>SparseTableEvict")
     .Output("examined: int64")
     .Output("evicted: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      for (const char* name :
-           {"handle", "now", "unseen", "capacity", "by_show", "require_all"}) {
-        TF_RETURN_IF_ERROR(InputOfRank(c, name, 0, &unused));
-      }
-      TF_RETURN_IF_ERROR(InputOfRank(c, "score", 1, &unused));
-      c->set_output(0, c->Scalar());
-      c->set_output(1, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({{"handle", "now", "unseen", "capacity", "by_show",
+                         "require_all"},
+                        {"score"}},
+                       {{}, {}}))
     .Doc(R"doc(
 Removes rows from a table based on the time of their last push, or on their
 statistics.
@@ -69,13 +57,7 @@ REGISTER_OP("TfExt>SparseTableDecay")
     .Input("factor: double")
     .Output("decayed: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
-      TF_RETURN_IF_ERROR(InputOfRank(c, "factor", 0, &unused));
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({{"handle", "factor"}}, {{}}))
     .Doc(R"doc(
 Multiplies the statistics of all rows of a table by a factor.
 

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cc/core/rules/narrow.h"
@@ -19,22 +19,11 @@
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/field_types.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
-#include "tensorflow/core/framework/types.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::DataType;
 using tensorflow::DataTypeString;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::OpOutputList;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::tstring;
 
 // The rows of a page of an export, which are in memory twice: as returned by
 // the core, and in the output.
@@ -58,17 +47,17 @@ class FieldList {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("Tfields", &types_));
     OP_REQUIRES(
         ctx, names_.size() == types_.size(),
-        absl::InvalidArgumentError(absl::StrCat(
+        InvalidArgument(
             "field_names and Tfields must have one entry per field, but "
             "they have ",
-            names_.size(), " and ", types_.size(), ".")));
+            names_.size(), " and ", types_.size(), "."));
     std::vector<std::string> sorted = names_;
     std::sort(sorted.begin(), sorted.end());
     const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
     OP_REQUIRES(ctx, twice == sorted.end(),
-                absl::InvalidArgumentError(absl::StrCat(
-                    "field_names must name each field once, but '",
-                    twice == sorted.end() ? "" : *twice, "' appears twice.")));
+                InvalidArgument("field_names must name each field once, but '",
+                                twice == sorted.end() ? "" : *twice,
+                                "' appears twice."));
   }
 
   const std::vector<std::string>& names() const { return names_; }
@@ -81,10 +70,10 @@ class FieldList {
     for (size_t i = 0; i < names_.size(); ++i) {
       const Field* field = table.layout().Find(names_[i]);
       if (field == nullptr || !CanHave(*field, types_[i])) {
-        return absl::InvalidArgumentError(absl::StrCat(
+        return InvalidArgument(
             "There is no field '", names_[i], "' of type ",
             DataTypeString(types_[i]), " in the table '", table.config().name,
-            "'. Its fields are: ", DescribeFields(table.layout()), "."));
+            "'. Its fields are: ", DescribeFields(table.layout()), ".");
       }
       fields->push_back(field);
     }
@@ -101,110 +90,74 @@ class FieldList {
   std::vector<DataType> types_;
 };
 
-class SparseTableSizeOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunSparseTableSize(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  return SetScalarOutput<int64_t>(ctx, 0, table->Size());
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, table->Size()));
-  }
-};
+absl::Status RunSparseTableStats(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  const TableStats stats = table->Stats();
+  // The order is part of the op's interface.
+  const int64_t values[] = {stats.rows,
+                            stats.free_rows,
+                            stats.stripes,
+                            stats.row_bytes,
+                            stats.slab_bytes,
+                            stats.index_bytes,
+                            stats.max_stripe_rows,
+                            stats.min_stripe_rows,
+                            stats.max_probe_length,
+                            stats.waiting,
+                            stats.counter_bytes,
+                            stats.admitted,
+                            stats.evicted,
+                            stats.saturated,
+                            stats.updated};
+  static_assert(sizeof(TableStats) == sizeof(values),
+                "every field of TableStats is reported");
+  int64_t* output = nullptr;
+  TF_RETURN_IF_ERROR(
+      AllocateOutput(ctx, 0, TensorShape({std::size(values)}), &output));
+  std::copy(std::begin(values), std::end(values), output);
+  return absl::OkStatus();
+}
 
-class SparseTableStatsOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunSparseTableConfig(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  return SetScalarOutput<tstring>(ctx, 0, TableConfigToText(table->config()));
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    const TableStats stats = table->Stats();
-    // The order is part of the op's interface.
-    const int64_t values[] = {stats.rows,
-                              stats.free_rows,
-                              stats.stripes,
-                              stats.row_bytes,
-                              stats.slab_bytes,
-                              stats.index_bytes,
-                              stats.max_stripe_rows,
-                              stats.min_stripe_rows,
-                              stats.max_probe_length,
-                              stats.waiting,
-                              stats.counter_bytes,
-                              stats.admitted,
-                              stats.evicted,
-                              stats.saturated,
-                              stats.updated};
-    constexpr int64_t kCount = sizeof(values) / sizeof(values[0]);
-    static_assert(sizeof(TableStats) == sizeof(values),
-                  "every field of TableStats is reported");
-    Tensor* output = nullptr;
-    OP_REQUIRES_OK(ctx,
-                   ctx->allocate_output(0, TensorShape({kCount}), &output));
-    std::copy_n(values, kCount, output->flat<int64_t>().data());
-  }
-};
+absl::Status RunSparseTableClear(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  int64_t* cleared = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, TensorShape({}), &cleared));
+  *cleared = table->Clear();
+  return absl::OkStatus();
+}
 
-class SparseTableConfigOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunSparseTableCompact(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  int64_t* bytes = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, TensorShape({}), &bytes));
+  return ToTf(table->Compact(MakeParallelFor(ctx), bytes));
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    OP_REQUIRES_OK(ctx, SetScalarOutput<tstring>(
-                            ctx, 0, TableConfigToText(table->config())));
-  }
-};
-
-class SparseTableClearOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    Tensor* cleared = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &cleared));
-    cleared->scalar<int64_t>()() = table->Clear();
-  }
-};
-
-class SparseTableCompactOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, 0, &table));
-    Tensor* bytes = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &bytes));
-    OP_REQUIRES_OK(ctx, ToTf(table->Compact(MakeParallelFor(ctx),
-                                            &bytes->scalar<int64_t>()())));
-  }
-};
-
-class SparseTableEraseOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    std::shared_ptr<Table> table;
-    OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &table));
-    const Tensor& signs = ctx->input(kSigns);
-    OP_REQUIRES_OK(ctx, CheckVector("signs", signs));
-    Tensor* erased = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &erased));
-    OP_REQUIRES_OK(
-        ctx,
-        ToTf(table->Erase(signs.flat<int64_t>().data(), signs.dim_size(0),
-                          MakeParallelFor(ctx), &erased->scalar<int64_t>()())));
-  }
-
- private:
-  enum Inputs { kHandle, kSigns };
-};
+absl::Status RunSparseTableErase(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  const Tensor& signs = ctx->input(1);
+  TF_RETURN_IF_ERROR(CheckVector("signs", signs));
+  int64_t* erased = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, TensorShape({}), &erased));
+  return ToTf(table->Erase(signs.flat<int64_t>().data(), signs.dim_size(0),
+                           MakeParallelFor(ctx), erased));
+}
 
 // The tensors that an export fills page by page.
 class ExportBuffers {
@@ -289,20 +242,15 @@ class SparseTableExportOp : public OpKernel {
     std::shared_ptr<Table> held;
     OP_REQUIRES_OK(ctx, LookupTable(ctx, kHandle, &held));
     const Table& table = *held;
-    OP_REQUIRES_OK(ctx, CheckScalar("cursor", ctx->input(kCursor)));
-    OP_REQUIRES_OK(ctx, CheckScalar("limit", ctx->input(kLimit)));
+    int64_t cursor, limit;
+    OP_REQUIRES_OK(ctx, ScalarInput(ctx, "cursor", kCursor, &cursor));
+    OP_REQUIRES_OK(ctx, ScalarInput(ctx, "limit", kLimit, &limit));
     std::vector<const Field*> fields;
     OP_REQUIRES_OK(ctx, field_list_.Resolve(table, &fields));
-
-    int64_t cursor = ctx->input(kCursor).scalar<int64_t>()();
-    const int64_t limit = ctx->input(kLimit).scalar<int64_t>()();
     ExportBuffers buffers(ctx, std::move(fields), field_list_.types());
     OP_REQUIRES_OK(ctx, CopyRows(table, limit, &cursor, &buffers));
 
-    Tensor* next_cursor = nullptr;
-    OP_REQUIRES_OK(
-        ctx, ctx->allocate_output(kNextCursor, TensorShape({}), &next_cursor));
-    next_cursor->scalar<int64_t>()() = cursor;
+    OP_REQUIRES_OK(ctx, SetScalarOutput(ctx, kNextCursor, cursor));
     ctx->set_output(kSigns, buffers.signs());
     for (size_t i = 0; i < field_list_.names().size(); ++i) {
       ctx->set_output(kFields + i, buffers.values(i));
@@ -358,8 +306,8 @@ class SparseTableImportOp : public OpKernel {
                                    &stored[i], &saturated));
       data.push_back({fields[i]->name, stored[i].data()});
     }
-    Tensor* imported = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &imported));
+    int64_t* imported = nullptr;
+    OP_REQUIRES_OK(ctx, AllocateOutput(ctx, 0, TensorShape({}), &imported));
 
     const Tensor& signs = ctx->input(kSigns);
     const int64_t n = signs.dim_size(0);
@@ -367,7 +315,7 @@ class SparseTableImportOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ToTf(table.Import(signs.flat<int64_t>().data(), n, data,
                                           MakeParallelFor(ctx))));
     table.CountSaturated(saturated);
-    imported->scalar<int64_t>()() = n;
+    *imported = n;
   }
 
  private:
@@ -399,12 +347,12 @@ class SparseTableImportOp : public OpKernel {
       const Field& field = *(*fields)[i];
       const Tensor& values = ctx->input(kFields + i);
       if (values.shape() != TensorShape({n, field.count})) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("fields[", i, "] ('", field.name,
-                         "') must be of shape [", n, ",", field.count,
-                         "] (as signs, the field's values a row), but its "
-                         "shape is ",
-                         values.shape().DebugString(), "."));
+        return InvalidArgument(
+            "fields[", i, "] ('", field.name, "') must be of shape [", n, ",",
+            field.count,
+            "] (as signs, the field's values a row), but its "
+            "shape is ",
+            values.shape().DebugString(), ".");
       }
     }
     return absl::OkStatus();
@@ -413,20 +361,14 @@ class SparseTableImportOp : public OpKernel {
   FieldList field_list_;
 };
 
-#define REGISTER_TABLE_KERNEL(name)                                            \
-  REGISTER_KERNEL_BUILDER(Name("TfExt>" #name).Device(tensorflow::DEVICE_CPU), \
-                          name##Op)
-
-REGISTER_TABLE_KERNEL(SparseTableSize);
-REGISTER_TABLE_KERNEL(SparseTableStats);
-REGISTER_TABLE_KERNEL(SparseTableConfig);
-REGISTER_TABLE_KERNEL(SparseTableClear);
-REGISTER_TABLE_KERNEL(SparseTableCompact);
-REGISTER_TABLE_KERNEL(SparseTableErase);
-REGISTER_TABLE_KERNEL(SparseTableExport);
-REGISTER_TABLE_KERNEL(SparseTableImport);
-
-#undef REGISTER_TABLE_KERNEL
+TF_EXT_REGISTER_FUNCTION(SparseTableSize);
+TF_EXT_REGISTER_FUNCTION(SparseTableStats);
+TF_EXT_REGISTER_FUNCTION(SparseTableConfig);
+TF_EXT_REGISTER_FUNCTION(SparseTableClear);
+TF_EXT_REGISTER_FUNCTION(SparseTableCompact);
+TF_EXT_REGISTER_FUNCTION(SparseTableErase);
+TF_EXT_REGISTER_KERNEL(SparseTableExport, SparseTableExportOp);
+TF_EXT_REGISTER_KERNEL(SparseTableImport, SparseTableImportOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -6,31 +6,21 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/platform/refcount.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::tstring;
 using tensorflow::core::RefCountPtr;
 
 absl::Status GetText(OpKernelContext* ctx, const char* name, int input,
                      std::string* text) {
-  TF_RETURN_IF_ERROR(CheckScalar(name, ctx->input(input)));
-  *text = ctx->input(input).scalar<tstring>()();
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, name, input, text));
   if (!text->empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(name, " must not be empty."));
+  return InvalidArgument(name, " must not be empty.");
 }
 
 absl::Status GetOwner(OpKernelContext* ctx, int address, int run,
@@ -39,54 +29,35 @@ absl::Status GetOwner(OpKernelContext* ctx, int address, int run,
   return GetText(ctx, "run", run, &owner->run);
 }
 
-class SparseTableSetOwnerOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
+absl::Status RunSparseTableSetOwner(OpKernelContext* ctx) {
+  RefCountPtr<TableResource> resource;
+  TF_RETURN_IF_ERROR(LookupTableResource(ctx, 0, &resource));
+  TableResource::Owner owner;
+  TF_RETURN_IF_ERROR(GetOwner(ctx, 1, 2, &owner));
+  resource->SetOwner(std::move(owner));
+  return absl::OkStatus();
+}
 
-  void Compute(OpKernelContext* ctx) override {
-    RefCountPtr<TableResource> resource;
-    OP_REQUIRES_OK(ctx, LookupTableResource(ctx, kHandle, &resource));
-    TableResource::Owner owner;
-    OP_REQUIRES_OK(ctx, GetOwner(ctx, kOwner, kRun, &owner));
-    resource->SetOwner(std::move(owner));
+absl::Status RunReleaseSparseTables(OpKernelContext* ctx) {
+  TableResource::Owner owner;
+  TF_RETURN_IF_ERROR(GetOwner(ctx, 0, 1, &owner));
+  int64_t* counts = nullptr;
+  TF_RETURN_IF_ERROR(AllocateOutput(ctx, 0, TensorShape({2}), &counts));
+  counts[0] = counts[1] = 0;
+  for (const auto& resource : TableResource::Live()) {
+    const TableResource::Owner found = resource->owner();
+    if (found.address != owner.address || found.run == owner.run) continue;
+    const std::shared_ptr<Table> table = resource->Release();
+    if (table == nullptr) continue;  // by another call
+    const TableStats stats = table->Stats(/*with_probes=*/false);
+    counts[0] += 1;
+    counts[1] += stats.slab_bytes + stats.index_bytes;
   }
+  return absl::OkStatus();
+}
 
- private:
-  enum Inputs { kHandle, kOwner, kRun };
-};
-
-class ReleaseSparseTablesOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-
-  void Compute(OpKernelContext* ctx) override {
-    TableResource::Owner owner;
-    OP_REQUIRES_OK(ctx, GetOwner(ctx, kOwner, kRun, &owner));
-    Tensor* released = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({2}), &released));
-    auto counts = released->vec<int64_t>();
-    counts.setZero();
-    for (const auto& resource : TableResource::Live()) {
-      const TableResource::Owner found = resource->owner();
-      if (found.address != owner.address || found.run == owner.run) continue;
-      const std::shared_ptr<Table> table = resource->Release();
-      if (table == nullptr) continue;  // by another call
-      const TableStats stats = table->Stats(/*with_probes=*/false);
-      counts(0) += 1;
-      counts(1) += stats.slab_bytes + stats.index_bytes;
-    }
-  }
-
- private:
-  enum Inputs { kOwner, kRun };
-};
-
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>SparseTableSetOwner").Device(tensorflow::DEVICE_CPU),
-    SparseTableSetOwnerOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>ReleaseSparseTables").Device(tensorflow::DEVICE_CPU),
-    ReleaseSparseTablesOp);
+TF_EXT_REGISTER_FUNCTION(SparseTableSetOwner);
+TF_EXT_REGISTER_FUNCTION(ReleaseSparseTables);
 
 }  // namespace
 }  // namespace tf_ext

@@ -1,40 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The interface of the ops that free what a killed run left on a server.
 
-#include "absl/status/status.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-absl::Status SetOwnerShape(InferenceContext* c) {
-  ShapeHandle unused;
-  for (const char* name : {"handle", "owner", "run"}) {
-    TF_RETURN_IF_ERROR(InputOfRank(c, name, 0, &unused));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReleaseShape(InferenceContext* c) {
-  ShapeHandle unused;
-  for (const char* name : {"owner", "run"}) {
-    TF_RETURN_IF_ERROR(InputOfRank(c, name, 0, &unused));
-  }
-  c->set_output(0, c->Vector(2));
-  return absl::OkStatus();
-}
 
 REGISTER_OP("TfExt>SparseTableSetOwner")
     .Input("handle: resource")
     .Input("owner: string")
     .Input("run: string")
     .SetIsStateful()
-    .SetShapeFn(SetOwnerShape)
+    .SetShapeFn(Shapes({{"handle", "owner", "run"}}, {}))
     .Doc(R"doc(
 Records the owner of a table, so that a later run of it can release the table.
 
@@ -48,7 +26,7 @@ REGISTER_OP("TfExt>ReleaseSparseTables")
     .Input("run: string")
     .Output("released: int64")
     .SetIsStateful()
-    .SetShapeFn(ReleaseShape)
+    .SetShapeFn(Shapes({{"owner", "run"}}, {{2}}))
     .Doc(R"doc(
 Releases the tables that earlier runs of an owner left in this process.
 

@@ -8,24 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/table_access.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::AsyncOpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 // The tables of an op, and the names of its inputs.
 class TablesOp : public AsyncOpKernel {
@@ -141,10 +131,9 @@ class SparseTablePushOp : public TablesOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counts", &counts_));
     OP_REQUIRES_OK(ctx, CheckListSize("counts", counts_.size(), count()));
     for (int i = 0; i < count(); ++i) {
-      OP_REQUIRES(
-          ctx, counts_[i] >= 0,
-          absl::InvalidArgumentError(absl::StrCat(
-              "counts[", i, "] must be at least 0, but is ", counts_[i], ".")));
+      OP_REQUIRES(ctx, counts_[i] >= 0,
+                  InvalidArgument("counts[", i, "] must be at least 0, but is ",
+                                  counts_[i], "."));
     }
   }
 
@@ -202,11 +191,11 @@ class SparseTablePushOp : public TablesOp {
       left -= count;
     }
     if (left != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return InvalidArgument(
           "hyperparameters must have as many values as counts says, but their "
           "shape is ",
           hyperparameters.shape().DebugString(), " and counts is [",
-          absl::StrJoin(*counts, ","), "]."));
+          absl::StrJoin(*counts, ","), "].");
     }
     TF_RETURN_IF_ERROR(CheckScalar("step", ForAll(ctx, kStep)));
     return CheckScalar("time", ForAll(ctx, kTime));
@@ -220,20 +209,20 @@ class SparseTablePushOp : public TablesOp {
     const Tensor& gradients = Of(ctx, kGradients, i);
     TF_RETURN_IF_ERROR(CheckMatrix(NameOf("gradients", i), gradients));
     if (gradients.dim_size(0) != n || gradients.dim_size(1) != dim) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          NameOf("gradients", i), " must be of shape [", n, ",", dim, "] (as ",
-          signs_name, ", the table's dim), but its shape is ",
-          gradients.shape().DebugString(), "."));
+      return InvalidArgument(NameOf("gradients", i), " must be of shape [", n,
+                             ",", dim, "] (as ", signs_name,
+                             ", the table's dim), but its shape is ",
+                             gradients.shape().DebugString(), ".");
     }
     const Tensor& statistics = Of(ctx, kStatistics, i);
     TF_RETURN_IF_ERROR(CheckMatrix(NameOf("statistics", i), statistics));
     if (statistics.dim_size(0) != n &&
         statistics.shape() != TensorShape({0, 0})) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          NameOf("statistics", i), " must be of shape [", n,
-          ",s] (a row for each of ", several() ? signs_name : "the signs",
-          ") or [0,0], but its shape is ", statistics.shape().DebugString(),
-          "."));
+      return InvalidArgument(NameOf("statistics", i), " must be of shape [", n,
+                             ",s] (a row for each of ",
+                             several() ? signs_name : "the signs",
+                             ") or [0,0], but its shape is ",
+                             statistics.shape().DebugString(), ".");
     }
     return absl::OkStatus();
   }
@@ -261,20 +250,10 @@ class SparseTablePushOp : public TablesOp {
   std::vector<int64_t> counts_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("TfExt>SparseTablePull")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<float>("dtype"),
-                        SparseTablePullOp);
-REGISTER_KERNEL_BUILDER(Name("TfExt>SparseTablePush")
-                            .Device(tensorflow::DEVICE_CPU)
-                            .TypeConstraint<float>("dtype"),
-                        SparseTablePushOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>SparseTablesPull").Device(tensorflow::DEVICE_CPU),
-    SparseTablePullOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>SparseTablesPush").Device(tensorflow::DEVICE_CPU),
-    SparseTablePushOp);
+TF_EXT_REGISTER_KERNEL(SparseTablePull, SparseTablePullOp);
+TF_EXT_REGISTER_KERNEL(SparseTablePush, SparseTablePushOp);
+TF_EXT_REGISTER_KERNEL(SparseTablesPull, SparseTablePullOp);
+TF_EXT_REGISTER_KERNEL(SparseTablesPush, SparseTablePushOp);
 
 }  // namespace
 }  // namespace tf_ext

@@ -4,18 +4,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status TablesPullShape(InferenceContext* c) {
   std::vector<ShapeHandle> handles, signs;
@@ -31,9 +24,9 @@ absl::Status TablesPullShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(CheckListSize("statistics", statistics.size(), count));
   for (int i = 0; i < count; ++i) {
     if (dims[i] < 1 || statistics[i] < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "dims[", i, "] must be at least 1 and statistics[", i,
-          "] at least 0, but they are ", dims[i], " and ", statistics[i], "."));
+      return InvalidArgument("dims[", i, "] must be at least 1 and statistics[",
+                             i, "] at least 0, but they are ", dims[i], " and ",
+                             statistics[i], ".");
     }
     DimensionHandle width;
     TF_RETURN_IF_ERROR(c->Add(c->MakeDim(dims[i]), statistics[i], &width));
@@ -53,15 +46,12 @@ absl::Status TablesPushShape(InferenceContext* c) {
     if (c->Merge(c->Dim(signs[i], 0), c->Dim(gradients[i], 0), &n).ok()) {
       continue;
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradients[", i, "] must have a row for each of the ",
-                     c->Value(c->Dim(signs[i], 0)), " signs, but its shape is ",
-                     c->DebugString(gradients[i]), "."));
+    return InvalidArgument(
+        "gradients[", i, "] must have a row for each of the ",
+        c->Value(c->Dim(signs[i], 0)), " signs, but its shape is ",
+        c->DebugString(gradients[i]), ".");
   }
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "hyperparameters", 1, &unused));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "step", 0, &unused));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "time", 0, &unused));
+  TF_RETURN_IF_ERROR(CheckRanks(c, {{"step", "time"}, {"hyperparameters"}}));
   c->set_output(0, c->Vector(static_cast<int64_t>(signs.size())));
   return absl::OkStatus();
 }

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <map>
 
-#include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/table_resource.h"
 
@@ -55,15 +54,15 @@ absl::Status CheckPulledValues(absl::string_view dim_name, int64_t dim,
                                absl::string_view statistics_name,
                                int64_t statistics, const TableConfig& config) {
   if (dim != config.dim) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(dim_name, " is ", dim, ", but the rows of the table '",
-                     config.name, "' have ", config.dim, " weights."));
+    return InvalidArgument(dim_name, " is ", dim,
+                           ", but the rows of the table '", config.name,
+                           "' have ", config.dim, " weights.");
   }
   if (statistics != 0 && statistics != config.statistics) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(statistics_name, " is ", statistics,
-                     ", but the rows of the table '", config.name, "' have ",
-                     config.statistics, " statistics; it must be that or 0."));
+    return InvalidArgument(statistics_name, " is ", statistics,
+                           ", but the rows of the table '", config.name,
+                           "' have ", config.statistics,
+                           " statistics; it must be that or 0.");
   }
   return absl::OkStatus();
 }

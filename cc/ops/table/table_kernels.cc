@@ -7,27 +7,19 @@
 #include <string>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cc/core/support/mutex.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/table/table_resource.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/tensor.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::core::RefCountPtr;
 using tensorflow::core::WeakPtr;
 
@@ -163,12 +155,8 @@ class SparseTableServingHandleOp : public OpKernel {
   RefCountPtr<TableResource> resource_ TF_EXT_GUARDED_BY(mutex_);
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>SparseTableHandle").Device(tensorflow::DEVICE_CPU),
-    SparseTableHandleOp);
-REGISTER_KERNEL_BUILDER(
-    Name("TfExt>SparseTableServingHandle").Device(tensorflow::DEVICE_CPU),
-    SparseTableServingHandleOp);
+TF_EXT_REGISTER_KERNEL(SparseTableHandle, SparseTableHandleOp);
+TF_EXT_REGISTER_KERNEL(SparseTableServingHandle, SparseTableServingHandleOp);
 
 }  // namespace
 }  // namespace tf_ext

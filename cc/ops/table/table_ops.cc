@@ -5,98 +5,69 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
-// handle -> scalar
-absl::Status ScalarOfHandle(InferenceContext* c) {
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
-  c->set_output(0, c->Scalar());
-  return absl::OkStatus();
-}
-
 absl::Status PullShape(InferenceContext* c) {
-  ShapeHandle unused, signs;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  ShapeHandle signs;
+  TF_RETURN_IF_ERROR(CheckRanks(c, {{"handle", "training"}}));
   TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
-  const DimensionHandle n = c->Dim(signs, 0);
-  TF_RETURN_IF_ERROR(InputOfRank(c, "training", 0, &unused));
   int64_t dim, statistics;
   TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
   TF_RETURN_IF_ERROR(c->GetAttr("statistics", &statistics));
   DimensionHandle width;
   TF_RETURN_IF_ERROR(c->Add(c->MakeDim(dim), statistics, &width));
-  c->set_output(0, c->Matrix(n, width));
+  c->set_output(0, c->Matrix(c->Dim(signs, 0), width));
   return absl::OkStatus();
 }
 
 absl::Status PushShape(InferenceContext* c) {
-  ShapeHandle unused, signs, gradients, statistics;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  ShapeHandle signs, gradients, statistics;
+  TF_RETURN_IF_ERROR(
+      CheckRanks(c, {{"handle", "step", "time"}, {"hyperparameters"}}));
   TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
   TF_RETURN_IF_ERROR(InputOfRank(c, "gradients", 2, &gradients));
   DimensionHandle n;
   if (!c->Merge(c->Dim(signs, 0), c->Dim(gradients, 0), &n).ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gradients must have a row for each of the ",
-                     c->Value(c->Dim(signs, 0)), " signs, but its shape is ",
-                     c->DebugString(gradients), "."));
+    return InvalidArgument("gradients must have a row for each of the ",
+                           c->Value(c->Dim(signs, 0)),
+                           " signs, but its shape is ",
+                           c->DebugString(gradients), ".");
   }
   TF_RETURN_IF_ERROR(InputOfRank(c, "statistics", 2, &statistics));
   const DimensionHandle statistics_rows = c->Dim(statistics, 0);
   DimensionHandle unused_dim;
   if (c->ValueKnown(statistics_rows) && c->Value(statistics_rows) != 0 &&
       !c->Merge(n, statistics_rows, &unused_dim).ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "statistics must be of shape [", c->Value(n),
         ",s] (a row for each of the signs) or [0,0], but its shape is ",
-        c->DebugString(statistics), "."));
+        c->DebugString(statistics), ".");
   }
-  TF_RETURN_IF_ERROR(InputOfRank(c, "hyperparameters", 1, &unused));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "step", 0, &unused));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "time", 0, &unused));
   c->set_output(0, c->Scalar());
-  return absl::OkStatus();
-}
-
-absl::Status StatsShape(InferenceContext* c) {
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
-  c->set_output(0, c->UnknownShapeOfRank(1));
   return absl::OkStatus();
 }
 
 // The number of fields; field_names and Tfields must have one entry each.
 absl::Status CountFields(InferenceContext* c, int* fields) {
   std::vector<std::string> names;
-  std::vector<tensorflow::DataType> types;
+  std::vector<DataType> types;
   TF_RETURN_IF_ERROR(c->GetAttr("field_names", &names));
   TF_RETURN_IF_ERROR(c->GetAttr("Tfields", &types));
   if (names.size() != types.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "field_names and Tfields must have one entry per field, but they have ",
-        names.size(), " and ", types.size(), "."));
+        names.size(), " and ", types.size(), ".");
   }
   *fields = static_cast<int>(names.size());
   return absl::OkStatus();
 }
 
 absl::Status ExportShape(InferenceContext* c) {
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "cursor", 0, &unused));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "limit", 0, &unused));
+  TF_RETURN_IF_ERROR(CheckRanks(c, {{"handle", "cursor", "limit"}}));
   int fields;
   TF_RETURN_IF_ERROR(CountFields(c, &fields));
   const DimensionHandle n = c->UnknownDim();
@@ -109,10 +80,9 @@ absl::Status ExportShape(InferenceContext* c) {
 }
 
 absl::Status ImportShape(InferenceContext* c) {
-  ShapeHandle unused, signs;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "handle", 0, &unused));
+  ShapeHandle signs;
+  TF_RETURN_IF_ERROR(CheckRanks(c, {{"handle", "clear"}}));
   TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &signs));
-  TF_RETURN_IF_ERROR(InputOfRank(c, "clear", 0, &unused));
   int fields;
   TF_RETURN_IF_ERROR(CountFields(c, &fields));
   std::vector<ShapeHandle> values;
@@ -122,20 +92,14 @@ absl::Status ImportShape(InferenceContext* c) {
     ShapeHandle matrix;
     if (!c->WithRank(values[i], 2, &matrix).ok() ||
         !c->Merge(n, c->Dim(matrix, 0), &n).ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return InvalidArgument(
           "fields[", i, "] must be a matrix with a row for each of the signs, ",
           "whose shape is ", c->DebugString(signs), ", but its shape is ",
-          c->DebugString(values[i]), "."));
+          c->DebugString(values[i]), ".");
     }
   }
   c->set_output(0, c->Scalar());
   return absl::OkStatus();
-}
-
-absl::Status EraseShape(InferenceContext* c) {
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(InputOfRank(c, "signs", 1, &unused));
-  return ScalarOfHandle(c);
 }
 
 REGISTER_OP("TfExt>SparseTableHandle")
@@ -144,10 +108,7 @@ REGISTER_OP("TfExt>SparseTableHandle")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({}, {{}}))
     .Doc(R"doc(
 Creates a table of embedding rows, or finds one by name.
 
@@ -166,10 +127,7 @@ REGISTER_OP("TfExt>SparseTableServingHandle")
     .Attr("config: string")
     .Attr("shared_name: string")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Scalar());
-      return absl::OkStatus();
-    })
+    .SetShapeFn(Shapes({}, {{}}))
     .Doc(R"doc(
 Creates the table of a SavedModel, or finds it.
 
@@ -249,7 +207,7 @@ REGISTER_OP("TfExt>SparseTableSize")
     .Input("handle: resource")
     .Output("size: int64")
     .SetIsStateful()
-    .SetShapeFn(ScalarOfHandle)
+    .SetShapeFn(Shapes({{"handle"}}, {{}}))
     .Doc(R"doc(
 Counts the rows of a table.
 
@@ -261,7 +219,7 @@ REGISTER_OP("TfExt>SparseTableStats")
     .Input("handle: resource")
     .Output("stats: int64")
     .SetIsStateful()
-    .SetShapeFn(StatsShape)
+    .SetShapeFn(Shapes({{"handle"}}, {{-1}}))
     .Doc(R"doc(
 Returns statistics of a table.
 
@@ -279,7 +237,7 @@ REGISTER_OP("TfExt>SparseTableConfig")
     .Input("handle: resource")
     .Output("config: string")
     .SetIsStateful()
-    .SetShapeFn(ScalarOfHandle)
+    .SetShapeFn(Shapes({{"handle"}}, {{}}))
     .Doc(R"doc(
 Returns the configuration of a table.
 
@@ -352,7 +310,7 @@ REGISTER_OP("TfExt>SparseTableErase")
     .Input("signs: int64")
     .Output("erased: int64")
     .SetIsStateful()
-    .SetShapeFn(EraseShape)
+    .SetShapeFn(Shapes({{"handle"}, {"signs"}}, {{}}))
     .Doc(R"doc(
 Removes rows from a table.
 
@@ -365,7 +323,7 @@ REGISTER_OP("TfExt>SparseTableClear")
     .Input("handle: resource")
     .Output("cleared: int64")
     .SetIsStateful()
-    .SetShapeFn(ScalarOfHandle)
+    .SetShapeFn(Shapes({{"handle"}}, {{}}))
     .Doc(R"doc(
 Removes all rows of a table and frees their memory.
 
@@ -377,7 +335,7 @@ REGISTER_OP("TfExt>SparseTableCompact")
     .Input("handle: resource")
     .Output("bytes: int64")
     .SetIsStateful()
-    .SetShapeFn(ScalarOfHandle)
+    .SetShapeFn(Shapes({{"handle"}}, {{}}))
     .Doc(R"doc(
 Returns the memory of erased rows to the system.
 

@@ -12,16 +12,13 @@
 #include "cc/ops/kernel_util.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/type_index.h"
 #include "tensorflow/core/platform/demangle.h"
 
 namespace tf_ext {
 namespace {
 
-using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
-using tensorflow::Tensor;
 using tensorflow::TypeIndex;
 using tensorflow::core::RefCountPtr;
 using tensorflow::core::WeakPtr;
@@ -33,12 +30,11 @@ absl::Status CheckType(const ResourceHandle& handle) {
   const TypeIndex wanted = TypeIndex::Make<TableResource>();
   if (handle.hash_code() == wanted.hash_code()) return absl::OkStatus();
   if (handle.hash_code() == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kWanted, ", but it is an uninitialised handle."));
+    return InvalidArgument(kWanted, ", but it is an uninitialised handle.");
   }
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       kWanted, ", but it is of the resource '", handle.name(), "', a ",
-      tensorflow::port::Demangle(handle.maybe_type_name().c_str()), "."));
+      tensorflow::port::Demangle(handle.maybe_type_name().c_str()), ".");
 }
 
 // A table is here from its creation to its end.
@@ -145,9 +141,8 @@ absl::Status LookupTableResource(OpKernelContext* ctx, int input,
                                  RefCountPtr<TableResource>* resource) {
   const Tensor& tensor = ctx->input(input);
   if (tensor.dims() != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kWanted, ", a scalar, but its shape is ",
-                     tensor.shape().DebugString(), "."));
+    return InvalidArgument(kWanted, ", a scalar, but its shape is ",
+                           tensor.shape().DebugString(), ".");
   }
   const ResourceHandle& handle = tensor.scalar<ResourceHandle>()();
   TF_RETURN_IF_ERROR(CheckType(handle));
