@@ -15,35 +15,14 @@ namespace {
 // Other bits than those of the initial weights.
 constexpr uint64_t kSalt = 0x2545f4914f6cdd1du;
 
-// Half of the distance between representable values, or 1 less if the lower
-// one is even: what is added to round to the nearest.
-template <class Type>
-uint32_t NearestAdded(uint32_t bits) {
-  return (1u << (Type::kDropped - 1)) - 1 + ((bits >> Type::kDropped) & 1);
-}
-
-uint32_t NearestOf(Bfloat16, uint32_t bits) {
-  return Bfloat16::Narrow(bits, NearestAdded<Bfloat16>(bits & kMagnitude));
-}
-
-uint32_t NearestOf(Float16, uint32_t bits) {
-  const float magnitude = FloatOf(bits & kMagnitude);
-  if (!(magnitude < 0x1p-14f)) {
-    return Float16::Narrow(bits, NearestAdded<Float16>(bits & kMagnitude));
-  }
-  // Multiples of 2^-24. The sum with 2^52 is rounded to an integer.
-  const double multiple = static_cast<double>(magnitude) * 0x1p24;
-  const double rounded = (multiple + 0x1p52) - 0x1p52;
-  return static_cast<uint32_t>(rounded) | (bits >> 16 & 0x8000);
-}
-
 template <class Type>
 int64_t Nearest(const float* from, int64_t n, void* to) {
-  Stored16* const values = static_cast<Stored16*>(to);
+  using Stored = typename Type::Stored;
+  Stored* const values = static_cast<Stored*>(to);
   int64_t saturated = 0;
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t bits = BitsOf(from[i]);
-    values[i] = static_cast<uint16_t>(NearestOf(Type(), bits));
+    values[i] = static_cast<Stored>(Type::NarrowToNearest(bits));
     saturated += Saturates<Type>(bits);
   }
   return saturated;
@@ -83,7 +62,9 @@ Functions FunctionsOfCount(int64_t count) {
 template <class Simd>
 Functions FunctionsOfType(FieldType type, int64_t count) {
   return WithFieldType(type, [count](auto constant) {
-    return FunctionsOfCount<Simd, constant()>(count);
+    using Loops =
+        std::conditional_t<HasSimdLoops<constant()>(), Simd, ScalarNarrow>;
+    return FunctionsOfCount<Loops, constant()>(count);
   });
 }
 

@@ -57,13 +57,22 @@ TF_EXT_INLINE uint32_t WithSignAndNan(int32_t half, uint32_t nan,
          (bits >> 16 & 0x8000);
 }
 
-// Both types are rounded by adding to the bits of the magnitude and dropping
-// the lowest: a random number for stochastic rounding. A carry into the
-// exponent gives the next larger value, as it should.
+// The types are rounded by adding to the bits of the magnitude and dropping the
+// lowest: a random number for stochastic rounding. A carry into the exponent
+// gives the next larger value, as it should.
+
+// What is added to round to the nearest: half of the distance between
+// representable values, or 1 less if the lower one is even.
+template <class Type>
+uint32_t NearestAdded(uint32_t magnitude) {
+  return (1u << (Type::kDropped - 1)) - 1 + ((magnitude >> Type::kDropped) & 1);
+}
 
 // float16: 10 bits of fraction, exponents from -14, below which values are
 // multiples of 2^-24.
 struct Float16 {
+  using Stored = Stored16;
+  static constexpr bool kHasSimdLoops = true;       // in narrow_simd_loops.h
   static constexpr uint32_t kLargest = 0x477fe000;  // 65504, as a float32
   static constexpr int kDropped = 13;
   static constexpr int32_t kLargestHalf = 0x7bff;
@@ -96,10 +105,22 @@ struct Float16 {
     half = half < kLargestHalf ? half : kLargestHalf;
     return WithSignAndNan(half, kNan, bits);
   }
+  static uint32_t NarrowToNearest(uint32_t bits) {
+    const float magnitude = FloatOf(bits & kMagnitude);
+    if (!(magnitude < 0x1p-14f)) {
+      return Narrow(bits, NearestAdded<Float16>(bits & kMagnitude));
+    }
+    // Multiples of 2^-24. The sum with 2^52 is rounded to an integer.
+    const double multiple = static_cast<double>(magnitude) * 0x1p24;
+    const double rounded = (multiple + 0x1p52) - 0x1p52;
+    return static_cast<uint32_t>(rounded) | (bits >> 16 & 0x8000);
+  }
 };
 
 // bfloat16: the upper half of a float32.
 struct Bfloat16 {
+  using Stored = Stored16;
+  static constexpr bool kHasSimdLoops = true;
   static constexpr uint32_t kLargest = 0x7f7f0000;
   static constexpr uint32_t kSmallestNormal = 0;  // none is rounded otherwise
   static constexpr int kDropped = 16;
@@ -115,6 +136,9 @@ struct Bfloat16 {
     half = half < kLargestHalf ? half : kLargestHalf;
     return WithSignAndNan(half, kNan, bits);
   }
+  static uint32_t NarrowToNearest(uint32_t bits) {
+    return Narrow(bits, NearestAdded<Bfloat16>(bits & kMagnitude));
+  }
 };
 
 constexpr bool IsNarrow(FieldType type) {
@@ -125,6 +149,12 @@ constexpr bool IsNarrow(FieldType type) {
 template <FieldType kType>
 using NarrowType =
     std::conditional_t<kType == FieldType::kFloat16, Float16, Bfloat16>;
+
+template <FieldType kType>
+constexpr bool HasSimdLoops() {
+  if constexpr (IsNarrow(kType)) return NarrowType<kType>::kHasSimdLoops;
+  return true;  // copies
+}
 
 // Calls fn with the type as a std::integral_constant; int32 as float32, as it
 // is copied like that.
@@ -154,7 +184,8 @@ TF_EXT_INLINE int32_t Saturates(uint32_t bits) {
 
 template <class Type>
 TF_EXT_INLINE void WidenLoop(const void* from, int64_t n, float* to) {
-  const Stored16* const values = static_cast<const Stored16*>(from);
+  using Stored = typename Type::Stored;
+  const Stored* const values = static_cast<const Stored*>(from);
   TF_EXT_ROW_LOOP(int64_t i = 0; i < n; ++i) to[i] = Type::Widen(values[i]);
 }
 
@@ -162,12 +193,13 @@ template <class Type>
 TF_EXT_INLINE int64_t NarrowLoop(const float* from, int64_t n,
                                  const uint64_t* row_key,
                                  const uint16_t* multipliers, void* to) {
-  Stored16* const values = static_cast<Stored16*>(to);
+  using Stored = typename Type::Stored;
+  Stored* const values = static_cast<Stored*>(to);
   int32_t saturated = 0;
   TF_EXT_ROW_LOOP(int64_t i = 0; i < n; ++i) {
     const uint32_t bits = BitsOf(from[i]);
     const uint32_t random = RandomBits(*row_key, multipliers[i], i);
-    values[i] = static_cast<uint16_t>(
+    values[i] = static_cast<Stored>(
         Type::Narrow(bits, random >> (16 - Type::kDropped)));
     saturated += Saturates<Type>(bits);
   }

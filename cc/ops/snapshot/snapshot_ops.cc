@@ -3,6 +3,7 @@
 
 #include "cc/ops/kernel_util.h"
 #include "cc/ops/snapshot/snapshot_files.h"
+#include "cc/ops/table/field_types.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tf_ext {
@@ -92,7 +93,7 @@ REGISTER_OP("TfExt>SparseTableRestore")
     .Output("rows: int64")
     .Output("converted: int64")
     .Attr("field_names: list(string)")
-    .Attr("field_types: list({float, half, bfloat16, int32})")
+    .Attr("field_types: list(" TF_EXT_FIELD_TYPES ")")
     .Attr("field_counts: list(int)")
     .Attr("field_offsets: list(int)")
     .Attr("convert: bool = false")

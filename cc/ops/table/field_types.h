@@ -11,13 +11,14 @@
 
 namespace tf_ext {
 
-// In the order of FieldType.
+// In the order of FieldType; and, in any order, as the types of an attribute.
 inline constexpr tensorflow::DataType kDataTypes[] = {
     tensorflow::DT_FLOAT,
     tensorflow::DT_INT32,
     tensorflow::DT_HALF,
     tensorflow::DT_BFLOAT16,
 };
+#define TF_EXT_FIELD_TYPES "{float, half, bfloat16, int32}"
 static_assert(std::size(kDataTypes) == std::size(kFieldTypes));
 
 inline tensorflow::DataType ToDataType(FieldType type) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cc/ops/kernel_util.h"
+#include "cc/ops/table/field_types.h"
 #include "tensorflow/core/framework/op.h"
 
 namespace tf_ext {
@@ -254,7 +255,7 @@ REGISTER_OP("TfExt>SparseTableExport")
     .Output("next_cursor: int64")
     .Output("fields: Tfields")
     .Attr("field_names: list(string)")
-    .Attr("Tfields: list({float, half, bfloat16, int32}) >= 0")
+    .Attr("Tfields: list(" TF_EXT_FIELD_TYPES ") >= 0")
     .SetIsStateful()
     .SetShapeFn(ExportShape)
     .Doc(R"doc(
@@ -286,7 +287,7 @@ REGISTER_OP("TfExt>SparseTableImport")
     .Input("fields: Tfields")
     .Output("imported: int64")
     .Attr("field_names: list(string)")
-    .Attr("Tfields: list({float, half, bfloat16, int32}) >= 0")
+    .Attr("Tfields: list(" TF_EXT_FIELD_TYPES ") >= 0")
     .SetIsStateful()
     .SetShapeFn(ImportShape)
     .Doc(R"doc(
