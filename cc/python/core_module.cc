@@ -208,14 +208,12 @@ Status HashOneColumn(const HashColumn& column,
   std::vector<ValueType> types;
   for (const HashInput& input : inputs) types.push_back(input.type);
   std::unique_ptr<ColumnHasher> hasher;
-  Status status = ColumnHasher::Create({column}, types, &hasher);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(ColumnHasher::Create({column}, types, &hasher));
   int64_t batch = 0;
-  status = hasher->CheckInputs(inputs, &batch);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(hasher->CheckInputs(inputs, &batch));
   std::vector<int64_t> row_splits(batch + 1);
-  status = hasher->CountSigns(inputs, batch, SerialFor, row_splits.data());
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(
+      hasher->CountSigns(inputs, batch, SerialFor, row_splits.data()));
   hasher->Hash(inputs, batch, row_splits.data(), SerialFor, signs, nullptr);
   return Status::Ok();
 }

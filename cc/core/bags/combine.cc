@@ -9,6 +9,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "cc/core/support/message.h"
+
 namespace tf_ext {
 namespace {
 
@@ -378,8 +380,7 @@ Status CheckSplits(const Bags& bags) {
   const int64_t count = bags.columns() * bags.batch;
   const int64_t* const splits = bags.row_splits;
   if (splits[0] != 0) {
-    return Status::InvalidArgument(Found("row_splits", 0, splits[0]) +
-                                   "; it must be 0.");
+    return Invalid(Found("row_splits", 0, splits[0]), "; it must be 0.");
   }
   // Without a branch for each.
   bool falls = false;
@@ -387,16 +388,13 @@ Status CheckSplits(const Bags& bags) {
   if (falls) {
     int64_t i = 1;
     while (splits[i] >= splits[i - 1]) ++i;
-    return Status::InvalidArgument(Found("row_splits", i, splits[i]) +
-                                   ", below the " +
-                                   std::to_string(splits[i - 1]) +
-                                   " before it; splits must not decrease.");
+    return Invalid(Found("row_splits", i, splits[i]), ", below the ",
+                   splits[i - 1], " before it; splits must not decrease.");
   }
   if (splits[count] != bags.n) {
-    return Status::InvalidArgument(
-        Found("row_splits", count, splits[count]) +
-        "; the last one must be the number of values, " +
-        std::to_string(bags.n) + ".");
+    return Invalid(Found("row_splits", count, splits[count]),
+                   "; the last one must be the number of values, ", bags.n,
+                   ".");
   }
   return Status::Ok();
 }
@@ -412,10 +410,10 @@ Status CheckInverse(const Bags& bags) {
   }
   int64_t i = 0;
   while (bags.inverse[i] >= 0 && bags.inverse[i] < bags.unique) ++i;
-  return Status::InvalidArgument(Found("inverse", i, bags.inverse[i]) +
-                                 "; it must be at least 0 and below the "
-                                 "number of rows, " +
-                                 std::to_string(bags.unique) + ".");
+  return Invalid(Found("inverse", i, bags.inverse[i]),
+                 "; it must be at least 0 and below the "
+                 "number of rows, ",
+                 bags.unique, ".");
 }
 
 }  // namespace
@@ -432,9 +430,9 @@ Status ParseCombiner(const std::string& name, Combiner* combiner) {
     *combiner = entry.second;
     return Status::Ok();
   }
-  return Status::InvalidArgument("combiner is \"" + name +
-                                 "\"; it must be one of sum, mean, sqrtn, "
-                                 "max.");
+  return Invalid("combiner is \"", name,
+                 "\"; it must be one of sum, mean, sqrtn, "
+                 "max.");
 }
 
 Status CheckBags(const Bags& bags) {
@@ -443,16 +441,14 @@ Status CheckBags(const Bags& bags) {
         "there are no combiners; one a column is needed.");
   }
   if (bags.batch < 0 || bags.dim < 1) {
-    return Status::InvalidArgument("batch is " + std::to_string(bags.batch) +
-                                   " and dim is " + std::to_string(bags.dim) +
-                                   "; they must be at least 0 and at least 1.");
+    return Invalid("batch is ", bags.batch, " and dim is ", bags.dim,
+                   "; they must be at least 0 and at least 1.");
   }
   if (bags.weights != nullptr) {
     for (size_t c = 0; c < bags.combiners.size(); ++c) {
       if (bags.combiners[c] != Combiner::kMax) continue;
-      return Status::InvalidArgument(
-          "column " + std::to_string(c) +
-          " has combiner max and weights; max takes no weights.");
+      return Invalid("column ", c,
+                     " has combiner max and weights; max takes no weights.");
     }
   }
   const Status status = CheckSplits(bags);

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <string>
 
+#include "cc/core/support/message.h"
+
 namespace tf_ext {
 namespace {
 
@@ -84,10 +86,8 @@ Status CheckSegments(const int32_t* segments, int64_t n, int64_t count) {
   if (n == 0 || static_cast<int64_t>(most) < count) return Status::Ok();
   int64_t i = 0;
   while (segments[i] >= 0 && segments[i] < count) ++i;
-  return Status::InvalidArgument("segments[" + std::to_string(i) + "] is " +
-                                 std::to_string(segments[i]) +
-                                 "; it must be at least 0 and below count, " +
-                                 std::to_string(count) + ".");
+  return Invalid("segments[", i, "] is ", segments[i],
+                 "; it must be at least 0 and below count, ", count, ".");
 }
 
 }  // namespace
@@ -97,8 +97,7 @@ Status SumSegments(const std::vector<ValuePart>& parts, const int32_t* segments,
                    float* sums) {
   int64_t n = 0;
   for (const ValuePart& part : parts) n += part.n;
-  const Status status = CheckSegments(segments, n, count);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckSegments(segments, n, count));
   const int64_t blocks =
       std::max<int64_t>(1, std::min({n * dim / kFloatsPerBlock,
                                      dim / kDimPerSumBlock, kMaxSumBlocks}));

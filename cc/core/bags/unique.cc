@@ -7,6 +7,7 @@
 #include <string>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/message.h"
 
 namespace tf_ext {
 namespace {
@@ -151,14 +152,12 @@ void OrderByShard(const std::vector<Distinct::Entry>& entries, int64_t n,
 Status UniqueByShard(const int64_t* signs, int64_t n, int64_t num_shards,
                      UniqueSigns* unique, int32_t* inverse) {
   if (n < 0 || n > std::numeric_limits<int32_t>::max()) {
-    return Status::InvalidArgument("the number of signs is " +
-                                   std::to_string(n) +
-                                   "; it must be from 0 to 2147483647.");
+    return Invalid("the number of signs is ", n,
+                   "; it must be from 0 to 2147483647.");
   }
   if (num_shards < 1 || num_shards > kMaxShards) {
-    return Status::InvalidArgument(
-        "num_shards is " + std::to_string(num_shards) +
-        "; it must be from 1 to " + std::to_string(kMaxShards) + ".");
+    return Invalid("num_shards is ", num_shards, "; it must be from 1 to ",
+                   kMaxShards, ".");
   }
   // One a thread: made anew, the memory would cost as much as the work.
   static thread_local Distinct distinct;

@@ -108,14 +108,12 @@ Status ColumnHasher::Column::Init(int64_t index, const HashColumn& column,
     return Invalid(name, " has ", num_parts, " parts; 1 to ", kMaxCrossParts,
                    " are allowed.");
   }
-  Status status = CheckBucketSize(name, column.bucket_size);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckBucketSize(name, column.bucket_size));
   fingerprint_ = PrefixFingerprint(column.ns + kNamespaceEnd);
   identity_ = column.identity;
   parts_.resize(num_parts);
   for (int64_t p = 0; p < num_parts; ++p) {
-    status = parts_[p].Init(name, column.parts[p], input_types);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(parts_[p].Init(name, column.parts[p], input_types));
   }
   if (num_parts > 1) {
     bucket_size_ = static_cast<uint64_t>(column.bucket_size);
@@ -305,8 +303,8 @@ Status ColumnHasher::Create(const std::vector<HashColumn>& columns,
   result->input_types_ = input_types;
   result->columns_.resize(columns.size());
   for (size_t c = 0; c < columns.size(); ++c) {
-    Status status = result->columns_[c].Init(c, columns[c], input_types);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(
+        result->columns_[c].Init(c, columns[c], input_types));
   }
   *hasher = std::move(result);
   return Status::Ok();
@@ -350,8 +348,8 @@ Status ColumnHasher::CheckInputs(const std::vector<HashInput>& inputs,
                      DescribeInput(0), " has ", *batch, ".");
     }
     if (input.row_splits != nullptr) {
-      Status status = CheckSplits(input, [&] { return DescribeInput(i); });
-      if (!status.ok()) return status;
+      TF_EXT_RETURN_IF_ERROR(
+          CheckSplits(input, [&] { return DescribeInput(i); }));
     } else if (*batch == 0 ? input.n != 0 : input.n % *batch != 0) {
       return Invalid("The number of values of ", DescribeInput(i),
                      " must be a multiple of the batch size, but there are ",

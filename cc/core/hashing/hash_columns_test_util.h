@@ -41,15 +41,12 @@ inline Status TryHash(const std::vector<HashColumn>& columns,
   std::vector<ValueType> types;
   for (const HashInput& input : inputs) types.push_back(input.type);
   std::unique_ptr<ColumnHasher> hasher;
-  Status status = ColumnHasher::Create(columns, types, &hasher);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(ColumnHasher::Create(columns, types, &hasher));
   int64_t batch = 0;
-  status = hasher->CheckInputs(inputs, &batch);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(hasher->CheckInputs(inputs, &batch));
   hashed->row_splits.resize(columns.size() * batch + 1);
-  status = hasher->CountSigns(inputs, batch, parallel_for,
-                              hashed->row_splits.data());
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(hasher->CountSigns(inputs, batch, parallel_for,
+                                            hashed->row_splits.data()));
   hashed->signs.resize(hashed->row_splits.back());
   const bool weighted = hasher->HasWeights(inputs);
   hashed->weights.resize(weighted ? hashed->signs.size() : 0);

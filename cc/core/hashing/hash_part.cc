@@ -75,10 +75,9 @@ Status PreparedPart::Init(const std::string& name, const HashPart& part,
   input = part.input;
   type = input_types[part.input];
   boundaries = part.boundaries;
-  Status status = CheckBucketSize(name, part.bucket_size);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckBucketSize(name, part.bucket_size));
   bucket_size = static_cast<uint64_t>(part.bucket_size);
-  status = CheckBoundaries(name, type, part.boundaries);
+  Status status = CheckBoundaries(name, type, part.boundaries);
   if (!status.ok() || !part.has_missing) return status;
 
   has_missing = true;

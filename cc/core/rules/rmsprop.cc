@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // RMSprop (Tieleman and Hinton, 2012), centered and with momentum on request.
 #include "cc/core/rules/row_loop.h"
+#include "cc/core/support/message.h"
 
 namespace tf_ext {
 namespace {
@@ -78,10 +79,10 @@ std::vector<Slot> Slots(const RuleConfig& config, int64_t dim) {
 Status CheckMomentum(const PushInput& push) {
   const double momentum = push.Number("momentum");
   if (HasMomentum(push.config) || momentum == 0) return Status::Ok();
-  return Status::InvalidArgument(
+  return Invalid(
       "momentum of rmsprop must be 0 in a table whose rows have no momentum "
-      "field, found " +
-      NumberText(momentum) +
+      "field, found ",
+      NumberText(momentum),
       "; create the table with momentum_field=1 to use momentum");
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "cc/core/support/message.h"
+
 namespace tf_ext {
 namespace {
 
@@ -67,25 +69,21 @@ Status UpdateRule::Check(const double* hyperparameters, int64_t count,
   const std::string rule = spec.name;
   const int64_t expected = static_cast<int64_t>(spec.hyperparameters.size());
   if (count != expected) {
-    return Status::InvalidArgument(
-        "hyperparameters of " + rule + " must be " + std::to_string(expected) +
-        " numbers (" + NamesText(spec) + "), found " + std::to_string(count));
+    return Invalid("hyperparameters of ", rule, " must be ", expected,
+                   " numbers (", NamesText(spec), "), found ", count);
   }
   for (int64_t i = 0; i < count; ++i) {
     const Hyperparameter& hyperparameter = spec.hyperparameters[i];
     if (hyperparameter.range.Holds(hyperparameters[i])) continue;
-    return Status::InvalidArgument(std::string(hyperparameter.name) + " of " +
-                                   rule + " must be " +
-                                   hyperparameter.range.allowed + ", found " +
-                                   NumberText(hyperparameters[i]));
+    return Invalid(hyperparameter.name, " of ", rule, " must be ",
+                   hyperparameter.range.allowed, ", found ",
+                   NumberText(hyperparameters[i]));
   }
   if (spec.check != nullptr) {
-    const Status status = spec.check(Input(hyperparameters, step));
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(spec.check(Input(hyperparameters, step)));
   }
   if (step < 0) {
-    return Status::InvalidArgument("step must be 0 or more, found " +
-                                   std::to_string(step));
+    return Invalid("step must be 0 or more, found ", step);
   }
   return Status::Ok();
 }

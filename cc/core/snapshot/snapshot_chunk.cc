@@ -10,6 +10,7 @@
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/crc32c.h"
 #include "cc/core/support/checked_math.h"
+#include "cc/core/support/message.h"
 
 namespace tf_ext {
 namespace {
@@ -76,19 +77,15 @@ int64_t ChunkBytesFor(int64_t row_bytes) {
 
 Status CheckChunkFormat(const ChunkFormat& format) {
   if (format.row_bytes < kSignBytes || format.row_bytes > kMaxStoredRowBytes) {
-    return Status::InvalidArgument(
-        "row_bytes must be from " + std::to_string(kSignBytes) + " to " +
-        std::to_string(kMaxStoredRowBytes) + ", but it is " +
-        std::to_string(format.row_bytes) + ".");
+    return Invalid("row_bytes must be from ", kSignBytes, " to ",
+                   kMaxStoredRowBytes, ", but it is ", format.row_bytes, ".");
   }
   const int64_t least = kChunkHeaderBytes + format.row_bytes;
   const int64_t most = ChunkBytesFor(format.row_bytes);
   if (format.chunk_bytes < least || format.chunk_bytes > most) {
-    return Status::InvalidArgument(
-        "chunk_bytes must be from " + std::to_string(least) + " to " +
-        std::to_string(most) + " for rows of " +
-        std::to_string(format.row_bytes) + " bytes, but it is " +
-        std::to_string(format.chunk_bytes) + ".");
+    return Invalid("chunk_bytes must be from ", least, " to ", most,
+                   " for rows of ", format.row_bytes, " bytes, but it is ",
+                   format.chunk_bytes, ".");
   }
   return Status::Ok();
 }
@@ -133,12 +130,10 @@ int64_t ChunkSize(const ChunkFormat& format, int64_t file_bytes,
 
 Status DecodeChunk(const ChunkFormat& format, const uint8_t* data,
                    int64_t bytes, int64_t index, ChunkView* view) {
-  const Status status = CheckChunkFormat(format);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckChunkFormat(format));
   if (index < 0 || index > std::numeric_limits<uint32_t>::max()) {
-    return Status::InvalidArgument("the index of a chunk is " +
-                                   std::to_string(index) +
-                                   "; it must be from 0 to 4294967295.");
+    return Invalid("the index of a chunk is ", index,
+                   "; it must be from 0 to 4294967295.");
   }
   const int64_t offset = index * format.chunk_bytes;
   if (bytes < kChunkHeaderBytes) {
@@ -202,9 +197,9 @@ Status CheckShard(const ChunkView& chunk, int64_t row_bytes, int64_t shard,
     }
     return Status::Ok();
   };
-  Status status = check(chunk.signs_before, chunk.erased_before, kSignBytes);
-  if (status.ok()) status = check(chunk.row_data, chunk.rows, row_bytes);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(
+      check(chunk.signs_before, chunk.erased_before, kSignBytes));
+  TF_EXT_RETURN_IF_ERROR(check(chunk.row_data, chunk.rows, row_bytes));
   return check(chunk.signs_after, chunk.erased_after, kSignBytes);
 }
 

@@ -50,6 +50,13 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
+// Returns from the function if `expression` is an error.
+#define TF_EXT_RETURN_IF_ERROR(expression)         \
+  do {                                             \
+    ::tf_ext::Status tf_ext_status = (expression); \
+    if (!tf_ext_status.ok()) return tf_ext_status; \
+  } while (false)
+
 }  // namespace tf_ext
 
 #endif  // TF_EXT_CC_CORE_SUPPORT_STATUS_H_

@@ -5,6 +5,7 @@
 #include <map>
 #include <vector>
 
+#include "cc/core/support/message.h"
 #include "cc/core/table/config_lines.h"
 #include "cc/core/table/row_layout.h"
 
@@ -66,8 +67,7 @@ constexpr char kSeedAllowed[] = "an integer from 0 to 18446744073709551615";
 
 Status ParseInitializer(Lines* lines, InitializerConfig* initializer) {
   std::string name;
-  Status status = lines->TakeRequired("initializer", &name);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(lines->TakeRequired("initializer", &name));
   const InitializerText* found = nullptr;
   for (const InitializerText& entry : kInitializers) {
     if (name == entry.name) found = &entry;
@@ -78,15 +78,13 @@ Status ParseInitializer(Lines* lines, InitializerConfig* initializer) {
   }
   initializer->kind = found->kind;
   if (found->a != nullptr) {
-    status =
-        lines->TakeRequiredNumber(found->a, kFloatAllowed, &initializer->a);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(
+        lines->TakeRequiredNumber(found->a, kFloatAllowed, &initializer->a));
   }
   if (found->b != nullptr) {
-    status =
-        lines->TakeRequiredNumber(found->b, kFloatAllowed, &initializer->b);
+    return lines->TakeRequiredNumber(found->b, kFloatAllowed, &initializer->b);
   }
-  return status;
+  return Status::Ok();
 }
 
 std::string TextKey(const IdentityKey& key) {
@@ -95,8 +93,7 @@ std::string TextKey(const IdentityKey& key) {
 
 Status ParseRule(Lines* lines, RuleConfig* rule) {
   std::string name;
-  Status status = lines->TakeRequired("optimizer", &name);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(lines->TakeRequired("optimizer", &name));
   const RuleSpec* const spec = FindRule(name);
   if (spec == nullptr) {
     return BadValue("optimizer", name, "one of " + RuleNames());
@@ -106,12 +103,13 @@ Status ParseRule(Lines* lines, RuleConfig* rule) {
     float value = static_cast<float>(key.start);
     if (key.is_flag()) {
       bool on = value != 0;
-      status = lines->TakeFlag(TextKey(key), key.off, key.on, &on);
+      TF_EXT_RETURN_IF_ERROR(
+          lines->TakeFlag(TextKey(key), key.off, key.on, &on));
       value = on;
     } else {
-      status = lines->TakeNumber(TextKey(key), kFloatAllowed, &value);
+      TF_EXT_RETURN_IF_ERROR(
+          lines->TakeNumber(TextKey(key), kFloatAllowed, &value));
     }
-    if (!status.ok()) return status;
     rule->Set(key.name, value);
   }
   return Status::Ok();
@@ -169,10 +167,9 @@ Status CheckName(const std::string& name) {
   for (size_t i = 0; i < name.size(); ++i) {
     const unsigned char byte = static_cast<unsigned char>(name[i]);
     if (byte >= 0x20 && byte != 0x7f) continue;
-    return Status::InvalidArgument(
-        "table config: name has the control character " +
-        NumberToText(static_cast<int>(byte)) + " at byte " + NumberToText(i) +
-        "; it must be free of control characters.");
+    return Invalid("table config: name has the control character ",
+                   NumberToText(static_cast<int>(byte)), " at byte ",
+                   NumberToText(i), "; it must be free of control characters.");
   }
   return Status::Ok();
 }
@@ -273,8 +270,7 @@ std::string StatisticsToText(int64_t count) {
 }
 
 Status CheckTableConfig(const TableConfig& config) {
-  Status status = CheckName(config.name);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckName(config.name));
   if (config.dim < 1 || config.dim > kMaxDim) {
     return BadValue("dim", NumberToText(config.dim), "from 1 to 65536");
   }
@@ -286,54 +282,41 @@ Status CheckTableConfig(const TableConfig& config) {
     return BadValue(kStatisticsKey, NumberToText(config.statistics),
                     "from 0 to 2 fields");
   }
-  status = CheckDtype("dtype", &FieldTypeInfo::of_weights, config.dtype);
-  if (!status.ok()) return status;
-  status =
-      CheckDtype(kSlotDtypeKey, &FieldTypeInfo::of_slots, config.slot_dtype);
-  if (!status.ok()) return status;
-  status = CheckInitializer(config.initializer, config.dtype);
-  if (!status.ok()) return status;
-  if (config.admission != nullptr) status = config.admission->Check();
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(
+      CheckDtype("dtype", &FieldTypeInfo::of_weights, config.dtype));
+  TF_EXT_RETURN_IF_ERROR(
+      CheckDtype(kSlotDtypeKey, &FieldTypeInfo::of_slots, config.slot_dtype));
+  TF_EXT_RETURN_IF_ERROR(CheckInitializer(config.initializer, config.dtype));
+  if (config.admission != nullptr) {
+    TF_EXT_RETURN_IF_ERROR(config.admission->Check());
+  }
   return CheckRule(config.rule);
 }
 
 Status ParseTableConfig(const std::string& text, TableConfig* config) {
   TableConfig parsed;
   Lines lines;
-  Status status = lines.Read(text);
-  if (!status.ok()) return status;
-  status = lines.TakeRequired("name", &parsed.name);
-  if (!status.ok()) return status;
-  status = lines.TakeRequiredNumber("dim", "from 1 to 65536", &parsed.dim);
-  if (!status.ok()) return status;
-  status =
-      ParseDtype(&lines, "dtype", &FieldTypeInfo::of_weights, &parsed.dtype);
-  if (!status.ok()) return status;
-  status = ParseDtype(&lines, kSlotDtypeKey, &FieldTypeInfo::of_slots,
-                      &parsed.slot_dtype);
-  if (!status.ok()) return status;
-  status = lines.TakeNumber("seed", kSeedAllowed, &parsed.seed);
-  if (!status.ok()) return status;
-  status =
+  TF_EXT_RETURN_IF_ERROR(lines.Read(text));
+  TF_EXT_RETURN_IF_ERROR(lines.TakeRequired("name", &parsed.name));
+  TF_EXT_RETURN_IF_ERROR(
+      lines.TakeRequiredNumber("dim", "from 1 to 65536", &parsed.dim));
+  TF_EXT_RETURN_IF_ERROR(
+      ParseDtype(&lines, "dtype", &FieldTypeInfo::of_weights, &parsed.dtype));
+  TF_EXT_RETURN_IF_ERROR(ParseDtype(
+      &lines, kSlotDtypeKey, &FieldTypeInfo::of_slots, &parsed.slot_dtype));
+  TF_EXT_RETURN_IF_ERROR(lines.TakeNumber("seed", kSeedAllowed, &parsed.seed));
+  TF_EXT_RETURN_IF_ERROR(
       lines.TakeNumber("hash_version", "1, the only version this build knows",
-                       &parsed.hash_version);
-  if (!status.ok()) return status;
-  status = ParseInitializer(&lines, &parsed.initializer);
-  if (!status.ok()) return status;
-  status = ParseRule(&lines, &parsed.rule);
-  if (!status.ok()) return status;
-  status = ParseLastSeen(&lines, &parsed.last_seen);
-  if (!status.ok()) return status;
-  status = ParseStatistics(&lines, &parsed.statistics);
-  if (!status.ok()) return status;
-  status = ReadAdmission(&lines, &parsed.admission);
-  if (!status.ok()) return status;
-  status = lines.TakeFlag("unknown", "initial", "zeros", &parsed.unknown_zeros);
-  if (!status.ok()) return status;
-  status = lines.CheckNothingLeft();
-  if (!status.ok()) return status;
-  status = CheckTableConfig(parsed);
+                       &parsed.hash_version));
+  TF_EXT_RETURN_IF_ERROR(ParseInitializer(&lines, &parsed.initializer));
+  TF_EXT_RETURN_IF_ERROR(ParseRule(&lines, &parsed.rule));
+  TF_EXT_RETURN_IF_ERROR(ParseLastSeen(&lines, &parsed.last_seen));
+  TF_EXT_RETURN_IF_ERROR(ParseStatistics(&lines, &parsed.statistics));
+  TF_EXT_RETURN_IF_ERROR(ReadAdmission(&lines, &parsed.admission));
+  TF_EXT_RETURN_IF_ERROR(
+      lines.TakeFlag("unknown", "initial", "zeros", &parsed.unknown_zeros));
+  TF_EXT_RETURN_IF_ERROR(lines.CheckNothingLeft());
+  Status status = CheckTableConfig(parsed);
   if (status.ok()) *config = std::move(parsed);
   return status;
 }
@@ -407,11 +390,10 @@ Status CheckSameIdentity(const TableConfig& table, const TableConfig& other) {
   };
   for (const Part& part : parts) {
     if (part.here == part.there) continue;
-    return Status::InvalidArgument(
-        std::string("table \"") + table.name + "\" has " + part.name + " " +
-        part.here + ", but the rows were written by table \"" + other.name +
-        "\" with " + part.name + " " + part.there +
-        "; make the table with the same " + part.name + ".");
+    return Invalid("table \"", table.name, "\" has ", part.name, " ", part.here,
+                   ", but the rows were written by table \"", other.name,
+                   "\" with ", part.name, " ", part.there,
+                   "; make the table with the same ", part.name, ".");
   }
   return Status::Ok();
 }

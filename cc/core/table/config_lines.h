@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "cc/core/support/message.h"
 #include "cc/core/support/status.h"
 
 namespace tf_ext {
@@ -52,17 +53,15 @@ class Lines {
       if (line.empty()) continue;
       const size_t equals = line.find('=');
       if (equals == line.npos) {
-        return Status::InvalidArgument("table config: the line \"" +
-                                       std::string(line) +
-                                       "\" is not of the form key=value.");
+        return Invalid("table config: the line \"", line,
+                       "\" is not of the form key=value.");
       }
       const std::string key(line.substr(0, equals));
       const std::string value(line.substr(equals + 1));
       const auto inserted = values_.emplace(key, value);
       if (!inserted.second) {
-        return Status::InvalidArgument(
-            "table config: the key " + key + " appears twice, with \"" +
-            inserted.first->second + "\" and \"" + value + "\".");
+        return Invalid("table config: the key ", key, " appears twice, with \"",
+                       inserted.first->second, "\" and \"", value, "\".");
       }
     }
     return Status::Ok();
@@ -80,8 +79,7 @@ class Lines {
 
   Status TakeRequired(const std::string& key, std::string* value) {
     if (Take(key, value)) return Status::Ok();
-    return Status::InvalidArgument("table config: the key " + key +
-                                   " is missing.");
+    return Invalid("table config: the key ", key, " is missing.");
   }
 
   template <typename Number>
@@ -96,8 +94,7 @@ class Lines {
   Status TakeRequiredNumber(const std::string& key, const char* allowed,
                             Number* number) {
     std::string value;
-    Status status = TakeRequired(key, &value);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(TakeRequired(key, &value));
     return ParseNumber(key, value, allowed, number);
   }
 
@@ -131,10 +128,10 @@ class Lines {
       if (!allowed.empty()) allowed += ", ";
       allowed += key;
     }
-    return Status::InvalidArgument(
-        "table config: unknown key " + values_.begin()->first + "=" +
-        values_.begin()->second +
-        "; with this optimizer and initializer the keys are " + allowed + ".");
+    return Invalid("table config: unknown key ", values_.begin()->first, "=",
+                   values_.begin()->second,
+                   "; with this optimizer and initializer the keys are ",
+                   allowed, ".");
   }
 
  private:

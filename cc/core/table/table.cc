@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/message.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table_stripes.h"
 
@@ -63,8 +64,7 @@ int64_t FirstNonFinite(const float* values, int64_t n,
 }  // namespace
 
 Status Table::Create(const TableConfig& config, std::unique_ptr<Table>* table) {
-  const Status status = CheckTableConfig(config);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckTableConfig(config));
   try {
     table->reset(new Table(config));
   } catch (const std::bad_alloc&) {
@@ -112,9 +112,8 @@ Status Table::FindField(const std::string& name, const Field** field) const {
     if (!allowed.empty()) allowed += ", ";
     allowed += each.name;
   }
-  return Status::InvalidArgument("table \"" + config_.name +
-                                 "\" has no field \"" + name +
-                                 "\"; its fields are " + allowed + ".");
+  return Invalid("table \"", config_.name, "\" has no field \"", name,
+                 "\"; its fields are ", allowed, ".");
 }
 
 Status Table::CheckStatistics(const int64_t* signs, int64_t n,
@@ -122,55 +121,45 @@ Status Table::CheckStatistics(const int64_t* signs, int64_t n,
   const int64_t expected = config_.statistics_width();
   if (expected == 0 || statistics == nullptr) return Status::Ok();
   if (width != expected) {
-    return Status::InvalidArgument("statistics has " + std::to_string(width) +
-                                   " columns; for table \"" + config_.name +
-                                   "\" it must have " +
-                                   std::to_string(expected) + ", or be empty.");
+    return Invalid("statistics has ", width, " columns; for table \"",
+                   config_.name, "\" it must have ", expected,
+                   ", or be empty.");
   }
   if (AllFiniteAndPositive(statistics, n * width)) return Status::Ok();
   for (int64_t i = 0; i < n * width; ++i) {
     const float value = statistics[i];
     if (value >= 0 && value <= std::numeric_limits<float>::max()) continue;
-    return Status::InvalidArgument(
-        "statistics[" + std::to_string(i / width) + ", " +
-        std::to_string(i % width) + "] of sign " +
-        std::to_string(signs[i / width]) + " is " +
-        std::to_string(statistics[i]) +
-        "; statistics must be finite and at least 0. Table \"" + config_.name +
-        "\" was not changed.");
+    return Invalid("statistics[", i / width, ", ", i % width, "] of sign ",
+                   signs[i / width], " is ", statistics[i],
+                   "; statistics must be finite and at least 0. Table \"",
+                   config_.name, "\" was not changed.");
   }
   return Status::Ok();
 }
 
 Status Table::CheckPush(const PushBatch& batch,
                         const ParallelFor& parallel_for) const {
-  Status status = CheckCount(batch.n);
-  if (!status.ok()) return status;
-  status = CheckStatistics(batch.signs, batch.n, batch.statistics,
-                           batch.statistics_width);
-  if (!status.ok()) return status;
-  status = rule_.Check(batch.hyperparameters, batch.hyperparameter_count,
-                       batch.step);
+  TF_EXT_RETURN_IF_ERROR(CheckCount(batch.n));
+  TF_EXT_RETURN_IF_ERROR(CheckStatistics(batch.signs, batch.n, batch.statistics,
+                                         batch.statistics_width));
+  Status status = rule_.Check(batch.hyperparameters, batch.hyperparameter_count,
+                              batch.step);
   if (!status.ok()) {
-    return Status::InvalidArgument(status.message() + " (table \"" +
-                                   config_.name + "\")");
+    return Invalid(status.message(), " (table \"", config_.name, "\")");
   }
   const int64_t values = batch.n * config_.dim;
   const int64_t bad = FirstNonFinite(batch.gradients, values, parallel_for);
   if (bad == values) return status;
   const int64_t i = bad / config_.dim;
-  return Status::InvalidArgument("gradients[" + std::to_string(i) + ", " +
-                                 std::to_string(bad % config_.dim) +
-                                 "] of sign " + std::to_string(batch.signs[i]) +
-                                 " is " + std::to_string(batch.gradients[bad]) +
-                                 "; gradients must be finite. Table \"" +
-                                 config_.name +
-                                 "\" was not changed. Look for NaN and "
-                                 "infinity in labels, sample weights and "
-                                 "features, lower the learning rate, clip "
-                                 "gradients, or leave such steps out with "
-                                 "on_nonfinite=\"skip\" of "
-                                 "tf_ext.optimizers.Optimizer.");
+  return Invalid("gradients[", i, ", ", bad % config_.dim, "] of sign ",
+                 batch.signs[i], " is ", batch.gradients[bad],
+                 "; gradients must be finite. Table \"", config_.name,
+                 "\" was not changed. Look for NaN and "
+                 "infinity in labels, sample weights and "
+                 "features, lower the learning rate, clip "
+                 "gradients, or leave such steps out with "
+                 "on_nonfinite=\"skip\" of "
+                 "tf_ext.optimizers.Optimizer.");
 }
 
 Status Table::PushChecked(const PushBatch& batch,
@@ -246,19 +235,18 @@ Status Table::Export(int64_t cursor, int64_t limit,
                      const std::vector<std::string>& fields,
                      ExportedRows* rows) const {
   if (cursor < 0) {
-    return Status::InvalidArgument(
-        "cursor is " + std::to_string(cursor) +
+    return Invalid(
+        "cursor is ", cursor,
         "; it must be 0 or the next_cursor of the export before, at least 0.");
   }
   if (limit < -1) {
-    return Status::InvalidArgument("limit is " + std::to_string(limit) +
-                                   "; it must be -1 (all rows) or at least "
-                                   "0.");
+    return Invalid("limit is ", limit,
+                   "; it must be -1 (all rows) or at least "
+                   "0.");
   }
   std::vector<const Field*> found(fields.size());
   for (size_t f = 0; f < fields.size(); ++f) {
-    const Status status = FindField(fields[f], &found[f]);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(FindField(fields[f], &found[f]));
   }
   rows->signs.clear();
   rows->fields.assign(fields.size(), {});
@@ -304,28 +292,26 @@ Status Table::Export(int64_t cursor, int64_t limit,
 Status Table::Import(const int64_t* signs, int64_t n,
                      const std::vector<ConstFieldData>& fields,
                      const ParallelFor& parallel_for) {
-  Status status = CheckCount(n);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckCount(n));
   std::vector<BoundField> bound;
   for (const ConstFieldData& each : fields) {
     const Field* field = nullptr;
-    status = FindField(each.name, &field);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(FindField(each.name, &field));
     for (const BoundField& before : bound) {
       if (before.offset != field->offset) continue;
-      return Status::InvalidArgument("field \"" + each.name +
-                                     "\" appears twice; each field of table "
-                                     "\"" +
-                                     config_.name + "\" can be given once.");
+      return Invalid("field \"", each.name,
+                     "\" appears twice; each field of table "
+                     "\"",
+                     config_.name, "\" can be given once.");
     }
     const int64_t bytes = field->bytes();
     bound.push_back(
         {field->offset, bytes, static_cast<const uint8_t*>(each.data), bytes});
   }
-  status = ForEachStripe(signs, n, parallel_for,
-                         [&](int s, BatchItem* items, int64_t count) {
-                           stripes_[s]->Import(items, count, bound);
-                         });
+  Status status = ForEachStripe(signs, n, parallel_for,
+                                [&](int s, BatchItem* items, int64_t count) {
+                                  stripes_[s]->Import(items, count, bound);
+                                });
   ++changes_;
   return status;
 }
@@ -341,13 +327,12 @@ Status Table::Erase(const int64_t* signs, int64_t n,
 Status Table::EraseSigns(const int64_t* signs, int64_t n,
                          const ParallelFor& parallel_for, int64_t* erased) {
   *erased = 0;
-  Status status = CheckCount(n);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckCount(n));
   std::atomic<int64_t> total{0};
-  status = ForEachStripe(signs, n, parallel_for,
-                         [&](int s, BatchItem* items, int64_t count) {
-                           total += stripes_[s]->Erase(items, count);
-                         });
+  Status status = ForEachStripe(signs, n, parallel_for,
+                                [&](int s, BatchItem* items, int64_t count) {
+                                  total += stripes_[s]->Erase(items, count);
+                                });
   *erased = total;
   return status;
 }

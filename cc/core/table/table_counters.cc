@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cc/core/snapshot/counter_chunks.h"
+#include "cc/core/support/message.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_stripes.h"
@@ -18,22 +19,21 @@ Status Table::CheckCounts() const {
   if (config_.admission != nullptr && config_.admission->most_count() >= 0) {
     return Status::Ok();
   }
-  return Status::InvalidArgument("table \"" + config_.name +
-                                 "\" has no counters, because its admission is "
-                                 "not by count.");
+  return Invalid("table \"", config_.name,
+                 "\" has no counters, because its admission is "
+                 "not by count.");
 }
 
 Status Table::ExportCounters(int64_t* cursor, int64_t limit, int64_t period,
                              std::vector<int64_t>* signs,
                              std::vector<int32_t>* counts) const {
-  Status status = CheckCounts();
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckCounts());
   int64_t stripe = *cursor;
   if (stripe < 0 || stripe >= kStripes || limit < -1) {
-    return Status::InvalidArgument(
+    return Invalid(
         "cursor must be 0 or the next_cursor of the export before, and limit "
-        "at least -1, but they are " +
-        std::to_string(*cursor) + " and " + std::to_string(limit) + ".");
+        "at least -1, but they are ",
+        *cursor, " and ", limit, ".");
   }
   try {
     std::vector<StoredCounter> some;
@@ -61,9 +61,8 @@ Status Table::ExportCounters(int64_t* cursor, int64_t limit, int64_t period,
 Status Table::ImportCounters(const int64_t* signs, const int32_t* counts,
                              int64_t n, int64_t period, bool clear,
                              const ParallelFor& parallel_for) {
-  Status status = CheckCounts();
-  if (status.ok()) status = CheckCount(n);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckCounts());
+  TF_EXT_RETURN_IF_ERROR(CheckCount(n));
   const AdmissionPolicy& admission = *config_.admission;
   const int64_t last_period =
       admission.PeriodOf(std::numeric_limits<int64_t>::max());
@@ -71,19 +70,16 @@ Status Table::ImportCounters(const int64_t* signs, const int32_t* counts,
   // are.
   if (last_period == 0 && period >= 0) period = 0;
   if (period < 0 || period > last_period) {
-    return Status::InvalidArgument(
-        "the period of counters of table \"" + config_.name +
-        "\" must be from 0 to " + std::to_string(last_period) + ", but it is " +
-        std::to_string(period) + ".");
+    return Invalid("the period of counters of table \"", config_.name,
+                   "\" must be from 0 to ", last_period, ", but it is ", period,
+                   ".");
   }
   for (int64_t i = 0; i < n; ++i) {
     if (counts[i] != 0 && counts[i] >= -kMostCount && counts[i] <= kMostCount) {
       continue;
     }
-    return Status::InvalidArgument(
-        "counts[" + std::to_string(i) + "] of sign " +
-        std::to_string(signs[i]) + " is " + std::to_string(counts[i]) +
-        "; counts must be from -255 to 255 and not 0.");
+    return Invalid("counts[", i, "] of sign ", signs[i], " is ", counts[i],
+                   "; counts must be from -255 to 255 and not 0.");
   }
   if (clear) {
     admission_period_ = 0;
@@ -101,8 +97,7 @@ Status Table::ImportCounters(const int64_t* signs, const int32_t* counts,
 Status Table::WriteCounters(uint64_t tag, int64_t period, const ChunkSink& sink,
                             int64_t* written) const {
   *written = 0;
-  Status status = CheckCounts();
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckCounts());
   try {
     ChunkEncoder encoder(
         {ChunkBytesFor(kStoredCounterBytes), kStoredCounterBytes, tag});
@@ -113,8 +108,7 @@ Status Table::WriteCounters(uint64_t tag, int64_t period, const ChunkSink& sink,
         key = stripe->CopyCounters(key, period, &some);
         for (const StoredCounter& counter : some) {
           if (encoder.RoomForRows() == 0) {
-            status = sink(encoder.Finish(false));
-            if (!status.ok()) return status;
+            TF_EXT_RETURN_IF_ERROR(sink(encoder.Finish(false)));
           }
           StoreCounter(counter, encoder.rows_end());
           encoder.AddRows(1);

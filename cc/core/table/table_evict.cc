@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/message.h"
 #include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
@@ -40,21 +41,20 @@ constexpr size_t kDigits = size_t{1} << kDigitBits;
 Status Table::CheckEviction(const EvictionPolicy& policy, int64_t now) const {
   const EvictionPolicy::Fields fields = policy.fields();
   if (fields.last_seen && !last_seen_.there()) {
-    return Status::InvalidArgument(
-        "table \"" + config_.name +
+    return Invalid(
+        "table \"", config_.name,
         "\" does not hold when its rows were last seen, so it cannot evict "
         "by that; make it with last_seen=step or last_seen=second.");
   }
   if (statistics_.width() < fields.statistics) {
-    return Status::InvalidArgument(
-        "table \"" + config_.name + "\" does not hold the " +
-        kStatisticsFields[fields.statistics - 1] +
-        " of its rows, so it cannot evict by that; make it with statistics=" +
-        StatisticsToText(fields.statistics) + ".");
+    return Invalid(
+        "table \"", config_.name, "\" does not hold the ",
+        kStatisticsFields[fields.statistics - 1],
+        " of its rows, so it cannot evict by that; make it with statistics=",
+        StatisticsToText(fields.statistics), ".");
   }
   if (now >= 0) return Status::Ok();
-  return Status::InvalidArgument("now is " + std::to_string(now) +
-                                 "; it must be at least 0.");
+  return Invalid("now is ", now, "; it must be at least 0.");
 }
 
 inline EvictionRow Table::EvictionRowAt(const uint8_t* row, int32_t now) const {
@@ -97,9 +97,8 @@ Status Table::FindCutoff(const EvictionPolicy& policy, int32_t now,
     DigitCounts counts(kDigits);
     // The digits that were already determined.
     const Rank prefix = *cutoff >> shift >> kDigitBits;
-    const Status status =
-        CountRanks(policy, prefix, shift, now, parallel_for, &counts);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(
+        CountRanks(policy, prefix, shift, now, parallel_for, &counts));
     if (shift == kRankBits - kDigitBits) {
       left = std::accumulate(counts.begin(), counts.end(), -policy.capacity());
       if (left <= 0) return Status::Ok();

@@ -65,8 +65,7 @@ Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
     std::vector<SignPart> sign_parts;
     float* out = nullptr;
     for (const PullPart& part : parts) {
-      const Status status = CheckCount(part.n);
-      if (!status.ok()) return status;
+      TF_EXT_RETURN_IF_ERROR(CheckCount(part.n));
       if (part.n == 0) continue;
       if (out == nullptr) out = part.out;
       // Positions are places of weights.

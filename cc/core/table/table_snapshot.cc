@@ -9,6 +9,7 @@
 
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/sign_set.h"
+#include "cc/core/support/message.h"
 #include "cc/core/support/mutex.h"
 #include "cc/core/table/row_conversion.h"
 #include "cc/core/table/table.h"
@@ -35,8 +36,7 @@ class FileWriter {
       encoder_.AddErased(signs.data() + begin, part, after);
       begin += part;
       if (begin == n) break;
-      const Status status = sink_(encoder_.Finish(false));
-      if (!status.ok()) return status;
+      TF_EXT_RETURN_IF_ERROR(sink_(encoder_.Finish(false)));
     }
     written_->erased += n;
     return Status::Ok();
@@ -48,8 +48,7 @@ class FileWriter {
     while (row != kNoRow) {
       const int64_t room = encoder_.RoomForRows();
       if (room == 0) {
-        const Status status = sink_(encoder_.Finish(false));
-        if (!status.ok()) return status;
+        TF_EXT_RETURN_IF_ERROR(sink_(encoder_.Finish(false)));
         continue;
       }
       const int64_t most = std::max<int64_t>(1, kMaxCopiedBytes / row_bytes);
@@ -258,31 +257,29 @@ Status Table::ResolveStoredRows(const StoredRows& stored,
   bool with_weights = false;
   for (const StoredField& each : stored.fields) {
     const Field* field = nullptr;
-    const Status status = FindField(each.name, &field);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(FindField(each.name, &field));
     const bool fits = stored.converted == nullptr
                           ? field->type == each.type
                           : CanConvert(each.type, field->type);
     if (!fits || field->count != each.count) {
-      return Status::InvalidArgument(
-          "field \"" + each.name + "\" of table \"" + config_.name + "\" is " +
-          Describe(field->type, field->count) + ", that of the snapshot is " +
-          Describe(each.type, each.count) + ".");
+      return Invalid("field \"", each.name, "\" of table \"", config_.name,
+                     "\" is ", Describe(field->type, field->count),
+                     ", that of the snapshot is ",
+                     Describe(each.type, each.count), ".");
     }
     const int64_t bytes = each.count * FieldTypeBytes(each.type);
     if (each.offset < RowLayout::kWeightsOffset || stored.row_bytes < bytes ||
         each.offset > stored.row_bytes - bytes) {
-      return Status::InvalidArgument(
-          "field \"" + each.name + "\" should be at byte " +
-          std::to_string(each.offset) + " of the snapshot's rows, which have " +
-          std::to_string(stored.row_bytes) + " bytes.");
+      return Invalid("field \"", each.name, "\" should be at byte ",
+                     each.offset, " of the snapshot's rows, which have ",
+                     stored.row_bytes, " bytes.");
     }
     with_weights |= field->offset == RowLayout::kWeightsOffset;
     copies->push_back({field, each.type, each.offset});
   }
   if (with_weights) return Status::Ok();
-  return Status::InvalidArgument("the snapshot's rows have no field \"" +
-                                 layout_.fields()[0].name + "\".");
+  return Invalid("the snapshot's rows have no field \"",
+                 layout_.fields()[0].name, "\".");
 }
 
 Status Table::CheckStoredRows(const StoredRows& stored) const {
@@ -293,14 +290,13 @@ Status Table::CheckStoredRows(const StoredRows& stored) const {
 Status Table::ApplyChunk(const StoredRows& stored, const ChunkView& chunk,
                          int64_t* rows) {
   *rows = 0;
-  Status status = CheckStoredRows(stored);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(CheckStoredRows(stored));
   try {
-    status = EraseStored(stored, chunk.signs_before, chunk.erased_before);
-    if (!status.ok()) return status;
-    status = ImportStored(stored, chunk, nullptr, rows);
-    if (!status.ok()) return status;
-    status = EraseStored(stored, chunk.signs_after, chunk.erased_after);
+    TF_EXT_RETURN_IF_ERROR(
+        EraseStored(stored, chunk.signs_before, chunk.erased_before));
+    TF_EXT_RETURN_IF_ERROR(ImportStored(stored, chunk, nullptr, rows));
+    const Status status =
+        EraseStored(stored, chunk.signs_after, chunk.erased_after);
     CompactIfSparse(SerialFor);
     return status;
   } catch (const std::bad_alloc&) {
@@ -312,8 +308,7 @@ Status Table::ImportStored(const StoredRows& stored, const ChunkView& chunk,
                            const SignSet* skipped, int64_t* rows) {
   *rows = 0;
   std::vector<StoredCopy> copies;
-  Status status = ResolveStoredRows(stored, &copies);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(ResolveStoredRows(stored, &copies));
   const OwnRows own(stored, chunk.row_data, chunk.rows, stored.row_bytes,
                     skipped);
   const int64_t n = static_cast<int64_t>(own.signs().size());
@@ -331,10 +326,10 @@ Status Table::ImportStored(const StoredRows& stored, const ChunkView& chunk,
     for (StoredCopy& copy : copies) copy.from = copy.to->offset;
   }
   const std::vector<BoundField> fields = Bind(copies, data, row_bytes);
-  status = ForEachStripe(own.signs().data(), n, SerialFor,
-                         [&](int s, BatchItem* items, int64_t count) {
-                           stripes_[s]->Import(items, count, fields);
-                         });
+  Status status = ForEachStripe(own.signs().data(), n, SerialFor,
+                                [&](int s, BatchItem* items, int64_t count) {
+                                  stripes_[s]->Import(items, count, fields);
+                                });
   if (status.ok()) *rows = n;
   return status;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cc/core/support/message.h"
 #include "cc/core/support/mutex.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
@@ -15,14 +16,13 @@ Status Table::DecayStatistics(double factor, const ParallelFor& parallel_for,
                               int64_t* decayed) {
   *decayed = 0;
   if (statistics_.width() == 0) {
-    return Status::InvalidArgument(
-        "table \"" + config_.name +
+    return Invalid(
+        "table \"", config_.name,
         "\" has no statistics that could decay; make it with statistics=show "
         "or statistics=show,click.");
   }
   if (!(factor > 0 && factor <= 1)) {
-    return Status::InvalidArgument("factor is " + std::to_string(factor) +
-                                   "; it must be above 0 and at most 1.");
+    return Invalid("factor is ", factor, "; it must be above 0 and at most 1.");
   }
   const float by = static_cast<float>(factor);
   std::atomic<int64_t> rows{0};

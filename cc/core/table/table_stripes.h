@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/support/message.h"
 #include "cc/core/table/batch_parts.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/stripe_batch.h"
@@ -24,8 +25,7 @@ inline constexpr int kMaxStripesAtOnce = 16;
 
 inline Status CheckCount(int64_t n) {
   if (n >= 0) return Status::Ok();
-  return Status::InvalidArgument("the number of signs is " + std::to_string(n) +
-                                 "; it must not be negative.");
+  return Invalid("the number of signs is ", n, "; it must not be negative.");
 }
 
 template <typename Part, typename Share>

@@ -89,8 +89,7 @@ Status Table::FindUpdate(std::shared_ptr<Update>* update) const {
 
 Status Table::GatherErased(const StoredRows& stored, const ChunkView& chunk) {
   std::shared_ptr<Update> update;
-  const Status status = FindUpdate(&update);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(FindUpdate(&update));
   const ExclusiveLock lock(update->mutex);
   const auto add = [&update, &stored](const uint8_t* signs, int64_t n) {
     update->mutex.AssertHeld();
@@ -117,8 +116,7 @@ Status Table::UpdateRows(const StoredRows& stored, const ChunkView& chunk,
                          int64_t* rows) {
   *rows = 0;
   std::shared_ptr<Update> update;
-  const Status status = FindUpdate(&update);
-  if (!status.ok()) return status;
+  TF_EXT_RETURN_IF_ERROR(FindUpdate(&update));
   const SharedLock lock(update->mutex);
   const SignSet* const skipped =
       update->erased.size() > 0 ? &update->erased : nullptr;
@@ -161,10 +159,9 @@ Status Table::EraseGone(const Update& update) {
     const int64_t n = static_cast<int64_t>(signs.size());
     for (int64_t begin = 0; begin < n; begin += kSignsAtOnce) {
       int64_t erased;
-      const Status status =
-          EraseSigns(signs.data() + begin, std::min(kSignsAtOnce, n - begin),
-                     SerialFor, &erased);
-      if (!status.ok()) return status;
+      TF_EXT_RETURN_IF_ERROR(EraseSigns(signs.data() + begin,
+                                        std::min(kSignsAtOnce, n - begin),
+                                        SerialFor, &erased));
     }
     return Status::Ok();
   } catch (const std::bad_alloc&) {

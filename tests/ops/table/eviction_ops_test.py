@@ -113,7 +113,7 @@ class LifetimeOpsTest(RefusalTestCase):
         (
             "decay_0",
             lambda h: ops.sparse_table_decay(h, 0.0),
-            "factor is 0.000000; it must be above 0 and at most 1.",
+            "factor is 0; it must be above 0 and at most 1.",
         ),
         (
             "decay_nan",

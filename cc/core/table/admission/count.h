@@ -20,9 +20,8 @@ class CountAdmission : public AdmissionPolicy {
   const char* name() const override { return "count"; }
 
   Status Read(Lines* lines) override {
-    const Status status =
-        lines->TakeRequiredNumber("admission.n", kAllowedN, &n_);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(
+        lines->TakeRequiredNumber("admission.n", kAllowedN, &n_));
     std::string forget;
     if (!lines->Take(kForget, &forget)) return Status::Ok();
     if (forget == "0") return BadValue(kForget, forget, kAllowedForget);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "cc/core/support/message.h"
 #include "cc/core/table/eviction/policy.h"
 
 namespace tf_ext {
@@ -21,9 +22,7 @@ class CapacityEviction : public EvictionPolicy {
   static Status Make(const EvictionArgs& args,
                      std::unique_ptr<const EvictionPolicy>* policy) {
     if (args.capacity < 0) {
-      return Status::InvalidArgument("capacity is " +
-                                     std::to_string(args.capacity) +
-                                     "; it must be at least 0.");
+      return Invalid("capacity is ", args.capacity, "; it must be at least 0.");
     }
     *policy = std::make_unique<CapacityEviction>(args.capacity, args.by_show);
     return Status::Ok();

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "cc/core/support/message.h"
 #include "cc/core/table/eviction/capacity.h"
 #include "cc/core/table/eviction/policy.h"
 #include "cc/core/table/eviction/score.h"
@@ -34,10 +35,9 @@ Status NameOf(const EvictionArgs& args, std::string* name) {
       args.capacity >= -1) {
     return Status::Ok();
   }
-  return Status::InvalidArgument(
-      "unseen is " + std::to_string(args.unseen) + " and capacity is " +
-      std::to_string(args.capacity) +
-      (by_score ? ", and there is a score" : "") +
+  return Invalid(
+      "unseen is ", args.unseen, " and capacity is ", args.capacity,
+      (by_score ? ", and there is a score" : ""),
       "; either unseen must be at least 1 and capacity -1, or unseen 0 and "
       "capacity at least 0; a score goes with capacity -1, and with unseen "
       "0 or more.");
@@ -49,8 +49,7 @@ Status MakeEviction(const EvictionArgs& args,
                     std::unique_ptr<const EvictionPolicy>* policy) {
   std::string name = args.policy;
   if (name.empty()) {
-    const Status status = NameOf(args, &name);
-    if (!status.ok()) return status;
+    TF_EXT_RETURN_IF_ERROR(NameOf(args, &name));
   }
   std::string allowed;
   for (const Entry& entry : kPolicies) {
@@ -58,9 +57,8 @@ Status MakeEviction(const EvictionArgs& args,
     if (!allowed.empty()) allowed += ", ";
     allowed += entry.name;
   }
-  return Status::InvalidArgument("policy is \"" + name +
-                                 "\"; it must be empty or one of " + allowed +
-                                 ".");
+  return Invalid("policy is \"", name, "\"; it must be empty or one of ",
+                 allowed, ".");
 }
 
 }  // namespace tf_ext

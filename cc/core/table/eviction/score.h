@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "cc/core/support/message.h"
 #include "cc/core/table/eviction/policy.h"
 
 namespace tf_ext {
@@ -22,21 +23,20 @@ class ScoreEviction : public EvictionPolicy {
   static Status Make(const EvictionArgs& args,
                      std::unique_ptr<const EvictionPolicy>* policy) {
     if (args.score.size() != 3) {
-      return Status::InvalidArgument(
+      return Invalid(
           "score must be of shape [0] or [3] (threshold, show_weight and "
-          "click_weight), but its shape is [" +
-          std::to_string(args.score.size()) + "].");
+          "click_weight), but its shape is [",
+          std::to_string(args.score.size()), "].");
     }
     for (const double value : args.score) {
       if (std::isfinite(value)) continue;
-      return Status::InvalidArgument(
-          "score has the value " + std::to_string(value) +
+      return Invalid(
+          "score has the value ", std::to_string(value),
           "; threshold, show_weight and click_weight must be finite.");
     }
     if (args.unseen < 0) {
-      return Status::InvalidArgument("unseen is " +
-                                     std::to_string(args.unseen) +
-                                     "; it must be at least 0.");
+      return Invalid("unseen is ", std::to_string(args.unseen),
+                     "; it must be at least 0.");
     }
     *policy = std::make_unique<ScoreEviction>(args);
     return Status::Ok();

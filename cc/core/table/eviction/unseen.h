@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "cc/core/support/message.h"
 #include "cc/core/table/eviction/policy.h"
 
 namespace tf_ext {
@@ -19,9 +20,7 @@ class UnseenEviction : public EvictionPolicy {
   static Status Make(const EvictionArgs& args,
                      std::unique_ptr<const EvictionPolicy>* policy) {
     if (args.unseen < 1) {
-      return Status::InvalidArgument("unseen is " +
-                                     std::to_string(args.unseen) +
-                                     "; it must be at least 1.");
+      return Invalid("unseen is ", args.unseen, "; it must be at least 1.");
     }
     *policy = std::make_unique<UnseenEviction>(args.unseen);
     return Status::Ok();
