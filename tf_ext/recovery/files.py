@@ -118,7 +118,7 @@ def directories(root: str) -> list[tuple[str, bool]]:
 class SavedPoint:
     """The contents of `point.json`.
 
-    tables: list of `(label, id)`; variables: `{name: (dtype, shape)}`.
+    tables: list of `(name, id)`; variables: `{name: (dtype, shape)}`.
     """
 
     step: int

@@ -125,7 +125,7 @@ def write(
 def _write_state(
     point: Point, model: keras.Model, tables: list[dict[str, str]]
 ) -> None:
-    """Writes everything but the tables, whose labels and ids are given."""
+    """Writes everything but the tables, whose names and ids are given."""
     arrays = _state(model)
     data = b"".join(array.tobytes() for array in arrays.values())
     name = f"variables-{uuid.uuid4().hex[:16]}.bin"
@@ -173,7 +173,7 @@ def read(
     saved_point = read_point(path)
     tables = model.tables
     names = [table.name for table in tables]
-    saved = [label for label, _ in saved_point.tables]
+    saved = [name for name, _ in saved_point.tables]
     if len(names) != len(saved):
         raise ValueError(
             f"The model cannot be restored from {path}: it has {len(names)} "

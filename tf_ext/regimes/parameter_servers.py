@@ -47,9 +47,9 @@ class ServerPlacement(Placement):
         if "/job:ps/" not in table.rows.shards[0].device:
             raise self._made_outside(table)
 
-    def check_exportable(self, label: str) -> None:
+    def check_exportable(self, name: str) -> None:
         """Raises ValueError: the coordinator does not have the rows."""
-        raise self._unexportable(label, "on parameter servers")
+        raise self._unexportable(name, "on parameter servers")
 
     def check_optimizer(self, optimizer: CheckedOptimizer) -> None:
         """Raises ValueError for options that need the steps of all workers."""

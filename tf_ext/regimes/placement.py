@@ -52,17 +52,17 @@ class Placement:
         # AutoGraph cannot convert a body that is only a docstring.
         del table, workers
 
-    def check_exportable(self, label: str) -> None:
+    def check_exportable(self, name: str) -> None:
         """Raises ValueError if a SavedModel cannot hold a table's rows.
 
         Args:
-          label: string, the table's name.
+          name: string, the table's name.
         """
 
     @staticmethod
-    def _unexportable(label: str, where: str) -> ValueError:
+    def _unexportable(name: str, where: str) -> ValueError:
         return ValueError(
-            f"Table {label!r} is {where}, which a SavedModel "
+            f"Table {name!r} is {where}, which a SavedModel "
             "does not have. Use tf_ext.serving.export(model, path); or save "
             "the model's weights (save_weights, or tf.train.Checkpoint), load "
             "them into the same model made without a strategy, and export "

@@ -71,9 +71,9 @@ class WorkerPlacement(Placement):
         if workers is not self._workers:
             raise self._made_outside(table)
 
-    def check_exportable(self, label: str) -> None:
+    def check_exportable(self, name: str) -> None:
         """Raises ValueError: no worker has all rows."""
-        raise self._unexportable(label, "spread over workers")
+        raise self._unexportable(name, "spread over workers")
 
 
 class WorkerExchange(AllToAll):

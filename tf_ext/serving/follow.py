@@ -299,11 +299,11 @@ class _Change:
         path: str,
         saved: SavedPoint,
     ) -> None:
-        labels = [label for label, _ in saved.tables]
-        if len(tables) != len(labels):
+        names = [name for name, _ in saved.tables]
+        if len(tables) != len(names):
             raise ValueError(
                 "Argument `model` of follow must have the tables of the "
-                f"model from which {path} was saved, {labels}. Received: a "
+                f"model from which {path} was saved, {names}. Received: a "
                 f"model with {[table.name for table in tables]}."
             )
         self._variables = model_variables(model)

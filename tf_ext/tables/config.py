@@ -261,7 +261,7 @@ def served_text(text: str, statistics: Sequence[str] = ()) -> str:
 
 
 def check_identity(
-    label: str,
+    name: str,
     text: str,
     saved: str,
     weights_only: bool,
@@ -270,7 +270,7 @@ def check_identity(
     """Raises unless rows of a table of `saved` fit a table of `text`.
 
     Args:
-      label: string, the table's name, for the message.
+      name: string, the table's name, for the message.
       text: string, the table's configuration.
       saved: string, the configuration of the table that was saved.
       weights_only: bool, whether seed, initializer and optimizer may differ.
@@ -295,7 +295,7 @@ def check_identity(
             continue
         if mine.get(key) != theirs.get(key):
             raise ValueError(
-                f"Rows cannot be restored into table {label!r}: its `{key}` "
+                f"Rows cannot be restored into table {name!r}: its `{key}` "
                 f"is {mine.get(key)!r}, that of the saved rows is "
                 f"{theirs.get(key)!r}. Make the table as it was saved"
                 f"{_other_way(key, may_differ)}"

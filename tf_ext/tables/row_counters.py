@@ -137,15 +137,15 @@ class Check:
     """Checks counters that were saved; raises ValueError.
 
     Args:
-      label: string, the table's name, for messages.
+      name: string, the table's name, for messages.
       counting: Counting of the table that was saved, or None.
       period: what is said to be the period.
     """
 
     def __init__(
-        self, label: str, counting: Counting | None, period: object
+        self, name: str, counting: Counting | None, period: object
     ) -> None:
-        self._label = label
+        self._name = name
         if counting is None:
             raise self._damaged("the saved table's admission is not by count.")
         if type(period) is not int or not 0 <= period <= counting.last_period:
@@ -186,5 +186,5 @@ class Check:
 
     def _damaged(self, what: str) -> ValueError:
         return ValueError(
-            f"The counters of table {self._label!r} are damaged: {what}"
+            f"The counters of table {self._name!r} are damaged: {what}"
         )

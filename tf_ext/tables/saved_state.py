@@ -51,11 +51,11 @@ class ColumnRecord:
     different signs: it would silently start with untrained rows.
 
     Args:
-      label: string, the table's name, for the log.
+      name: string, the table's name, for the log.
     """
 
-    def __init__(self, label: str) -> None:
-        self._label = label
+    def __init__(self, name: str) -> None:
+        self._name = name
         # {(name, hashing identity)}: of the layers' columns, and as saved.
         self._here: frozenset[tuple[str, str]] = frozenset()
         self._saved: frozenset[tuple[str, str]] = frozenset()
@@ -86,7 +86,7 @@ class ColumnRecord:
             _LOG.warning(
                 "The record of the columns that read table %r when it was "
                 "saved is invalid: %.80r",
-                self._label,
+                self._name,
                 text,
             )
             return
@@ -108,7 +108,7 @@ class ColumnRecord:
                     "saved rows, its namespace, bucket_size, hashing and "
                     "boundaries must be the saved ones.",
                     name,
-                    self._label,
+                    self._name,
                     _short(how),
                     _short(saved, 400),
                 )

@@ -232,25 +232,25 @@ def _import_counters(
         )
 
 
-def _read_header(store: Store, label: str) -> dict[str, typing.Any]:
+def _read_header(store: Store, name: str) -> dict[str, typing.Any]:
     if "header" not in store.keys():
         raise ValueError(
-            f"The file holds no rows of table {label!r}; it has "
+            f"The file holds no rows of table {name!r}; it has "
             f"{sorted(store.keys())}. It was saved from another model."
         )
     array = np.asarray(store["header"])
     has_checksum = "header_crc32c" in store.keys()
     if has_checksum:
         saved = np.asarray(store["header_crc32c"]).ravel().tolist()
-        _compare(label, "header", array, saved[0] if saved else None)
+        _compare(name, "header", array, saved[0] if saved else None)
     try:
         header = json.loads(_text_of(array))
         wanted = {"format", "config", "rows", "chunks", "state"}
         if not isinstance(header, dict) or not wanted <= header.keys():
             raise ValueError(f"it lacks some of {sorted(wanted)}")
-        for name in ("rows", "chunks"):
-            if not is_int(header[name]) or header[name] < 0:
-                raise ValueError(f"{name} is {header[name]!r}")
+        for key in ("rows", "chunks"):
+            if not is_int(header[key]) or header[key] < 0:
+                raise ValueError(f"{key} is {header[key]!r}")
         if not isinstance(header["config"], str):
             raise ValueError(f"config is {header['config']!r}")
         if not _is_text_dict(header["state"]):
@@ -267,11 +267,11 @@ def _read_header(store: Store, label: str) -> dict[str, typing.Any]:
         if ("crc32c" in header) != has_checksum:
             raise ValueError("only one of header and rows has checksums")
     except (RecursionError, ValueError) as error:
-        raise _damaged(label, f"'header' cannot be read: {error}") from error
+        raise _damaged(name, f"'header' cannot be read: {error}") from error
     formats = (_FORMAT, _SMALL_ROWS_FORMAT)
     if header["format"] not in formats:
         raise ValueError(
-            f"The rows of table {label!r} are in format {header['format']}; "
+            f"The rows of table {name!r} are in format {header['format']}; "
             f"this version of tf_ext reads {' and '.join(map(str, formats))}."
         )
     return header
@@ -286,11 +286,11 @@ def _is_text_dict(value: object) -> bool:
 def _check(
     table_rows: TableRows, store: Store, header: dict[str, typing.Any]
 ) -> None:
-    label = table_rows.name
+    name = table_rows.name
     table_rows.check_config(header["config"])
     if header["format"] != _format_of(table_rows):
         raise _damaged(
-            label,
+            name,
             f"the format of the header is {header['format']}, but rows of its "
             f"configuration are in format {_format_of(table_rows)}.",
         )
@@ -303,74 +303,72 @@ def _check(
         }
         missing = sorted(dtypes.keys() - set(store.keys()))
         arrays = {
-            name: np.asarray(store[name])
-            for name in dtypes
-            if name not in missing
+            key: np.asarray(store[key]) for key in dtypes if key not in missing
         }
         for field in table_rows.fields:
             array = arrays.get(prefix + field.name)
             if array is None or array.shape[-1] != field.count:
                 shape = None if array is None else list(array.shape)
                 raise ValueError(
-                    f"Rows cannot be restored into table {label!r}: field "
+                    f"Rows cannot be restored into table {name!r}: field "
                     f"{field.name!r} should be [n, {field.count}], the saved "
                     f"rows have {shape}."
                 )
         if missing:
-            raise _damaged(label, f"{missing[0]!r} is missing.")
+            raise _damaged(name, f"{missing[0]!r} is missing.")
         signs = arrays[prefix + "signs"]
-        for name, array in arrays.items():
-            if array.dtype != dtypes[name]:
+        for key, array in arrays.items():
+            if array.dtype != dtypes[key]:
                 raise _damaged(
-                    label, f"{name!r} is {array.dtype}, not {dtypes[name]}."
+                    name, f"{key!r} is {array.dtype}, not {dtypes[key]}."
                 )
             if array.ndim != (1 if array is signs else 2):
                 raise _damaged(
-                    label, f"{name!r} has the shape {list(array.shape)}."
+                    name, f"{key!r} has the shape {list(array.shape)}."
                 )
         if any(len(array) != len(signs) for array in arrays.values()):
             raise _damaged(
-                label,
+                name,
                 f"chunk {chunk} has {len(signs)} signs and fields of other "
                 "lengths.",
             )
         if "crc32c" in header:
-            for name, array in arrays.items():
-                _compare(label, name, array, header["crc32c"].get(name))
+            for key, array in arrays.items():
+                _compare(name, key, array, header["crc32c"].get(key))
         rows += len(signs)
     if rows != header["rows"]:
         raise _damaged(
-            label, f"{rows} found, but the header says {header['rows']}."
+            name, f"{rows} found, but the header says {header['rows']}."
         )
-    _check_counters(label, store, header)
+    _check_counters(name, store, header)
     if table_rows.state is not None:
         try:
             table_rows.state.check(header["state"])
         except ValueError as error:
             raise _damaged(
-                label,
+                name,
                 "the member 'state' of 'header' must be that of a table's "
                 f"optimizer, but {error}",
             ) from None
 
 
 def _check_counters(
-    label: str, store: Store, header: dict[str, typing.Any]
+    name: str, store: Store, header: dict[str, typing.Any]
 ) -> None:
     if "counters" not in header:
         return
     counters = header["counters"]
     check = row_counters.Check(
-        label, counting_of(header["config"]), counters.get("period")
+        name, counting_of(header["config"]), counters.get("period")
     )
     for chunk in range(counters["chunks"]):
         arrays = []
         for part in ("signs", "counts"):
-            name = f"counters_{chunk:06d}_{part}"
-            if name not in store.keys():
-                raise _damaged(label, f"{name!r} is missing.")
-            arrays.append(np.asarray(store[name]))
-            _compare(label, name, arrays[-1], header["crc32c"].get(name))
+            key = f"counters_{chunk:06d}_{part}"
+            if key not in store.keys():
+                raise _damaged(name, f"{key!r} is missing.")
+            arrays.append(np.asarray(store[key]))
+            _compare(name, key, arrays[-1], header["crc32c"].get(key))
         check.add(*arrays)
 
 
@@ -386,13 +384,13 @@ def _stored(dtype: npt.DTypeLike) -> np.dtype[typing.Any]:
 
 
 def _compare(
-    label: str, name: str, array: npt.NDArray[typing.Any], saved: object
+    name: str, key: str, array: npt.NDArray[typing.Any], saved: object
 ) -> None:
     found = _checksum(array)
     if saved != found:
         raise _damaged(
-            label,
-            f"{name!r} has the CRC32C {found}, but was saved with {saved}.",
+            name,
+            f"{key!r} has the CRC32C {found}, but was saved with {saved}.",
         )
 
 
@@ -400,8 +398,8 @@ def _checksum(array: npt.NDArray[typing.Any]) -> int:
     return _core.crc32c(np.asarray(array).tobytes())
 
 
-def _damaged(label: str, what: str) -> ValueError:
-    return ValueError(f"The rows of table {label!r} are damaged: {what}")
+def _damaged(name: str, what: str) -> ValueError:
+    return ValueError(f"The rows of table {name!r} are damaged: {what}")
 
 
 def _array_of(text: str) -> npt.NDArray[np.uint8]:

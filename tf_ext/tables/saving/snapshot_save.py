@@ -26,7 +26,6 @@ from tf_ext.snapshot.storage import join, normalised, storage_of
 from tf_ext.tables import row_counters
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving.chain import Links, check_exists
-from tf_ext.tables.shard import TableShard
 
 # Files that a save writes: leftovers of earlier saves have such names.
 _OWN_FILE = re.compile(
@@ -68,11 +67,12 @@ class Save:
         self._base = base
         self._step = step
         self._max_bytes_per_second = max_bytes_per_second
-        self._state = {} if rows.state is None else rows.state.strings()
         # Whether shards mark what changes after this snapshot.
         self._tracked = incremental or base is not None
-        # Of `_run`: the chain that is continued, the snapshot's id, the current
-        # period of counters, and the claim of the first worker.
+        # Of `_run`: the state of the rows, the chain that is continued, the
+        # snapshot's id, the current period of counters, and the claim of the
+        # first worker.
+        self._state: dict[str, str] = {}
         self._links: Links = ()
         self._id = ""
         self._period = -1
@@ -88,26 +88,29 @@ class Save:
 
     def _run(self) -> manifests.Manifest:
         rows, chain, path = self._rows, self._rows.chain, self._path
-        with rows.together(self._what):
+        processes = rows.regime.processes
+        if rows.state is not None:
+            self._state = rows.state.strings()
+        with processes.together(self._what):
             self._check()
-        self._id = rows.regime.processes.from_first(uuid.uuid4().hex)
+        self._id = processes.from_first(uuid.uuid4().hex)
         if rows.counting is not None:
             self._period = int(row_counters.current_period(rows))
-        if rows.regime.processes.rank == 0:
+        if processes.rank == 0:
             # It writes the manifest.
             self._claim = Claim(path, self._what)
         try:
             if self._tracked:
                 chain.saving = self._id
-            with rows.together(self._what):
+            with processes.together(self._what):
                 if self._claim is not None:
                     storage_of(path).make_directory(path)
                     with self._claim.taken():
                         _remove_leftovers(path)
-            with rows.together(self._what):
+            with processes.together(self._what):
                 parts = self._save_shards()
             manifest = self._manifest(_of_all_processes(rows, parts))
-            with rows.together(self._what):
+            with processes.together(self._what):
                 self._commit(manifest)
             if self._tracked:
                 # From here on the save is one of the chain: see `settle`.
@@ -127,7 +130,7 @@ class Save:
             # A writer that has claimed the directory since has removed them.
             with contextlib.suppress(SnapshotConflictError, TimeoutError):
                 with self._claim.held():
-                    _remove_leftovers(path)
+                    _remove_leftovers(path, manifest=manifest)
             self._claim.release()
         return manifest
 
@@ -148,34 +151,39 @@ class Save:
 
     def _save_shards(self) -> list[_Saved]:
         """Writes this process's shards."""
+        limit = (self._max_bytes_per_second or 0) // self._rows.num_shards
+        base = self._links[-1][1] if self._links else ""
         try:
-            return self._rows.on_each(self._save_shard)
+            saved = self._rows.on_each(
+                lambda index, shard: shard.save(
+                    self._path,
+                    self._id,
+                    base=base,
+                    tracked=self._tracked,
+                    index=index,
+                    max_bytes_per_second=limit,
+                    period=self._period,
+                ),
+            )
         finally:
             if self._claim is not None:
                 # If another writer has removed the files, say so: the op's
                 # error only reports missing files.
                 self._claim.check()
-
-    def _save_shard(self, index: int, shard: TableShard) -> _Saved:
-        names, numbers, chunk_bytes = shard.save(
-            self._path,
-            self._id,
-            base=self._links[-1][1] if self._links else "",
-            tracked=self._tracked,
-            index=index,
-            max_bytes_per_second=(self._max_bytes_per_second or 0)
-            // self._rows.num_shards,
-            period=self._period,
-        )
-        files = [
-            manifests.RowFile(
-                name.decode(), index, tag % 2**64, count, erased, size, crc
-            )
-            for name, (tag, count, erased, size, crc) in zip(
-                names.numpy(), numbers.numpy().tolist(), strict=True
-            )
-        ]
-        return files, int(chunk_bytes)
+        parts = []
+        for index, (names, numbers, chunk_bytes) in enumerate(
+            saved, self._rows.first_shard
+        ):
+            files = [
+                manifests.RowFile(
+                    name.decode(), index, tag % 2**64, count, erased, size, crc
+                )
+                for name, (tag, count, erased, size, crc) in zip(
+                    names.numpy(), numbers.numpy().tolist(), strict=True
+                )
+            ]
+            parts.append((files, int(chunk_bytes)))
+        return parts
 
     def _commit(self, manifest: manifests.Manifest) -> None:
         """Writes the manifest, if this is the first worker."""
@@ -186,10 +194,12 @@ class Save:
                 "incremental save of the table, in a signal handler."
             )
         if self._claim is not None:
+            name, data = (
+                join(self._path, manifests.NAME),
+                manifests.encode(manifest),
+            )
             with self._claim.held():
-                snapshot_ops.write_file_atomically(
-                    join(self._path, manifests.NAME), manifests.encode(manifest)
-                )
+                snapshot_ops.write_file_atomically(name, data)
                 # Checked last, as the snapshot's bases may be replaced while it
                 # is written.
                 check_exists(rows.name, self._links)
@@ -237,16 +247,21 @@ def _of_all_processes(rows: TableRows, parts: Sequence[_Saved]) -> list[_Saved]:
     ]
 
 
-def _remove_leftovers(path: str, snapshot_id: str = "") -> None:
+def _remove_leftovers(
+    path: str,
+    snapshot_id: str = "",
+    manifest: manifests.Manifest | None = None,
+) -> None:
     """Removes files of saves that the manifest in the directory does not name.
 
     Args:
       path: string, the directory.
       snapshot_id: string, the snapshot whose files are removed; "" for the
         leftovers of all saves.
+      manifest: Manifest in the directory; None to read it.
     """
     try:
-        manifest = read_manifest(path)
+        manifest = manifest or read_manifest(path)
     except FileNotFoundError:
         kept = set()
     except ValueError:

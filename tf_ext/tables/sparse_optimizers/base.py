@@ -298,7 +298,7 @@ class SparseOptimizer:
             return config, None
         return config, self._check("learning_rate", config.get("learning_rate"))
 
-    def resume(self, state: str, label: str) -> None:
+    def resume(self, state: str, name: str) -> None:
         """Restores a state, and logs where this program differs from it.
 
         This program's hyperparameters take precedence. A learning rate that was
@@ -307,7 +307,7 @@ class SparseOptimizer:
 
         Args:
           state: JSON text, from `state`.
-          label: string, the table's name, for the log.
+          name: string, the table's name, for the log.
         """
         theirs, rate = self.read_state(state)
         if rate is not None:
@@ -318,7 +318,7 @@ class SparseOptimizer:
                 _LOG.warning(
                     "Table %r continues with %s=%r; the saved rows were "
                     "trained with %r.",
-                    label,
+                    name,
                     key,
                     mine[key],
                     theirs[key],
