@@ -42,10 +42,10 @@ class CounterShard:
         self, cursor: int | tf.Tensor = 0, limit: int = -1
     ) -> tuple[tf.Tensor, tf.Tensor, dict[str, tf.Tensor]]:
         """Copies out counters: see `TableShard.export`."""
-        with tf.device(self._shard.device):
-            exported = counter_ops.sparse_table_export_counters(
-                self._shard.resource_handle, cursor, limit, self._period
-            )
+        exported = self._shard.run(
+            counter_ops.sparse_table_export_counters,
+            *(cursor, limit, self._period),
+        )
         return (
             exported.signs,
             exported.next_cursor,
@@ -55,13 +55,8 @@ class CounterShard:
 
 def current_period(rows: TableRows) -> tf.Tensor:
     """The latest period of a push to any shard, int64 `[]`."""
-    periods = []
-    for shard in rows.shards:
-        with tf.device(shard.device):
-            exported = counter_ops.sparse_table_export_counters(
-                shard.resource_handle, 0, 0, 0
-            )
-        periods.append(exported.its_period)
+    export = counter_ops.sparse_table_export_counters
+    periods = [shard.run(export, 0, 0, 0).its_period for shard in rows.shards]
     latest = tf.reduce_max(tf.stack(periods))
     return tf.reduce_max(rows.regime.processes.gather(latest[tf.newaxis]))
 
@@ -120,10 +115,9 @@ def _import(
     period: int | tf.Tensor,
     clear: bool = False,
 ) -> tf.Tensor:
-    with tf.device(shard.device):
-        return counter_ops.sparse_table_import_counters(
-            shard.resource_handle, signs, counts, period, clear
-        )
+    return shard.run(
+        counter_ops.sparse_table_import_counters, signs, counts, period, clear
+    )
 
 
 def clear(shard: TableShard, period: int | tf.Tensor = 0) -> None:

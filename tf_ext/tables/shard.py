@@ -2,14 +2,14 @@
 """One shard of a table: a resource on one device."""
 
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext.ops.snapshot import counter_ops, snapshot_ops, update_ops
+from tf_ext.ops.snapshot import counter_ops, snapshot_ops
 from tf_ext.regimes import clock
 from tf_ext.snapshot.manifest import Manifest, RowField
 from tf_ext.tables.config import Field
@@ -51,6 +51,16 @@ class TableShard:
         """The device that holds the rows, for `tf.device`."""
         return self.resource_handle.device
 
+    def run(
+        self,
+        op: Callable[..., typing.Any],
+        *inputs: typing.Any,
+        **more: typing.Any,
+    ) -> typing.Any:
+        """The outputs of a table's op, on the shard's device."""
+        with tf.device(self.device):
+            return op(self.resource_handle, *inputs, **more)
+
     def export(
         self,
         cursor: int | tf.Tensor = 0,
@@ -71,19 +81,16 @@ class TableShard:
           `(signs [n], next_cursor [] (-1: no more), {field: [n, count]})`.
         """
         fields = [f for f in self._fields if names is None or f.name in names]
-        with tf.device(self.device):
-            signs, next_cursor, values = ops.sparse_table_export(
-                self.resource_handle,
-                cursor,
-                limit,
-                field_names=[f.name for f in fields],
-                field_dtypes=[
-                    tf.float32
-                    if as_float32 and f.dtype.is_floating
-                    else f.dtype
-                    for f in fields
-                ],
-            )
+        signs, next_cursor, values = self.run(
+            ops.sparse_table_export,
+            cursor,
+            limit,
+            field_names=[f.name for f in fields],
+            field_dtypes=[
+                tf.float32 if as_float32 and f.dtype.is_floating else f.dtype
+                for f in fields
+            ],
+        )
         return signs, next_cursor, dict(zip([f.name for f in fields], values))
 
     def sample(self, limit: int, position: int) -> tf.Tensor:
@@ -119,39 +126,26 @@ class TableShard:
         values: Mapping[str, tf.Tensor],
         clear: bool = False,
     ) -> tf.Tensor:
-        """Sets fields of rows; inserts absent rows.
-
-        Args:
-          signs: int64 `[n]`; the last occurrence of a repeated sign wins.
-          values: `{field: [n, count]}`.
-          clear: whether all rows are removed first.
-
-        Returns:
-          int64 scalar, the number of rows set.
-        """
-        with tf.device(self.device):
-            return ops.sparse_table_import(
-                self.resource_handle,
-                signs,
-                list(values.values()),
-                field_names=list(values),
-                clear=clear,
-            )
+        """Sets fields of rows; see `TableRows.import_rows`."""
+        return self.run(
+            ops.sparse_table_import,
+            signs,
+            list(values.values()),
+            field_names=list(values),
+            clear=clear,
+        )
 
     def size(self) -> tf.Tensor:
         """The number of rows, int64 scalar."""
-        with tf.device(self.device):
-            return ops.sparse_table_size(self.resource_handle)
+        return self.run(ops.sparse_table_size)
 
     def stats(self) -> tf.Tensor:
         """Statistics, int64 `[len(ops.TABLE_STATS)]`."""
-        with tf.device(self.device):
-            return ops.sparse_table_stats(self.resource_handle)
+        return self.run(ops.sparse_table_stats)
 
     def erase(self, signs: tf.Tensor) -> tf.Tensor:
         """Removes the rows of signs `[n]`; returns how many it removed."""
-        with tf.device(self.device):
-            return ops.sparse_table_erase(self.resource_handle, signs)
+        return self.run(ops.sparse_table_erase, signs)
 
     def evict(
         self, now: int | tf.Tensor | None, **limits: typing.Any
@@ -169,88 +163,15 @@ class TableShard:
 
     def decay(self, factor: float | tf.Tensor) -> tf.Tensor:
         """Multiplies statistics by a factor; returns the number of rows."""
-        with tf.device(self.device):
-            return ops.sparse_table_decay(self.resource_handle, factor)
+        return self.run(ops.sparse_table_decay, factor)
 
     def clear(self) -> tf.Tensor:
         """Removes all rows; returns how many there were, an int64 scalar."""
-        with tf.device(self.device):
-            return ops.sparse_table_clear(self.resource_handle)
+        return self.run(ops.sparse_table_clear)
 
     def compact(self) -> tf.Tensor:
         """Frees the memory of erased rows; int64 scalar, the bytes freed."""
-        with tf.device(self.device):
-            return ops.sparse_table_compact(self.resource_handle)
-
-    def save(
-        self,
-        directory: str,
-        snapshot_id: str,
-        base: str,
-        tracked: bool,
-        index: int,
-        max_bytes_per_second: int,
-        period: int,
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Writes the rows of the shard to files of a snapshot.
-
-        Args:
-          directory: string.
-          snapshot_id: string.
-          base: string, the id of the snapshot that is continued; "": none.
-          tracked: bool, whether `end_save` will follow.
-          index: int, the index of the shard in the table.
-          max_bytes_per_second: int; 0 for no limit.
-          period: int, the current period of counters; -1: there are none.
-
-        Returns:
-          The outputs of `sparse_table_save`.
-        """
-        with tf.device(self.device):
-            return snapshot_ops.sparse_table_save(
-                self.resource_handle,
-                directory,
-                snapshot_id,
-                base,
-                tracked,
-                index,
-                max_bytes_per_second,
-                period,
-            )
-
-    def end_save(self, snapshot_id: str, committed: bool) -> None:
-        """Ends a tracked save; `committed`: whether its manifest exists."""
-        with tf.device(self.device):
-            snapshot_ops.sparse_table_end_save(
-                self.resource_handle, snapshot_id, committed
-            )
-
-    def set_chain(self, snapshot_id: str) -> None:
-        """Starts marking changes since a snapshot; "" stops marking."""
-        with tf.device(self.device):
-            snapshot_ops.sparse_table_set_chain(
-                self.resource_handle, snapshot_id
-            )
-
-    def held(self) -> str:
-        """The id of the snapshot whose rows it holds, a string; "" for none."""
-        with tf.device(self.device):
-            held = update_ops.sparse_table_held(self.resource_handle)
-        return held.numpy().decode()
-
-    def begin_update(self, base: str, whole: bool) -> tf.Tensor:
-        """Begins an update; see `sparse_table_begin_update`."""
-        with tf.device(self.device):
-            return update_ops.sparse_table_begin_update(
-                self.resource_handle, base, whole
-            )
-
-    def end_update(self, number: tf.Tensor, snapshot_id: str) -> tf.Tensor:
-        """Ends an update; see `sparse_table_end_update`."""
-        with tf.device(self.device):
-            return update_ops.sparse_table_end_update(
-                self.resource_handle, number, snapshot_id
-            )
+        return self.run(ops.sparse_table_compact)
 
     def restore(
         self,
@@ -258,7 +179,7 @@ class TableShard:
         manifest: Manifest,
         fields: Sequence[RowField],
         action: str,
-        convert: bool = False,
+        convert: bool,
     ) -> typing.Any:
         """Applies files of a snapshot, as part of an update or on their own.
 
@@ -272,24 +193,23 @@ class TableShard:
         Returns:
           The outputs of `sparse_table_restore`.
         """
-        with tf.device(self.device):
-            return snapshot_ops.sparse_table_restore(
-                self.resource_handle,
-                tf.constant(files.paths, tf.string, [len(files.paths)]),
-                files.numbers,
-                manifest.chunk_bytes,
-                manifest.row_bytes,
-                files.index,
-                files.num_shards,
-                action,
-                tf.constant(files.stored, tf.int64, [len(files.paths)]),
-                manifest.shards,
-                field_names=[f.name for f in fields],
-                field_types=[f.dtype for f in fields],
-                field_counts=[f.count for f in fields],
-                field_offsets=[f.offset for f in fields],
-                convert=convert,
-            )
+        return self.run(
+            snapshot_ops.sparse_table_restore,
+            tf.constant(files.paths, tf.string, [len(files.paths)]),
+            files.numbers,
+            manifest.chunk_bytes,
+            manifest.row_bytes,
+            files.index,
+            files.num_shards,
+            action,
+            tf.constant(files.stored, tf.int64, [len(files.paths)]),
+            manifest.shards,
+            field_names=[f.name for f in fields],
+            field_types=[f.dtype for f in fields],
+            field_counts=[f.count for f in fields],
+            field_offsets=[f.offset for f in fields],
+            convert=convert,
+        )
 
     def restore_counters(
         self,
@@ -308,19 +228,18 @@ class TableShard:
           period: int, the period as of which they were saved.
           load: bool, whether the table is changed.
         """
-        with tf.device(self.device):
-            counter_ops.sparse_table_restore_counters(
-                self.resource_handle,
-                tf.constant(files.paths, tf.string, [len(files.paths)]),
-                files.numbers,
-                tf.constant(files.stored, tf.int64, [len(files.paths)]),
-                manifest.shards,
-                files.index,
-                files.num_shards,
-                n,
-                period,
-                load,
-            )
+        self.run(
+            counter_ops.sparse_table_restore_counters,
+            tf.constant(files.paths, tf.string, [len(files.paths)]),
+            files.numbers,
+            tf.constant(files.stored, tf.int64, [len(files.paths)]),
+            manifest.shards,
+            files.index,
+            files.num_shards,
+            n,
+            period,
+            load,
+        )
 
 
 def add(values: Sequence[tf.Tensor]) -> tf.Tensor:

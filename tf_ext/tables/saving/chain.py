@@ -6,6 +6,7 @@ import threading
 import typing
 from collections.abc import Callable
 
+from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.snapshot.files import Chain, read_chain, read_manifest
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 from tf_ext.snapshot.storage import normalised
@@ -51,7 +52,11 @@ class SnapshotChain:
             return
         committed = bool(self.links) and self.links[-1][1] == snapshot_id
         try:
-            on_each(lambda _, shard: shard.end_save(snapshot_id, committed))
+            on_each(
+                lambda _, shard: shard.run(
+                    snapshot_ops.sparse_table_end_save, snapshot_id, committed
+                )
+            )
         except Exception:
             # It is not known what the shards have marked.
             self.links = ()
@@ -63,7 +68,7 @@ class SnapshotChain:
         with self.lock:
             self.settle(on_each)
             self.links = ()
-            on_each(lambda _, shard: shard.set_chain(""))
+            on_each(_mark_since(""))
 
     def begin(self, on_each: _OnEach, chain: Chain) -> None:
         """Lets deltas continue the snapshots that the table holds.
@@ -74,7 +79,7 @@ class SnapshotChain:
         """
         with self.lock:
             self.settle(on_each)
-            on_each(lambda _, shard: shard.set_chain(chain[-1][1].id))
+            on_each(_mark_since(chain[-1][1].id))
             self.links = tuple((where, m.id) for where, m in chain)
 
     def continued_by(
@@ -120,6 +125,12 @@ class SnapshotChain:
                 "`end_incremental()` first. Received: incremental=True"
             )
         return ()
+
+
+def _mark_since(snapshot_id: str) -> Callable[[int, TableShard], object]:
+    """Lets a shard mark changes since a snapshot; "" ends the marking."""
+    mark = snapshot_ops.sparse_table_set_chain
+    return lambda _, shard: shard.run(mark, snapshot_id)
 
 
 def check_exists(name: str, links: Links) -> None:

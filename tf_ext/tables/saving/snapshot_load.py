@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from tf_ext.ops.snapshot import update_ops
 from tf_ext.snapshot import compatibility
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.files import (
@@ -267,7 +268,10 @@ def _read_links(rows: TableRows, path: str) -> Chain:
 
 def held_by(rows: TableRows) -> str:
     """The id of the snapshot that all shards of this process hold, or ""."""
-    held = set(rows.on_each(lambda _, shard: shard.held()))
+    tensors = rows.on_each(
+        lambda _, shard: shard.run(update_ops.sparse_table_held)
+    )
+    held = {tensor.numpy().decode() for tensor in tensors}
     return held.pop() if len(held) == 1 else ""
 
 
@@ -423,23 +427,21 @@ class Update:
         )
 
     def _begin(self, base: str, whole: bool) -> dict[int, tf.Tensor]:
+        begin = update_ops.sparse_table_begin_update
         return dict(
             self._rows.on_each(
-                lambda index, shard: (index, shard.begin_update(base, whole)),
+                lambda index, shard: (index, shard.run(begin, base, whole))
             )
         )
 
     def _end(
         self, numbers: Mapping[int, tf.Tensor], snapshot_id: str
     ) -> list[bool]:
-        return [
-            bool(held)
-            for held in self._rows.on_each(
-                lambda index, shard: shard.end_update(
-                    numbers[index], snapshot_id
-                ),
-            )
-        ]
+        end = update_ops.sparse_table_end_update
+        held = self._rows.on_each(
+            lambda index, shard: shard.run(end, numbers[index], snapshot_id)
+        )
+        return list(map(bool, held))
 
     def _restore(self, chain: Chain, action: str) -> None:
         conversion = snapshot_files.restore_rows(

@@ -155,14 +155,15 @@ class Save:
         base = self._links[-1][1] if self._links else ""
         try:
             saved = self._rows.on_each(
-                lambda index, shard: shard.save(
+                lambda index, shard: shard.run(
+                    snapshot_ops.sparse_table_save,
                     self._path,
                     self._id,
-                    base=base,
-                    tracked=self._tracked,
-                    index=index,
-                    max_bytes_per_second=limit,
-                    period=self._period,
+                    base,
+                    self._tracked,
+                    index,
+                    limit,
+                    self._period,
                 ),
             )
         finally:
