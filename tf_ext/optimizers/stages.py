@@ -67,17 +67,19 @@ class Gradients:
         local = self.strategy.experimental_local_results
         return [local(grad)[0] for grad in self.grads]
 
-    def map(
-        self, function: Callable[..., typing.Any], *args: typing.Any
-    ) -> "Gradients":
-        """With `function(list of gradients, *args)` for those of variables."""
+    def map(self, function: Callable[[tf.Tensor], tf.Tensor]) -> "Gradients":
+        """With `function(values)` for the values of those of variables."""
+
+        def mapped(grads: Sequence[typing.Any]) -> list[typing.Any]:
+            return [map_values(function, grad) for grad in grads]
+
         if not self.grads:
             return self
         if self.strategy is None:
-            grads = function(self.grads, *args)
+            grads = mapped(self.grads)
         else:
             grads = self.strategy.extended.call_for_each_replica(
-                function, args=(self.grads, *args)
+                mapped, args=(self.grads,)
             )
         return dataclasses.replace(self, grads=grads)
 
@@ -90,9 +92,11 @@ class Gradients:
 
     def scaled(self, factor: tf.Tensor) -> "Gradients":
         """All of them times a scalar."""
-        return self.map(scale, factor).map_tables(
-            lambda t: t.values * tf.cast(factor, t.values.dtype)
-        )
+
+        def times(values: tf.Tensor) -> tf.Tensor:
+            return values * tf.cast(factor, values.dtype)
+
+        return self.map(times).map_tables(lambda t: times(t.values))
 
     def apply(self, adapter: Adapter) -> None:
         """Updates the variables on all replicas."""
@@ -340,14 +344,6 @@ def _unscale(
     return gradients.scaled(factor)
 
 
-def scale(grads: Sequence[typing.Any], factor: tf.Tensor) -> list[typing.Any]:
-    """Gradients of variables times a scalar."""
-    return [
-        map_values(lambda v: v * tf.cast(factor, v.dtype), grad)
-        for grad in grads
-    ]
-
-
 # Accumulate.
 
 
@@ -405,24 +401,15 @@ def _clip(clipping: Clipping, gradients: Gradients) -> Gradients:
             gradients = gradients.map_tables(
                 lambda t: t.values * (limit / tf.maximum(next(norms), limit))
             )
-        return gradients.map(_clip_norms, limit)
+        return gradients.map(lambda values: tf.clip_by_norm(values, limit))
     if clipping.clipvalue:
         limit = clipping.clipvalue
-        return gradients.map_tables(
-            lambda t: tf.clip_by_value(t.values, -limit, limit)
-        ).map(_clip_values, limit)
+
+        def clipped(values: tf.Tensor) -> tf.Tensor:
+            return tf.clip_by_value(values, -limit, limit)
+
+        return gradients.map_tables(lambda t: clipped(t.values)).map(clipped)
     return gradients
-
-
-def _clip_norms(grads: Sequence[typing.Any], limit: float) -> list[typing.Any]:
-    return [map_values(lambda v: tf.clip_by_norm(v, limit), g) for g in grads]
-
-
-def _clip_values(grads: Sequence[typing.Any], limit: float) -> list[typing.Any]:
-    return [
-        map_values(lambda v: tf.clip_by_value(v, -limit, limit), g)
-        for g in grads
-    ]
 
 
 def _square_sums(gradients: Gradients) -> tf.Tensor:

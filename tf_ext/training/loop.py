@@ -70,9 +70,8 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         model = self._model
         arguments = split_arrays(arguments)
         feed = self._training_feed(arguments)
-        self._build(feed)
-        callbacks = self._callbacks(
-            arguments, feed, epochs=arguments["epochs"], history=True
+        callbacks = self._prepared(
+            feed, arguments, epochs=arguments["epochs"], history=True
         )
         point = restored_point(model, callbacks)
         model.stop_training = False
@@ -176,8 +175,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         """
         model = self._model
         feed = self._test_feed(arguments)
-        self._build(feed)
-        callbacks = self._callbacks(arguments, feed)
+        callbacks = self._prepared(feed, arguments)
         model.stop_evaluating = False
         callbacks.on_test_begin()
         model.reset_metrics()
@@ -200,8 +198,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         """
         model = self._model
         feed = self._feed(arguments)
-        self._build(feed)
-        callbacks = self._callbacks(arguments, feed)
+        callbacks = self._prepared(feed, arguments)
         model.stop_predicting = False
         callbacks.on_predict_begin()
         outputs = []
@@ -263,13 +260,15 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         """The effective value of `verbose`."""
         return verbose
 
-    def _callbacks(
+    def _prepared(
         self,
-        arguments: Arguments,
         feed: _Feed,
+        arguments: Arguments,
         epochs: int = 1,
         history: bool = not IS_KERAS_3,
     ) -> keras.callbacks.CallbackList:
+        """Builds the model for a feed; returns the callbacks of the call."""
+        self._build(feed)
         callbacks = arguments["callbacks"]
         if isinstance(callbacks, keras.callbacks.CallbackList):
             return callbacks
