@@ -260,16 +260,16 @@ class Collectives:
         return Bundle(tensors, values, _GATHERED_SUM_BYTES // self.size)
 
     def unbundle(
-        self, bundle: Bundle, rows: tf.Tensor
+        self, bundle: Bundle, gathered: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """The results of `sum_and_gather`.
 
         Args:
           bundle: Bundle.
-          rows: int32 `[size, n]`, row p the `words` of worker p's bundle.
+          gathered: int32 `[size, n]`, row p the `words` of worker p's bundle.
         """
         with tf.device(self.device):
-            return bundle.unpack(rows, self._reduce)
+            return bundle.unpack(gathered, self._reduce)
 
     def gather_words(self, words: tf.Tensor) -> tf.Tensor:
         """Words of all workers.

@@ -140,7 +140,7 @@ class AllToAll(Exchange):
         present = Carried(tf.bitcast(clock.seconds(), tf.int32))
         gradients = self._merge(parts, [*carried, present])
         # The first worker's.
-        time = tf.bitcast(present.rows[0], tf.int64)
+        time = tf.bitcast(present.gathered[0], tf.int64)
         return [gradient._replace(time=time) for gradient in gradients]
 
     def _merge(
@@ -230,7 +230,7 @@ class AllToAll(Exchange):
         size = self.workers.size
         # The owner's sums stay finite as well.
         limit = tf.float32.max / (size * len(values))
-        beside = [one for one in carried if one.rows is None]
+        beside = [one for one in carried if one.gathered is None]
         header = tf.concat([tf.zeros([size, 1]), to_floats(beside, size)], 1)
         offset = tf.shape(header, tf.int64)[1]
         # Signs that were sent together share one width, with a number.

@@ -19,14 +19,14 @@ class Carried:
     Args:
       words: int32 `[n]`, n static, for all workers, or `[workers, n]`, a row
         for each.
-      complete: function of the `rows`, to a list of tensors that depend on all
-        collectives it begins. It is called as soon as they have come: an error
-        of the step must not find another collective under way. None: nothing
-        is to be done.
+      complete: function of what was `gathered`, to a list of tensors that
+        depend on all collectives it begins. It is called as soon as they have
+        come: an error of the step must not find another collective under way.
+        None: nothing is to be done.
 
     Attributes:
       words: as given.
-      rows: int32 `[workers, n]`, row p from worker p; None if nothing has
+      gathered: int32 `[workers, n]`, row p from worker p; None if nothing has
         carried them.
     """
 
@@ -34,13 +34,13 @@ class Carried:
         self, words: tf.Tensor, complete: _Complete | None = None
     ) -> None:
         self.words = words
-        self.rows: typing.Any = None
+        self.gathered: typing.Any = None
         self._complete = complete
 
-    def deliver(self, rows: tf.Tensor) -> list[tf.Tensor]:
-        """Sets `rows`; returns tensors that have to be there before errors."""
-        self.rows = rows
-        return [] if self._complete is None else self._complete(rows)
+    def deliver(self, gathered: tf.Tensor) -> list[tf.Tensor]:
+        """Sets `gathered`; returns tensors that errors have to wait for."""
+        self.gathered = gathered
+        return [] if self._complete is None else self._complete(gathered)
 
 
 def to_floats(waiting: Sequence[Carried], size: int) -> tf.Tensor:
@@ -61,12 +61,12 @@ def to_floats(waiting: Sequence[Carried], size: int) -> tf.Tensor:
     )
 
 
-def deliver(waiting: Sequence[Carried], rows: tf.Tensor) -> list[tf.Tensor]:
+def deliver(waiting: Sequence[Carried], gathered: tf.Tensor) -> list[tf.Tensor]:
     """Delivers the words of a list of Carried.
 
     Args:
       waiting: list of Carried.
-      rows: float32 `[workers, n]`, what `to_floats` made for this worker on
+      gathered: float32 `[workers, n]`, what `to_floats` made for this worker on
         each.
 
     Returns:
@@ -75,7 +75,7 @@ def deliver(waiting: Sequence[Carried], rows: tf.Tensor) -> list[tf.Tensor]:
     if not waiting:
         return []
     sizes = [tf.shape(carried.words)[-1] for carried in waiting]
-    parts = tf.split(tf.bitcast(rows, tf.int32), tf.stack(sizes), 1)
+    parts = tf.split(tf.bitcast(gathered, tf.int32), tf.stack(sizes), 1)
     before_errors = []
     for carried, part in zip(waiting, parts):
         part.set_shape([None, carried.words.shape[-1]])

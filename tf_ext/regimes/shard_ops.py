@@ -16,7 +16,7 @@ class RowsWanted(typing.NamedTuple):
     """What is read of a table.
 
     Attributes:
-      rows: TableRows.
+      table_rows: TableRows.
       signs: int64 `[n]`, ordered by shard.
       split_sizes: int64 `[num_shards]`, the number of signs of each shard; not
         used if this process accesses one shard only.
@@ -26,7 +26,7 @@ class RowsWanted(typing.NamedTuple):
         the table has.
     """
 
-    rows: Rows
+    table_rows: Rows
     signs: tf.Tensor
     split_sizes: tf.Tensor | None
     insert: bool | tf.Tensor
@@ -38,14 +38,14 @@ class RowsUpdate(typing.NamedTuple):
     """What a table is updated with.
 
     Attributes:
-      rows: TableRows.
+      table_rows: TableRows.
       signs: int64 `[n]`, distinct, ordered by shard.
       split_sizes: as of RowsWanted.
       gradients: float32 `[n, dim]`.
       statistics: float32 `[n, s]`, as of `TableGradient`, or None.
     """
 
-    rows: Rows
+    table_rows: Rows
     signs: tf.Tensor
     split_sizes: tf.Tensor | None
     gradients: tf.Tensor
@@ -84,9 +84,13 @@ def pull(wanted: list[RowsWanted]) -> list[tf.Tensor]:
       List of float32 `[n, dim + statistics]`.
     """
     split = _Splits()
-    signs = [split(each.rows, each.signs, each.split_sizes) for each in wanted]
+    signs = [
+        split(each.table_rows, each.signs, each.split_sizes) for each in wanted
+    ]
     rows: list[list[typing.Any]] = [[None] * len(parts) for parts in signs]
-    for device, places in _by_device(each.rows for each in wanted).items():
+    for device, places in _by_device(
+        each.table_rows for each in wanted
+    ).items():
         its = [wanted[i] for i, _ in places]
         flags = _flags([each.insert for each in its])
         with tf.device(device):
@@ -125,21 +129,23 @@ def push(
     split = _Splits()
     parts = [
         [
-            [None] * len(one.rows.shards)
+            [None] * len(one.table_rows.shards)
             if value is None
-            else split(one.rows, value, one.split_sizes)
+            else split(one.table_rows, value, one.split_sizes)
             for value in (one.signs, one.gradients, one.statistics)
         ]
         for one in updates
     ]
     totals = []
-    for device, places in _by_device(each.rows for each in updates).items():
+    for device, places in _by_device(
+        each.table_rows for each in updates
+    ).items():
         its = hyperparameters.select([i for i, _ in places])
         signs, gradients, statistics = (
             [parts[i][value][shard] for i, shard in places]
             for value in range(3)
         )
-        records = any(updates[i].rows.records_seconds for i, _ in places)
+        records = any(updates[i].table_rows.records_seconds for i, _ in places)
         with tf.device(device):
             present = time
             if time is None:
@@ -165,9 +171,9 @@ class _Splits:
         self._parts: dict[tuple[int, int], list[tf.Tensor]] = {}
 
     def __call__(
-        self, rows: Rows, value: tf.Tensor, sizes: tf.Tensor | None
+        self, table_rows: Rows, value: tf.Tensor, sizes: tf.Tensor | None
     ) -> list[tf.Tensor]:
-        count = len(rows.shards)
+        count = len(table_rows.shards)
         if count == 1:
             return [value]
         key = id(value), id(sizes)
@@ -181,8 +187,8 @@ def _by_device(
 ) -> dict[str, list[tuple[int, int]]]:
     """The places of shards on each device: `(table, shard)`."""
     places = collections.defaultdict(list)
-    for i, rows in enumerate(tables):
-        for index, shard in enumerate(rows.shards):
+    for i, table_rows in enumerate(tables):
+        for index, shard in enumerate(table_rows.shards):
             places[shard.device].append((i, index))
     return places
 
@@ -190,7 +196,9 @@ def _by_device(
 def _handles(
     of_tables: Sequence[RowsWanted | RowsUpdate], places: list[tuple[int, int]]
 ) -> list[tf.Tensor]:
-    return [of_tables[i].rows.shards[j].resource_handle for i, j in places]
+    return [
+        of_tables[i].table_rows.shards[j].resource_handle for i, j in places
+    ]
 
 
 def _flags(values: list[bool | tf.Tensor]) -> list[bool] | tf.Tensor:

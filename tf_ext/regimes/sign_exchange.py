@@ -55,16 +55,16 @@ class SignExchange:
         packed = tf.bitcast(self._pack(self._expected.value), tf.int32)
         return tf.reshape(packed, [self._workers.size, -1])
 
-    def take_words(self, rows: tf.Tensor) -> list[tf.Tensor]:
+    def take_words(self, gathered: tf.Tensor) -> list[tf.Tensor]:
         """Finds the routes, by a collective if signs did not fit.
 
         Args:
-          rows: int32 `[workers, n]`, row p from worker p's `words`.
+          gathered: int32 `[workers, n]`, row p from worker p's `words`.
 
         Returns:
           List of tensors that depend on that collective.
         """
-        pairs = tf.reshape(rows, [self._workers.size, -1, 2])
+        pairs = tf.reshape(gathered, [self._workers.size, -1, 2])
         self._complete(tf.bitcast(pairs, tf.int64))
         return [plan.way.flag for plan in self._plans]
 

@@ -148,7 +148,7 @@ class WorkerExchange(AllToAll):
             bundle = self.workers.bundle(own, tf.zeros([0], tf.int64))
             words = Carried(bundle.words)
             tables = self.merge(parts, [*carried, words])
-            sums, _ = self.workers.unbundle(bundle, words.rows)
+            sums, _ = self.workers.unbundle(bundle, words.gathered)
         else:
             tables, sums = [], self.workers.sum(own)
         for i, value in zip(places, sums):

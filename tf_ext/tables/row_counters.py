@@ -53,36 +53,38 @@ class CounterShard:
         )
 
 
-def current_period(rows: TableRows) -> tf.Tensor:
+def current_period(table_rows: TableRows) -> tf.Tensor:
     """The latest period of a push to any shard, int64 `[]`."""
     export = counter_ops.sparse_table_export_counters
-    periods = [shard.run(export, 0, 0, 0).its_period for shard in rows.shards]
+    periods = [
+        shard.run(export, 0, 0, 0).its_period for shard in table_rows.shards
+    ]
     latest = tf.reduce_max(tf.stack(periods))
-    return tf.reduce_max(rows.regime.processes.gather(latest[tf.newaxis]))
+    return tf.reduce_max(table_rows.regime.processes.gather(latest[tf.newaxis]))
 
 
-def bytes_of(rows: TableRows) -> int:
+def bytes_of(table_rows: TableRows) -> int:
     """The bytes of all counters in files, an int."""
-    if rows.counting is None:
+    if table_rows.counting is None:
         return 0
     waiting = ops.TABLE_STATS.index("waiting")
-    counters = sum(int(stats[waiting]) for stats in rows.stats())
+    counters = sum(int(stats[waiting]) for stats in table_rows.stats())
     return counters * _core.COUNTER_BYTES
 
 
 def chunks(
-    rows: TableRows, period: int | tf.Tensor
+    table_rows: TableRows, period: int | tf.Tensor
 ) -> Generator[Chunk, None, None]:
     """All counters in chunks of bounded size; see `Processes.chunks`."""
-    return rows.regime.processes.chunks(
-        [CounterShard(shard, period) for shard in rows.shards],
+    return table_rows.regime.processes.chunks(
+        [CounterShard(shard, period) for shard in table_rows.shards],
         FIELDS,
         ROWS_OF_CHUNK,
     )
 
 
 def import_counters(
-    rows: TableRows,
+    table_rows: TableRows,
     signs: tf.Tensor,
     counts: tf.Tensor,
     period: int | tf.Tensor,
@@ -90,7 +92,7 @@ def import_counters(
     """Sets counters in the shards that this process accesses.
 
     Args:
-      rows: TableRows with `counting`.
+      table_rows: TableRows with `counting`.
       signs: int64 `[n]`, of any shards.
       counts: int32 `[n, 1]`.
       period: int64 scalar, as of which they were saved.
@@ -101,7 +103,7 @@ def import_counters(
     return tf.add_n(
         [
             _import(shard, part, its_values["count"], period)
-            for shard, part, its_values in rows.by_owner(
+            for shard, part, its_values in table_rows.by_owner(
                 signs, {"count": counts}
             )
         ]

@@ -353,8 +353,8 @@ class TableRows(SavedResource):
         Returns:
           int64 scalar, the number of rows.
         """
-        rows = add([shard.decay(factor) for shard in self.shards])
-        return tf.reduce_sum(self.regime.processes.gather(rows[tf.newaxis]))
+        count = add([shard.decay(factor) for shard in self.shards])
+        return tf.reduce_sum(self.regime.processes.gather(count[tf.newaxis]))
 
     def clear(self) -> tf.Tensor:
         """Removes all rows of `shards`; returns how many there were."""

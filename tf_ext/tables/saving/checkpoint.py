@@ -35,7 +35,7 @@ class CheckpointedRows(TableRows):
         return _restore_tensors(self, restored_tensors)
 
 
-def _saved_tensors(rows: TableRows) -> dict[str, tf.Tensor]:
+def _saved_tensors(table_rows: TableRows) -> dict[str, tf.Tensor]:
     """The tensors of a checkpoint, by name.
 
     Also called during a restore, where only names and devices of the tensors
@@ -44,23 +44,23 @@ def _saved_tensors(rows: TableRows) -> dict[str, tf.Tensor]:
     """
     saved = tensors_being_restored()
     if saved is not None:
-        rows.check_config(saved["config"]().decode())
-        _restore_state(rows, saved)
-    count = len(rows.shards)
+        table_rows.check_config(saved["config"]().decode())
+        _restore_state(table_rows, saved)
+    count = len(table_rows.shards)
     if saved is not None:
         count = sum(name.startswith("signs") for name in saved)
     tensors = {}
     for part in range(count):
-        shard = rows.shards[part % len(rows.shards)]
-        signs, values = _part(rows, shard, saved is None)
+        shard = table_rows.shards[part % len(table_rows.shards)]
+        signs, values = _part(table_rows, shard, saved is None)
         # No "/" in keys: TensorFlow maps it differently on save and on restore.
         tensors[_part_name("signs", part)] = signs
         for name, value in values.items():
             tensors[f"{_part_name('field', part)}_{name}"] = value
-    tensors |= _saved_counters(rows, saved)
-    tensors["config"] = tf.constant(rows.config)
-    if rows.state is not None:
-        for name, text in rows.state.strings().items():
+    tensors |= _saved_counters(table_rows, saved)
+    tensors["config"] = tf.constant(table_rows.config)
+    if table_rows.state is not None:
+        for name, text in table_rows.state.strings().items():
             # Older checkpoints do not have all of them.
             if saved is None or name in saved:
                 tensors[name] = tf.constant(text)
@@ -68,25 +68,27 @@ def _saved_tensors(rows: TableRows) -> dict[str, tf.Tensor]:
 
 
 def _part(
-    rows: TableRows, shard: Exports, whole: bool
+    table_rows: TableRows, shard: Exports, whole: bool
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """Signs and fields of a shard; empty tensors unless `whole`."""
     if whole:
-        return rows.regime.processes.checkpoint_part(
-            shard, rows.fields, rows.rows_of_chunk
+        return table_rows.regime.processes.checkpoint_part(
+            shard, table_rows.fields, table_rows.rows_of_chunk
         )
     signs, _, values = shard.export(limit=0)
     return signs, values
 
 
-def _restore_state(rows: TableRows, saved: _Saved) -> None:
-    if rows.state is not None:
-        names = saved.keys() & rows.state.strings().keys()
-        rows.state.restore({name: saved[name]().decode() for name in names})
+def _restore_state(table_rows: TableRows, saved: _Saved) -> None:
+    if table_rows.state is not None:
+        names = saved.keys() & table_rows.state.strings().keys()
+        table_rows.state.restore(
+            {name: saved[name]().decode() for name in names}
+        )
 
 
 def _restore_tensors(
-    rows: TableRows, restored: Mapping[str, tf.Tensor]
+    table_rows: TableRows, restored: Mapping[str, tf.Tensor]
 ) -> tf.Tensor:
     """Replaces the rows by tensors that `_saved_tensors` named."""
     parts: list[tuple[tf.Tensor, dict[str, tf.Tensor]]] = []
@@ -97,28 +99,28 @@ def _restore_tensors(
                 restored[_part_name("signs", len(parts))],
                 {
                     field.name: restored[f"{prefix}_{field.name}"]
-                    for field in rows.fields
+                    for field in table_rows.fields
                 },
             )
         )
-    imported = _import_parts(rows, parts)
+    imported = _import_parts(table_rows, parts)
     with tf.control_dependencies([imported]):
         # Signs that have a row get no counter.
-        return add([imported, *_restore_counters(rows, restored)])
+        return add([imported, *_restore_counters(table_rows, restored)])
 
 
 def _import_parts(
-    rows: TableRows,
+    table_rows: TableRows,
     parts: Sequence[tuple[tf.Tensor, Mapping[str, tf.Tensor]]],
 ) -> tf.Tensor:
-    if len(parts) == len(rows.shards) == rows.num_shards:
+    if len(parts) == len(table_rows.shards) == table_rows.num_shards:
         imported = [
             shard.import_rows(signs, values, clear=True)
-            for shard, (signs, values) in zip(rows.shards, parts)
+            for shard, (signs, values) in zip(table_rows.shards, parts)
         ]
     else:
         imported = [
-            rows.import_rows(signs, values, clear=index == 0)
+            table_rows.import_rows(signs, values, clear=index == 0)
             for index, (signs, values) in enumerate(parts)
         ]
     return add(imported)
@@ -129,20 +131,20 @@ def _part_name(prefix: str, part: int) -> str:
 
 
 def _saved_counters(
-    rows: TableRows, saved: _Saved | None
+    table_rows: TableRows, saved: _Saved | None
 ) -> dict[str, tf.Tensor]:
     """The tensors of counters; checks all of them during a restore."""
-    if rows.counting is None:
+    if table_rows.counting is None:
         return {}
-    count = len(rows.shards)
+    count = len(table_rows.shards)
     if saved is None:
-        period = row_counters.current_period(rows)
+        period = row_counters.current_period(table_rows)
     else:
         counting = counting_of(saved["config"]().decode())
-        if _PERIOD not in saved or not rows.counting.can_take(counting):
+        if _PERIOD not in saved or not table_rows.counting.can_take(counting):
             return {}
         period = int(saved[_PERIOD]())
-        check = row_counters.Check(rows.name, counting, period)
+        check = row_counters.Check(table_rows.name, counting, period)
         count = 0
         while f"counter_signs{count}" in saved:
             check.add(
@@ -153,10 +155,10 @@ def _saved_counters(
     tensors = {_PERIOD: tf.cast(period, tf.int64)}
     for part in range(count):
         shard = row_counters.CounterShard(
-            rows.shards[part % len(rows.shards)], period
+            table_rows.shards[part % len(table_rows.shards)], period
         )
         if saved is None:
-            signs, values = rows.regime.processes.checkpoint_part(
+            signs, values = table_rows.regime.processes.checkpoint_part(
                 shard, row_counters.FIELDS, row_counters.ROWS_OF_CHUNK
             )
         else:
@@ -167,7 +169,7 @@ def _saved_counters(
 
 
 def _restore_counters(
-    rows: TableRows, restored: Mapping[str, tf.Tensor]
+    table_rows: TableRows, restored: Mapping[str, tf.Tensor]
 ) -> list[tf.Tensor]:
     """Sets counters; a list of int64 scalars, how many."""
     imported: list[tf.Tensor] = []
@@ -175,7 +177,7 @@ def _restore_counters(
         part = len(imported)
         imported.append(
             row_counters.import_counters(
-                rows,
+                table_rows,
                 restored[f"counter_signs{part}"],
                 restored[f"counter_counts{part}"],
                 restored[_PERIOD],

@@ -76,11 +76,12 @@ def save(table_rows: TableRows, store: Store) -> None:
     Raises:
       ValueError: if there are more rows than such a file should hold.
     """
-    rows = int(table_rows.size())
-    size = rows * table_rows.bytes_per_row + row_counters.bytes_of(table_rows)
+    num_rows = int(table_rows.size())
+    size = num_rows * table_rows.bytes_per_row
+    size += row_counters.bytes_of(table_rows)
     if size > MAX_BYTES:
         raise ValueError(
-            f"Table {table_rows.name!r} holds {rows:,} rows, "
+            f"Table {table_rows.name!r} holds {num_rows:,} rows, "
             f"{size / 2**30:.1f} GiB; .keras and "
             f".weights.h5 files hold at most {MAX_BYTES >> 30} GiB per table. "
             "Save it with SparseTable.save, tf.train.Checkpoint or the "
@@ -294,7 +295,7 @@ def _check(
             f"the format of the header is {header['format']}, but rows of its "
             f"configuration are in format {_format_of(table_rows)}.",
         )
-    rows = 0
+    num_rows = 0
     for chunk in range(header["chunks"]):
         prefix = f"chunk_{chunk:06d}_"
         dtypes = {prefix + "signs": np.dtype(np.int64)} | {
@@ -335,10 +336,10 @@ def _check(
         if "crc32c" in header:
             for key, array in arrays.items():
                 _compare(name, key, array, header["crc32c"].get(key))
-        rows += len(signs)
-    if rows != header["rows"]:
+        num_rows += len(signs)
+    if num_rows != header["rows"]:
         raise _damaged(
-            name, f"{rows} found, but the header says {header['rows']}."
+            name, f"{num_rows} found, but the header says {header['rows']}."
         )
     _check_counters(name, store, header)
     if table_rows.state is not None:

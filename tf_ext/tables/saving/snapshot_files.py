@@ -26,7 +26,7 @@ from tf_ext.tables.shard import SnapshotFiles, TableShard
 
 
 def restore_rows(
-    rows: TableRows,
+    table_rows: TableRows,
     chain: Chain,
     names: Collection[str],
     action: str = "load",
@@ -35,7 +35,7 @@ def restore_rows(
     """Applies snapshots one after another, each in all shards in parallel.
 
     Args:
-      rows: TableRows.
+      table_rows: TableRows.
       chain: list of `(path, Manifest)`.
       names: the fields to set.
       action: string, what is done with each chunk: see `sparse_table_restore`.
@@ -44,7 +44,7 @@ def restore_rows(
     Returns:
       The Conversion, of the shards that this process accesses.
     """
-    shards = rows.num_shards
+    shards = table_rows.num_shards
     total = np.zeros([3], np.int64)
     for path, manifest in chain:
 
@@ -64,12 +64,12 @@ def restore_rows(
             return restored.converted.numpy()
 
         with _naming_damage(path):
-            total += np.sum(rows.on_each(restore), axis=0)
+            total += np.sum(table_rows.on_each(restore), axis=0)
     return Conversion(*total.tolist())
 
 
 def restore_counters(
-    rows: TableRows,
+    table_rows: TableRows,
     path: str,
     manifest: Manifest,
     weights_only: bool,
@@ -80,19 +80,19 @@ def restore_counters(
     They are removed if the snapshot has none that the table can take.
 
     Args:
-      rows: TableRows with `counting`.
+      table_rows: TableRows with `counting`.
       path: string, the snapshot's directory.
       manifest: its Manifest.
       weights_only: bool, whether only the weights of rows are loaded.
       load: bool; if False, the files are only checked.
     """
-    counting, saved = rows.counting, counting_of(manifest.config)
+    counting, saved = table_rows.counting, counting_of(manifest.config)
     counters = None if weights_only else manifest.counters
     if counting is None or saved is None or not counting.can_take(saved):
         counters = None
     period = 0 if counters is None else counters.period
     n = 0 if saved is None else saved.n
-    shards = rows.num_shards
+    shards = table_rows.num_shards
 
     def restore(index: int, shard: TableShard) -> None:
         if load:
@@ -104,7 +104,7 @@ def restore_counters(
             shard.restore_counters(files, manifest, n, period, load)
 
     with _naming_damage(path):
-        rows.on_each(restore)
+        table_rows.on_each(restore)
 
 
 @contextlib.contextmanager

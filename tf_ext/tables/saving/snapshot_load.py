@@ -55,7 +55,7 @@ class Options:
 
 
 def load(
-    rows: TableRows,
+    table_rows: TableRows,
     path: str | os.PathLike[str],
     options: Options,
     incremental: bool = False,
@@ -63,7 +63,7 @@ def load(
     """Replaces rows with those of a snapshot; see `SparseTable.load`.
 
     Args:
-      rows: TableRows.
+      table_rows: TableRows.
       path: path-like, the directory.
       options: Options.
       incremental: bool, whether deltas may continue the snapshot.
@@ -86,15 +86,17 @@ def load(
             "next save."
         )
     path = normalised(path)
-    what = f"Loading table {rows.name!r} from {path!r}"
+    what = f"Loading table {table_rows.name!r} from {path!r}"
 
     def restore(chain: Chain) -> tuple[Chain, Conversion | None]:
-        update = Update(rows, what, chain, options, whole=options.in_place)
+        update = Update(
+            table_rows, what, chain, options, whole=options.in_place
+        )
         update.check()
         if (
             options.in_place
-            or int(rows.size()) != 0
-            or row_counters.bytes_of(rows)
+            or int(table_rows.size()) != 0
+            or row_counters.bytes_of(table_rows)
         ):
             update.verify()
         if options.in_place:
@@ -104,20 +106,20 @@ def load(
         return chain, update.conversion
 
     chain, conversion = read_again_if_replaced(
-        path, lambda: _common_chain(rows, path, what), restore
+        path, lambda: _common_chain(table_rows, path, what), restore
     )
     if incremental:
-        rows.chain.begin(rows.on_each, chain)
-    return _restored(rows, what, chain[-1][1], options, conversion)
+        table_rows.chain.begin(table_rows.on_each, chain)
+    return _restored(table_rows, what, chain[-1][1], options, conversion)
 
 
 def apply_delta(
-    rows: TableRows, path: str | os.PathLike[str], options: Options
+    table_rows: TableRows, path: str | os.PathLike[str], options: Options
 ) -> Manifest:
     """Applies a delta in place; see `SparseTable.apply_delta`.
 
     Args:
-      rows: TableRows.
+      table_rows: TableRows.
       path: path-like, the delta's directory.
       options: Options.
 
@@ -125,24 +127,24 @@ def apply_delta(
       The snapshot's Manifest; with `convert`, it has a `conversion`.
     """
     path = normalised(path)
-    what = f"Applying the delta {path!r} to table {rows.name!r}"
+    what = f"Applying the delta {path!r} to table {table_rows.name!r}"
 
     def apply(links: Chain) -> tuple[Chain, Conversion | None]:
-        update = Update(rows, what, links, options)
+        update = Update(table_rows, what, links, options)
         update.check()
         update.verify()
         update.apply()
         return links, update.conversion
 
     links, conversion = read_again_if_replaced(
-        path, lambda: _links_to(rows, path, what), apply
+        path, lambda: _links_to(table_rows, path, what), apply
     )
     manifest = links[-1][1] if links else read_manifest(path)
-    return _restored(rows, what, manifest, options, conversion)
+    return _restored(table_rows, what, manifest, options, conversion)
 
 
 def _restored(
-    rows: TableRows,
+    table_rows: TableRows,
     what: str,
     manifest: Manifest,
     options: Options,
@@ -154,7 +156,7 @@ def _restored(
       The manifest; with the Conversion of all processes, which is logged.
     """
     if conversion is not None:
-        parts = rows.regime.processes.gather_json(
+        parts = table_rows.regime.processes.gather_json(
             list(dataclasses.astuple(conversion))
         )
         total = Conversion(*map(sum, zip(*parts)))
@@ -168,19 +170,19 @@ def _restored(
             total.saturated,
         )
         manifest = dataclasses.replace(manifest, conversion=total)
-    if rows.state is not None:
+    if table_rows.state is not None:
         state = dict(manifest.state)
         if options.weights_only:
             state.pop("optimizer", None)
-        rows.state.restore(state)
+        table_rows.state.restore(state)
     return manifest
 
 
-def update_to(rows: TableRows, path: str) -> "Update":
+def update_to(table_rows: TableRows, path: str) -> "Update":
     """The update of a table to a snapshot, by deltas if possible.
 
     Args:
-      rows: TableRows.
+      table_rows: TableRows.
       path: string, the snapshot's directory, as returned by
         `storage.normalised`.
 
@@ -190,14 +192,14 @@ def update_to(rows: TableRows, path: str) -> "Update":
     Raises:
       FileNotFoundError, DamagedSnapshotError: if the chain cannot be read.
     """
-    what = f"Bringing table {rows.name!r} to {path!r}"
-    chain = _common_chain(rows, path, what)
-    held = held_by(rows)
+    what = f"Bringing table {table_rows.name!r} to {path!r}"
+    chain = _common_chain(table_rows, path, what)
+    held = held_by(table_rows)
     links = list(chain)
     while links and links[-1][1].id != held:
         links.pop()
     return Update(
-        rows,
+        table_rows,
         what,
         chain[len(links) :],
         Options(with_state=False, with_counters=False),
@@ -205,11 +207,11 @@ def update_to(rows: TableRows, path: str) -> "Update":
     )
 
 
-def _links_to(rows: TableRows, path: str, what: str) -> Chain:
+def _links_to(table_rows: TableRows, path: str, what: str) -> Chain:
     """The deltas from the snapshot that a table holds to another one.
 
     Args:
-      rows: TableRows.
+      table_rows: TableRows.
       path: string, the snapshot's directory, as returned by
         `storage.normalised`.
       what: string, the operation, for messages.
@@ -223,28 +225,28 @@ def _links_to(rows: TableRows, path: str, what: str) -> Chain:
       ValueError: if the table holds no snapshot of the chain, or a delta is
         missing.
     """
-    with rows.together(what):
-        links = _read_links(rows, path)
-    return _of_first(rows, links)
+    with table_rows.together(what):
+        links = _read_links(table_rows, path)
+    return _of_first(table_rows, links)
 
 
-def _read_links(rows: TableRows, path: str) -> Chain:
-    held = held_by(rows)
+def _read_links(table_rows: TableRows, path: str) -> Chain:
+    held = held_by(table_rows)
     links = [(path, read_manifest(path))]
     if not held:
         raise ValueError(
-            f"Table {rows.name!r} cannot take the delta {path!r}: it does not "
-            "hold the rows of a snapshot. It has loaded none, or rows have "
-            "changed since, by training, import_rows, erase or clear, or slots "
-            "were left out by weights_only=True. Load a snapshot of the chain "
-            "first."
+            f"Table {table_rows.name!r} cannot take the delta {path!r}: it "
+            "does not hold the rows of a snapshot. It has loaded none, or rows "
+            "have changed since, by training, import_rows, erase or clear, or "
+            "slots were left out by weights_only=True. Load a snapshot of the "
+            "chain first."
         )
     while links[0][1].id != held:
         where, first = links[0]
         if first.base is None:
             raise ValueError(
-                f"Table {rows.name!r} cannot take {path!r}: the table holds "
-                f"the rows of snapshot {held}, and {path!r} "
+                f"Table {table_rows.name!r} cannot take {path!r}: the table "
+                f"holds the rows of snapshot {held}, and {path!r} "
                 + (
                     "is not a delta. Use load, with in_place=True while others "
                     "read."
@@ -259,16 +261,16 @@ def _read_links(rows: TableRows, path: str) -> Chain:
             links.insert(0, read_base(where, first))
         except FileNotFoundError as error:
             raise ValueError(
-                f"Table {rows.name!r} cannot take the delta {path!r}: the "
-                f"table holds the rows of snapshot {held}, and a delta in "
+                f"Table {table_rows.name!r} cannot take the delta {path!r}: "
+                f"the table holds the rows of snapshot {held}, and a delta in "
                 f"between is missing. {error}"
             ) from None
     return links[1:]
 
 
-def held_by(rows: TableRows) -> str:
+def held_by(table_rows: TableRows) -> str:
     """The id of the snapshot that all shards of this process hold, or ""."""
-    tensors = rows.on_each(
+    tensors = table_rows.on_each(
         lambda _, shard: shard.run(update_ops.sparse_table_held)
     )
     held = {tensor.numpy().decode() for tensor in tensors}
@@ -279,7 +281,7 @@ class Update:
     """Updates the rows of a table to those of a snapshot.
 
     Args:
-      rows: TableRows.
+      table_rows: TableRows.
       what: string, the operation, for messages.
       chain: list of `(path, Manifest)`, to be applied in this order. Empty if
         there is nothing to do.
@@ -294,13 +296,13 @@ class Update:
 
     def __init__(
         self,
-        rows: TableRows,
+        table_rows: TableRows,
         what: str,
         chain: Chain,
         options: Options,
         whole: bool = False,
     ) -> None:
-        self._rows = rows
+        self._table_rows = table_rows
         self._what = what
         self._chain = chain
         self._options = options
@@ -309,15 +311,15 @@ class Update:
         # The fields that are read.
         self._names = {
             field.name
-            for field in rows.fields
+            for field in table_rows.fields
             if field.name == "weights" or not options.weights_only
         }
 
     def check(self) -> None:
         """Raises unless the snapshots fit the table's configuration."""
-        with self._rows.together(self._what):
+        with self._table_rows.together(self._what):
             for where, manifest in self._chain:
-                self._rows.check_config(
+                self._table_rows.check_config(
                     manifest.config,
                     self._options.weights_only,
                     self._options.convert,
@@ -327,33 +329,33 @@ class Update:
                         where,
                         manifest,
                         compatibility.fields_of_dtypes(
-                            self._rows.stored_fields, manifest.config
+                            self._table_rows.stored_fields, manifest.config
                         ),
-                        and_others=self._rows.table_config.weights_only,
+                        and_others=self._table_rows.table_config.weights_only,
                     )
-            state = self._rows.state
+            state = self._table_rows.state
             if state is not None and self._options.with_state and self._chain:
                 compatibility.check_state(*self._chain[-1], state.check)
 
     def verify(self) -> None:
         """Reads all files; raises DamagedSnapshotError if one is damaged."""
-        with self._rows.together(self._what):
+        with self._table_rows.together(self._what):
             self._restore(self._chain, "verify")
             self._restore_counters(load=False)
 
     def load(self) -> None:
         """Clears the table and loads the rows; after an error it is empty."""
-        self._rows.chain.end(self._rows.on_each)
+        self._table_rows.chain.end(self._table_rows.on_each)
         try:
-            self._rows.clear()
+            self._table_rows.clear()
             numbers = self._begin("", False)
-            with self._rows.together(self._what):
+            with self._table_rows.together(self._what):
                 self._restore(self._chain, "load")
                 self._restore_counters()
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
             self._end(numbers, id_now)
         except BaseException:
-            self._rows.clear()
+            self._table_rows.clear()
             raise
 
     def apply(self) -> None:
@@ -368,11 +370,11 @@ class Update:
         if not self._chain:
             return
         if self.whole:
-            self._rows.chain.end(self._rows.on_each)
+            self._table_rows.chain.end(self._table_rows.on_each)
         # If not whole, the chain begins with a delta.
         first = typing.cast(tuple[str, str], self._chain[0][1].base)
         base = "" if self.whole else first[1]
-        with self._rows.together(self._what):
+        with self._table_rows.together(self._what):
             try:
                 numbers = self._begin(base, self.whole)
             except tf.errors.FailedPreconditionError as error:
@@ -381,12 +383,12 @@ class Update:
                     f"same time. Nothing was applied: {own_words(error)}"
                 ) from None
         try:
-            with self._rows.together(self._what):
+            with self._table_rows.together(self._what):
                 erasing = [link for link in self._chain if link[1].erased]
                 if erasing:
                     begin = self._chain.index(erasing[0])
                     self._restore(self._chain[begin:], "gather")
-            with self._rows.together(self._what):
+            with self._table_rows.together(self._what):
                 self._restore(self._chain, "update")
         except BaseException as error:
             with contextlib.suppress(tf.errors.OpError):
@@ -394,7 +396,7 @@ class Update:
             if isinstance(error, DamagedSnapshotError):
                 raise self._went_bad("rows", error) from None
             raise
-        with self._rows.together(self._what):
+        with self._table_rows.together(self._what):
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
             held = self._end(numbers, id_now)
             if id_now and not all(held):
@@ -405,7 +407,7 @@ class Update:
                     "Load a snapshot, with in_place=True while others read."
                 )
         try:
-            with self._rows.together(self._what):
+            with self._table_rows.together(self._what):
                 # Signs of rows that were erased can have counters only now.
                 self._restore_counters()
         except DamagedSnapshotError as error:
@@ -422,14 +424,14 @@ class Update:
     def _has_new_slots(self) -> bool:
         """Whether rows have slots or statistics that were not read."""
         return self._options.weights_only and (
-            not self._rows.table_config.weights_only
-            or len(self._names) < len(self._rows.fields)
+            not self._table_rows.table_config.weights_only
+            or len(self._names) < len(self._table_rows.fields)
         )
 
     def _begin(self, base: str, whole: bool) -> dict[int, tf.Tensor]:
         begin = update_ops.sparse_table_begin_update
         return dict(
-            self._rows.on_each(
+            self._table_rows.on_each(
                 lambda index, shard: (index, shard.run(begin, base, whole))
             )
         )
@@ -438,14 +440,14 @@ class Update:
         self, numbers: Mapping[int, tf.Tensor], snapshot_id: str
     ) -> list[bool]:
         end = update_ops.sparse_table_end_update
-        held = self._rows.on_each(
+        held = self._table_rows.on_each(
             lambda index, shard: shard.run(end, numbers[index], snapshot_id)
         )
         return list(map(bool, held))
 
     def _restore(self, chain: Chain, action: str) -> None:
         conversion = snapshot_files.restore_rows(
-            self._rows, chain, self._names, action, self._options.convert
+            self._table_rows, chain, self._names, action, self._options.convert
         )
         if self._options.convert and action in ("load", "update"):
             self.conversion = conversion
@@ -456,25 +458,27 @@ class Update:
         They are removed if the snapshot has none that the table can take.
         """
         if not (
-            self._chain and self._options.with_counters and self._rows.counting
+            self._chain
+            and self._options.with_counters
+            and self._table_rows.counting
         ):
             return
         snapshot_files.restore_counters(
-            self._rows, *self._chain[-1], self._options.weights_only, load
+            self._table_rows, *self._chain[-1], self._options.weights_only, load
         )
 
 
-def _common_chain(rows: TableRows, path: str, what: str) -> Chain:
+def _common_chain(table_rows: TableRows, path: str, what: str) -> Chain:
     """`read_chain(path)`, the same in all processes."""
-    with rows.together(what):
+    with table_rows.together(what):
         chain = read_chain(path)
-    return _of_first(rows, chain)
+    return _of_first(table_rows, chain)
 
 
-def _of_first(rows: TableRows, chain: Chain) -> Chain:
+def _of_first(table_rows: TableRows, chain: Chain) -> Chain:
     """Broadcasts the first process's chain to all."""
     # While a snapshot is being replaced, processes may read different ones.
-    return rows.regime.processes.from_first(
+    return table_rows.regime.processes.from_first(
         chain,
         lambda chain: [
             (where, manifests.encode(m).decode()) for where, m in chain

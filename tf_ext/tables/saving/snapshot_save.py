@@ -42,7 +42,7 @@ class Save:
     """A snapshot that is written by `run`; see `SparseTable.save`.
 
     Args:
-      rows: TableRows.
+      table_rows: TableRows.
       path: path-like, the directory.
       incremental: bool, whether the snapshot starts a chain.
       base: path-like, the last snapshot of the chain, to write a delta; or
@@ -53,16 +53,16 @@ class Save:
 
     def __init__(
         self,
-        rows: TableRows,
+        table_rows: TableRows,
         path: str | os.PathLike[str],
         incremental: bool = False,
         base: str | os.PathLike[str] | None = None,
         step: int | None = None,
         max_bytes_per_second: int | None = None,
     ) -> None:
-        self._rows = rows
+        self._table_rows = table_rows
         self._path = normalised(path)
-        self._what = f"Saving table {rows.name!r} in {self._path!r}"
+        self._what = f"Saving table {table_rows.name!r} in {self._path!r}"
         self._incremental = incremental
         self._base = base
         self._step = step
@@ -82,20 +82,21 @@ class Save:
         """Writes the snapshot; returns its Manifest."""
         if not self._tracked:
             return self._run()
-        with self._rows.chain.lock:
-            self._rows.chain.settle(self._rows.on_each)
+        with self._table_rows.chain.lock:
+            self._table_rows.chain.settle(self._table_rows.on_each)
             return self._run()
 
     def _run(self) -> manifests.Manifest:
-        rows, chain, path = self._rows, self._rows.chain, self._path
-        processes = rows.regime.processes
-        if rows.state is not None:
-            self._state = rows.state.strings()
+        table_rows, path = self._table_rows, self._path
+        chain = table_rows.chain
+        processes = table_rows.regime.processes
+        if table_rows.state is not None:
+            self._state = table_rows.state.strings()
         with processes.together(self._what):
             self._check()
         self._id = processes.from_first(uuid.uuid4().hex)
-        if rows.counting is not None:
-            self._period = int(row_counters.current_period(rows))
+        if table_rows.counting is not None:
+            self._period = int(row_counters.current_period(table_rows))
         if processes.rank == 0:
             # It writes the manifest.
             self._claim = Claim(path, self._what)
@@ -109,18 +110,18 @@ class Save:
                         _remove_leftovers(path)
             with processes.together(self._what):
                 parts = self._save_shards()
-            manifest = self._manifest(_of_all_processes(rows, parts))
+            manifest = self._manifest(_of_all_processes(table_rows, parts))
             with processes.together(self._what):
                 self._commit(manifest)
             if self._tracked:
                 # From here on the save is one of the chain: see `settle`.
                 chain.links = (*self._links, (path, self._id))
-                chain.settle(rows.on_each)
+                chain.settle(table_rows.on_each)
         except BaseException:
             if self._tracked:
                 # The first error says more than one of its consequences.
                 with contextlib.suppress(tf.errors.OpError):
-                    chain.settle(rows.on_each)
+                    chain.settle(table_rows.on_each)
             if self._claim is not None:
                 with contextlib.suppress(OSError):
                     _remove_leftovers(path, self._id)
@@ -136,9 +137,9 @@ class Save:
 
     def _check(self) -> None:
         """Checks the arguments, and finds the chain that is continued."""
-        rows, owner = self._rows, "SparseTable.save"
-        self._links = rows.chain.continued_by(
-            rows.name, self._path, self._incremental, self._base
+        table_rows, owner = self._table_rows, "SparseTable.save"
+        self._links = table_rows.chain.continued_by(
+            table_rows.name, self._path, self._incremental, self._base
         )
         step = self._step
         if step is not None and not (is_int(step) and 0 <= step < 2**63):
@@ -147,14 +148,14 @@ class Save:
         check_max_bytes_per_second(owner, self._max_bytes_per_second)
         if self._tracked and not self._links:
             # Shards may have one that this process was interrupted to note.
-            rows.chain.end(rows.on_each)
+            table_rows.chain.end(table_rows.on_each)
 
     def _save_shards(self) -> list[_Saved]:
         """Writes this process's shards."""
-        limit = (self._max_bytes_per_second or 0) // self._rows.num_shards
+        limit = (self._max_bytes_per_second or 0) // self._table_rows.num_shards
         base = self._links[-1][1] if self._links else ""
         try:
-            saved = self._rows.on_each(
+            saved = self._table_rows.on_each(
                 lambda index, shard: shard.run(
                     snapshot_ops.sparse_table_save,
                     self._path,
@@ -173,7 +174,7 @@ class Save:
                 self._claim.check()
         parts = []
         for index, (names, numbers, chunk_bytes) in enumerate(
-            saved, self._rows.first_shard
+            saved, self._table_rows.first_shard
         ):
             files = [
                 manifests.RowFile(
@@ -188,8 +189,8 @@ class Save:
 
     def _commit(self, manifest: manifests.Manifest) -> None:
         """Writes the manifest, if this is the first worker."""
-        rows = self._rows
-        if self._tracked and rows.chain.saving != self._id:
+        table_rows = self._table_rows
+        if self._tracked and table_rows.chain.saving != self._id:
             raise RuntimeError(
                 f"{self._what} was aborted: its thread has begun another "
                 "incremental save of the table, in a signal handler."
@@ -203,15 +204,15 @@ class Save:
                 snapshot_ops.write_file_atomically(name, data)
                 # Checked last, as the snapshot's bases may be replaced while it
                 # is written.
-                check_exists(rows.name, self._links)
+                check_exists(table_rows.name, self._links)
 
     def _manifest(self, parts: Sequence[_Saved]) -> manifests.Manifest:
-        rows = self._rows
+        table_rows = self._table_rows
         files = [file for some, _ in parts for file in some]
         counters = [
             f for f in files if re.fullmatch(manifests.COUNTER_FILE, f.name)
         ]
-        fields, row_bytes = manifests.row_fields(rows.stored_fields)
+        fields, row_bytes = manifests.row_fields(table_rows.stored_fields)
         base = self._links[-1] if self._links else None
         return manifests.Manifest(
             id=self._id,
@@ -220,14 +221,14 @@ class Save:
             step=None if self._step is None else int(self._step),
             tf_ext_version=__version__,
             tensorflow_version=tf.__version__,
-            table_id=rows.table_config.uid,
-            label=rows.name,
-            config=rows.config,
+            table_id=table_rows.table_config.uid,
+            label=table_rows.name,
+            config=table_rows.config,
             state=self._state,
             row_bytes=row_bytes,
             fields=fields,
             chunk_bytes=parts[0][1],
-            shards=rows.num_shards,
+            shards=table_rows.num_shards,
             files=tuple(file for file in files if file not in counters),
             counters=None
             if self._period < 0
@@ -235,7 +236,9 @@ class Save:
         )
 
 
-def _of_all_processes(rows: TableRows, parts: Sequence[_Saved]) -> list[_Saved]:
+def _of_all_processes(
+    table_rows: TableRows, parts: Sequence[_Saved]
+) -> list[_Saved]:
     """Gathers the results of `Save._save_shard` for all shards."""
     mine = [
         ([dataclasses.astuple(file) for file in files], chunk_bytes)
@@ -243,7 +246,7 @@ def _of_all_processes(rows: TableRows, parts: Sequence[_Saved]) -> list[_Saved]:
     ]
     return [
         ([manifests.RowFile(*file) for file in files], chunk_bytes)
-        for its_parts in rows.regime.processes.gather_json(mine)
+        for its_parts in table_rows.regime.processes.gather_json(mine)
         for files, chunk_bytes in its_parts
     ]
 

@@ -206,11 +206,11 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         bundle = self._bundle(logs, weight, mine)
         told = Carried(bundle.words)
         updates.make([*carried, told] if bundle.is_whole else carried)
-        rows = told.rows
-        if rows is None:
+        gathered = told.gathered
+        if gathered is None:
             with tf.control_dependencies(self._last_of_step("train", logs)):
-                rows = self._gathered(bundle)
-        return self._global_logs(logs, bundle, rows)
+                gathered = self._gathered(bundle)
+        return self._global_logs(logs, bundle, gathered)
 
     def _gathered(self, bundle: Bundle) -> tf.Tensor:
         return self._regime.processes.workers.gather_words(
@@ -249,7 +249,7 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         return [name for name in logs if name not in own]
 
     def _global_logs(
-        self, logs: Logs, bundle: Bundle, rows: tf.Tensor
+        self, logs: Logs, bundle: Bundle, gathered: tf.Tensor
     ) -> tuple[Logs, tf.Tensor]:
         """What a step returned, over all workers, and `mine` of each.
 
@@ -259,10 +259,10 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
         Args:
           logs: dict that the step returned.
           bundle: Bundle that `_bundle` returned.
-          rows: int32 `[workers, n]`, its words of all workers.
+          gathered: int32 `[workers, n]`, its words of all workers.
         """
         model, variables = self._model, self._metric_variables()
-        sums, told = self._regime.processes.workers.unbundle(bundle, rows)
+        sums, told = self._regime.processes.workers.unbundle(bundle, gathered)
         with keras.StatelessScope(state_mapping=list(zip(variables, sums))):
             metrics = model.get_metrics_result()
         means = zip(self._means(logs), sums[len(variables) :])
