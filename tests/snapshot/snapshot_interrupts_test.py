@@ -15,10 +15,10 @@ from absl.testing import absltest, parameterized
 from saving_util import TestCase, contents
 from tf_ext._core import Setting
 
+from tf_ext.ops.snapshot import snapshot_ops, update_ops
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import each_shard
 from tf_ext.tables.saving import snapshot_save
-from tf_ext.tables.shard import TableShard
 
 _WAIT_SECONDS = 60
 
@@ -51,14 +51,16 @@ class SaveTest(TestCase):
         if delta:
             table.save(first, incremental=True)
             util.push(table, range(40, 60))
-        method = getattr(TableShard, name)
+        op = getattr(snapshot_ops, f"sparse_table_{name}")
 
-        def interrupted(shard, *args, **kwargs):
-            method(shard, *args, **kwargs)
+        def interrupted(*args, **kwargs):
+            op(*args, **kwargs)
             raise KeyboardInterrupt  # As Python does after an op.
 
         how = {"base": first} if delta else {"incremental": True}
-        with mock.patch.object(TableShard, name, interrupted):
+        with mock.patch.object(
+            snapshot_ops, f"sparse_table_{name}", interrupted
+        ):
             if delta and name == "set_chain":  # It is not called.
                 table.save(second, **how)
             else:
@@ -74,7 +76,7 @@ class SaveTest(TestCase):
 
     def test_nothing_is_written_after_the_end(self):
         table = self._table(2)
-        save, ended = TableShard.save, []
+        save, ended = snapshot_ops.sparse_table_save, []
         main_waits = threading.Event()
 
         def late(shard, *args, **kwargs):
@@ -84,7 +86,7 @@ class SaveTest(TestCase):
             ended.append(shard)
             return result
 
-        with mock.patch.object(TableShard, "save", late):
+        with mock.patch.object(snapshot_ops, "sparse_table_save", late):
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), incremental=True)
         begun = len(ended)
@@ -96,7 +98,7 @@ class SaveTest(TestCase):
 
     def test_the_next_call_waits_after_a_second_interrupt(self):
         table = self._table(2)
-        save, go_on = TableShard.save, threading.Event()
+        save, go_on = snapshot_ops.sparse_table_save, threading.Event()
         begun, ended = [], []
 
         def late(shard, *args, **kwargs):
@@ -117,13 +119,15 @@ class SaveTest(TestCase):
 
         impatient = threading.Thread(target=interrupt_twice)
         path = self.directory()
-        with mock.patch.object(TableShard, "save", late):
+        with mock.patch.object(snapshot_ops, "sparse_table_save", late):
             impatient.start()
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), incremental=True)
             # Before anything else is done with the shards.
             with mock.patch.object(
-                TableShard, "set_chain", lambda *_: self.assertLen(ended, 2)
+                snapshot_ops,
+                "sparse_table_set_chain",
+                lambda *_: self.assertLen(ended, 2),
             ):
                 table.end_incremental()
         table.save(path, incremental=True)
@@ -148,7 +152,7 @@ class SaveTest(TestCase):
         def save(shard, *args, **kwargs):
             raise KeyboardInterrupt
 
-        with mock.patch.object(TableShard, "end_save", save):
+        with mock.patch.object(snapshot_ops, "sparse_table_end_save", save):
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), **how)
         util.push(table, range(45, 60))
@@ -161,7 +165,7 @@ class SaveTest(TestCase):
     def test_a_chain_ends_that_was_not_saved(self):
         table = self._table(2)
         with mock.patch.object(
-            TableShard, "end_save", side_effect=KeyboardInterrupt
+            snapshot_ops, "sparse_table_end_save", side_effect=KeyboardInterrupt
         ):
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), incremental=True)
@@ -177,7 +181,7 @@ class SaveTest(TestCase):
     def test_an_interrupted_save_has_ended(self):
         table = self._table(2)
         with mock.patch.object(
-            TableShard, "save", side_effect=KeyboardInterrupt
+            snapshot_ops, "sparse_table_save", side_effect=KeyboardInterrupt
         ):
             with self.assertRaises(KeyboardInterrupt):
                 table.save(self.directory(), incremental=True)
@@ -187,7 +191,9 @@ class SaveTest(TestCase):
         table = self._table(2)
         table.save(self.directory(), incremental=True)
         with mock.patch.object(
-            TableShard, "set_chain", side_effect=KeyboardInterrupt
+            snapshot_ops,
+            "sparse_table_set_chain",
+            side_effect=KeyboardInterrupt,
         ):
             with self.assertRaises(KeyboardInterrupt):
                 table.end_incremental()
@@ -198,7 +204,9 @@ class SaveTest(TestCase):
     def test_a_chain_ends_whose_marks_are_not_known(self):
         table = self._table(2)
         error = tf.errors.ResourceExhaustedError(None, None, "no memory")
-        with mock.patch.object(TableShard, "end_save", side_effect=error):
+        with mock.patch.object(
+            snapshot_ops, "sparse_table_end_save", side_effect=error
+        ):
             with self.assertRaisesRegex(type(error), "no memory"):
                 table.save(self.directory(), incremental=True)
         path = self.directory()
@@ -257,14 +265,19 @@ class LoadTest(TestCase):
         path = self.directory()
         saved.save(path)
         table = util.table(shards)
-        for name in ("restore", "begin_update", "end_update", "set_chain"):
-            method = getattr(TableShard, name)
+        for module, name in (
+            (snapshot_ops, "restore"),
+            (update_ops, "begin_update"),
+            (update_ops, "end_update"),
+            (snapshot_ops, "set_chain"),
+        ):
+            op = getattr(module, f"sparse_table_{name}")
 
-            def interrupted(shard, *args, method=method, **kwargs):
-                method(shard, *args, **kwargs)
+            def interrupted(*args, op=op, **kwargs):
+                op(*args, **kwargs)
                 raise KeyboardInterrupt
 
-            with mock.patch.object(TableShard, name, interrupted):
+            with mock.patch.object(module, f"sparse_table_{name}", interrupted):
                 with self.assertRaises(KeyboardInterrupt):
                     table.load(path, incremental=True)
             self.assertEqual(table.size(), 0, name)
