@@ -37,21 +37,15 @@ class SparseAdagrad(SparseOptimizer):
         weight_decay: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay)
-        self.initial_accumulator_value = self._check(
-            "initial_accumulator_value", initial_accumulator_value
+        self._set(
+            initial_accumulator_value=initial_accumulator_value,
+            epsilon=epsilon,
         )
-        self.epsilon = self._check("epsilon", epsilon)
 
     @classmethod
     def by_name(cls, dim: int) -> typing.Self:
         rate, start = rates_by_name.adagrad(dim)
         return cls(rate, start, epsilon=0.0)
-
-    def get_config(self) -> dict[str, typing.Any]:
-        return super().get_config() | {
-            "initial_accumulator_value": self.initial_accumulator_value,
-            "epsilon": self.epsilon,
-        }
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")

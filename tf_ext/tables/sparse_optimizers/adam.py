@@ -43,9 +43,7 @@ class SparseAdam(SparseOptimizer):
         weight_decay: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay)
-        self.beta_1 = self._check("beta_1", beta_1)
-        self.beta_2 = self._check("beta_2", beta_2)
-        self.epsilon = self._check("epsilon", epsilon)
+        self._set(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
         if bias_correction not in ("row", "global"):
             raise ValueError(
                 "Argument `bias_correction` of SparseAdam must be 'row' or "
@@ -56,11 +54,3 @@ class SparseAdam(SparseOptimizer):
     @classmethod
     def by_name(cls, dim: int) -> typing.Self:
         return cls(0.01 if dim == 1 else rates_by_name.embedding(0.4, dim))
-
-    def get_config(self) -> dict[str, typing.Any]:
-        return super().get_config() | {
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "epsilon": self.epsilon,
-            "bias_correction": self.bias_correction,
-        }

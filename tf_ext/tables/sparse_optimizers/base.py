@@ -2,6 +2,7 @@
 """The base of the update rules of tables: learning rate and weight decay."""
 
 import functools
+import inspect
 import json
 import logging
 import math
@@ -91,6 +92,11 @@ class SparseOptimizer:
             if weight_decay is None
             else self._check("weight_decay", weight_decay)
         )
+
+    def _set(self, **numbers: float) -> None:
+        """Sets arguments of the rule as attributes, after checking them."""
+        for name, value in numbers.items():
+            setattr(self, name, self._check(name, value))
 
     def _check(self, name: str, value: typing.Any) -> float:
         """Returns the number as a float; raises unless the core allows it."""
@@ -254,11 +260,17 @@ class SparseOptimizer:
         ]
 
     def get_config(self) -> dict[str, typing.Any]:
-        """The constructor's arguments."""
+        """The constructor's arguments, which are attributes, too."""
         rate = self.learning_rate
         if isinstance(rate, _SCHEDULE):
             rate = keras.optimizers.schedules.serialize(rate)
-        return {"learning_rate": rate, "weight_decay": self.weight_decay}
+        config = {"learning_rate": rate, "weight_decay": self.weight_decay}
+        arguments = inspect.signature(type(self)).parameters.keys()
+        return config | {
+            name: getattr(self, name)
+            for name in arguments
+            if name not in config
+        }
 
     @classmethod
     def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:

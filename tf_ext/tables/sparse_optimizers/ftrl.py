@@ -34,12 +34,6 @@ class SparseFtrl(SparseOptimizer):
     """
 
     _rule = "ftrl"
-    _STRENGTHS = (
-        "l1_regularization_strength",
-        "l2_regularization_strength",
-        "l2_shrinkage_regularization_strength",
-        "beta",
-    )
 
     def __init__(
         self,
@@ -53,32 +47,18 @@ class SparseFtrl(SparseOptimizer):
         weight_decay: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay)
-        self.learning_rate_power = self._check(
-            "learning_rate_power", learning_rate_power
+        self._set(
+            learning_rate_power=learning_rate_power,
+            initial_accumulator_value=initial_accumulator_value,
+            l1_regularization_strength=l1_regularization_strength,
+            l2_regularization_strength=l2_regularization_strength,
+            l2_shrinkage_regularization_strength=(
+                l2_shrinkage_regularization_strength
+            ),
+            beta=beta,
         )
-        self.initial_accumulator_value = self._check(
-            "initial_accumulator_value", initial_accumulator_value
-        )
-        strengths = (
-            l1_regularization_strength,
-            l2_regularization_strength,
-            l2_shrinkage_regularization_strength,
-            beta,
-        )
-        for name, value in zip(self._STRENGTHS, strengths, strict=True):
-            setattr(self, name, self._check(name, value))
 
     @classmethod
     def by_name(cls, dim: int) -> typing.Self:
         rate, start = rates_by_name.adagrad(dim)
         return cls(rate, initial_accumulator_value=start)
-
-    def get_config(self) -> dict[str, typing.Any]:
-        return (
-            super().get_config()
-            | {
-                "learning_rate_power": self.learning_rate_power,
-                "initial_accumulator_value": self.initial_accumulator_value,
-            }
-            | {name: getattr(self, name) for name in self._STRENGTHS}
-        )

@@ -42,15 +42,8 @@ class SparseLion(SparseOptimizer):
         weight_decay: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay)
-        self.beta_1 = self._check("beta_1", beta_1)
-        self.beta_2 = self._check("beta_2", beta_2)
+        self._set(beta_1=beta_1, beta_2=beta_2)
 
     @classmethod
     def by_name(cls, dim: int) -> typing.Self:
         return cls(0.004 if dim == 1 else rates_by_name.embedding(0.16, dim))
-
-    def get_config(self) -> dict[str, typing.Any]:
-        return super().get_config() | {
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-        }

@@ -31,6 +31,7 @@ class SparseRMSprop(SparseOptimizer):
     """
 
     _rule = "rmsprop"
+    momentum: float
 
     def __init__(
         self,
@@ -42,9 +43,7 @@ class SparseRMSprop(SparseOptimizer):
         weight_decay: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay)
-        self.rho = self._check("rho", rho)
-        self.momentum = self._check("momentum", momentum)
-        self.epsilon = self._check("epsilon", epsilon)
+        self._set(rho=rho, momentum=momentum, epsilon=epsilon)
         self.centered = bool(centered)
 
     def _value(self, name: str) -> typing.Any:
@@ -56,11 +55,3 @@ class SparseRMSprop(SparseOptimizer):
     def by_name(cls, dim: int) -> typing.Self:
         rate = 0.005 if dim == 1 else rates_by_name.embedding(0.2, dim)
         return cls(rate, epsilon=1e-15)
-
-    def get_config(self) -> dict[str, typing.Any]:
-        return super().get_config() | {
-            "rho": self.rho,
-            "momentum": self.momentum,
-            "epsilon": self.epsilon,
-            "centered": self.centered,
-        }

@@ -28,6 +28,7 @@ class SparseSGD(SparseOptimizer):
 
     # The rule that has all hyperparameters of the constructor.
     _rule = "momentum"
+    momentum: float
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class SparseSGD(SparseOptimizer):
         weight_decay: float | None = None,
     ) -> None:
         super().__init__(learning_rate, weight_decay)
-        self.momentum = self._check("momentum", momentum)
+        self._set(momentum=momentum)
         self.nesterov = bool(nesterov)
 
     def _rule_in_force(self) -> str:
@@ -47,9 +48,3 @@ class SparseSGD(SparseOptimizer):
     def by_name(cls, dim: int) -> typing.Self:
         del dim
         return cls(10.0)
-
-    def get_config(self) -> dict[str, typing.Any]:
-        return super().get_config() | {
-            "momentum": self.momentum,
-            "nesterov": self.nesterov,
-        }
