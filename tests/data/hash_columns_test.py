@@ -122,7 +122,7 @@ class BatchTest(tf.test.TestCase, parameterized.TestCase):
             self._assert_same(some, raw, hashed)
 
     def test_filler_batches_of_workers_without_data(self):
-        empty = worker_batches.empty_batch(all_hashed().element_spec)
+        empty = worker_batches.blank_batch(all_hashed().element_spec, 0)
         found = join([*POOLED, *SEQUENCES], empty[0][KEY])
         self.assertEqual(found.bags.row_splits, [0])
 

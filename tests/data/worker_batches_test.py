@@ -248,7 +248,7 @@ class EmptyBatchTest(tf.test.TestCase, parameterized.TestCase):
     def test_has_no_samples_and_the_same_specification(self, spec):
         # As a step takes it.
         relaxed = batches.relaxed_spec(spec)
-        empty = batches.empty_batch((relaxed, {"label": relaxed}))
+        empty = batches.blank_batch((relaxed, {"label": relaxed}), 0)
         self.assertEqual(batches.batch_size_of(empty), 0)
         self.assertTrue(relaxed.is_compatible_with(empty[0]), empty[0])
 

@@ -43,11 +43,7 @@ def type_of(field: Field) -> typing.Any:
 
 
 class Converter:
-    """Makes Parts of columns of Arrow.
-
-    Args:
-      schema: Schema.
-    """
+    """Makes Parts of columns of Arrow."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema

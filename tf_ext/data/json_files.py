@@ -31,11 +31,7 @@ _SECOND = re.compile(rb"\}[ \t]*[^ \t\n,\]}]")
 
 
 class JsonFiles:
-    """Reads JSON lines.
-
-    Args:
-      schema: Schema.
-    """
+    """Reads JSON lines."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema

@@ -116,9 +116,6 @@ def _to_splits(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 class Layout:
     """Where in a list of tensors the fields of a Part are.
 
-    Args:
-      schema: Schema.
-
     Attributes:
       signature: list of `tf.TensorSpec` of the tensors.
     """

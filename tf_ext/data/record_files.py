@@ -32,11 +32,7 @@ _HEADER_BYTES = 12
 
 
 class RecordFiles:
-    """Reads TFRecord files, which may be compressed by gzip.
-
-    Args:
-      schema: Schema.
-    """
+    """Reads TFRecord files, which may be compressed by gzip."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema

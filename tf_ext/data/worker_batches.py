@@ -45,9 +45,6 @@ def auto_sharded(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     TensorFlow would try to shard by file first, which changes the dataset where
     samples are skipped, taken or counted after reading.
-
-    Args:
-      dataset: tf.data.Dataset.
     """
     policies = tf.data.experimental.AutoShardPolicy
     policy = dataset.options().experimental_distribute.auto_shard_policy
@@ -198,20 +195,30 @@ def known_batch_size(batch: typing.Any) -> int:
     return first.shape[0]
 
 
-def empty_batch(element_spec: typing.Any) -> typing.Any:
-    """A batch without samples.
+def blank_batch(element_spec: typing.Any, samples: int) -> typing.Any:
+    """A batch of zeros, empty strings and empty ragged rows.
 
     Args:
       element_spec: nested structure of `tf.TypeSpec` of batches.
+      samples: int, how many, unless the structure says so. Other sizes that it
+        does not say are 1, or 0 in a batch without samples.
     """
-    return tf.nest.map_structure(_empty, element_spec)
+    return tf.nest.map_structure(
+        lambda spec: _blank(spec, samples), element_spec
+    )
 
 
-def _empty(spec: tf.TypeSpec) -> typing.Any:
-    sizes = [0, *(size or 0 for size in spec.shape[1:])]
+def _blank(spec: tf.TypeSpec, samples: int) -> typing.Any:
+    unknown = min(samples, 1)
+    sizes = [unknown if size is None else size for size in spec.shape]
+    if sizes and (spec.shape[0] is None or not samples):
+        sizes[0] = samples
     if isinstance(spec, tf.RaggedTensorSpec):
         values = tf.zeros([0, *sizes[spec.ragged_rank + 1 :]], spec.dtype)
-        splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+        splits = [tf.zeros([samples + 1], spec.row_splits_dtype)]
+        splits += [tf.zeros([1], spec.row_splits_dtype)] * (
+            spec.ragged_rank - 1
+        )
         return tf.RaggedTensor.from_nested_row_splits(values, splits)
     if isinstance(spec, tf.SparseTensorSpec):
         return tf.SparseTensor(

@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_ext import _terminal as terminal
 from tf_ext.snapshot import parquet, reader, top, writer
+from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.manifest import (
     DamagedSnapshotError,
     Manifest,
@@ -119,7 +120,7 @@ def _add(
 def _inspect(options: argparse.Namespace) -> int:
     snapshot = reader.open_snapshot(options.path)
     manifest = snapshot.manifest
-    config = _config(manifest)
+    config = entries_of(manifest.config)
     erased = f", {manifest.erased:,} erased signs" if manifest.erased else ""
     base = f", of {manifest.base[0]}" if manifest.base else ""
     lines = {
@@ -237,7 +238,7 @@ def _to_parquet(options: argparse.Namespace) -> int:
 
 def _top(options: argparse.Namespace) -> int:
     snapshot = reader.open_snapshot(options.path)
-    unit = _config(snapshot.manifest).get("last_seen")
+    unit = entries_of(snapshot.manifest.config).get("last_seen")
     with terminal.progress("reading", snapshot.bytes) as progress:
         found = top.top_rows(options.path, options.by, options.count, progress)
     rows = [("sign", options.by, "weights")]
@@ -255,7 +256,3 @@ def _written(manifest: Manifest, out: str) -> int:
     size = terminal.size(manifest.bytes)
     print(f"{out}: {manifest.rows:,} rows in {shards}, {size}.")
     return terminal.OK
-
-
-def _config(manifest: Manifest) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in manifest.config.splitlines())

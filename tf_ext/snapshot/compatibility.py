@@ -7,6 +7,7 @@ Needs no TensorFlow.
 import dataclasses
 from collections.abc import Callable, Iterable
 
+from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.manifest import NAME, Manifest, row_fields
 from tf_ext.snapshot.sealed_json import DamagedSnapshotError
 
@@ -26,7 +27,7 @@ def fields_of_dtypes(
     Returns:
       The list with the dtypes of weights and slots in the other table.
     """
-    entries = dict(line.split("=", 1) for line in config.splitlines())
+    entries = entries_of(config)
     slots = entries.get("slot_dtype", "float32")
     return [
         (

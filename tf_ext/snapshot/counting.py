@@ -38,15 +38,20 @@ class Counting:
         return saved is not None and self.forget in (0, saved.forget)
 
 
+def entries_of(config: str) -> dict[str, str]:
+    """The entries of a table's configuration text."""
+    return dict(
+        line.split("=", 1) for line in config.splitlines() if "=" in line
+    )
+
+
 def counting_of(config: str) -> Counting | None:
     """The Counting of a table's configuration; None without admission by count.
 
     Raises:
       ValueError: if a table cannot have this configuration.
     """
-    entries = dict(
-        line.split("=", 1) for line in config.splitlines() if "=" in line
-    )
+    entries = entries_of(config)
     if entries.get("admission") != "count":
         return None
     n = _integer(entries, "admission.n", _MAX_N)

@@ -3,11 +3,10 @@
 
 import typing
 
-import tensorflow as tf
-
 from tf_ext._checks import refuse
 from tf_ext._compat.optimizers import parts_of
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.data.worker_batches import blank_batch
 from tf_ext.optimizers import Optimizer
 from tf_ext.tables import shadow
 from tf_ext.tables.find import tables_of
@@ -98,34 +97,11 @@ def check_jit(jit_compile: typing.Any) -> None:
 def example_of(element_spec: typing.Any) -> typing.Any:
     """A batch of two samples, to build a model with.
 
-    It holds zeros, empty strings and empty ragged rows. (Models that squeeze
+    (Models that squeeze
     their inputs, as `tfrs.experimental.models.Ranking` does, would lose the
     dimension of a batch of one sample.)
 
     Args:
       element_spec: nested structure of `tf.TypeSpec` of batches.
     """
-    return tf.nest.map_structure(_example, element_spec)
-
-
-def _example(spec: tf.TypeSpec) -> typing.Any:
-    if isinstance(spec, tf.RaggedTensorSpec):
-        values = _example(
-            tf.TensorSpec([0, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype)
-        )
-        splits = [tf.zeros([_SAMPLES + 1], spec.row_splits_dtype)]
-        splits += [tf.zeros([1], spec.row_splits_dtype)] * (
-            spec.ragged_rank - 1
-        )
-        return tf.RaggedTensor.from_nested_row_splits(values, splits)
-    sizes = [1 if size is None else size for size in spec.shape]
-    if sizes and spec.shape[0] is None:
-        sizes[0] = _SAMPLES
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf.SparseTensor(
-            tf.zeros([0, len(sizes)], tf.int64),
-            tf.zeros([0], spec.dtype),
-            sizes,
-        )
-    value = "" if spec.dtype == tf.string else 0
-    return tf.fill(sizes, tf.cast(value, spec.dtype))
+    return blank_batch(element_spec, _SAMPLES)

@@ -192,7 +192,7 @@ class SynchronousFeed(EpochFeed):
     def _empty_batch(self) -> tf.Tensor:
         if self._empty is None:
             self._empty = as_optional(
-                worker_batches.empty_batch(self.element_spec)
+                worker_batches.blank_batch(self.element_spec, 0)
             )
         return self._empty
 
