@@ -47,13 +47,6 @@ class _OwnColumn(Column):
     def namespace(self):
         return self.key
 
-    def get_config(self):
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config):
-        return cls(**config)
-
 
 @keras.utils.register_keras_serializable(package="own_column_test")
 @dataclasses.dataclass(frozen=True)

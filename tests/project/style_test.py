@@ -267,6 +267,23 @@ class FilesTest(absltest.TestCase):
                     if f"{name}.".startswith(f"{private}."):
                         self.fail(f"{path}:{line} imports {name}: {advice}")
 
+    def test_data_goes_down_through_arguments(self):
+        found = {
+            str(path.relative_to(ROOT / "tf_ext"))
+            for path in _files("tf_ext/**/*.py")
+            if re.search(
+                r"\bContextVar\b.*\(|threading\.local\b", path.read_text()
+            )
+        }
+        # What calls of Keras and of users, which pass nothing on, stand above.
+        allowed = {
+            "_batch_source.py",
+            "regimes/step_context.py",
+            "tables/saving/keras_files.py",
+            "tables/weights_only.py",
+        }
+        self.assertEqual(found, allowed)
+
     def test_only_regimes_ask_for_the_strategy(self):
         for path in _files("tf_ext/**/*.py"):
             if path.relative_to(ROOT).parts[1] in ("distribute", "regimes"):

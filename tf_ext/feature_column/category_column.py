@@ -121,15 +121,10 @@ class CategoryColumn(Column, Part):
 
     def get_config(self) -> dict[str, typing.Any]:
         """The arguments of `category_column`, for Keras's savers."""
-        config = dataclasses.asdict(self)
+        config = super().get_config()
         if self.boundaries is not None:
             config["boundaries"] = list(self.boundaries)
         return config
-
-    @classmethod
-    def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
-        """The column that `get_config` describes."""
-        return cls(**config)
 
 
 def _to_boundaries(

@@ -8,6 +8,7 @@ column needs a subclass and no other change.
 """
 
 import abc
+import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
 
@@ -26,8 +27,9 @@ class Column(abc.ABC):
 
     Subclasses are columns of other kinds than `category_column` and
     `crossed_column` make. A column is hashable, and equal columns make the same
-    signs. To be saved with a model it has `get_config` and `from_config`, and
-    is registered with `keras.utils.register_keras_serializable`.
+    signs. To be saved with a model it is registered with
+    `keras.utils.register_keras_serializable`; and it is a dataclass of fields
+    that JSON can hold, or has its own `get_config` and `from_config`.
 
     A column of one part that has a combiner can be in `crossed_column` and
     `sequence_category_column`. What converts values before they are hashed is
@@ -64,13 +66,6 @@ class Column(abc.ABC):
       ...         bags = tf.RaggedTensor.from_row_splits(rows, row_splits)
       ...         shape = [None, self.length, rows.shape[1]]
       ...         return bags[:, : self.length].to_tensor(shape=shape)
-      ...
-      ...     def get_config(self):
-      ...         return dataclasses.asdict(self)
-      ...
-      ...     @classmethod
-      ...     def from_config(cls, config):
-      ...         return cls(**config)
       >>> layer = tf_ext.layers.EmbeddingFeatures(
       ...     [FirstValues("clicks", 3)], tf_ext.SparseTable("item", 4),
       ...     concatenate=False)
@@ -78,6 +73,16 @@ class Column(abc.ABC):
       >>> layer({"clicks": clicks})["clicks"].shape
       TensorShape([2, 3, 4])
     """
+
+    def get_config(self) -> dict[str, typing.Any]:
+        """The fields of a column that is a dataclass, for Keras's savers."""
+        fields = dataclasses.fields(typing.cast(typing.Any, self))
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    @classmethod
+    def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
+        """The column that `get_config` describes."""
+        return cls(**config)
 
     @property
     @abc.abstractmethod

@@ -60,13 +60,6 @@ class Part:
       ...     @property
       ...     def namespace(self):
       ...         return self.key
-      ...
-      ...     def get_config(self):
-      ...         return dataclasses.asdict(self)
-      ...
-      ...     @classmethod
-      ...     def from_config(cls, config):
-      ...         return cls(**config)
       >>> layer = tf_ext.layers.EmbeddingFeatures(
       ...     [Word("query")], tf_ext.SparseTable("words", 4))
       >>> output = layer({"query": tf.constant(["Shoes", "shoes"])})

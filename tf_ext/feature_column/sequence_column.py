@@ -181,12 +181,8 @@ class SequenceColumn(Column):
 
     def get_config(self) -> dict[str, typing.Any]:
         """The arguments of `sequence_category_column`, for Keras's savers."""
-        config = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-        }
-        config["column"] = keras.utils.serialize_keras_object(self.column)
-        return config
+        column = keras.utils.serialize_keras_object(self.column)
+        return super().get_config() | {"column": column}
 
     @classmethod
     def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:

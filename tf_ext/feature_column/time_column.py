@@ -132,15 +132,6 @@ class TimeColumn(Column):
             ),
         )
 
-    def get_config(self) -> dict[str, typing.Any]:
-        """The arguments of `time_column`, for Keras's savers."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_config(cls, config: dict[str, typing.Any]) -> typing.Self:
-        """The column that `get_config` describes."""
-        return cls(**config)
-
 
 def time_column(
     key: str,

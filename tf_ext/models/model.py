@@ -120,7 +120,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         if optimizer is not None:
             optimizer = self._check_optimizer(optimizer, options)
         training = training_of(self)
-        training.check_compile(optimizer, options, steps)
+        training.check_compile(optimizer, options)
         super().compile(optimizer, *args, **kwargs)
         self._tf_ext_loop = None
         if regime_of_model(self).num_replicas > 1:

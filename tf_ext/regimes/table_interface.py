@@ -30,20 +30,19 @@ class ShardDevices(typing.NamedTuple):
     owner: tuple[str, str] | None = None
 
 
-class Field(typing.Protocol):
-    """A field of a row; see `tf_ext.tables.shard.Field`."""
+class Field(typing.NamedTuple):
+    """A field of a row.
 
-    @property
-    def name(self) -> str:
-        """Its name."""
+    Attributes:
+      name: string.
+      dtype: the type in which it is stored.
+      count: int, the number of values.
+    """
 
-    @property
-    def dtype(self) -> tf.DType:
-        """The type in which it is stored."""
-
-    @property
-    def count(self) -> int:
-        """The number of values in a row."""
+    name: str
+    dtype: tf.DType
+    # Instead of the method of tuples.
+    count: int  # type: ignore[assignment]
 
 
 class Exports(typing.Protocol):

@@ -13,6 +13,7 @@ from tf_ext import admission as admissions
 from tf_ext import eviction as evictions
 from tf_ext._checks import is_int, refuse
 from tf_ext._keras import keras
+from tf_ext.regimes.table_interface import Field
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -57,21 +58,6 @@ _DTYPES = ("dtype", "slot_dtype")
 
 # What a text does not say if it is so.
 _DEFAULTS = {"slot_dtype": "float32"}
-
-
-class Field(typing.NamedTuple):
-    """A field of a row.
-
-    Attributes:
-      name: string.
-      dtype: the type in which it is stored.
-      count: int, the number of values.
-    """
-
-    name: str
-    dtype: tf.DType
-    # Instead of the method of tuples.
-    count: int  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True)

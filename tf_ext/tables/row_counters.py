@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from tf_ext import _core, ops
 from tf_ext.ops.snapshot import counter_ops
-from tf_ext.regimes.table_interface import Chunk
+from tf_ext.regimes.table_interface import Chunk, Field
 from tf_ext.snapshot.counting import Counting
-from tf_ext.tables.config import Field
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.shard import TableShard
 

@@ -16,11 +16,10 @@ from tf_ext import ops
 from tf_ext._compat.checkpoints import SavedResource
 from tf_ext.ops.table import owner_ops
 from tf_ext.regimes import Regime, local_regime
-from tf_ext.regimes.table_interface import Chunk, ShardDevices
+from tf_ext.regimes.table_interface import Chunk, Field, ShardDevices
 from tf_ext.snapshot.counting import Counting, counting_of
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 from tf_ext.tables.config import (
-    Field,
     TableConfig,
     check_identity,
     served_text,

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tf_ext import ops
 from tf_ext.ops.snapshot import counter_ops, snapshot_ops
 from tf_ext.regimes import clock
+from tf_ext.regimes.table_interface import Field
 from tf_ext.snapshot.manifest import Manifest, RowField
-from tf_ext.tables.config import Field
 
 
 class SnapshotFiles(typing.NamedTuple):

@@ -21,6 +21,7 @@ from tf_ext.regimes import Regime, regime_of_model
 from tf_ext.training import resume
 from tf_ext.training.building import wrapped_optimizers
 from tf_ext.training.epoch_order import telling_epochs
+from tf_ext.training.feeds import Arguments
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.loop import TrainingLoop
 from tf_ext.training.losses import check_losses, check_losses_of_replicas
@@ -46,18 +47,12 @@ class KerasTraining:
         self._model = model
         self._regime = regime
 
-    def check_compile(
-        self,
-        optimizer: typing.Any,
-        options: dict[str, typing.Any],
-        steps: int | str,
-    ) -> None:
+    def check_compile(self, optimizer: typing.Any, options: Arguments) -> None:
         """Raises ValueError for options that the regime does not support.
 
         Args:
           optimizer: a tf_ext.optimizers.Optimizer, a wrapper of one, or None.
           options: dict of the arguments of `compile`.
-          steps: int or "auto", the `steps_per_execution` among them.
         """
         if self._regime.num_replicas > 1:
             check_losses_of_replicas(
@@ -159,12 +154,8 @@ class ParameterServerTraining(_LoopTraining):
 
     loop_class = ParameterServerLoop
 
-    def check_compile(
-        self,
-        optimizer: typing.Any,
-        options: dict[str, typing.Any],
-        steps: int | str,
-    ) -> None:
+    def check_compile(self, optimizer: typing.Any, options: Arguments) -> None:
+        steps = options.get("steps_per_execution") or 1
         if steps != "auto":
             check_count("compile", "steps_per_execution", steps, 1)
         for one in wrapped_optimizers(optimizer):
@@ -184,12 +175,7 @@ class ParameterServerTraining(_LoopTraining):
 class _Synchronous(KerasTraining):
     """The common part of both Kerases for synchronous steps."""
 
-    def check_compile(
-        self,
-        optimizer: typing.Any,
-        options: dict[str, typing.Any],
-        steps: int | str,
-    ) -> None:
+    def check_compile(self, optimizer: typing.Any, options: Arguments) -> None:
         check_losses(options.get("loss"))
         check_optimizer(optimizer)
 
