@@ -121,6 +121,18 @@ class FolderTest(_Test):
         self.assertCountEqual(os.listdir(self.path), ["1", "2", "7"])
         self.assertLen(os.listdir("/proc/self/fd"), opened)
 
+    def test_a_failure_removes_a_folder_that_nobody_else_uses(self):
+        for others in ([], ["other"]):
+            with (
+                self.assertRaises(KeyError),
+                folder.new_version(self.path, None, "f"),
+            ):
+                for name in others:
+                    (self.path / name).mkdir()
+                raise KeyError
+            found = os.listdir(self.path) if self.path.exists() else []
+            self.assertEqual(found, others)
+
     def test_only_leftovers_of_the_dead_are_removed(self):
         self.path.mkdir()
         dead = self.path / "exporting-elsewhere-1-00"

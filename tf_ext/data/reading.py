@@ -4,6 +4,7 @@
 import collections
 import concurrent.futures
 import contextlib
+import dataclasses
 import itertools
 import os
 import posixpath
@@ -235,31 +236,20 @@ def _in_order(part: Part) -> _Window:
     return _Window(part, np.arange(part.rows))
 
 
+@dataclasses.dataclass
 class _Passes:
     """What an iteration of the dataset reads."""
 
-    def __init__(
-        self,
-        reader: typing.Any,
-        files: list[str],
-        batch_size: int,
-        shuffle: int | None,
-        seed: int,
-        repeat: bool,
-        max_errors: float,
-        errors: ReadErrors,
-        threads: int,
-    ) -> None:
-        self.epoch = Epoch()
-        self._reader = reader
-        self._files = files
-        self._batch_size = batch_size
-        self._shuffle = shuffle
-        self._seed = seed
-        self._repeat = repeat
-        self._max_errors = max_errors
-        self._errors = errors
-        self._threads = threads
+    reader: typing.Any
+    files: list[str]
+    batch_size: int
+    shuffle: int | None
+    seed: int
+    repeat: bool
+    max_errors: float
+    errors: ReadErrors
+    threads: int
+    epoch: Epoch = dataclasses.field(default_factory=Epoch)
 
     def windows(self) -> Generator[_Window, None, None]:
         """Yields windows; all but a pass's last one are of whole batches."""
@@ -268,17 +258,17 @@ class _Passes:
             for window in self._of_pass(number):
                 some = True
                 yield window
-            self._errors.check(self._max_errors, at_end=True)
-            if not (self._repeat and some):
+            self.errors.check(self.max_errors, at_end=True)
+            if not (self.repeat and some):
                 return
 
     def _of_pass(self, number: int) -> Iterator[_Window]:
-        rng = np.random.default_rng((self._seed, number))
-        files = self._files
-        if self._shuffle is not None:
+        rng = np.random.default_rng((self.seed, number))
+        files = self.files
+        if self.shuffle is not None:
             files = [files[i] for i in rng.permutation(len(files))]
-        batches = -(-(self._shuffle or 1) // self._batch_size)
-        wanted = batches * self._batch_size
+        batches = -(-(self.shuffle or 1) // self.batch_size)
+        wanted = batches * self.batch_size
         waiting: list[Part] = []
         rows = 0
         with contextlib.closing(self._parts(files)) as parts:
@@ -287,7 +277,7 @@ class _Passes:
                 rows += part.rows
                 if rows < wanted:
                     continue
-                cut = rows - rows % self._batch_size
+                cut = rows - rows % self.batch_size
                 last = part.rows - (rows - cut)
                 # Without the last part there are fewer than `wanted`: it
                 # alone has rows of later batches.
@@ -303,13 +293,13 @@ class _Passes:
     ) -> Iterator[_Window]:
         """Yields parts as one window, or as few as copy little."""
         parts = [part for part in parts if part.rows] or parts[:1]
-        if self._shuffle is not None:
+        if self.shuffle is not None:
             whole = concat(parts)
             yield _Window(whole, rng.permutation(whole.rows))
             return
         first = sum(part.rows for part in parts[:-1])
         # A batch that begins in earlier parts and ends in the last one.
-        head = -first % self._batch_size
+        head = -first % self.batch_size
         if not first or head >= parts[-1].rows:
             yield _in_order(concat(parts))
             return
@@ -323,14 +313,14 @@ class _Passes:
         blocks = (
             (file, index, parse)
             for file in files
-            for index, parse in enumerate(self._reader.blocks(file))
+            for index, parse in enumerate(self.reader.blocks(file))
         )
-        with contextlib.closing(_ordered(blocks, self._threads)) as parsed:
+        with contextlib.closing(_ordered(blocks, self.threads)) as parsed:
             for file, index, block in parsed:
-                self._errors.add(
+                self.errors.add(
                     *(file, index, block.records, block.malformed, block.unit)
                 )
-                self._errors.check(self._max_errors)
+                self.errors.check(self.max_errors)
                 yield block.part
 
 

@@ -288,6 +288,7 @@ def decode(data: bytes, where: str) -> Manifest:
         members.object("row"), _DTYPES[members.integer("format")]
     )
     shards = members.integer("shards", 1, _MAX_SHARDS)
+    state = members.object("state")
     manifest = Manifest(
         id=members.hexadecimal("id", 32),
         base=base,
@@ -300,7 +301,7 @@ def decode(data: bytes, where: str) -> Manifest:
         table_id=table.text("id"),
         label=table.text("label"),
         config=_decode_config(table, fields),
-        state=_decode_state(members.object("state")),
+        state={name: state.text(name, _ANYTHING) for name in state.names()},
         row_bytes=row_bytes,
         fields=fields,
         chunk_bytes=members.integer(
@@ -377,10 +378,6 @@ def _decode_config(table: Members, fields: tuple[RowField, ...]) -> str:
             line = f"one with the line {key}={value}, as of weights"
             table.refuse("config", line)
     return config
-
-
-def _decode_state(state: Members) -> dict[str, str]:
-    return {name: state.text(name, _ANYTHING) for name in state.names()}
 
 
 def _decode_file(

@@ -195,17 +195,17 @@ class Snapshot:
 
     def _damage(self, progress: Progress) -> Iterator[DamagedSnapshotError]:
         for path, manifest in self.chain:
-            for file in manifest.files:
-                try:
-                    _verify(path, manifest, file, progress)
-                except DamagedSnapshotError as error:
-                    yield error
-            for file in manifest.of_counters.files:
-                try:
-                    for _ in read_counters(path, manifest, file, progress):
-                        pass
-                except DamagedSnapshotError as error:
-                    yield error
+            counters = manifest.of_counters.files
+            for read, files in (
+                (_verified, manifest.files),
+                (read_counters, counters),
+            ):
+                for file in files:
+                    try:
+                        for _ in read(path, manifest, file, progress):
+                            pass
+                    except DamagedSnapshotError as error:
+                        yield error
 
 
 def _values(
@@ -326,13 +326,6 @@ def read_counters(
         except ValueError as error:
             raise DamagedSnapshotError(f"{path}/{file.name} {error}") from None
         yield counters
-
-
-def _verify(
-    path: str, manifest: Manifest, file: RowFile, progress: Progress
-) -> None:
-    for _ in _verified(path, manifest, file, progress):
-        pass
 
 
 def _verified(
