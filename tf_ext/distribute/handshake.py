@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 
 from tf_ext.distribute.addresses import connect
 
+_THREADS = 64
 _RETRY_SECONDS = 0.2
 _ATTEMPT_SECONDS = 2.0
 _LAST_ATTEMPT_SECONDS = 1.0
@@ -147,6 +148,21 @@ def _what_answered(answer: bytes) -> str | None:
     return f"{what}: it is another program or a proxy, not a TensorFlow server"
 
 
+def problems(
+    tasks: Mapping[str, str], timeout_seconds: float
+) -> dict[str, str | None]:
+    """What `problem` returns for each of several tasks, asked at once.
+
+    Args:
+      tasks: dict of task name -> "host:port".
+      timeout_seconds: float, as of `problem`.
+    """
+    threads = min(_THREADS, len(tasks) or 1)
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        found = pool.map(lambda a: problem(a, timeout_seconds), tasks.values())
+        return dict(zip(tasks, found, strict=True))
+
+
 def problems_of(tasks: Mapping[str, str]) -> str:
     """Why tasks do not answer now, as a text; "" if all do.
 
@@ -170,19 +186,14 @@ def wait_until_answering(
     """
     end = time.monotonic() + timeout_seconds
 
-    def ask(address: str) -> str | None:
-        left = max(end - time.monotonic(), _LAST_ATTEMPT_SECONDS)
-        return problem(address, min(left, _ATTEMPT_SECONDS))
-
     silent = dict(tasks)
-    with concurrent.futures.ThreadPoolExecutor(min(32, len(tasks) or 1)) as p:
-        while True:
-            problems = dict(zip(silent, p.map(ask, silent.values())))
-            silent = {task: tasks[task] for task in silent if problems[task]}
-            if not silent or time.monotonic() >= end:
-                break
-            time.sleep(_RETRY_SECONDS)
+    while True:
+        left = max(end - time.monotonic(), _LAST_ATTEMPT_SECONDS)
+        found = problems(silent, min(left, _ATTEMPT_SECONDS))
+        silent = {task: tasks[task] for task, why in found.items() if why}
+        if not silent or time.monotonic() >= end:
+            break
+        time.sleep(_RETRY_SECONDS)
     return "; ".join(
-        f"{task} at {address} {problems[task]}"
-        for task, address in silent.items()
+        f"{task} at {address} {found[task]}" for task, address in silent.items()
     )

@@ -9,7 +9,6 @@ again when it answers again. A server that is silent for longer than a
 connection survives is lost as well.
 """
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import socket
@@ -33,7 +32,6 @@ _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 2.0
 # Results older than this are out of date.
 _STALE_SECONDS = 10.0
-_THREADS = 64
 # How often a worker's connections are broken off. TensorFlow connects again at
 # once, for what it still has to send, and the steps of others may wait until
 # that fails, too. It waits longer before each new attempt.
@@ -84,14 +82,8 @@ class Watch:
     def look(self) -> None:
         """Checks all tasks, and disconnects from those that stay silent."""
         begin = time.monotonic()
-
-        def ask(address: str) -> str | None:
-            return handshake.problem(address, _ATTEMPT_SECONDS)
-
-        threads = min(_THREADS, len(self._tasks))
-        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            reasons = list(pool.map(ask, self._tasks.values()))
-        for task, why in zip(self._tasks, reasons, strict=True):
+        problems = handshake.problems(self._tasks, _ATTEMPT_SECONDS)
+        for task, why in problems.items():
             self._note(task, why, begin)
         for task, found in self._lasting(SILENT_SECONDS):
             if task in self._workers and found.broken_off < _BREAKS:

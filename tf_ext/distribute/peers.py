@@ -6,7 +6,6 @@ cannot reach each other, whose collectives would wait for each other for ever.
 So each worker also probes all others.
 """
 
-import concurrent.futures
 import contextlib
 import threading
 import time
@@ -23,7 +22,6 @@ _PAUSES = 6
 _ATTEMPTS = 5
 _LONGEST_PAUSE_SECONDS = 5.0
 _LONGEST_ATTEMPT_SECONDS = 2.0
-_THREADS = 16
 
 _logger = this_task.logger(__name__)
 
@@ -63,7 +61,7 @@ def _keep_looking(
         begin = time.monotonic()
         # At the end of the program no thread can be started.
         with contextlib.suppress(RuntimeError):
-            for peer, why in _problems(peers, attempt).items():
+            for peer, why in handshake.problems(peers, attempt).items():
                 if why is None or why == handshake.REFUSES:
                     silent_since.pop(peer, None)
                     continue
@@ -72,20 +70,6 @@ def _keep_looking(
                     _give_up(peer, f"{peers[peer]} {why}", timeout_seconds)
                     return
         time.sleep(pause)
-
-
-def _problems(
-    peers: dict[str, str], attempt_seconds: float
-) -> dict[str, str | None]:
-    """What was found at the address of each peer; None if it answers."""
-    with concurrent.futures.ThreadPoolExecutor(
-        min(_THREADS, len(peers))
-    ) as pool:
-        found = pool.map(
-            lambda address: handshake.problem(address, attempt_seconds),
-            peers.values(),
-        )
-        return dict(zip(peers, found, strict=True))
 
 
 def _give_up(peer: str, found: str, timeout_seconds: float) -> None:
