@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cc/python/records_module.h"
-
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -12,6 +10,7 @@
 #include "cc/core/records/example_columns.h"
 #include "cc/core/records/record_block.h"
 #include "cc/python/dense_array.h"
+#include "cc/python/modules.h"
 #include "pybind11/numpy.h"
 #include "pybind11/stl.h"
 

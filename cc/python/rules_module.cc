@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cc/python/rules_module.h"
-
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -9,6 +7,7 @@
 #include "cc/core/rules/rule_spec.h"
 #include "cc/core/support/status.h"
 #include "cc/core/table/config.h"
+#include "cc/python/modules.h"
 
 namespace tf_ext {
 namespace {

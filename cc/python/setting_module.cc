@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cc/python/setting_module.h"
-
 #include <utility>
+
+#include "cc/python/modules.h"
 
 namespace tf_ext {
 namespace {

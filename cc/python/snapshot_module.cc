@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cc/python/snapshot_module.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -13,6 +11,7 @@
 #include "cc/core/snapshot/sign_set.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
 #include "cc/python/dense_array.h"
+#include "cc/python/modules.h"
 #include "pybind11/numpy.h"
 #include "pybind11/pybind11.h"
 

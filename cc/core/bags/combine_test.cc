@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {
@@ -105,8 +106,7 @@ Input Random(uint64_t seed, int64_t batch, int64_t dim, bool weighted) {
 
 std::vector<float> Combine(const Input& input,
                            const ParallelFor& parallel_for = SerialFor) {
-  const Status status = CheckBags(input.bags());
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(CheckBags(input.bags())));
   std::vector<float> out(input.batch * input.width(), NAN);
   CombineBags(input.bags(), parallel_for, out.data());
   return out;
@@ -122,10 +122,9 @@ Gradients Differentiate(const Input& input, const std::vector<float>& gradient,
   Gradients result;
   result.rows.assign(input.rows.size(), NAN);
   result.weights.assign(input.weights.size(), NAN);
-  const Status status = CombineBagsGradient(
+  EXPECT_TRUE(IsOk(CombineBagsGradient(
       input.bags(), gradient.data(), parallel_for, result.rows.data(),
-      input.weights.empty() ? nullptr : result.weights.data());
-  EXPECT_TRUE(status.ok()) << status.message();
+      input.weights.empty() ? nullptr : result.weights.data())));
   return result;
 }
 

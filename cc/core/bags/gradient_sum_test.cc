@@ -13,6 +13,8 @@
 #include <tuple>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
+
 namespace tf_ext {
 namespace {
 
@@ -28,12 +30,11 @@ std::vector<float> Sums(const std::vector<float>& values,
   std::vector<float> sums(count * dim, -7.0f);
   const int64_t n = static_cast<int64_t>(segments.size());
   const int64_t first = n / 3;
-  const Status status =
-      SumSegments({{values.data(), first},
-                   {nullptr, 0},
-                   {values.data() + first * dim, n - first}},
-                  segments.data(), dim, count, BackwardsFor, sums.data());
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(SumSegments({{values.data(), first},
+                                {nullptr, 0},
+                                {values.data() + first * dim, n - first}},
+                               segments.data(), dim, count, BackwardsFor,
+                               sums.data())));
   return sums;
 }
 

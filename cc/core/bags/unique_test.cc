@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/status_test_util.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {
@@ -24,9 +25,8 @@ struct Result {
 Result FindUnique(const std::vector<int64_t>& signs, int64_t num_shards) {
   Result result;
   result.inverse.assign(signs.size(), -1);
-  const Status status = UniqueByShard(signs.data(), signs.size(), num_shards,
-                                      &result.unique, result.inverse.data());
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(UniqueByShard(signs.data(), signs.size(), num_shards,
+                                 &result.unique, result.inverse.data())));
   return result;
 }
 

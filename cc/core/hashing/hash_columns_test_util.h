@@ -14,6 +14,7 @@
 
 #include "cc/core/hashing/hash_columns.h"
 #include "cc/core/hashing/hash_strings.h"
+#include "cc/core/support/status_test_util.h"
 #include "gtest/gtest.h"
 
 namespace tf_ext {
@@ -60,8 +61,7 @@ inline Hashed Hash(const std::vector<HashColumn>& columns,
                    const std::vector<HashInput>& inputs,
                    const ParallelFor& parallel_for = SerialFor) {
   Hashed hashed;
-  const Status status = TryHash(columns, inputs, &hashed, parallel_for);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(TryHash(columns, inputs, &hashed, parallel_for)));
   return hashed;
 }
 

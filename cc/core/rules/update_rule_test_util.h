@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cc/core/rules/update_rule.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/row_layout.h"
 
@@ -113,8 +114,7 @@ class Trainer {
   void Push(const std::vector<double>& hyperparameters, int64_t step,
             const std::vector<float>& gradients) {
     const int64_t size = static_cast<int64_t>(hyperparameters.size());
-    const Status status = rule_.Check(hyperparameters.data(), size, step);
-    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(IsOk(rule_.Check(hyperparameters.data(), size, step)));
     std::vector<int64_t> index(count_);
     for (int64_t i = 0; i < count_; ++i) index[i] = i;
     rule_.Prepare(hyperparameters.data(), size, step)

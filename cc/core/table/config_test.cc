@@ -5,6 +5,7 @@
 #include <limits>
 #include <string>
 
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/row_layout.h"
 #include "gtest/gtest.h"
 
@@ -30,8 +31,7 @@ constexpr char kAdam[] =
 
 TableConfig Parse(const std::string& text) {
   TableConfig config;
-  const Status status = ParseTableConfig(text, &config);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(ParseTableConfig(text, &config)));
   return config;
 }
 

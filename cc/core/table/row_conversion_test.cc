@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cc/core/rules/narrow.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
 #include "cc/core/table/table_test_util.h"
@@ -23,18 +24,14 @@ std::unique_ptr<Table> MakeNarrow(FieldType dtype, FieldType slot_dtype) {
   TableConfig config = MakeConfig("adagrad", 3);
   config.dtype = dtype;
   config.slot_dtype = slot_dtype;
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(config, &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
+  return MakeTable(config);
 }
 
 // Sets the weights of rows of float32.
 void SetWeights(Table* table, const std::vector<int64_t>& signs,
                 const std::vector<float>& weights) {
-  const Status status = table->Import(signs.data(), signs.size(),
-                                      {{"weights", weights.data()}}, SerialFor);
-  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_TRUE(IsOk(table->Import(signs.data(), signs.size(),
+                                 {{"weights", weights.data()}}, SerialFor)));
 }
 
 StoredRows ConvertedFrom(const Table& table, ConvertedValues* converted) {

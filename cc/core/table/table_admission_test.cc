@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/admission/count.h"
 #include "cc/core/table/admission/probability.h"
 #include "cc/core/table/table.h"
@@ -29,24 +30,16 @@ TableConfig CountConfig(int n, int64_t forget = 0) {
   return config;
 }
 
-std::unique_ptr<Table> Make(const TableConfig& config) {
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(config, &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
-}
-
 // Pushes gradients of 1; returns the number of updates.
 int64_t PushOnes(Table* table, const std::vector<int64_t>& signs,
                  int64_t step = 1, const std::vector<float>& statistics = {},
                  const ParallelFor& parallel_for = SerialFor) {
   const std::vector<float> ones(signs.size() * table->config().dim, 1);
   int64_t updated = -1;
-  const Status status =
+  EXPECT_TRUE(IsOk(
       table->Push(signs.data(), ones.data(), signs.size(), kSubtract.data(),
                   kSubtract.size(), step, parallel_for, &updated, 0,
-                  statistics.empty() ? nullptr : statistics.data(), 1);
-  EXPECT_TRUE(status.ok()) << status.message();
+                  statistics.empty() ? nullptr : statistics.data(), 1)));
   return updated;
 }
 
@@ -56,7 +49,7 @@ std::vector<float> Plus(std::vector<float> values, float more) {
 }
 
 TEST(AdmissionTest, ARowComesWithThePushThatReachesTheCount) {
-  const auto table = Make(CountConfig(3));
+  const auto table = MakeTable(CountConfig(3));
   const std::vector<float> initial = Pull(table.get(), {7}, true);
   EXPECT_EQ(PushOnes(table.get(), {7, 8}), 0);
   EXPECT_EQ(PushOnes(table.get(), {7}), 0);
@@ -73,7 +66,7 @@ TEST(AdmissionTest, ARowComesWithThePushThatReachesTheCount) {
 }
 
 TEST(AdmissionTest, OccurrencesInABatchCountInOrder) {
-  const auto table = Make(CountConfig(3));
+  const auto table = MakeTable(CountConfig(3));
   const std::vector<float> initial = Pull(table.get(), {7}, false);
   // The third and the fourth occurrence are applied.
   EXPECT_EQ(PushOnes(table.get(), {7, 7, 8, 7, 7}), 2);
@@ -82,7 +75,7 @@ TEST(AdmissionTest, OccurrencesInABatchCountInOrder) {
 }
 
 TEST(AdmissionTest, CountsTheFirstStatistic) {
-  const auto table = Make(CountConfig(255));
+  const auto table = MakeTable(CountConfig(255));
   EXPECT_EQ(
       PushOnes(table.get(), {1, 2, 3, 4, 5}, 1, {254, 255, 3e38f, 254.6f, 0}),
       3);
@@ -93,7 +86,7 @@ TEST(AdmissionTest, CountsTheFirstStatistic) {
 }
 
 TEST(AdmissionTest, InvalidStatisticsAreRefused) {
-  const auto table = Make(CountConfig(1));
+  const auto table = MakeTable(CountConfig(1));
   const std::vector<int64_t> signs = {4, 5};
   const std::vector<float> ones(4, 1);
   const auto error_of = [&](std::vector<float> statistics, int64_t width) {
@@ -114,7 +107,7 @@ TEST(AdmissionTest, InvalidStatisticsAreRefused) {
 }
 
 TEST(AdmissionTest, DroppedGradientsMustBeFinite) {
-  const auto table = Make(CountConfig(2));
+  const auto table = MakeTable(CountConfig(2));
   const std::vector<int64_t> signs = {4};
   const std::vector<float> bad = {1, NAN};
   int64_t updated = -1;
@@ -125,7 +118,7 @@ TEST(AdmissionTest, DroppedGradientsMustBeFinite) {
 }
 
 TEST(AdmissionTest, ImportedRowsAreAdmittedAndErasedOnesCountAnew) {
-  const auto table = Make(CountConfig(2));
+  const auto table = MakeTable(CountConfig(2));
   PushOnes(table.get(), {1, 2, 3});
   const std::vector<int64_t> imported = {1, 4};
   const std::vector<float> weights = {1, 2, 3, 4};
@@ -148,7 +141,7 @@ TEST(AdmissionTest, ImportedRowsAreAdmittedAndErasedOnesCountAnew) {
 TEST(AdmissionTest, EvictedRowsCountAnew) {
   TableConfig config = CountConfig(2);
   config.last_seen = LastSeen::kStep;
-  const auto table = Make(config);
+  const auto table = MakeTable(config);
   EXPECT_EQ(PushOnes(table.get(), {1, 1, 2}, 1), 1);
   EvictionArgs policy;
   policy.unseen = 5;
@@ -160,7 +153,7 @@ TEST(AdmissionTest, EvictedRowsCountAnew) {
 }
 
 TEST(AdmissionTest, CompactionFreesCounters) {
-  const auto table = Make(CountConfig(2));
+  const auto table = MakeTable(CountConfig(2));
   const std::vector<int64_t> signs = Range(0, 200000);
   PushOnes(table.get(), signs);
   Erase(table.get(), Range(100, 200000));
@@ -177,13 +170,13 @@ TEST(AdmissionTest, CompactionFreesCounters) {
 TEST(AdmissionTest, ZerosAreReadForSignsWithoutARow) {
   TableConfig config = MakeConfig("sgd", 2);
   config.unknown_zeros = true;
-  const auto table = Make(config);
+  const auto table = MakeTable(config);
   EXPECT_EQ(Pull(table.get(), {7, 8}, false), std::vector<float>(4, 0));
   const std::vector<float> row = Pull(table.get(), {7}, true);
   EXPECT_NE(row, std::vector<float>(2, 0));
   EXPECT_EQ(Pull(table.get(), {7}, false), row);
   config.admission = std::make_shared<CountAdmission>(1);
-  const auto counted = Make(config);
+  const auto counted = MakeTable(config);
   EXPECT_EQ(Pull(counted.get(), {7, 8}, true), std::vector<float>(4, 0));
   PushOnes(counted.get(), {7});
   EXPECT_EQ(Pull(counted.get(), {7}, true), Plus(row, -1));
@@ -231,7 +224,7 @@ class Model {
 };
 
 TEST(AdmissionTest, ALatePushCountsInThePeriodOfTheWholeTable) {
-  const auto table = Make(CountConfig(2, 1));
+  const auto table = MakeTable(CountConfig(2, 1));
   int64_t other = 2;
   while (StripeOf(TableHash(other)) == StripeOf(TableHash(1))) ++other;
   PushOnes(table.get(), {1}, 0);
@@ -245,7 +238,7 @@ TEST(AdmissionTest, RandomProgramsLeaveTheRowsOfAModel) {
   std::mt19937_64 random(3);
   for (const int threads : {1, 4}) {
     for (const int64_t forget : {0, 7}) {
-      const auto table = Make(CountConfig(4, forget));
+      const auto table = MakeTable(CountConfig(4, forget));
       Model model(4, forget);
       for (int64_t step = 0; step < 60; ++step) {
         std::vector<int64_t> signs(3000);
@@ -276,7 +269,7 @@ TEST(AdmissionTest, RandomProgramsLeaveTheRowsOfAModel) {
 
 TEST(AdmissionTest, AllArePushedAsInATableWithoutAdmission) {
   const auto plain = MakeTable("sgd", 2);
-  const auto counted = Make(CountConfig(1));
+  const auto counted = MakeTable(CountConfig(1));
   std::mt19937_64 random(5);
   for (int step = 0; step < 20; ++step) {
     std::vector<int64_t> signs(2000);
@@ -296,7 +289,7 @@ TEST(AdmissionTest, AShareOfTheSignsIsAdmittedByChance) {
   config.admission = std::make_shared<ProbabilityAdmission>(0.1);
   const std::vector<int64_t> signs = Range(0, 20000);
   const auto rows_after = [&](int64_t step, float show) {
-    const auto table = Make(config);
+    const auto table = MakeTable(config);
     PushOnes(table.get(), signs, step, std::vector<float>(signs.size(), show));
     EXPECT_EQ(table->Stats().counter_bytes, 0);
     return Export(*table).signs;
@@ -316,7 +309,7 @@ TEST(AdmissionTest, AShareOfTheSignsIsAdmittedByChance) {
 
 TEST(AdmissionTest, ThreadsCountEachPushOnce) {
   constexpr int kThreads = 4;
-  const auto table = Make(CountConfig(kThreads * 10, 1));
+  const auto table = MakeTable(CountConfig(kThreads * 10, 1));
   const std::vector<int64_t> signs = Range(0, 3000);
   std::atomic<int64_t> updated{0};
   std::atomic<bool> done{false};

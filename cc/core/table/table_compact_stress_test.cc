@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
@@ -44,8 +45,7 @@ class TableCompactStressTest : public testing::Test {
   }
   void Compact() {
     int64_t bytes;
-    const Status status = table_->Compact(SerialFor, &bytes);
-    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(IsOk(table_->Compact(SerialFor, &bytes)));
   }
 
   const std::vector<int64_t> permanent_ = Range(0, 3000);

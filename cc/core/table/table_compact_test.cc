@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
@@ -29,8 +30,7 @@ namespace {
 
 int64_t Compact(Table* table, const ParallelFor& parallel = SerialFor) {
   int64_t bytes = -1;
-  const Status status = table->Compact(parallel, &bytes);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->Compact(parallel, &bytes)));
   return bytes;
 }
 

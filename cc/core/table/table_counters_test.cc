@@ -12,6 +12,7 @@
 
 #include "cc/core/hashing/mix.h"
 #include "cc/core/snapshot/counter_chunks.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/admission/admission_counters.h"
 #include "cc/core/table/admission/count.h"
 #include "cc/core/table/table.h"
@@ -27,19 +28,15 @@ using Counts = std::map<int64_t, int>;
 std::unique_ptr<Table> Make(int n, int64_t forget = 0) {
   TableConfig config = MakeConfig("sgd", 2);
   config.admission = std::make_shared<CountAdmission>(n, forget);
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(config, &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
+  return MakeTable(config);
 }
 
 void Push(Table* table, const std::vector<int64_t>& signs, int64_t step = 1) {
   const std::vector<float> ones(signs.size() * 2, 1);
   int64_t updated;
-  const Status status =
-      table->Push(signs.data(), ones.data(), signs.size(), kSubtract.data(),
-                  kSubtract.size(), step, SerialFor, &updated);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->Push(signs.data(), ones.data(), signs.size(),
+                               kSubtract.data(), kSubtract.size(), step,
+                               SerialFor, &updated)));
 }
 
 // All counters, a page at a time; `between` is called after each page.
@@ -50,9 +47,8 @@ Counts Walk(
   for (int64_t cursor = 0; cursor != -1; between()) {
     std::vector<int64_t> signs;
     std::vector<int32_t> counts;
-    const Status status =
-        table.ExportCounters(&cursor, limit, period, &signs, &counts);
-    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(
+        IsOk(table.ExportCounters(&cursor, limit, period, &signs, &counts)));
     for (size_t i = 0; i < signs.size(); ++i) {
       EXPECT_TRUE(all.emplace(signs[i], counts[i]).second) << signs[i];
     }

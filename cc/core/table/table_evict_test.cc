@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/row_time.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
@@ -25,10 +26,7 @@ std::unique_ptr<Table> MakeTimed(LastSeen unit = LastSeen::kStep,
                                  int64_t dim = 3) {
   TableConfig config = MakeConfig(rule, dim);
   config.last_seen = unit;
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(config, &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
+  return MakeTable(config);
 }
 
 void PushAt(Table* table, const std::vector<int64_t>& signs, int64_t step,
@@ -36,17 +34,15 @@ void PushAt(Table* table, const std::vector<int64_t>& signs, int64_t step,
   const std::vector<float> gradients(signs.size() * table->config().dim, 0.5f);
   const std::vector<double> hyperparameters = {0.1, 0, 1e-7};
   int64_t updated = -1;
-  const Status status = table->Push(
-      signs.data(), gradients.data(), signs.size(), hyperparameters.data(),
-      hyperparameters.size(), step, parallel_for, &updated, time);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->Push(signs.data(), gradients.data(), signs.size(),
+                               hyperparameters.data(), hyperparameters.size(),
+                               step, parallel_for, &updated, time)));
 }
 
 EvictedRows Evict(Table* table, const EvictionArgs& policy, int64_t now,
                   const ParallelFor& parallel_for = SerialFor) {
   EvictedRows evicted;
-  const Status status = table->Evict(policy, now, parallel_for, &evicted);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->Evict(policy, now, parallel_for, &evicted)));
   return evicted;
 }
 

@@ -14,6 +14,7 @@
 #include "cc/core/rules/rule_spec.h"
 #include "cc/core/support/parallel.h"
 #include "cc/core/support/simd_test_util.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_test_util.h"
 
@@ -74,9 +75,7 @@ TEST_P(ExtremesTest, KeepRowsFiniteAndOthersAsTheyAre) {
     TableConfig config = MakeConfig(rule, dim);
     config.dtype = type;
     if (type != FieldType::kFloat32) config.slot_dtype = FieldType::kBfloat16;
-    std::unique_ptr<Table> table, calm;
-    ASSERT_TRUE(Table::Create(config, &table).ok());
-    ASSERT_TRUE(Table::Create(config, &calm).ok());
+    const auto table = MakeTable(config), calm = MakeTable(config);
     std::mt19937 random(7);
     for (int64_t step = 1; step <= 60; ++step) {
       std::vector<double> hyperparameters;
@@ -90,10 +89,9 @@ TEST_P(ExtremesTest, KeepRowsFiniteAndOthersAsTheyAre) {
       const int64_t size = static_cast<int64_t>(hyperparameters.size());
       const auto push = [&](Table* to, int64_t sign) {
         int64_t updated = 0;
-        const Status status =
-            to->Push(&sign, gradients.data(), 1, hyperparameters.data(), size,
-                     step, SerialFor, &updated);
-        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_TRUE(
+            IsOk(to->Push(&sign, gradients.data(), 1, hyperparameters.data(),
+                          size, step, SerialFor, &updated)));
       };
       push(table.get(), 1);
       gradients.assign(dim, 1e-3f);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/admission/count.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
@@ -41,10 +42,7 @@ class TableLifetimeStressTest : public testing::Test {
     config.last_seen = LastSeen::kStep;
     config.statistics = 2;
     config.admission = std::make_shared<CountAdmission>(4, 2);
-    std::unique_ptr<Table> table;
-    const Status status = Table::Create(config, &table);
-    EXPECT_TRUE(status.ok()) << status.message();
-    return table;
+    return MakeTable(config);
   }
 
   // Returns the number of updates.
@@ -57,10 +55,9 @@ class TableLifetimeStressTest : public testing::Test {
       statistics.push_back(clicks);
     }
     int64_t updated = -1;
-    const Status status = table_->Push(
+    EXPECT_TRUE(IsOk(table_->Push(
         signs.data(), gradients.data(), signs.size(), kSubtract.data(),
-        kSubtract.size(), step, SerialFor, &updated, 0, statistics.data(), 2);
-    EXPECT_TRUE(status.ok()) << status.message();
+        kSubtract.size(), step, SerialFor, &updated, 0, statistics.data(), 2)));
     return updated;
   }
 
@@ -96,8 +93,7 @@ class TableLifetimeStressTest : public testing::Test {
     policy.score = {kThreshold, 1, 0};
     policy.require_all = require_all;
     EvictedRows evicted;
-    const Status status = table_->Evict(policy, step_, SerialFor, &evicted);
-    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(IsOk(table_->Evict(policy, step_, SerialFor, &evicted)));
     evicted_ += evicted.evicted;
   }
   void Maintain() {

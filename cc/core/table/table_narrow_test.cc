@@ -13,6 +13,7 @@
 
 #include "cc/core/rules/narrow.h"
 #include "cc/core/support/simd_test_util.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_test_util.h"
 
@@ -33,13 +34,6 @@ constexpr Dtypes kDtypes[] = {{kFloat16, kFloat32},
                               {kBfloat16, kFloat32},
                               {kBfloat16, kBfloat16},
                               {kFloat32, kBfloat16}};
-
-std::unique_ptr<Table> MakeTable(const TableConfig& config) {
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(config, &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
-}
 
 TableConfig NarrowConfig(const std::string& rule, int64_t dim,
                          const Dtypes& dtypes) {
@@ -88,10 +82,9 @@ void PushSteps(Table* table, const std::string& rule, int64_t steps,
     const std::vector<float> gradients =
         Gradients(signs.size() * table->config().dim, step);
     int64_t updated;
-    const Status status =
-        table->Push(signs.data(), gradients.data(), signs.size(), h.data(),
-                    h.size(), step, parallel_for, &updated);
-    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(
+        IsOk(table->Push(signs.data(), gradients.data(), signs.size(), h.data(),
+                         h.size(), step, parallel_for, &updated)));
   }
 }
 

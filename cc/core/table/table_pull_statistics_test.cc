@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/admission/count.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_test_util.h"
@@ -25,10 +26,7 @@ std::unique_ptr<Table> MakeCounting(int statistics, bool admission = false) {
   if (admission) {
     config.admission = std::make_shared<CountAdmission>(2);
   }
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(config, &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
+  return MakeTable(config);
 }
 
 void Count(Table* table, const std::vector<int64_t>& signs, float show,
@@ -40,11 +38,10 @@ void Count(Table* table, const std::vector<int64_t>& signs, float show,
     if (table->config().statistics == 2) statistics.push_back(click);
   }
   int64_t updated;
-  const Status status =
-      table->Push(signs.data(), gradients.data(), signs.size(),
-                  kSubtract.data(), kSubtract.size(), 1, SerialFor, &updated, 0,
-                  statistics.data(), table->config().statistics);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->Push(signs.data(), gradients.data(), signs.size(),
+                               kSubtract.data(), kSubtract.size(), 1, SerialFor,
+                               &updated, 0, statistics.data(),
+                               table->config().statistics)));
 }
 
 std::vector<float> PullCounted(Table* table, const std::vector<int64_t>& signs,
@@ -52,9 +49,8 @@ std::vector<float> PullCounted(Table* table, const std::vector<int64_t>& signs,
                                const ParallelFor& parallel_for = SerialFor) {
   const int64_t width = kDim + table->config().statistics;
   std::vector<float> rows(signs.size() * width, NAN);
-  const Status status = table->Pull(signs.data(), signs.size(), insert,
-                                    rows.data(), parallel_for, true);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->Pull(signs.data(), signs.size(), insert, rows.data(),
+                               parallel_for, true)));
   return rows;
 }
 

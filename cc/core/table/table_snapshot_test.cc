@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
@@ -175,12 +176,10 @@ class ChainTest : public testing::Test {
  protected:
   void Save(const std::string& id, bool commit = true) {
     const std::string base = table_->Chain();
-    Status status = table_->BeginChainSave(id, base);
-    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(IsOk(table_->BeginChainSave(id, base)));
     if (while_saving_) while_saving_();
     const Files files = Write(*table_, !base.empty());
-    status = table_->EndChainSave(id, commit);
-    ASSERT_TRUE(status.ok()) << status.message();
+    ASSERT_TRUE(IsOk(table_->EndChainSave(id, commit)));
     if (commit) chain_.push_back(files);
   }
   Rows Loaded() {
@@ -344,8 +343,7 @@ TEST(TableSnapshotTest, SavesWhileOthersPush) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   TableConfig config = MakeConfig("momentum", 16);
   config.initializer = {InitializerKind::kConstant, 1, 0};
-  std::unique_ptr<Table> table;
-  ASSERT_TRUE(Table::Create(config, &table).ok());
+  const auto table = MakeTable(config);
   constexpr int64_t kStay = 20000;
   Pull(table.get(), Range(0, kStay), true);
   std::atomic<bool> stop{false};
@@ -378,8 +376,7 @@ TEST(TableSnapshotTest, SavesWhileOthersPush) {
   chain.push_back(Write(*table, true));
   ASSERT_TRUE(table->EndChainSave("last", true).ok());
 
-  std::unique_ptr<Table> loaded;
-  ASSERT_TRUE(Table::Create(config, &loaded).ok());
+  const auto loaded = MakeTable(config);
   for (const Files& files : chain) {
     Load(files, StoredAs(*table), loaded.get());
     const Rows rows = RowsOf(*loaded);

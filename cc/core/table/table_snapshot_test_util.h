@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_test_util.h"
@@ -43,10 +44,9 @@ inline Files Write(const Table& table, bool changed, int files = 3,
       file.bytes.append(reinterpret_cast<const char*>(chunk.data), chunk.bytes);
       return Status::Ok();
     };
-    const Status status =
-        table.WriteRows(kStripes * f / files, kStripes * (f + 1) / files,
-                        changed, file.format, sink, &file.written);
-    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_TRUE(
+        IsOk(table.WriteRows(kStripes * f / files, kStripes * (f + 1) / files,
+                             changed, file.format, sink, &file.written)));
   }
   return result;
 }
@@ -89,11 +89,9 @@ inline void ForEachChunk(const Files& files,
     int64_t size;
     for (int64_t i = 0; (size = ChunkSize(file.format, bytes, i)) > 0; ++i) {
       ChunkView view;
-      Status status = DecodeChunk(
-          file.format, data + i * file.format.chunk_bytes, size, i, &view);
-      ASSERT_TRUE(status.ok()) << status.message();
-      status = take(view);
-      ASSERT_TRUE(status.ok()) << status.message();
+      ASSERT_TRUE(IsOk(DecodeChunk(
+          file.format, data + i * file.format.chunk_bytes, size, i, &view)));
+      ASSERT_TRUE(IsOk(take(view)));
     }
   }
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
 #include "cc/core/table/table_test_util.h"
@@ -28,10 +29,7 @@ std::unique_ptr<Table> MakeCounting(int statistics = 2,
   TableConfig config = MakeConfig("sgd", 3);
   config.statistics = statistics;
   config.last_seen = last_seen;
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(config, &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
+  return MakeTable(config);
 }
 
 // `statistics`: empty for none.
@@ -50,23 +48,20 @@ Status TryCount(Table* table, const std::vector<int64_t>& signs,
 void Count(Table* table, const std::vector<int64_t>& signs,
            const std::vector<float>& statistics = {}, int64_t step = 1,
            const ParallelFor& parallel_for = SerialFor) {
-  const Status status = TryCount(table, signs, statistics, step, parallel_for);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(TryCount(table, signs, statistics, step, parallel_for)));
 }
 
 int64_t Decay(Table* table, double factor,
               const ParallelFor& parallel_for = SerialFor) {
   int64_t decayed = -1;
-  const Status status = table->DecayStatistics(factor, parallel_for, &decayed);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->DecayStatistics(factor, parallel_for, &decayed)));
   return decayed;
 }
 
 EvictedRows Evict(Table* table, const EvictionArgs& policy, int64_t now = 0,
                   const ParallelFor& parallel_for = SerialFor) {
   EvictedRows evicted;
-  const Status status = table->Evict(policy, now, parallel_for, &evicted);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->Evict(policy, now, parallel_for, &evicted)));
   return evicted;
 }
 
@@ -237,7 +232,7 @@ TEST(StatisticsTest, BadOnesChangeNothing) {
   const std::vector<float> weights = Pull(table.get(), {1, 2}, false);
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<std::pair<std::vector<float>, const char*>> cases = {
-      {{1, 0, -1, 0}, "statistics[1, 0] of sign 3 is -1.0"},
+      {{1, 0, -1, 0}, "statistics[1, 0] of sign 3 is -1;"},
       {{1, nan, 1, 0}, "statistics[0, 1] of sign 1 is nan"},
       {{1, 0, 1, INFINITY}, "statistics[1, 1] of sign 3 is inf"},
       {{-INFINITY, 0, 1, 0}, "statistics[0, 0] of sign 1 is -inf"},

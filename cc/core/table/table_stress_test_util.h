@@ -39,10 +39,7 @@ inline std::unique_ptr<Table> MakeConstantTable(const std::string& rule,
                                                 int64_t dim) {
   TableConfig config = MakeConfig(rule, dim);
   config.initializer = {InitializerKind::kConstant, 1, 0};
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(config, &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
+  return MakeTable(config);
 }
 
 inline bool IsConstant(const float* row, int64_t dim) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table_test_util.h"
 #include "gtest/gtest.h"
@@ -98,12 +99,10 @@ TEST(TableTest, PartsOfAPullGoWhereTheyBelong) {
         const int64_t half = n / 2;
         std::vector<float> out(n * dim + 5, -9.0f);
         float* const last = out.data() + half * dim + 5;
-        const Status status =
-            parted->Pull({{signs.data(), half, last},
-                          {nullptr, 0, nullptr},
-                          {signs.data() + half, half, out.data()}},
-                         insert, Threads(2));
-        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_TRUE(IsOk(parted->Pull({{signs.data(), half, last},
+                                       {nullptr, 0, nullptr},
+                                       {signs.data() + half, half, out.data()}},
+                                      insert, Threads(2))));
         EXPECT_TRUE(std::equal(last, last + half * dim, expected.begin()));
         EXPECT_TRUE(std::equal(out.begin(), out.begin() + half * dim,
                                expected.begin() + half * dim));
@@ -410,8 +409,7 @@ TEST(StripeTest, LargeIndexesGrowInSmallSteps) {
 TEST(TableTest, TablesOfOneSeedAndAnotherNameStartDifferently) {
   TableConfig config = MakeConfig("sgd", 4);
   config.name = "other";
-  std::unique_ptr<Table> other;
-  ASSERT_TRUE(Table::Create(config, &other).ok());
+  const auto other = MakeTable(config);
   EXPECT_NE(Pull(MakeTable().get(), {1}, false), Pull(other.get(), {1}, false));
 }
 

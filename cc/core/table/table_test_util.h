@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/table.h"
 #include "gtest/gtest.h"
 
@@ -36,12 +37,14 @@ inline TableConfig MakeConfig(const std::string& rule, int64_t dim) {
   return config;
 }
 
+inline std::unique_ptr<Table> MakeTable(const TableConfig& config) {
+  std::unique_ptr<Table> table;
+  EXPECT_TRUE(IsOk(Table::Create(config, &table)));
+  return table;
+}
 inline std::unique_ptr<Table> MakeTable(const std::string& rule = "sgd",
                                         int64_t dim = 4) {
-  std::unique_ptr<Table> table;
-  const Status status = Table::Create(MakeConfig(rule, dim), &table);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return table;
+  return MakeTable(MakeConfig(rule, dim));
 }
 
 // Runs the blocks on `threads` threads, last block first for one thread, so
@@ -61,9 +64,8 @@ inline ParallelFor Threads(int threads) {
 inline std::vector<float> Pull(Table* table, const std::vector<int64_t>& signs,
                                bool insert) {
   std::vector<float> rows(signs.size() * table->config().dim, NAN);
-  const Status status =
-      table->Pull(signs.data(), signs.size(), insert, rows.data(), SerialFor);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(
+      table->Pull(signs.data(), signs.size(), insert, rows.data(), SerialFor)));
   return rows;
 }
 
@@ -71,18 +73,16 @@ inline void Push(Table* table, const std::vector<int64_t>& signs,
                  const std::vector<float>& gradients,
                  const std::vector<double>& hyperparameters = kSubtract) {
   int64_t updated = -1;
-  const Status status = table->Push(
-      signs.data(), gradients.data(), signs.size(), hyperparameters.data(),
-      hyperparameters.size(), 1, SerialFor, &updated);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->Push(signs.data(), gradients.data(), signs.size(),
+                               hyperparameters.data(), hyperparameters.size(),
+                               1, SerialFor, &updated)));
   EXPECT_EQ(updated, static_cast<int64_t>(signs.size()));
 }
 
 inline int64_t Erase(Table* table, const std::vector<int64_t>& signs) {
   int64_t erased = -1;
-  const Status status =
-      table->Erase(signs.data(), signs.size(), SerialFor, &erased);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(
+      IsOk(table->Erase(signs.data(), signs.size(), SerialFor, &erased)));
   return erased;
 }
 
@@ -91,8 +91,7 @@ inline ExportedRows Export(const Table& table, int64_t cursor = 0,
                            const std::vector<std::string>& fields = {
                                "weights"}) {
   ExportedRows rows;
-  const Status status = table.Export(cursor, limit, fields, &rows);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table.Export(cursor, limit, fields, &rows)));
   return rows;
 }
 

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "cc/core/support/status_test_util.h"
 #include "cc/core/table/stripe.h"
 #include "cc/core/table/table.h"
 #include "cc/core/table/table_snapshot_test_util.h"
@@ -26,9 +27,8 @@ std::string Id(int number) { return std::string(31, 'a') + "abcdef"[number]; }
 // not the same in all places.
 void Set(Table* table, const std::vector<int64_t>& signs, float value) {
   const std::vector<float> weights(signs.size() * kDim, value);
-  const Status status = table->Import(signs.data(), signs.size(),
-                                      {{"weights", weights.data()}}, SerialFor);
-  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_TRUE(IsOk(table->Import(signs.data(), signs.size(),
+                                 {{"weights", weights.data()}}, SerialFor)));
 }
 
 Files SaveDelta(Table* table, const std::string& id, const std::string& base) {
@@ -42,8 +42,7 @@ Files SaveDelta(Table* table, const std::string& id, const std::string& base) {
 bool Update(Table* table, const std::vector<Files>& links,
             const std::string& id, const std::string& base, bool whole) {
   int64_t number;
-  const Status status = table->BeginUpdate(base, whole, &number);
-  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_TRUE(IsOk(table->BeginUpdate(base, whole, &number)));
   const StoredRows stored = StoredAs(*table);
   for (const Files& files : links) {
     ForEachChunk(files, [&](const ChunkView& chunk) {
