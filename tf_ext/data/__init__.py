@@ -2,6 +2,7 @@
 """Datasets: records of files, hashing, files of days, shares of workers."""
 
 from tf_ext.data.day_files import list_files
+from tf_ext.data.dialect import Csv
 from tf_ext.data.errors import (
     DamagedFileError,
     ReadErrors,
@@ -13,6 +14,7 @@ from tf_ext.data.schema import Field, Schema
 from tf_ext.data.worker_batches import variable_batch_size, worker_share
 
 __all__ = [
+    "Csv",
     "DamagedFileError",
     "Field",
     "ReadErrors",

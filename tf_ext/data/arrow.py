@@ -43,10 +43,16 @@ def type_of(field: Field) -> typing.Any:
 
 
 class Converter:
-    """Makes Parts of columns of Arrow."""
+    """Makes Parts of columns of Arrow.
 
-    def __init__(self, schema: Schema) -> None:
+    Args:
+      schema: Schema.
+      decimal: "." or ",", what floats in texts have before their fraction.
+    """
+
+    def __init__(self, schema: Schema, decimal: str = ".") -> None:
         self._schema = schema
+        self._decimal = decimal
 
     def part(self, columns: dict[str, Array]) -> tuple[Part, Reasons]:
         """The well-formed rows, and why others are malformed.
@@ -68,7 +74,9 @@ class Converter:
             elif field.dtype == "string":
                 dense[field.name] = _filled(column, field.default or "")
             else:
-                dense[field.name] = _numbers(field, column, reasons)
+                dense[field.name] = _numbers(
+                    field, column, reasons, self._decimal
+                )
         for name, weights in bags.items():
             bag = bags.get(name.removesuffix(WEIGHT_SUFFIX))
             if bag is not None and bag is not weights:
@@ -94,14 +102,18 @@ class Converter:
         flat, splits = lists.flatten(), _splits(lists)
         owners = np.repeat(np.arange(len(lists)), np.diff(splits))
         if field.weight_separator is not None:
-            flat, weights = _weighted(flat, field, owners, reasons)
+            flat, weights = _weighted(
+                flat, field, owners, reasons, self._decimal
+            )
             bags[field.name + WEIGHT_SUFFIX] = Bag(weights, splits)
         if flat.null_count:
             _add(reasons, owners[_nulls(flat)], MISSING)
         if field.dtype == "string":
             values = _filled(flat, "")
         else:
-            values = to_numbers(flat, field.dtype, owners, reasons)
+            values = to_numbers(
+                flat, field.dtype, owners, reasons, self._decimal
+            )
         bags[field.name] = Bag(values, splits)
 
     def _split(self, column: Array, field: Field) -> Array:
@@ -129,6 +141,7 @@ def to_numbers(
     dtype: str,
     owners: npt.NDArray[np.int64] | None,
     reasons: Reasons,
+    decimal: str = ".",
 ) -> npt.NDArray[typing.Any]:
     """Numbers of an array, in which null is 0.
 
@@ -137,11 +150,12 @@ def to_numbers(
       dtype: string, of the numbers.
       owners: int64, the row of each value; None if there is one a row.
       reasons: dict that rows with bad numbers are added to.
+      decimal: "." or ",", what floats in texts have before their fraction.
     """
     wanted = pa.type_for_alias(dtype)
     bad: Sequence[int] = ()
     if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
-        column, bad = _parsed(column, wanted)
+        column, bad = _parsed(column, wanted, decimal)
     elif column.type != wanted:
         column, bad = _cast(column, wanted)
     numbers = column
@@ -154,10 +168,15 @@ def to_numbers(
     return numbers
 
 
-def _parsed(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
+def _parsed(
+    column: Array, wanted: typing.Any, decimal: str
+) -> tuple[Array, list[int]]:
     texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
     if pa.types.is_integer(wanted):
         texts = _decimal(texts)
+    elif decimal == ",":
+        texts = pc.replace_substring(texts, ".", "point")
+        texts = pc.replace_substring(texts, ",", ".")
     return _cast(texts, wanted)
 
 
@@ -191,7 +210,9 @@ def _cast(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
     return whole, bad
 
 
-def _numbers(field: Field, column: Array, reasons: Reasons) -> Array:
+def _numbers(
+    field: Field, column: Array, reasons: Reasons, decimal: str
+) -> Array:
     if column.null_count:
         if field.default is None:
             _add(reasons, np.flatnonzero(_nulls(column)), MISSING)
@@ -199,7 +220,7 @@ def _numbers(field: Field, column: Array, reasons: Reasons) -> Array:
     if field.values is not None:
         numbers = _looked_up(field, column, nulls, reasons)
     else:
-        numbers = to_numbers(column, field.dtype, None, reasons)
+        numbers = to_numbers(column, field.dtype, None, reasons, decimal)
     if nulls is not None and field.default is not None:
         numbers = np.where(nulls, field.default, numbers)
     return np.asarray(numbers, _NUMBERS[field.dtype])
@@ -223,7 +244,11 @@ def _looked_up(
 
 
 def _weighted(
-    flat: Array, field: Field, owners: npt.NDArray[np.int64], reasons: Reasons
+    flat: Array,
+    field: Field,
+    owners: npt.NDArray[np.int64],
+    reasons: Reasons,
+    decimal: str,
 ) -> tuple[Array, npt.NDArray[np.float32]]:
     """Values and weights of texts such as "a:0.5"."""
     pairs = pc.split_pattern(
@@ -237,7 +262,7 @@ def _weighted(
     ends = _splits(pairs)
     parts = pairs.flatten()
     weights = to_numbers(
-        parts.take(pa.array(ends[1:] - 1)), "float32", owners, reasons
+        parts.take(pa.array(ends[1:] - 1)), "float32", owners, reasons, decimal
     )
     return parts.take(pa.array(ends[:-1])), weights
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields of lines that are separated by commas, tabs or another character."""
+"""Records that are lines of text, cut into fields by a delimiter."""
 
 import csv
 import functools
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tf_ext.data.arrow import Converter, type_of
+from tf_ext.data.dialect import Block, Csv
 from tf_ext.data.errors import DamagedFileError, Malformed
 from tf_ext.data.lines import Lines, check, read_lines
 from tf_ext.data.parts import Parsed
@@ -26,27 +27,19 @@ WIDTH = "wrong number of fields"
 
 
 class CsvFiles:
-    """Reads CSV (quotes as in RFC 4180) or TSV (without quotes).
+    """Reads text whose lines are records.
 
     Args:
       schema: Schema.
-      separator: string, one character.
-      quoted: bool, whether quotes have a meaning.
+      dialect: Csv.
       header: bool, whether a file begins with a line of names.
     """
 
-    def __init__(
-        self, schema: Schema, separator: str, quoted: bool, header: bool
-    ) -> None:
+    def __init__(self, schema: Schema, dialect: Csv, header: bool) -> None:
         self._schema = schema
-        self._separator = separator
-        self._quoted = quoted
+        self._dialect = dialect
         self._header = header
-        # At the begin of a field.
-        self._hexadecimal = re.compile(
-            rb"(?:\A|[\n\"%b])[ \t]*0[xX]" % re.escape(separator.encode())
-        )
-        self._converter = Converter(schema)
+        self._converter = Converter(schema, dialect.decimal)
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
         """Yields functions that parse the blocks of a file, in any thread."""
@@ -56,18 +49,29 @@ class CsvFiles:
             first = next(blocks, None)
             if first is None:
                 return
-            line, _, rest = first.data.partition(b"\n")
-            names = self._names(file, line)
-            blocks = itertools.chain([Lines(rest, 2)] if rest else [], blocks)
+            number, lines = first.first, first.data
+            while self._is_comment(lines):
+                number, lines = number + 1, lines[lines.index(b"\n") + 1 :]
+            line, _, rest = lines.partition(b"\n")
+            names = self._names(file, line + b"\n")
+            blocks = itertools.chain(
+                [Lines(rest, number + 1)] if rest else [], blocks
+            )
         for block in blocks:
             yield functools.partial(self._parse, block, names)
 
+    def _is_comment(self, lines: bytes) -> bool:
+        comment = self._dialect.comment
+        return comment is not None and lines.startswith(comment.encode())
+
     def _names(self, file: str, line: bytes) -> list[str]:
-        text = line.rstrip(b"\r").decode(errors="replace")
+        data, delimiter = self._dialect.block(line)
+        text = data.rstrip(b"\r\n").decode(errors="replace")
+        quoted = self._dialect.quotes
         reader = csv.reader(
             [text],
-            delimiter=self._separator,
-            quoting=csv.QUOTE_MINIMAL if self._quoted else csv.QUOTE_NONE,
+            delimiter=delimiter.decode(),
+            quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         )
         names = next(reader, [])
         used = [field.name for field in self._schema.used]
@@ -88,10 +92,13 @@ class CsvFiles:
         ]
 
     def _parse(self, block: Lines, names: list[str]) -> Parsed:
-        separator = self._separator.encode() if self._quoted else None
-        lines = check(block, separator)
+        data, delimiter = self._dialect.block(block.data)
+        lines = check(
+            Lines(data, block.first),
+            delimiter if self._dialect.quotes else None,
+        )
         wrong: list[int] = []
-        columns = self._columns(lines.data, names, wrong)
+        columns = self._columns(Block(lines.data, delimiter), names, wrong)
         numbers = np.delete(lines.numbers, wrong)
         part, reasons = self._converter.part(columns)
         malformed = [
@@ -105,7 +112,7 @@ class CsvFiles:
         return Parsed(part, lines.records, malformed)
 
     def _columns(
-        self, data: bytes, names: list[str], wrong: list[int]
+        self, block: Block, names: list[str], wrong: list[int]
     ) -> dict[str, typing.Any]:
         """Columns of all rows but those of a wrong width, which are noted."""
         used = self._schema.used
@@ -113,16 +120,14 @@ class CsvFiles:
             field.name: pa.binary() if field.bag else type_of(field)
             for field in used
         }
-        if data:
+        if block.data:
             try:
-                table = self._table(
-                    data, names, self._judged(data, types), wrong
-                )
+                table = self._table(block, names, _judged(block, types), wrong)
             except pa.ArrowInvalid:
                 # Some numbers are none: `Converter` finds them.
                 wrong.clear()
                 texts = dict.fromkeys(types, pa.binary())
-                table = self._table(data, names, texts, wrong)
+                table = self._table(block, names, texts, wrong)
         else:
             table = pa.schema(list(types.items())).empty_table()
         return {
@@ -130,25 +135,9 @@ class CsvFiles:
             for field in used
         }
 
-    def _judged(
-        self, data: bytes, types: dict[str, typing.Any]
-    ) -> dict[str, typing.Any]:
-        """The types, with texts for integers that `Converter` has to judge.
-
-        pyarrow reads hexadecimal ones, too.
-        """
-        if b"0x" not in data and b"0X" not in data:
-            return types
-        if not self._hexadecimal.search(data):
-            return types
-        return {
-            name: pa.binary() if pa.types.is_integer(one) else one
-            for name, one in types.items()
-        }
-
     def _table(
         self,
-        data: bytes,
+        block: Block,
         names: list[str],
         types: dict[str, typing.Any],
         wrong: list[int],
@@ -168,16 +157,16 @@ class CsvFiles:
             types[field.name] for field in used if field.dtype != "string"
         ]
         return arrow_csv.read_csv(
-            pa.BufferReader(data),
+            pa.BufferReader(block.data),
             arrow_csv.ReadOptions(
                 use_threads=False,
-                block_size=len(data) + 1,
+                block_size=len(block.data) + 1,
                 column_names=names,
             ),
             arrow_csv.ParseOptions(
-                delimiter=self._separator,
-                quote_char='"' if self._quoted else False,
-                double_quote=self._quoted,
+                delimiter=block.delimiter.decode(),
+                quote_char='"' if self._dialect.quotes else False,
+                double_quote=self._dialect.quotes,
                 invalid_row_handler=leave_out,
             ),
             arrow_csv.ConvertOptions(
@@ -186,5 +175,26 @@ class CsvFiles:
                 include_columns=list(types),
                 null_values=list(self._schema.missing),
                 strings_can_be_null=has_null_strings,
+                decimal_point=self._dialect.decimal,
             ),
         )
+
+
+def _judged(
+    block: Block, types: dict[str, typing.Any]
+) -> dict[str, typing.Any]:
+    """The types, with texts for integers that `Converter` has to judge.
+
+    pyarrow reads hexadecimal ones, too.
+    """
+    data, delimiter = block
+    if b"0x" not in data and b"0X" not in data:
+        return types
+    # At the begin of a field.
+    begin = rb"(?:\A|[\n\"%b])[ \t]*0[xX]" % re.escape(delimiter)
+    if not re.search(begin, data):
+        return types
+    return {
+        name: pa.binary() if pa.types.is_integer(one) else one
+        for name, one in types.items()
+    }

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tf_ext._checks import check_count, is_int, refuse
 from tf_ext.data.arrow import require_pyarrow
 from tf_ext.data.csv_files import CsvFiles
+from tf_ext.data.dialect import Csv
 from tf_ext.data.epochs import Epoch, mark
 from tf_ext.data.errors import ReadErrors, ReadingError, check_max_errors
 from tf_ext.data.json_files import JsonFiles
@@ -28,8 +29,8 @@ from tf_ext.data.schema import Schema, is_list
 from tf_ext.ops.exchange import exchange_ops
 
 _NAME = "read"
-_TEXT = ("csv", "tsv")
-_FORMATS = (*_TEXT, "jsonl", "tfrecord", "parquet")
+_DIALECTS = {"csv": Csv(), "tsv": Csv("\t", quotes=False)}
+_FORMATS = (*_DIALECTS, "jsonl", "tfrecord", "parquet")
 Files: typing.TypeAlias = str | os.PathLike[str]
 Shard: typing.TypeAlias = tuple[int, int] | tf.distribute.InputContext
 
@@ -37,7 +38,7 @@ Shard: typing.TypeAlias = tuple[int, int] | tf.distribute.InputContext
 def read(
     files: Files | Iterable[Files],
     schema: Schema,
-    format: str = "csv",
+    format: str | Csv = "csv",
     *,
     batch_size: int,
     header: bool = False,
@@ -68,9 +69,10 @@ def read(
       files: path or pattern of `tf.io.gfile.glob`, or several, on any file
         system of TensorFlow. All but Parquet may be compressed by gzip.
       schema: tf_ext.data.Schema.
-      format: "csv", with quotes as in RFC 4180; or "tsv", separated by tabs,
-        without quotes; "jsonl", JSON lines; "tfrecord", of tf.train.Example;
-        or "parquet". In files of text, a line is a record.
+      format: "csv", with quotes as in RFC 4180; "tsv", separated by tabs,
+        without quotes; a tf_ext.data.Csv, with other delimiters or encodings;
+        "jsonl", JSON lines; "tfrecord", of tf.train.Example; or "parquet". In
+        files of text, a line is a record.
       batch_size: int, the records of a batch; the last one of a pass over the
         files may have fewer.
       header: bool, whether each file of CSV or TSV begins with a line of names.
@@ -115,8 +117,9 @@ def read(
     """
     if not isinstance(schema, Schema):
         refuse(_NAME, "schema", "a tf_ext.data.Schema", schema)
-    if format not in _FORMATS:
-        refuse(_NAME, "format", f"one of {', '.join(_FORMATS)}", format)
+    if not isinstance(format, Csv) and format not in _FORMATS:
+        allowed = f"one of {', '.join(_FORMATS)}, or a tf_ext.data.Csv"
+        refuse(_NAME, "format", allowed, format)
     check_count(_NAME, "batch_size", batch_size, 1)
     if shuffle is not None:
         check_count(_NAME, "shuffle", shuffle, 1)
@@ -154,24 +157,24 @@ def read(
 
 
 def _reader(
-    schema: Schema, format: str, header: bool, threads: int
+    schema: Schema, format: str | Csv, header: bool, threads: int
 ) -> typing.Any:
     if not isinstance(header, bool):
         refuse(_NAME, "header", "True or False", header)
-    if header and format not in _TEXT:
+    dialect = format if isinstance(format, Csv) else _DIALECTS.get(format)
+    if header and dialect is None:
         refuse(_NAME, "header", f"False for {format}", header)
     if format == "jsonl":
         return JsonFiles(schema)
     if format == "tfrecord":
         return RecordFiles(schema)
-    if format == "parquet":
+    if dialect is None:
         return ParquetFiles(schema, threads)
     for field in schema.used:
         if is_list(field):
             allowed = f"one in which bags have a `separator` for {format}"
             refuse(_NAME, "schema", allowed, field)
-    separator = "\t" if format == "tsv" else ","
-    return CsvFiles(schema, separator, format == "csv", header)
+    return CsvFiles(schema, dialect, header)
 
 
 def _find(files: Files | Iterable[Files]) -> list[str]:

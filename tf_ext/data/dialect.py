@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How lines of text files are cut into fields."""
+
+import dataclasses
+import re
+import typing
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_ext._checks import refuse
+
+_OWNER = "Csv"
+_BLANKS = b" \t"
+# Of these, one that a block does not have stands for a longer delimiter.
+_STAND_INS = bytes(sorted({*range(1, 32)} - {*b"\t\n\r"}, reverse=True))
+
+
+class Block(typing.NamedTuple):
+    """Text in UTF-8 whose fields have one byte between them."""
+
+    data: bytes
+    delimiter: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Csv:
+    r"""How text files are cut into fields: the `format` of `tf_ext.data.read`.
+
+    "csv" is short for `Csv()`, and "tsv" for `Csv("\t", quotes=False)`.
+
+    Attributes:
+      delimiter: string between two fields; without quotes it may have several
+        characters.
+      quotes: bool, whether a field may be in quotes, as in RFC 4180. Otherwise
+        a quote is a character like others.
+      encoding: string, one of Python's text encodings that have ASCII as their
+        part, such as "utf-8", "latin-1", "cp1252" and "shift_jis". Features are
+        in UTF-8 whatever the encoding, so that an id is the same in all files.
+      strip: bool, whether spaces and tabs around fields, outside of quotes, are
+        left out.
+      decimal: ".", or "," where floats are written as `2,5`.
+      comment: string that comments begin with: lines that begin with it are
+        skipped. None: there are none.
+
+    Raises:
+      ValueError: an argument is not as above.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> file = pathlib.Path(tempfile.mkdtemp()) / "ratings.csv"
+      >>> _ = file.write_text("# 2024\nann; 2,5\nJosé; 4\n", "latin-1")
+      >>> fields = [tf_ext.data.Field("user"),
+      ...           tf_ext.data.Field("stars", "float32")]
+      >>> schema = tf_ext.data.Schema(fields)
+      >>> dialect = tf_ext.data.Csv(
+      ...     ";", encoding="latin-1", strip=True, decimal=",", comment="#")
+      >>> for batch in tf_ext.data.read(file, schema, dialect, batch_size=2):
+      ...     print(batch["user"].numpy()[1].decode(), batch["stars"].numpy())
+      José [2.5 4. ]
+    """
+
+    delimiter: str = ","
+    quotes: bool = True
+    encoding: str = "utf-8"
+    strip: bool = False
+    decimal: str = "."
+    comment: str | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("quotes", "strip"):
+            value = getattr(self, argument)
+            if not isinstance(value, bool):
+                refuse(_OWNER, argument, "True or False", value)
+        for argument, value in (
+            ("delimiter", self.delimiter),
+            ("comment", "#" if self.comment is None else self.comment),
+        ):
+            if not _is_text(value):
+                allowed = (
+                    "characters of a line without quotes, at least one"
+                    + (", or None" if argument == "comment" else "")
+                )
+                refuse(_OWNER, argument, allowed, value)
+        if self.quotes and len(self.delimiter.encode()) > 1:
+            allowed = "one character of ASCII, or several with quotes=False"
+            refuse(_OWNER, "delimiter", allowed, self.delimiter)
+        if self.decimal not in (".", ",") or self.decimal == self.delimiter:
+            allowed = '"." or ",", and not the delimiter'
+            refuse(_OWNER, "decimal", allowed, self.decimal)
+        if not isinstance(self.encoding, str) or not _has_ascii(self.encoding):
+            allowed = "a text encoding of Python that has ASCII as its part"
+            refuse(_OWNER, "encoding", allowed, self.encoding)
+
+    def block(self, data: bytes) -> Block:
+        """Whole lines, as many as before.
+
+        Bytes that the encoding does not have are left as they are, which is
+        not UTF-8.
+
+        Args:
+          data: bytes, whole lines; the last one has a line break, too.
+        """
+        if not data.isascii() and not _is_utf_8(self.encoding):
+            text = data.decode(self.encoding, "surrogateescape")
+            data = text.encode("utf-8", "surrogateescape")
+        if self.comment is not None:
+            prefix = re.escape(self.comment.encode())
+            data = re.sub(rb"(?m)^%b[^\n]*" % prefix, b"", data)
+        delimiter = self.delimiter.encode()
+        if len(delimiter) > 1:
+            absent = (one for one in _STAND_INS if bytes([one]) not in data)
+            stand_in = bytes([next(absent, _STAND_INS[0])])
+            data = data.replace(delimiter, stand_in)
+            delimiter = stand_in
+        if self.strip:
+            data = _strip(data, delimiter, self.quotes)
+        return Block(data, delimiter)
+
+
+def _is_text(value: object) -> typing.TypeGuard[str]:
+    return (
+        isinstance(value, str)
+        and bool(value)
+        and not any(one in value for one in '"\n\r\0')
+    )
+
+
+def _has_ascii(encoding: str) -> bool:
+    ascii_bytes = bytes(range(0x20, 0x7F)) + b"\t\n\r"
+    try:
+        # The decoder of "utf-8-sig" takes away a mark in each block.
+        return encoding.lower() != "utf-8-sig" and ascii_bytes.decode(
+            encoding
+        ) == ascii_bytes.decode("ascii")
+    except (LookupError, UnicodeError, ValueError):
+        return False
+
+
+def _is_utf_8(encoding: str) -> bool:
+    return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
+
+
+def _strip(data: bytes, delimiter: bytes, quotes: bool) -> bytes:
+    """Without blanks at the begin and the end of fields, in one pass.
+
+    A regular expression would take quadratic time for a line of blanks.
+    """
+    data = data.replace(b"\r\n", b"\n")
+    bytes_ = np.frombuffer(data, np.uint8)
+    is_blank = np.zeros(len(bytes_), bool)
+    for blank in _BLANKS:
+        if blank != delimiter[0]:
+            is_blank |= bytes_ == blank
+    blanks, others = np.flatnonzero(is_blank), np.flatnonzero(~is_blank)
+    # As many others come before each blank. The last one is a line break, also
+    # for blanks that none precedes.
+    after = np.searchsorted(others, blanks)
+    is_edge = bytes_[others] == delimiter[0]
+    if quotes and b'"' in data:
+        is_edge &= ~_is_quoted(bytes_, others)
+    is_edge |= bytes_[others] == ord("\n")
+    kept = np.ones(len(bytes_), bool)
+    kept[blanks[is_edge[after - 1] | is_edge[after]]] = False
+    return bytes_[kept].tobytes()
+
+
+def _is_quoted(
+    bytes_: npt.NDArray[np.uint8], places: npt.NDArray[np.intp]
+) -> npt.NDArray[np.bool_]:
+    """Whether an odd number of quotes precedes each place in its line."""
+    quotes = np.flatnonzero(bytes_ == ord('"'))
+    ends = np.flatnonzero(bytes_ == ord("\n"))
+    begins = np.concatenate([[0], ends + 1])[np.searchsorted(ends, places)]
+    before = np.searchsorted(quotes, places) - np.searchsorted(quotes, begins)
+    return before % 2 == 1
