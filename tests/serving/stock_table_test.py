@@ -28,14 +28,14 @@ pytestmark = [
 _DIM = 3
 
 
-def _model(initializer, rows):
+def _model(initializer, rows, dim=_DIM):
     """A model that returns the rows of its ids."""
-    table = tf_ext.SparseTable("deep", _DIM, "sgd", initializer)
+    table = tf_ext.SparseTable("deep", dim, "sgd", initializer)
     inputs = {"id": keras.Input([1], dtype="int64", name="id")}
     embedded = tf_ext.layers.EmbeddingFeatures([id_column("id")], table)
     model = tf_ext.Model(inputs, embedded(inputs))
-    values = np.linspace(-1, 1, rows * _DIM, dtype=np.float32)
-    table.import_rows(np.arange(rows), {"weights": values.reshape(rows, _DIM)})
+    values = np.linspace(-1, 1, rows * dim, dtype=np.float32)
+    table.import_rows(np.arange(rows), {"weights": values.reshape(rows, dim)})
     return model
 
 
@@ -78,6 +78,12 @@ class StockTableTest(tf.test.TestCase, parameterized.TestCase):
         # Nothing else is left of what was written on the way.
         names = {path.name for path in folder.iterdir()}
         self.assertEqual({path.name for path in sliced.iterdir()}, names)
+
+    def test_int8_of_a_single_weight_is_float16(self):
+        folder = serving.export(_model("zeros", 6, 1), self.path, dtype="int8")
+        [table] = serving.read_manifest(folder)["tables"]
+        self.assertEqual(table["dtype"], "float16")
+        self.assertEqual(table["bytes"], 6 * (8 + 2))
 
     def test_more_rows_than_int8_has_numbers_for(self):
         with unittest.mock.patch.object(stock_table, "_MOST_SCALED_ROWS", 5):
