@@ -85,6 +85,11 @@ class TracedShapesTest(tf.test.TestCase, parameterized.TestCase):
             lambda: owner_ops.release_sparse_tables("owner", "run"),
             [2],
         ),
+        ("stats", lambda: ops.sparse_table_stats(_handle()), [None]),
+        ("config", lambda: ops.sparse_table_config(_handle()), []),
+        ("erase", lambda: ops.sparse_table_erase(_handle(), [1]), []),
+        ("evict", lambda: ops.sparse_table_evict(_handle(), 1).evicted, []),
+        ("width", lambda: exchange_ops.exchange_width(3).index, []),
     )
     def test_knows(self, call, shape):
         found = _trace(call).output_shapes
