@@ -146,6 +146,20 @@ class SpecTest(parameterized.TestCase):
         expected.pop("momentum_field", None)
         self.assertEqual(found, expected)
 
+    @parameterized.parameters(*_RANGES)
+    def test_a_configuration_has_all_arguments(self, rule):
+        kind = RULES[rule]
+        values = {
+            name: _GOOD[allowed][1] for name, allowed in _RANGES[rule].items()
+        }
+        config = kind(0.5, weight_decay=0.25, **values).get_config()
+        self.assertEqual(
+            config.keys(), inspect.signature(kind).parameters.keys()
+        )
+        given = {"learning_rate": 0.5, "weight_decay": 0.25, **values}
+        self.assertEqual(config | given, config)
+        self.assertEqual(kind.from_config(config).get_config(), config)
+
     def test_every_number_has_a_range_that_is_tested(self):
         for rule, ranges in _RANGES.items():
             numbers = {
