@@ -178,11 +178,6 @@ class AllToAll(Exchange):
             gradients[one.table] = of_table
         return list(gradients.values())
 
-    def _by_shard(
-        self, gradient: TableGradient
-    ) -> tuple[TableGradient, tf.Tensor | None]:
-        return gradient, None  # It has signs that this worker owns.
-
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over all workers."""
         return self.workers.sum([tensor])[0]

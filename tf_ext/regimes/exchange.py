@@ -147,7 +147,7 @@ class Exchange:
         """
         updates = []
         for gradient in gradients:
-            gradient, split_sizes = self._by_shard(gradient)
+            gradient, split_sizes = _by_shard(gradient)
             updates.append(
                 shard_ops.RowsUpdate(
                     gradient.table.rows,
@@ -158,18 +158,6 @@ class Exchange:
                 )
             )
         return shard_ops.push(updates, hyperparameters, step, time)
-
-    def _by_shard(
-        self, gradient: TableGradient
-    ) -> tuple[TableGradient, tf.Tensor | None]:
-        """`(gradient, split_sizes)` in the order of the shards."""
-        num_shards = gradient.table.rows.num_shards
-        if num_shards == 1:
-            return gradient, None
-        plan = gradient.plan
-        if plan is None or plan.num_shards != num_shards:
-            gradient = gradient.summed_by_sign(num_shards)
-        return gradient, typing.cast(PullPlan, gradient.plan).split_sizes
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over the processes that push."""
@@ -294,3 +282,16 @@ class Exchange:
           error: string scalar, the same in all processes; "" for none.
         """
         return exchange_ops.raise_error(error)
+
+
+def _by_shard(
+    gradient: TableGradient,
+) -> tuple[TableGradient, tf.Tensor | None]:
+    """`(gradient, split_sizes)` in the order of this process's shards."""
+    num_shards = len(gradient.table.rows.shards)
+    if num_shards == 1:
+        return gradient, None
+    plan = gradient.plan
+    if plan is None or plan.num_shards != num_shards:
+        gradient = gradient.summed_by_sign(num_shards)
+    return gradient, typing.cast(PullPlan, gradient.plan).split_sizes
