@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow_except(
     "CutBatchesTest::*",
     "ShardFilesTest::*",
     "InStepTest::*",
-    "EmptyBatchTest::*",
+    "BlankBatchTest::*",
     "WorkerShareTest::*[!0-9]",
     "*_alone?",
     "*_in_order?",
@@ -234,7 +234,23 @@ class ShardFilesTest(tf.test.TestCase):
             batches.shard_files(tf.data.Dataset.range(8).batch(2), 2, 0)
 
 
-class EmptyBatchTest(tf.test.TestCase, parameterized.TestCase):
+class BlankBatchTest(tf.test.TestCase, parameterized.TestCase):
+    def test_samples_of_a_blank_batch(self):
+        dense, text, ragged, sparse = batches.blank_batch(
+            (
+                tf.TensorSpec([None, None, 3], tf.int64),
+                tf.TensorSpec([5], tf.string),
+                tf.RaggedTensorSpec([None, None, None, 4], ragged_rank=2),
+                tf.SparseTensorSpec([None, 7], tf.float32),
+            ),
+            samples=2,
+        )
+        self.assertAllEqual(dense, np.zeros([2, 1, 3]))
+        self.assertAllEqual(text, [b""] * 5)
+        self.assertAllEqual(ragged.shape, [2, None, None, 4])
+        self.assertAllEqual(ragged.row_lengths(), [0, 0])
+        self.assertAllEqual(sparse.dense_shape, [2, 7])
+
     @parameterized.parameters(
         tf.TensorSpec([None], tf.string),
         tf.TensorSpec([4, 3], tf.float32),
