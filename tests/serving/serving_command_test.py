@@ -204,7 +204,7 @@ class CommandTest(TestCase):
                 *("export", "model.keras", path, f"--snapshot=deep={rows}"),
                 *how,
             )
-        self.assertEmpty(os.listdir(path))
+        self.assertFalse(path.exists())
 
     def test_damage_that_the_manifest_does_not_tell(self):
         path = self.root / "unlisted"
