@@ -333,7 +333,7 @@ py::array_t<float> InitialRows(const std::string& config_text,
                                   config.dim);
     const RowFormat format(RowLayout(config), &initializer,
                            RoundingStream(config.seed, config.name),
-                           config.unknown_zeros);
+                           config.unknown_zeros, /*shrinks=*/nullptr);
     for (int64_t i = 0; i < n; ++i) {
       format.FillInitial(in[i], out + i * config.dim);
     }

@@ -6,10 +6,13 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/rules/shrinkage.h"
 #include "cc/core/snapshot/counter_chunks.h"
 #include "cc/core/snapshot/crc32c.h"
 #include "cc/core/snapshot/sign_set.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
+#include "cc/core/table/config.h"
+#include "cc/core/table/row_layout.h"
 #include "cc/python/dense_array.h"
 #include "cc/python/modules.h"
 #include "pybind11/numpy.h"
@@ -122,6 +125,35 @@ void CheckCounters(CounterCheck* check, const Rows& counters) {
   Check(check->Check(chunk));
 }
 
+// Rows of files, uint8 [n, row_bytes], of a table with l2 or l1, whose weights
+// are shrunk up to `clock`.
+Rows ShrinkRows(const std::string& text, const Rows& rows, int64_t clock) {
+  TableConfig config;
+  Check(ParseTableConfig(text, &config));
+  const RowLayout layout(config);
+  const Field* const shrunk = layout.Find(kShrunkField);
+  if (shrunk == nullptr) throw py::value_error("config must have l2 or l1.");
+  const int64_t bytes = layout.raw_bytes();
+  if (rows.ndim() != 2 || rows.shape(1) != bytes) {
+    throw py::value_error("rows must be of shape [n, " + std::to_string(bytes) +
+                          "].");
+  }
+  const int64_t n = rows.shape(0);
+  Rows result(std::vector<py::ssize_t>{n, bytes});
+  uint8_t* const out = result.mutable_data();
+  const uint8_t* const in = rows.data();
+  {
+    py::gil_scoped_release release;
+    if (n > 0) std::memcpy(out, in, n * bytes);
+    std::vector<const uint8_t*> each(n);
+    for (int64_t i = 0; i < n; ++i) each[i] = in + i * bytes;
+    Shrinkage(config.l2, config.l1, config.dim, shrunk->offset)
+        .ShrinkStored(each.data(), clock, n, config.dtype,
+                      out + RowLayout::kWeightsOffset, bytes);
+  }
+  return result;
+}
+
 // Encodes a file of rows chunk by chunk.
 class RowFileEncoder {
  public:
@@ -193,6 +225,9 @@ void DefineSnapshots(py::module_* m) {
       .def("add", &AddSigns, py::arg("signs"))
       .def("add_from_the_end", &AddFromTheEnd, py::arg("signs"))
       .def("contains", &ContainsEach, py::arg("signs"));
+  m->attr("SHRUNK_FIELD") = kShrunkField;
+  m->def("shrink_rows", &ShrinkRows, py::arg("config"), py::arg("rows"),
+         py::arg("clock"));
   m->attr("COUNTER_BYTES") = kStoredCounterBytes;
   m->def("counter_keys", &CounterKeys, py::arg("signs"));
   py::class_<CounterCheck>(*m, "CounterCheck")

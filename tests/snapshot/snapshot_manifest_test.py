@@ -104,12 +104,12 @@ class SnapshotManifestTest(absltest.TestCase):
         text += b',\n  "more": 1'
         ending = sealed_json._ENDING.format(_core.crc32c(text)).encode()
         self.assertEqual(manifests.decode(text + ending, "m"), _manifest())
-        text = text.replace(b'"format": 1', b'"format": 3')
+        text = text.replace(b'"format": 1', b'"format": 4')
         ending = sealed_json._ENDING.format(_core.crc32c(text)).encode()
         with self.assertRaisesRegex(
             ValueError,
-            r"^m is of format 3; this version of tf_ext reads formats 1 and "
-            r"2\. It was written by tf_ext 0\.1\.0\.$",
+            r"^m is of format 4; this version of tf_ext reads formats 1, 2 "
+            r"and 3\. It was written by tf_ext 0\.1\.0\.$",
         ):
             manifests.decode(text + ending, "m")
 

@@ -29,9 +29,11 @@ COUNTER_FILE = r"counters-[0-9a-f]{16}-[0-9]{5,7}\.chunks"
 # 100,000 shards, with all files that they can have, need a third of it.
 MAX_BYTES = 1 << 30
 
-# The format of snapshots whose rows have fields of one of SMALL_DTYPES. All
-# others are of FORMAT, which earlier versions of tf_ext read, too.
+# The format of snapshots whose rows have fields of one of SMALL_DTYPES, and of
+# those whose weights have to be shrunk when they are read, whatever their type.
+# All others are of FORMAT, which earlier versions of tf_ext read, too.
 SMALL_ROWS_FORMAT = 2
+SHRINKING_ROWS_FORMAT = 3
 _TYPES = _core.field_types()
 SMALL_DTYPES = tuple(name for name in _TYPES if _TYPES[name]["bytes"] < 4)
 
@@ -45,6 +47,7 @@ _DTYPES = {
         [x for x in _TYPES if x == "int32" or _TYPES[x]["of_slots"]],
     ),
 }
+_DTYPES[SHRINKING_ROWS_FORMAT] = _DTYPES[SMALL_ROWS_FORMAT]
 _FIRST_NAMES = ("sign", "weights")
 _ANYTHING = "(?s:.*)"
 _MAX_DIM = 65536
@@ -143,6 +146,8 @@ class Manifest:
     @property
     def format(self) -> int:
         """The version of the format that holds such rows."""
+        if any(field.name == _core.SHRUNK_FIELD for field in self.fields):
+            return SHRINKING_ROWS_FORMAT
         small = any(field.dtype in SMALL_DTYPES for field in self.fields)
         return SMALL_ROWS_FORMAT if small else FORMAT
 
@@ -317,7 +322,10 @@ def decode(data: bytes, where: str) -> Manifest:
         counters=_decode_counters(members, table, shards),
     )
     if members.integer("format") != manifest.format:
-        members.refuse("format", f"{FORMAT}, as all fields have 4 bytes or 8")
+        have = "4 bytes or 8" if manifest.format == FORMAT else "these types"
+        members.refuse(
+            "format", f"{manifest.format}, as all fields have {have}"
+        )
     _check_files(members, manifest)
     return manifest
 

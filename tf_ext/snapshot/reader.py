@@ -18,7 +18,12 @@ from tf_ext.snapshot.files import (
     read_chunks,
     replaced,
 )
-from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest, RowFile
+from tf_ext.snapshot.manifest import (
+    NAME,
+    DamagedSnapshotError,
+    Manifest,
+    RowFile,
+)
 from tf_ext.snapshot.storage import normalised
 
 # Signs, and the values of the fields by name.
@@ -69,6 +74,7 @@ class Snapshot:
         self.fields = {
             field.name: (field.dtype, field.count)
             for field in self.manifest.fields[1:]
+            if field.name != _core.SHRUNK_FIELD
         }
 
     @property
@@ -126,7 +132,7 @@ class Snapshot:
         self, wanted: list[str], progress: Progress | None
     ) -> Iterator[Rows]:
         for rows in self._latest_rows(progress or _ignore):
-            table = rows.view(row_dtype(self.manifest))[:, 0]
+            table = self._shrunk(rows).view(row_dtype(self.manifest))[:, 0]
             yield (
                 np.ascontiguousarray(table["sign"]),
                 {
@@ -134,6 +140,20 @@ class Snapshot:
                     for name in wanted
                 },
             )
+
+    def _shrunk(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Rows of a table with `l2` or `l1` as they were when it was saved."""
+        manifest = self.manifest
+        if all(field.name != _core.SHRUNK_FIELD for field in manifest.fields):
+            return rows
+        try:
+            clock = int(manifest.state["shrinkage_clock"])
+            return _core.shrink_rows(manifest.config, rows, clock)
+        except (KeyError, ValueError, TypeError) as error:
+            raise DamagedSnapshotError(
+                f"{self.path}/{NAME} is damaged: its rows cannot be shrunk as "
+                f"its members table.config and state say: {error}"
+            ) from None
 
     def _latest_rows(
         self, progress: Progress

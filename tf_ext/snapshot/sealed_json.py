@@ -75,7 +75,8 @@ def unseal(
         ) from None
     members = Members(members, where)
     if members.integer("format") not in formats:
-        known = " and ".join(map(str, formats))
+        *others, last = map(str, formats)
+        known = " and ".join([", ".join(others), last] if others else [last])
         raise ValueError(
             f"{where} is of format {members.integer('format')}; this version "
             f"of tf_ext reads format{'s' * (len(formats) > 1)} {known}. It was "

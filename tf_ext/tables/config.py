@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_ext import _core, initializers
 from tf_ext import admission as admissions
 from tf_ext import eviction as evictions
-from tf_ext._checks import is_int, refuse
+from tf_ext._checks import is_finite, is_int, refuse
 from tf_ext._keras import keras
 from tf_ext.regimes.table_interface import Field
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
@@ -53,6 +53,10 @@ _NOT_OF_WEIGHTS = (
     "slot_dtype",
 )
 
+# What shrinks all rows in each step. A table may have them if the saved one has
+# neither, and it takes nothing but weights.
+SHRINKAGE = ("l2", "l1")
+
 # Those in which it may differ if values are converted.
 _DTYPES = ("dtype", "slot_dtype")
 
@@ -91,6 +95,8 @@ class TableConfig:
     unknown: str = "initial"
     dtype: str = "float32"
     slot_dtype: str = "float32"
+    l2: float = 0.0
+    l1: float = 0.0
     uid: str = ""
     served_statistics: tuple[str, ...] | None = None
 
@@ -123,11 +129,18 @@ class TableConfig:
             self.eviction.check(
                 self.name, self.eviction.last_seen, len(statistics)
             )
-        # They may be NumPy's integers, and a list that the caller changes.
+        for key in SHRINKAGE:
+            value = getattr(self, key)
+            if not is_finite(value) or value < 0:
+                allowed = "a finite number of at least 0; 0 for none"
+                refuse("SparseTable", key, allowed, value)
+        # They may be NumPy's numbers, and a list that the caller changes.
         own = {
             "dim": int(self.dim),
             "seed": int(self.seed),
             "statistics": tuple(statistics),
+            "l2": float(self.l2),
+            "l1": float(self.l1),
         }
         for name, value in own.items():
             object.__setattr__(self, name, value)
@@ -152,6 +165,11 @@ class TableConfig:
         if self.served_statistics is not None:
             return self.served_statistics
         return tuple(self.statistics)
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether rows hold how far they have been shrunk."""
+        return self.l2 > 0 or self.l1 > 0
 
     @property
     def last_seen(self) -> str | None:
@@ -182,6 +200,9 @@ class TableConfig:
             entries["unknown"] = self.unknown
         if self.slot_dtype != "float32":
             entries["slot_dtype"] = self.slot_dtype
+        for key in SHRINKAGE:
+            if getattr(self, key):
+                entries[key] = repr(getattr(self, key))
         text = config_text(entries)
         if self.served_statistics is None:
             return text
@@ -191,6 +212,9 @@ class TableConfig:
     def fields(self) -> tuple[Field, ...]:
         """The fields of a row, `weights` first."""
         fields = [Field("weights", tf.as_dtype(self.dtype), self.dim)]
+        if self.shrinks:
+            # The halves of an int64.
+            fields.append(Field(_core.SHRUNK_FIELD, tf.int32, 2))
         if not self.weights_only:
             slots = tf.as_dtype(self.slot_dtype)
             fields += [
@@ -246,6 +270,14 @@ def served_text(text: str, statistics: Sequence[str] = ()) -> str:
     return config_text({**entries, "optimizer": _NO_RULE})
 
 
+def shrunk_text(text: str) -> str:
+    """The text of the table of rows that have been shrunk, and are exported."""
+    entries = parse_config(text)
+    return config_text(
+        {key: entries[key] for key in entries if key not in SHRINKAGE}
+    )
+
+
 def check_identity(
     name: str,
     text: str,
@@ -272,7 +304,9 @@ def check_identity(
         kind = key.partition(".")[0]
         if key in _NOT_IDENTITY or kind in _NOT_IDENTITY:
             continue
-        may_differ = kind in _NOT_OF_WEIGHTS
+        may_differ = kind in _NOT_OF_WEIGHTS or (
+            key in SHRINKAGE and not theirs.keys() & set(SHRINKAGE)
+        )
         if (weights_only and may_differ) or (convert and key in _DTYPES):
             continue
         # Only tables of layers that read statistics have these.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
+from tf_ext import _core, ops
 from tf_ext import eviction as policies
-from tf_ext import ops
 from tf_ext._compat.checkpoints import SavedResource
 from tf_ext.ops.table import owner_ops
 from tf_ext.regimes import Regime, local_regime
@@ -23,6 +23,7 @@ from tf_ext.tables.config import (
     TableConfig,
     check_identity,
     served_text,
+    shrunk_text,
 )
 from tf_ext.tables.each_shard import EachShard
 from tf_ext.tables.saved_state import SavedState
@@ -31,6 +32,9 @@ from tf_ext.tables.shard import TableShard, add
 
 _T = typing.TypeVar("_T")
 _IN_SCOPE = ShardDevices([""])
+
+# The saved string with up to when rows are shrunk.
+_CLOCK = "shrinkage_clock"
 
 # The size of the chunks in which rows are streamed out of a table, in bytes.
 _CHUNK_BYTES = 32 << 20
@@ -113,12 +117,15 @@ class TableRows(SavedResource):
         served = copy.copy(self)
         config = self.table_config
         statistics = config.stored_statistics if self._serves_statistics else ()
+        # They are shrunk when they are exported.
         served.table_config = dataclasses.replace(
-            config, served_statistics=statistics
+            config, served_statistics=statistics, l2=0.0, l1=0.0
         )
         served.state = None
         served._fields = served.table_config.fields
-        served.config = served._config = served_text(self.config, statistics)
+        served.config = served._config = served_text(
+            shrunk_text(self.config), statistics
+        )
         return served
 
     def serve_statistics(self) -> None:
@@ -149,8 +156,11 @@ class TableRows(SavedResource):
     @property
     def shards(self) -> list[TableShard]:
         """The shards that this process accesses, a list of `TableShard`."""
+        return self._shards_with(self._fields)
+
+    def _shards_with(self, fields: Sequence[Field]) -> list[TableShard]:
         return [
-            TableShard(handle, self._fields)
+            TableShard(handle, fields)
             for handle in (self.resource_handle, *self._more_handles)
         ]
 
@@ -285,11 +295,22 @@ class TableRows(SavedResource):
             for i, shard in zip(mine, self.shards)
         ]
 
-    def chunks(self) -> Generator[Chunk, None, None]:
-        """All rows in chunks of bounded size; see `Processes.chunks`."""
+    def chunks(self, stored: bool = False) -> Generator[Chunk, None, None]:
+        """All rows in chunks of bounded size; see `Processes.chunks`.
+
+        Args:
+          stored: bool, whether rows are as they are stored: with how far they
+            have been shrunk, instead of shrunk as when they are read.
+        """
+        fields = self._fields if stored else self._read_fields
         return self.regime.processes.chunks(
-            self.shards, self._fields, self.rows_of_chunk
+            self._shards_with(fields), fields, self.rows_of_chunk
         )
+
+    @property
+    def _read_fields(self) -> tuple[Field, ...]:
+        """The fields of a row that has been shrunk."""
+        return tuple(f for f in self._fields if f.name != _core.SHRUNK_FIELD)
 
     @property
     def rows_of_chunk(self) -> int:
@@ -301,10 +322,13 @@ class TableRows(SavedResource):
 
         Floats are float32, whatever type they are stored in.
         """
-        parts = [shard.export(as_float32=True) for shard in self.shards]
+        fields = self._read_fields
+        parts = [
+            shard.export(as_float32=True) for shard in self._shards_with(fields)
+        ]
         return _concat([signs for signs, _, _ in parts]), {
             field.name: _concat([values[field.name] for _, _, values in parts])
-            for field in self._fields
+            for field in fields
         }
 
     def size(self) -> tf.Tensor:
@@ -362,6 +386,41 @@ class TableRows(SavedResource):
     def compact(self) -> tf.Tensor:
         """Compacts `shards`; returns the bytes freed, an int64 scalar."""
         return add([shard.compact() for shard in self.shards])
+
+    def saved_state(self) -> dict[str, str]:
+        """The strings that are saved with the rows."""
+        strings = {} if self.state is None else self.state.strings()
+        if self.table_config.shrinks:
+            strings[_CLOCK] = str(max(self._clocks()))
+        return strings
+
+    def check_state(self, saved: Mapping[str, str]) -> None:
+        """Raises ValueError if saved strings cannot be restored."""
+        clock = saved.get(_CLOCK, "0")
+        if not clock.isascii() or not clock.isdecimal() or len(clock) > 19:
+            raise ValueError(f"{_CLOCK} is {clock!r}.")
+        if self.state is not None:
+            self.state.check(saved)
+
+    def restore_state(self, saved: Mapping[str, str]) -> None:
+        """Restores strings, of which there may be fewer than `saved_state`."""
+        if self.state is not None:
+            self.state.restore(saved)
+        self.restore_clock(saved)
+
+    def restore_clock(self, saved: Mapping[str, str]) -> None:
+        """Sets up to when rows are shrunk, to what was saved with them."""
+        if self.table_config.shrinks and _CLOCK in saved:
+            self._clocks(int(saved[_CLOCK]))
+
+    def _clocks(self, clock: int = -1) -> list[int]:
+        """Up to when the rows of each shard are shrunk when they are read.
+
+        Args:
+          clock: int, what they are set to; -1: they stay as they are.
+        """
+        with tf.init_scope():
+            return [int(shard.shrinkage_clock(clock)) for shard in self.shards]
 
     def check_config(
         self,

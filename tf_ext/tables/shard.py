@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.ops.snapshot import counter_ops, snapshot_ops
+from tf_ext.ops.table import shrinkage_ops
 from tf_ext.regimes import clock
 from tf_ext.regimes.table_interface import Field
 from tf_ext.snapshot.manifest import Manifest, RowField
@@ -164,6 +165,10 @@ class TableShard:
     def decay(self, factor: float | tf.Tensor) -> tf.Tensor:
         """Multiplies statistics by a factor; returns the number of rows."""
         return self.run(ops.sparse_table_decay, factor)
+
+    def shrinkage_clock(self, clock: int) -> tf.Tensor:
+        """Returns or sets its clock: see `sparse_table_shrinkage_clock`."""
+        return self.run(shrinkage_ops.sparse_table_shrinkage_clock, clock)
 
     def clear(self) -> tf.Tensor:
         """Removes all rows; returns how many there were, an int64 scalar."""

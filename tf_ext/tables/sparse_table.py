@@ -94,6 +94,15 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         and the attribute `compute_dtype` is "float32".
       slot_dtype: "float32" or "bfloat16", the type in which the optimizer's
         slots are stored; counts of steps are int32 in any case.
+      l2, l1: floats, at least 0, by which all rows are regularised, as by
+        the `weight_decay` of Keras's AdamW: each push with the learning rate
+        `r` of the table's rule first shrinks all rows,
+        `|w| <- max((1 - r * l2) * |w| - r * l1, 0)`, and then updates those of
+        the batch. Neither is part of the loss or the gradient. `r * l2` must be
+        less than 1. Rows that are absent from batches are shrunk when they are
+        next read, pushed, saved or exported, so that the table equals a dense
+        matrix; each row takes 8 more bytes. A new row begins at its initial
+        weights, which shrink from its first push on. See docs/rows.md.
 
     The attributes of these names cannot be assigned, except `trainable`.
 
@@ -114,6 +123,13 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
     >>> large = tf_ext.SparseTable("user", dim=16, optimizer="adagrad")
     >>> small.stats()["row_bytes"], large.stats()["row_bytes"]
     (104, 136)
+    >>> shrinking = tf_ext.SparseTable("user", dim=1, optimizer="sgd", l2=0.1)
+    >>> shrinking.import_rows([7], {"weights": [[1.0]]})
+    1
+    >>> shrinking.push([9], [[0.0]], learning_rate=0.5)
+    1
+    >>> shrinking.pull([7]).numpy()
+    array([[0.95]], dtype=float32)
     """
 
     # The class's, for as long as Keras's constructor runs.
@@ -135,6 +151,8 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         unknown: str = "initial",
         dtype: str = "float32",
         slot_dtype: str = "float32",
+        l2: float = 0.0,
+        l1: float = 0.0,
     ) -> None:
         config = TableConfig(
             name=name,
@@ -148,6 +166,8 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
             unknown=unknown,
             dtype=dtype,
             slot_dtype=slot_dtype,
+            l2=l2,
+            l1=l1,
             uid=f"{name}/{_RUN_ID}/{next(_COUNTER)}",
             served_statistics=() if weights_only.in_scope() else None,
         )
@@ -164,6 +184,8 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         self.unknown = config.unknown
         self._dtype_of_weights = config.dtype
         self.slot_dtype = config.slot_dtype
+        self.l2 = config.l2
+        self.l1 = config.l1
         self.uid = config.uid
         self.column_record = ColumnRecord(name)
         state = SavedState(config, self.column_record)

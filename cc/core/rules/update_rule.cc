@@ -92,13 +92,42 @@ UpdateRule::Push UpdateRule::Prepare(const double* hyperparameters,
                                      int64_t /*count*/, int64_t step) const {
   Push push;
   push.finite_ = &finite_;
-  push.prepared_ = config_.spec().prepare(Input(hyperparameters, step));
+  const PushInput input = Input(hyperparameters, step);
+  push.prepared_ = config_.spec().prepare(input);
+  push.weights_ = input.Offset("weights");
   if (narrow_) {
+    push.special_ = true;
     push.narrow_ = &*narrow_;
     push.dim_ = dim_;
     push.rounding_key_ = RoundingKey(narrow_->stream(), step);
   }
   return push;
+}
+
+int64_t UpdateRule::Push::UpdateSpecial(uint8_t* const* rows,
+                                        const float* gradients,
+                                        const int64_t* gradient_index,
+                                        int64_t count) const {
+  int64_t saturated;
+  if (narrow_ != nullptr) {
+    saturated = UpdateNarrow(rows, gradients, gradient_index, count);
+  } else {
+    Shrink(rows, rows, count);
+    prepared_.update(prepared_.args.get(), rows, rows, gradients,
+                     gradient_index, count);
+    saturated = finite_->Limit(rows, rows, count);
+  }
+  if (shrinkage_ != nullptr) shrinkage_->Record(rows, now_, count);
+  return saturated;
+}
+
+void UpdateRule::Push::Shrink(const uint8_t* const* rows,
+                              uint8_t* const* weights, int64_t count) const {
+  if (shrinkage_ == nullptr) return;
+  const auto at = [&](int64_t i) {
+    return reinterpret_cast<float*>(weights[i] + weights_);
+  };
+  shrinkage_->Shrink(rows, now_, count, at, at);
 }
 
 int64_t UpdateRule::Push::UpdateNarrow(uint8_t* const* rows,
@@ -119,6 +148,7 @@ int64_t UpdateRule::Push::UpdateNarrow(uint8_t* const* rows,
       for (int64_t j = 0; j < start; j += 16) __builtin_prefetch(gradient + j);
     }
     computed.Widen(rows + begin, n);
+    Shrink(rows + begin, computed.weights(), n);
     prepared_.update(prepared_.args.get(), computed.weights(), computed.slots(),
                      gradients, gradient_index + begin, n);
     saturated += finite_->Limit(computed.weights(), computed.slots(), n);

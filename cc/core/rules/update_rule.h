@@ -17,6 +17,7 @@
 #include "cc/core/rules/finite_rows.h"
 #include "cc/core/rules/narrow.h"
 #include "cc/core/rules/rule_spec.h"
+#include "cc/core/rules/shrinkage.h"
 #include "cc/core/support/cpu.h"
 #include "cc/core/support/status.h"
 
@@ -45,23 +46,38 @@ class UpdateRule {
     // or were NaN and became 0.
     int64_t Update(uint8_t* const* rows, const float* gradients,
                    const int64_t* gradient_index, int64_t count) const {
-      if (narrow_ != nullptr) {
-        return UpdateNarrow(rows, gradients, gradient_index, count);
-      }
+      if (special_)
+        return UpdateSpecial(rows, gradients, gradient_index, count);
       prepared_.update(prepared_.args.get(), rows, rows, gradients,
                        gradient_index, count);
       return finite_->Limit(rows, rows, count);
     }
 
+    // Rows are shrunk up to `now` before each update.
+    void SetShrinkage(const Shrinkage& shrinkage, int64_t now) {
+      special_ = true;
+      shrinkage_ = &shrinkage;
+      now_ = now;
+    }
+
    private:
     friend class UpdateRule;
 
+    int64_t UpdateSpecial(uint8_t* const* rows, const float* gradients,
+                          const int64_t* gradient_index, int64_t count) const;
     int64_t UpdateNarrow(uint8_t* const* rows, const float* gradients,
                          const int64_t* gradient_index, int64_t count) const;
+    // The weights of rows, or copies of them.
+    void Shrink(const uint8_t* const* rows, uint8_t* const* weights,
+                int64_t count) const;
 
     PreparedPush prepared_;
     const FiniteRows* finite_ = nullptr;
+    bool special_ = false;  // narrow or shrunk
     const NarrowRows* narrow_ = nullptr;
+    const Shrinkage* shrinkage_ = nullptr;
+    int64_t now_ = 0;
+    int64_t weights_ = 0;  // as the rule sees them
     uint64_t rounding_key_ = 0;
     int64_t dim_ = 0;
   };

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "cc/core/support/message.h"
@@ -63,6 +64,7 @@ std::string DtypesAllowed(Allows allows) {
 }
 
 constexpr char kFloatAllowed[] = "a finite float32 number";
+constexpr char kShrinkageAllowed[] = "0 or more and finite";
 constexpr char kSeedAllowed[] = "an integer from 0 to 18446744073709551615";
 
 Status ParseInitializer(Lines* lines, InitializerConfig* initializer) {
@@ -287,6 +289,11 @@ Status CheckTableConfig(const TableConfig& config) {
   TF_EXT_RETURN_IF_ERROR(
       CheckDtype(kSlotDtypeKey, &FieldTypeInfo::of_slots, config.slot_dtype));
   TF_EXT_RETURN_IF_ERROR(CheckInitializer(config.initializer, config.dtype));
+  for (const auto& [key, value] :
+       {std::pair("l2", config.l2), {"l1", config.l1}}) {
+    if (std::isfinite(value) && value >= 0) continue;
+    return BadValue(key, NumberToText(value), kShrinkageAllowed);
+  }
   if (config.admission != nullptr) {
     TF_EXT_RETURN_IF_ERROR(config.admission->Check());
   }
@@ -312,6 +319,8 @@ Status ParseTableConfig(const std::string& text, TableConfig* config) {
   TF_EXT_RETURN_IF_ERROR(ParseRule(&lines, &parsed.rule));
   TF_EXT_RETURN_IF_ERROR(ParseLastSeen(&lines, &parsed.last_seen));
   TF_EXT_RETURN_IF_ERROR(ParseStatistics(&lines, &parsed.statistics));
+  TF_EXT_RETURN_IF_ERROR(lines.TakeNumber("l2", kShrinkageAllowed, &parsed.l2));
+  TF_EXT_RETURN_IF_ERROR(lines.TakeNumber("l1", kShrinkageAllowed, &parsed.l1));
   TF_EXT_RETURN_IF_ERROR(ReadAdmission(&lines, &parsed.admission));
   TF_EXT_RETURN_IF_ERROR(
       lines.TakeFlag("unknown", "initial", "zeros", &parsed.unknown_zeros));
@@ -357,6 +366,8 @@ std::string TableConfigToText(const TableConfig& config) {
     config.admission->Write(&lines);
   }
   if (config.unknown_zeros) lines["unknown"] = "zeros";
+  if (config.l2 > 0) lines["l2"] = NumberToText(config.l2);
+  if (config.l1 > 0) lines["l1"] = NumberToText(config.l1);
   const RuleConfig& rule = config.rule;
   lines["optimizer"] = rule.spec().name;
   for (const IdentityKey& key : rule.spec().identity) {
@@ -381,6 +392,8 @@ Status CheckSameIdentity(const TableConfig& table, const TableConfig& other) {
       {"dim", NumberToText(table.dim), NumberToText(other.dim)},
       {"dtype", FieldTypeName(table.dtype), FieldTypeName(other.dtype)},
       {"fields", FieldsToText(table), FieldsToText(other)},
+      {"l1", NumberToText(table.l1), NumberToText(other.l1)},
+      {"l2", NumberToText(table.l2), NumberToText(other.l2)},
       {kLastSeenKey, LastSeenToText(table), LastSeenToText(other)},
       {"seed", NumberToText(table.seed), NumberToText(other.seed)},
       {"initializer", InitializerToText(table.initializer),

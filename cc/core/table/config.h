@@ -14,6 +14,7 @@
 //   initializer=normal
 //   initializer.mean=0
 //   initializer.stddev=0.05
+//   l1=0.0001                         // only if not 0; l2 in the same way
 //   last_seen=step                    // only if rows have the field
 //   name=deep
 //   optimizer=adam
@@ -60,7 +61,12 @@ struct TableConfig {
   std::shared_ptr<const AdmissionPolicy> admission;
   // Whether reads of absent signs return zeros instead of initial weights.
   bool unknown_zeros = false;
+  // What shrinks all rows in each step; see rules/shrinkage.h.
+  double l2 = 0;
+  double l1 = 0;
 
+  // Whether rows hold how far they have been shrunk.
+  bool shrinks() const { return l2 > 0 || l1 > 0; }
   // The number of statistics that a push has for each sign; 0: none are used.
   int64_t statistics_width() const {
     return statistics > 0 ? statistics : admission != nullptr ? 1 : 0;
@@ -96,9 +102,9 @@ Status ParseRuleConfig(const std::string& text, RuleConfig* rule);
 std::string TableConfigToText(const TableConfig& config);
 
 // An error that names both values of the first difference in identity (dim,
-// dtypes, fields, seed, initializer, hash_version) between a table and rows
-// written by another one; Ok if rows can move between them. Names, start values
-// of slots, admission and what is read for absent signs may differ.
+// dtypes, fields, l1, l2, seed, initializer, hash_version) between a table and
+// rows written by another one; Ok if rows can move between them. Names, start
+// values of slots, admission and what is read for absent signs may differ.
 Status CheckSameIdentity(const TableConfig& table, const TableConfig& other);
 
 }  // namespace tf_ext

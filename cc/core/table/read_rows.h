@@ -26,13 +26,8 @@ void CopyWeightsOfDim(const uint8_t* const* rows, const int64_t* positions,
 }
 
 // The common dims without a call of memcpy a row.
-inline void CopyWeights(const RowFormat& format, const uint8_t* const* rows,
-                        const int64_t* positions, int count, float* out) {
-  const int64_t dim = format.dim;
-  if (format.widen_rows != nullptr) {
-    return format.widen_rows(rows, RowLayout::kWeightsOffset, positions, count,
-                             dim, out);
-  }
+inline void CopyBytes(int64_t dim, const uint8_t* const* rows,
+                      const int64_t* positions, int count, float* out) {
   switch (dim) {
     case 1:
       return CopyWeightsOfDim<1>(rows, positions, count, out);
@@ -49,6 +44,36 @@ inline void CopyWeights(const RowFormat& format, const uint8_t* const* rows,
         std::memcpy(out + positions[i], rows[i] + RowLayout::kWeightsOffset,
                     dim * sizeof(float));
       }
+  }
+}
+
+// Weights that are not read as they are stored. Apart, so that the loop that
+// copies others stays short.
+__attribute__((noinline)) inline void ComputeWeights(const RowFormat& format,
+                                                     const uint8_t* const* rows,
+                                                     const int64_t* positions,
+                                                     int count, float* out) {
+  const bool widens = format.widen_rows != nullptr;
+  if (widens) {
+    format.widen_rows(rows, RowLayout::kWeightsOffset, positions, count,
+                      format.dim, out);
+  }
+  if (format.shrinkage == nullptr) return;
+  const auto to = [=](int64_t i) { return out + positions[i]; };
+  const auto from = [=](int64_t i) {
+    const uint8_t* const weights = rows[i] + RowLayout::kWeightsOffset;
+    return widens ? to(i) : reinterpret_cast<const float*>(weights);
+  };
+  const Shrinkage& shrinkage = *format.shrinkage;
+  shrinkage.Shrink(rows, shrinkage.now(), count, from, to);
+}
+
+inline void CopyWeights(const RowFormat& format, const uint8_t* const* rows,
+                        const int64_t* positions, int count, float* out) {
+  if (format.copies_bytes) {
+    CopyBytes(format.dim, rows, positions, count, out);
+  } else {
+    ComputeWeights(format, rows, positions, count, out);
   }
 }
 
@@ -106,9 +131,7 @@ int64_t ReadRows(const Part& part, const RowFormat& format,
   };
   // The statistics are the last fields of a row.
   const int64_t row_bytes =
-      output.statistics == nullptr
-          ? RowLayout::kWeightsOffset + format.weight_bytes
-          : format.stride;
+      output.statistics == nullptr ? format.read_bytes : format.stride;
   LookUp(
       part.n, row_bytes, [&part](int64_t i) { return part.sign(i); }, rows_of,
       [](const uint64_t*, const uint32_t*, int) {}, visit);

@@ -27,18 +27,22 @@ void RoundInitial(const RowFormat& format, int64_t sign, const Store& store) {
 
 RowFormat::RowFormat(const RowLayout& layout,
                      const Initializer* row_initializer,
-                     uint64_t rounding_stream, bool unknown_as_zeros)
+                     uint64_t rounding_stream, bool unknown_as_zeros,
+                     const Shrinkage* shrinks)
     : stride(layout.stride()),
       dim(layout.fields()[0].count),
       initializer(row_initializer),
       dtype(layout.fields()[0].type),
-      weight_bytes(layout.fields()[0].bytes()),
+      read_bytes(RowLayout::kWeightsOffset + layout.fields()[0].bytes()),
       widen_rows(WidenRowsOf(dtype, dim)),
+      shrinkage(shrinks),
+      copies_bytes(widen_rows == nullptr && shrinkage == nullptr),
       rounding_key(RoundingKey(rounding_stream, 0)),
       multipliers(widen_rows == nullptr ? std::vector<uint16_t>()
                                         : PositionMultipliers(0, dim)),
       unknown_zeros(unknown_as_zeros) {
-  const int64_t slots_offset = RowLayout::kWeightsOffset + weight_bytes;
+  const int64_t slots_offset = read_bytes;
+  if (shrinkage != nullptr) read_bytes += sizeof(int64_t);
   slots.resize(stride - slots_offset);
   for (size_t f = 1; f < layout.fields().size(); ++f) {
     const Field& field = layout.fields()[f];

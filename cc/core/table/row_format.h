@@ -9,14 +9,17 @@
 
 #include "cc/core/initializers/initializer.h"
 #include "cc/core/rules/narrow.h"
+#include "cc/core/rules/shrinkage.h"
 #include "cc/core/table/row_layout.h"
 
 namespace tf_ext {
 
 // The layout and initial values of a table's rows.
 struct RowFormat {
+  // shrinks: nullptr if rows are not shrunk.
   RowFormat(const RowLayout& layout, const Initializer* row_initializer,
-            uint64_t rounding_stream, bool unknown_as_zeros);
+            uint64_t rounding_stream, bool unknown_as_zeros,
+            const Shrinkage* shrinks);
 
   // Initializes a new row of the sign; its weights only if `with_weights`.
   void Start(uint8_t* row, int64_t sign, bool with_weights) const;
@@ -35,8 +38,10 @@ struct RowFormat {
   int64_t dim;
   const Initializer* initializer;
   FieldType dtype;                    // of weights
-  int64_t weight_bytes;               // of the weights of a row
+  int64_t read_bytes;                 // of a row, for its weights
   WidenRowsFn widen_rows;             // nullptr: weights are stored as float32
+  const Shrinkage* shrinkage;         // nullptr: rows are not shrunk
+  bool copies_bytes;                  // whether weights are read as they are
   uint64_t rounding_key;              // of initial weights
   std::vector<uint16_t> multipliers;  // of the positions of weights
   bool unknown_zeros;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cc/core/table/row_layout.h"
 
+#include "cc/core/rules/shrinkage.h"
 #include "cc/core/table/row_time.h"
 
 namespace tf_ext {
@@ -11,11 +12,16 @@ RowLayout::RowLayout(const TableConfig& config) {
     offset += fields_.back().bytes();
   };
   add({"weights", config.dtype, config.dim, 0});
+  if (config.shrinks()) {
+    // Both halves of kNotShrunk.
+    add({kShrunkField, FieldType::kInt32, 2, kNotShrunk});
+  }
+  first_slot_ = fields_.size();
   for (Slot slot : config.rule.Slots(config.dim)) {
     if (slot.type == FieldType::kFloat32) slot.type = config.slot_dtype;
     add(slot);
   }
-  rule_fields_ = fields_.size();
+  end_of_slots_ = fields_.size();
   if (config.last_seen != LastSeen::kNone) {
     add({kLastSeenField, FieldType::kInt32, 1, kNeverSeen});
   }
@@ -40,14 +46,16 @@ std::optional<NarrowRows> RowLayout::narrow(uint64_t rounding_stream) const {
   };
   const bool weights = is_narrow(fields_[0]);
   bool slots = false;
-  for (size_t f = 1; f < rule_fields_; ++f) {
+  for (size_t f = first_slot_; f < end_of_slots_; ++f) {
     slots |= is_narrow(fields_[f]) || fields_[f].offset % kComputed != 0;
   }
   if (!weights && !slots) return std::nullopt;
   NarrowRows narrow(rounding_stream, weights, slots);
-  for (size_t f = 0; f < rule_fields_; ++f) {
-    narrow.Add(fields_[f].type, fields_[f].count, fields_[f].offset);
-  }
+  const auto add = [&narrow](const Field& field) {
+    narrow.Add(field.type, field.count, field.offset);
+  };
+  add(fields_[0]);
+  for (size_t f = first_slot_; f < end_of_slots_; ++f) add(fields_[f]);
   return narrow;
 }
 

@@ -6,7 +6,7 @@
 //     float weights[dim];      // offset kWeightsOffset, always the first
 //     field;
 //                              // or float16, bfloat16
-//     ...                      // the update rule's slots, last_seen,
+//     ...                      // shrunk, the update rule's slots, last_seen,
 //                              // show, click
 //   };
 //
@@ -34,6 +34,10 @@ inline constexpr uint32_t kNoRow = 0xffffffff;
 // The int32 field for the time of a row's last push; see row_time.h.
 inline constexpr char kLastSeenField[] = "last_seen";
 
+// How far a row has been shrunk, an int64 as two int32; see rules/shrinkage.h.
+// Right behind the weights, which are read with it.
+inline constexpr char kShrunkField[] = "shrunk";
+
 struct Field {
   std::string name;  // "weights", "accumulator", "m", "v", "step", ...
   FieldType type;
@@ -49,7 +53,7 @@ class RowLayout {
   static constexpr int64_t kWeightsOffset = 8;
 
   // weights[dim], then the slots of the rule, which have Keras's names, and
-  // last_seen and the statistics if the configuration has them.
+  // shrunk, last_seen and the statistics if the configuration has them.
   explicit RowLayout(const TableConfig& config);
 
   const std::vector<Field>& fields() const { return fields_; }
@@ -67,7 +71,9 @@ class RowLayout {
   std::vector<Field> fields_;
   int64_t stride_ = 0;
   int64_t raw_bytes_ = 0;
-  size_t rule_fields_ = 0;  // weights and the rule's slots
+  // The rule's slots are the fields from the first to the end of these.
+  size_t first_slot_ = 0;
+  size_t end_of_slots_ = 0;
 };
 
 }  // namespace tf_ext

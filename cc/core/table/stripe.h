@@ -92,6 +92,7 @@ struct ExportSink {
   void Truncate(size_t n) const;
 
   const std::vector<const Field*>& fields;
+  const Shrinkage* shrinkage;  // of weights; nullptr: they are copied
   std::vector<int64_t>* signs;
   std::vector<std::vector<uint8_t>>* values;
 };

@@ -41,6 +41,9 @@ void ExportSink::Append(const uint8_t* const* rows, size_t n) const {
       const uint8_t* const at = rows[i] + offset;
       to.insert(to.end(), at, at + bytes);
     }
+    if (shrinkage == nullptr || offset != RowLayout::kWeightsOffset) continue;
+    shrinkage->ShrinkStored(rows, shrinkage->now(), n, fields[f]->type,
+                            to.data() + (to.size() - n * bytes), bytes);
   }
 }
 

@@ -84,9 +84,13 @@ Table::Table(const TableConfig& config)
                      ? RowTime()
                      : RowTime(layout_.Find(kLastSeenField)->offset)),
       statistics_(layout_),
+      shrinkage_(config.shrinks() ? std::make_unique<Shrinkage>(
+                                        config.l2, config.l1, config.dim,
+                                        layout_.Find(kShrunkField)->offset)
+                                  : nullptr),
       format_(std::make_unique<RowFormat>(
           layout_, &initializer_, RoundingStream(config.seed, config.name),
-          config.unknown_zeros)),
+          config.unknown_zeros, shrinkage_.get())),
       memory_(RowSlabs::ChunkBytes(layout_.stride())) {
   stripes_.reserve(kStripes);
   for (int i = 0; i < kStripes; ++i) {
@@ -147,6 +151,15 @@ Status Table::CheckPush(const PushBatch& batch,
   if (!status.ok()) {
     return Invalid(status.message(), " (table \"", config_.name, "\")");
   }
+  // All rules that train begin with the learning rate.
+  const double decay = batch.hyperparameters[0] * config_.l2;
+  if (decay >= 1) {
+    return Invalid("learning_rate of table \"", config_.name, "\" is ",
+                   batch.hyperparameters[0], " and its l2 ", config_.l2,
+                   "; their product must be less than 1, because a step "
+                   "multiplies all rows by 1 - learning_rate * l2. Use a "
+                   "smaller l2.");
+  }
   const int64_t values = batch.n * config_.dim;
   const int64_t bad = FirstNonFinite(batch.gradients, values, parallel_for);
   if (bad == values) return status;
@@ -185,8 +198,12 @@ Status Table::PushChecked(const PushBatch& batch,
   std::atomic<int64_t> total{0};
   Status status;
   try {
-    const UpdateRule::Push push =
+    UpdateRule::Push push =
         rule_.Prepare(batch.hyperparameters, batch.hyperparameter_count, step);
+    if (shrinkage_ != nullptr) {
+      push.SetShrinkage(*shrinkage_,
+                        shrinkage_->Advance(batch.hyperparameters[0]));
+    }
     const auto push_range = [&](const StripeRange& range, BatchItem* items,
                                 int64_t count) {
       total += Stripe::Push(range, items, count, push, batch.gradients, record,
@@ -251,7 +268,10 @@ Status Table::Export(int64_t cursor, int64_t limit,
   rows->signs.clear();
   rows->fields.assign(fields.size(), {});
   rows->next_cursor = -1;
-  const ExportSink sink = {found, &rows->signs, &rows->fields};
+  const bool raw =
+      std::find(fields.begin(), fields.end(), kShrunkField) != fields.end();
+  const ExportSink sink = {found, raw ? nullptr : shrinkage_.get(),
+                           &rows->signs, &rows->fields};
   const int64_t most = limit == -1 ? INT64_MAX : limit;
   uint64_t key = cursor & ((int64_t{1} << Stripe::kKeyBits) - 1);
   try {
@@ -308,12 +328,28 @@ Status Table::Import(const int64_t* signs, int64_t n,
     bound.push_back(
         {field->offset, bytes, static_cast<const uint8_t*>(each.data), bytes});
   }
+  const int64_t now = ShrinkageClock();
+  BindShrunk(&now, &bound);
   Status status = ForEachStripe(signs, n, parallel_for,
                                 [&](int s, BatchItem* items, int64_t count) {
                                   stripes_[s]->Import(items, count, bound);
                                 });
   ++changes_;
   return status;
+}
+
+void Table::BindShrunk(const int64_t* now,
+                       std::vector<BoundField>* fields) const {
+  if (shrinkage_ == nullptr) return;
+  const auto has = [fields](int64_t offset) {
+    return std::any_of(fields->begin(), fields->end(), [=](const auto& bound) {
+      return bound.offset <= offset && offset < bound.offset + bound.bytes;
+    });
+  };
+  const Field& shrunk = *layout_.Find(kShrunkField);
+  if (!has(RowLayout::kWeightsOffset) || has(shrunk.offset)) return;
+  fields->push_back({shrunk.offset, shrunk.bytes(),
+                     reinterpret_cast<const uint8_t*>(now), /*stride=*/0});
 }
 
 Status Table::Erase(const int64_t* signs, int64_t n,

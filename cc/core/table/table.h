@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cc/core/initializers/initializer.h"
+#include "cc/core/rules/shrinkage.h"
 #include "cc/core/rules/update_rule.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
 #include "cc/core/support/mutex.h"
@@ -30,6 +31,7 @@ namespace tf_ext {
 
 class SignSet;
 class Stripe;
+struct BoundField;
 struct ConvertedValues;
 struct PullOutput;
 struct RowFormat;
@@ -167,6 +169,9 @@ class Table {
               int64_t time = 0, const float* statistics = nullptr,
               int64_t statistics_width = 0);
 
+  // Weights are shrunk as when they are read, unless `fields` have
+  // kShrunkField: then they are those that belong to its values.
+  //
   // Copies up to `limit` rows (-1: all), starting at `cursor` (0, or the
   // next_cursor of the previous call; any other number is a position in the
   // order of hashes, which is where a random sample can begin). Rows that are
@@ -183,7 +188,7 @@ class Table {
 
   // Sets the given fields of the signs' rows. Absent rows are inserted, with
   // the initial values of a new row in all other fields. If a sign occurs
-  // twice, the last one wins.
+  // twice, the last one wins. Weights without kShrunkField are those of now.
   Status Import(const int64_t* signs, int64_t n,
                 const std::vector<ConstFieldData>& fields,
                 const ParallelFor& parallel_for);
@@ -321,6 +326,15 @@ class Table {
   // The number of rows in each stripe.
   std::vector<int64_t> StripeSizes() const;
 
+  // How far rows that were read now would be shrunk, and what it is set to when
+  // rows are loaded; see rules/shrinkage.h. 0 if rows are not shrunk.
+  int64_t ShrinkageClock() const {
+    return shrinkage_ == nullptr ? 0 : shrinkage_->now();
+  }
+  void SetShrinkageClock(int64_t clock) {
+    if (shrinkage_ != nullptr) shrinkage_->SetNow(clock);
+  }
+
  private:
   explicit Table(const TableConfig& config);
 
@@ -367,6 +381,9 @@ class Table {
   Status CountRanks(const EvictionPolicy& policy, Rank prefix, int shift,
                     int32_t now, const ParallelFor& parallel_for,
                     DigitCounts* counts) const;
+  // Sets how far rows have been shrunk to `now`, which must outlive the result,
+  // if weights are among the fields, and this is not.
+  void BindShrunk(const int64_t* now, std::vector<BoundField>* fields) const;
   Status ResolveStoredRows(const StoredRows& stored,
                            std::vector<StoredCopy>* copies) const;
   // Sets the rows of a chunk that belong to the shard, except those of signs in
@@ -400,6 +417,8 @@ class Table {
   const UpdateRule rule_;
   const RowTime last_seen_;
   const RowStatistics statistics_;
+  // nullptr: rows are not shrunk.
+  const std::unique_ptr<Shrinkage> shrinkage_;
   // The time of the last push, which is not always the latest time.
   std::atomic<int32_t> last_push_{0};
   // The latest period of a push, for admission.

@@ -325,7 +325,9 @@ Status Table::ImportStored(const StoredRows& stored, const ChunkView& chunk,
     row_bytes = layout_.raw_bytes();
     for (StoredCopy& copy : copies) copy.from = copy.to->offset;
   }
-  const std::vector<BoundField> fields = Bind(copies, data, row_bytes);
+  std::vector<BoundField> fields = Bind(copies, data, row_bytes);
+  const int64_t now = ShrinkageClock();
+  BindShrunk(&now, &fields);
   Status status = ForEachStripe(own.signs().data(), n, SerialFor,
                                 [&](int s, BatchItem* items, int64_t count) {
                                   stripes_[s]->Import(items, count, fields);

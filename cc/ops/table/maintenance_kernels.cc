@@ -96,6 +96,15 @@ absl::Status RunSparseTableSize(OpKernelContext* ctx) {
   return SetScalarOutput<int64_t>(ctx, 0, table->Size());
 }
 
+absl::Status RunSparseTableShrinkageClock(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  TF_RETURN_IF_ERROR(CheckScalar("clock", ctx->input(1)));
+  const int64_t clock = ctx->input(1).scalar<int64_t>()();
+  if (clock >= 0) table->SetShrinkageClock(clock);
+  return SetScalarOutput<int64_t>(ctx, 0, table->ShrinkageClock());
+}
+
 absl::Status RunSparseTableStats(OpKernelContext* ctx) {
   std::shared_ptr<Table> table;
   TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
@@ -362,6 +371,7 @@ class SparseTableImportOp : public OpKernel {
 };
 
 TF_EXT_REGISTER_FUNCTION(SparseTableSize);
+TF_EXT_REGISTER_FUNCTION(SparseTableShrinkageClock);
 TF_EXT_REGISTER_FUNCTION(SparseTableStats);
 TF_EXT_REGISTER_FUNCTION(SparseTableConfig);
 TF_EXT_REGISTER_FUNCTION(SparseTableClear);

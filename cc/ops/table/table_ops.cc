@@ -216,6 +216,22 @@ handle: Scalar. The table.
 size: Scalar. The number of rows.
 )doc");
 
+REGISTER_OP("TfExt>SparseTableShrinkageClock")
+    .Input("handle: resource")
+    .Input("clock: int64")
+    .Output("now: int64")
+    .SetIsStateful()
+    .SetShapeFn(Shapes({{"handle", "clock"}}, {{}}))
+    .Doc(R"doc(
+Returns or sets how far rows with l2 or l1 are shrunk when they are read.
+
+A table with neither ignores what it is set to, and returns 0.
+
+handle: Scalar. The table.
+clock: Scalar. What it is set to; -1: it stays as it is.
+now: Scalar. What it is afterwards.
+)doc");
+
 REGISTER_OP("TfExt>SparseTableStats")
     .Input("handle: resource")
     .Output("stats: int64")

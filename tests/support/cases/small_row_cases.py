@@ -16,6 +16,8 @@ from tf_ext._keras import keras
 
 _STEPS, _BATCH, _BAG, _EVICT_AT = 12, 64, 4, 4
 _DIMS = {"adagrad": 8, "adam": 4}
+# Rows of one table shrink in each step, whoever pushes them.
+_SHRINKAGE = {"adagrad": {"l2": 0.25, "l1": 0.002}, "adam": {}}
 _COUNTS = ("rows", "waiting", "admitted", "evicted", "saturated")
 
 
@@ -58,6 +60,7 @@ def make_model(dtype="float16", slot_dtype="bfloat16"):
             statistics=["show", "click"],
             dtype=dtype,
             slot_dtype=slot_dtype,
+            **_SHRINKAGE[name],
         )
         for name, dim in _DIMS.items()
     ]

@@ -59,11 +59,10 @@ def _saved_tensors(table_rows: TableRows) -> dict[str, tf.Tensor]:
             tensors[f"{_part_name('field', part)}_{name}"] = value
     tensors |= _saved_counters(table_rows, saved)
     tensors["config"] = tf.constant(table_rows.config)
-    if table_rows.state is not None:
-        for name, text in table_rows.state.strings().items():
-            # Older checkpoints do not have all of them.
-            if saved is None or name in saved:
-                tensors[name] = tf.constant(text)
+    for name, text in table_rows.saved_state().items():
+        # Older checkpoints do not have all of them.
+        if saved is None or name in saved:
+            tensors[name] = tf.constant(text)
     return tensors
 
 
@@ -80,11 +79,8 @@ def _part(
 
 
 def _restore_state(table_rows: TableRows, saved: _Saved) -> None:
-    if table_rows.state is not None:
-        names = saved.keys() & table_rows.state.strings().keys()
-        table_rows.state.restore(
-            {name: saved[name]().decode() for name in names}
-        )
+    names = saved.keys() & table_rows.saved_state().keys()
+    table_rows.restore_state({name: saved[name]().decode() for name in names})
 
 
 def _restore_tensors(

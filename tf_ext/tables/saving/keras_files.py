@@ -94,7 +94,7 @@ def save(table_rows: TableRows, store: Store) -> None:
         store[name] = array
         checksums[name] = _checksum(array)
 
-    with contextlib.closing(table_rows.chunks()) as chunks:
+    with contextlib.closing(table_rows.chunks(stored=True)) as chunks:
         for signs, values in chunks:
             put(f"chunk_{chunk:06d}_signs", signs)
             for name, value in values.items():
@@ -105,13 +105,12 @@ def save(table_rows: TableRows, store: Store) -> None:
             written += len(signs)
             chunk += 1
     counters = _save_counters(table_rows, put)
-    state = table_rows.state
     header = {
         "format": _format_of(table_rows),
         "config": table_rows.config,
         "rows": written,
         "chunks": chunk,
-        "state": {} if state is None else state.strings(),
+        "state": table_rows.saved_state(),
         "crc32c": checksums,
         **counters,
     }
@@ -217,8 +216,7 @@ def _load(table_rows: TableRows, store: Store) -> None:
     if "counters" in header and table_rows.counting is not None:
         if table_rows.counting.can_take(counting_of(header["config"])):
             _import_counters(table_rows, store, header["counters"])
-    if table_rows.state is not None:
-        table_rows.state.restore(header["state"])
+    table_rows.restore_state(header["state"])
 
 
 def _import_counters(
@@ -342,15 +340,14 @@ def _check(
             name, f"{num_rows} found, but the header says {header['rows']}."
         )
     _check_counters(name, store, header)
-    if table_rows.state is not None:
-        try:
-            table_rows.state.check(header["state"])
-        except ValueError as error:
-            raise _damaged(
-                name,
-                "the member 'state' of 'header' must be that of a table's "
-                f"optimizer, but {error}",
-            ) from None
+    try:
+        table_rows.check_state(header["state"])
+    except ValueError as error:
+        raise _damaged(
+            name,
+            "the member 'state' of 'header' must be that of a table's "
+            f"optimizer, but {error}",
+        ) from None
 
 
 def _check_counters(

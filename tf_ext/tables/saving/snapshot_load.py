@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from tf_ext import _core
 from tf_ext.ops.snapshot import update_ops
 from tf_ext.snapshot import compatibility
 from tf_ext.snapshot import manifest as manifests
@@ -170,11 +171,10 @@ def _restored(
             total.saturated,
         )
         manifest = dataclasses.replace(manifest, conversion=total)
-    if table_rows.state is not None:
-        state = dict(manifest.state)
-        if options.weights_only:
-            state.pop("optimizer", None)
-        table_rows.state.restore(state)
+    state = dict(manifest.state)
+    if options.weights_only:
+        state.pop("optimizer", None)
+    table_rows.restore_state(state)
     return manifest
 
 
@@ -312,7 +312,8 @@ class Update:
         self._names = {
             field.name
             for field in table_rows.fields
-            if field.name == "weights" or not options.weights_only
+            if field.name in ("weights", _core.SHRUNK_FIELD)
+            or not options.weights_only
         }
 
     def check(self) -> None:
@@ -333,9 +334,10 @@ class Update:
                         ),
                         and_others=self._table_rows.table_config.weights_only,
                     )
-            state = self._table_rows.state
-            if state is not None and self._options.with_state and self._chain:
-                compatibility.check_state(*self._chain[-1], state.check)
+            if self._options.with_state and self._chain:
+                compatibility.check_state(
+                    *self._chain[-1], self._table_rows.check_state
+                )
 
     def verify(self) -> None:
         """Reads all files; raises DamagedSnapshotError if one is damaged."""
@@ -352,6 +354,7 @@ class Update:
             with self._table_rows.together(self._what):
                 self._restore(self._chain, "load")
                 self._restore_counters()
+            self._table_rows.restore_clock(self._chain[-1][1].state)
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
             self._end(numbers, id_now)
         except BaseException:
@@ -397,6 +400,7 @@ class Update:
                 raise self._went_bad("rows", error) from None
             raise
         with self._table_rows.together(self._what):
+            self._table_rows.restore_clock(self._chain[-1][1].state)
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
             held = self._end(numbers, id_now)
             if id_now and not all(held):

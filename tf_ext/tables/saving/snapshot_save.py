@@ -90,8 +90,7 @@ class Save:
         table_rows, path = self._table_rows, self._path
         chain = table_rows.chain
         processes = table_rows.regime.processes
-        if table_rows.state is not None:
-            self._state = table_rows.state.strings()
+        self._state = table_rows.saved_state()
         with processes.together(self._what):
             self._check()
         self._id = processes.from_first(uuid.uuid4().hex)
