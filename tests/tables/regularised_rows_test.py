@@ -140,6 +140,7 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
     def test_set_weights_are_those_of_now(self):
         table = _table()
         _fill(table)
+        table.push([4], np.zeros([1, _DIM]))
         for _ in range(10):
             table.push([], np.zeros([0, _DIM]))
         ones = np.ones([1, _DIM], np.float32)
