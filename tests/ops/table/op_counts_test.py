@@ -19,11 +19,13 @@ pytestmark = pytest.mark.slow_tests(
 )
 
 ops = tf_ext.ops
+# Counts belong to names, and the tests of other files have tables, too.
+_PREFIX = "op_counts "
 
 
 def _handle(name, dim=2):
     return ops.sparse_table_handle(
-        f"dim={dim}\ninitializer=zeros\nname={name}\noptimizer=sgd"
+        f"dim={dim}\ninitializer=zeros\nname={_PREFIX}{name}\noptimizer=sgd"
     )
 
 
@@ -39,7 +41,7 @@ def _push(handle, signs, step=0, gradient=1.0):
 
 class TableCountsTest(tf.test.TestCase):
     def of(self, name):
-        return read_counts().tables[name]
+        return read_counts().tables[_PREFIX + name]
 
     def test_counts_calls_signs_and_time(self):
         handle = _handle("counted")
