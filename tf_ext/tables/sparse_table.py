@@ -94,7 +94,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         and the attribute `compute_dtype` is "float32".
       slot_dtype: "float32" or "bfloat16", the type in which the optimizer's
         slots are stored; counts of steps are int32 in any case.
-      l2, l1: floats, at least 0, by which all rows are regularised, as by
+      l2, l1: floats, at least 0, by which all rows are regularized, as by
         the `weight_decay` of Keras's AdamW: each push with the learning rate
         `r` of the table's rule first shrinks all rows,
         `|w| <- max((1 - r * l2) * |w| - r * l1, 0)`, and then updates those of

@@ -33,7 +33,7 @@ def _table(rule=None, shards=1, name="items", dim=_DIM, **arguments):
 
 
 def _shrunk(weights, rate, l2=0.0, l1=0.0):
-    """A step of regularisation alone."""
+    """A step of regularization alone."""
     left = np.maximum((1 - rate * l2) * np.abs(weights) - rate * l1, 0)
     return np.copysign(left, weights)
 

@@ -20,11 +20,11 @@ from tf_ext.ops.table import shrinkage_ops
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "RegularisedModelsTest::test_shrinks_what_is_absent",
-        "RegularisedModelsTest::test_left_out_steps_are_none",
-        "RegularisedModelsTest::test_accumulated_steps_are_one",
-        "RegularisedModelsTest::test_training_goes_on_from_a_whole_model",
-        "RegularisedModelsTest::test_follows_deltas0",
+        "RegularizedModelsTest::test_shrinks_what_is_absent",
+        "RegularizedModelsTest::test_left_out_steps_are_none",
+        "RegularizedModelsTest::test_accumulated_steps_are_one",
+        "RegularizedModelsTest::test_training_goes_on_from_a_whole_model",
+        "RegularizedModelsTest::test_follows_deltas0",
     ),
 ]
 
@@ -62,7 +62,7 @@ def _steps(table, rates):
     )
 
 
-class RegularisedModelsTest(TestCase):
+class RegularizedModelsTest(TestCase):
     def setUp(self):
         super().setUp()
         rng = np.random.default_rng(1)
