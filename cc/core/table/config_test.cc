@@ -130,7 +130,7 @@ TEST(ConfigTest, UnknownAndRepeatedKeysAreNamed) {
                "unknown key optimizer.centered=1; with this optimizer and "
                "initializer the keys are admission, dim, dtype, hash_version, "
                "initializer, initializer.mean, initializer.stddev, "
-               "last_seen, name, "
+               "l1, l2, last_seen, name, "
                "optimizer, optimizer.bias_correction, seed, slot_dtype, "
                "statistics, unknown.");
   // Keys that may be left out are among them.
@@ -139,8 +139,8 @@ TEST(ConfigTest, UnknownAndRepeatedKeysAreNamed) {
       ErrorOf("dim=2\ninitializer=zeros\nname=a\noptimizer=sgd\n"
               "sed=1\n"),
       "unknown key sed=1; with this optimizer and initializer the "
-      "keys are admission, dim, dtype, hash_version, initializer, "
-      "last_seen, name, optimizer, seed, slot_dtype, statistics, unknown.");
+      "keys are admission, dim, dtype, hash_version, initializer, l1, "
+      "l2, last_seen, name, optimizer, seed, slot_dtype, statistics, unknown.");
   EXPECT_PRED2(Says, ErrorOf(std::string(kAdam) + "dim=32\n"),
                "the key dim appears twice, with \"16\" and \"32\"");
   EXPECT_PRED2(Says, ErrorOf(std::string(kAdam) + "dimension\n"),
@@ -162,6 +162,8 @@ TEST(ConfigTest, ValuesOutOfRangeAreNamed) {
       {"dtype", "float64",
        "dtype=float64 is not allowed; it must be one of float32, float16, "
        "bfloat16"},
+      {"l2", "-1", "l2=-1 is not allowed; it must be 0 or more and finite"},
+      {"l1", "nan", "l1=nan is not allowed; it must be 0 or more and finite"},
       {"hash_version", "2", "hash_version=2 is not allowed; it must be 1"},
       {"seed", "-1", "seed=-1 is not allowed; it must be an integer from 0"},
       {"seed", "18446744073709551616", "to 18446744073709551615"},
