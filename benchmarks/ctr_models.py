@@ -42,6 +42,7 @@ _MAX_EPOCHS = 12
 # Settings are searched with another seed, on the validation parts of two folds.
 _SEARCH_SEED = 101
 _SEARCH_FOLDS = (1, 3)
+_L2 = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 # Of DLRM's dot products, which keeps them small while rows are new.
 _DOT_SCALE = 1 / 64
 
@@ -311,6 +312,50 @@ def ctr_models(args):
             print(line, flush=True)
         results += lines
     print(_table(results))
+
+
+def regularization(args):
+    """Compares tables with and without l2; prints the table of docs/rows.md.
+
+    The l2 above 0 that is the best on the validation parts of two folds is
+    measured in the folds, beside none, both with the default rule.
+    """
+    data = Criteo(args.data)
+    folds = [data.fold(number) for number in range(_FOLDS)]
+    batch = _BATCH_SIZES[0]
+    rows = [["model", "no l2", "l2", "gain", "value"]]
+    for model in _MODELS:
+        aucs = {
+            l2: statistics.mean(
+                _with_l2(model, folds, _SEARCH_SEED, l2, batch, _SEARCH_FOLDS)
+            )
+            for l2 in _L2[1:]
+        }
+        found = max(aucs, key=aucs.get)
+        lines = []
+        for l2 in (0.0, found):
+            aucs = [
+                _with_l2(model, folds, seed, l2, batch) for seed in args.seeds
+            ]
+            line = _line(model, batch, f"l2={l2:g}", _DEFAULT, None, aucs)
+            lines.append(line)
+            print(line, flush=True)
+        write_json(lines, args.json)
+        without, regularized = lines
+        rows.append(
+            [model]
+            + [default_rates.mean_and_spread(line) for line in lines]
+            + [f"{regularized['auc'] - without['auc']:+.4f}", f"{found:g}"]
+        )
+    print(default_rates.markdown(rows))
+
+
+def _with_l2(model, folds, seed, l2, batch, searched=None):
+    """AUCs of test parts, or of the validation parts of searched folds."""
+    study = Study(model, folds[0][0], seed, l2=l2)
+    if searched is None:
+        return [study.run(fold, study.own_rate, batch)[1] for fold in folds]
+    return [study.run(folds[n], study.own_rate, batch)[0] for n in searched]
 
 
 def _compare(model, folds, seeds):

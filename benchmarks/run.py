@@ -50,6 +50,7 @@ BENCHMARKS = {
     "small_rows": ("row_benchmarks", "small_rows"),
     "defaults": ("default_rates", "defaults"),
     "ctr_models": ("ctr_models", "ctr_models"),
+    "regularization": ("ctr_models", "regularization"),
 }
 # The others want a compiler, a disk, other libraries, or much time.
 _ALL = (
@@ -106,12 +107,12 @@ def parse_arguments(arguments=None):
         nargs="+",
         type=int,
         default=[1, 2, 3, 4, 5],
-        help="of small_rows and ctr_models",
+        help="of small_rows, ctr_models and regularization",
     )
     parser.add_argument(
         "--data",
-        help="of defaults, ctr_models and serving: folder with those of Adult "
-        "and Criteo",
+        help="of defaults, ctr_models, regularization and serving: folder with "
+        "those of Adult and Criteo",
     )
     parser.add_argument("--tfra-python", help="a Python that has TFRA")
     parser.add_argument(
