@@ -24,13 +24,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
-def pytest_xdist_auto_num_workers(config):
-    if chosen := os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS"):
-        return int(chosen)
-    # Tests wait for processes and files about a third of their time.
-    return max(2, 3 * len(os.sched_getaffinity(0)) // 2)
-
-
 def pytest_sessionstart(session):
     import tensorflow as tf
 
