@@ -138,6 +138,10 @@ Rows ShrinkRows(const std::string& text, const Rows& rows, int64_t clock) {
     throw py::value_error("rows must be of shape [n, " + std::to_string(bytes) +
                           "].");
   }
+  if (clock < 0 || clock > Shrinkage::kLast) {
+    throw py::value_error("clock must be from 0 to " +
+                          std::to_string(Shrinkage::kLast) + ".");
+  }
   const int64_t n = rows.shape(0);
   Rows result(std::vector<py::ssize_t>{n, bytes});
   uint8_t* const out = result.mutable_data();
@@ -226,6 +230,7 @@ void DefineSnapshots(py::module_* m) {
       .def("add_from_the_end", &AddFromTheEnd, py::arg("signs"))
       .def("contains", &ContainsEach, py::arg("signs"));
   m->attr("SHRUNK_FIELD") = kShrunkField;
+  m->attr("LAST_SHRINKAGE_CLOCK") = Shrinkage::kLast;
   m->def("shrink_rows", &ShrinkRows, py::arg("config"), py::arg("rows"),
          py::arg("clock"));
   m->attr("COUNTER_BYTES") = kStoredCounterBytes;

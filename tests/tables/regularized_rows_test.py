@@ -11,7 +11,8 @@ from absl.testing import parameterized
 from models.sharded_tables import bytes_of_rows, shards_on
 
 import tf_ext
-from tf_ext import snapshot
+from tf_ext import _core, snapshot
+from tf_ext.ops.table import shrinkage_ops
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -338,6 +339,36 @@ class FilesTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(
             table.pull(range(_IDS)), _shrunk(rows, _RATE, 0.02, 0.003)
         )
+
+
+class ClockTest(tf.test.TestCase):
+    def test_ends_where_nothing_is_left(self):
+        table = _table()
+        matrix = _fill(table)
+        handle, last = table.rows.resource_handle, 2**62
+        clock = shrinkage_ops.sparse_table_shrinkage_clock
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            f"from 0 to {last}, but .* {last + 1}",
+        ):
+            clock(handle, last + 1)
+        for text in (str(last + 1), "9" * 19, "-1", "\u0665", ""):
+            with self.assertRaisesRegex(ValueError, "shrinkage_clock is"):
+                table.rows.check_state({"shrinkage_clock": text})
+        table.rows.check_state({"shrinkage_clock": str(last)})
+        self.assertAllClose(table.pull(range(_IDS)), matrix)
+        self.assertEqual(int(clock(handle, last)), last)
+        table.push([], np.zeros([0, _DIM]))
+        self.assertEqual(int(clock(handle)), last)
+        self.assertAllEqual(table.pull(range(_IDS)), np.zeros([_IDS, _DIM]))
+
+    def test_readers_of_files_know_its_end(self):
+        table = _table()
+        _fill(table)
+        rows = np.zeros([1, 8 + 4 * _DIM + 8], np.uint8)
+        for clock in (-1, 2**62 + 1):
+            with self.assertRaisesRegex(ValueError, "clock must be from 0"):
+                _core.shrink_rows(table.rows.config, rows, clock)
 
 
 class BesideOthersTest(tf.test.TestCase):

@@ -397,7 +397,12 @@ class TableRows(SavedResource):
     def check_state(self, saved: Mapping[str, str]) -> None:
         """Raises ValueError if saved strings cannot be restored."""
         clock = saved.get(_CLOCK, "0")
-        if not clock.isascii() or not clock.isdecimal() or len(clock) > 19:
+        if (
+            not clock.isascii()
+            or not clock.isdecimal()
+            or len(clock) > 19
+            or int(clock) > _core.LAST_SHRINKAGE_CLOCK
+        ):
             raise ValueError(f"{_CLOCK} is {clock!r}.")
         if self.state is not None:
             self.state.check(saved)

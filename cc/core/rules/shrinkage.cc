@@ -10,10 +10,9 @@
 namespace tf_ext {
 namespace {
 
-// Units of the clock in 1, and where it ends: nothing is left of any row then.
+// Units of the clock in 1.
 constexpr int kUnitBits = 47;
 constexpr double kUnits = int64_t{1} << kUnitBits;
-constexpr int64_t kLast = int64_t{1} << 62;
 
 constexpr double kLn2 = 0x1.62e42fefa39efp-1;
 

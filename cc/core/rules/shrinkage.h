@@ -29,6 +29,8 @@ inline constexpr int64_t kNotShrunk = -1;
 
 class Shrinkage {
  public:
+  // Where the clock ends: nothing is left of any row then.
+  static constexpr int64_t kLast = int64_t{1} << 62;
   // Rows whose factors are computed together.
   static constexpr int kMostRows = 24;
 
@@ -38,6 +40,7 @@ class Shrinkage {
 
   double l2() const { return l2_; }
   int64_t now() const { return now_.load(std::memory_order_relaxed); }
+  // now: from 0 to kLast.
   void SetNow(int64_t now) { now_ = now; }
   // Advances the clock by a step, and returns it. learning_rate * l2 is less
   // than 1.

@@ -338,6 +338,15 @@ Status Table::Import(const int64_t* signs, int64_t n,
   return status;
 }
 
+Status Table::SetShrinkageClock(int64_t clock) {
+  if (clock < 0 || clock > Shrinkage::kLast) {
+    return Invalid("clock must be from 0 to ", Shrinkage::kLast, ", but it is ",
+                   clock, ".");
+  }
+  if (shrinkage_ != nullptr) shrinkage_->SetNow(clock);
+  return Status::Ok();
+}
+
 void Table::BindShrunk(const int64_t* now,
                        std::vector<BoundField>* fields) const {
   if (shrinkage_ == nullptr) return;

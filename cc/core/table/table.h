@@ -327,13 +327,12 @@ class Table {
   std::vector<int64_t> StripeSizes() const;
 
   // How far rows that were read now would be shrunk, and what it is set to when
-  // rows are loaded; see rules/shrinkage.h. 0 if rows are not shrunk.
+  // rows are loaded, from 0 to Shrinkage::kLast; see rules/shrinkage.h. 0 if
+  // rows are not shrunk.
   int64_t ShrinkageClock() const {
     return shrinkage_ == nullptr ? 0 : shrinkage_->now();
   }
-  void SetShrinkageClock(int64_t clock) {
-    if (shrinkage_ != nullptr) shrinkage_->SetNow(clock);
-  }
+  Status SetShrinkageClock(int64_t clock);
 
  private:
   explicit Table(const TableConfig& config);

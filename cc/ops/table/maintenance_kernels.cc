@@ -98,10 +98,10 @@ absl::Status RunSparseTableSize(OpKernelContext* ctx) {
 
 absl::Status RunSparseTableShrinkageClock(OpKernelContext* ctx) {
   std::shared_ptr<Table> table;
+  int64_t clock;
   TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
-  TF_RETURN_IF_ERROR(CheckScalar("clock", ctx->input(1)));
-  const int64_t clock = ctx->input(1).scalar<int64_t>()();
-  if (clock >= 0) table->SetShrinkageClock(clock);
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, "clock", 1, &clock));
+  if (clock >= 0) TF_RETURN_IF_ERROR(ToTf(table->SetShrinkageClock(clock)));
   return SetScalarOutput<int64_t>(ctx, 0, table->ShrinkageClock());
 }
 
