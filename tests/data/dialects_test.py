@@ -243,6 +243,17 @@ class CommentTest(_DialectTest):
         self.assertEqual((errors.records, errors.errors), (2, 1))
         self.assertIn("line 6", "".join(logs.output))
 
+    def test_outside_ascii_in_another_encoding(self):
+        csv = Csv(comment="§", encoding="latin-1")
+        found, errors = self._read(
+            "§ a\nx\nä\n§ b\n".encode("latin-1"),
+            [Field("x")],
+            csv,
+            header=True,
+        )
+        self.assertEqual(found, {"x": ["ä".encode()]})
+        self.assertEqual((errors.records, errors.errors), (1, 0))
+
     def test_only_comments(self):
         found, errors = self._read("#\n# a\n", [Field("x")], Csv(comment="#"))
         self.assertEqual((found, errors.records), ({}, 0))
@@ -281,6 +292,7 @@ class ArgumentsTest(parameterized.TestCase):
         ({"strip": 1}, "strip", "True or False"),
         ({"encoding": "utf-16"}, "encoding", "has ASCII"),
         ({"encoding": "utf-8-sig"}, "encoding", "has ASCII"),
+        ({"encoding": "UTF_8_sig"}, "encoding", "has ASCII"),
         ({"encoding": "rot13"}, "encoding", "has ASCII"),
         ({"encoding": "hex"}, "encoding", "has ASCII"),
         ({"encoding": "no such"}, "encoding", "has ASCII"),

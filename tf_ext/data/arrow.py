@@ -141,7 +141,7 @@ def to_numbers(
     dtype: str,
     owners: npt.NDArray[np.int64] | None,
     reasons: Reasons,
-    decimal: str = ".",
+    decimal: str,
 ) -> npt.NDArray[typing.Any]:
     """Numbers of an array, in which null is 0.
 

@@ -49,20 +49,17 @@ class CsvFiles:
             first = next(blocks, None)
             if first is None:
                 return
-            number, lines = first.first, first.data
-            while self._is_comment(lines):
-                number, lines = number + 1, lines[lines.index(b"\n") + 1 :]
-            line, _, rest = lines.partition(b"\n")
+            number = first.first
+            line, _, rest = first.data.partition(b"\n")
+            while self._dialect.is_comment(line):
+                number += 1
+                line, _, rest = rest.partition(b"\n")
             names = self._names(file, line + b"\n")
             blocks = itertools.chain(
                 [Lines(rest, number + 1)] if rest else [], blocks
             )
         for block in blocks:
             yield functools.partial(self._parse, block, names)
-
-    def _is_comment(self, lines: bytes) -> bool:
-        comment = self._dialect.comment
-        return comment is not None and lines.startswith(comment.encode())
 
     def _names(self, file: str, line: bytes) -> list[str]:
         data, delimiter = self._dialect.block(line)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How lines of text files are cut into fields."""
 
+import codecs
 import dataclasses
 import re
 import typing
@@ -92,6 +93,12 @@ class Csv:
             allowed = "a text encoding of Python that has ASCII as its part"
             refuse(_OWNER, "encoding", allowed, self.encoding)
 
+    def is_comment(self, line: bytes) -> bool:
+        """Whether a line of a file is skipped."""
+        return self.comment is not None and self._in_utf_8(line).startswith(
+            self.comment.encode()
+        )
+
     def block(self, data: bytes) -> Block:
         """Whole lines, as many as before.
 
@@ -101,9 +108,7 @@ class Csv:
         Args:
           data: bytes, whole lines; the last one has a line break, too.
         """
-        if not data.isascii() and not _is_utf_8(self.encoding):
-            text = data.decode(self.encoding, "surrogateescape")
-            data = text.encode("utf-8", "surrogateescape")
+        data = self._in_utf_8(data)
         if self.comment is not None:
             prefix = re.escape(self.comment.encode())
             data = re.sub(rb"(?m)^%b[^\n]*" % prefix, b"", data)
@@ -117,6 +122,12 @@ class Csv:
             data = _strip(data, delimiter, self.quotes)
         return Block(data, delimiter)
 
+    def _in_utf_8(self, data: bytes) -> bytes:
+        if data.isascii() or codecs.lookup(self.encoding).name == "utf-8":
+            return data
+        text = data.decode(self.encoding, "surrogateescape")
+        return text.encode("utf-8", "surrogateescape")
+
 
 def _is_text(value: object) -> typing.TypeGuard[str]:
     return (
@@ -129,16 +140,12 @@ def _is_text(value: object) -> typing.TypeGuard[str]:
 def _has_ascii(encoding: str) -> bool:
     ascii_bytes = bytes(range(0x20, 0x7F)) + b"\t\n\r"
     try:
-        # The decoder of "utf-8-sig" takes away a mark in each block.
-        return encoding.lower() != "utf-8-sig" and ascii_bytes.decode(
-            encoding
-        ) == ascii_bytes.decode("ascii")
+        # Its decoder would take away a mark in each block.
+        if codecs.lookup(encoding).name == "utf-8-sig":
+            return False
+        return ascii_bytes.decode(encoding) == ascii_bytes.decode("ascii")
     except (LookupError, UnicodeError, ValueError):
         return False
-
-
-def _is_utf_8(encoding: str) -> bool:
-    return encoding.lower().replace("_", "-") in ("utf-8", "utf8")
 
 
 def _strip(data: bytes, delimiter: bytes, quotes: bool) -> bytes:
