@@ -90,6 +90,18 @@ class KerasFitTest(TestCase):
         self.assertGreater(found["auc"], 0.95)
 
 
+def _step(strategy, model, update):
+    """A step on a worker, which calls `update(gradients, variables, ids)`."""
+
+    def replica(ids):
+        with tf.GradientTape() as tape:
+            loss = -tf.reduce_sum(model({"id": ids}, training=True))
+        variables = model.trainable_variables
+        return update(tape.gradient(loss, variables), variables, ids)
+
+    return tf.function(lambda ids: strategy.run(replica, args=(ids,)))
+
+
 class CustomLoopTest(TestCase):
     def test_a_branch_updates(self):
         strategy = util.shared().strategy
@@ -97,23 +109,14 @@ class CustomLoopTest(TestCase):
             model, counts = _counting_model(tf_ext.Model)
             model.optimizer.build(model.trainable_variables)
 
-        @tf.function
-        def step(ids):
-            def replica():
-                with tf.GradientTape() as tape:
-                    loss = -tf.reduce_sum(model({"id": ids}, training=True))
-                variables = model.trainable_variables
-                gradients = tape.gradient(loss, variables)
+        def update_some(gradients, variables, ids):
+            def update():
+                model.optimizer.apply_gradients(zip(gradients, variables))
+                return 1
 
-                def update():
-                    pairs = zip(gradients, variables)
-                    model.optimizer.apply_gradients(pairs)
-                    return 1
+            return tf.cond(ids[0] > 5, update, lambda: 0)
 
-                return tf.cond(ids[0] > 5, update, lambda: 0)
-
-            return strategy.run(replica)
-
+        step = _step(strategy, model, update_some)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         steps = [
             coordinator.schedule(step, args=(tf.constant(batch),))
@@ -130,18 +133,10 @@ class CustomLoopTest(TestCase):
             optimizer = model.optimizer
             optimizer.build(model.trainable_variables)
 
-        @tf.function
-        def step(ids):
-            def replica():
-                with tf.GradientTape() as tape:
-                    loss = -tf.reduce_sum(model({"id": ids}, training=True))
-                variables = model.trainable_variables
-                gradients = tape.gradient(loss, variables)
-                optimizer.apply_gradients(zip(gradients, variables))
-                return loss
+        def update(gradients, variables, _):
+            optimizer.apply_gradients(zip(gradients, variables))
 
-            return strategy.run(replica)
-
+        step = _step(strategy, model, update)
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         ids = generator(self).integers(0, 20, [300, 4])
         for batch in ids:

@@ -110,7 +110,7 @@ class _Ratio(_Rate):
         return self._result(self.numerator / self.denominator)
 
 
-class _Predicted(_Rate):
+class PredictedRate(_Rate):
     """The base of metrics that may be given logits."""
 
     def get_config(self) -> dict[str, typing.Any]:
@@ -178,7 +178,7 @@ class CTR(_Ratio):
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
-class PCTR(_Predicted, _Ratio):
+class PCTR(PredictedRate, _Ratio):
     """The predicted click-through rate: `sum(w * y_pred) / sum(w)`.
 
     The same in every regime, with any shares of samples. NaN before any sample.
@@ -217,7 +217,7 @@ class PCTR(_Predicted, _Ratio):
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
-class COPC(_Predicted, _Ratio):
+class COPC(PredictedRate, _Ratio):
     """Clicks over predicted clicks: `sum(w * y_true) / sum(w * y_pred)`.
 
     1 if the model predicts as many clicks as there are, above 1 if it predicts
@@ -257,7 +257,7 @@ class COPC(_Predicted, _Ratio):
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
-class CalibrationError(_Predicted):
+class CalibrationError(PredictedRate):
     """The expected calibration error of probabilities, by equal-width bins.
 
     Predictions from 0 to 1 are divided into `num_bins` bins of equal width,

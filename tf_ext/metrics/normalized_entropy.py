@@ -6,11 +6,11 @@ import typing
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext.metrics.calibration import _Predicted
+from tf_ext.metrics.calibration import PredictedRate
 
 
 @keras.utils.register_keras_serializable(package="tf_ext")
-class NormalizedEntropy(_Predicted):
+class NormalizedEntropy(PredictedRate):
     """The mean log loss divided by that of always predicting the `CTR`.
 
         sum(w * log_loss(y_true, y_pred)) / sum(w * log_loss(y_true, CTR))

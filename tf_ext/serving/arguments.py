@@ -6,7 +6,7 @@ import os
 import typing
 from collections.abc import Mapping
 
-from tf_ext._checks import is_int
+from tf_ext._checks import is_int, refuse
 from tf_ext._keras import keras
 from tf_ext.serving.row_dtypes import NAMES
 from tf_ext.serving.warmup import MAX_BATCHES
@@ -39,15 +39,9 @@ class Arguments:
         check_built(self.model, self.function)
         if self.dtype not in NAMES:
             names = ", ".join(map(repr, NAMES))
-            raise ValueError(
-                f"Argument `dtype` of {self.function} must be one of {names}. "
-                f"Received: dtype={self.dtype!r}"
-            )
+            refuse(self.function, "dtype", f"one of {names}", self.dtype)
         if self.unknown not in (None, "zeros"):
-            raise ValueError(
-                f"Argument `unknown` of {self.function} must be None or "
-                f"'zeros'. Received: unknown={self.unknown!r}"
-            )
+            refuse(self.function, "unknown", "None or 'zeros'", self.unknown)
         check_version(self.version, self.function)
         several = isinstance(self.warmup, list) and all(
             isinstance(batch, Mapping) for batch in self.warmup
@@ -73,10 +67,8 @@ def check_version(version: int | None, function: str) -> None:
     if version is not None and not (
         is_int(version) and 1 <= version <= _MAX_VERSION
     ):
-        raise ValueError(
-            f"Argument `version` of {function} must be an integer from 1 to "
-            f"2^63 - 1, or None. Received: version={version!r}"
-        )
+        allowed = "an integer from 1 to 2^63 - 1, or None"
+        refuse(function, "version", allowed, version)
 
 
 def check_model(model: typing.Any, function: str) -> None:

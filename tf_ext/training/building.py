@@ -97,9 +97,8 @@ def check_jit(jit_compile: typing.Any) -> None:
 def example_of(element_spec: typing.Any) -> typing.Any:
     """A batch of two samples, to build a model with.
 
-    (Models that squeeze
-    their inputs, as `tfrs.experimental.models.Ranking` does, would lose the
-    dimension of a batch of one sample.)
+    Models that squeeze their inputs, as `tfrs.experimental.models.Ranking`
+    does, would lose the dimension of a batch of one sample.
 
     Args:
       element_spec: nested structure of `tf.TypeSpec` of batches.
