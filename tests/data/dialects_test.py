@@ -108,11 +108,11 @@ class DecimalTest(_DialectTest):
         self.assertEqual(found["z_weight"], [[0.25, 2.0], []])
         self.assertEqual(errors.by_reason(), {"bad number": 3})
 
-    def test_integers_have_none(self):
+    def test_integers_have_zeros_behind_it_at_most(self):
         found, errors = self._read(
-            "1\n1,0\n1.0\n", [Field("x", "int64")], Csv(";", decimal=",")
+            "1\n1,0\n1.0\n1,5\n", [Field("x", "int64")], Csv(";", decimal=",")
         )
-        self.assertEqual(found["x"], [1])
+        self.assertEqual(found["x"], [1, 1])
         self.assertEqual(errors.errors, 2)
 
 

@@ -8,9 +8,10 @@ from tf_ext.data.errors import (
     ReadErrors,
     TooManyErrorsError,
 )
+from tf_ext.data.field import Field
 from tf_ext.data.hashed_datasets import hash_columns
 from tf_ext.data.reading import read
-from tf_ext.data.schema import Field, Schema
+from tf_ext.data.schema import Schema
 from tf_ext.data.worker_batches import variable_batch_size, worker_share
 
 __all__ = [

@@ -2,14 +2,14 @@
 """From columns of Apache Arrow to a Part, without the malformed records."""
 
 import typing
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from tf_ext.data.isolation import isolate
+from tf_ext.data.field import WEIGHT_SUFFIX, Field
+from tf_ext.data.numeric import to_type, without_nan
 from tf_ext.data.parts import Bag, Part
-from tf_ext.data.schema import WEIGHT_SUFFIX, Field, Schema
+from tf_ext.data.schema import Schema
 
 try:
     import pyarrow as pa
@@ -22,7 +22,12 @@ MISSING = "missing value"
 UNKNOWN = "unknown value"
 WITHOUT_WEIGHT = "bad weight"
 WRONG_TYPE = "wrong type"
-_NUMBERS = {"int32": np.int32, "int64": np.int64, "float32": np.float32}
+_NUMBERS = {
+    "int32": np.int32,
+    "int64": np.int64,
+    "uint64": np.uint64,
+    "float32": np.float32,
+}
 
 Array: typing.TypeAlias = typing.Any
 # Of each row: None, or why it is malformed.
@@ -72,6 +77,7 @@ class Converter:
             if field.bag:
                 self._bags(field, column, bags, reasons)
             elif field.dtype == "string":
+                column = _ids(column, None, reasons)
                 dense[field.name] = _filled(column, field.default or "")
             else:
                 dense[field.name] = _numbers(
@@ -106,6 +112,8 @@ class Converter:
                 flat, field, owners, reasons, self._decimal
             )
             bags[field.name + WEIGHT_SUFFIX] = Bag(weights, splits)
+        if field.dtype == "string":
+            flat = _ids(flat, owners, reasons)
         if flat.null_count:
             _add(reasons, owners[_nulls(flat)], MISSING)
         if field.dtype == "string":
@@ -124,15 +132,24 @@ class Converter:
             pc.is_in(texts, value_set=missing.cast(pa.binary())),
             texts.is_null(),
         )
-        parts = pc.split_pattern(texts, pattern=field.separator)
-        if not pc.any(is_empty).as_py():
+        separator = (field.separator or "").encode()
+        parts = pc.split_pattern(texts, pattern=separator)
+        has_ends = pc.any(pc.ends_with(texts, separator)).as_py()
+        if not has_ends and not pc.any(is_empty).as_py():
             return parts
-        lengths = np.diff(_splits(parts))
+        splits = _splits(parts)
+        lengths = np.diff(splits)
+        values = parts.flatten()
         empty = is_empty.to_numpy(zero_copy_only=False)
         keep = np.repeat(~empty, lengths)
-        splits = np.concatenate([[0], np.cumsum(np.where(empty, 0, lengths))])
+        if has_ends:
+            # A last separator ends a value, and begins none.
+            last = splits[1:][lengths > 1] - 1
+            sizes = pc.binary_length(values).to_numpy(zero_copy_only=False)
+            keep[last[sizes[last] == 0]] = False
+        kept = np.concatenate([[0], np.cumsum(keep)])[splits]
         return pa.ListArray.from_arrays(
-            splits.astype(np.int32), parts.flatten().filter(pa.array(keep))
+            kept.astype(np.int32), values.filter(pa.array(keep))
         )
 
 
@@ -152,12 +169,7 @@ def to_numbers(
       reasons: dict that rows with bad numbers are added to.
       decimal: "." or ",", what floats in texts have before their fraction.
     """
-    wanted = pa.type_for_alias(dtype)
-    bad: Sequence[int] = ()
-    if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
-        column, bad = _parsed(column, wanted, decimal)
-    elif column.type != wanted:
-        column, bad = _cast(column, wanted)
+    column, bad = to_type(column, pa.type_for_alias(dtype), decimal)
     numbers = column
     if column.null_count:
         numbers = column.fill_null(0)
@@ -168,51 +180,11 @@ def to_numbers(
     return numbers
 
 
-def _parsed(
-    column: Array, wanted: typing.Any, decimal: str
-) -> tuple[Array, list[int]]:
-    texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    if pa.types.is_integer(wanted):
-        texts = _decimal(texts)
-    elif decimal == ",":
-        texts = pc.replace_substring(texts, ".", "point")
-        texts = pc.replace_substring(texts, ",", ".")
-    return _cast(texts, wanted)
-
-
-def _decimal(texts: Array) -> Array:
-    """Texts of integers that pyarrow reads as Python does.
-
-    It refuses a plus sign, which it allows for floats, and takes hexadecimal
-    integers.
-    """
-    buffer = texts.buffers()[2]
-    characters = b"" if buffer is None else buffer.to_pybytes()
-    if not any(one in characters for one in (b"+", b"x", b"X")):
-        return texts
-    texts = pc.replace_substring_regex(texts, r"^\+([0-9])", r"\1")
-    return pc.replace_substring_regex(texts, "^0[xX]", "hexadecimal ")
-
-
-def _cast(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
-    """Numbers, and where there are none; those are null."""
-    # Beyond float32, infinities come out, which are found later.
-    done, bad = isolate(
-        len(column),
-        # Integers may be rounded to floats.
-        lambda begin, end: column[begin:end].cast(
-            wanted, safe=not pa.types.is_floating(wanted)
-        ),
-        lambda _: pa.nulls(1, wanted),
-        (pa.ArrowInvalid, pa.ArrowNotImplementedError),
-    )
-    whole = done[0] if len(done) == 1 else pa.concat_arrays(done)
-    return whole, bad
-
-
 def _numbers(
     field: Field, column: Array, reasons: Reasons, decimal: str
 ) -> Array:
+    if field.dtype != "float32" and pa.types.is_floating(column.type):
+        column = without_nan(column)
     if column.null_count:
         if field.default is None:
             _add(reasons, np.flatnonzero(_nulls(column)), MISSING)
@@ -222,7 +194,8 @@ def _numbers(
     else:
         numbers = to_numbers(column, field.dtype, None, reasons, decimal)
     if nulls is not None and field.default is not None:
-        numbers = np.where(nulls, field.default, numbers)
+        default = np.array(field.default, numbers.dtype)
+        numbers = np.where(nulls, default, numbers)
     return np.asarray(numbers, _NUMBERS[field.dtype])
 
 
@@ -265,6 +238,17 @@ def _weighted(
         parts.take(pa.array(ends[1:] - 1)), "float32", owners, reasons, decimal
     )
     return parts.take(pa.array(ends[:-1])), weights
+
+
+def _ids(
+    column: Array, owners: npt.NDArray[np.int64] | None, reasons: Reasons
+) -> Array:
+    """Texts; of floats those of integers, as other columns have them."""
+    if not pa.types.is_floating(column.type):
+        return column
+    integers, bad = to_type(without_nan(column), pa.int64(), ".")
+    _add(reasons, bad if owners is None else owners[bad], BAD_NUMBER)
+    return integers.cast(pa.string())
 
 
 def _filled(column: Array, default: typing.Any) -> Array:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records that are lines of text, cut into fields by a delimiter."""
 
+import collections
 import csv
 import functools
 import itertools
@@ -71,16 +72,15 @@ class CsvFiles:
             quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         )
         names = next(reader, [])
+        names = _told_apart(names)
         used = [field.name for field in self._schema.used]
         absent = [name for name in used if name not in names]
-        repeated = [name for name in used if names.count(name) > 1]
-        if absent or repeated:
+        if absent:
             raise DamagedFileError(
-                f"The header of {file} must have each field of the schema "
-                f"once. Absent: {absent}. More than once: {repeated}. Its "
-                f"first line: {text[:500]!r}. If the file has no header, read "
-                "it with header=False; to skip a field, leave it out of the "
-                "schema."
+                f"The header of {file} must have each field of the schema, but "
+                f"not {absent}. Its first line: {text[:500]!r}. If the file "
+                "has no header, read it with header=False; to skip a field, "
+                "leave it out of the schema."
             )
         # pyarrow does not take the same name twice.
         return [
@@ -175,6 +175,21 @@ class CsvFiles:
                 decimal_point=self._dialect.decimal,
             ),
         )
+
+
+def _told_apart(names: list[str]) -> list[str]:
+    """Names of which repeated ones are numbered as pandas does: x, x.1, x.2."""
+    taken, counts = set(names), collections.Counter[str]()
+    found = []
+    for name in names:
+        new = name
+        if counts[name]:
+            while (new := f"{name}.{counts[name]}") in taken:
+                counts[name] += 1
+        counts[name] += 1
+        taken.add(new)
+        found.append(new)
+    return found
 
 
 def _judged(

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from tf_ext._checks import refuse
+from tf_ext.data import paths
 from tf_ext.data.arrow import BAD_NUMBER, WRONG_TYPE, Converter, type_of
 from tf_ext.data.errors import Malformed
+from tf_ext.data.field import Field, is_list, is_text
 from tf_ext.data.isolation import isolate
 from tf_ext.data.lines import Checked, Lines, check, read_lines, without
 from tf_ext.data.parts import Parsed
-from tf_ext.data.schema import Field, Schema, is_list, is_text
+from tf_ext.data.schema import Schema
 
 try:
     import pyarrow as pa
@@ -34,8 +37,22 @@ class JsonFiles:
     """Reads JSON lines."""
 
     def __init__(self, schema: Schema) -> None:
+        through = paths.conflicts(field.name for field in schema.used)
+        if through:
+            allowed = (
+                "one in which no field is an object that others are fields of, "
+                f"as {through} are"
+            )
+            refuse("read", "schema", allowed, [f.name for f in schema.used])
         self._schema = schema
-        self._types = pa.schema([(f.name, _type_of(f)) for f in schema.used])
+        types = {field.name: _type_of(field) for field in schema.used}
+        self._types = paths.schema_of(types)
+        # In which `7.0`, as pandas writes 7 beside missing values, is exact;
+        # but texts are numbers, too. They are none in floats.
+        self._exact, self._floats = (
+            paths.schema_of({n: _instead(t, kind) for n, t in types.items()})
+            for kind in (pa.decimal128(38, 0), pa.float64())
+        )
         self._converter = Converter(schema)
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
@@ -57,7 +74,7 @@ class JsonFiles:
         )
         whole = pa.concat_tables(tables)
         part, reasons = self._converter.part(
-            {f.name: whole[f.name].combine_chunks() for f in self._schema.used}
+            {f.name: paths.column_of(whole, f.name) for f in self._schema.used}
         )
         numbers = np.delete(lines.numbers, bad)
         malformed = [
@@ -79,17 +96,13 @@ class JsonFiles:
     def _table(self, data: bytes, rows: int) -> typing.Any:
         if not rows:
             return self._types.empty_table()
-        table = arrow_json.read_json(
-            pa.BufferReader(data),
-            arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
-            arrow_json.ParseOptions(
-                explicit_schema=self._types,
-                unexpected_field_behavior="ignore",
-            ),
-        )
-        if table.num_rows != rows:
-            raise pa.ArrowInvalid("A line does not have one object.")
-        return table
+        try:
+            return _read(data, rows, self._types)
+        except pa.ArrowInvalid:
+            if self._exact == self._types or b".0" not in data:
+                raise
+        _read(data, rows, self._floats)
+        return _read(data, rows, self._exact).cast(self._types)
 
     def _reason(self, line: bytes) -> str:
         """Why pyarrow refuses a line."""
@@ -98,11 +111,15 @@ class JsonFiles:
         except (ValueError, RecursionError):
             return BAD_JSON
         fields = self._schema.used
-        if not all(_has_type(field, found.get(field.name)) for field in fields):
+        try:
+            values = [paths.value_of(found, field.name) for field in fields]
+        except TypeError:
             return WRONG_TYPE
-        for field in fields:
+        if not all(map(_has_type, fields, values)):
+            return WRONG_TYPE
+        for field, value in zip(fields, values, strict=True):
             if not is_text(field):
-                record = {field.name: found.get(field.name)}
+                record = {field.name: value}
                 if not self._reads(record):
                     return BAD_NUMBER
         # Such as a name that appears twice, or half of a pair of surrogates.
@@ -114,6 +131,26 @@ class JsonFiles:
             return True
         except (ValueError, pa.ArrowNotImplementedError):
             return False
+
+
+def _read(data: bytes, rows: int, types: typing.Any) -> typing.Any:
+    table = arrow_json.read_json(
+        pa.BufferReader(data),
+        arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        arrow_json.ParseOptions(
+            explicit_schema=types, unexpected_field_behavior="ignore"
+        ),
+    )
+    if table.num_rows != rows:
+        raise pa.ArrowInvalid("A line does not have one object.")
+    return table
+
+
+def _instead(type_: typing.Any, of_integers: typing.Any) -> typing.Any:
+    """A type with another one in place of integers."""
+    if pa.types.is_list(type_):
+        return pa.list_(_instead(type_.value_type, of_integers))
+    return of_integers if pa.types.is_integer(type_) else type_
 
 
 def _type_of(field: Field) -> typing.Any:

@@ -8,14 +8,14 @@ import os
 import typing
 from collections.abc import Callable, Iterator
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext.data.arrow import Converter
+from tf_ext.data.columns import fits, plain, text_lengths, wanted
 from tf_ext.data.errors import DamagedFileError, Malformed
+from tf_ext.data.field import is_list
 from tf_ext.data.parts import Parsed
-from tf_ext.data.schema import Field, Schema, is_list, is_text
+from tf_ext.data.schema import Schema
 
 try:
     import pyarrow as pa
@@ -29,7 +29,6 @@ BLOCK_ROWS = 16384
 # About, of a column in a block. A dictionary, and texts that begin as the one
 # before, can make gigabytes of a file of some hundred bytes.
 _BLOCK_BYTES = 16 << 20
-_MOST_BYTES = 256 << 20  # a larger block is refused
 _LEAST_ROWS = 256  # of a block of texts that begin as the one before
 _VALUE_BYTES = 16  # about, of a number in a list
 _DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
@@ -160,7 +159,8 @@ class ParquetFiles:
                     )
                 block_rows = min(block_rows, most)
             size = chunk.total_uncompressed_size
-            if not is_text(used[name]) or values * size <= _BLOCK_BYTES:
+            is_text = chunk.physical_type == "BYTE_ARRAY"
+            if not is_text or values * size <= _BLOCK_BYTES:
                 continue
             if "DELTA_BYTE_ARRAY" in chunk.encodings:
                 # Each value may be as long as all of the chunk.
@@ -186,7 +186,7 @@ class ParquetFiles:
         )
         found = opened
         for name, _, values_of_row, values in texts if first else ():
-            lengths = _lengths(first.column(name))
+            lengths = text_lengths(first.column(name))
             if values * lengths.max(initial=0) > _BLOCK_BYTES:
                 found = as_indices
                 most = int(_BLOCK_BYTES / values_of_row / lengths.mean())
@@ -205,17 +205,19 @@ class ParquetFiles:
             )
         for field in used:
             found = schema.field(field.name).type
-            if not _fits(field, found):
+            if not fits(field, found):
                 raise DamagedFileError(
                     f"The column {field.name!r} of {file} must be "
-                    f"{_wanted(field)}, but is {found}. Change the schema, or "
+                    f"{wanted(field)}, but is {found}. Change the schema, or "
                     "write the file with another type."
                 )
 
     def _parse(self, file: str, batch: typing.Any, first: int) -> Parsed:
         try:
             columns = {
-                field.name: _plain(field, batch.column(field.name))
+                field.name: plain(
+                    field, batch.column(field.name), self._schema.missing
+                )
                 for field in self._schema.used
             }
         except _errors() as error:
@@ -278,98 +280,3 @@ def _errors() -> tuple[type[Exception], ...]:
 def _short(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:300].rstrip(".")
-
-
-def _is_text(type_: typing.Any) -> bool:
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    return any(
-        is_one(type_)
-        for is_one in (
-            pa.types.is_string,
-            pa.types.is_binary,
-            pa.types.is_large_string,
-            pa.types.is_large_binary,
-        )
-    )
-
-
-def _is_list(type_: typing.Any) -> bool:
-    return (
-        pa.types.is_list(type_)
-        or pa.types.is_large_list(type_)
-        or pa.types.is_fixed_size_list(type_)
-    )
-
-
-def _fits(field: Field, type_: typing.Any) -> bool:
-    if is_list(field):
-        if not _is_list(type_):
-            return False
-        type_ = type_.value_type
-    if is_text(field):
-        is_id = _takes_ids(field) and pa.types.is_integer(type_)
-        return is_id or _is_text(type_)
-    if pa.types.is_integer(type_) or pa.types.is_boolean(type_):
-        return True
-    return field.dtype == "float32" and (
-        pa.types.is_floating(type_) or pa.types.is_decimal(type_)
-    )
-
-
-def _takes_ids(field: Field) -> bool:
-    """Whether a text may be the decimal text of an integer, as in hashing."""
-    return field.values is None and field.separator is None
-
-
-def _wanted(field: Field) -> str:
-    numbers = "integers or booleans"
-    if field.dtype == "float32":
-        numbers = "numbers or booleans"
-    if field.separator is not None:
-        return "text, as the field has a separator"
-    wanted = numbers
-    if is_text(field):
-        wanted = "text or integers" if _takes_ids(field) else "text"
-    return f"lists of {wanted}" if field.bag else wanted
-
-
-def _lengths(column: typing.Any) -> npt.NDArray[np.int64]:
-    """The bytes of each text in the dictionary of a column."""
-    if _is_list(column.type):
-        column = column.values
-    if not pa.types.is_dictionary(column.type):
-        return np.zeros(0, np.int64)
-    lengths = pc.binary_length(column.dictionary).fill_null(0)
-    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _plain(field: Field, column: typing.Any) -> typing.Any:
-    """A column of no more than the types that `Converter` takes."""
-    if _is_list(column.type):
-        column = column.cast(pa.list_(column.type.value_type))
-        if pa.types.is_dictionary(column.type.value_type):
-            _check_size(field.name, column.values)
-            column = column.cast(pa.list_(column.type.value_type.value_type))
-        if is_text(field) and pa.types.is_integer(column.type.value_type):
-            column = column.cast(pa.list_(pa.string()))
-    elif pa.types.is_dictionary(column.type):
-        _check_size(field.name, column)
-        column = column.dictionary_decode()
-    if is_text(field) and pa.types.is_integer(column.type):
-        column = column.cast(pa.string())
-    return column
-
-
-def _check_size(name: str, column: typing.Any) -> None:
-    """Raises ValueError if a column of indices is too large when decoded."""
-    lengths = _lengths(column)
-    if len(column) * lengths.max(initial=0) <= _MOST_BYTES:
-        return
-    indices = column.indices.drop_null().to_numpy()
-    size = int(lengths[indices].sum())
-    if size > _MOST_BYTES:
-        raise ValueError(
-            f"its column {name!r} has {len(column):,} texts of {size:,} bytes, "
-            f"more than the {_MOST_BYTES >> 20} MiB of a block"
-        )

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext.data.errors import Malformed
-from tf_ext.data.schema import DTYPES, WEIGHT_SUFFIX, Field, Schema
+from tf_ext.data.field import DTYPES, WEIGHT_SUFFIX, Field
+from tf_ext.data.schema import Schema
 from tf_ext.ops.bags import text_ops
 
 try:

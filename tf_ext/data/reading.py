@@ -21,11 +21,12 @@ from tf_ext.data.csv_files import CsvFiles
 from tf_ext.data.dialect import Csv
 from tf_ext.data.epochs import Epoch, mark
 from tf_ext.data.errors import ReadErrors, ReadingError, check_max_errors
+from tf_ext.data.field import is_list
 from tf_ext.data.json_files import JsonFiles
 from tf_ext.data.parquet_files import ParquetFiles
 from tf_ext.data.parts import Layout, Parsed, Part, concat
 from tf_ext.data.record_files import RecordFiles
-from tf_ext.data.schema import Schema, is_list
+from tf_ext.data.schema import Schema
 from tf_ext.ops.exchange import exchange_ops
 
 _NAME = "read"
@@ -76,7 +77,8 @@ def read(
       batch_size: int, the records of a batch; the last one of a pass over the
         files may have fewer.
       header: bool, whether each file of CSV or TSV begins with a line of names.
-        Fields are then found by name.
+        Fields are then found by name. Of repeated names, the second is `x.1`
+        and the third `x.2`, as in pandas.
       shuffle: int, how many records are shuffled together; files are shuffled,
         too. None: in order.
       seed: int, of the order.

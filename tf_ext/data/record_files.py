@@ -13,8 +13,9 @@ from tf_ext import _core
 from tf_ext.data import lines
 from tf_ext.data.arrow import WRONG_TYPE, Converter
 from tf_ext.data.errors import DamagedFileError, Malformed
+from tf_ext.data.field import Field, is_list, is_text
 from tf_ext.data.parts import Parsed
-from tf_ext.data.schema import Field, Schema, is_list, is_text
+from tf_ext.data.schema import Schema
 
 try:
     import pyarrow as pa
@@ -91,9 +92,9 @@ class RecordFiles:
         bad = np.flatnonzero(codes)
         part, reasons = self._converter.part(
             {
-                name: _to_arrow(kind, is_list, *column)
-                for (name, kind, is_list), column in zip(
-                    self._fields, columns, strict=True
+                field.name: _to_arrow(field, *column)
+                for field, column in zip(
+                    self._schema.used, columns, strict=True
                 )
             }
         )
@@ -112,7 +113,7 @@ class RecordFiles:
 def _kind_of(field: Field) -> str:
     if is_text(field):
         return "string"
-    return "int64" if field.dtype == "int32" else field.dtype
+    return "float32" if field.dtype == "float32" else "int64"
 
 
 def _chunks(file: str) -> Iterator[bytes]:
@@ -130,32 +131,31 @@ def _chunks(file: str) -> Iterator[bytes]:
 
 
 def _to_arrow(
-    kind: str,
-    is_list: bool,
+    field: Field,
     values: typing.Any,
     rows: npt.NDArray[typing.Any],
 ) -> typing.Any:
     """An array of Arrow: of lists, or in which values that miss are null.
 
     Args:
-      kind: string, "string", "int64" or "float32".
-      is_list: bool.
+      field: Field. A uint64 has the bits of an int64 in files.
       values: numbers, or text and where each value begins.
       rows: int32 row splits of lists, or uint8, whether there is a value.
     """
     present = None
-    if not is_list and not rows.all():
+    if not is_list(field) and not rows.all():
         present = pa.py_buffer(np.packbits(rows, bitorder="little"))
-    if kind == "string":
+    if is_text(field):
         text, ends = values
         buffers = [present, pa.py_buffer(ends), pa.py_buffer(text)]
         array = pa.Array.from_buffers(pa.binary(), len(ends) - 1, buffers)
     else:
+        kind = "uint64" if field.dtype == "uint64" else _kind_of(field)
         array = pa.Array.from_buffers(
             pa.type_for_alias(kind),
             len(values),
             [present, pa.py_buffer(values)],
         )
-    if is_list:
+    if is_list(field):
         return pa.ListArray.from_arrays(pa.array(rows), array)
     return array

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns that have a type: which fields they fit, and in what layout.
+
+Parquet files and tables in memory have such columns.
+"""
+
+import typing
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_ext.data.field import Field, is_list, is_text
+from tf_ext.data.numeric import is_text as is_text_type
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+except ImportError:
+    pa = pc = None
+
+_MOST_BYTES = 256 << 20  # of the texts of a block; a larger one is refused
+
+
+def is_list_type(type_: typing.Any) -> bool:
+    """Whether a type of Arrow is one of lists that can be read."""
+    return (
+        pa.types.is_list(type_)
+        or pa.types.is_large_list(type_)
+        or pa.types.is_fixed_size_list(type_)
+    )
+
+
+def fits(field: Field, type_: typing.Any) -> bool:
+    """Whether a field can be read from a column of a type of Arrow."""
+    if pa.types.is_null(type_):
+        return True
+    if is_list(field):
+        if not is_list_type(type_):
+            return False
+        type_ = type_.value_type
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if is_text_type(type_):
+        return True
+    if is_text(field) and not _takes_ids(field):
+        return False
+    if pa.types.is_integer(type_) or pa.types.is_floating(type_):
+        return True
+    return field.dtype != "string" and (
+        pa.types.is_boolean(type_) or pa.types.is_decimal(type_)
+    )
+
+
+def _takes_ids(field: Field) -> bool:
+    """Whether a text may be the decimal text of an integer, as in hashing."""
+    return field.values is None and field.separator is None
+
+
+def wanted(field: Field) -> str:
+    """What `fits` is true of, in words."""
+    if field.separator is not None:
+        return "text, as the field has a separator"
+    if field.values is not None:
+        return "text, as the field has values"
+    of = (
+        "text or numbers"
+        if field.dtype == "string"
+        else ("numbers, booleans or text")
+    )
+    return f"lists of {of}" if field.bag else of
+
+
+def text_lengths(column: typing.Any) -> npt.NDArray[np.int64]:
+    """The bytes of each text in the dictionary of a column."""
+    if is_list_type(column.type):
+        column = column.values
+    if not pa.types.is_dictionary(column.type):
+        return np.zeros(0, np.int64)
+    lengths = pc.binary_length(column.dictionary).fill_null(0)
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def plain(
+    field: Field, column: typing.Any, missing: Sequence[str]
+) -> typing.Any:
+    """A column of no more than the types that `Converter` takes.
+
+    Args:
+      field: Field.
+      column: array that it `fits`.
+      missing: list of strings, texts that stand for no number.
+
+    Raises:
+      ValueError: a column of indices is too large when decoded.
+      pyarrow.ArrowException: there is no such layout of its values.
+    """
+    if pa.types.is_null(column.type):
+        kind = pa.binary()
+        return column.cast(pa.list_(kind) if is_list(field) else kind)
+    if is_list_type(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+        if pa.types.is_dictionary(column.type.value_type):
+            _check_size(field.name, column.values)
+            column = column.cast(pa.list_(column.type.value_type.value_type))
+        kind = column.type.value_type
+    else:
+        if pa.types.is_dictionary(column.type):
+            _check_size(field.name, column)
+            column = column.dictionary_decode()
+        kind = column.type
+    plain_kind = kind
+    if is_text(field) and pa.types.is_integer(kind):
+        plain_kind = pa.string()
+    elif is_text_type(kind):
+        plain_kind = pa.binary()
+    if plain_kind != kind:
+        is_one = kind == column.type
+        column = column.cast(plain_kind if is_one else pa.list_(plain_kind))
+    if is_text_type(kind) and not field.bag and field.dtype != "string":
+        texts = pa.array([text.encode() for text in missing], pa.binary())
+        is_missing = pc.is_in(column, value_set=texts)
+        if pc.any(is_missing).as_py():
+            column = pc.if_else(
+                is_missing, pa.scalar(None, pa.binary()), column
+            )
+    return column
+
+
+def _check_size(name: str, column: typing.Any) -> None:
+    """Raises ValueError if a column of indices is too large when decoded."""
+    lengths = text_lengths(column)
+    if len(column) * lengths.max(initial=0) <= _MOST_BYTES:
+        return
+    indices = column.indices.drop_null().to_numpy()
+    size = int(lengths[indices].sum())
+    if size > _MOST_BYTES:
+        raise ValueError(
+            f"its column {name!r} has {len(column):,} texts of {size:,} bytes, "
+            f"more than the {_MOST_BYTES >> 20} MiB of a block"
+        )
