@@ -11,6 +11,7 @@ from absl.testing import absltest, parameterized
 
 import tf_ext
 from tf_ext.data import dialect
+from tf_ext.data.lines import Lines
 
 Csv, Field = tf_ext.data.Csv, tf_ext.data.Field
 
@@ -168,11 +169,13 @@ class StripTest(_DialectTest):
                         else:
                             fields[-1] += one
                     expected.append(",".join(f.strip(" \t") for f in fields))
-                found = Csv(quotes=quotes, strip=True).block(text.encode())
-                self.assertEqual(found.data.decode().splitlines(), expected)
+                csv = Csv(quotes=quotes, strip=True)
+                found = csv.block(Lines(text.encode(), 1)).lines.data
+                self.assertEqual(found.decode().splitlines(), expected)
 
     def test_a_long_line_of_blanks_takes_linear_time(self):
-        found = Csv(strip=True).block(b"a" + b" \t" * (1 << 20) + b"b\n")
+        lines = Lines(b"a" + b" \t" * (1 << 20) + b"b\n", 1)
+        found = Csv(strip=True).block(lines).lines
         self.assertLen(found.data, 3 + (2 << 20))
 
 
@@ -204,7 +207,7 @@ class DelimiterTest(_DialectTest):
     def test_stands_in_for_one_that_lines_have(self):
         csv = Csv("||", quotes=False)
         used = bytes(dialect._STAND_INS)
-        self.assertEqual(csv.block(b"a||b\n").delimiter, used[:1])
+        self.assertEqual(csv.block(Lines(b"a||b\n", 1)).delimiter, used[:1])
         for last in (1, 5, len(used) - 1):
             data = used[:last] + b"||x\n"
             found, errors = self._read(data, [Field("x"), Field("y")], csv)

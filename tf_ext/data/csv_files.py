@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tf_ext.data.arrow import Converter, type_of
-from tf_ext.data.dialect import Block, Csv
+from tf_ext.data.dialect import Csv
 from tf_ext.data.errors import DamagedFileError, Malformed
-from tf_ext.data.lines import Lines, check, read_lines
+from tf_ext.data.lines import Checked, Lines, check, read_lines
 from tf_ext.data.parts import Parsed
 from tf_ext.data.schema import Schema
 
@@ -28,7 +28,7 @@ WIDTH = "wrong number of fields"
 
 
 class CsvFiles:
-    """Reads text whose lines are records.
+    """Reads text whose lines are records, or several within quotes.
 
     Args:
       schema: Schema.
@@ -44,30 +44,46 @@ class CsvFiles:
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
         """Yields functions that parse the blocks of a file, in any thread."""
-        blocks = read_lines(file)
+        blocks = self._dialect.records(read_lines(file))
         names = [field.name for field in self._schema.fields]
         if self._header:
             first = next(blocks, None)
             if first is None:
                 return
-            number = first.first
-            line, _, rest = first.data.partition(b"\n")
-            while self._dialect.is_comment(line):
-                number += 1
-                line, _, rest = rest.partition(b"\n")
-            names = self._names(file, line + b"\n")
-            blocks = itertools.chain(
-                [Lines(rest, number + 1)] if rest else [], blocks
-            )
+            header, rest = self._cut(first)
+            names = self._names(file, header)
+            blocks = itertools.chain([rest] if rest.data else [], blocks)
         for block in blocks:
             yield functools.partial(self._parse, block, names)
 
-    def _names(self, file: str, line: bytes) -> list[str]:
-        data, delimiter = self._dialect.block(line)
-        text = data.rstrip(b"\r\n").decode(errors="replace")
+    def _cut(self, lines: Lines) -> tuple[Lines, Lines]:
+        """The first record that is no comment, and the others."""
+        inner = set(lines.inner.tolist())
+        end = count = 0
+        while end < len(lines.data):
+            begin, first = end, count
+            while True:
+                end = lines.data.index(b"\n", end) + 1
+                count += 1
+                if count - 1 not in inner:
+                    break
+            line = lines.data[begin:end]
+            if line.strip() and not self._dialect.is_comment(line):
+                breaks = np.arange(count - first - 1)
+                others = lines.inner[lines.inner >= count] - count
+                return (
+                    Lines(line, lines.first + first, breaks),
+                    Lines(lines.data[end:], lines.first + count, others),
+                )
+        nothing = Lines(b"", lines.first + count)
+        return nothing, nothing
+
+    def _names(self, file: str, header: Lines) -> list[str]:
+        lines, delimiter = self._dialect.block(header)
+        text = lines.data.rstrip(b"\r\n").decode(errors="replace")
         quoted = self._dialect.quotes
         reader = csv.reader(
-            [text],
+            [f"{line}\n" for line in text.split("\n")],
             delimiter=delimiter.decode(),
             quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         )
@@ -89,13 +105,10 @@ class CsvFiles:
         ]
 
     def _parse(self, block: Lines, names: list[str]) -> Parsed:
-        data, delimiter = self._dialect.block(block.data)
-        lines = check(
-            Lines(data, block.first),
-            delimiter if self._dialect.quotes else None,
-        )
+        cut, delimiter = self._dialect.block(block)
+        lines = check(cut, delimiter if self._dialect.quotes else None)
         wrong: list[int] = []
-        columns = self._columns(Block(lines.data, delimiter), names, wrong)
+        columns = self._columns(lines, delimiter, names, wrong)
         numbers = np.delete(lines.numbers, wrong)
         part, reasons = self._converter.part(columns)
         malformed = [
@@ -109,7 +122,11 @@ class CsvFiles:
         return Parsed(part, lines.records, malformed)
 
     def _columns(
-        self, block: Block, names: list[str], wrong: list[int]
+        self,
+        lines: Checked,
+        delimiter: bytes,
+        names: list[str],
+        wrong: list[int],
     ) -> dict[str, typing.Any]:
         """Columns of all rows but those of a wrong width, which are noted."""
         used = self._schema.used
@@ -117,14 +134,17 @@ class CsvFiles:
             field.name: pa.binary() if field.bag else type_of(field)
             for field in used
         }
-        if block.data:
+        if lines.data:
+            parse = functools.partial(
+                self._table, lines, delimiter, names, wrong=wrong
+            )
             try:
-                table = self._table(block, names, _judged(block, types), wrong)
+                table = parse(types=_judged(lines.data, delimiter, types))
             except pa.ArrowInvalid:
                 # Some numbers are none: `Converter` finds them.
                 wrong.clear()
                 texts = dict.fromkeys(types, pa.binary())
-                table = self._table(block, names, texts, wrong)
+                table = parse(types=texts)
         else:
             table = pa.schema(list(types.items())).empty_table()
         return {
@@ -134,7 +154,8 @@ class CsvFiles:
 
     def _table(
         self,
-        block: Block,
+        lines: Checked,
+        delimiter: bytes,
         names: list[str],
         types: dict[str, typing.Any],
         wrong: list[int],
@@ -154,16 +175,17 @@ class CsvFiles:
             types[field.name] for field in used if field.dtype != "string"
         ]
         return arrow_csv.read_csv(
-            pa.BufferReader(block.data),
+            pa.BufferReader(lines.data),
             arrow_csv.ReadOptions(
                 use_threads=False,
-                block_size=len(block.data) + 1,
+                block_size=len(lines.data) + 1,
                 column_names=names,
             ),
             arrow_csv.ParseOptions(
-                delimiter=block.delimiter.decode(),
+                delimiter=delimiter.decode(),
                 quote_char='"' if self._dialect.quotes else False,
                 double_quote=self._dialect.quotes,
+                newlines_in_values=lines.has_breaks,
                 invalid_row_handler=leave_out,
             ),
             arrow_csv.ConvertOptions(
@@ -193,13 +215,12 @@ def _told_apart(names: list[str]) -> list[str]:
 
 
 def _judged(
-    block: Block, types: dict[str, typing.Any]
+    data: bytes, delimiter: bytes, types: dict[str, typing.Any]
 ) -> dict[str, typing.Any]:
     """The types, with texts for integers that `Converter` has to judge.
 
     pyarrow reads hexadecimal ones, too.
     """
-    data, delimiter = block
     if b"0x" not in data and b"0X" not in data:
         return types
     # At the begin of a field.

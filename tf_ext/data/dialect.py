@@ -5,22 +5,24 @@ import codecs
 import dataclasses
 import re
 import typing
+from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from tf_ext._checks import refuse
+from tf_ext.data.lines import Lines, is_any, is_quoted
+from tf_ext.data.quotes import Quotes, whole_records
 
 _OWNER = "Csv"
-_BLANKS = b" \t"
+_BREAK = ord("\n")
 # Of these, one that a block does not have stands for a longer delimiter.
 _STAND_INS = bytes(sorted({*range(1, 32)} - {*b"\t\n\r"}, reverse=True))
 
 
 class Block(typing.NamedTuple):
-    """Text in UTF-8 whose fields have one byte between them."""
+    """Lines whose fields have one byte between them."""
 
-    data: bytes
+    lines: Lines
     delimiter: bytes
 
 
@@ -33,8 +35,9 @@ class Csv:
     Attributes:
       delimiter: string between two fields; without quotes it may have several
         characters.
-      quotes: bool, whether a field may be in quotes, as in RFC 4180. Otherwise
-        a quote is a character like others.
+      quotes: bool, whether a field may be in quotes, as in RFC 4180. It may
+        then have line breaks, if its record is of at most 1 MiB. Otherwise a
+        quote is a character like others.
       encoding: string, one of Python's text encodings that have ASCII as their
         part, such as "utf-8", "latin-1", "cp1252" and "shift_jis". Features are
         in UTF-8 whatever the encoding, so that an id is the same in all files.
@@ -94,39 +97,65 @@ class Csv:
             refuse(_OWNER, "encoding", allowed, self.encoding)
 
     def is_comment(self, line: bytes) -> bool:
-        """Whether a line of a file is skipped."""
-        return self.comment is not None and self._in_utf_8(line).startswith(
+        """Whether a line in UTF-8 is skipped."""
+        return self.comment is not None and line.startswith(
             self.comment.encode()
         )
 
-    def block(self, data: bytes) -> Block:
-        """Whole lines, as many as before.
+    def records(self, blocks: Iterator[Lines]) -> Iterator[Lines]:
+        """The lines of a file in UTF-8, in blocks of whole records.
 
         Bytes that the encoding does not have are left as they are, which is
         not UTF-8.
-
-        Args:
-          data: bytes, whole lines; the last one has a line break, too.
         """
-        data = self._in_utf_8(data)
+        in_utf_8 = (
+            Lines(self._in_utf_8(block.data), block.first) for block in blocks
+        )
+        if not self.quotes:
+            return in_utf_8
+        delimiter = self.delimiter.encode()
+        blanks = _blanks(delimiter) if self.strip else b""
+        is_comment = None if self.comment is None else self.is_comment
+        return whole_records(in_utf_8, Quotes(delimiter[0], blanks, is_comment))
+
+    def block(self, lines: Lines) -> Block:
+        """Lines of `records`, as many as before, without comments."""
+        data = lines.data
         if self.comment is not None:
-            prefix = re.escape(self.comment.encode())
-            data = re.sub(rb"(?m)^%b[^\n]*" % prefix, b"", data)
+            data = self._without_comments(lines)
         delimiter = self.delimiter.encode()
         if len(delimiter) > 1:
             absent = (one for one in _STAND_INS if bytes([one]) not in data)
             stand_in = bytes([next(absent, _STAND_INS[0])])
             data = data.replace(delimiter, stand_in)
             delimiter = stand_in
+        lines = lines._replace(data=data)
         if self.strip:
-            data = _strip(data, delimiter, self.quotes)
-        return Block(data, delimiter)
+            lines = lines._replace(data=_strip(lines, delimiter, self.quotes))
+        return Block(lines, delimiter)
+
+    def _without_comments(self, lines: Lines) -> bytes:
+        prefix = re.escape((self.comment or "").encode())
+        comment = re.compile(rb"(?m)^%b[^\n]*" % prefix)
+        if not len(lines.inner):
+            return comment.sub(b"", lines.data)
+        breaks = np.flatnonzero(np.frombuffer(lines.data, np.uint8) == _BREAK)
+        # Where lines begin within a value.
+        within = set((breaks[lines.inner] + 1).tolist())
+        return comment.sub(
+            lambda found: found[0] if found.start() in within else b"",
+            lines.data,
+        )
 
     def _in_utf_8(self, data: bytes) -> bytes:
         if data.isascii() or codecs.lookup(self.encoding).name == "utf-8":
             return data
         text = data.decode(self.encoding, "surrogateescape")
         return text.encode("utf-8", "surrogateescape")
+
+
+def _blanks(delimiter: bytes) -> bytes:
+    return b" \t".replace(delimiter, b"")
 
 
 def _is_text(value: object) -> typing.TypeGuard[str]:
@@ -148,36 +177,26 @@ def _has_ascii(encoding: str) -> bool:
         return False
 
 
-def _strip(data: bytes, delimiter: bytes, quotes: bool) -> bytes:
+def _strip(lines: Lines, delimiter: bytes, quotes: bool) -> bytes:
     """Without blanks at the begin and the end of fields, in one pass.
 
     A regular expression would take quadratic time for a line of blanks.
     """
-    data = data.replace(b"\r\n", b"\n")
-    bytes_ = np.frombuffer(data, np.uint8)
-    is_blank = np.zeros(len(bytes_), bool)
-    for blank in _BLANKS:
-        if blank != delimiter[0]:
-            is_blank |= bytes_ == blank
+    bytes_ = np.frombuffer(lines.without_returns(), np.uint8)
+    is_blank = is_any(bytes_, _blanks(delimiter))
     blanks, others = np.flatnonzero(is_blank), np.flatnonzero(~is_blank)
     # As many others come before each blank. The last one is a line break, also
     # for blanks that none precedes.
     after = np.searchsorted(others, blanks)
     is_edge = bytes_[others] == delimiter[0]
-    if quotes and b'"' in data:
-        is_edge &= ~_is_quoted(bytes_, others)
-    is_edge |= bytes_[others] == ord("\n")
+    is_break = bytes_ == _BREAK
+    ends = np.flatnonzero(is_break)
+    if len(lines.inner):
+        is_break[ends[lines.inner]] = False
+        ends = np.delete(ends, lines.inner)
+    if quotes:
+        is_edge &= ~is_quoted(bytes_, ends, others)
+    is_edge |= is_break[others]
     kept = np.ones(len(bytes_), bool)
     kept[blanks[is_edge[after - 1] | is_edge[after]]] = False
     return bytes_[kept].tobytes()
-
-
-def _is_quoted(
-    bytes_: npt.NDArray[np.uint8], places: npt.NDArray[np.intp]
-) -> npt.NDArray[np.bool_]:
-    """Whether an odd number of quotes precedes each place in its line."""
-    quotes = np.flatnonzero(bytes_ == ord('"'))
-    ends = np.flatnonzero(bytes_ == ord("\n"))
-    begins = np.concatenate([[0], ends + 1])[np.searchsorted(ends, places)]
-    before = np.searchsorted(quotes, places) - np.searchsorted(quotes, begins)
-    return before % 2 == 1

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of whole lines of text files, and the lines that are malformed.
+"""Blocks of whole lines of text files, and the records that are malformed.
 
-A line is a record: a quoted field cannot contain a line break. So a quote that
-is missing costs one record and not all that follow it.
+A line is a record, unless its block says that breaks are in values.
 """
 
 import codecs
@@ -22,6 +21,8 @@ BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 
+_QUOTE, _BREAK, _RETURN = ord('"'), ord("\n"), ord("\r")
+
 LONG_LINE = "line above 1 MiB"
 NUL = "NUL byte"
 QUOTES = "wrong quotes"
@@ -33,11 +34,22 @@ class Lines(typing.NamedTuple):
     """A block of a file.
 
     data: whole lines, the last one with a line break, too; first: the number of
-    the first line, from 1.
+    the first line, from 1; inner: int64, the indices of the lines whose breaks
+    are in values, which rise.
     """
 
     data: bytes
     first: int
+    inner: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def without_returns(self) -> bytes:
+        """The lines without carriage returns before the breaks of records."""
+        if not len(self.inner):
+            return self.data.replace(b"\r\n", b"\n")
+        block = np.frombuffer(self.data, np.uint8)
+        ends = np.delete(np.flatnonzero(block == ord("\n")), self.inner)
+        returns = ends[(ends > 0) & (block[ends - 1] == ord("\r"))] - 1
+        return np.delete(block, returns).tobytes()
 
 
 def read_lines(file: str) -> Iterator[Lines]:
@@ -97,20 +109,22 @@ def unzipped(file: str, raw: typing.Any) -> Iterator[bytes]:
 
 
 class Checked(typing.NamedTuple):
-    """The lines of a block that can be parsed.
+    """The records of a block that can be parsed.
 
-    data: them; numbers: function to their numbers, int64; malformed: the other
-    ones; records: the number of all lines that are not empty.
+    data: their lines; numbers: int64, of their first lines; malformed: the
+    other ones; records: the number of all that are not empty; has_breaks:
+    whether line breaks or carriage returns are in values.
     """
 
     data: bytes
     numbers: typing.Any
     malformed: list[Malformed]
     records: int
+    has_breaks: bool = False
 
 
 def check(lines: Lines, separator: bytes | None) -> Checked:
-    """Leaves out empty and malformed lines.
+    """Leaves out empty and malformed records.
 
     Args:
       lines: Lines.
@@ -118,37 +132,48 @@ def check(lines: Lines, separator: bytes | None) -> Checked:
     """
     data = lines.data
     if b"\r" in data:
-        data = data.replace(b"\r\n", b"\n")
+        data = lines.without_returns()
     block = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(block == ord("\n"))
+    numbers = np.arange(lines.first, lines.first + len(ends))
+    has_breaks = len(lines.inner) > 0
+    if has_breaks:
+        ends = np.delete(ends, lines.inner)
+        numbers = np.delete(numbers, lines.inner + 1)
     begins = np.concatenate([[0], ends[:-1] + 1])
     reasons: dict[int, str] = {}
     for index in np.flatnonzero(ends - begins > MAX_LINE_BYTES):
         reasons[int(index)] = LONG_LINE
-    for byte, reason in ((0, NUL), (ord("\r"), RETURN)):
-        if bytes([byte]) in data:
-            places = np.flatnonzero(block == byte)
-            _note(reasons, np.searchsorted(ends, places), reason)
+    if b"\0" in data:
+        places = np.flatnonzero(block == 0)
+        _note(reasons, np.searchsorted(ends, places), NUL)
+    quotes = separator if b'"' in data else None
+    if b"\r" in data:
+        places = np.flatnonzero(block == ord("\r"))
+        if quotes is not None:
+            quoted = is_quoted(block, ends, places)
+            has_breaks |= bool(quoted.any())
+            places = places[~quoted]
+        _note(reasons, np.searchsorted(ends, places), RETURN)
     if not data.isascii():
         _note(reasons, _not_utf_8(data, block, begins, ends), UTF_8)
-    if separator is not None and b'"' in data:
-        _note(reasons, _wrongly_quoted(block, ends, separator[0]), QUOTES)
+    if quotes is not None:
+        _note(reasons, _wrongly_quoted(block, ends, quotes[0]), QUOTES)
     empty = np.flatnonzero(ends == begins)
     malformed = [
-        Malformed(lines.first + index, reasons[index])
+        Malformed(int(numbers[index]), reasons[index])
         for index in sorted(reasons)
     ]
     records = len(ends) - len(empty)
     if not (len(empty) or reasons):
-        numbers = np.arange(lines.first, lines.first + len(ends))
-        return Checked(data, numbers, malformed, records)
+        return Checked(data, numbers, malformed, records, has_breaks)
     left_out = np.union1d(empty, np.array(list(reasons), np.int64))
-    numbers = np.delete(np.arange(len(ends)), left_out)
     return Checked(
         without(data, begins, ends, left_out.astype(np.int64)),
-        numbers + lines.first,
+        np.delete(numbers, left_out),
         malformed,
         records,
+        has_breaks,
     )
 
 
@@ -202,28 +227,79 @@ def _not_utf_8(
     return np.array(bad, np.int64)
 
 
+def is_quoted(
+    block: npt.NDArray[np.uint8],
+    ends: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+) -> npt.NDArray[np.bool_]:
+    """Whether an odd number of quotes precedes each place in its record.
+
+    Args:
+      block: uint8, whole records.
+      ends: int64, their line breaks.
+      places: int64.
+    """
+    quotes = np.flatnonzero(block == ord('"'))
+    counts = np.concatenate([[0], np.searchsorted(quotes, ends)])
+    before = np.searchsorted(quotes, places)
+    return (before - counts[np.searchsorted(ends, places)]) % 2 == 1
+
+
 def _wrongly_quoted(
     block: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], separator: int
 ) -> npt.NDArray[np.int64]:
-    """Lines whose quotes are not those of RFC 4180.
+    """Records whose quotes are not those of RFC 4180."""
+    places = np.flatnonzero(block == ord('"'))
+    opens, closes = roles(block, places, separator)
+    counts = np.diff(np.searchsorted(places, ends), prepend=0)
+    # The number of each quote within its record.
+    first = np.repeat(np.cumsum(counts) - counts, counts)
+    is_first = (np.arange(len(places)) - first) % 2 == 0
+    good = np.where(is_first, opens, closes)
+    owners = np.repeat(np.arange(len(ends)), counts)
+    return np.union1d(owners[~good], np.flatnonzero(counts % 2 == 1))
+
+
+def is_any(block: npt.NDArray[np.uint8], some: bytes) -> npt.NDArray[np.bool_]:
+    """Whether each byte is one of some."""
+    found = np.zeros(len(block), bool)
+    for byte in some:
+        found |= block == byte
+    return found
+
+
+def roles(
+    block: npt.NDArray[np.uint8],
+    places: npt.NDArray[np.int64],
+    separator: int,
+    blanks: bytes = b"",
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which quotes could open a field, and which could close one.
 
     A quote opens a field after a separator and closes it before one; two in a
     row within a quoted field are one that belongs to the value.
+
+    Args:
+      block: uint8, whole lines.
+      places: int64, where it has quotes.
+      separator: int, the byte between fields.
+      blanks: bytes that may be between a quote and a separator.
     """
-    quote, newline = ord('"'), ord("\n")
-    places = np.flatnonzero(block == quote)
-    lines = np.searchsorted(ends, places)
-    # The number of each quote within its line.
-    first = np.searchsorted(lines, lines)
-    opens = (np.arange(len(places)) - first) % 2 == 0
-    before = np.where(places > 0, block[places - 1], newline)
+    # Before the first byte, a line ends.
+    before = np.where(places > 0, block[places - 1], _BREAK)
     after = block[places + 1]
-    reopens = opens & (before == quote) & (np.arange(len(places)) > first)
-    good = np.where(
-        opens,
-        reopens | (before == separator) | (before == newline),
-        (after == separator) | (after == newline) | (after == quote),
-    )
-    counts = np.bincount(lines)
-    odd = np.flatnonzero(counts % 2 == 1)
-    return np.union1d(lines[~good], odd)
+    opens, closes = before == _QUOTE, after == _QUOTE
+    ends_line = block[np.minimum(places + 2, len(block) - 1)] == _BREAK
+    closes |= (after == _RETURN) & ends_line
+    if blanks:
+        others = np.flatnonzero(~is_any(block, blanks))
+        place = np.searchsorted(others, places)
+        before = np.where(place > 0, block[others[place - 1]], _BREAK)
+        behind = others[place + 1]
+        after = block[behind]
+        ends_line = block[np.minimum(behind + 1, len(block) - 1)] == _BREAK
+        closes |= (after == _RETURN) & ends_line
+    for one in (separator, _BREAK):
+        opens |= before == one
+        closes |= after == one
+    return opens, closes
