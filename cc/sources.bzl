@@ -125,6 +125,7 @@ OPS_SOURCES = [
 PYTHON_SOURCES = [
     "cc/python/core_module.cc",
     "cc/python/records_module.cc",
+    "cc/python/rows_module.cc",
     "cc/python/rules_module.cc",
     "cc/python/setting_module.cc",
     "cc/python/snapshot_module.cc",

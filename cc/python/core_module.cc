@@ -366,6 +366,7 @@ PYBIND11_MODULE(_core, m) {
   });
   m.def("initial_rows", &InitialRows, py::arg("config"), py::arg("signs"));
   DefineRecords(&m);
+  DefineRows(&m);
   DefineRules(&m);
   DefineSetting(&m);
   DefineSnapshots(&m);

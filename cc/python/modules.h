@@ -9,6 +9,8 @@ namespace tf_ext {
 
 // TFRecord files, for tf_ext.data.
 void DefineRecords(pybind11::module_* m);
+// Rows of tables, for tf_ext.snapshot.
+void DefineRows(pybind11::module_* m);
 // Update rules, for tf_ext.tables.sparse_optimizers.
 void DefineRules(pybind11::module_* m);
 // The context that sets a context variable.

@@ -193,7 +193,7 @@ class CodeTest(absltest.TestCase):
                 found,
             )
 
-        self._run_commands(_SNAPSHOTS, 6)
+        self._run_commands(_SNAPSHOTS, 7)
         self.assertTrue(pathlib.Path(self.folder, "deep.parquet").exists())
 
     def test_sequences_and_retrieval(self):

@@ -8,6 +8,7 @@ from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.callbacks.table_stats import TableStats
 from tf_ext.callbacks.user_metrics import UserMetrics
 from tf_ext.recovery.files import latest_point
+from tf_ext.recovery.warm_start import WarmStart, warm_start
 
 __all__ = [
     "EarlyStopping",
@@ -16,7 +17,9 @@ __all__ = [
     "TableSnapshot",
     "TableStats",
     "UserMetrics",
+    "WarmStart",
     "latest_point",
+    "warm_start",
 ]
 
 

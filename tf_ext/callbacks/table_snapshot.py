@@ -18,6 +18,7 @@ from tf_ext._checks import (
 from tf_ext._keras import keras
 from tf_ext.distribute import coordinators
 from tf_ext.recovery import files, points, preemption
+from tf_ext.recovery import warm_start as warm_starts
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
@@ -46,6 +47,10 @@ class TableSnapshot(keras.callbacks.Callback):
 
     A point is written at the end of `fit`, and before it as `steps`, `seconds`
     and `epoch_end` say.
+
+    With `warm_start`, the first `fit` into an empty directory begins with the
+    rows and weights of another run, of a model that may have other tables,
+    layers and dims: `tf_ext.callbacks.warm_start` with `missing="initial"`.
 
     The first `fit` of a callback object looks for a point; later ones continue
     with the model as it is. Metrics of the epoch that was interrupted, and the
@@ -77,6 +82,8 @@ class TableSnapshot(keras.callbacks.Callback):
         during validation, takes effect at the end of the epoch. Under
         MultiWorkerMirroredStrategy the workers agree in each step: if one of
         them gets the signal, all stop after the same step.
+      warm_start: what training begins with if `directory` has no point: the
+        `source` of `tf_ext.callbacks.warm_start`, or None.
 
     Example:
     >>> import tf_ext
@@ -96,6 +103,7 @@ class TableSnapshot(keras.callbacks.Callback):
         incremental: bool = False,
         max_bytes_per_second: int | None = None,
         on_sigterm: bool = False,
+        warm_start: warm_starts.Source | None = None,
     ) -> None:
         super().__init__()
         value: typing.Any
@@ -122,6 +130,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self.incremental = incremental
         self.max_bytes_per_second = max_bytes_per_second
         self.on_sigterm = on_sigterm
+        self.warm_start = warm_start
         self._notice = preemption.Notice()
         # What a loop told of it last, or None.
         self._told_sigterm: bool | None = None
@@ -161,18 +170,18 @@ class TableSnapshot(keras.callbacks.Callback):
         Not after a first time, unless that was interrupted.
         """
         self._asked = True
-        if not self._resumed:
+        if not self._resumed and self.warm_start is None:
             self._resumed = not files.list_points(self.directory)
         return not self._resumed
 
-    def resume(self, model: keras.Model) -> Point:
+    def resume(self, model: keras.Model) -> Point | None:
         """Restores a model from the newest complete point.
 
         Args:
           model: a built `tf_ext.Model`.
 
         Returns:
-          The Point.
+          The Point; None after a warm start, as there was none.
 
         Raises:
           DamagedSnapshotError: no point can be read.
@@ -181,7 +190,12 @@ class TableSnapshot(keras.callbacks.Callback):
         # read.
         self._claim_directory(model)
         failure: typing.Any = None
-        for path in reversed(files.list_points(self.directory)):
+        found = files.list_points(self.directory)
+        if not found and self.warm_start is not None:
+            warm_starts.warm_start(model, self.warm_start, missing="initial")
+            self._resumed = True
+            return None
+        for path in reversed(found):
             try:
                 with files.naming(path):
                     point = points.read(path, model, self._load_table)

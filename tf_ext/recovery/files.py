@@ -118,7 +118,8 @@ def directories(root: str) -> list[tuple[str, bool]]:
 class SavedPoint:
     """The contents of `point.json`.
 
-    tables: list of `(name, id)`; variables: `{name: (dtype, shape)}`.
+    tables: list of `(name, id)`; variables: `{name: (dtype, shape)}`; paths:
+    `{name: path}` of those of layers, which earlier versions did not write.
     """
 
     step: int
@@ -128,6 +129,7 @@ class SavedPoint:
     variables_file: str
     variables_crc32c: int
     variables: Described
+    paths: dict[str, str]
 
 
 def read_point(path: str) -> SavedPoint:
@@ -139,6 +141,7 @@ def read_point(path: str) -> SavedPoint:
     file = posixpath.join(path, NAME)
     members = unseal(_read(file, manifests.MAX_BYTES), file)
     variables: Described = {}
+    paths = {}
     for entry in members.objects("variables"):
         name = entry.text("name")
         if name in variables:
@@ -147,6 +150,8 @@ def read_point(path: str) -> SavedPoint:
         if not all(type(n) is int and 0 <= n <= INT64_MAX for n in shape):
             entry.refuse("shape", "a list of sizes")
         variables[name] = (_dtype_of(entry), shape)
+        if "path" in entry.names():
+            paths[name] = entry.text("path", "(?s:.*)", "a text")
     return SavedPoint(
         step=members.integer("step", 0, INT64_MAX),
         epoch=members.integer("epoch", 0, INT64_MAX),
@@ -160,6 +165,7 @@ def read_point(path: str) -> SavedPoint:
         ),
         variables_crc32c=members.number("variables_crc32c", 8),
         variables=variables,
+        paths=paths,
     )
 
 

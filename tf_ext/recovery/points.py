@@ -127,6 +127,10 @@ def _write_state(
 ) -> None:
     """Writes everything but the tables, whose names and ids are given."""
     arrays = _state(model)
+    paths = {
+        name: variable_path(variable)
+        for name, variable in model_variables(model).items()
+    }
     data = b"".join(array.tobytes() for array in arrays.values())
     name = f"variables-{uuid.uuid4().hex[:16]}.bin"
     snapshot_ops.write_file_atomically(posixpath.join(point.path, name), data)
@@ -141,6 +145,7 @@ def _write_state(
         "variables_crc32c": f"{_core.crc32c(data):08x}",
         "variables": [
             {"name": key, "dtype": a.dtype.name, "shape": list(a.shape)}
+            | ({"path": paths[key]} if key in paths else {})
             for key, a in arrays.items()
         ],
     }
@@ -180,21 +185,21 @@ def read(
             f"tables, {names}, but was saved with {len(saved)}, {saved}. Make "
             "the model as it was saved."
         )
-    described = {
+    saved_variables = {
         name: value
         for name, value in saved_point.variables.items()
         if not name.startswith(_ACCUMULATED)
     }
-    check_variables(_variables(model), described, path)
+    check_variables(_variables(model), saved_variables, path)
     arrays = read_arrays(saved_point, path)
     places = [table_path(path, index) for index in range(len(tables))]
     for where, (_, wanted) in zip(places, saved_point.tables, strict=True):
-        _check_id(read_manifest(where), wanted, where, file)
+        check_id(read_manifest(where), wanted, where, file)
     try:
         for table, where, (_, wanted) in zip(
             tables, places, saved_point.tables, strict=True
         ):
-            _check_id(load_table(table, where), wanted, where, file)
+            check_id(load_table(table, where), wanted, where, file)
         _restore_state(model, arrays, path)
     except BaseException:
         for table in tables:
@@ -205,7 +210,15 @@ def read(
     )
 
 
-def _check_id(manifest: Manifest, wanted: str, path: str, file: str) -> None:
+def check_id(manifest: Manifest, wanted: str, path: str, file: str) -> None:
+    """Raises DamagedSnapshotError unless a snapshot is that of a point.
+
+    Args:
+      manifest: Manifest of the snapshot.
+      wanted: string, the id that the point names.
+      path: string, the snapshot's directory.
+      file: string, the point's file.
+    """
     if manifest.id != wanted:
         raise DamagedSnapshotError(
             f"{path} must be the snapshot {wanted}, which {file} names, but "
@@ -270,6 +283,22 @@ def model_variables(model: keras.Model) -> dict[str, typing.Any]:
     }
 
 
+def variable_path(variable: typing.Any) -> str:
+    """What tells a variable from others in a program that makes it again."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def described(variables: dict[str, typing.Any]) -> Described:
+    """Type and shape of `{name: variable}`."""
+    return {
+        name: (
+            np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype),
+            list(variable.shape),
+        )
+        for name, variable in variables.items()
+    }
+
+
 def _variables(model: keras.Model) -> dict[str, typing.Any]:
     """The state of training besides rows: `{name: variable}`."""
     variables = model_variables(model)
@@ -325,13 +354,7 @@ def check_variables(
       saved: `{name: (dtype, shape)}`.
       path: string, the point's directory.
     """
-    wanted = {
-        name: (
-            np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype),
-            list(variable.shape),
-        )
-        for name, variable in variables.items()
-    }
+    wanted = described(variables)
     for name in sorted(wanted.keys() | saved.keys()):
         for index, what in ((1, "shape"), (0, "dtype")):
             mine, theirs = (

@@ -25,6 +25,7 @@ from tf_ext.snapshot.manifest import (
 )
 from tf_ext.snapshot.parquet import to_parquet
 from tf_ext.snapshot.reader import Snapshot, open_snapshot
+from tf_ext.snapshot.transforming import transform
 from tf_ext.snapshot.writer import compact, reshard
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "open_snapshot",
     "reshard",
     "to_parquet",
+    "transform",
 ]
 
 

@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.storage import join, storage_of
 
-_NAME = re.compile(r"writer-(.+)-(\d+)-[0-9a-f]{16}\.claim")
+# A regular expression: the names of claims.
+CLAIM_FILE = r"writer-(.+)-(\d+)-[0-9a-f]{16}\.claim"
+_NAME = re.compile(CLAIM_FILE)
 
 
 class Claim:

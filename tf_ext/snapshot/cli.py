@@ -2,19 +2,21 @@
 """The command line of snapshots: `python -m tf_ext.snapshot`."""
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from tf_ext import _terminal as terminal
-from tf_ext.snapshot import parquet, reader, top, writer
+from tf_ext.snapshot import merging, parquet, reader, top, writer
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.manifest import (
     DamagedSnapshotError,
     Manifest,
     SnapshotConflictError,
 )
+from tf_ext.snapshot.transforming import bytes_to_read, transform
 
 _PROGRAM = "python -m tf_ext.snapshot"
 # How many weights of a row `top` prints.
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "merge a delta and its bases into a full snapshot",
         ("out", "a directory that does not exist yet, or is empty"),
     )
+    _add_transform(commands)
     _add(
         commands,
         "to-parquet",
@@ -115,6 +118,76 @@ def _add(
         command.add_argument(argument, metavar=argument.upper(), help=about)
     command.set_defaults(run=run)
     return command
+
+
+def _add_transform(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    command = _add(
+        commands,
+        "transform",
+        _transform,
+        "write a snapshot for a table of another shape",
+        ("out", "a directory that does not exist yet, or is empty"),
+    )
+    for option, metavar, text in (
+        ("--name", "NAME", "the name of the table"),
+        ("--optimizer", "RULE", "the update rule, such as adagrad"),
+        ("--dtype", "TYPE", "the type of weights, such as float16"),
+        ("--slot-dtype", "TYPE", "the type of slots, such as bfloat16"),
+        ("--projection", "FILE", "a matrix [dim, N], of numpy.save"),
+    ):
+        command.add_argument(option, metavar=metavar, help=text)
+    command.add_argument(
+        "--dim",
+        type=int,
+        metavar="N",
+        help="the first N positions, or with more of them, those of new rows",
+    )
+    condition = "a condition such as 'show>=3', or a file .npy with signs"
+    for option, text in (
+        ("--keep", f"only rows that are of all of these: {condition}"),
+        ("--drop", f"no rows that are of any of these: {condition}"),
+        (
+            "--merge",
+            "another snapshot, whose rows are merged into those",
+        ),
+    ):
+        metavar = "PATH" if option == "--merge" else "CONDITION"
+        command.add_argument(
+            option, action="append", default=[], metavar=metavar, help=text
+        )
+    command.add_argument(
+        "--by",
+        choices=merging.RULES,
+        default=merging.PRIORITY,
+        help="which row of a sign stays: the first table's, the mean, or the "
+        "most shown (default: priority)",
+    )
+
+
+def _transform(options: argparse.Namespace) -> int:
+    total = bytes_to_read([options.path, *options.merge])
+    with terminal.progress("transforming", total) as progress:
+        manifest = transform(
+            options.path,
+            options.out,
+            dim=options.dim,
+            projection=options.projection,
+            name=options.name,
+            optimizer=options.optimizer,
+            dtype=options.dtype,
+            slot_dtype=options.slot_dtype,
+            keep=options.keep,
+            drop=options.drop,
+            merge=options.merge,
+            by=options.by,
+            progress=progress,
+        )
+    if manifest.conversion is not None:
+        _, rounded, saturated = dataclasses.astuple(manifest.conversion)
+        print(f"{rounded:,} values were rounded, {saturated:,} to the largest.")
+    return _written(manifest, options.out)
 
 
 def _inspect(options: argparse.Namespace) -> int:

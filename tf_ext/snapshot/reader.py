@@ -14,6 +14,7 @@ from tf_ext.snapshot.files import (
     Chain,
     Progress,
     ids,
+    overlap,
     read_chain,
     read_chunks,
     replaced,
@@ -269,7 +270,10 @@ def signs_of(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 
 
 def latest_rows(
-    chain: Chain, progress: Progress, repeated: bool = False
+    chain: Chain,
+    progress: Progress,
+    repeated: bool = False,
+    part: tuple[int, int] = (0, 1),
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """The latest rows of a full snapshot and its deltas.
 
@@ -281,16 +285,30 @@ def latest_rows(
       progress: function that is called with the bytes of each chunk.
       repeated: bool, whether a row that occurs twice in the full snapshot is
         yielded twice, in order. This needs no set of the signs in it.
+      part: `(shard, shards)`: only the rows of a shard of a table with so many
+        are yielded, and files without any of them are not read.
 
     Yields:
       uint8 `[n, row_bytes]`.
     """
+    rows = _latest_rows(chain, progress, repeated, part)
+    if part == (0, 1):
+        yield from rows
+        return
+    shard, shards = part
+    for some in rows:
+        yield some[_core.shard_of(signs_of(some), shards) == shard]
+
+
+def _latest_rows(
+    chain: Chain, progress: Progress, repeated: bool, part: tuple[int, int]
+) -> Iterator[npt.NDArray[np.uint8]]:
     settled = _core.SignSet()
     for path, manifest in chain[:0:-1]:
-        for file in manifest.files:
+        for file in _files_of(manifest, part):
             yield from _last_rows(path, manifest, file, progress, settled)
     path, manifest = chain[0]
-    for file in manifest.files:
+    for file in _files_of(manifest, part):
         rows: Iterator[npt.NDArray[np.uint8]]
         if repeated:
             chunks = read_chunks(path, manifest, file, progress)
@@ -302,6 +320,15 @@ def latest_rows(
                 some = some[~settled.contains(signs_of(some))]
             if len(some):
                 yield some
+
+
+def _files_of(manifest: Manifest, part: tuple[int, int]) -> list[RowFile]:
+    """The files that may have rows of a part."""
+    return [
+        file
+        for file in manifest.files
+        if overlap(file.shard, manifest.shards, *part)
+    ]
 
 
 def _last_rows(

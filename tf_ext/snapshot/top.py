@@ -16,6 +16,7 @@ from tf_ext.snapshot.files import (
     read_chain,
 )
 from tf_ext.snapshot.reader import Snapshot
+from tf_ext.snapshot.row_filter import norms
 from tf_ext.snapshot.storage import normalised
 
 NORM, SHOW, CLICK, LAST_SEEN = "norm", "show", "click", "last_seen"
@@ -87,7 +88,7 @@ def _find(
     )
     for signs, values in snapshot.chunks(fields, progress):
         weights = values["weights"]
-        of_rows = _norms(weights) if by == NORM else values[by][:, 0]
+        of_rows = norms(weights) if by == NORM else values[by][:, 0]
         rows = TopRows(signs, of_rows.astype(np.float64), weights)
         if len(found.signs) == count:
             # Almost no row of a large table is among the first.
@@ -105,12 +106,6 @@ def _refuse(snapshot: Snapshot, by: str) -> typing.NoReturn:
         "policy by time last_seen"
     )
     refuse("top", "by", allowed, by)
-
-
-def _norms(weights: npt.NDArray[typing.Any]) -> npt.NDArray[np.float64]:
-    # Squares of large float16 and float32 would be infinite.
-    exact = weights.astype(np.float64)
-    return np.sqrt(np.einsum("ij,ij->i", exact, exact))
 
 
 def _first(some: TopRows, more: TopRows, count: int) -> TopRows:

@@ -3,10 +3,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
+import re
 import secrets
 import typing
 import uuid
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +18,7 @@ from tf_ext import _core
 from tf_ext._checks import is_int, refuse
 from tf_ext._version import __version__
 from tf_ext.snapshot import manifest as manifests
-from tf_ext.snapshot.claims import Claim
+from tf_ext.snapshot.claims import CLAIM_FILE, Claim
 from tf_ext.snapshot.files import (
     Chain,
     Progress,
@@ -24,12 +27,7 @@ from tf_ext.snapshot.files import (
     read_chain,
     read_manifest,
 )
-from tf_ext.snapshot.reader import (
-    Snapshot,
-    latest_rows,
-    read_counters,
-    signs_of,
-)
+from tf_ext.snapshot.reader import latest_rows, read_counters, signs_of
 from tf_ext.snapshot.storage import Storage, join, normalised, storage_of
 
 # Each shard takes a chunk of memory and an open file. More shards take further
@@ -37,6 +35,12 @@ from tf_ext.snapshot.storage import Storage, join, normalised, storage_of
 _SHARDS_AT_ONCE = 128
 _MAX_SHARDS = 100_000
 _COUNTERS_AT_ONCE = 1 << 16
+
+# What a process that was killed can have left in a directory.
+_LEFT_FILE = re.compile(
+    rf"{manifests.ROW_FILE}|{manifests.COUNTER_FILE}|{re.escape(manifests.NAME)}.part"
+)
+_LEFT = re.compile(f"{_LEFT_FILE.pattern}|{CLAIM_FILE}")
 
 
 def reshard(
@@ -101,6 +105,26 @@ def passes(shards: int) -> int:
     return -(-shards // _SHARDS_AT_ONCE)
 
 
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """What is written.
+
+    Attributes:
+      what: string, what it is of, for messages.
+      manifest: Manifest of the new snapshot, but for what describes its files.
+      rows: function of a Progress that yields the rows as they are stored,
+        uint8 `[n, row_bytes]`; the last of several of one sign counts. Each
+        pass calls it.
+      counters: function of (shard, shards, Progress) that returns the counters
+        of a shard, uint8 `[n, COUNTER_BYTES]`, in any order.
+    """
+
+    what: str
+    manifest: manifests.Manifest
+    rows: Callable[[Progress], Iterator[npt.NDArray[np.uint8]]]
+    counters: Callable[[int, int, Progress], npt.NDArray[np.uint8]]
+
+
 def _rewrite(
     path: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -110,32 +134,61 @@ def _rewrite(
     """Rewrites a snapshot; `shards` of None keeps its number of shards."""
     path, out = normalised(path), normalised(out)
 
-    def write(chain: Chain) -> manifests.Manifest:
-        snapshot = Snapshot(chain)
-        return _write(
-            snapshot, out, shards or snapshot.manifest.shards, progress
+    def rewrite(chain: Chain) -> manifests.Manifest:
+        where, manifest = chain[-1]
+        content = Content(
+            where,
+            manifest,
+            lambda progress: latest_rows(chain, progress, repeated=True),
+            functools.partial(counters_of_shard, where, manifest),
         )
+        return write(content, out, shards or manifest.shards, progress)
 
-    return read_again_if_replaced(path, lambda: read_chain(path), write)
+    return read_again_if_replaced(path, lambda: read_chain(path), rewrite)
 
 
-def _write(
-    snapshot: Snapshot, out: str, shards: int, progress: Progress | None
-) -> manifests.Manifest:
-    storage = storage_of(out)
-    if storage.names(out):
+def check_is_free(out: str) -> None:
+    """Raises ValueError unless a snapshot may be written to a directory.
+
+    It may be in one with nothing but what a killed process has left.
+    """
+    names = storage_of(out).names(out)
+    if not all(map(_LEFT.fullmatch, names)):
         raise ValueError(
             "Argument `out` must be a directory that is empty or does not "
             f"exist yet. Received: out={out!r}, which holds files"
         )
+
+
+def write(
+    content: Content, out: str, shards: int, progress: Progress | None
+) -> manifests.Manifest:
+    """Writes a full snapshot, which is whole or absent.
+
+    Args:
+      content: Content.
+      out: string, as returned by `storage.normalised`, where nothing is but
+        what a killed process has left, which is removed.
+      shards: int.
+      progress: see `reshard`.
+
+    Returns:
+      The Manifest.
+
+    Raises:
+      The errors of `reshard`; no files are left in `out`.
+    """
+    check_is_free(out)
+    storage = storage_of(out)
+    progress = progress or (lambda _: None)
     made = storage.make_directory(out)
-    claim = Claim(out, f"Writing {snapshot.path} to {out}")
+    claim = Claim(out, f"Writing {content.what} to {out}")
     snapshot_id = uuid.uuid4().hex
     files = [
         _RowFile(
             out,
             f"rows-{snapshot_id[:16]}-{shard:05d}-000.chunks",
-            snapshot.manifest.row_bytes,
+            content.manifest.row_bytes,
             shard,
         )
         for shard in range(shards)
@@ -147,22 +200,26 @@ def _write(
             _core.COUNTER_BYTES,
             shard,
         )
-        for shard in range(shards if snapshot.manifest.counters else 0)
+        for shard in range(shards if content.manifest.counters else 0)
     ]
     try:
         with claim.taken():
-            pass
+            for name in storage.names(out):
+                if _LEFT_FILE.fullmatch(name):
+                    storage.remove(join(out, name))
         for first in range(0, shards, _SHARDS_AT_ONCE):
             some = files[first : first + _SHARDS_AT_ONCE]
             with contextlib.ExitStack() as stack:
                 for file in some:
                     file.open(storage, stack)
-                _write_rows(snapshot, some, shards, progress)
+                _write_rows(content.rows(progress), some, shards)
         for file in counters:
             with contextlib.ExitStack() as stack:
                 file.open(storage, stack)
-                _write_counters(snapshot, file, shards, progress)
-        manifest = _manifest(snapshot, snapshot_id, files, counters)
+                _write_counters(
+                    content.counters(file.shard, shards, progress), file
+                )
+        manifest = _manifest(content.manifest, snapshot_id, files, counters)
         with claim.held():
             _commit(storage, join(out, manifests.NAME), manifest)
     except BaseException:
@@ -193,17 +250,14 @@ def _commit(storage: Storage, name: str, manifest: manifests.Manifest) -> None:
 
 
 def _write_rows(
-    snapshot: Snapshot,
+    rows: Iterator[npt.NDArray[np.uint8]],
     files: list["_RowFile"],
     shards: int,
-    progress: Progress | None,
 ) -> None:
     """Writes the rows of some of the shards."""
     numbers = [file.shard for file in files]
-    for rows in latest_rows(
-        snapshot.chain, progress or (lambda _: None), repeated=True
-    ):
-        owners = _core.shard_of(signs_of(rows), shards)
+    for some in rows:
+        owners = _core.shard_of(signs_of(some), shards)
         # Stable, so that repeated rows of a sign stay in order.
         order = np.argsort(owners, kind="stable")
         begins = np.searchsorted(owners[order], [*numbers, numbers[-1] + 1])
@@ -211,33 +265,44 @@ def _write_rows(
             files, begins[:-1], begins[1:], strict=True
         ):
             if begin < end:
-                file.write(rows[order[begin:end]])
+                file.write(some[order[begin:end]])
     for file in files:
         file.finish()
 
 
-def _write_counters(
-    snapshot: Snapshot,
-    out: "_RowFile",
+def counters_of_shard(
+    path: str,
+    manifest: manifests.Manifest,
+    shard: int,
     shards: int,
-    progress: Progress | None,
-) -> None:
-    """Writes the counters of a shard, which are those of the last delta."""
-    manifest = snapshot.manifest
+    progress: Progress,
+) -> npt.NDArray[np.uint8]:
+    """The counters of a snapshot that belong to a shard of another one.
+
+    Args:
+      path: string, the snapshot's directory.
+      manifest: its Manifest.
+      shard: int, of the other one.
+      shards: int, how many the other one has.
+      progress: see `reshard`.
+
+    Returns:
+      uint8 `[n, COUNTER_BYTES]`.
+    """
     parts = [np.zeros([0, _core.COUNTER_BYTES], np.uint8)]
     for file in manifest.of_counters.files:
-        if not overlap(file.shard, manifest.shards, out.shard, shards):
+        if not overlap(file.shard, manifest.shards, shard, shards):
             continue
-        for counters in read_counters(
-            snapshot.path, manifest, file, progress or (lambda _: None)
-        ):
+        for counters in read_counters(path, manifest, file, progress):
             owners = _core.shard_of(signs_of(counters), shards)
-            parts.append(counters[owners == out.shard])
-    whole = np.concatenate(parts)
-    del parts
-    order = np.argsort(_core.counter_keys(signs_of(whole)))
+            parts.append(counters[owners == shard])
+    return np.concatenate(parts)
+
+
+def _write_counters(counters: npt.NDArray[np.uint8], out: "_RowFile") -> None:
+    order = np.argsort(_core.counter_keys(signs_of(counters)))
     for begin in range(0, len(order), _COUNTERS_AT_ONCE):
-        out.write(whole[order[begin : begin + _COUNTERS_AT_ONCE]])
+        out.write(counters[order[begin : begin + _COUNTERS_AT_ONCE]])
     out.finish()
 
 
@@ -279,19 +344,19 @@ class _RowFile:
 
 
 def _manifest(
-    snapshot: Snapshot,
+    manifest: manifests.Manifest,
     snapshot_id: str,
     files: list[_RowFile],
     counters: list[_RowFile],
 ) -> manifests.Manifest:
-    saved = snapshot.manifest.counters
+    saved = manifest.counters
     return dataclasses.replace(
-        snapshot.manifest,
+        manifest,
         id=snapshot_id,
         base=None,
         sequence=0,
         tf_ext_version=__version__,
-        chunk_bytes=_core.chunk_bytes_for(snapshot.manifest.row_bytes),
+        chunk_bytes=_core.chunk_bytes_for(manifest.row_bytes),
         shards=len(files),
         files=tuple(file.described for file in files),
         counters=saved

@@ -31,8 +31,11 @@ class Resuming(typing.Protocol):
     def can_resume(self) -> bool:
         """Whether `fit`, which asks, should begin with `resume`."""
 
-    def resume(self, model: keras.Model) -> Point:
-        """Restores a built model from the newest point, which it returns."""
+    def resume(self, model: keras.Model) -> Point | None:
+        """Restores a built model from the newest point, which it returns.
+
+        None if training begins, with what the model has been given.
+        """
 
 
 @typing.runtime_checkable

@@ -42,8 +42,8 @@ def restored_point(model: keras.Model, callbacks: typing.Any) -> Point | None:
     """Restores a built model from the newest point of its TableSnapshot.
 
     Returns:
-      The Point, or None without a callback, without a point, or after the first
-      call.
+      The Point, or None without a callback, without a point, after the first
+      call, or after a warm start.
     """
     resuming = resuming_among(callbacks)
     if resuming is None or not resuming.can_resume():
@@ -70,6 +70,8 @@ def fit(
     arguments = split_arrays(given.arguments)
     _build(model, arguments)
     point = resuming.resume(model)
+    if point is None:
+        return keras_fit(**arguments)
     epochs = arguments["epochs"]
     arguments = {**arguments, "initial_epoch": point.epoch}
     steps = arguments["steps_per_epoch"]

@@ -13,10 +13,11 @@ namespace {
 constexpr int64_t kRoundedAtOnce = 256;
 
 template <typename Store>
-void RoundInitial(const RowFormat& format, int64_t sign, const Store& store) {
+void RoundInitial(const RowFormat& format, int64_t sign, int64_t begin,
+                  const Store& store) {
   const uint64_t key = RowRoundingKey(format.rounding_key, sign);
   float computed[kRoundedAtOnce];
-  for (int64_t first = 0; first < format.dim; first += kRoundedAtOnce) {
+  for (int64_t first = begin; first < format.dim; first += kRoundedAtOnce) {
     const int64_t n = std::min(kRoundedAtOnce, format.dim - first);
     format.initializer->Fill(sign, first, n, computed);
     store(first, n, computed, key);
@@ -62,12 +63,27 @@ RowFormat::RowFormat(const RowLayout& layout,
 
 void RowFormat::FillInitial(int64_t sign, float* weights) const {
   if (widen_rows == nullptr) return initializer->Fill(sign, weights);
-  RoundInitial(*this, sign,
+  RoundInitial(*this, sign, 0,
                [&](int64_t first, int64_t n, const float* from, uint64_t key) {
                  uint16_t stored[kRoundedAtOnce];
                  NarrowTo(dtype, from, n, key, multipliers.data() + first,
                           stored);
                  WidenTo(dtype, stored, n, weights + first);
+               });
+}
+
+void RowFormat::StartWeights(int64_t sign, int64_t first,
+                             uint8_t* weights) const {
+  // An even position and the next one share random bits.
+  RoundInitial(*this, sign, first - first % 2,
+               [&](int64_t begin, int64_t n, const float* from, uint64_t key) {
+                 uint8_t* const to = weights + begin * FieldTypeBytes(dtype);
+                 if (widen_rows == nullptr) {
+                   std::memcpy(to, from, n * sizeof(float));
+                 } else {
+                   NarrowTo(dtype, from, n, key, multipliers.data() + begin,
+                            to);
+                 }
                });
 }
 
@@ -77,12 +93,7 @@ void RowFormat::Start(uint8_t* row, int64_t sign, bool with_weights) const {
   if (with_weights && widen_rows == nullptr) {
     initializer->Fill(sign, reinterpret_cast<float*>(weights));
   } else if (with_weights) {
-    RoundInitial(
-        *this, sign,
-        [&](int64_t first, int64_t n, const float* from, uint64_t key) {
-          NarrowTo(dtype, from, n, key, multipliers.data() + first,
-                   weights + first * FieldTypeBytes(dtype));
-        });
+    StartWeights(sign, 0, weights);
   }
   // data() of an empty vector may be null, which must not be passed to memcpy.
   if (!slots.empty()) {

@@ -23,6 +23,9 @@ struct RowFormat {
 
   // Initializes a new row of the sign; its weights only if `with_weights`.
   void Start(uint8_t* row, int64_t sign, bool with_weights) const;
+  // The weights that a new row of the sign stores, from position `first` on,
+  // or from the one before it. May be unaligned.
+  void StartWeights(int64_t sign, int64_t first, uint8_t* weights) const;
   // The weights that are read for a sign without a row.
   void FillUnknown(int64_t sign, float* weights) const {
     if (unknown_zeros) {

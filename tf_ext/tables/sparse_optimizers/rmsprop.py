@@ -3,8 +3,8 @@
 
 import typing
 
+from tf_ext import _rates_by_name as rates_by_name
 from tf_ext._keras import keras
-from tf_ext.tables.sparse_optimizers import rates_by_name
 from tf_ext.tables.sparse_optimizers.base import (
     LearningRate,
     SparseOptimizer,

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes rows of a table of rows of another one, of another shape or rule."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_ext import _core
+from tf_ext.snapshot import row_values
+from tf_ext.snapshot.compatibility import check_fields
+from tf_ext.snapshot.counting import entries_of
+from tf_ext.snapshot.manifest import (
+    NAME,
+    Conversion,
+    DamagedSnapshotError,
+    Manifest,
+    RowField,
+    row_fields,
+)
+from tf_ext.snapshot.reader import signs_of
+from tf_ext.snapshot.row_values import Rows
+
+CLOCK = "shrinkage_clock"
+_STATISTICS = ("show", "click")
+# A dim by which a slot of one value in a row is told from one in a position.
+_ANY_DIM = 2
+
+
+class RowMapping:
+    """Rows that were saved become rows of another table.
+
+    Fields that both have keep their first values; all other values are those
+    that the other table gives to new rows. The slots of a rule are taken only
+    if the saved rows have all of them: with a part, such as the accumulator of
+    FTRL without its linear term, the next push would destroy weights.
+
+    Args:
+      path: string, the snapshot's directory, for messages.
+      manifest: the Manifest of the saved rows, the last of a chain.
+      config: string, the configuration of the other table.
+      projection: float64 `[dim, other dim]` by which weights are multiplied, or
+        None. No slots are taken then.
+      clock: int, up to when rows of the other table are shrunk, if they are.
+
+    Attributes:
+      config: string, in the core's form.
+      fields: tuple of RowField, those of the other table's rows.
+      row_bytes: int, the size of these.
+      new: list of strings, the fields of them that are as in new rows.
+
+    Raises:
+      DamagedSnapshotError: the saved rows are not those of a table of their
+        configuration.
+      ValueError: `config` is none of a table.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        manifest: Manifest,
+        config: str,
+        projection: npt.NDArray[np.float64] | None = None,
+        clock: int = 0,
+    ) -> None:
+        self._saved = SavedRows(path, manifest)
+        self.config, fields = _core.table_layout(config)
+        self.fields, self.row_bytes = row_fields(fields)
+        self._projection = projection
+        self._clock = clock
+        self._counted = np.zeros([3], np.int64)
+        taken = self._taken(manifest, entries_of(self.config))
+        self.new = [
+            field.name
+            for field in self.fields[1:]
+            if field.name not in taken and field.name != _core.SHRUNK_FIELD
+        ]
+        # `(field, saved field)`: those that are copied as they are, and others.
+        self._same: list[tuple[RowField, RowField]] = []
+        self._others: list[tuple[RowField, RowField]] = []
+        for field in self.fields[1:]:
+            saved = taken.get(field.name)
+            if saved is None:
+                continue
+            if field.name == "weights" and projection is not None:
+                continue
+            same = saved.dtype == field.dtype
+            (self._same if same else self._others).append((field, saved))
+        self._is_same = (
+            self.config == self._saved.config
+            and projection is None
+            and self._saved.shrunk is None
+        )
+
+    def _taken(
+        self, manifest: Manifest, theirs: Mapping[str, str]
+    ) -> dict[str, RowField]:
+        """The fields whose saved values are taken, by name."""
+        mine = entries_of(self._saved.config)
+        saved = {field.name: field for field in manifest.fields}
+        names = ["weights"]
+        slots = _slots(theirs)
+        if self._projection is None and slots <= _slots(mine):
+            names += [name for name, _, _ in slots]
+        if mine.get("last_seen") == theirs.get("last_seen"):
+            names.append("last_seen")
+        names += _STATISTICS
+        return {name: saved[name] for name in names if name in saved}
+
+    @property
+    def conversion(self) -> Conversion:
+        """What has been rounded to narrower types so far."""
+        return Conversion(*self._counted.tolist())
+
+    def __call__(self, rows: Rows) -> Rows:
+        """The rows of the other table.
+
+        Args:
+          rows: uint8 `[n, row_bytes]` as SavedRows returns them.
+
+        Returns:
+          uint8 `[n, row_bytes]`, in the same order.
+        """
+        if self._is_same:
+            return rows
+        weights, dim = self.fields[1], self._saved.weights.count
+        first = min(dim, weights.count)
+        if self._projection is not None:
+            first = weights.count
+        made = _core.new_rows(self.config, signs_of(rows), first)
+        for field, saved in self._same:
+            row_values.copy(made, field, rows, saved)
+        for field, saved in self._others:
+            values = row_values.get(rows, saved)[:, : field.count]
+            changed = row_values.put(made, field, values)
+            self._counted += (values.size, *changed)
+        if self._projection is not None:
+            values = row_values.get(rows, self._saved.weights)
+            exact = values.astype(np.float64) @ self._projection
+            row_values.put(made, weights, exact)
+        for field in self.fields:
+            if field.name == _core.SHRUNK_FIELD:
+                self._saved.put_shrunk(made, field, rows, self._clock)
+        return made
+
+
+class SavedRows:
+    """What rows of a snapshot are, and how they become whole.
+
+    Args:
+      path: string, the snapshot's directory, for messages.
+      manifest: its Manifest, the last of a chain.
+
+    Attributes:
+      config: string, the configuration of the saved table in the core's form.
+      weights: RowField.
+      shrunk: RowField of how far rows have been shrunk, or None.
+
+    Raises:
+      DamagedSnapshotError: rows are not those of a table of its configuration.
+    """
+
+    def __init__(self, path: str, manifest: Manifest) -> None:
+        self._where = f"{path}/{NAME}"
+        self._manifest = manifest
+        try:
+            self.config, fields = _core.table_layout(manifest.config)
+        except ValueError as error:
+            raise self._damaged(f"its member table.config: {error}") from None
+        check_fields(path, manifest, fields)
+        by_name = {field.name: field for field in manifest.fields}
+        self.weights = by_name["weights"]
+        self.shrunk = by_name.get(_core.SHRUNK_FIELD)
+        self.clock = self._read_clock() if self.shrunk else 0
+
+    def _read_clock(self) -> int:
+        try:
+            clock = int(self._manifest.state[CLOCK])
+            none = np.zeros([0, self._manifest.row_bytes], np.uint8)
+            _core.shrink_rows(self._manifest.config, none, clock)
+            return clock
+        except (KeyError, ValueError, TypeError) as error:
+            raise self._damaged(
+                "its rows cannot be shrunk as its members table.config and "
+                f"state say: {error}"
+            ) from None
+
+    def _damaged(self, what: str) -> DamagedSnapshotError:
+        return DamagedSnapshotError(f"{self._where} is damaged: {what}")
+
+    def __call__(self, rows: Rows) -> Rows:
+        """Rows with the weights that they had when they were saved."""
+        if self.shrunk is None:
+            return rows
+        return _core.shrink_rows(self._manifest.config, rows, self.clock)
+
+    def put_shrunk(
+        self, made: Rows, field: RowField, rows: Rows, clock: int
+    ) -> None:
+        """Sets the field of rows that have been shrunk up to a clock.
+
+        Rows that were never pushed stay such.
+        """
+        upto = np.full(len(rows), clock, "<i8")
+        if self.shrunk is not None:
+            before = row_values.get(rows, self.shrunk).view("<i8")[:, 0]
+            upto[before < 0] = before[before < 0]
+        bits = upto[:, np.newaxis].view("<i4")
+        row_values.put(made, field, bits)
+
+
+def _slots(entries: Mapping[str, str]) -> set[tuple[str, str, int]]:
+    """The slots of a configuration's rule, as those of one dim."""
+    lines = (
+        f"{key}={value}\n"
+        for key, value in entries.items()
+        if key.partition(".")[0] == "optimizer"
+    )
+    return set(_core.update_rule_slots("".join(lines), _ANY_DIM))

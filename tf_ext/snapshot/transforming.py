@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrites snapshots for tables of another shape, rule, type or set of rows."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tf_ext import _core
+from tf_ext import _rates_by_name as rates_by_name
+from tf_ext._checks import is_int, refuse
+from tf_ext.snapshot import manifest as manifests
+from tf_ext.snapshot import merging
+from tf_ext.snapshot.counting import entries_of
+from tf_ext.snapshot.files import (
+    Chain,
+    Progress,
+    read_again_if_replaced,
+    read_chain,
+)
+from tf_ext.snapshot.manifest import Manifest
+from tf_ext.snapshot.reader import Snapshot, latest_rows, signs_of
+from tf_ext.snapshot.row_filter import Condition, RowFilter
+from tf_ext.snapshot.row_mapping import RowMapping, SavedRows
+from tf_ext.snapshot.row_values import Rows, get
+from tf_ext.snapshot.storage import normalised
+from tf_ext.snapshot.writer import (
+    Content,
+    check_is_free,
+    counters_of_shard,
+    write,
+)
+
+_Path = str | os.PathLike[str]
+_MAX_DIM = 65536
+# The core's rule for rows that cannot be trained.
+_NO_RULE = "none"
+_START = "initial_accumulator_value"
+
+
+class _Optimizer(typing.Protocol):
+    """A `tf_ext.optimizers.SparseOptimizer`."""
+
+    def table_config(self) -> dict[str, str]:
+        """The entries of a table's configuration."""
+
+
+def transform(
+    path: _Path,
+    out: _Path,
+    *,
+    dim: int | None = None,
+    projection: npt.ArrayLike | _Path | None = None,
+    name: str | None = None,
+    optimizer: "str | _Optimizer | None" = None,
+    dtype: str | None = None,
+    slot_dtype: str | None = None,
+    keep: Condition | Sequence[Condition] = (),
+    drop: Condition | Sequence[Condition] = (),
+    merge: _Path | Sequence[_Path] = (),
+    by: str = merging.PRIORITY,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Rewrites a snapshot for a table of another shape.
+
+    All changes that are asked for are made in one pass over the rows. A delta
+    is merged with its bases. The result is a full snapshot with the shards of
+    `path`, for a table that has the arguments of the saved one, but for those
+    that are given here:
+
+    - `dim`: a larger one adds positions, whose weights and slots are those of
+      new rows of the resulting table: they depend on its seed and name, the
+      sign and the position alone. A smaller one keeps the first positions, to
+      the bit. With `projection`, weights are multiplied by a matrix, in
+      float64, and all slots are those of new rows.
+    - `optimizer`: slots are taken over if the saved rows have all that the rule
+      needs, such as the momentum of "lion" from "momentum"; otherwise all are
+      those of new rows.
+    - `dtype`, `slot_dtype`: values are rounded to the nearest one, as by
+      `SparseTable.load` with `convert=True`.
+    - `name`: rows stay as they are. Ids without a row begin with other weights,
+      because these depend on the table's name.
+
+    Rows are selected after merging, before all other changes. `keep` and `drop`
+    take conditions:
+
+    - a string such as "show >= 3", "last_seen < 1000" or "norm == 0": `sign`,
+      `norm` (the Euclidean norm of the weights) or a field of one value; an
+      operator, `<`, `<=`, `>`, `>=`, `==` or `!=`; and a number;
+    - signs, an int64 array or the path of a `.npy` file. A row does not say
+      which column it is of: the signs of a column are those of its vocabulary,
+      `column.signs(values)` or `tf_ext.hashing.hash_category(values, key)`;
+      with `hashing="identity"`, they are the values, and "sign < 1000" will do;
+    - a function of signs, int64 `[n]`, and fields, `{name: [n, count]}` as
+      `Snapshot.chunks` yields them, that returns bool `[n]`;
+    - a list of these. Rows stay for which all of `keep` and none of `drop`
+      hold.
+
+    Tables that are merged must be alike in dim, rule, types and statistics.
+    `by` decides about a sign that is in several of them: "priority" takes the
+    row of the first, `path` being before `merge`; "show" that with the most
+    occurrences; "mean" the mean of weights and slots, the sum of statistics and
+    the latest of steps and times. Rows are read in parts of 256 MiB: the files
+    of larger snapshots with few shards are read several times.
+
+    Counters of ids that wait for a row are copied, but for those that signs, or
+    a condition on `sign`, drop. When tables are merged, those of the first are.
+
+    In memory are a chunk for each of up to 128 shards, and the signs of deltas;
+    with `keep` or `drop`, those of one file of the full snapshot, 11 to 22
+    bytes each; when tables are merged, about 1 GiB.
+
+    Args:
+      path: path-like, the snapshot, which stays as it is.
+      out: path-like, a directory that is empty or does not exist, or has only
+        what a transformation left that was killed.
+      dim: int or None, from 1 to 65,536.
+      projection: array `[dim, new dim]` of finite numbers, or the path of a
+        `.npy` file.
+      name: string or None, the name of the table.
+      optimizer: a `tf_ext.optimizers.SparseOptimizer`; or the name of a rule,
+        as `SparseTable` takes it, or "momentum".
+      dtype: "float32", "float16" or "bfloat16", of weights.
+      slot_dtype: "float32" or "bfloat16", of slots.
+      keep: condition, or list of conditions.
+      drop: condition, or list of conditions.
+      merge: path-like, or list of these, the snapshots to merge into `path`.
+      by: "priority", "mean" or "show".
+      progress: function that is called with the bytes of each chunk that has
+        been read, or None.
+
+    Returns:
+      The Manifest of the new snapshot. With `dtype` or `slot_dtype`, its
+      `conversion` says how many values were rounded.
+
+    Raises:
+      DamagedSnapshotError: if a snapshot is damaged; names file and byte.
+      SnapshotConflictError: if another process wrote to `out` at the same time,
+        or repeatedly replaced a snapshot.
+      OSError: if the file system fails.
+      ValueError: if an argument is not as above, or tables cannot be merged;
+        before anything is written. After any error, `out` holds no files.
+
+    Example:
+      >>> import tempfile
+      >>> table = tf_ext.SparseTable("user", dim=2)
+      >>> _ = table.pull([7, 9], training=True)
+      >>> with tempfile.TemporaryDirectory() as root:
+      ...     _ = table.save(f"{root}/2")
+      ...     _ = tf_ext.snapshot.transform(
+      ...         f"{root}/2", f"{root}/3", dim=3, drop=np.array([9]))
+      ...     wider = tf_ext.SparseTable("user", dim=3)
+      ...     wider.load(f"{root}/3").rows
+      1
+      >>> bool(tf.reduce_all(wider.pull([7])[:, :2] == table.pull([7])))
+      True
+    """
+    paths = [normalised(each) for each in (path, *_paths(merge))]
+    out = normalised(out, "transform", "out")
+    if by not in merging.RULES:
+        refuse("transform", "by", " or ".join(map(repr, merging.RULES)), by)
+    matrix = _matrix(projection)
+    changes = functools.partial(
+        _changed, dim, matrix, name, optimizer, dtype, slot_dtype
+    )
+
+    def run(links: Chain) -> Manifest:
+        chains = _chains(links)
+        rows = _Transformed(
+            chains,
+            changes(entries_of(chains[0][-1][1].config)),
+            matrix,
+            keep,
+            drop,
+            by,
+        )
+        check_is_free(out)
+        shards = chains[0][-1][1].shards
+        manifest = write(rows.content, out, shards, progress)
+        if dtype is None and slot_dtype is None:
+            return manifest
+        return dataclasses.replace(manifest, conversion=rows.conversion)
+
+    return read_again_if_replaced(
+        paths[0],
+        lambda: list(itertools.chain.from_iterable(map(read_chain, paths))),
+        run,
+    )
+
+
+def bytes_to_read(paths: Sequence[_Path]) -> int:
+    """The bytes of the files that `transform` reads, for a progress bar.
+
+    Args:
+      paths: list of path-likes, the snapshot and those that are merged.
+    """
+    chains = [read_chain(normalised(path)) for path in paths]
+    return sum(manifest.bytes for chain in chains for _, manifest in chain)
+
+
+def _paths(merge: _Path | Sequence[_Path]) -> Sequence[_Path]:
+    return [merge] if isinstance(merge, str | os.PathLike) else merge
+
+
+def _chains(links: Chain) -> list[Chain]:
+    """Chains that were concatenated."""
+    chains: list[list[tuple[str, Manifest]]] = []
+    for path, manifest in links:
+        if manifest.base is None:
+            chains.append([])
+        chains[-1].append((path, manifest))
+    return list(chains)
+
+
+class _Transformed:
+    """The rows that are written.
+
+    Args:
+      chains: list of chains, the first one being of the snapshot that others
+        are merged into.
+      changes: dict of the entries of the new configuration.
+      matrix: float64 `[dim, new dim]` or None.
+      keep: condition, or list of conditions.
+      drop: condition, or list of conditions.
+      by: string, the rule of merging.
+    """
+
+    def __init__(
+        self,
+        chains: Sequence[Chain],
+        changes: dict[str, str],
+        matrix: npt.NDArray[np.float64] | None,
+        keep: Condition | Sequence[Condition],
+        drop: Condition | Sequence[Condition],
+        by: str,
+    ) -> None:
+        self._chains, self._by = chains, by
+        merging.check(chains, by)
+        self._whole = [SavedRows(*chain[-1]) for chain in chains]
+        path, manifest = chains[0][-1]
+        self._path, self._manifest = path, manifest
+        self._filter = RowFilter(keep, drop, Snapshot(chains[0]).fields)
+        saved = entries_of(manifest.config)
+        text = "".join(f"{key}={changes[key]}\n" for key in sorted(changes))
+        self._mapping = RowMapping(
+            path, manifest, text, matrix, self._whole[0].clock
+        )
+        state = dict(manifest.state)
+        if _rule(saved) != _rule(changes):
+            state.pop("optimizer", None)
+        if len(chains) > 1:
+            state |= _columns([chain[-1][1].state for chain in chains])
+        self._new_manifest = dataclasses.replace(
+            manifest,
+            label=changes["name"],
+            config=self._mapping.config,
+            state=state,
+            fields=self._mapping.fields,
+            row_bytes=self._mapping.row_bytes,
+        )
+
+    @property
+    def content(self) -> Content:
+        """What is written."""
+        return Content(
+            self._path, self._new_manifest, self._rows, self._counters
+        )
+
+    @property
+    def conversion(self) -> manifests.Conversion:
+        """What has been rounded."""
+        return self._mapping.conversion
+
+    def _rows(self, progress: Progress) -> Iterator[Rows]:
+        source: Iterator[Rows]
+        if len(self._chains) > 1:
+            source = merging.merged(
+                self._chains, self._whole, self._by, progress
+            )
+        else:
+            # Of two rows of a sign, the earlier one must not be selected alone.
+            repeated = not self._filter.reads_fields
+            source = map(
+                self._whole[0],
+                latest_rows(self._chains[0], progress, repeated),
+            )
+        for rows in source:
+            if not self._filter.is_trivial:
+                rows = rows[self._stay(rows)]
+            if len(rows):
+                yield self._mapping(rows)
+
+    def _stay(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        if not self._filter.reads_fields:
+            return self._filter.of_signs(signs_of(rows))
+        fields = {
+            field.name: get(rows, field)
+            for field in self._manifest.fields[1:]
+            if field.name != _core.SHRUNK_FIELD
+        }
+        return self._filter(signs_of(rows), fields)
+
+    def _counters(
+        self, shard: int, shards: int, progress: Progress
+    ) -> npt.NDArray[np.uint8]:
+        counters = counters_of_shard(
+            self._path, self._manifest, shard, shards, progress
+        )
+        return counters[self._filter.of_signs(signs_of(counters))]
+
+
+def _changed(
+    dim: int | None,
+    matrix: npt.NDArray[np.float64] | None,
+    name: str | None,
+    optimizer: str | _Optimizer | None,
+    dtype: str | None,
+    slot_dtype: str | None,
+    entries: dict[str, str],
+) -> dict[str, str]:
+    """The entries of the new table's configuration."""
+    changed = dict(entries)
+    if dim is not None and (not is_int(dim) or not 1 <= dim <= _MAX_DIM):
+        refuse("transform", "dim", f"an int from 1 to {_MAX_DIM}", dim)
+    if matrix is not None:
+        if str(matrix.shape[0]) != entries.get("dim"):
+            refuse(
+                "transform",
+                "projection",
+                f"[{entries.get('dim')}, new dim], as the saved rows have that "
+                "dim",
+                list(matrix.shape),
+            )
+        if dim not in (None, matrix.shape[1]):
+            allowed = f"{matrix.shape[1]}, as of `projection`, or left out"
+            refuse("transform", "dim", allowed, dim)
+        dim = matrix.shape[1]
+    if dim is not None:
+        changed["dim"] = str(int(dim))
+    if name is not None:
+        if not isinstance(name, str) or not name.isprintable() or not name:
+            refuse("transform", "name", "a printable text, or None", name)
+        changed["name"] = name
+    types = _core.field_types()
+    for argument, value, use in (
+        ("dtype", dtype, "of_weights"),
+        ("slot_dtype", slot_dtype, "of_slots"),
+    ):
+        allowed_types = [each for each in types if types[each][use]]
+        if value is None:
+            continue
+        if value not in allowed_types:
+            allowed = " or ".join(map(repr, allowed_types)) + ", or None"
+            refuse("transform", argument, allowed, value)
+        changed[argument] = value
+    if optimizer is not None:
+        for key in _rule(changed):
+            del changed[key]
+        changed |= _rule_entries(optimizer, int(changed["dim"]))
+    return changed
+
+
+def _rule(entries: dict[str, str]) -> dict[str, str]:
+    """The entries that say the update rule."""
+    return {
+        key: value
+        for key, value in entries.items()
+        if key.partition(".")[0] == "optimizer"
+    }
+
+
+def _rule_entries(optimizer: str | _Optimizer, dim: int) -> dict[str, str]:
+    rules = [rule for rule in _core.update_rules() if rule != _NO_RULE]
+    entries: Callable[[], dict[str, str]] | None = getattr(
+        optimizer, "table_config", None
+    )
+    if entries is not None:
+        return entries()
+    if optimizer not in rules:
+        allowed = (
+            f"a tf_ext.optimizers.SparseOptimizer, one of {rules}, or None"
+        )
+        refuse("transform", "optimizer", allowed, optimizer)
+    lines = {"optimizer": str(optimizer)}
+    for key in _core.update_rule(optimizer)["identity"]:
+        # What the name stands for in a SparseTable.
+        if key["name"] == _START:
+            lines[f"optimizer.{_START}"] = repr(rates_by_name.adagrad(dim)[1])
+    return lines
+
+
+def _columns(states: Sequence[dict[str, str]]) -> dict[str, str]:
+    """The record of which columns read the rows, of merged tables."""
+    found: set[tuple[str, str]] = set()
+    for state in states:
+        try:
+            found |= {
+                (str(name), str(how))
+                for name, how in json.loads(state.get("columns", "[]"))
+            }
+        except (RecursionError, TypeError, ValueError):
+            return {}  # Loading warns about it.
+    return {"columns": json.dumps(sorted(found))}
+
+
+def _matrix(
+    projection: npt.ArrayLike | _Path | None,
+) -> npt.NDArray[np.float64] | None:
+    if projection is None:
+        return None
+    given: typing.Any = projection
+    try:
+        if isinstance(given, str | os.PathLike):
+            given = np.load(given, allow_pickle=False)
+        matrix = np.asarray(given)
+    except (EOFError, ValueError) as error:
+        allowed = f"a matrix, or a file that numpy.save wrote ({error})"
+        refuse("transform", "projection", allowed, projection)
+    if (
+        matrix.ndim != 2
+        or matrix.dtype.kind not in "fiu"
+        or not np.isfinite(matrix).all()
+        or not 1 <= matrix.shape[1] <= _MAX_DIM
+    ):
+        allowed = (
+            f"a matrix [dim, new dim] of finite numbers (it is {matrix.dtype} "
+            f"{list(matrix.shape)})"
+        )
+        refuse("transform", "projection", allowed, projection)
+    return matrix.astype(np.float64)
