@@ -13,8 +13,8 @@ import pytest
 from absl.testing import absltest, parameterized
 
 import tf_ext
+from tf_ext.data import formats
 from tf_ext.data import lines as lines_module
-from tf_ext.data import reading
 
 Csv, Field, Schema = tf_ext.data.Csv, tf_ext.data.Field, tf_ext.data.Schema
 _FIELDS = [Field("number", "int64"), Field("text"), Field("other")]
@@ -27,7 +27,7 @@ def _parsed(path, format="csv", header=False, fields=_FIELDS, missing=("",)):
       `(rows, malformed)`: tuples of values, and pairs of line and reason.
     """
     schema = Schema(fields, missing=missing)
-    reader = reading._reader(schema, format, header, 1)
+    reader = formats.reader_of(schema, format, header, 1)
     rows, malformed, records = [], [], 0
     for parse in reader.blocks(str(path)):
         part, count, bad, _ = parse()

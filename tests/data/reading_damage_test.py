@@ -11,7 +11,7 @@ from absl.testing import absltest, parameterized
 from oracles import readable_files, readable_records
 
 import tf_ext
-from tf_ext.data import reading
+from tf_ext.data import formats, passes
 
 _RECORDS = 300
 _TEXT = ("csv", "tsv", "jsonl")
@@ -35,8 +35,8 @@ def _write(path, format, packed):
 
 def _numbers(path, schema, format, errors):
     """What `read` delivers, without the cost of a graph for each file."""
-    passes = reading._Passes(
-        reading._reader(schema, format, False, 1),
+    whole = passes.Passes(
+        formats.reader_of(schema, format, False, 1),
         [str(path)],
         batch_size=64,
         shuffle=None,
@@ -48,7 +48,7 @@ def _numbers(path, schema, format, errors):
     )
     return [
         int(number)
-        for part, order in passes.windows()
+        for part, order in whole.windows()
         for number in part.dense["number"][order]
     ]
 

@@ -19,7 +19,7 @@ import tf_ext
 import tf_ext.data.arrow
 import tf_ext.data.lines
 import tf_ext.data.parquet_files
-from tf_ext.data import json_files, reading
+from tf_ext.data import formats, json_files
 from tf_ext.data import lines as lines_module
 
 Schema = tf_ext.data.Schema
@@ -34,7 +34,7 @@ class _FilesTest(parameterized.TestCase):
         self.path = pathlib.Path(folder, "file")
 
     def _refused(self, format, message, schema=SCHEMA):
-        reader = reading._reader(schema, format, False, 1)
+        reader = formats.reader_of(schema, format, False, 1)
         with self.assertRaisesRegex(tf_ext.data.DamagedFileError, message):
             for parse in reader.blocks(str(self.path)):
                 parse()
@@ -359,7 +359,7 @@ class DamagedFileTest(_FilesTest):
             (
                 Field("x"),
                 r"schema once as a column, but not \['x'\]. Its columns are "
-                r"\[.*\]. Name fields as the file does, or leave",
+                r"\[.*\]. Name fields as the file does, leave",
             ),
             (Field("label", separator="|"), "be text, as .* separator, but is"),
             (Field("tags", "float32", bag=True, separator="|"), "be text, as"),

@@ -6,10 +6,11 @@ import typing
 import numpy as np
 import numpy.typing as npt
 
-from tf_ext.data.field import WEIGHT_SUFFIX, Field
+from tf_ext.data.field import WEIGHT_SUFFIX, Field, is_text
 from tf_ext.data.numeric import to_type, without_nan
 from tf_ext.data.parts import Bag, Part
 from tf_ext.data.schema import Schema
+from tf_ext.data.times import to_seconds
 
 try:
     import pyarrow as pa
@@ -18,6 +19,7 @@ except ImportError:  # `require_pyarrow` says so when it is needed.
     pa = pc = None
 
 BAD_NUMBER = "bad number"
+BAD_TIME = "bad time"
 MISSING = "missing value"
 UNKNOWN = "unknown value"
 WITHOUT_WEIGHT = "bad weight"
@@ -42,7 +44,7 @@ def require_pyarrow(what: str) -> None:
 
 def type_of(field: Field) -> typing.Any:
     """The type of Arrow in which a dense field is read."""
-    if field.values is not None or field.dtype == "string":
+    if is_text(field) or field.time is not None:
         return pa.binary()
     return pa.type_for_alias(field.dtype)
 
@@ -119,9 +121,7 @@ class Converter:
         if field.dtype == "string":
             values = _filled(flat, "")
         else:
-            values = to_numbers(
-                flat, field.dtype, owners, reasons, self._decimal
-            )
+            values = to_numbers(flat, field, owners, reasons, self._decimal)
         bags[field.name] = Bag(values, splits)
 
     def _split(self, column: Array, field: Field) -> Array:
@@ -155,7 +155,7 @@ class Converter:
 
 def to_numbers(
     column: Array,
-    dtype: str,
+    field: Field,
     owners: npt.NDArray[np.int64] | None,
     reasons: Reasons,
     decimal: str,
@@ -164,19 +164,23 @@ def to_numbers(
 
     Args:
       column: array of numbers, bytes or texts.
-      dtype: string, of the numbers.
+      field: Field of numbers.
       owners: int64, the row of each value; None if there is one a row.
       reasons: dict that rows with bad numbers are added to.
       decimal: "." or ",", what floats in texts have before their fraction.
     """
-    column, bad = to_type(column, pa.type_for_alias(dtype), decimal)
+    if field.time is not None:
+        column, bad = to_seconds(column, field.time)
+    else:
+        column, bad = to_type(column, pa.type_for_alias(field.dtype), decimal)
     numbers = column
     if column.null_count:
         numbers = column.fill_null(0)
     numbers = numbers.to_numpy(zero_copy_only=False)
-    if dtype == "float32" and not np.isfinite(numbers).all():
+    if field.dtype == "float32" and not np.isfinite(numbers).all():
         bad = [*bad, *np.flatnonzero(~np.isfinite(numbers))]
-    _add(reasons, bad if owners is None else owners[list(bad)], BAD_NUMBER)
+    reason = BAD_NUMBER if field.time is None else BAD_TIME
+    _add(reasons, bad if owners is None else owners[list(bad)], reason)
     return numbers
 
 
@@ -192,7 +196,7 @@ def _numbers(
     if field.values is not None:
         numbers = _looked_up(field, column, nulls, reasons)
     else:
-        numbers = to_numbers(column, field.dtype, None, reasons, decimal)
+        numbers = to_numbers(column, field, None, reasons, decimal)
     if nulls is not None and field.default is not None:
         default = np.array(field.default, numbers.dtype)
         numbers = np.where(nulls, default, numbers)
@@ -235,7 +239,11 @@ def _weighted(
     ends = _splits(pairs)
     parts = pairs.flatten()
     weights = to_numbers(
-        parts.take(pa.array(ends[1:] - 1)), "float32", owners, reasons, decimal
+        parts.take(pa.array(ends[1:] - 1)),
+        Field(field.name, "float32"),
+        owners,
+        reasons,
+        decimal,
     )
     return parts.take(pa.array(ends[:-1])), weights
 

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tf_ext.data import paths
 from tf_ext.data.field import Field, is_list, is_text
 from tf_ext.data.numeric import is_text as is_text_type
+from tf_ext.data.times import is_time
 
 try:
     import pyarrow as pa
@@ -43,6 +45,8 @@ def fits(field: Field, type_: typing.Any) -> bool:
         type_ = type_.value_type
     if is_text_type(type_):
         return True
+    if field.time is not None and is_time(type_):
+        return True
     if is_text(field) and not _takes_ids(field):
         return False
     if pa.types.is_integer(type_) or pa.types.is_floating(type_):
@@ -63,12 +67,59 @@ def wanted(field: Field) -> str:
         return "text, as the field has a separator"
     if field.values is not None:
         return "text, as the field has values"
-    of = (
-        "text or numbers"
-        if field.dtype == "string"
-        else ("numbers, booleans or text")
-    )
+    of = "numbers, booleans or text"
+    if field.dtype == "string":
+        of = "text or numbers"
+    elif field.time is not None:
+        of = "times, dates, numbers or text"
     return f"lists of {of}" if field.bag else of
+
+
+def complaint(
+    file: str, schema: typing.Any, fields: Sequence[Field]
+) -> str | None:
+    """What a file or a table lacks of some fields, in words; None if nothing.
+
+    Args:
+      file: string, its name.
+      schema: schema of Arrow.
+      fields: list of Field.
+    """
+    wrong = [
+        field.name
+        for field in fields
+        if any(
+            schema.names.count(one) > 1 for one in paths.roots_of(field.name)
+        )
+        or (paths.type_at(schema, field.name) is None and not field.optional)
+    ]
+    if wrong:
+        return (
+            f"{file} must have each field of the schema once as a column, but "
+            f"not {wrong}. Its columns are {schema.names[:100]}. Name fields "
+            "as the file does, leave them out of the schema, or make those "
+            "that some files lack with optional=True."
+        )
+    for field in fields:
+        found = paths.type_at(schema, field.name)
+        if found is not None and not fits(field, found):
+            return (
+                f"The column {field.name!r} of {file} must be {wanted(field)}, "
+                f"but is {found}. Change the schema, or write the file with "
+                "another type."
+            )
+    return None
+
+
+def column_at(batch: typing.Any, name: str) -> typing.Any:
+    """A field's column in rows that may lack it: it is missing in all then."""
+    found = batch.schema.get_field_index(name)
+    if found >= 0:
+        return batch.column(found)
+    [first, *steps] = paths.steps_of(name)
+    if paths.type_at(batch.schema, name) is None:
+        return pa.nulls(batch.num_rows)
+    return pc.struct_field(batch.column(first), steps)
 
 
 def text_lengths(column: typing.Any) -> npt.NDArray[np.int64]:

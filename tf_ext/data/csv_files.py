@@ -45,16 +45,32 @@ class CsvFiles:
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
         """Yields functions that parse the blocks of a file, in any thread."""
         blocks = self._dialect.records(read_lines(file))
-        names = [field.name for field in self._schema.fields]
+        first = next(blocks, None)
+        if first is None:
+            return
         if self._header:
-            first = next(blocks, None)
-            if first is None:
-                return
-            header, rest = self._cut(first)
+            header, first = self._cut(first)
             names = self._names(file, header)
-            blocks = itertools.chain([rest] if rest.data else [], blocks)
-        for block in blocks:
+        else:
+            names = self._first_names(first)
+        for block in itertools.chain([first] if first.data else [], blocks):
             yield functools.partial(self._parse, block, names)
+
+    def _first_names(self, first: Lines) -> list[str]:
+        """The names of the fields that most records of a block have.
+
+        Args:
+          first: Lines, of a file without a header.
+        """
+        fields = self._schema.fields
+        names = [field.name for field in fields]
+        needed = len([field for field in fields if not field.optional])
+        counts = {}
+        for width in range(len(names), max(needed, 1) - 1, -1):
+            if needed == len(names):
+                break
+            counts[width] = self._parse(first, names[:width]).part.rows
+        return names[: max(counts, key=counts.__getitem__, default=len(names))]
 
     def _cut(self, lines: Lines) -> tuple[Lines, Lines]:
         """The first record that is no comment, and the others."""
@@ -90,13 +106,18 @@ class CsvFiles:
         names = next(reader, [])
         names = _told_apart(names)
         used = [field.name for field in self._schema.used]
-        absent = [name for name in used if name not in names]
+        absent = [
+            field.name
+            for field in self._schema.used
+            if field.name not in names and not field.optional
+        ]
         if absent:
             raise DamagedFileError(
                 f"The header of {file} must have each field of the schema, but "
                 f"not {absent}. Its first line: {text[:500]!r}. If the file "
                 "has no header, read it with header=False; to skip a field, "
-                "leave it out of the schema."
+                "leave it out of the schema; if some files lack it, make it "
+                "with optional=True."
             )
         # pyarrow does not take the same name twice.
         return [
@@ -192,6 +213,7 @@ class CsvFiles:
                 check_utf8=False,
                 column_types=types,
                 include_columns=list(types),
+                include_missing_columns=True,
                 null_values=list(self._schema.missing),
                 strings_can_be_null=has_null_strings,
                 decimal_point=self._dialect.decimal,

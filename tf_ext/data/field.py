@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_ext._checks import refuse
+from tf_ext.data.times import UNITS
 
 Number: typing.TypeAlias = int | float
 UNUSED = "unused"
@@ -46,6 +47,14 @@ class Field:
       weight_separator: string, what is between a value and its weight in a
         field of text: with ":" and separator "|", "a:0.5|b:2". The weights are
         the feature `<name>_weight`, float32.
+      time: string, for a field of times, of dtype "int64": what numbers in
+        files count since 1970, "s", "ms", "us" or "ns". Texts of ISO 8601 and
+        columns of timestamps or dates are read as what they say, without a time
+        zone as UTC. The feature is in whole seconds since 1970, as
+        `tf_ext.feature_column.time_column` takes it.
+      optional: bool, whether a file may lack the field, as older ones do: it is
+        missing in all its records then. Otherwise such a file is refused. In a
+        file without names, optional fields are the last ones of a line.
       values: dict from texts to numbers, for a field of text that is read as
         numbers; a record with another text is malformed.
     """
@@ -57,6 +66,8 @@ class Field:
     separator: str | None = None
     weight_separator: str | None = None
     values: Mapping[str, Number] | None = None
+    time: str | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -85,6 +96,19 @@ class Field:
             object.__setattr__(self, "bag", True)
         self._check_values()
         self._check_default()
+        if self.time is not None:
+            if self.time not in UNITS:
+                allowed = f"one of {', '.join(UNITS)}, or None"
+                refuse(self._owner, "time", allowed, self.time)
+            if self.dtype != "int64" or self.values is not None:
+                allowed = 'None unless dtype is "int64", without `values`'
+                refuse(self._owner, "time", allowed, self.time)
+        if not isinstance(self.optional, bool):
+            refuse(self._owner, "optional", "True or False", self.optional)
+        is_number = not self.bag and self.dtype not in ("string", UNUSED)
+        if self.optional and is_number and self.default is None:
+            allowed = "False for a number without a `default`"
+            refuse(self._owner, "optional", allowed, self.optional)
 
     @property
     def _owner(self) -> str:

@@ -12,7 +12,13 @@ import numpy.typing as npt
 
 from tf_ext._checks import refuse
 from tf_ext.data import paths
-from tf_ext.data.arrow import BAD_NUMBER, WRONG_TYPE, Converter, type_of
+from tf_ext.data.arrow import (
+    BAD_NUMBER,
+    BAD_TIME,
+    WRONG_TYPE,
+    Converter,
+    type_of,
+)
 from tf_ext.data.errors import Malformed
 from tf_ext.data.field import Field, is_list, is_text
 from tf_ext.data.isolation import isolate
@@ -22,11 +28,14 @@ from tf_ext.data.schema import Schema
 
 try:
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.json as arrow_json
 except ImportError:
-    pa = arrow_json = None
+    pa = pc = arrow_json = None
 
 BAD_JSON = "bad JSON"
+# Of times: as exact as nanoseconds.
+_DECIMALS = None if pa is None else pa.decimal128(38, 9)
 NO_OBJECT = "no JSON object"
 # A second value on a line, which pyarrow would take for a record of its own. It
 # crashes at a null that comes first, so it is given none outside of objects.
@@ -45,14 +54,13 @@ class JsonFiles:
             )
             refuse("read", "schema", allowed, [f.name for f in schema.used])
         self._schema = schema
-        types = {field.name: _type_of(field) for field in schema.used}
-        self._types = paths.schema_of(types)
-        # In which `7.0`, as pandas writes 7 beside missing values, is exact;
-        # but texts are numbers, too. They are none in floats.
-        self._exact, self._floats = (
-            paths.schema_of({n: _instead(t, kind) for n, t in types.items()})
-            for kind in (pa.decimal128(38, 0), pa.float64())
-        )
+        self._types = {field.name: _type_of(field) for field in schema.used}
+        self._times = [
+            field
+            for field in schema.used
+            if field.time is not None and field.separator is None
+        ]
+        self._nothing = pa.schema(list(self._types.items())).empty_table()
         self._converter = Converter(schema)
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
@@ -69,12 +77,12 @@ class JsonFiles:
             lambda begin, end: self._table(
                 data[begins[begin] : begins[end]], end - begin
             ),
-            lambda _: self._types.empty_table(),
+            lambda _: self._nothing,
             (pa.ArrowInvalid, pa.ArrowNotImplementedError),
         )
         whole = pa.concat_tables(tables)
         part, reasons = self._converter.part(
-            {f.name: paths.column_of(whole, f.name) for f in self._schema.used}
+            {f.name: whole[f.name].combine_chunks() for f in self._schema.used}
         )
         numbers = np.delete(lines.numbers, bad)
         malformed = [
@@ -94,15 +102,31 @@ class JsonFiles:
         return Parsed(part, lines.records, malformed)
 
     def _table(self, data: bytes, rows: int) -> typing.Any:
+        """The columns of `_types` of some lines.
+
+        Raises:
+          pyarrow.ArrowInvalid: a line has no such values.
+        """
         if not rows:
-            return self._types.empty_table()
+            return self._nothing
+        types = self._types
+        if self._times:
+            types = types | _kinds(data, self._times)
+        exact = {n: _instead(t, pa.decimal128(38, 0)) for n, t in types.items()}
         try:
-            return _read(data, rows, self._types)
+            table = _read(data, rows, types)
         except pa.ArrowInvalid:
-            if self._exact == self._types or b".0" not in data:
+            if exact == types or b".0" not in data:
                 raise
-        _read(data, rows, self._floats)
-        return _read(data, rows, self._exact).cast(self._types)
+            # `7.0`, as pandas writes 7 beside missing values, is exact among
+            # decimals, which take texts for numbers; floats do not.
+            floats = {n: _instead(t, pa.float64()) for n, t in types.items()}
+            _read(data, rows, floats)
+            table = _read(data, rows, exact)
+        columns = {name: paths.column_of(table, name) for name in types}
+        for field in self._times:
+            columns[field.name] = _as_texts(columns[field.name])
+        return pa.table(columns).cast(self._nothing.schema)
 
     def _reason(self, line: bytes) -> str:
         """Why pyarrow refuses a line."""
@@ -121,7 +145,7 @@ class JsonFiles:
             if not is_text(field):
                 record = {field.name: value}
                 if not self._reads(record):
-                    return BAD_NUMBER
+                    return BAD_NUMBER if field.time is None else BAD_TIME
         # Such as a name that appears twice, or half of a pair of surrogates.
         return BAD_JSON
 
@@ -133,17 +157,47 @@ class JsonFiles:
             return False
 
 
-def _read(data: bytes, rows: int, types: typing.Any) -> typing.Any:
+def _read(data: bytes, rows: int, types: dict[str, typing.Any]) -> typing.Any:
     table = arrow_json.read_json(
         pa.BufferReader(data),
         arrow_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
         arrow_json.ParseOptions(
-            explicit_schema=types, unexpected_field_behavior="ignore"
+            explicit_schema=paths.schema_of(types),
+            unexpected_field_behavior="ignore",
         ),
     )
     if table.num_rows != rows:
         raise pa.ArrowInvalid("A line does not have one object.")
     return table
+
+
+def _kinds(data: bytes, times: list[Field]) -> dict[str, typing.Any]:
+    """The types of times in the first line, in which they are texts or numbers.
+
+    Lines in which they are others are read apart from these.
+    """
+    kinds = {}
+    try:
+        record = json.loads(data[: data.find(b"\n")])
+        values = [paths.value_of(record, field.name) for field in times]
+    except (TypeError, ValueError, RecursionError):
+        values = [None] * len(times)
+    for field, value in zip(times, values, strict=True):
+        some = value if isinstance(value, list) else [value]
+        are_texts = some and all(isinstance(one, str) for one in some)
+        kind = pa.string() if are_texts else _DECIMALS
+        kinds[field.name] = pa.list_(kind) if field.bag else kind
+    return kinds
+
+
+def _as_texts(times: typing.Any) -> typing.Any:
+    """Times as texts; numbers without their fraction."""
+    if pa.types.is_list(times.type):
+        values = _as_texts(times.values)
+        return pa.ListArray.from_arrays(times.offsets, values)
+    if pa.types.is_decimal(times.type):
+        times = pc.floor(times).cast(pa.int64())
+    return times.cast(pa.string())
 
 
 def _instead(type_: typing.Any, of_integers: typing.Any) -> typing.Any:
@@ -168,6 +222,8 @@ def _has_type(field: Field, value: object) -> bool:
         return False
     values = value if isinstance(value, list) else [value]
     allowed = (str | None) if is_text(field) else (int | float | None)
+    if field.time is not None:
+        allowed |= str
     return all(
         isinstance(one, allowed) and not isinstance(one, bool) for one in values
     )

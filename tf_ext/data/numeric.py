@@ -50,7 +50,7 @@ def to_type(
         return column, []
     if pa.types.is_integer(wanted) and pa.types.is_floating(column.type):
         return _integral(column, wanted)
-    return _cast(column, wanted)
+    return cast(column, wanted)
 
 
 def without_nan(column: Array) -> Array:
@@ -72,7 +72,7 @@ def _integral(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
         column = pc.if_else(
             pa.array(inexact), pa.scalar(None, column.type), column
         )
-    done, bad = _cast(column, wanted)
+    done, bad = cast(column, wanted)
     return done, sorted({*bad, *np.flatnonzero(inexact).tolist()})
 
 
@@ -85,7 +85,7 @@ def _parsed(
     elif decimal == ",":
         texts = pc.replace_substring(texts, ".", "point")
         texts = pc.replace_substring(texts, ",", ".")
-    return _cast(texts, wanted)
+    return cast(texts, wanted)
 
 
 def _decimal(texts: Array, decimal: str) -> Array:
@@ -105,7 +105,8 @@ def _decimal(texts: Array, decimal: str) -> Array:
     return pc.replace_substring_regex(texts, "^0[xX]", "hexadecimal ")
 
 
-def _cast(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
+def cast(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
+    """Values as pyarrow casts them, and where it cannot; those are null."""
     # Beyond float32, infinities come out, which are found later.
     done, bad = isolate(
         len(column),

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 import tensorflow as tf
 
 from tf_ext.data.arrow import Converter
-from tf_ext.data.columns import fits, plain, text_lengths, wanted
+from tf_ext.data.columns import column_at, complaint, plain, text_lengths
 from tf_ext.data.errors import DamagedFileError, Malformed
-from tf_ext.data.field import is_list
+from tf_ext.data.field import Field, is_list
 from tf_ext.data.parts import Parsed
+from tf_ext.data.paths import type_at
 from tf_ext.data.schema import Schema
 
 try:
@@ -68,7 +69,9 @@ class ParquetFiles:
                     f"or absent ({_short(error)}). Repair the file or leave it "
                     "out."
                 ) from error
-            self._check(file, schema)
+            problem = complaint(file, schema, self._schema.used)
+            if problem:
+                raise DamagedFileError(problem)
             if sum(groups) != metadata.num_rows or min(groups, default=0) < 0:
                 raise DamagedFileError(
                     f"{file} is damaged: its footer has {metadata.num_rows} "
@@ -102,7 +105,7 @@ class ParquetFiles:
         batches = opened.iter_batches(
             block_rows,
             row_groups=[group],
-            columns=[field.name for field in self._schema.used],
+            columns=[field.name for field in self._present(opened)],
             use_threads=self._threads > 1,
         )
         while True:
@@ -139,16 +142,20 @@ class ParquetFiles:
           ValueError: no block is small enough.
         """
         metadata = opened.metadata.row_group(group)
-        used = {field.name: field for field in self._schema.used}
+        used = self._present(opened)
         block_rows = min(BLOCK_ROWS, max(1, metadata.num_rows))
         texts = []
         for index in range(metadata.num_columns):
             chunk = metadata.column(index)
-            name = chunk.path_in_schema.partition(".")[0]
-            if name not in used:
+            path = f"{chunk.path_in_schema}."
+            field = next(
+                (one for one in used if path.startswith(f"{one.name}.")), None
+            )
+            if field is None:
                 continue
+            name = field.name
             values, values_of_row = block_rows, 1.0
-            if is_list(used[name]):
+            if is_list(field):
                 values = chunk.num_values
                 values_of_row = max(1.0, values / max(1, metadata.num_rows))
                 most = int(_BLOCK_BYTES / _VALUE_BYTES / values_of_row)
@@ -186,37 +193,27 @@ class ParquetFiles:
         )
         found = opened
         for name, _, values_of_row, values in texts if first else ():
-            lengths = text_lengths(first.column(name))
+            lengths = text_lengths(column_at(first, name))
             if values * lengths.max(initial=0) > _BLOCK_BYTES:
                 found = as_indices
                 most = int(_BLOCK_BYTES / values_of_row / lengths.mean())
                 block_rows = min(block_rows, max(1, most))
         return found, block_rows
 
-    def _check(self, file: str, schema: typing.Any) -> None:
-        """Raises DamagedFileError if the file lacks what the schema wants."""
-        used = self._schema.used
-        wrong = [f.name for f in used if schema.names.count(f.name) != 1]
-        if wrong:
-            raise DamagedFileError(
-                f"{file} must have each field of the schema once as a column, "
-                f"but not {wrong}. Its columns are {schema.names[:100]}. "
-                "Name fields as the file does, or leave them out of the schema."
-            )
-        for field in used:
-            found = schema.field(field.name).type
-            if not fits(field, found):
-                raise DamagedFileError(
-                    f"The column {field.name!r} of {file} must be "
-                    f"{wanted(field)}, but is {found}. Change the schema, or "
-                    "write the file with another type."
-                )
+    def _present(self, opened: typing.Any) -> list[Field]:
+        """The fields that a file has."""
+        schema = opened.schema_arrow
+        return [
+            field
+            for field in self._schema.used
+            if type_at(schema, field.name) is not None
+        ]
 
     def _parse(self, file: str, batch: typing.Any, first: int) -> Parsed:
         try:
             columns = {
                 field.name: plain(
-                    field, batch.column(field.name), self._schema.missing
+                    field, column_at(batch, field.name), self._schema.missing
                 )
                 for field in self._schema.used
             }

@@ -22,6 +22,11 @@ def steps_of(name: str) -> list[str]:
     return steps if all(steps) else [name]
 
 
+def roots_of(name: str) -> list[str]:
+    """The columns that a field may be in, by its name or by its path."""
+    return [*dict.fromkeys([name, steps_of(name)[0]])]
+
+
 def conflicts(names: Iterable[str]) -> list[str]:
     """The names of fields that others' paths lead through, as objects."""
     whole = set(names)

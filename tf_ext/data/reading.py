@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datasets of the records of files."""
 
-import collections
-import concurrent.futures
 import contextlib
-import dataclasses
-import itertools
 import os
 import posixpath
 import typing
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,27 +13,23 @@ import tensorflow as tf
 
 from tf_ext._checks import check_count, is_int, refuse
 from tf_ext.data.arrow import require_pyarrow
-from tf_ext.data.csv_files import CsvFiles
 from tf_ext.data.dialect import Csv
-from tf_ext.data.epochs import Epoch, mark
+from tf_ext.data.epochs import mark
 from tf_ext.data.errors import ReadErrors, ReadingError, check_max_errors
-from tf_ext.data.field import is_list
-from tf_ext.data.json_files import JsonFiles
-from tf_ext.data.parquet_files import ParquetFiles
-from tf_ext.data.parts import Layout, Parsed, Part, concat
-from tf_ext.data.record_files import RecordFiles
+from tf_ext.data.formats import Reader, reader_of
+from tf_ext.data.parts import Layout
+from tf_ext.data.passes import Passes
 from tf_ext.data.schema import Schema
+from tf_ext.data.tables import Tables, is_table
 from tf_ext.ops.exchange import exchange_ops
 
 _NAME = "read"
-_DIALECTS = {"csv": Csv(), "tsv": Csv("\t", quotes=False)}
-_FORMATS = (*_DIALECTS, "jsonl", "tfrecord", "parquet")
 Files: typing.TypeAlias = str | os.PathLike[str]
 Shard: typing.TypeAlias = tuple[int, int] | tf.distribute.InputContext
 
 
 def read(
-    files: Files | Iterable[Files],
+    files: typing.Any,
     schema: Schema,
     format: str | Csv = "csv",
     *,
@@ -51,7 +43,7 @@ def read(
     errors: ReadErrors | None = None,
     threads: int = 2,
 ) -> tf.data.Dataset:
-    r"""Reads files of records into batches.
+    r"""Reads files of records, or tables in memory, into batches.
 
     Only malformed records are left out. They are counted by file and
     reason, and the first few are logged with file and line, record or row; more
@@ -68,7 +60,11 @@ def read(
 
     Args:
       files: path or pattern of `tf.io.gfile.glob`, or several, on any file
-        system of TensorFlow. All but Parquet may be compressed by gzip.
+        system of TensorFlow. All but Parquet may be compressed by gzip. Or a
+        table in memory, or several: a DataFrame of pandas or polars, a table of
+        Arrow, or any object of Arrow's PyCapsule interface. Its rows are those
+        of now; they are not copied, except for what pandas has in layouts of
+        its own.
       schema: tf_ext.data.Schema.
       format: "csv", with quotes as in RFC 4180; "tsv", separated by tabs,
         without quotes; a tf_ext.data.Csv, with other delimiters or encodings;
@@ -85,7 +81,8 @@ def read(
       repeat: bool, whether the dataset repeats the files endlessly; with
         `shuffle`, each pass over them has another order.
       shard: `(index, count)` or a tf.distribute.InputContext: only each
-        `count`-th file, from `index`; there must be at least `count` files.
+        `count`-th file, from `index`; there must be at least `count` files. Of
+        a table, the part `index` of `count` equal ones.
       max_errors: float, the greatest share of malformed records.
       errors: tf_ext.data.ReadErrors that counts them.
       threads: int, how many blocks of a file are parsed at the same time.
@@ -116,12 +113,23 @@ def read(
       ...     print(features["tags"].to_list(), features["price"].numpy(),
       ...         labels.numpy())
       [[b'red', b'new'], []] [ 2.5 -1. ] [1. 0.]
+
+    A table in memory:
+
+      >>> import pyarrow
+      >>> table = pyarrow.table(
+      ...     {"user": ["ann", "bob"], "price": [2.5, None], "click": [1, 0],
+      ...      "tags": [["red", "new"], None]})
+      >>> for features, labels in tf_ext.data.read(
+      ...         table, tf_ext.data.Schema(
+      ...             [tf_ext.data.Field("click", "float32"),
+      ...              tf_ext.data.Field("tags", bag=True)], label="click"),
+      ...         batch_size=2):
+      ...     print(features["tags"].to_list(), labels.numpy())
+      [[b'red', b'new'], []] [1. 0.]
     """
     if not isinstance(schema, Schema):
         refuse(_NAME, "schema", "a tf_ext.data.Schema", schema)
-    if not isinstance(format, Csv) and format not in _FORMATS:
-        allowed = f"one of {', '.join(_FORMATS)}, or a tf_ext.data.Csv"
-        refuse(_NAME, "format", allowed, format)
     check_count(_NAME, "batch_size", batch_size, 1)
     if shuffle is not None:
         check_count(_NAME, "shuffle", shuffle, 1)
@@ -138,10 +146,10 @@ def read(
             "give `fit` the dataset."
         )
     require_pyarrow(f"tf_ext.data.read(format={format!r})")
-    reader = _reader(schema, format, header, int(threads))
-    passes = _Passes(
+    reader, names = _reader(files, schema, format, header, shard, int(threads))
+    passes = Passes(
         reader,
-        _shard(_find(files), shard),
+        names,
         batch_size=int(batch_size),
         shuffle=shuffle,
         seed=int(seed),
@@ -159,24 +167,39 @@ def read(
 
 
 def _reader(
-    schema: Schema, format: str | Csv, header: bool, threads: int
-) -> typing.Any:
-    if not isinstance(header, bool):
-        refuse(_NAME, "header", "True or False", header)
-    dialect = format if isinstance(format, Csv) else _DIALECTS.get(format)
-    if header and dialect is None:
-        refuse(_NAME, "header", f"False for {format}", header)
-    if format == "jsonl":
-        return JsonFiles(schema)
-    if format == "tfrecord":
-        return RecordFiles(schema)
-    if dialect is None:
-        return ParquetFiles(schema, threads)
-    for field in schema.used:
-        if is_list(field):
-            allowed = f"one in which bags have a `separator` for {format}"
-            refuse(_NAME, "schema", allowed, field)
-    return CsvFiles(schema, dialect, header)
+    files: typing.Any,
+    schema: Schema,
+    format: str | Csv,
+    header: bool,
+    shard: Shard | None,
+    threads: int,
+) -> tuple[Reader, list[str]]:
+    """What reads the share of a worker, and the names of its files."""
+    if shard is not None:
+        shard = _checked(shard)
+    if not isinstance(files, str | os.PathLike):
+        sources = [files] if is_table(files) else list(files)
+        if any(map(is_table, sources)):
+            if not all(map(is_table, sources)):
+                allowed = "paths of files or tables, and not both"
+                refuse(_NAME, "files", allowed, sources)
+            if format != "csv" or header:
+                argument = "header" if header else "format"
+                refuse(
+                    *(_NAME, argument, "left out for tables in memory"),
+                    header or format,
+                )
+            tables = Tables(sources, schema, shard or (0, 1))
+            return tables, tables.names
+        files = sources
+    found = _find(files)
+    if shard is not None:
+        index, count = shard
+        if len(found) < count:
+            allowed = f"of at most {len(found)} shards, the number of files"
+            refuse(_NAME, "shard", allowed, shard)
+        found = found[index::count]
+    return reader_of(schema, format, header, threads), found
 
 
 def _find(files: Files | Iterable[Files]) -> list[str]:
@@ -207,11 +230,9 @@ def _absent(what: str, path: str) -> str:
     )
 
 
-def _shard(files: list[str], shard: Shard | None) -> list[str]:
-    if shard is None:
-        return files
+def _checked(shard: Shard) -> tuple[int, int]:
     if isinstance(shard, tf.distribute.InputContext):
-        shard = (shard.input_pipeline_id, shard.num_input_pipelines)
+        return shard.input_pipeline_id, shard.num_input_pipelines
     if (
         not isinstance(shard, tuple)
         or len(shard) != 2
@@ -223,134 +244,11 @@ def _shard(files: list[str], shard: Shard | None) -> list[str]:
             "tf.distribute.InputContext"
         )
         refuse(_NAME, "shard", allowed, shard)
-    index, count = shard
-    if len(files) < count:
-        allowed = f"of at most {len(files)} shards, the number of files"
-        refuse(_NAME, "shard", allowed, shard)
-    return files[index::count]
-
-
-class _Window(typing.NamedTuple):
-    """Records, and the order of their rows in batches."""
-
-    part: Part
-    order: npt.NDArray[np.int64]
-
-
-def _in_order(part: Part) -> _Window:
-    return _Window(part, np.arange(part.rows))
-
-
-@dataclasses.dataclass
-class _Passes:
-    """What an iteration of the dataset reads."""
-
-    reader: typing.Any
-    files: list[str]
-    batch_size: int
-    shuffle: int | None
-    seed: int
-    repeat: bool
-    max_errors: float
-    errors: ReadErrors
-    threads: int
-    epoch: Epoch = dataclasses.field(default_factory=Epoch)
-
-    def windows(self) -> Generator[_Window, None, None]:
-        """Yields windows; all but a pass's last one are of whole batches."""
-        for number in itertools.count(self.epoch.number):
-            some = False
-            for window in self._of_pass(number):
-                some = True
-                yield window
-            self.errors.check(self.max_errors, at_end=True)
-            if not (self.repeat and some):
-                return
-
-    def _of_pass(self, number: int) -> Iterator[_Window]:
-        rng = np.random.default_rng((self.seed, number))
-        files = self.files
-        if self.shuffle is not None:
-            files = [files[i] for i in rng.permutation(len(files))]
-        batches = -(-(self.shuffle or 1) // self.batch_size)
-        wanted = batches * self.batch_size
-        waiting: list[Part] = []
-        rows = 0
-        with contextlib.closing(self._parts(files)) as parts:
-            for part in parts:
-                waiting.append(part)
-                rows += part.rows
-                if rows < wanted:
-                    continue
-                cut = rows - rows % self.batch_size
-                last = part.rows - (rows - cut)
-                # Without the last part there are fewer than `wanted`: it
-                # alone has rows of later batches.
-                waiting[-1] = part.slice(0, last)
-                yield from self._cut(waiting, rng)
-                rows -= cut
-                waiting = [part.slice(last, part.rows)]
-        if rows:
-            yield from self._cut(waiting, rng)
-
-    def _cut(
-        self, parts: list[Part], rng: np.random.Generator
-    ) -> Iterator[_Window]:
-        """Yields parts as one window, or as few as copy little."""
-        parts = [part for part in parts if part.rows] or parts[:1]
-        if self.shuffle is not None:
-            whole = concat(parts)
-            yield _Window(whole, rng.permutation(whole.rows))
-            return
-        first = sum(part.rows for part in parts[:-1])
-        # A batch that begins in earlier parts and ends in the last one.
-        head = -first % self.batch_size
-        if not first or head >= parts[-1].rows:
-            yield _in_order(concat(parts))
-            return
-        last = parts[-1]
-        begin = last.slice(0, head)
-        yield _in_order(concat([*parts[:-1], begin]))
-        yield _in_order(last.slice(head, last.rows))
-
-    def _parts(self, files: list[str]) -> Generator[Part, None, None]:
-        """Yields the well-formed records of files, block by block, in order."""
-        blocks = (
-            (file, index, parse)
-            for file in files
-            for index, parse in enumerate(self.reader.blocks(file))
-        )
-        with contextlib.closing(_ordered(blocks, self.threads)) as parsed:
-            for file, index, block in parsed:
-                self.errors.add(
-                    *(file, index, block.records, block.malformed, block.unit)
-                )
-                self.errors.check(self.max_errors)
-                yield block.part
-
-
-def _ordered(
-    blocks: Iterator[tuple[str, int, Callable[[], Parsed]]], threads: int
-) -> Generator[tuple[str, int, Parsed], None, None]:
-    """Parses blocks by threads; yields them in order."""
-    ahead: collections.deque[typing.Any] = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor(threads) as executor:
-        try:
-            for file, index, parse in blocks:
-                ahead.append((file, index, executor.submit(parse)))
-                if len(ahead) > threads:
-                    first = ahead.popleft()
-                    yield (*first[:2], first[2].result())
-            while ahead:
-                first = ahead.popleft()
-                yield (*first[:2], first[2].result())
-        finally:
-            for _, _, future in ahead:
-                future.cancel()
+    return shard
 
 
 def _dataset(
-    passes: _Passes,
+    passes: Passes,
     layout: Layout,
     batch_size: int,
     options: tf.data.Options,
