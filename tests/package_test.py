@@ -175,7 +175,10 @@ class LazyImportTest(absltest.TestCase):
                     getattr(tf_ext.snapshot, name)
                 tf_ext.snapshot.compact(f"{path}/0", f"{path}/all")
                 tf_ext.snapshot.reshard(f"{path}/0", f"{path}/2", 2)
-                for name in ("0", "all", "2"):
+                tf_ext.snapshot.transform(
+                    f"{path}/0", f"{path}/wide", dim=3, optimizer="adagrad"
+                )
+                for name in ("0", "all", "2", "wide"):
                     snapshot = tf_ext.snapshot.open_snapshot(f"{path}/{name}")
                     rows = {}
                     for signs, fields in snapshot.chunks():
@@ -184,7 +187,7 @@ class LazyImportTest(absltest.TestCase):
                     assert main(["verify", f"{path}/{name}"]) == 0
                 """,
             )
-        self.assertEqual(printed.count("is whole"), 3)
+        self.assertEqual(printed.count("is whole"), 4)
 
     def test_other_names_say_that_tensorflow_is_missing(self):
         _run(

@@ -13,6 +13,7 @@ from cases import (
     small_row_cases,
     two_tower_cases,
     uneven_share_cases,
+    warm_start_cases,
 )
 from cases import multi_worker_log_cases as logs
 from cases import multi_worker_metric_cases as metrics
@@ -472,6 +473,23 @@ class StatisticsTest(parameterized.TestCase, tf.test.TestCase):
         rows = merge_rows([{"rows": result} for result in _CASES[2][case]])
         self.assertEqual(rows["rows"], counts.rows)
         self.assertGreater(max(show for show, _ in counts.rows.values()), 2)
+
+
+class WarmStartTest(tf.test.TestCase):
+    def test_as_one_process(self):
+        expected = warm_start_cases.warm_started(alone())
+        for size in (2, 3):
+            results = _CASES[size][warm_start_cases.warm_started]
+            for index, one in enumerate(expected):
+                of_workers = [each[index] for each in results]
+                rows = merge_rows([each["rows"] for each in of_workers])
+                self.assertEqual(rows.keys(), one["rows"].keys())
+                for name, wanted in one["rows"].items():
+                    self.assertAllEqual(*_arrays(rows[name], wanted))
+                for each in of_workers:
+                    self.assertEqual(each["found"], one["found"])
+                    for mine, theirs in zip(each["weights"], one["weights"]):
+                        self.assertAllEqual(mine, theirs)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "SnapshotTest::test_training_goes_on_with_another_number_of_servers",
         "SnapshotTest::test_a_served_model_follows",
+        "SnapshotTest::test_training_begins_with_the_rows_of_one_process",
     ),
 ]
 
@@ -135,6 +136,45 @@ class SnapshotTest(TestCase):
         self.assertEqual(int(model.optimizer.iterations.numpy()), 16)
         self.assertEqual(contents(model.tables[0]), contents(whole))
         self.assertEqual(counters_of(model.tables[0]), counters_of(whole))
+
+    def test_training_begins_with_the_rows_of_one_process(self):
+        root, own = self.directory(), self.directory()
+        old = small_models.model_with_point(generator(self), root)
+        wanted = contents(old.tables[0])
+        for rule in ("sgd", "adagrad"):
+            with cluster.strategy.scope():
+                model = small_models.compiled(
+                    small_models.functional(small_models.table(rule))
+                )
+            found = tf_ext.callbacks.warm_start(model, root)
+            self.assertEqual(found.rows, {"deep": len(wanted["weights"])})
+            rows = contents(model.tables[0])
+            self.assertEqual(rows["weights"], wanted["weights"])
+            for mine, theirs in zip(
+                model.layers[-1].variables, old.layers[-1].variables
+            ):
+                self.assertAllEqual(mine.numpy(), theirs.numpy())
+        features, labels = small_models.batch(generator(self), 128)
+        data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+
+        def fit(epochs):
+            with cluster.strategy.scope():
+                model = small_models.compiled(
+                    small_models.functional(small_models.table("adagrad"))
+                )
+            callback = tf_ext.callbacks.TableSnapshot(own, warm_start=root)
+            with self.assertLogs("tf_ext", "WARNING") as logs:
+                history = model.fit(
+                    data, epochs=epochs, verbose=0, callbacks=[callback]
+                )
+            return history.epoch, str(logs)
+
+        epochs, logs = fit(1)
+        self.assertEqual(epochs, [0])
+        self.assertIn("Warm start from", logs)
+        epochs, logs = fit(2)
+        self.assertEqual(epochs, [1])
+        self.assertIn("continues from the recovery point", logs)
 
     def test_training_goes_on_with_another_number_of_servers(self):
         features, labels = small_models.batch(generator(self), 128)

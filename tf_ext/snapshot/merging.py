@@ -92,7 +92,7 @@ def merged(
                     saved.put_shrunk(made, saved.shrunk, rows, clock)
                     rows = made
                 found.append(rows)
-        if not found:
+        if sum(map(len, found)) == 0:
             continue
         rows = np.concatenate(found)
         del found

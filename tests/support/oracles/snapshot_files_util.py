@@ -85,7 +85,8 @@ def write(path, chunks, base=None, shards=1, **changes):
         tensorflow_version="2.21.0",
         table_id="deep/1/0",
         label="deep",
-        config="dim=1\ndtype=float32\nname=deep\noptimizer=sgd",
+        config="dim=1\ndtype=float32\ninitializer=zeros\nname=deep\n"
+        "optimizer=sgd\n",
         state={},
         row_bytes=ROW_BYTES,
         fields=FIELDS,
