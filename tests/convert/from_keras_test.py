@@ -85,7 +85,7 @@ class FromKerasTest(TestCase):
         )
         embedding, table = _embedding(12), _table()
         column = _column()
-        with mock.patch.object(rows_in, "_CHUNK_BYTES", chunk):
+        with mock.patch.object(rows_in, "CHUNK_BYTES", chunk):
             done = tf_ext.convert.from_keras(embedding, table, column, lookup)
         self._check(embedding, lookup, column, _TOKENS, table)
         # Of the mask token, which is one of _TOKENS, too.

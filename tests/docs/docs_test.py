@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 from docs_util import Block, blocks, definitions, program
+from oracles import tfra_files
 from paths import ROOT
 from processes import run_program
 
@@ -260,9 +261,44 @@ class CodeTest(absltest.TestCase):
         self._run(blocks(page, "python", section=section))
 
     def test_from_tfra(self):
-        show = Block("show", "python", "print(model.output_shape)\n")
-        printed = self._run([*blocks("docs/from_tfra.md", "python"), show])
-        self.assertEqual(printed.strip(), "(None, 5)")
+        values = np.random.default_rng(0).random((9, 32)).astype(np.float32)
+        lookup = "{}_embedding-parameter/DynamicEmbedding/look/{}"
+        variables = {
+            name: (np.arange(9), values)
+            for key in ("user", "movie")
+            for name in (
+                f"{key}_embedding-parameter",
+                lookup.format(key, "m"),
+                lookup.format(key, "v"),
+            )
+        }
+        folder = pathlib.Path(self.folder, "data", "tfra")
+        folder.mkdir(parents=True)
+        end = "__.ATTRIBUTES__VARIABLE_VALUE"
+        kernel = np.zeros([64, 5], np.float32)
+        tfra_files.save_checkpoint(
+            str(folder / "checkpoint"),
+            variables,
+            **{
+                f"ratings__kernel{end}": kernel,
+                f"ratings__bias{end}": np.log([1, 2, 3, 4, 6]).astype("f"),
+                f"optimizer___iterations{end}": np.int64(4),
+            },
+        )
+        show = Block(
+            "show",
+            "python",
+            'ids = {key: tf.constant([3]) for key in ["user", "movie"]}\n'
+            "print(np.round(model(ids)[0] * 16))\n"
+            'sign = columns["user"].signs([3])\n'
+            'print(float(tables["user"].pull(sign)[0, 0]))',
+        )
+        start = Block("start", "python", "import numpy as np\n")
+        page = blocks("docs/from_tfra.md", "python")
+        printed = self._run([start, *page, show]).splitlines()
+        rows = "8 rows, 1 left, slots ('m', 'v', 'step')"
+        self.assertEqual(printed[:3], [rows, rows, "[1. 2. 3. 4. 6.]"])
+        self.assertAlmostEqual(float(printed[3]), float(values[3, 0]))
 
     def test_from_keras(self):
         printed = self._run(blocks("docs/from_keras.md", "python"))

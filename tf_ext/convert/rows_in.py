@@ -17,22 +17,21 @@ from tf_ext.tables.sparse_table import SparseTable
 
 _LOG = logging.getLogger("tf_ext")
 _FROM = "from_keras"
-_CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 16 << 20
 
 
 class ConvertedRows(typing.NamedTuple):
-    """What became of the rows of an Embedding.
+    """What became of rows from elsewhere, such as those of an Embedding.
 
     Attributes:
       taken: int, the number of rows that are now in the table.
-      left: int, the number of those that are not: of unknown values, of the
-        mask, and those that no value has.
+      left: int, the number of those that are not. Of an Embedding: rows of
+        unknown values, of the mask, and those that no value has.
       unknown: float32 `[n, dim]`, the rows of unknown values (`[UNK]`), which
         are not in the table.
       slots: tuple of strings, the fields of rows that were taken besides
         "weights".
-      notes: tuple of strings, a sentence for each thing that is not as in
-        Keras.
+      notes: tuple of strings, a sentence for each thing that is not as it was.
     """
 
     taken: int
@@ -187,9 +186,9 @@ def take_rows(
     slots = RowSlots(unwrapped(optimizer), weights, table)
     taken = 0
     for part, rows in values.chunks(
-        max(1, _CHUNK_BYTES // table.rows.bytes_per_row)
+        max(1, CHUNK_BYTES // table.rows.bytes_per_row)
     ):
-        part, rows = _without_missing(column, part, rows)
+        part, rows = without_missing(column, part, rows)
         signs = column.signs(part)
         fields = {"weights": gather(weights, rows), **slots.gather(rows)}
         if rows.shape[0]:
@@ -215,7 +214,7 @@ def take_rows(
     )
 
 
-def _without_missing(
+def without_missing(
     column: Column, values: tf.Tensor, rows: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Leaves out what the column leaves out."""
