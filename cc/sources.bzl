@@ -56,6 +56,7 @@ CORE_SOURCES = [
     "cc/core/table/table_snapshot.cc",
     "cc/core/table/table_statistics.cc",
     "cc/core/table/table_update.cc",
+    "cc/core/table/unknown_rows.cc",
 ]
 
 # No contraction, so that all instruction sets give bit-identical results.

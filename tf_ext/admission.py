@@ -4,7 +4,7 @@
 A table without a policy creates a row for each id that is trained. With one,
 `SparseTable.push`, and so each training step, decides for ids without a row
 whether they get one. Other ids read as `unknown` of the table, and their
-gradients are dropped.
+gradients are dropped, or train the row that they share.
 """
 
 import typing

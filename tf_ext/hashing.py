@@ -34,6 +34,7 @@ __all__ = [
     "hash_category",
     "hash_cross",
     "initial_rows",
+    "shared_signs",
 ]
 
 
@@ -178,6 +179,9 @@ def hash_cross(
 def initial_rows(config: str, signs: npt.ArrayLike) -> npt.NDArray[np.float32]:
     """The rows that signs read which a table does not hold.
 
+    Of tables with `unknown="shared"`, these are the rows of `shared_signs` if
+    the table does not hold them either.
+
     Args:
       config: string, the table's configuration, `key=value` lines: what
         snapshots and the Parquet files of `tf_ext.serving.export_split` have.
@@ -196,14 +200,43 @@ def initial_rows(config: str, signs: npt.ArrayLike) -> npt.NDArray[np.float32]:
       >>> bool(np.all(rows == table.pull([7, -1])))
       True
     """
+    return _core.initial_rows(config, _to_signs("initial_rows", signs))
+
+
+def shared_signs(config: str, signs: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """The signs of the rows that signs read which a table does not hold.
+
+    Args:
+      config: string, as of `initial_rows`.
+      signs: int64 `[...]`; a uint64 is taken by its bits.
+
+    Returns:
+      int64 `[...]`: of tables with `unknown="shared"` the signs of the shared
+      rows, which are among the table's rows once they have been trained; of
+      others the signs themselves.
+
+    Raises:
+      ValueError: as of `initial_rows`.
+
+    Example:
+      >>> table = tf_ext.SparseTable(
+      ...     "user", dim=2, unknown="shared", unknown_buckets=10)
+      >>> tf_ext.hashing.shared_signs(
+      ...     table.rows.config, [7, 3]) == table.unknown_ids[[7, 3]]
+      array([ True,  True])
+    """
+    return _core.shared_signs(config, _to_signs("shared_signs", signs))
+
+
+def _to_signs(function: str, signs: npt.ArrayLike) -> npt.NDArray[np.int64]:
     array = _to_array(signs)
     if array.dtype.kind not in "iu":
         raise ValueError(
-            "Argument `signs` of initial_rows must be integers of up to 64 "
+            f"Argument `signs` of {function} must be integers of up to 64 "
             f"bits. Received: signs={signs!r}"
         )
     # NumPy wraps a uint64 around, to the number of the same bits.
-    return _core.initial_rows(config, array.astype(np.int64))
+    return array.astype(np.int64)
 
 
 def _quiet_rounding() -> np.errstate:

@@ -142,6 +142,19 @@ absl::Status CheckListSize(absl::string_view name, size_t size, int count) {
                          size, ".");
 }
 
+absl::Status CheckStartsOf(const std::vector<int64_t>& starts_of,
+                           int64_t tables) {
+  int64_t least = 0;
+  for (size_t j = 0; j < starts_of.size(); ++j) {
+    if (starts_of[j] < least || starts_of[j] >= tables) {
+      return InvalidArgument("starts_of[", j, "] must be from ", least, " to ",
+                             tables - 1, ", but is ", starts_of[j], ".");
+    }
+    least = starts_of[j] + 1;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckColumns(int i, int64_t begin, int64_t end, int64_t columns) {
   if (0 <= begin && begin <= end && end <= columns) return absl::OkStatus();
   return InvalidArgument(

@@ -70,6 +70,10 @@ absl::Status CheckOptionalVectorOf(absl::string_view name, const Tensor& tensor,
 // Attribute `name` must be a list of one value for each of `count` inputs or
 // outputs.
 absl::Status CheckListSize(absl::string_view name, size_t size, int count);
+// Attribute `starts_of` must be indices of `tables` tables, each at most once
+// and ascending.
+absl::Status CheckStartsOf(const std::vector<int64_t>& starts_of,
+                           int64_t tables);
 // A table's columns, begins[i] up to but not including ends[i], must be some of
 // `columns`.
 absl::Status CheckColumns(int i, int64_t begin, int64_t end, int64_t columns);

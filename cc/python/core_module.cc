@@ -308,7 +308,8 @@ py::array_t<uint64_t> FingerprintArray(const py::array& texts) {
   return fingerprints.attr("view")("uint64");
 }
 
-// The initial weights of signs that have no row: `[..., dim]`.
+// What is read of signs that have no row: `[..., dim]`; of those that share
+// one, the initial weights of that.
 py::array_t<float> InitialRows(const std::string& config_text,
                                const py::array& signs) {
   TableConfig config;
@@ -333,12 +334,38 @@ py::array_t<float> InitialRows(const std::string& config_text,
                                   config.dim);
     const RowFormat format(RowLayout(config), &initializer,
                            RoundingStream(config.seed, config.name),
-                           config.unknown_zeros, /*shrinks=*/nullptr);
+                           &config.unknown, /*shrinks=*/nullptr);
     for (int64_t i = 0; i < n; ++i) {
-      format.FillInitial(in[i], out + i * config.dim);
+      const int64_t sign = config.unknown.is_shared()
+                               ? config.unknown.SharedSignOf(in[i])
+                               : in[i];
+      format.FillUnknown(sign, out + i * config.dim);
     }
   }
   return rows;
+}
+
+// The signs of the rows that signs share while they have none; the signs
+// themselves if the table has no shared rows.
+py::array SharedSigns(const std::string& config_text, const py::array& signs) {
+  TableConfig config;
+  if (const Status status = ParseTableConfig(config_text, &config);
+      !status.ok()) {
+    throw py::value_error(status.message());
+  }
+  if (!py::isinstance<py::array_t<int64_t>>(signs)) {
+    throw py::value_error("signs must be int64, but their dtype is " +
+                          DtypeOf(signs) + ".");
+  }
+  const py::array flat = Cast<int64_t>(signs);
+  py::array_t<int64_t> shared(
+      std::vector<py::ssize_t>(signs.shape(), signs.shape() + signs.ndim()));
+  const auto* const in = static_cast<const int64_t*>(flat.data());
+  for (int64_t i = 0; i < flat.size(); ++i) {
+    shared.mutable_data()[i] =
+        config.unknown.is_shared() ? config.unknown.SharedSignOf(in[i]) : in[i];
+  }
+  return shared;
 }
 
 PYBIND11_MODULE(_core, m) {
@@ -365,6 +392,9 @@ PYBIND11_MODULE(_core, m) {
                         PyBytes_GET_SIZE(data.ptr()));
   });
   m.def("initial_rows", &InitialRows, py::arg("config"), py::arg("signs"));
+  m.def("shared_signs", &SharedSigns, py::arg("config"), py::arg("signs"));
+  m.attr("FIRST_SHARED_SIGN") = kFirstSharedSign;
+  m.attr("MOST_SHARED_ROWS") = kMostSharedRows;
   DefineRecords(&m);
   DefineRows(&m);
   DefineRules(&m);

@@ -258,7 +258,9 @@ class EmbeddingFeatures(keras.layers.Layer):
                 error,
             )
         its_bags = self._sets.split(bags)
-        plans = plan_tables(self.tables, its_bags, its_clicks)
+        plans = plan_tables(
+            self.tables, its_bags, its_clicks, regime.exchange.shares_rows
+        )
         return Prepared(its_bags, plans, hashed.masks, error)
 
     def _take(self, give: Give, inputs: _Inputs) -> typing.Any:

@@ -19,6 +19,7 @@ from tf_ext.regimes import (
     current_step,
     plan_pulls,
 )
+from tf_ext.regimes.shared_rows import counting_readers, with_shared
 from tf_ext.tables.sparse_table import SparseTable
 
 
@@ -134,6 +135,7 @@ def plan_tables(
     tables: Sequence[SparseTable],
     bags: Sequence[TableBags],
     its_clicks: tf.Tensor | None,
+    shares_rows: bool,
 ) -> list[PullPlan]:
     """The plans of a batch; tables that read the same columns have one.
 
@@ -141,23 +143,27 @@ def plan_tables(
       tables: list of SparseTable.
       bags: list of TableBags, one for each table.
       its_clicks: float32 `[batch_size]`, or None.
+      shares_rows: bool, as of `Exchange`.
 
     Returns:
       List of PullPlan, one for each table.
     """
-    signs: dict[int, dict[typing.Any, tf.Tensor]] = {}
-    for table, one in zip(tables, bags):
-        of_columns = signs.setdefault(table.rows.num_shards, {})
-        of_columns.setdefault(one.key, one.bags.signs)
+    kinds = [
+        (table.rows.num_shards, table.shared_rows if shares_rows else 0)
+        for table in tables
+    ]
+    signs: dict[tuple[int, int], dict[typing.Any, tf.Tensor]] = {}
+    for kind, one in zip(kinds, bags):
+        signs.setdefault(kind, {}).setdefault(one.key, one.bags.signs)
     plans = {
-        num_shards: dict(
-            zip(of_columns, plan_pulls(list(of_columns.values()), num_shards))
+        kind: dict(
+            zip(of_columns, plan_pulls(list(of_columns.values()), *kind))
         )
-        for num_shards, of_columns in signs.items()
+        for kind, of_columns in signs.items()
     }
     found = []
-    for table, one in zip(tables, bags):
-        plan = plans[table.rows.num_shards][one.key]
+    for table, kind, one in zip(tables, kinds, bags):
+        plan = plans[kind][one.key]
         counts_clicks = its_clicks is not None and "click" in table.statistics
         if counts_clicks and plan.counted is None:
             plan.count(clicks.of_signs(its_clicks, one.bags.row_splits))
@@ -192,6 +198,8 @@ def pull_differentiable(
             rows, statistics = rows[:, :dim], rows[:, dim:]
         if trainable and request.table.trainable and regime.exchange.trains:
             rows = _attach_gradient(request, rows)
+        if request.plan.shared is not None:
+            rows = with_shared(request.plan, rows)
         pairs.append((rows, statistics))
     return pairs
 
@@ -201,6 +209,8 @@ def _attach_gradient(request: PullRequest, pulled: tf.Tensor) -> tf.Tensor:
     counts = request.table.statistics_width > 0
     if counts and plan.counted is None:
         plan.count()
+    if counts and plan.shared is not None:
+        plan = counting_readers(plan, pulled)
     return ops.route_gradient(
         pulled,
         shadow.value if IS_KERAS_3 else shadow,

@@ -6,6 +6,7 @@ functions that ask which strategy is in force; everything else asks the regime
 that they return.
 """
 
+from tf_ext.regimes import shared_rows
 from tf_ext.regimes.carried_words import Carried
 from tf_ext.regimes.choice import (
     regime_in_scope,
@@ -64,6 +65,7 @@ __all__ = [
     "regime_of",
     "regime_of_model",
     "regime_of_tables",
+    "shared_rows",
     "step_with",
     "weigh_computed_loss",
     "weigh_own_loss",

@@ -16,7 +16,12 @@ from tf_ext.regimes.gradients import (
     gather_slices,
     merge_slices,
 )
-from tf_ext.regimes.plan import PullPlan, PullRequest
+from tf_ext.regimes.plan import (
+    PullPlan,
+    PullRequest,
+    plan_pull,
+    shared_signs,
+)
 from tf_ext.regimes.replica_weights import ReplicaWeight, weighted
 from tf_ext.regimes.table_interface import Parts, TableSlices
 
@@ -43,10 +48,13 @@ class Exchange:
         `pull`, which raises it in all processes. Otherwise it is raised where
         it is found.
       trains: bool, whether gradients go to the tables.
+      shares_rows: bool, whether `pull` reads NaN for ids without a row, of
+        tables where these share rows. Otherwise it reads the shared ones.
     """
 
     raises_together = False
     trains = True
+    shares_rows = True
 
     def __init__(self, strategy: tf.distribute.Strategy | None = None) -> None:
         self.strategy = strategy
@@ -145,8 +153,9 @@ class Exchange:
           time: int64 scalar, in seconds since 1970, for the rows that record
             it. None: the clock of each device that holds such rows.
         """
+        starts = self._pull_starts(gradients)
         updates = []
-        for gradient in gradients:
+        for gradient, its_starts in zip(gradients, starts):
             gradient, split_sizes = _by_shard(gradient)
             updates.append(
                 shard_ops.RowsUpdate(
@@ -155,9 +164,33 @@ class Exchange:
                     split_sizes,
                     gradient.values,
                     gradient.statistics,
+                    its_starts,
                 )
             )
         return shard_ops.push(updates, hyperparameters, step, time)
+
+    def _pull_starts(
+        self, gradients: Sequence[TableGradient]
+    ) -> list[shard_ops.Starts | None]:
+        """What new rows of each table start from, as of `RowsUpdate`."""
+        requests = {
+            index: PullRequest(
+                one.table,
+                plan_pull(
+                    shared_signs(one.signs, one.table.shared_rows),
+                    one.table.rows.num_shards,
+                ),
+                insert=False,
+            )
+            for index, one in enumerate(gradients)
+            if one.table.shared_rows
+        }
+        starts: list[shard_ops.Starts | None] = [None] * len(gradients)
+        if requests:
+            pulled = self.pull(list(requests.values()))
+            for (index, request), rows in zip(requests.items(), pulled):
+                starts[index] = shard_ops.Starts(request.plan.signs, rows)
+        return starts
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a float tensor over the processes that push."""

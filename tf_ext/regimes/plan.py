@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from tf_ext import ops
+from tf_ext import _core, ops
 from tf_ext._compat.graphs import attached_to_graph, is_identity, source_of
 from tf_ext.ops.bags import bag_ops
 from tf_ext.regimes import counted_signs
@@ -50,6 +50,8 @@ class PullPlan:
         before `count`.
       counted: complex128 `[u]`, `signs` with `statistics` as of
         `counted_signs`; None before `count`.
+      shared: int32 `[u]`, the index in `signs` of the row that each of them
+        shares while it has none; None for tables without such rows.
     """
 
     signs: tf.Tensor
@@ -60,6 +62,7 @@ class PullPlan:
     counts: tf.Tensor | None = None
     statistics: tf.Tensor | None = None
     counted: tf.Tensor | None = None
+    shared: tf.Tensor | None = None
 
     @property
     def way(self) -> Route:
@@ -83,7 +86,7 @@ class PullPlan:
             )
         self.statistics = tf.concat([shows, summed], 1)
         self.counted = counted_signs.join(self.signs, self.statistics)
-        self._attach(self.counted)
+        self.attach(self.counted)
 
     def tensors(self) -> list[tf.Tensor]:
         """The tensors of the plan but its route, for `with_tensors`."""
@@ -97,9 +100,9 @@ class PullPlan:
         """
         own = {name: next(tensors) for name in self._names()}
         plan = dataclasses.replace(self, route=None, **own)
-        plan._attach(plan.signs)
+        plan.attach(plan.signs)
         if plan.counted is not None:
-            plan._attach(plan.counted)
+            plan.attach(plan.counted)
         return plan
 
     def _names(self) -> list[str]:
@@ -107,7 +110,7 @@ class PullPlan:
         names = [field.name for field in dataclasses.fields(self)]
         return [name for name in names if tf.is_tensor(getattr(self, name))]
 
-    def _attach(self, indices: tf.Tensor) -> None:
+    def attach(self, indices: tf.Tensor) -> None:
         """Lets `plan_of` find the plan by the indices of a gradient."""
         if not tf.executing_eagerly():
             attached_to_graph(indices.graph, _PLANS)[_place(indices)] = self
@@ -130,26 +133,32 @@ class PullRequest(typing.NamedTuple):
     statistics: int = 0
 
 
-def plan_pull(signs: tf.Tensor, num_shards: int) -> PullPlan:
+def plan_pull(
+    signs: tf.Tensor, num_shards: int, shared_rows: int = 0
+) -> PullPlan:
     """The plan of a pull.
 
     Args:
       signs: int64 `[n]`, of a batch.
       num_shards: int, of the table.
+      shared_rows: int, how many rows signs without one share; 0: none.
 
     Returns:
       PullPlan. In a graph, `plan_of` returns it for the pull's gradient.
     """
-    [plan] = plan_pulls([signs], num_shards)
+    [plan] = plan_pulls([signs], num_shards, shared_rows)
     return plan
 
 
-def plan_pulls(signs: Sequence[tf.Tensor], num_shards: int) -> list[PullPlan]:
+def plan_pulls(
+    signs: Sequence[tf.Tensor], num_shards: int, shared_rows: int = 0
+) -> list[PullPlan]:
     """The plans of several pulls, as of `plan_pull`, by one op.
 
     Args:
       signs: list of int64 `[n]`, not empty.
       num_shards: int, of the tables.
+      shared_rows: int, as of `plan_pull`.
 
     Returns:
       List of PullPlan.
@@ -160,9 +169,59 @@ def plan_pulls(signs: Sequence[tf.Tensor], num_shards: int) -> list[PullPlan]:
             *bag_ops.unique_by_shard_each(signs, num_shards)
         )
     ]
+    if shared_rows:
+        plans = _beside_shared(plans, num_shards, shared_rows)
     for plan in plans:
-        plan._attach(plan.signs)
+        plan.attach(plan.signs)
     return plans
+
+
+def _beside_shared(
+    plans: Sequence[PullPlan], num_shards: int, shared_rows: int
+) -> list[PullPlan]:
+    """Plans that pull the rows that their signs share, too."""
+    found = []
+    for plan, signs, _, inverse, split_sizes in zip(
+        plans,
+        *bag_ops.unique_by_shard_each(
+            [
+                tf.concat([p.signs, shared_signs(p.signs, shared_rows)], 0)
+                for p in plans
+            ],
+            num_shards,
+        ),
+    ):
+        own, shared = tf.split(inverse, 2)
+        places, size = own[:, tf.newaxis], tf.size(signs)
+        found.append(
+            PullPlan(
+                signs,
+                tf.gather(own, plan.inverse),
+                split_sizes,
+                num_shards,
+                counts=tf.scatter_nd(places, plan.counts, [size]),
+                shared=tf.tensor_scatter_nd_update(
+                    tf.range(size), places, shared
+                ),
+            )
+        )
+    return found
+
+
+def shared_signs(signs: tf.Tensor, shared_rows: int) -> tf.Tensor:
+    """The signs of the rows that signs share while they have none.
+
+    Args:
+      signs: int64 `[n]`.
+      shared_rows: int, how many rows are shared, at least 1.
+
+    Returns:
+      int64 `[n]`; of a shared row its own sign.
+    """
+    first = _core.FIRST_SHARED_SIGN
+    is_shared = (signs >= first) & (signs < first + shared_rows)
+    rest = tf.math.floormod(signs, shared_rows)
+    return tf.where(is_shared, signs, first + rest)
 
 
 def plan_of(signs: tf.Tensor) -> PullPlan | None:

@@ -34,6 +34,18 @@ class RowsWanted(typing.NamedTuple):
     statistics: int = 0
 
 
+class Starts(typing.NamedTuple):
+    """The shared rows that new rows of a table start from.
+
+    Attributes:
+      signs: int64 `[k]`, distinct.
+      rows: float32 `[k, dim]`.
+    """
+
+    signs: tf.Tensor
+    rows: tf.Tensor
+
+
 class RowsUpdate(typing.NamedTuple):
     """What a table is updated with.
 
@@ -43,6 +55,7 @@ class RowsUpdate(typing.NamedTuple):
       split_sizes: as of RowsWanted.
       gradients: float32 `[n, dim]`.
       statistics: float32 `[n, s]`, as of `TableGradient`, or None.
+      starts: Starts for all shards, of a table with shared rows; or None.
     """
 
     table_rows: Rows
@@ -50,6 +63,7 @@ class RowsUpdate(typing.NamedTuple):
     split_sizes: tf.Tensor | None
     gradients: tf.Tensor
     statistics: tf.Tensor | None = None
+    starts: Starts | None = None
 
 
 class Hyperparameters(typing.NamedTuple):
@@ -159,6 +173,7 @@ def push(
                 its.counts,
                 step,
                 present,
+                [updates[i].starts for i, _ in places],
             )
         totals.append(_spread(updated, [i for i, _ in places], len(updates)))
     return totals[0] if len(totals) == 1 else tf.add_n(totals)

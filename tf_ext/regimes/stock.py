@@ -21,6 +21,7 @@ class StockExchange(Exchange):
     """
 
     trains = False
+    shares_rows = False
 
     def __init__(self, lookup: Lookup) -> None:
         super().__init__()

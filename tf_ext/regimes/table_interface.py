@@ -105,6 +105,10 @@ class Table(typing.Protocol):
         """How many statistics a push has for each sign."""
 
     @property
+    def shared_rows(self) -> int:
+        """How many rows the signs without one share; 0: none."""
+
+    @property
     def shadow(self) -> tf.Variable:
         """The variable that represents it in Keras."""
 

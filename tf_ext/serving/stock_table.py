@@ -6,13 +6,15 @@ import math
 import pathlib
 import typing
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from tf_ext import _core, hashing
 from tf_ext._compat.graphs import in_other_function
 from tf_ext.ops._stock.initial_rows import initial_rows
+from tf_ext.regimes.plan import shared_signs
 from tf_ext.serving import row_dtypes
 from tf_ext.serving.row_dtypes import Array
 from tf_ext.serving.variable_files import ValueFile
@@ -198,6 +200,9 @@ class StockTable(tf.Module):
         self._config = config
         self._entries = dict(parse_config(config))
         self._unknown = unknown or self._entries.get("unknown")
+        self._shared_rows = 0
+        if self._unknown == "shared":
+            self._shared_rows = int(self._entries.get("unknown.buckets", 1))
         self.table_name = self._entries["name"]
         self.dim = int(self._entries["dim"])
         # The scale of a single weight would take more memory than int8 saves.
@@ -225,12 +230,14 @@ class StockTable(tf.Module):
         """The rows of absent signs int64 `[n]`: float32 `[n, dim + s]`."""
         rows = np.zeros((len(signs), self.dim + len(self._names)), np.float32)
         if self._unknown != "zeros":
-            with tf.device(_CPU):
-                initial = initial_rows(
-                    self._config, tf.constant(signs), self.dim
-                )
-                rows[:, : self.dim] = initial.numpy()
+            rows[:, : self.dim] = hashing.initial_rows(self._config, signs)
         return rows
+
+    def shared_signs(self, signs: Array) -> Array:
+        """The signs whose rows signs int64 `[n]` read that are absent."""
+        if not self._shared_rows:
+            return signs
+        return hashing.shared_signs(self._config, signs)
 
     def fill(
         self,
@@ -268,9 +275,10 @@ class StockTable(tf.Module):
         files: dict[str, ValueFile] = {}
         count = 0
         first = (np.zeros(0, np.int64), default)
+        chunks = self._with_all_shared(chunks)
         for signs, rows in itertools.chain([first], chunks):
             count += len(signs)
-            if count > at_most:
+            if count > at_most + self._shared_rows:
                 raise RuntimeError(
                     f"Table {self.table_name!r} had {at_most} rows, and has "
                     "more now: export it while it is not being trained."
@@ -280,6 +288,18 @@ class StockTable(tf.Module):
                     files[name] = ValueFile(folder / name, getattr(self, name))
                 files[name].append(values)
         return files, self._description(count)
+
+    def _with_all_shared(
+        self, chunks: Iterable[tuple[Array, Array]]
+    ) -> Iterator[tuple[Array, Array]]:
+        """Yields the chunks, and shared rows that are not among them."""
+        absent = _core.FIRST_SHARED_SIGN + np.arange(self._shared_rows)
+        for signs, rows in chunks:
+            yield signs, rows
+            if len(absent):
+                absent = np.setdiff1d(absent, signs, assume_unique=True)
+        if len(absent):
+            yield absent, self.unknown_rows(absent)
 
     def _encoded(self, signs: Array, rows: Array) -> dict[str, Array]:
         """The values of the variables for some rows, by name."""
@@ -323,13 +343,39 @@ class StockTable(tf.Module):
           float32 `[n, dim + statistics]`.
         """
         numbers, scales = self._index.find(signs)
-        weights = self._weights(signs, numbers, scales)
+        weights = self._weights(
+            signs, *self._with_shared(signs, numbers, scales)
+        )
         if not statistics:
             return weights
         more = tf.gather_nd(self.statistics, numbers[:, tf.newaxis])
         rows = tf.concat([weights, more], 1)
         rows.set_shape([None, self.dim + statistics])
         return rows
+
+    def _with_shared(
+        self, signs: tf.Tensor, numbers: tf.Tensor, scales: tf.Tensor | None
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """`(numbers, scales)`, of absent signs those of the shared rows."""
+        if not self._shared_rows:
+            return numbers, scales
+
+        def find() -> list[tf.Tensor]:
+            places = tf.where(tf.equal(numbers, 0))
+            absent = tf.gather_nd(signs, places)
+            found = self._index.find(shared_signs(absent, self._shared_rows))
+            return [
+                tf.tensor_scatter_nd_update(before, places, after)
+                for before, after in zip((numbers, scales), found)
+                if after is not None
+            ]
+
+        found = tf.cond(
+            tf.reduce_any(tf.equal(numbers, 0)),
+            find,
+            lambda: [one for one in (numbers, scales) if one is not None],
+        )
+        return found[0], None if scales is None else found[1]
 
     def _weights(
         self, signs: tf.Tensor, numbers: tf.Tensor, scales: tf.Tensor | None

@@ -35,7 +35,8 @@ class WarmupRows:
         def ask(
             table: SparseTable, signs: tf.Tensor, statistics: int
         ) -> tf.Tensor:
-            asked[id(table)].append(signs.numpy())
+            stock, numbers = self._tables[id(table)], signs.numpy()
+            asked[id(table)] += [numbers, stock.shared_signs(numbers)]
             return tf.zeros([len(signs), table.dim + statistics])
 
         with source_with(lookup=ask):
@@ -65,8 +66,14 @@ class WarmupRows:
         self, table: SparseTable, signs: tf.Tensor, statistics: int
     ) -> tf.Tensor:
         numbers, kept = signs.numpy(), self._rows[id(table)]
-        rows = self._tables[id(table)].unknown_rows(numbers)
-        for place, sign in enumerate(numbers.tolist()):
+        stock = self._tables[id(table)]
+        rows = stock.unknown_rows(numbers)
+        shared = stock.shared_signs(numbers)
+        for place, (sign, its_shared) in enumerate(
+            zip(numbers.tolist(), shared.tolist())
+        ):
             if sign in kept:
                 rows[place] = kept[sign]
+            elif its_shared in kept:
+                rows[place, : table.dim] = kept[its_shared][: table.dim]
         return tf.constant(rows[:, : table.dim + statistics])

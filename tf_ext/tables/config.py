@@ -6,6 +6,7 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext import _core, initializers
@@ -21,6 +22,10 @@ _MAX_DIM = 65536
 
 # The statistics that rows can have.
 FIELDS_OF_STATISTICS = ("show", "click")
+
+# What is read for ids without a row, if no vector.
+_INITIAL = "initial"
+_SHARED = "shared"
 
 # The core's rule for rows that cannot be trained.
 _NO_RULE = "none"
@@ -92,7 +97,8 @@ class TableConfig:
     eviction: evictions.Policy | None = None
     statistics: Sequence[str] = ()
     admission: admissions.Policy | None = None
-    unknown: str = "initial"
+    unknown: str | Sequence[float] = "initial"
+    unknown_buckets: int = 1
     dtype: str = "float32"
     slot_dtype: str = "float32"
     l2: float = 0.0
@@ -110,7 +116,7 @@ class TableConfig:
         if not is_int(self.seed) or not 0 <= self.seed < 2**64:
             allowed = "an integer from 0 to 2^64 - 1, or None"
             refuse("SparseTable", "seed", allowed, self.seed)
-        _check_choice("unknown", self.unknown, ("initial", "zeros"))
+        unknown = self._checked_unknown()
         reason = (
             ", the type of stored values: tables compute in float32 under any "
             "policy"
@@ -139,11 +145,44 @@ class TableConfig:
             "dim": int(self.dim),
             "seed": int(self.seed),
             "statistics": tuple(statistics),
+            "unknown": unknown,
+            "unknown_buckets": int(self.unknown_buckets),
             "l2": float(self.l2),
             "l1": float(self.l1),
         }
         for name, value in own.items():
             object.__setattr__(self, name, value)
+
+    def _checked_unknown(self) -> str | tuple[float, ...]:
+        """The argument `unknown`, a vector as a tuple of float32's numbers."""
+        buckets, most = self.unknown_buckets, _core.MOST_SHARED_ROWS
+        shared = isinstance(self.unknown, str) and self.unknown == _SHARED
+        if not is_int(buckets) or not 1 <= buckets <= (most if shared else 1):
+            allowed = f"an integer from 1 to {most:,}"
+            if not shared:
+                allowed = '1, unless unknown="shared"'
+            refuse("SparseTable", "unknown_buckets", allowed, buckets)
+        if isinstance(self.unknown, str):
+            if self.unknown in (_INITIAL, "zeros", _SHARED):
+                return self.unknown
+        else:
+            try:
+                with np.errstate(over="ignore"):
+                    vector = np.asarray(self.unknown, np.float32)
+            except (TypeError, ValueError):
+                vector = np.zeros([0], np.float32)
+            if vector.shape == (self.dim,) and np.isfinite(vector).all():
+                return tuple(vector.tolist())
+        allowed = (
+            "'initial', 'zeros', 'shared', or a list of dim finite numbers, "
+            f"here {self.dim}"
+        )
+        refuse("SparseTable", "unknown", allowed, self.unknown)
+
+    @property
+    def shared_rows(self) -> int:
+        """How many rows ids without one share; 0: none."""
+        return self.unknown_buckets if self.unknown == _SHARED else 0
 
     def get_config(self) -> dict[str, typing.Any]:
         """The arguments of `SparseTable` and the unique id, for Keras."""
@@ -196,8 +235,15 @@ class TableConfig:
             entries["statistics"] = ",".join(self.stored_statistics)
         if self.admission is not None:
             entries.update(self.admission.table_config())
-        if self.unknown != "initial":
+        if not isinstance(self.unknown, str):
+            entries["unknown"] = "vector"
+            entries["unknown.vector"] = ",".join(
+                str(np.float32(value)) for value in self.unknown
+            )
+        elif self.unknown != _INITIAL:
             entries["unknown"] = self.unknown
+        if self.unknown_buckets != 1:
+            entries["unknown.buckets"] = str(self.unknown_buckets)
         if self.slot_dtype != "float32":
             entries["slot_dtype"] = self.slot_dtype
         for key in SHRINKAGE:

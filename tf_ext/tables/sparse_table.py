@@ -7,12 +7,13 @@ import typing
 import uuid
 from collections.abc import Sequence
 
+import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_ext import _core, initializers
 from tf_ext import admission as admissions
 from tf_ext import eviction as policies
-from tf_ext import initializers
 from tf_ext._checks import is_int, refuse
 from tf_ext._compat.calls import is_saving_to_train_on
 from tf_ext._compat.checkpoints import OwnChildren
@@ -23,6 +24,7 @@ from tf_ext.ops._signs import to_signs
 from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes import (
     Hyperparameters,
+    PullPlan,
     PullRequest,
     check_finite,
     counted_signs,
@@ -30,6 +32,7 @@ from tf_ext.regimes import (
     plan_pull,
     regime_in_scope,
     regime_of_tables,
+    shared_rows,
 )
 from tf_ext.tables import shadow, sparse_optimizers, weights_only
 from tf_ext.tables.config import TableConfig
@@ -85,8 +88,14 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
       admission: a `tf_ext.admission.Count` or `Probability`, the policy by
         which pushes decide whether an id gets a row; see docs/rows.md. None:
         each id that is trained gets one.
-      unknown: "initial" or "zeros", what is read for ids without a row: their
-        initial weights or zeros.
+      unknown: what is read for ids without a row: "initial", their initial
+        weights; "zeros"; a list of `dim` floats, a vector for all of them; or
+        "shared", a row that they share and train, as `[UNK]` in Keras. A
+        gradient then goes to the row that was read, and a new row starts from
+        the shared one, in the push that admits its id. See docs/rows.md.
+      unknown_buckets: int from 1 to 1,048,576, how many rows are shared with
+        `unknown="shared"`. An id reads that of the number `id mod
+        unknown_buckets`, as the hashed values of `num_oov_indices` in Keras.
       dtype: "float32", "float16" or "bfloat16", the type in which weights are
         stored; see docs/rows.md. Updates are computed in float32 and rounded
         stochastically. Whatever it is, the layer computes in float32: pulls,
@@ -148,7 +157,8 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         eviction: policies.Policy | None = None,
         statistics: Sequence[str] | None = None,
         admission: admissions.Policy | None = None,
-        unknown: str = "initial",
+        unknown: str | Sequence[float] = "initial",
+        unknown_buckets: int = 1,
         dtype: str = "float32",
         slot_dtype: str = "float32",
         l2: float = 0.0,
@@ -164,6 +174,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
             statistics=() if statistics is None else statistics,
             admission=admissions.get(admission),
             unknown=unknown,
+            unknown_buckets=unknown_buckets,
             dtype=dtype,
             slot_dtype=slot_dtype,
             l2=l2,
@@ -182,6 +193,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         self.eviction = config.eviction
         self.admission = config.admission
         self.unknown = config.unknown
+        self.unknown_buckets = config.unknown_buckets
         self._dtype_of_weights = config.dtype
         self.slot_dtype = config.slot_dtype
         self.l2 = config.l2
@@ -274,23 +286,48 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         Args:
           signs: int64 `[...]`, any shape, repeated signs allowed.
           training: bool, whether absent signs are inserted, unless the table
-            has `admission`. If not, their initial weights are returned, or
-            zeros with `unknown="zeros"`, and the table does not change.
+            has `admission` or shared rows. If not, what `unknown` says is
+            returned, and the table does not change.
 
         Returns:
           float32 `[..., dim]`. No gradient flows through it; use
           `tf_ext.layers.EmbeddingFeatures` for training.
         """
         signs = to_signs(signs, "SparseTable.pull")
-        plan = plan_pull(tf.reshape(signs, [-1]), self.rows.num_shards)
+        exchange = regime_of_tables([self]).exchange
+        plan = self._plan(tf.reshape(signs, [-1]), exchange.shares_rows)
         request = PullRequest(self, plan, training)
-        [rows] = regime_of_tables([self]).exchange.pull(
-            [request], after=current_step().rows_after
-        )
+        [rows] = exchange.pull([request], after=current_step().rows_after)
+        if plan.shared is not None:
+            rows = shared_rows.with_shared(plan, rows)
         return tf.reshape(
             tf.gather(rows, plan.inverse),
             tf.concat([tf.shape(signs), [self.dim]], 0),
         )
+
+    def _plan(self, signs: tf.Tensor, shares_rows: bool) -> PullPlan:
+        """The plan of a pull of signs `[n]`."""
+        shared = self.shared_rows if shares_rows else 0
+        return plan_pull(signs, self.rows.num_shards, shared)
+
+    @property
+    def unknown_ids(self) -> npt.NDArray[np.int64]:
+        """The ids of the rows that ids without one share.
+
+        They are rows like all others, in files too, but are never evicted.
+
+        Returns:
+          int64 `[unknown_buckets]`, in the order of buckets; `[0]` unless the
+          table has `unknown="shared"`.
+
+        Example:
+        >>> table = tf_ext.SparseTable("user", dim=1, unknown="shared")
+        >>> table.import_rows(table.unknown_ids, {"weights": [[0.5]]})
+        1
+        >>> table.pull([7]).numpy()
+        array([[0.5]], dtype=float32)
+        """
+        return _core.FIRST_SHARED_SIGN + np.arange(self.shared_rows)
 
     @in_own_words()
     def push(
@@ -360,7 +397,14 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
             indices = counted_signs.join(
                 signs, self._checked_statistics(statistics, signs)
             )
-        [summed] = regime.exchange.merge([(self, [(indices, gradients)])])
+        pairs = [(indices, gradients)]
+        if self.shared_rows:
+            plan = self._plan(signs, shares_rows=True)
+            [rows] = regime.exchange.pull([PullRequest(self, plan, False)])
+            pairs = shared_rows.to_rows_read(
+                self, plan, rows, indices, gradients
+            )
+        [summed] = regime.exchange.merge([(self, pairs)])
         if learning_rate is None:
             rate = self.optimizer.current_learning_rate(step - 1, None)
         else:

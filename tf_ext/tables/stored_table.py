@@ -249,8 +249,14 @@ class StoredTable:
         its clicks.
         """
         config = self.rows.table_config
-        counted = config.admission is not None and not config.weights_only
+        counted = config.admission is not None or config.shared_rows > 0
+        counted = counted and not config.weights_only
         return max(len(config.stored_statistics), int(counted))
+
+    @property
+    def shared_rows(self) -> int:
+        """How many rows the ids without one share, an int; 0: none."""
+        return self.rows.table_config.shared_rows
 
     def decay_statistics(self, factor: float) -> int:
         """Multiplies the statistics of all rows by a factor.

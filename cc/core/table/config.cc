@@ -297,6 +297,7 @@ Status CheckTableConfig(const TableConfig& config) {
   if (config.admission != nullptr) {
     TF_EXT_RETURN_IF_ERROR(config.admission->Check());
   }
+  TF_EXT_RETURN_IF_ERROR(config.unknown.Check(config.dim));
   return CheckRule(config.rule);
 }
 
@@ -322,8 +323,7 @@ Status ParseTableConfig(const std::string& text, TableConfig* config) {
   TF_EXT_RETURN_IF_ERROR(lines.TakeNumber("l2", kShrinkageAllowed, &parsed.l2));
   TF_EXT_RETURN_IF_ERROR(lines.TakeNumber("l1", kShrinkageAllowed, &parsed.l1));
   TF_EXT_RETURN_IF_ERROR(ReadAdmission(&lines, &parsed.admission));
-  TF_EXT_RETURN_IF_ERROR(
-      lines.TakeFlag("unknown", "initial", "zeros", &parsed.unknown_zeros));
+  TF_EXT_RETURN_IF_ERROR(parsed.unknown.Read(&lines));
   TF_EXT_RETURN_IF_ERROR(lines.CheckNothingLeft());
   Status status = CheckTableConfig(parsed);
   if (status.ok()) *config = std::move(parsed);
@@ -365,7 +365,7 @@ std::string TableConfigToText(const TableConfig& config) {
     lines["admission"] = config.admission->name();
     config.admission->Write(&lines);
   }
-  if (config.unknown_zeros) lines["unknown"] = "zeros";
+  config.unknown.Write(&lines);
   if (config.l2 > 0) lines["l2"] = NumberToText(config.l2);
   if (config.l1 > 0) lines["l1"] = NumberToText(config.l1);
   const RuleConfig& rule = config.rule;

@@ -22,7 +22,8 @@
 //   seed=17
 //   slot_dtype=bfloat16               // only if not float32
 //   statistics=show,click             // only if rows have these fields
-//   unknown=zeros                     // only if not the initial weights
+//   unknown=shared                    // only if not the initial weights
+//   unknown.buckets=100               // of shared rows, only if not 1
 #ifndef TF_EXT_CC_CORE_TABLE_CONFIG_H_
 #define TF_EXT_CC_CORE_TABLE_CONFIG_H_
 
@@ -34,6 +35,7 @@
 #include "cc/core/rules/rule_spec.h"
 #include "cc/core/support/status.h"
 #include "cc/core/table/admission/policy.h"
+#include "cc/core/table/unknown_rows.h"
 
 namespace tf_ext {
 
@@ -59,8 +61,8 @@ struct TableConfig {
   int statistics = 0;
   // Which signs get a row; nullptr: all that are pushed.
   std::shared_ptr<const AdmissionPolicy> admission;
-  // Whether reads of absent signs return zeros instead of initial weights.
-  bool unknown_zeros = false;
+  // What is read of absent signs.
+  UnknownRows unknown;
   // What shrinks all rows in each step; see rules/shrinkage.h.
   double l2 = 0;
   double l1 = 0;
@@ -69,7 +71,8 @@ struct TableConfig {
   bool shrinks() const { return l2 > 0 || l1 > 0; }
   // The number of statistics that a push has for each sign; 0: none are used.
   int64_t statistics_width() const {
-    return statistics > 0 ? statistics : admission != nullptr ? 1 : 0;
+    if (statistics > 0) return statistics;
+    return admission != nullptr || unknown.is_shared() ? 1 : 0;
   }
 };
 

@@ -320,6 +320,11 @@ TEST(ConfigTest, ReadsAndPrintsAdmission) {
   EXPECT_EQ(Parse(text).statistics_width(), 0);
   EXPECT_EQ(TableConfigToText(Parse(text + "unknown=zeros")),
             text + "unknown=zeros\n");
+  EXPECT_EQ(
+      TableConfigToText(Parse(text + "unknown=shared\nunknown.buckets=1")),
+      text + "unknown=shared\n");
+  const std::string shared = "unknown=shared\nunknown.buckets=7\n";
+  EXPECT_EQ(TableConfigToText(Parse(text + shared)), text + shared);
   EXPECT_EQ(TableConfigToText(Parse(text + "unknown=initial")), text);
 }
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cc/core/table/row_format.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "cc/core/table/row_slabs.h"
 
@@ -28,7 +30,7 @@ void RoundInitial(const RowFormat& format, int64_t sign, int64_t begin,
 
 RowFormat::RowFormat(const RowLayout& layout,
                      const Initializer* row_initializer,
-                     uint64_t rounding_stream, bool unknown_as_zeros,
+                     uint64_t rounding_stream, const UnknownRows* unknown_rows,
                      const Shrinkage* shrinks)
     : stride(layout.stride()),
       dim(layout.fields()[0].count),
@@ -41,7 +43,7 @@ RowFormat::RowFormat(const RowLayout& layout,
       rounding_key(RoundingKey(rounding_stream, 0)),
       multipliers(widen_rows == nullptr ? std::vector<uint16_t>()
                                         : PositionMultipliers(0, dim)),
-      unknown_zeros(unknown_as_zeros) {
+      unknown(unknown_rows) {
   const int64_t slots_offset = read_bytes;
   if (shrinkage != nullptr) read_bytes += sizeof(int64_t);
   slots.resize(stride - slots_offset);
@@ -85,6 +87,27 @@ void RowFormat::StartWeights(int64_t sign, int64_t first,
                             to);
                  }
                });
+}
+
+void RowFormat::FillUnknown(int64_t sign, float* weights) const {
+  switch (unknown->kind) {
+    case UnknownRows::Kind::kInitial:
+      return FillInitial(sign, weights);
+    case UnknownRows::Kind::kZeros:
+      std::fill_n(weights, dim, 0.0f);
+      return;
+    case UnknownRows::Kind::kVector:
+      std::copy_n(unknown->vector.data(), dim, weights);
+      return;
+    case UnknownRows::Kind::kShared:
+      if (unknown->IsShared(sign)) return FillInitial(sign, weights);
+      std::fill_n(weights, dim, std::numeric_limits<float>::quiet_NaN());
+      return;
+  }
+}
+
+void RowFormat::SetWeights(uint8_t* row, const float* weights) const {
+  NarrowToNearest(dtype, weights, dim, row + RowLayout::kWeightsOffset);
 }
 
 void RowFormat::Start(uint8_t* row, int64_t sign, bool with_weights) const {

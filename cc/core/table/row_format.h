@@ -3,7 +3,6 @@
 #ifndef TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_
 #define TF_EXT_CC_CORE_TABLE_ROW_FORMAT_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -11,14 +10,15 @@
 #include "cc/core/rules/narrow.h"
 #include "cc/core/rules/shrinkage.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/core/table/unknown_rows.h"
 
 namespace tf_ext {
 
 // The layout and initial values of a table's rows.
 struct RowFormat {
-  // shrinks: nullptr if rows are not shrunk.
+  // unknown_rows: must outlive this. shrinks: nullptr if rows are not shrunk.
   RowFormat(const RowLayout& layout, const Initializer* row_initializer,
-            uint64_t rounding_stream, bool unknown_as_zeros,
+            uint64_t rounding_stream, const UnknownRows* unknown_rows,
             const Shrinkage* shrinks);
 
   // Initializes a new row of the sign; its weights only if `with_weights`.
@@ -26,14 +26,11 @@ struct RowFormat {
   // The weights that a new row of the sign stores, from position `first` on,
   // or from the one before it. May be unaligned.
   void StartWeights(int64_t sign, int64_t first, uint8_t* weights) const;
-  // The weights that are read for a sign without a row.
-  void FillUnknown(int64_t sign, float* weights) const {
-    if (unknown_zeros) {
-      std::fill_n(weights, dim, 0.0f);
-    } else {
-      FillInitial(sign, weights);
-    }
-  }
+  // Sets the weights of a row.
+  void SetWeights(uint8_t* row, const float* weights) const;
+  // The weights that are read for a sign without a row; NaN if they are those
+  // of a shared row.
+  void FillUnknown(int64_t sign, float* weights) const;
   // The weights that a new row of the sign has.
   void FillInitial(int64_t sign, float* weights) const;
 
@@ -47,7 +44,7 @@ struct RowFormat {
   bool copies_bytes;                  // whether weights are read as they are
   uint64_t rounding_key;              // of initial weights
   std::vector<uint16_t> multipliers;  // of the positions of weights
-  bool unknown_zeros;
+  const UnknownRows* unknown;
   // The initial bytes after the weights.
   std::vector<uint8_t> slots;
 };

@@ -114,11 +114,12 @@ uint32_t Stripe::Insert(int64_t sign, uint64_t hash, bool with_weights) {
 }
 
 uint32_t Stripe::InsertIfAdmitted(const BatchItem& item, uint64_t hash,
+                                  bool with_weights,
                                   const PushAdmission& admission) {
   if (!admission.Admits(item.sign, hash, item.position, &counters_)) {
     return kNoRow;
   }
-  const uint32_t row = Insert(item.sign, hash, true);
+  const uint32_t row = Insert(item.sign, hash, with_weights);
   ++admitted_;
   return row;
 }
@@ -195,7 +196,7 @@ void Stripe::PullInserting(const BatchItem* items, int64_t n,
 int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
                      int64_t n, const UpdateRule::Push& push,
                      const float* gradients, const PushRecord& record,
-                     const PushAdmission* admission) {
+                     const PushAdmission* admission, const SharedPush* shared) {
   const auto stripe_of = [&range](uint64_t hash) -> Stripe& {
     return *range.stripes[StripeOf(hash)];
   };
@@ -227,12 +228,30 @@ int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
       const Counts added = record.CountsOf(&item.position);
       Stripe& stripe = stripe_of(hashes[i]);
       stripe.mutex_.AssertHeld();
+      if (shared != nullptr && shared->IsUnused(item.sign, item.position)) {
+        continue;
+      }
       uint32_t number = stripe.rows_.Find(item.sign, hashes[i], candidates[i]);
       if (number == kNoRow) {
-        number = admission == nullptr
-                     ? stripe.Insert(item.sign, hashes[i], true)
-                     : stripe.InsertIfAdmitted(item, hashes[i], *admission);
+        const bool is_shared =
+            shared != nullptr && shared->unknown.IsShared(item.sign);
+        const float* const start =
+            shared == nullptr ? nullptr : shared->StartOf(item.sign);
+        number = admission == nullptr || is_shared
+                     ? stripe.Insert(item.sign, hashes[i], start == nullptr)
+                     : stripe.InsertIfAdmitted(item, hashes[i],
+                                               start == nullptr, *admission);
         if (number == kNoRow) continue;
+        if (start != nullptr) {
+          uint8_t* const row = stripe.rows_.slabs.At(number);
+          stripe.format_->SetWeights(row, start);
+          if (shared->shrinkage != nullptr) {
+            shared->shrinkage->Record(&row, shared->now, 1);
+          }
+          record.Write(&row, &added, 1);
+          ++updated;
+          continue;
+        }
       }
       if (stripe.marks_ != nullptr) stripe.marks_->Touch(&number, 1);
       uint8_t* const row = stripe.rows_.slabs.At(number);

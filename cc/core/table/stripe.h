@@ -71,6 +71,7 @@
 #include "cc/core/table/row_time.h"
 #include "cc/core/table/slab_memory.h"
 #include "cc/core/table/stripe_mutex.h"
+#include "cc/core/table/unknown_rows.h"
 
 namespace tf_ext {
 
@@ -129,6 +130,30 @@ struct PushRecord {
   }
 };
 
+// A push to a table with shared rows. Gradients went to the rows that were
+// read: so new rows start from the shared ones, and are not updated.
+struct SharedPush {
+  // Whether it is a shared row that no sign of the batch has read.
+  bool IsUnused(int64_t sign, int64_t position) const {
+    return unknown.IsShared(sign) && statistics != nullptr &&
+           statistics[position * width] == 0;
+  }
+  // The weights that a new row of the sign starts from; nullptr: its own.
+  const float* StartOf(int64_t sign) const {
+    if (unknown.IsShared(sign)) return nullptr;
+    return starts.Find(unknown.SharedSignOf(sign));
+  }
+
+  const UnknownRows& unknown;
+  StartRows starts;
+  // [batch, width], of which the first column is how often a sign has read the
+  // row; nullptr: once.
+  const float* statistics;
+  int64_t width;
+  const Shrinkage* shrinkage;  // nullptr: rows are not shrunk
+  int64_t now;                 // up to when they have been shrunk
+};
+
 class Stripe;
 
 // Adjacent stripes of a table.
@@ -165,11 +190,12 @@ class alignas(64) Stripe {
   // Updates rows of the stripes in the range, all of which are locked at once;
   // `items` are in the order of the stripes. gradients: [batch, dim].
   // admission: which absent signs are inserted; nullptr: all. The gradients of
-  // others are dropped. Returns the number of updates.
+  // others are dropped. shared: of a table with shared rows, or nullptr.
+  // Returns the number of updates.
   static int64_t Push(const StripeRange& range, const BatchItem* items,
                       int64_t n, const UpdateRule::Push& push,
                       const float* gradients, const PushRecord& record,
-                      const PushAdmission* admission);
+                      const PushAdmission* admission, const SharedPush* shared);
   void Import(const BatchItem* items, int64_t n,
               const std::vector<BoundField>& fields);
   // Returns the number of rows that were present.
@@ -298,7 +324,7 @@ class alignas(64) Stripe {
       TF_EXT_REQUIRES(mutex_);
   // kNoRow if it is not admitted.
   uint32_t InsertIfAdmitted(const BatchItem& item, uint64_t hash,
-                            const PushAdmission& admission)
+                            bool with_weights, const PushAdmission& admission)
       TF_EXT_REQUIRES(mutex_);
   // Removes the row from the index, and from the smaller one.
   void EraseFromIndex(uint64_t hash, uint32_t row) TF_EXT_REQUIRES(mutex_);

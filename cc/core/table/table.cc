@@ -90,7 +90,7 @@ Table::Table(const TableConfig& config)
                                   : nullptr),
       format_(std::make_unique<RowFormat>(
           layout_, &initializer_, RoundingStream(config.seed, config.name),
-          config.unknown_zeros, shrinkage_.get())),
+          &config_.unknown, shrinkage_.get())),
       memory_(RowSlabs::ChunkBytes(layout_.stride())) {
   stripes_.reserve(kStripes);
   for (int i = 0; i < kStripes; ++i) {
@@ -160,6 +160,16 @@ Status Table::CheckPush(const PushBatch& batch,
                    "multiplies all rows by 1 - learning_rate * l2. Use a "
                    "smaller l2.");
   }
+  const int64_t starts = batch.start_count * config_.dim;
+  const int64_t bad_start =
+      FirstNonFinite(batch.start_rows, starts, parallel_for);
+  if (bad_start < starts) {
+    return Invalid("start_rows[", bad_start / config_.dim, ", ",
+                   bad_start % config_.dim, "] is ",
+                   batch.start_rows[bad_start],
+                   "; the weights of a shared row must be finite. Table \"",
+                   config_.name, "\" was not changed.");
+  }
   const int64_t values = batch.n * config_.dim;
   const int64_t bad = FirstNonFinite(batch.gradients, values, parallel_for);
   if (bad == values) return status;
@@ -204,10 +214,21 @@ Status Table::PushChecked(const PushBatch& batch,
       push.SetShrinkage(*shrinkage_,
                         shrinkage_->Advance(batch.hyperparameters[0]));
     }
+    std::optional<SharedPush> shared;
+    if (config_.unknown.is_shared()) {
+      shared.emplace(SharedPush{
+          config_.unknown,
+          {batch.start_signs, batch.start_rows, batch.start_count, config_.dim},
+          statistics,
+          batch.statistics_width,
+          shrinkage_.get(),
+          ShrinkageClock()});
+    }
     const auto push_range = [&](const StripeRange& range, BatchItem* items,
                                 int64_t count) {
       total += Stripe::Push(range, items, count, push, batch.gradients, record,
-                            admission.has_value() ? &*admission : nullptr);
+                            admission.has_value() ? &*admission : nullptr,
+                            shared.has_value() ? &*shared : nullptr);
     };
     // So that the cache misses of several blocks overlap.
     constexpr int64_t kAtLeast = 4 * kBlock;

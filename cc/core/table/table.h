@@ -122,8 +122,9 @@ class Table {
 
   // out: [n, dim]; [n, dim + config().statistics] if `with_statistics`, which
   // follow the weights of each row. Absent signs are inserted if `insert` and
-  // the table has no admission; otherwise, their initial weights or zeros are
-  // read, depending on the config, and statistics of 0, and nothing changes.
+  // the table has neither admission nor shared rows; otherwise, what the
+  // config says is read (unknown_rows.h), and statistics of 0, and nothing
+  // changes.
   Status Pull(const int64_t* signs, int64_t n, bool insert, float* out,
               const ParallelFor& parallel_for, bool with_statistics = false) {
     return Pull({{signs, n, out}}, insert, parallel_for, with_statistics);
@@ -154,6 +155,12 @@ class Table {
     // statistics_width() is 0.
     const float* statistics = nullptr;
     int64_t statistics_width = 0;
+    // Of a table with shared rows, the weights [start_count, dim] before the
+    // push of those that the signs share: new rows start from them, and their
+    // gradients are dropped. Other new rows have initial weights.
+    const int64_t* start_signs = nullptr;
+    const float* start_rows = nullptr;
+    int64_t start_count = 0;
   };
   // Fails if a gradient is not finite, or a hyperparameter or statistic is out
   // of its range: the whole batch is refused.

@@ -169,7 +169,7 @@ TEST(AdmissionTest, CompactionFreesCounters) {
 
 TEST(AdmissionTest, ZerosAreReadForSignsWithoutARow) {
   TableConfig config = MakeConfig("sgd", 2);
-  config.unknown_zeros = true;
+  config.unknown.kind = UnknownRows::Kind::kZeros;
   const auto table = MakeTable(config);
   EXPECT_EQ(Pull(table.get(), {7, 8}, false), std::vector<float>(4, 0));
   const std::vector<float> row = Pull(table.get(), {7}, true);

@@ -75,6 +75,7 @@ Status Table::CountRanks(const EvictionPolicy& policy, Rank prefix, int shift,
   return SweepStripes(parallel_for, [&](int64_t s, int64_t end) {
     DigitCounts mine(kDigits);
     const auto visit = [&](const uint8_t* row, int64_t sign) {
+      if (config_.unknown.IsShared(sign)) return;
       const Rank rank = RankOf(policy.Rank(EvictionRowAt(row, now)), sign);
       if (rank >> (shift + kDigitBits) != prefix) return;
       ++mine[static_cast<size_t>(rank >> shift) % kDigits];
@@ -139,6 +140,7 @@ Status Table::Evict(const EvictionArgs& args, int64_t now,
       ForEachSpan(*stripes_[s], [&](uint32_t first) {
         EvictedRows mine;
         const auto visit = [&](uint8_t* row, int64_t sign) {
+          if (config_.unknown.IsShared(sign)) return Stripe::Swept::kKeep;
           const EvictionRow seen = EvictionRowAt(row, time);
           const bool known =
               !last_seen_.there() || seen.last_seen == last_seen_.Get(row);

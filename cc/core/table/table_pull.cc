@@ -72,9 +72,12 @@ Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
       sign_parts.push_back({part.signs, part.n, part.out - out, width});
     }
     if (sign_parts.empty()) return Status::Ok();
-    // With admission, pushes decide which signs get a row.
-    return PullParts(sign_parts, insert && config_.admission == nullptr,
-                     {out, statistics}, parallel_for);
+    // With admission, pushes decide which signs get a row; and with shared
+    // rows, what these start from.
+    const bool inserts =
+        config_.admission == nullptr && !config_.unknown.is_shared();
+    return PullParts(sign_parts, insert && inserts, {out, statistics},
+                     parallel_for);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }

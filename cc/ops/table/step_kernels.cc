@@ -130,6 +130,11 @@ class SparseTablePushOp : public TablesOp {
     if (!several()) return;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counts", &counts_));
     OP_REQUIRES_OK(ctx, CheckListSize("counts", counts_.size(), count()));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("starts_of", &starts_of_));
+    int starts;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &starts));
+    OP_REQUIRES_OK(ctx, CheckListSize("starts_of", starts_of_.size(), starts));
+    OP_REQUIRES_OK(ctx, CheckStartsOf(starts_of_, count()));
     for (int i = 0; i < count(); ++i) {
       OP_REQUIRES(ctx, counts_[i] >= 0,
                   InvalidArgument("counts[", i, "] must be at least 0, but is ",
@@ -145,7 +150,7 @@ class SparseTablePushOp : public TablesOp {
  private:
   // Lists, of one tensor for each table; then tensors for all of them.
   enum Lists { kHandles, kSigns, kGradients, kStatistics, kLists };
-  enum Shared { kHyperparameters, kStep, kTime };
+  enum Shared { kHyperparameters, kStep, kTime, kShared };
 
   const Tensor& Of(OpKernelContext* ctx, Lists list, int i) const {
     return ctx->input(list * count() + i);
@@ -167,6 +172,11 @@ class SparseTablePushOp : public TablesOp {
       push.batch = MakeBatch(ctx, i, hyperparameters, counts[i]);
       hyperparameters += counts[i];
     }
+    for (size_t j = 0; j < starts_of_.size(); ++j) {
+      TablePush& push = pushes[starts_of_[j]];
+      TF_RETURN_IF_ERROR(AddStarts(ctx, static_cast<int>(j),
+                                   push.held.table->config(), &push.batch));
+    }
     Tensor* updated = nullptr;
     const TensorShape shape =
         several() ? TensorShape({count()}) : TensorShape({});
@@ -175,6 +185,35 @@ class SparseTablePushOp : public TablesOp {
       pushes[i].updated = updated->flat<int64_t>().data() + i;
     }
     return PushTables(pushes, MakeParallelFor(ctx));
+  }
+
+  // What new rows of a table start from.
+  absl::Status AddStarts(OpKernelContext* ctx, int j, const TableConfig& config,
+                         Table::PushBatch* batch) const {
+    const int first = kLists * count() + kShared;
+    const Tensor& signs = ctx->input(first + j);
+    const Tensor& rows =
+        ctx->input(first + static_cast<int>(starts_of_.size()) + j);
+    const std::string signs_name = NameOf("start_signs", j);
+    const std::string rows_name = NameOf("start_rows", j);
+    TF_RETURN_IF_ERROR(CheckVector(signs_name, signs));
+    TF_RETURN_IF_ERROR(CheckMatrix(rows_name, rows));
+    if (!config.unknown.is_shared()) {
+      return InvalidArgument("starts_of[", j, "] is ", starts_of_[j],
+                             ", but the table '", config.name,
+                             "' has no shared rows.");
+    }
+    if (rows.dim_size(0) != signs.dim_size(0) ||
+        rows.dim_size(1) != config.dim) {
+      return InvalidArgument(
+          rows_name, " must be of shape [", signs.dim_size(0), ",", config.dim,
+          "] (as ", signs_name, ", the table's dim), but its shape is ",
+          rows.shape().DebugString(), ".");
+    }
+    batch->start_signs = signs.flat<int64_t>().data();
+    batch->start_rows = rows.flat<float>().data();
+    batch->start_count = signs.dim_size(0);
+    return absl::OkStatus();
   }
 
   // Checks what all tables share. `*counts`: how many of the hyperparameters
@@ -248,6 +287,7 @@ class SparseTablePushOp : public TablesOp {
   }
 
   std::vector<int64_t> counts_;
+  std::vector<int64_t> starts_of_;
 };
 
 TF_EXT_REGISTER_KERNEL(SparseTablePull, SparseTablePullOp);

@@ -52,6 +52,15 @@ absl::Status TablesPushShape(InferenceContext* c) {
         c->DebugString(gradients[i]), ".");
   }
   TF_RETURN_IF_ERROR(CheckRanks(c, {{"step", "time"}, {"hyperparameters"}}));
+  std::vector<int64_t> starts_of;
+  TF_RETURN_IF_ERROR(c->GetAttr("starts_of", &starts_of));
+  int starts;
+  TF_RETURN_IF_ERROR(c->GetAttr("M", &starts));
+  TF_RETURN_IF_ERROR(CheckListSize("starts_of", starts_of.size(), starts));
+  TF_RETURN_IF_ERROR(
+      CheckStartsOf(starts_of, static_cast<int64_t>(signs.size())));
+  TF_RETURN_IF_ERROR(InputsOfRank(c, "start_signs", 1, &handles));
+  TF_RETURN_IF_ERROR(InputsOfRank(c, "start_rows", 2, &handles));
   c->set_output(0, c->Vector(static_cast<int64_t>(signs.size())));
   return absl::OkStatus();
 }
@@ -88,9 +97,13 @@ REGISTER_OP("TfExt>SparseTablesPush")
     .Input("hyperparameters: double")
     .Input("step: int64")
     .Input("time: int64")
+    .Input("start_signs: M * int64")
+    .Input("start_rows: M * float")
     .Output("updated: int64")
     .Attr("N: int >= 1")
     .Attr("counts: list(int) >= 1")
+    .Attr("M: int >= 0 = 0")
+    .Attr("starts_of: list(int) = []")
     .SetIsStateful()
     .SetShapeFn(TablesPushShape)
     .Doc(R"doc(
@@ -108,8 +121,12 @@ hyperparameters: `[sum(counts)]`. Those of each table's update rule, in its
 step: Scalar, at least 0. The number of this update, counted from 1.
 time: Scalar. The time in seconds since 1970, for tables whose `last_seen` is
   in seconds.
+start_signs: `[k_j]` each. The shared rows that new rows start from, of tables
+  with `unknown=shared`.
+start_rows: `[k_j, dim of the table]` each. Their weights before the push.
 updated: `[N]`. The number of updates made in each table.
 counts: How many of the hyperparameters are those of each table.
+starts_of: `[M]`. The table of each of start_signs, ascending.
 )doc");
 
 }  // namespace

@@ -15,9 +15,14 @@ import tf_ext
 from tf_ext._keras import keras
 
 _STEPS, _BATCH, _BAG, _EVICT_AT = 12, 64, 4, 4
-_DIMS = {"adagrad": 8, "adam": 4}
-# Rows of one table shrink in each step, whoever pushes them.
-_SHRINKAGE = {"adagrad": {"l2": 0.25, "l1": 0.002}, "adam": {}}
+_DIMS = {"adagrad": 8, "adam": 4, "shared": 4}
+# Some rows shrink in each step, whoever pushes them.
+_OPTIONS = {
+    "adagrad": {"l2": 0.25, "l1": 0.002},
+    "adam": {},
+    # Ids without a row train one of three.
+    "shared": {"l2": 0.125, "unknown": "shared", "unknown_buckets": 3},
+}
 _COUNTS = ("rows", "waiting", "admitted", "evicted", "saturated")
 
 
@@ -47,6 +52,7 @@ def make_model(dtype="float16", slot_dtype="bfloat16"):
     rules = {
         "adagrad": tf_ext.optimizers.SparseAdagrad(0.125, 1e-4),
         "adam": tf_ext.optimizers.SparseAdam(0.0625),
+        "shared": tf_ext.optimizers.SparseAdam(0.0625),
     }
     tables = [
         tf_ext.SparseTable(
@@ -60,7 +66,7 @@ def make_model(dtype="float16", slot_dtype="bfloat16"):
             statistics=["show", "click"],
             dtype=dtype,
             slot_dtype=slot_dtype,
-            **_SHRINKAGE[name],
+            **_OPTIONS[name],
         )
         for name, dim in _DIMS.items()
     ]

@@ -47,9 +47,12 @@ class _Store:
 
     def vectors(self, signs):
         found = hashing.initial_rows(self._config, signs)
-        for place, sign in enumerate(signs):
-            if sign in self._rows:
-                found[place] = self._rows[sign]
+        shared = hashing.shared_signs(self._config, signs).tolist()
+        for place, its_signs in enumerate(zip(signs, shared)):
+            for sign in its_signs:
+                if sign in self._rows:
+                    found[place] = self._rows[sign]
+                    break
         return found
 
 

@@ -14,6 +14,7 @@ from tf_ext.ops._library import library
 from tf_ext.ops._signs import to_signs
 from tf_ext.ops._stock import bags as stock_bags
 from tf_ext.ops._stock.scope import or_stock
+from tf_ext.ops.bags.gradient_sum_ops import sum_segments
 
 # CombineBagsGrad is not listed: a second derivative is an error, not zero.
 for _op in ("CutBags", "UniqueByShard", "UniqueByShardEach"):
@@ -133,7 +134,14 @@ def route_gradient(
 def _route_gradient_gradient(
     op: tf.Operation, gradient: tf.Tensor
 ) -> list[typing.Any]:
-    _, shadow, signs = op.inputs
+    rows, shadow, signs = op.inputs
+    if isinstance(gradient, tf.IndexedSlices):
+        # Of a layer that gathers rows.
+        gradient = sum_segments(
+            gradient.values,
+            tf.cast(gradient.indices, tf.int32),
+            tf.shape(rows, tf.int64)[0],
+        )
     slices = tf.IndexedSlices(
         gradient,
         # A separate op, as nested functions would lose the signs otherwise.

@@ -72,6 +72,7 @@ def sparse_tables_push(
     counts: Sequence[int],
     step: int | tf.Tensor,
     time: int | tf.Tensor = 0,
+    starts: Sequence[tuple[tf.Tensor, tf.Tensor] | None] = (),
     name: str | None = None,
 ) -> tf.Tensor:
     r"""Updates the rows of signs of several tables with their update rules.
@@ -90,6 +91,9 @@ def sparse_tables_push(
       step: int64 `[]`, the number of this update, counted from 1.
       time: int64 `[]`, in seconds since 1970, for tables whose `last_seen` is
         in seconds.
+      starts: list of `(signs [k], rows [k, dim])` for each table: of those with
+        `unknown=shared` the shared rows that new rows start from, or None.
+        Empty: none of any table.
       name: optional name of the operation.
 
     Returns:
@@ -114,6 +118,7 @@ def sparse_tables_push(
     none = None
     if any(each is None for each in statistics):
         none = tf.zeros([0, 0], tf.float32)
+    starting = {i: one for i, one in enumerate(starts) if one is not None}
     return library().tf_ext_sparse_tables_push(
         handles,
         [to_signs(each, "sparse_tables_push") for each in signs],
@@ -122,6 +127,9 @@ def sparse_tables_push(
         hyperparameters,
         step,
         time,
+        [its_signs for its_signs, _ in starting.values()],
+        [rows for _, rows in starting.values()],
         counts=list(counts),
+        starts_of=list(starting),
         name=name,
     )
