@@ -2,11 +2,10 @@
 """What holds for all tests: it has to be said before TensorFlow starts."""
 
 import gc
+import importlib.util
 import os
 import pathlib
 import sys
-
-import tf_ext
 
 pytest_plugins = ["test_groups", "test_tiers"]
 
@@ -18,13 +17,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [
-        str(pathlib.Path(tf_ext.__file__).parents[1]),
+        # Not imported: the process that only hands out tests needs neither it
+        # nor TensorFlow.
+        str(pathlib.Path(importlib.util.find_spec("tf_ext").origin).parents[1]),
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
 )
 
 
 def pytest_sessionstart(session):
+    if _hands_out_tests(session.config):
+        return
     import tensorflow as tf
 
     # Mirrored strategies are tested on two devices; devices cannot be split
@@ -33,6 +36,12 @@ def pytest_sessionstart(session):
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * 2
     )
+
+
+def _hands_out_tests(config):
+    """Whether other processes, of pytest-xdist, run the tests."""
+    is_worker = hasattr(config, "workerinput")
+    return bool(config.getoption("numprocesses", None)) and not is_worker
 
 
 def pytest_collection_finish(session):

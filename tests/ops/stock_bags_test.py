@@ -4,6 +4,7 @@
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import INT64_MAX, INT64_MIN, named_cases
@@ -19,6 +20,10 @@ from tf_ext import ops
 from tf_ext._batch_source import source_with
 from tf_ext.ops._stock import singles
 from tf_ext.ops.bags import bag_ops
+
+pytestmark = pytest.mark.slow_tests(
+    "HashedBagsTest::test_columns_*_batch_size_0_shapes_[ot]*",
+)
 
 _COMBINERS = [
     ("sum",),

@@ -4,6 +4,7 @@
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import INT64_MAX, INT64_MIN, named_cases
@@ -16,6 +17,10 @@ from stock_util import (
 )
 
 from tf_ext import ops
+
+pytestmark = pytest.mark.slow_tests(
+    "StockHashTest::test_drawn_columns_seed_1*",
+)
 
 TEXTS = [b"", b"a", b"5", b"-7", "günstig".encode(), b"a\0b", b"\0", b"x" * 99]
 NUMBERS = [0, 5, -7, 16777217, -16777217, 2**31 - 1, -(2**31)]

@@ -4,6 +4,7 @@
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import INT64_MAX, INT64_MIN
@@ -12,6 +13,10 @@ from stock_util import EAGERLY, HOW, in_stock_ops
 import tf_ext
 from tf_ext import hashing, initializers
 from tf_ext.ops._stock.initial_rows import initial_rows
+
+pytestmark = pytest.mark.slow_tests(
+    "InitialRowsTest::test_all_bits_of_small_rows_*_float16",
+)
 
 _BEYOND_FLOAT16 = initializers.Normal(1e6, 0.0)
 _INITIALIZERS = [

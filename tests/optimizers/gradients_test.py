@@ -24,6 +24,9 @@ from tf_ext.regimes.exchange import Exchange
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "AccumulationTest::test_with__*_dense_variables_False_*",
+        "AccumulationTest::test_with__rule_adam_signs_repeated_*_none",
+        "LossScalingTest::test_a_finite_scale_changes_nothing_*_False",
         "AccumulationTest::test_with__rule_adagrad_signs_repeated_*",
         "AccumulationTest::test_with__rule_adam_signs_disjoint_*",
         "LossScalingTest::test_a_step_that_is_not_finite_is_skipped_by_two_replicas",

@@ -16,6 +16,10 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "LoopTest::test_counts[1256]",
+        "OptimizerTest::test_clipping[12]",
+        "OptimizerTest::test_a_skipped_step_counts_nothing1",
+        "OptimizerTest::test_accumulation0",
         "MirroredTest::test_counts[12]",
         "LoopTest::test_counts3",
         "OptimizerTest::test_a_step_that_waits_has_counted_nothing",

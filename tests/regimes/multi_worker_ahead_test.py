@@ -16,6 +16,9 @@ pytestmark = [
         "*::*_several_tables",
         "*::*_frozen_rows",
     ),
+    pytest.mark.slow_tests(
+        "AheadTest::*_frozen_rows",
+    ),
 ]
 
 _CASES = shared_workers(2)

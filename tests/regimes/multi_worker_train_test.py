@@ -43,6 +43,10 @@ pytestmark = [
         "UnevenSharesTest::*",
     ),
     pytest.mark.slow_tests(
+        "TrainingTest::test_rows_come_and_go",
+        "OneBatchTest::test_pushes_the_global_gradient_even_shares",
+        "OneBatchTest::test_pushes_the_global_gradient_uneven_shares",
+        "RoundTripsTest::test_sizes_of_batches_take_none",
         "TrainingTest::test_reports_are_of_all_workers",
         "UnevenSharesTest::test_two_workers_of_several_outputs",
     ),

@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "SavingCallbacksTest::test_early_stopping_restores_rows",
+        "EvictTest::test_statistics_on_servers",
         "OtherCallbacksTest::test_rates_on_plateaus",
         "SavingCallbacksTest::test_model_checkpoint_keeps_the_best_epoch_model",
         "SavingCallbacksTest::test_backups_inside_an_epoch",

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "ExecutionsTest::test_stopping",
         "ExecutionsTest::test_one_execution_at_a_time_is_one_process",
         "ExecutionsTest::test_data_that_end_within_an_execution",
     ),

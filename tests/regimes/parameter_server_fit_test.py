@@ -17,6 +17,12 @@ pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "OneStepAtATimeTest::test_arrays",
+        "OneStepAtATimeTest::test_datasets_plain",
+        "OneStepAtATimeTest::test_learning_rate_schedules",
+        "AsynchronousTest::test_evaluate_with_sample_weights_and_arrays",
+        "ErrorsTest::test_an_error_of_the_data_ends_fit",
+        "AsynchronousTest::test_early_stopping",
         "OneStepAtATimeTest::test_several_fits_and_compiles",
         "OneStepAtATimeTest::test_sequences",
         "OneStepAtATimeTest::test_datasets_class_weight",

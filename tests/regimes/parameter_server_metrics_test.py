@@ -22,6 +22,9 @@ pytestmark = [
         "*_is_refused_maximum",
         "*_is_refused_moving_average",
     ),
+    pytest.mark.slow_tests(
+        "MetricsTest::test_that_does_not_add_is_refused_maximum",
+    ),
 ]
 
 _SAMPLES = 400

@@ -20,6 +20,8 @@ pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "ModelTest::test_one_step_at_a_time_draws_as_one_process",
+        "ModelTest::test_predictions_need_no_clicks",
         "ModelTest::test_asynchronous_steps_learn",
         "ModelTest::test_one_step_at_a_time_is_as_one_process_subclassed",
     ),

@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "SharesTest::test_each_sample_once_an_epoch_one_of_them_empty",
         "SharesTest::test_each_sample_once_an_epoch_in_executions",
         "SharesTest::test_each_sample_once_an_epoch_in_loops",
         "SharesTest::test_a_recovery_point_within_an_epoch",

@@ -25,7 +25,12 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.tables.find import tables_of
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "RoundTripTest::test_is_bitwise_with_any_number_of_shards1?",
+    ),
+]
 
 _BOTH = ("float16", "bfloat16")
 

@@ -27,7 +27,6 @@ import time
 import typing
 
 import pytest
-from processes import program_environment, start
 
 _TF_KERAS = "tf_keras"
 _SUFFIX = "@" + _TF_KERAS
@@ -187,6 +186,10 @@ class _GroupProcess:
     def __init__(
         self, group: Group, paths: list[pathlib.Path], folder: pathlib.Path
     ):
+        # Not above: it imports TensorFlow, which a process that hands out tests
+        # does not need.
+        from processes import program_environment, start
+
         self.group = group
         self._log = tempfile.TemporaryFile()
         environment = program_environment()
