@@ -26,6 +26,9 @@ pytestmark = [
         "*_a_signal_*",
         "*_refused",
     ),
+    pytest.mark.slow_tests(
+        "PreemptionTest::test_goes_on_at_the_end_of_an_epoch",
+    ),
 ]
 
 _BATCH, _STEPS, _EPOCHS = 16, 4, 3

@@ -28,6 +28,9 @@ pytestmark = [
         "*::test_first_pairs[0-3]",
         "*::test_pairs_meet",
     ),
+    pytest.mark.slow_tests(
+        "CombinationsTest::test_first_pairs[13]",
+    ),
 ]
 
 # Of workers, servers, and the same program in one process.

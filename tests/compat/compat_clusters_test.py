@@ -13,6 +13,7 @@ from absl.testing import absltest
 from tf_ext._compat import sockets
 
 pytestmark = pytest.mark.slow_tests(
+    "CoordinationTest::test_sigterm_does_what_it_did",
     "CoordinationTest::test_collectives*",
     "CoordinationTest::test_time*",
     "CoordinationTest::test_the_strategys*",

@@ -2,6 +2,7 @@
 """Arrays of any layout as arguments of tf_ext._core."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from ops_util import run_python
@@ -9,6 +10,10 @@ from paths import PROGRAMS
 from programs.hashing_arrays_program import layouts
 
 from tf_ext import _core
+
+pytestmark = pytest.mark.slow_tests(
+    "HashedArraysTest::test_signs_or_errors_with_little_memory",
+)
 
 _PROGRAM = PROGRAMS / "hashing_arrays_program.py"
 _RUN = """

@@ -6,12 +6,17 @@ import pathlib
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 import tf_ext
 from tf_ext.data import dialect
 from tf_ext.data.lines import Lines
+
+pytestmark = pytest.mark.slow_tests(
+    "DamageTest::test_flipped_bits_cost_few_records",
+)
 
 Csv, Field = tf_ext.data.Csv, tf_ext.data.Field
 

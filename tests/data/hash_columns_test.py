@@ -36,6 +36,7 @@ from tf_ext.training.parameter_servers.batch_packing import Packing
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "BatchTest::test_all_columns_whole",
         "BatchTest::test_all_columns_saved",
         "ModelTest::test_saved_and_served_models_take_raw_features_subclassed",
     ),

@@ -9,6 +9,7 @@ import tensorflow as tf
 from clusters import multi_worker_util as util
 
 pytestmark = pytest.mark.slow_tests(
+    "StartTest::test_says_where_workers_wait_longer",
     "LossTest::*",
 )
 

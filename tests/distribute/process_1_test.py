@@ -9,6 +9,10 @@ import pytest
 from absl.testing import absltest
 from paths import PROGRAMS
 
+pytestmark = pytest.mark.slow_tests(
+    "Process1Test::test_sigterm_ends_a_chief",
+)
+
 _UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
 _TIMEOUT_SECONDS = 200
 

@@ -9,8 +9,14 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from paths import ROOT
+
+pytestmark = pytest.mark.slow_tests(
+    "CriteoTest::test_parts_and_orders_of_many_windows",
+    "AdultTest::test_epochs_are_shuffled_the_test_part_is_not",
+)
 
 _EXAMPLES = ROOT / "examples"
 

@@ -21,6 +21,7 @@ from tensorflow import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "GeneratedRunTest::test_tensorboard_logs",
         "GeneratedRunTest::test_legacy_keras_two_epochs_and_small_rows",
         "BackupTest::*",
     ),

@@ -21,7 +21,7 @@ from tf_ext.feature_column import (
     time_column,
 )
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 _UNITS = {
     "hour": lambda time: time.hour,

@@ -8,6 +8,10 @@ from processes import run
 
 from tf_ext import ops
 
+pytestmark = pytest.mark.slow_tests(
+    "ShapeFuzzTest::test_random_nodes_are_added_or_refused",
+)
+
 _SEED = 20261101
 
 

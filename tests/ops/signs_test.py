@@ -2,12 +2,17 @@
 """What is taken as signs, wherever they are given."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 import tf_ext
 from tf_ext import ops
 from tf_ext.ops.exchange import exchange_ops
+
+pytestmark = pytest.mark.slow_tests(
+    "SignsTest::test_of_outside_of_a_function",
+)
 
 _TAKERS = {
     "SparseTable.pull": lambda table, signs: table.pull(signs, training=True),

@@ -13,7 +13,12 @@ import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "LearningTest::test_generated_wide_and_deep",
+    ),
+]
 
 _DATA = ROOT.parent / "shared" / "data"
 # Rows of a table with no optimizer named, when that was SparseAdagrad().

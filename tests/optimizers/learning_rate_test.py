@@ -22,6 +22,8 @@ from tf_ext.recovery import points as recovery_points
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "SavingTest::test_a_program_that_is_run_again_goes_on_alike_[wk]*",
+        "CallbacksTest::test_subclassed_models1",
         "CallbacksTest::test_over_replicas",
         "SavingTest::test_recovery_points",
     ),

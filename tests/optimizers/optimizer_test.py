@@ -14,7 +14,12 @@ from tf_ext import optimizers
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.tables.find import tables_of
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = [
+    pytest.mark.both_kerases,
+    pytest.mark.slow_tests(
+        "PlainOptimizerTest::test_with_a_tape_optimizer_*_mode_eagerly",
+    ),
+]
 
 _SENTENCE = (
     r"The rows of table 'deep' are not in a variable: .* Compile the model "

@@ -28,6 +28,7 @@ pytestmark = [
         "NoticeTest::*",
     ),
     pytest.mark.slow_tests(
+        "NonfiniteTest::test_skips_on_all_by_loss_scaling",
         "ClockTest::*",
         "InputErrorTest::test_training_goes_on_after_one_beside_a_gather",
         "InputErrorTest::test_a_layer_that_needs_samples_on_all_is_refused_on_all",

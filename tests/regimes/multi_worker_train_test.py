@@ -43,6 +43,7 @@ pytestmark = [
         "UnevenSharesTest::*",
     ),
     pytest.mark.slow_tests(
+        "LogsTest::test_as_one_process_logs_of_a_step",
         "TrainingTest::test_rows_come_and_go",
         "OneBatchTest::test_pushes_the_global_gradient_even_shares",
         "OneBatchTest::test_pushes_the_global_gradient_uneven_shares",

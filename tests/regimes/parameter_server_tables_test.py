@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "RowsTest::test_are_freed_with_the_table",
         "CustomLoopTest::test_one_step_at_a_time_equals_one_process2",
         "SavingTest::test_rows_move_between_servers_and_one_process_weights",
         "StatisticsTest::test_are_those_of_all_steps",

@@ -15,7 +15,7 @@ from tf_ext.ops.bags import bag_ops
 from tf_ext.regimes.local import LocalPlacement
 from tf_ext.regimes.plan import plan_of, plan_pull
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = pytest.mark.both_kerases(slow=True)
 
 
 class ChoiceTest(parameterized.TestCase, tf.test.TestCase):

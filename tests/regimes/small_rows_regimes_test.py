@@ -13,7 +13,12 @@ from clusters.case_workers import alone
 from models.model_building import mirrored_strategy
 from models.sharded_tables import shards_on
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "OneProcessTest::test_replicas",
+    ),
+]
 
 
 @functools.cache

@@ -16,7 +16,15 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.feature_column import category_column, crossed_column
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ColumnRecordTest::test_files_weights",
+        "ColumnRecordTest::test_files_checkpoint",
+        "ColumnRecordTest::test_files_that_do_not_know_weights",
+        "ColumnRecordTest::test_files_that_do_not_know_checkpoint",
+    ),
+]
 
 _COLUMNS = {
     "plain": category_column("user"),

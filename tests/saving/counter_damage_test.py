@@ -21,7 +21,12 @@ from snapshot_util import run_command
 from tf_ext import _core
 from tf_ext.snapshot import DamagedSnapshotError, open_snapshot
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "KerasFileTest::test_refuses_[c-t]*",
+    ),
+]
 
 
 class DamageTest(TestCase):

@@ -19,7 +19,14 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.snapshot import open_snapshot
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ModelTest::test_weights_file*",
+        "ModelTest::test_checkpoint*",
+        "SnapshotTest::test_loads_*_[m-t]*",
+    ),
+]
 
 _DATA = FIXTURES / "earlier"
 # Each version has a folder.

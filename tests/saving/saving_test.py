@@ -22,6 +22,8 @@ from tf_ext.tables import rows
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "RoundTripTest::test_replaces_what_is_there_*",
+        "OptimizerTest::test_other_hyperparameters_win_and_are_logged_keras",
         "SavedModelTest::test_saved_model_of_a_model_with_rate_of__own",
         "SavedModelTest::test_saved_model_of_a_model_with_rate_of__model",
         "SavedModelTest::test_tables_of_one_kind_stay_apart*",

@@ -17,6 +17,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "RefusalTest::test_copies_of_a_configuration",
         "NewProcessTest::test_predictions_and_training_go_on",
     ),
 ]

@@ -19,6 +19,7 @@ from tf_ext.snapshot import DamagedSnapshotError
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "CvmServingTest::test_follows_deltas",
         "CvmServingTest::test_takes_statistics_from_keras",
         "CvmServingTest::test_takes_statistics_from_checkpoint",
     ),

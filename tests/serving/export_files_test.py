@@ -27,6 +27,7 @@ from tf_ext.serving import folder, replay
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "FolderTest::test_versions_count_up",
         "FolderTest::test_only_leftovers_of_the_dead_are_removed",
         "ErrorsTest::test_a_full_disk",
     ),

@@ -24,7 +24,12 @@ from tf_ext.serving import follow
 from tf_ext.snapshot import DamagedSnapshotError, SnapshotConflictError
 from tf_ext.tables.saving import snapshot_load
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "FollowTest::test_readers_while_it_follows",
+    ),
+]
 
 _POINTS = 13  # The 12th begins a new chain.
 _STEPS = 4  # of an epoch, at whose end there is a point

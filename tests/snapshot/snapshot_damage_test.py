@@ -17,6 +17,10 @@ from saving_util import TestCase, contents
 from tf_ext.regimes.processes import Processes
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 
+pytestmark = pytest.mark.slow_tests(
+    "DamageTest::test_truncations",
+)
+
 
 def _tenth(test):
     """The test with a tenth of the full count, and with all if it is slow."""

@@ -198,7 +198,11 @@ class AdmissionTest(tf.test.TestCase, parameterized.TestCase):
         ("large_p", lambda: admission.Probability(1.5), "p=1.5"),
         ("nan", lambda: admission.Probability(np.nan), "p=nan"),
         ("policy", lambda: _table(3), "Count or Probability, or None"),
-        ("unknown", lambda: _table(unknown="ones"), "'initial', 'zeros', 'shared'"),
+        (
+            "unknown",
+            lambda: _table(unknown="ones"),
+            "'initial', 'zeros', 'shared'",
+        ),
     )
     def test_refuses(self, make, says):
         with self.assertRaisesRegex(ValueError, says):

@@ -8,6 +8,7 @@ import threading
 import unittest.mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from saving_util import contents
@@ -15,6 +16,10 @@ from snapshot_util import data_files, push, table
 
 import tf_ext
 from tf_ext.ops.snapshot import snapshot_ops
+
+pytestmark = pytest.mark.slow_tests(
+    "ReadersTest::test_no_row_is_absent_or_torn1",
+)
 
 _IDS = np.arange(3000)
 

@@ -14,7 +14,14 @@ import tf_ext
 from tf_ext import _core, snapshot
 from tf_ext.ops.table import shrinkage_ops
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "DenseTest::test_equals_a_matrix[12]",
+        "SmallRowsTest::test_equals_a_matrix[123]",
+        "DenseTest::test_a_push_is_one_step_for_all_others[1-9]",
+    ),
+]
 
 _DIM, _IDS, _RATE = 5, 40, 0.25
 _BOTH = (
