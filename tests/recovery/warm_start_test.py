@@ -232,6 +232,79 @@ class WarmStartTest(TestCase):
                 found = sum(len(signs) for signs, _ in counters)
                 self.assertEqual(found > 0, wait)
 
+    def test_times_of_another_unit_are_not_taken(self):
+        root = self.directory()
+        steps = tf_ext.eviction.Unseen(steps=9)
+        _fit(_model("a", eviction=steps), TableSnapshot(root))
+        for policy, taken in (
+            (steps, True),
+            (tf_ext.eviction.Unseen(seconds=9), False),
+        ):
+            model = _model("a", dim=5, eviction=policy)
+            found = warm_start(model, root)
+            self.assertEqual("new last_seen" in found.changes["a"], not taken)
+            times = _rows(model.tables[0])["last_seen"].values()
+            self.assertEqual(max(times) > [0], taken)
+
+    def test_the_learning_rate_is_that_of_the_program(self):
+        root = self.directory()
+        old = _model("a")
+        old.tables[0].optimizer.learning_rate = 0.01
+        _fit(old, TableSnapshot(root))
+        for dim in (4, 5):
+            model = _model("a", dim=dim)
+            warm_start(model, root)
+            self.assertEqual(model.tables[0].optimizer.learning_rate, 0.1)
+
+    def test_rows_that_are_shrunk(self):
+        root = self.directory()
+        old = _model("a", l2=0.5)
+        _fit(old, TableSnapshot(root))
+        signs = list(_rows(old.tables[0])["weights"])
+        for dim in (4, 5):
+            model = _model("a", dim=dim, l2=0.5)
+            _fit(model, epochs=3)
+            warm_start(model, root)
+            self.assertAllEqual(
+                model.tables[0].pull(signs)[:, :4], old.tables[0].pull(signs)
+            )
+
+    @parameterized.parameters(4, 5)
+    def test_columns_that_will_not_find_their_rows(self, dim):
+        table = tf_ext.SparseTable(
+            "a", dim, small.RULES["adagrad"](0.1), "normal", seed=3
+        )
+        column = tf_ext.feature_column.category_column("a", bucket_size=3)
+        ids = {"a": keras.Input((), dtype=small.DTYPE, name="a")}
+        rows = tf_ext.layers.EmbeddingFeatures([column], table)(ids)
+        model = tf_ext.Model(ids, rows)
+        with self.assertLogs("tf_ext", logging.WARNING) as logs:
+            warm_start(model, self.root)
+        self.assertIn("column", str(logs.output[:-1]))
+
+    def test_a_snapshot_of_another_point(self):
+        root, point = self._copied()
+        _model("a").tables[0].save(point_files.table_path(point, 0))
+        model = _model("a", "b")
+        with self.assertRaisesRegex(DamagedSnapshotError, "must be the snapsh"):
+            warm_start(model, root)
+        self.assertEqual([int(t.size()) for t in model.tables], [0, 0])
+
+    def test_models_that_cannot(self):
+        unbuilt = small.compiled(small.Subclassed(small.table()))
+        with self.assertRaisesRegex(ValueError, "is not built"):
+            warm_start(unbuilt, self.root)
+        ids = small.inputs()
+        rows = [
+            tf_ext.layers.EmbeddingFeatures(
+                small.columns(), small.table(name="a")
+            )(ids)
+            for _ in range(2)
+        ]
+        model = tf_ext.Model(ids, keras.layers.Concatenate()(rows))
+        with self.assertRaisesRegex(ValueError, "has several tables 'a'"):
+            warm_start(model, self.root)
+
     def test_points_of_earlier_versions(self):
         root, point = self._copied()
         file = os.path.join(point, "point.json")
@@ -322,6 +395,13 @@ class FitTest(TestCase):
         self.assertEqual(history.epoch, [2])
         self.assertNotIn("Warm start", str(logs))
         self.assertEqual(_tables(other), _tables(wanted))
+
+    def test_later_fits_of_the_callback_continue_with_the_model(self):
+        model, snapshot = _model("a", "b"), self._snapshot()
+        _fit(model, snapshot)
+        with self.assertNoLogs("tf_ext", logging.WARNING):
+            history = _fit(model, snapshot)
+        self.assertEqual(history.epoch, [0])
 
 
 if __name__ == "__main__":

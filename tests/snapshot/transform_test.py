@@ -5,6 +5,7 @@ import dataclasses
 import os
 import random
 import shutil
+import unittest.mock
 
 import numpy as np
 import pytest
@@ -20,10 +21,13 @@ from tf_ext import optimizers as rules
 from tf_ext.snapshot import (
     DamagedSnapshotError,
     open_snapshot,
+    row_mapping,
     transform,
 )
 from tf_ext.snapshot.files import read_manifest
 from tf_ext.snapshot.manifest import encode
+from tf_ext.snapshot.reader import latest_rows
+from tf_ext.snapshot.row_mapping import RowMapping
 
 
 class DimTest(TransformTestCase):
@@ -83,6 +87,21 @@ class DimTest(TransformTestCase):
         )
         self.assertAllEqual(weights[:, 64:], fresh[:, 64:])
 
+    def test_rows_of_a_large_dim_are_made_in_parts(self):
+        old = self.saved("old", table_of(3), range(300))
+        chain = open_snapshot(old).chain
+        config = chain[-1][1].config.replace("dim=3", "dim=65536")
+        mapping = RowMapping(*chain[-1], config)
+        parts = list(mapping(latest_rows(chain, lambda _: None)))
+        self.assertEqual(sum(map(len, parts)), 300)
+        self.assertLess(max(part.nbytes for part in parts), 10 << 20)
+        transform(old, self.path("new"), dim=4)
+        with unittest.mock.patch.object(row_mapping, "_BYTES_AT_ONCE", 1000):
+            transform(old, self.path("parts"), dim=4)
+        wanted, found = by_sign(self.path("new")), by_sign(self.path("parts"))
+        for sign, values in wanted["weights"].items():
+            self.assertAllEqual(found["weights"][sign], values)
+
     def test_a_projection(self):
         table = table_of(3)
         old = self.saved("old", table)
@@ -99,6 +118,9 @@ class DimTest(TransformTestCase):
         for sign, weights in by_sign(self.path("file"))["weights"].items():
             self.assertAllEqual(weights, found["weights"][sign])
         table_of(5).load(self.path("new"))
+        transform(old, self.path("large"), projection=matrix * 1e300)
+        found = by_sign(self.path("large"))["weights"]
+        self.assertTrue(np.isfinite(list(found.values())).all())
 
     def test_a_chain(self):
         table = table_of(3)
@@ -151,7 +173,9 @@ class ConfigTest(TransformTestCase):
     )
     def test_another_rule(self, before, optimizer, taken):
         old = self.saved("old", table_of(3, before))
-        transform(old, self.path("new"), optimizer=optimizer)
+        manifest = transform(old, self.path("new"), optimizer=optimizer)
+        # Its learning rate is none of this rule.
+        self.assertNotIn("optimizer", manifest.state)
         if optimizer == "momentum":
             optimizer = rules.SparseSGD(0.1, momentum=0.9)
         kwargs = {"initializer": "normal", "seed": 7}
@@ -295,6 +319,15 @@ class RefusalTest(TransformTestCase):
         ):
             with self.assertRaisesRegex(ValueError, message):
                 transform(self.old, self.path("new"), merge=[self.other], by=by)
+        for kwargs, key in (
+            ({"dtype": "float16"}, "dtype"),
+            ({"rule": "adam"}, "optimizer"),
+            ({"l2": 0.1}, "l2"),
+            ({"statistics": ["show"]}, "statistics"),
+        ):
+            other = self.saved(key, table_of(3, **kwargs))
+            with self.assertRaisesRegex(ValueError, f"merged: `{key}` is "):
+                transform(self.old, self.path("new"), merge=other)
         with self.assertRaisesRegex(ValueError, "they have no statistics"):
             transform(self.old, self.path("new"), merge=[self.old], by="show")
         self.assertFalse(os.path.exists(self.path("new")))

@@ -377,8 +377,8 @@ class _Taken:
             saved = SavedRows(path, manifest)
             mapping = RowMapping(path, manifest, rows.config)
             waiting: list[typing.Any] = []
-            for some in latest_rows(chain, lambda _: None):
-                waiting.append(mapping(saved(some)))
+            for some in mapping(map(saved, latest_rows(chain, _ignore))):
+                waiting.append(some)
                 if sum(each.nbytes for each in waiting) > _BYTES_AT_ONCE:
                     self._import(mapping, waiting)
             self._import(mapping, waiting)
@@ -417,6 +417,10 @@ class _Taken:
                     tf.constant(counts),
                     manifest.counters.period,
                 )
+
+
+def _ignore(_: int) -> None:
+    pass
 
 
 def _differences(mine: str, theirs: str) -> list[str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes rows of a table of rows of another one, of another shape or rule."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ from tf_ext.snapshot.reader import signs_of
 from tf_ext.snapshot.row_values import Rows
 
 CLOCK = "shrinkage_clock"
+# Rows of a large dim are made in parts of this size.
+_BYTES_AT_ONCE = 8 << 20
 _STATISTICS = ("show", "click")
 # A dim by which a slot of one value in a row is told from one in a position.
 _ANY_DIM = 2
@@ -112,17 +114,24 @@ class RowMapping:
         """What has been rounded to narrower types so far."""
         return Conversion(*self._counted.tolist())
 
-    def __call__(self, rows: Rows) -> Rows:
+    def __call__(self, parts: Iterable[Rows]) -> Iterator[Rows]:
         """The rows of the other table.
 
         Args:
-          rows: uint8 `[n, row_bytes]` as SavedRows returns them.
+          parts: uint8 `[n, row_bytes]` as SavedRows returns them.
 
-        Returns:
-          uint8 `[n, row_bytes]`, in the same order.
+        Yields:
+          uint8 `[n, row_bytes]`, in the same order, of bounded size.
         """
-        if self._is_same:
-            return rows
+        for rows in parts:
+            if self._is_same:
+                yield rows
+                continue
+            at_once = max(1, _BYTES_AT_ONCE // self.row_bytes)
+            for begin in range(0, len(rows), at_once):
+                yield self._made(rows[begin : begin + at_once])
+
+    def _made(self, rows: Rows) -> Rows:
         weights, dim = self.fields[1], self._saved.weights.count
         first = min(dim, weights.count)
         if self._projection is not None:

@@ -30,12 +30,7 @@ from tf_ext.snapshot.row_filter import Condition, RowFilter
 from tf_ext.snapshot.row_mapping import RowMapping, SavedRows
 from tf_ext.snapshot.row_values import Rows, get
 from tf_ext.snapshot.storage import normalised
-from tf_ext.snapshot.writer import (
-    Content,
-    check_is_free,
-    counters_of_shard,
-    write,
-)
+from tf_ext.snapshot.writer import Content, counters_of_shard, write
 
 _Path = str | os.PathLike[str]
 _MAX_DIM = 65536
@@ -180,7 +175,6 @@ def transform(
             drop,
             by,
         )
-        check_is_free(out)
         shards = chains[0][-1][1].shards
         manifest = write(rows.content, out, shards, progress)
         if dtype is None and slot_dtype is None:
@@ -290,11 +284,9 @@ class _Transformed:
                 self._whole[0],
                 latest_rows(self._chains[0], progress, repeated),
             )
-        for rows in source:
-            if not self._filter.is_trivial:
-                rows = rows[self._stay(rows)]
-            if len(rows):
-                yield self._mapping(rows)
+        if not self._filter.is_trivial:
+            source = (rows[self._stay(rows)] for rows in source)
+        yield from self._mapping(source)
 
     def _stay(self, rows: Rows) -> npt.NDArray[np.bool_]:
         if not self._filter.reads_fields:

@@ -147,19 +147,6 @@ def _rewrite(
     return read_again_if_replaced(path, lambda: read_chain(path), rewrite)
 
 
-def check_is_free(out: str) -> None:
-    """Raises ValueError unless a snapshot may be written to a directory.
-
-    It may be in one with nothing but what a killed process has left.
-    """
-    names = storage_of(out).names(out)
-    if not all(map(_LEFT.fullmatch, names)):
-        raise ValueError(
-            "Argument `out` must be a directory that is empty or does not "
-            f"exist yet. Received: out={out!r}, which holds files"
-        )
-
-
 def write(
     content: Content, out: str, shards: int, progress: Progress | None
 ) -> manifests.Manifest:
@@ -178,8 +165,12 @@ def write(
     Raises:
       The errors of `reshard`; no files are left in `out`.
     """
-    check_is_free(out)
     storage = storage_of(out)
+    if not all(map(_LEFT.fullmatch, storage.names(out))):
+        raise ValueError(
+            "Argument `out` must be a directory that is empty or does not "
+            f"exist yet. Received: out={out!r}, which holds files"
+        )
     progress = progress or (lambda _: None)
     made = storage.make_directory(out)
     claim = Claim(out, f"Writing {content.what} to {out}")

@@ -270,6 +270,14 @@ class Compact(_Loads):
         self.check_saved(out)
 
 
+class Transform(Compact):
+    """The same, through all that a transformation does."""
+
+    def operate(self):
+        new, out = self.path("new"), self.path("out")
+        tf_ext.snapshot.transform(new, out, merge=new, keep="norm >= 0")
+
+
 class Evict(Case):
     def begin(self):
         self.table = util.table(
