@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 from docs_util import Block, blocks, definitions, program
-from oracles import tfra_files
+from oracles import tensornet_files, tfra_files
 from paths import ROOT
 from processes import run_program
 
@@ -299,6 +299,17 @@ class CodeTest(absltest.TestCase):
         rows = "8 rows, 1 left, slots ('m', 'v', 'step')"
         self.assertEqual(printed[:3], [rows, rows, "[1. 2. 3. 4. 6.]"])
         self.assertAlmostEqual(float(printed[3]), float(values[3, 0]))
+
+    def test_from_tensornet(self):
+        day = pathlib.Path(self.folder, "data", "model", "2026-11-26")
+        signs, fields = rows = tensornet_files.random_rows(0, 20, 8)
+        tensornet_files.save(day, "deep", rows, mode="bin", ranks=2)
+        show = f"print(table.pull([{signs.view(np.int64)[0]}])[0, 0].numpy())\n"
+        page = blocks("docs/from_tensornet.md", "python")
+        printed = self._run([*page, Block("show", "python", show)])
+        first, weight = printed.splitlines()
+        self.assertEqual(first, "20 rows, ('accumulator', 'show')")
+        self.assertEqual(float(weight), float(str(fields["weights"][0, 0])))
 
     def test_from_keras(self):
         printed = self._run(blocks("docs/from_keras.md", "python"))
