@@ -98,6 +98,25 @@ class RowsTest(TransformTestCase):
             again = table_of(2, **self.policy)
             again.load(out)
 
+    @parameterized.parameters(
+        ({"keep": np.array([7])}, [7]),
+        ({"drop": "norm > 0"}, []),
+        ({"drop": lambda signs, _: signs == signs}, []),
+    )
+    def test_rows_that_are_shared_stay(self, selected, wanted):
+        shared = {"unknown": "shared", "unknown_buckets": 2}
+        table = table_of(3, **shared)
+        table.import_rows(table.unknown_ids, {"weights": np.ones([2, 3])})
+        table.push([7, 9], np.ones([2, 3], np.float32))
+        table.save(self.path("old"))
+        transform(self.path("old"), self.path("new"), **selected)
+        self.assertEqual(
+            self._signs(self.path("new")), sorted([*wanted, *table.unknown_ids])
+        )
+        again = table_of(3, **shared)
+        again.load(self.path("new"))
+        self.assertAllEqual(again.pull([9]), table.pull([1]))
+
     def test_a_row_that_a_save_has_twice(self):
         chunks = [{"rows": [(1, 1.0), (2, 5.0)]}, {"rows": [(1, 7.0)]}]
         files_util.write(self.path("old"), chunks)

@@ -95,7 +95,7 @@ def transform(
     - a function of signs, int64 `[n]`, and fields, `{name: [n, count]}` as
       `Snapshot.chunks` yields them, that returns bool `[n]`;
     - a list of these. Rows stay for which all of `keep` and none of `drop`
-      hold.
+      hold, and those that ids without a row share.
 
     Tables that are merged must be alike in dim, rule, types and statistics.
     `by` decides about a sign that is in several of them: "priority" takes the
@@ -241,6 +241,7 @@ class _Transformed:
         self._path, self._manifest = path, manifest
         self._filter = RowFilter(keep, drop, Snapshot(chains[0]).fields)
         saved = entries_of(manifest.config)
+        self._has_shared_rows = saved.get("unknown") == "shared"
         text = "".join(f"{key}={changes[key]}\n" for key in sorted(changes))
         self._mapping = RowMapping(
             path, manifest, text, matrix, self._whole[0].clock
@@ -289,14 +290,21 @@ class _Transformed:
         yield from self._mapping(source)
 
     def _stay(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        if not self._filter.reads_fields:
-            return self._filter.of_signs(signs_of(rows))
-        fields = {
-            field.name: get(rows, field)
-            for field in self._manifest.fields[1:]
-            if field.name != _core.SHRUNK_FIELD
-        }
-        return self._filter(signs_of(rows), fields)
+        signs = signs_of(rows)
+        if self._filter.reads_fields:
+            fields = {
+                field.name: get(rows, field)
+                for field in self._manifest.fields[1:]
+                if field.name != _core.SHRUNK_FIELD
+            }
+            stay = self._filter(signs, fields)
+        else:
+            stay = self._filter.of_signs(signs)
+        if self._has_shared_rows:
+            # They belong to the ids that have no row, whatever is selected.
+            config = self._manifest.config
+            stay |= _core.shared_signs(config, signs) == signs
+        return stay
 
     def _counters(
         self, shard: int, shards: int, progress: Progress
