@@ -313,14 +313,12 @@ class CodeTest(absltest.TestCase):
 
     def test_from_keras(self):
         printed = self._run(blocks("docs/from_keras.md", "python"))
-        self.assertEqual(
-            printed.splitlines(),
-            [
-                "3 rows were taken, 1 left",
-                "4 rows",
-                "rows of no vocabulary: {'embeddings': 0}",
-            ],
-        )
+        taken, rows, shape, left = printed.splitlines()
+        self.assertEqual(taken, "3 rows were taken")
+        self.assertEqual(rows, "4 rows")
+        self.assertIn("'embeddings' 4 rows", shape)
+        self.assertIn("dim=16 instead of 8", shape)
+        self.assertEqual(left, "rows of no vocabulary: {'embeddings': 0}")
 
     def test_serving(self):
         start = blocks("README.md", "python", section="Quick start")
