@@ -144,7 +144,7 @@ class RowsTest(TransformTestCase):
             at_once = open_snapshot(paths[0]).bytes * 3 // parts
             with unittest.mock.patch.object(merging, "_BYTES_AT_ONCE", at_once):
                 manifest = transform(paths[0], out, merge=paths[1:], by=by)
-            self.assertEqual(manifest.label, "user")
+            self.assertEqual((manifest.label, manifest.rows), ("user", 6))
             self.assertEqual(manifest.counters.count, 1)
             found = by_sign(out)
             for name in found:
@@ -169,7 +169,7 @@ class RowsTest(TransformTestCase):
         paths = []
         for index in range(2):
             table = table_of(3, "adam", dtype="float16", l2=0.5)
-            for step in range(index + 2):
+            for step in range(3 - index):
                 util.push(table, [1, index + 7], step)
             paths.append(self.path(str(index)))
             table.save(paths[-1])
@@ -186,6 +186,32 @@ class RowsTest(TransformTestCase):
         transform(paths[0], self.path("first"), merge=[paths[1]], dim=4)
         found = by_sign(self.path("first"))
         self.assertAllEqual(found["weights"][1][:3], rows[0]["weights"][1])
+
+    def test_rows_that_ids_share(self):
+        kwargs = {"unknown": "shared", "unknown_buckets": 2}
+        table = table_of(3, **kwargs)
+        old = self.saved("old", table, [*table.unknown_ids, 1, 2])
+        transform(old, self.path("wide"), dim=4)
+        wide = table_of(4, **kwargs)
+        wide.load(self.path("wide"))
+        self.assertAllEqual(wide.pull([77])[:, :3], table.pull([77]))
+        other = self.saved("other", table_of(3, unknown="shared"))
+        with self.assertRaisesRegex(ValueError, "share 2 rows in the .* and 1"):
+            transform(old, self.path("new"), merge=other)
+
+    def test_the_vector_of_ids_without_a_row(self):
+        old = self.saved("old", table_of(3, unknown=[0.5, 0.1, 3e-9]))
+        matrix = np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
+        for arguments, wanted in (
+            ({"dim": 2}, [0.5, 0.1]),
+            ({"dim": 5}, [0.5, 0.1, 3e-9, 0.0, 0.0]),
+            ({"projection": matrix}, [0.5, 0.2]),
+            ({"name": "b"}, [0.5, 0.1, 3e-9]),
+        ):
+            out = self.path(str(wanted))
+            manifest = transform(old, out, **arguments)
+            table = table_of(len(wanted), unknown=wanted, name=manifest.label)
+            self.assertEqual(manifest.config, table.rows.config)
 
     def test_merging_chains(self):
         paths = []

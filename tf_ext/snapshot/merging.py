@@ -10,7 +10,7 @@ from tf_ext import _core
 from tf_ext.snapshot import row_values
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.files import Chain, Progress
-from tf_ext.snapshot.manifest import RowField
+from tf_ext.snapshot.manifest import Manifest, RowField
 from tf_ext.snapshot.reader import latest_rows, signs_of
 from tf_ext.snapshot.row_mapping import SavedRows
 from tf_ext.snapshot.row_values import Rows
@@ -46,11 +46,32 @@ def check(chains: Sequence[Chain], by: str) -> None:
                     f"{theirs.get(key)!r} in the second. Transform one of them "
                     "first, so that they are alike."
                 )
+        _check_shared(path, manifest, where, other)
     if by == SHOW and all(field.name != SHOW for field in manifest.fields):
         raise ValueError(
             f"The rows of {path} cannot be merged by 'show': they have no "
             "statistics. Use 'priority' or 'mean'."
         )
+
+
+def _check_shared(
+    path: str, manifest: Manifest, where: str, other: Manifest
+) -> None:
+    counts = [_shared_rows(each.config) for each in (manifest, other)]
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"The rows of {path} and {where} cannot be merged: ids without a "
+            f"row share {counts[0]} rows in the first and {counts[1]} in the "
+            "second."
+        )
+
+
+def _shared_rows(config: str) -> int:
+    """How many rows ids without one share: `unknown_buckets` of the table."""
+    entries = entries_of(config)
+    if entries.get("unknown") != "shared":
+        return 0
+    return int(entries.get("unknown.buckets", "1"))
 
 
 def parts_of(chains: Sequence[Chain]) -> int:

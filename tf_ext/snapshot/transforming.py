@@ -37,6 +37,7 @@ _MAX_DIM = 65536
 # The core's rule for rows that cannot be trained.
 _NO_RULE = "none"
 _START = "initial_accumulator_value"
+_VECTOR = "unknown.vector"
 
 
 class _Optimizer(typing.Protocol):
@@ -73,7 +74,8 @@ def transform(
       new rows of the resulting table: they depend on its seed and name, the
       sign and the position alone. A smaller one keeps the first positions, to
       the bit. With `projection`, weights are multiplied by a matrix, in
-      float64, and all slots are those of new rows.
+      float64, and all slots are those of new rows. A vector that ids without a
+      row read gets zeros, or is multiplied, too.
     - `optimizer`: slots are taken over if the saved rows have all that the rule
       needs, such as the momentum of "lion" from "momentum"; otherwise all are
       those of new rows.
@@ -343,6 +345,8 @@ def _changed(
         dim = matrix.shape[1]
     if dim is not None:
         changed["dim"] = str(int(dim))
+        if _VECTOR in entries:
+            changed[_VECTOR] = _resized(entries[_VECTOR], int(dim), matrix)
     if name is not None:
         if not isinstance(name, str) or not name.isprintable() or not name:
             refuse("transform", "name", "a printable text, or None", name)
@@ -364,6 +368,17 @@ def _changed(
             del changed[key]
         changed |= _rule_entries(optimizer, int(changed["dim"]))
     return changed
+
+
+def _resized(
+    text: str, dim: int, matrix: npt.NDArray[np.float64] | None
+) -> str:
+    """The vector of ids without a row, of another dim."""
+    vector = np.array(text.split(","), np.float64)
+    if matrix is not None:
+        vector = vector @ matrix
+    vector = np.pad(vector[:dim], (0, max(0, dim - len(vector))))
+    return ",".join(str(np.float32(value)) for value in vector)
 
 
 def _rule(entries: dict[str, str]) -> dict[str, str]:
