@@ -4,6 +4,7 @@
 See `tf_ext.hashing` for what the sign of a value is.
 """
 
+from tf_ext.feature_column.age_column import AgeColumn, age_column
 from tf_ext.feature_column.bag_blocks import Bags
 from tf_ext.feature_column.bags import columns_to_bags
 from tf_ext.feature_column.category_column import (
@@ -20,6 +21,7 @@ from tf_ext.feature_column.sequence_column import (
 from tf_ext.feature_column.time_column import TimeColumn, time_column
 
 __all__ = [
+    "AgeColumn",
     "Bags",
     "CategoryColumn",
     "Column",
@@ -27,6 +29,7 @@ __all__ = [
     "Part",
     "SequenceColumn",
     "TimeColumn",
+    "age_column",
     "category_column",
     "columns_to_bags",
     "crossed_column",

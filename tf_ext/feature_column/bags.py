@@ -257,8 +257,7 @@ def _tensors(
 ) -> dict[str, structure.Feature]:
     """The features and weights that the columns read, if present."""
     parts = [part for column in columns for part in column.parts]
-    keys: dict[typing.Any, None]
-    keys = dict.fromkeys(key for p in parts for key in (p.key, p.weights))
+    keys = dict.fromkeys(key for part in parts for key in part.keys)
     return {
         key: structure.to_tensor(key, inputs[key])
         for key in keys
@@ -323,6 +322,14 @@ def _source(
 def _read(part: Part, inputs: _Inputs, checks: BatchChecks) -> _Input:
     feature = inputs[part.key]
     values, row_splits = structure.split(part.key, feature, checks)
+    if part.reference is not None:
+        reference = structure.repeat(
+            part.reference,
+            inputs[part.reference],
+            (part.key, values, row_splits),
+            checks,
+        )
+        values = part.relate(values, reference)
     values = part.convert(values)
     if part.weights is None:
         return _Input(values, row_splits, None)

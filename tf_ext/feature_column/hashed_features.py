@@ -42,6 +42,7 @@ def identity_of(column: Column) -> str:
     lists: dict[str, typing.Any] = {
         "features": [part.key for part in column.parts],
         "weights": [part.weights for part in column.parts],
+        "references": [part.reference for part in column.parts],
         "conversions": [part.conversion for part in column.parts],
         **described,
     }
@@ -55,7 +56,8 @@ def identity_of(column: Column) -> str:
 def keys_read(identity: str) -> set[str]:
     """The features and weights that a column reads, by its identity."""
     entries = json.loads(identity)
-    return {*entries["features"], *filter(None, entries.get("weights", ()))}
+    others = [*entries.get("weights", ()), *entries.get("references", ())]
+    return {*entries["features"], *filter(None, others)}
 
 
 def split(

@@ -21,6 +21,8 @@ class Part:
     Attributes:
       key: string, the key of the feature in the dict of inputs.
       weights: string, the key of the feature with a weight for each value.
+      reference: string, the key of a dense feature with one value for each
+        sample, which `relate` gets, too.
       optional: bool, whether a batch without the feature is no error.
       missing: string, int or float, which of the values that `convert` returns
         is left out. None: none is.
@@ -69,6 +71,7 @@ class Part:
 
     key: str
     weights: str | None = None
+    reference: str | None = None
     optional: bool = False
     missing: str | int | float | None = None
     boundaries: tuple[float, ...] | None = None
@@ -80,6 +83,25 @@ class Part:
     def name(self) -> str:
         """The name of the column, for messages."""
         return self.key
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all features that the part reads."""
+        keys = (self.key, self.weights, self.reference)
+        return tuple(key for key in keys if key is not None)
+
+    def relate(self, values: tf.Tensor, reference: tf.Tensor) -> tf.Tensor:
+        """What `convert` is given, where there is a reference.
+
+        Args:
+          values: tensor of any shape.
+          reference: tensor of the same rank, the value of each one's sample.
+
+        Returns:
+          Tensor of the shape of `values`.
+        """
+        del reference
+        return values
 
     def converted_type(self, dtype: tf.DType) -> tf.DType:
         """The type of what `convert` returns for values of a type.
@@ -164,7 +186,14 @@ class Part:
                     f"{structure.names(inputs)}. Pass it, or make the column "
                     "with optional=True for an empty bag."
                 )
-        elif self.weights is not None and self.weights not in inputs:
+            return
+        if self.reference is not None and self.reference not in inputs:
+            raise ValueError(
+                f"The feature {self.reference!r} of column {self.name!r} is "
+                "missing from the inputs. Present are: "
+                f"{structure.names(inputs)}."
+            )
+        if self.weights is not None and self.weights not in inputs:
             raise ValueError(
                 f"The weights {self.weights!r} of column {self.name!r} are "
                 "missing from the inputs. Present are: "
@@ -184,6 +213,8 @@ class Part:
                 "a scalar."
             )
         self.converted_type(tf.as_dtype(feature.dtype))
+        if self.reference is not None:
+            self._check_reference(inputs[self.reference])
         if self.weights is None:
             return
         dtype = tf.as_dtype(inputs[self.weights].dtype)
@@ -192,3 +223,17 @@ class Part:
                 f"The weights {self.weights!r} of column {self.name!r} must be "
                 f"floats, but are of {dtype.name}."
             )
+
+    def _check_reference(self, reference: Any) -> None:
+        shape = tf.TensorShape(reference.shape)
+        is_dense = not isinstance(reference, tf.SparseTensor | tf.RaggedTensor)
+        if not is_dense or (
+            shape.rank is not None
+            and (shape.rank == 0 or shape[1:].num_elements() not in (1, None))
+        ):
+            raise ValueError(
+                f"The feature {self.reference!r} of column {self.name!r} must "
+                "be dense, with one value for each sample, but is of shape "
+                f"{shape}."
+            )
+        self.converted_type(tf.as_dtype(reference.dtype))

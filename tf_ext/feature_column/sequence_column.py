@@ -62,6 +62,9 @@ class SequenceColumn(Column):
             value = getattr(self, argument)
             if not isinstance(value, bool):
                 refuse(_NAME, argument, "True or False", value)
+        if any(part.reference is not None for part in self.parts):
+            allowed = "one whose features have a value at each position"
+            refuse(_NAME, "column", allowed, self.column)
         if self.append_weight and not self.is_weighted:
             refuse(
                 _NAME,

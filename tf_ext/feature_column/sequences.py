@@ -84,11 +84,7 @@ def positions_of(
       checks: BatchChecks, to which those of the structure are added.
     """
     keys = dict.fromkeys(
-        key
-        for part in parts
-        if part.key in inputs
-        for key in (part.key, part.weights)
-        if key is not None
+        key for part in parts if part.key in inputs for key in part.keys
     )
     if not keys:
         return None

@@ -80,6 +80,48 @@ def _sparse_row_splits(
     return tf.searchsorted(rows, bags, out_type=tf.int64)
 
 
+def repeat(
+    key: str,
+    feature: tf.Tensor,
+    of: tuple[str, tf.Tensor, tf.Tensor | None],
+    checks: BatchChecks,
+) -> tf.Tensor:
+    """A dense feature's value of each sample, for all values of another one.
+
+    Args:
+      key: string.
+      feature: tensor `[batch_size]` or `[batch_size, 1]`.
+      of: `(key, values, row_splits)` of the other, as of `split`.
+      checks: BatchChecks, to which that of batch sizes is added.
+
+    Returns:
+      Tensor that can be broadcast to `values`.
+    """
+    other, values, row_splits = of
+    moments = tf.reshape(feature, [-1])
+    sizes = tf.shape(values, tf.int64)
+    batch = (
+        tf.reduce_sum(sizes[:1])
+        if row_splits is None
+        else tf.size(row_splits, tf.int64) - 1
+    )
+    count = tf.size(moments, tf.int64)
+    checks.add(
+        tf.equal(count, batch),
+        f"The features {key!r} and {other!r} must have the same batch size.",
+    )
+    # No error comes from here where they do not.
+    samples = tf.range(batch)
+    if row_splits is not None:
+        samples = tf.repeat(samples, row_splits[1:] - row_splits[:-1])
+    padded = tf.concat([moments, tf.zeros([1], moments.dtype)], 0)
+    found = tf.gather(padded, tf.minimum(samples, count))
+    if row_splits is not None:
+        return found
+    shape = tf.concat([sizes[:1], tf.ones_like(sizes[1:])], 0)
+    return tf.reshape(found, shape)
+
+
 def align(
     key: str,
     feature: Feature,

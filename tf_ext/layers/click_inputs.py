@@ -83,7 +83,7 @@ def _with_click(
         for columns in layer.columns
         for column in columns
         for part in column.parts
-        for key in (part.key, part.weights)
+        for key in part.keys
     }
     if keys == {layer.click} and layer.click not in read:
         return frozenset([layer])

@@ -104,10 +104,13 @@ def _with_types(columns: Sequence[Column], inputs: _Inputs) -> _Inputs:
     if not isinstance(inputs, Mapping):
         return inputs
     wrong = {
-        part.key: part.type_of_absent()
+        key: part.type_of_absent()
         for column in columns
         for part in column.parts
-        if part.boundaries is None and _is_symbolic_float(inputs.get(part.key))
+        for key in part.keys
+        if key != part.weights
+        and part.boundaries is None
+        and _is_symbolic_float(inputs.get(key))
     }
     if not wrong or not is_building_by_shapes():
         return inputs

@@ -220,8 +220,8 @@ class _Probe:
         read = {
             key: _tensors(inputs[key])
             for part in column.parts
-            for key in (part.key, part.weights)
-            if key is not None and key in inputs
+            for key in part.keys
+            if key in inputs
         }
         place = (id(table), column, tuple(sorted(read.items())))
         if place not in self._places:
