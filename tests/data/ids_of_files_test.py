@@ -107,6 +107,16 @@ class ParquetTest(_IdsTest):
         found, errors = self._read(fields, "parquet", missing=["", "?"])
         self.assertEqual(found["a"], [7, -1, -1, 8, np.float32(2**64), -1])
 
+    def test_texts_that_are_not_utf_8(self):
+        texts = pa.array([b"7", b"\xff", b"2026-01-31", b"9"], pa.binary())
+        self._parquet(a=texts, b=texts, n=range(4))
+        fields = [Field("n", "int64"), Field("a", "int64", time="s")]
+        found, errors = self._read(fields, "parquet")
+        self.assertEqual(found["n"], [0, 2, 3])
+        self.assertEqual(errors, {"bad time": 1})
+        found, errors = self._read([Field("b", "int32")], "parquet")
+        self.assertEqual((found, errors), ({"b": [7, 9]}, {"bad number": 2}))
+
     def test_lists(self):
         self._parquet(
             floats=[[1.0, 2.0], [], None, [0.5], [None]],

@@ -496,6 +496,12 @@ class MalformedTest(_FilesTest):
         with self.assertRaisesRegex(Exception, r"but not \['y'\].*'x,z'"):
             self._one(path, [Field("x"), Field("y")], header=True)
 
+    def test_a_header_with_a_carriage_return(self):
+        path = self._write("a.csv", "x,y\r1,2\r3,4\r")
+        message = "The header of .* must be a line of names, but is 'x,y"
+        with self.assertRaisesRegex(Exception, message):
+            self._one(path, [Field("x"), Field("y")], header=True)
+
     def test_a_header_with_repeated_names(self):
         path = self._write("a.csv", "x,y,x,y.1,x,y\n1,2,3,4,5,6\n")
         fields = [Field(name) for name in ("x.2", "x", "y.2", "x.1", "y.1")]

@@ -103,7 +103,14 @@ class CsvFiles:
             delimiter=delimiter.decode(),
             quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         )
-        names = next(reader, [])
+        try:
+            names = next(reader, [])
+        except csv.Error as error:
+            raise DamagedFileError(
+                f"The header of {file} must be a line of names, but is "
+                f"{text[:500]!r}: {error}. Lines end in a line feed, and maybe "
+                "a carriage return before it."
+            ) from error
         names = _told_apart(names)
         used = [field.name for field in self._schema.used]
         absent = [

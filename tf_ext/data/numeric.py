@@ -79,13 +79,15 @@ def _integral(column: Array, wanted: typing.Any) -> tuple[Array, list[int]]:
 def _parsed(
     column: Array, wanted: typing.Any, decimal: str
 ) -> tuple[Array, list[int]]:
-    texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    texts, no_texts = cast(column, pa.string())
+    texts = pc.utf8_trim_whitespace(texts)
     if pa.types.is_integer(wanted):
         texts = _decimal(texts, decimal)
     elif decimal == ",":
         texts = pc.replace_substring(texts, ".", "point")
         texts = pc.replace_substring(texts, ",", ".")
-    return cast(texts, wanted)
+    numbers, bad = cast(texts, wanted)
+    return numbers, sorted([*no_texts, *bad])
 
 
 def _decimal(texts: Array, decimal: str) -> Array:

@@ -146,13 +146,21 @@ class ParquetFiles:
         block_rows = min(BLOCK_ROWS, max(1, metadata.num_rows))
         texts = []
         for index in range(metadata.num_columns):
-            chunk = metadata.column(index)
-            path = f"{chunk.path_in_schema}."
+            # Of as few columns as need it: pyarrow ends the process where a
+            # damaged footer has wrong statistics of a chunk's size.
+            column = opened.schema.column(index)
             field = next(
-                (one for one in used if path.startswith(f"{one.name}.")), None
+                (
+                    one
+                    for one in used
+                    if f"{column.path}.".startswith(f"{one.name}.")
+                ),
+                None,
             )
-            if field is None:
+            is_text = column.physical_type == "BYTE_ARRAY"
+            if field is None or not (is_text or is_list(field)):
                 continue
+            chunk = metadata.column(index)
             name = field.name
             values, values_of_row = block_rows, 1.0
             if is_list(field):
@@ -166,7 +174,6 @@ class ParquetFiles:
                     )
                 block_rows = min(block_rows, most)
             size = chunk.total_uncompressed_size
-            is_text = chunk.physical_type == "BYTE_ARRAY"
             if not is_text or values * size <= _BLOCK_BYTES:
                 continue
             if "DELTA_BYTE_ARRAY" in chunk.encodings:

@@ -41,16 +41,21 @@ def to_seconds(column: Array, unit: str) -> tuple[Array, list[int]]:
     if is_time(column.type):
         return _of_times(column), []
     if is_text(column.type):
-        texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        is_iso = pc.match_substring_regex(texts, _ISO)
-        if not pc.any(is_iso).as_py():
-            return _of_numbers(texts, unit)
-        found, bad = _of_iso(_only(texts, is_iso))
-        if pc.all(is_iso).as_py():
-            return found, bad
-        others, bad_others = _of_numbers(_only(texts, pc.invert(is_iso)), unit)
-        return pc.coalesce(found, others), sorted([*bad, *bad_others])
+        texts, no_texts = cast(column, pa.string())
+        found, bad = _of_texts(pc.utf8_trim_whitespace(texts), unit)
+        return found, sorted([*no_texts, *bad])
     return _of_numbers(column, unit)
+
+
+def _of_texts(texts: Array, unit: str) -> tuple[Array, list[int]]:
+    is_iso = pc.match_substring_regex(texts, _ISO)
+    if not pc.any(is_iso).as_py():
+        return _of_numbers(texts, unit)
+    found, bad = _of_iso(_only(texts, is_iso))
+    if pc.all(is_iso).as_py():
+        return found, bad
+    others, bad_others = _of_numbers(_only(texts, pc.invert(is_iso)), unit)
+    return pc.coalesce(found, others), sorted([*bad, *bad_others])
 
 
 def _only(column: Array, chosen: Array) -> Array:
