@@ -43,6 +43,15 @@ _MAX_EPOCHS = 12
 _SEARCH_SEED = 101
 _SEARCH_FOLDS = (1, 3)
 _L2 = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
+_ADMITTED = 10
+_UNKNOWN_MODELS = ("deep", "deepfm")
+_UNKNOWN = {
+    "initial": {},
+    "zeros": {"unknown": "zeros"},
+    "shared": {"unknown": "shared"},
+    "shared, 100 buckets": {"unknown": "shared", "unknown_buckets": 100},
+    "shared, 1,000 buckets": {"unknown": "shared", "unknown_buckets": 1000},
+}
 # Of DLRM's dot products, which keeps them small while rows are new.
 _DOT_SCALE = 1 / 64
 
@@ -203,6 +212,7 @@ class Study:
 
     def __init__(self, model, example, seed, **arguments):
         self._seed = seed
+        self.rows = 0  # of the table of embeddings, when it was best
         columns, numeric = example.signs.shape[1], example.numbers.shape[1]
         self._network = Network(model, columns, numeric, seed, **arguments)
         self.rule = self._network.table.optimizer
@@ -256,6 +266,7 @@ class Study:
             if auc <= best:
                 break
             best = auc
+            self.rows = self._network.table.size()
             predictions = self._predict(test.signs, test.numbers).numpy()
         return best, float(wide_deep.auc(test.labels, predictions))
 
@@ -348,6 +359,46 @@ def regularization(args):
             + [f"{regularized['auc'] - without['auc']:+.4f}", f"{found:g}"]
         )
     print(default_rates.markdown(rows))
+
+
+def unknown(args):
+    """Compares what ids without a row read; prints the tables of docs/rows.md.
+
+    Ids are counted over epochs, and get a row in the batch in which they have
+    occurred `_ADMITTED` times.
+    """
+    data = Criteo(args.data)
+    folds = [data.fold(number) for number in range(_FOLDS)]
+    batch = _BATCH_SIZES[0]
+    for model in _UNKNOWN_MODELS:
+        rows = [["unknown", "AUC", "rows"]]
+        for case, arguments in _UNKNOWN.items():
+            aucs, counts = [], []
+            for seed in args.seeds:
+                study = Study(
+                    model,
+                    folds[0][0],
+                    seed,
+                    admission=tf_ext.admission.Count(_ADMITTED),
+                    **arguments,
+                )
+                aucs.append([])
+                for fold in folds:
+                    auc = study.run(fold, study.own_rate, batch)[1]
+                    aucs[-1].append(auc)
+                    counts.append(study.rows)
+            line = _line(model, batch, case, _DEFAULT, None, aucs)
+            line["rows"] = statistics.mean(counts)
+            write_json([line], args.json)
+            print(line, flush=True)
+            rows.append(
+                [
+                    case,
+                    default_rates.mean_and_spread(line),
+                    f"{line['rows']:.0f}",
+                ]
+            )
+        print(f"\n{model}\n{default_rates.markdown(rows)}", flush=True)
 
 
 def _with_l2(model, folds, seed, l2, batch, searched=None):

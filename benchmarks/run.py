@@ -51,6 +51,7 @@ BENCHMARKS = {
     "defaults": ("default_rates", "defaults"),
     "ctr_models": ("ctr_models", "ctr_models"),
     "regularization": ("ctr_models", "regularization"),
+    "unknown": ("ctr_models", "unknown"),
 }
 # The others want a compiler, a disk, other libraries, or much time.
 _ALL = (
@@ -107,12 +108,12 @@ def parse_arguments(arguments=None):
         nargs="+",
         type=int,
         default=[1, 2, 3, 4, 5],
-        help="of small_rows, ctr_models and regularization",
+        help="of small_rows, ctr_models, regularization and unknown",
     )
     parser.add_argument(
         "--data",
-        help="of defaults, ctr_models, regularization and serving: folder with "
-        "those of Adult and Criteo",
+        help="of defaults, ctr_models, regularization, unknown and serving: "
+        "folder with those of Adult and Criteo",
     )
     parser.add_argument("--tfra-python", help="a Python that has TFRA")
     parser.add_argument(

@@ -213,6 +213,69 @@ class FromKerasTest(TestCase):
             )
         self.assertIn("reads zeros from table 'rows'", log.output[0])
 
+    @parameterized.product(mask=[None, "-"], rule=["SGD", "Adagrad"])
+    def test_unknown_strings_read_unk(self, mask, rule):
+        lookup = keras.layers.StringLookup(
+            vocabulary=["a", "b"], mask_token=mask
+        )
+        size = 3 + (mask is not None)
+        embedding, column = _embedding(size), _column(missing=mask)
+        optimizer = getattr(keras.optimizers, rule)(0.1)
+        for _ in _train(embedding, optimizer, range(2)):
+            pass
+        table = _table(rule.lower(), unknown="shared")
+        done = tf_ext.convert.from_keras(
+            embedding, table, column, lookup, optimizer
+        )
+        self.assertEqual(done.notes, ())
+        self.assertEqual(done.taken, 3)
+        values = ["a", "b", "c", "[UNK]"]
+        self._check(embedding, lookup, column, values, table)
+        made = tf_ext.convert.to_keras(table, column, ["a", "b"])
+        self.assertAllEqual(
+            made.embedding(made.lookup(tf.constant(values))),
+            embedding(lookup(tf.constant(values))),
+        )
+        signs, fields = table.export_rows()
+        [place] = np.flatnonzero(signs == table.unknown_ids[0])
+        for name in done.slots:
+            row = _RULES["adagrad"][2].index(name)
+            self.assertEqual(row, 0)
+            self.assertAllGreater(fields[name][place], 0.1)
+
+    def test_unknown_integers_read_the_row_that_they_read_in_keras(self):
+        lookup = keras.layers.IntegerLookup(
+            vocabulary=[5, -7], num_oov_indices=3
+        )
+        embedding, column = _embedding(5), _column(hashing="identity")
+        table = _table(unknown="shared", unknown_buckets=3)
+        done = tf_ext.convert.from_keras(embedding, table, column, lookup)
+        self.assertEqual((done.taken, done.left, done.notes), (5, 0, ()))
+        values = np.array([5, -7, 0, 1, 2, -1, -2, 2**62, -(2**62)])
+        self._check(embedding, lookup, column, values, table)
+        made = tf_ext.convert.to_keras(table, column, [5, -7])
+        self.assertAllEqual(
+            made.embedding(made.lookup(tf.constant(values))),
+            embedding(lookup(tf.constant(values))),
+        )
+
+    def test_says_that_unknown_values_read_other_rows(self):
+        lookup = keras.layers.StringLookup(vocabulary=["a"], num_oov_indices=2)
+        table = _table(unknown="shared", unknown_buckets=2)
+        embedding = _embedding(3)
+        done = tf_ext.convert.from_keras(embedding, table, _column(), lookup)
+        self.assertIn("not the same ones as in Keras", done.notes[0])
+        self.assertAllEqual(
+            table.pull(table.unknown_ids), embedding(tf.constant([0, 1]))
+        )
+
+    def test_refuses_other_buckets(self):
+        lookup = keras.layers.StringLookup(vocabulary=["a"], num_oov_indices=2)
+        table = _table(unknown="shared", unknown_buckets=3)
+        with self.assertRaisesRegex(ValueError, "must have unknown_buckets=2"):
+            tf_ext.convert.from_keras(_embedding(3), table, _column(), lookup)
+        self.assertEqual(table.size(), 0)
+
     def test_refuses_other_arguments(self):
         lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
         good = {
@@ -277,6 +340,12 @@ class ToKerasTest(TestCase):
         found = made.embedding(made.lookup(tf.constant([*tokens, 99])))
         self.assertAllEqual(found[:3], table.pull(column.signs(tokens)))
         self.assertAllEqual(found[3], [0.0] * _DIM)
+
+    def test_a_vector_of_unknown_values(self):
+        table = _table(unknown=[1.0, 2.0, 3.0])
+        made = tf_ext.convert.to_keras(table, _column(), ["a"])
+        found = made.embedding(made.lookup(tf.constant(["b"])))
+        self.assertAllEqual(found, [[1.0, 2.0, 3.0]])
 
     def test_values_without_a_row(self):
         table = self._table(["a"])

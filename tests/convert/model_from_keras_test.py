@@ -213,6 +213,53 @@ class ModelsTest(TestCase):
         self.assertEqual(back.model.optimizer.clipnorm, 1.0)
         self.assertIn("start from their initial values in Keras", back.notes[0])
 
+    @parameterized.parameters(1, 3)
+    def test_unknown_values_predict_as_in_keras(self, unknown):
+        names = keras.Input((1,), dtype="string", name="names")
+        numbers = keras.Input((2,), dtype="int64", name="numbers")
+        bins = keras.Input((1,), dtype="int64", name="bins")
+        rows = [
+            _LAYERS.Embedding(4, 2)(
+                _LAYERS.StringLookup(vocabulary=["a", "b"])(names)
+            ),
+            _LAYERS.Embedding(2 + unknown, 2)(
+                _LAYERS.IntegerLookup(
+                    vocabulary=[7, -9], num_oov_indices=unknown
+                )(numbers)
+            ),
+            _LAYERS.Embedding(5, 2, name="hashed")(_LAYERS.Hashing(5)(bins)),
+        ]
+        outputs = _LAYERS.Dense(1)(
+            _LAYERS.Concatenate()(
+                [
+                    _LAYERS.Flatten()(rows[0]),
+                    _LAYERS.GlobalAveragePooling1D()(rows[1]),
+                    _LAYERS.Flatten()(rows[2]),
+                ]
+            )
+        )
+        before = keras.Model([names, numbers, bins], outputs)
+        before.compile(keras.optimizers.Adagrad(0.1), "mse")
+        features = {
+            "names": tf.constant([["a"], ["c"], ["[UNK]"], ["b"]]),
+            "numbers": tf.constant([[7, 8], [1, 2], [-3, -9], [-4, 2**40]]),
+            "bins": tf.constant([[1], [2], [3], [400]]),
+        }
+        labels = tf.constant([[1.0], [0.0], [1.0], [2.0]])
+        before.train_on_batch(features, labels)
+        done, _ = self._check(
+            before,
+            features,
+            {"names": ["a", "b"], "numbers": [7, -9], "hashed": range(5)},
+            unknown="shared",
+        )
+        self.assertLen(done.model.tables, 3)
+        self.assertEqual(
+            sorted(table.shared_rows for table in done.model.tables),
+            sorted([0, 1, unknown]),
+        )
+        self.assertEqual(done.notes, ())
+
     def test_rows_of_no_vocabulary_are_counted(self):
         inputs, rows = _ids()
         before = keras.Model(inputs, _LAYERS.Flatten()(rows(inputs)))

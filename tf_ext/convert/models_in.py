@@ -9,7 +9,12 @@ from tf_ext.convert.compiling import compile_options, dense_copy
 from tf_ext.convert.copies import ModelCopy, functional
 from tf_ext.convert.indices import Indices, indices_of
 from tf_ext.convert.patterns import OWNER, Found, as_ids, find
-from tf_ext.convert.rows_in import ConvertedRows, log_notes, take_rows
+from tf_ext.convert.rows_in import (
+    ConvertedRows,
+    log_notes,
+    take_rows,
+    what_unknown_read,
+)
 from tf_ext.convert.slots import copy_slots, rule_of, unwrapped
 from tf_ext.feature_column import category_column, sequence_category_column
 from tf_ext.feature_column.column import Column
@@ -94,9 +99,10 @@ def model_from_keras(
       optimizer: the rule of the tables, as of `SparseTable`. None: that with
         the formula of the model's optimizer, whose slots then become those of
         rows; of a model that is not compiled, "row_wise_adagrad".
-      unknown: "initial" or "zeros", as of `SparseTable`, what is read for
-        values without a row. Keras reads the row of `[UNK]`, which is in the
-        result.
+      unknown: what is read for values without a row: "initial" or "zeros", as
+        of `SparseTable`; or "shared", the rows of `[UNK]`, from which values
+        then start that are trained. Each Embedding with such rows has a table
+        of its own for that.
 
     Returns:
       `ConvertedModel`, whose model is compiled if `model` is.
@@ -133,7 +139,7 @@ def model_from_keras(
         id(one.embedding): indices_of(OWNER, one.embedding, one.lookup)
         for one in found
     }
-    tables = _tables(found, optimizer, trained, unknown)
+    tables = _tables(found, optimizer, trained, unknown, values)
     places = _places(copy, found, tables, values)
     _put_features(copy, places)
     made = Model(copy.inputs, copy.outputs(), name=model.name)
@@ -176,18 +182,21 @@ def _tables(
     optimizer: typing.Any,
     trained: typing.Any,
     unknown: str,
+    values: dict[int, Indices],
 ) -> dict[int, SparseTable]:
     """The table of each Embedding, by its id."""
     groups: dict[typing.Any, list[Found]] = {}
     for one in found:
         layer = one.embedding
         initializer = _initializer(layer)
-        key = layer.output_dim, layer.trainable, initializer
+        rows = values[id(layer)].unknown if unknown == "shared" else ()
+        own = (id(layer), len(rows)) if rows else (None, 0)
+        key = layer.output_dim, layer.trainable, initializer, *own
         groups.setdefault(key, []).append(one)
-    dims = [dim for dim, _, _ in groups]
+    dims = [dim for dim, *_ in groups]
     tables: dict[int, SparseTable] = {}
     names: set[str] = set()
-    for (dim, trainable, initializer), members in groups.items():
+    for (dim, trainable, initializer, _, rows), members in groups.items():
         name = "embeddings" if len(groups) == 1 else f"embeddings_{dim}"
         if dims.count(dim) > 1:
             name += f"_{sum(one.startswith(name) for one in names)}"
@@ -203,7 +212,8 @@ def _tables(
             rule,
             initializer=initializer or "uniform",
             trainable=trainable,
-            unknown=unknown,
+            unknown=unknown if rows or unknown != "shared" else "initial",
+            unknown_buckets=max(1, rows),
         )
         for one in members:
             tables[id(one.embedding)] = table
@@ -254,10 +264,14 @@ def _places(
             _free(key, name, {column.namespace for column in beside}),
         )
         missing = values[id(one.embedding)].mask if one.lookup else 0
+        # Unknown integers then read the same rows as in Keras.
+        is_integer = isinstance(one.lookup, keras.layers.IntegerLookup)
+        identity = is_integer and table.shared_rows > 1
         column: Column
         column = category_column(
             key,
-            namespace=namespace,
+            namespace=None if identity else namespace,
+            hashing="identity" if identity else "fingerprint",
             combiner="mean" if one.kind == "mean" else "sum",
             missing=missing if one.masks else None,
         )
@@ -303,6 +317,10 @@ def _put_features(copy: ModelCopy, places: list[_Place]) -> None:
 
 def _notes_of_rows(rows: dict[str, ConvertedRows], unknown: str) -> list[str]:
     """Those of all Embeddings, once each."""
+    if unknown == "shared":
+        return list(
+            dict.fromkeys(n for one in rows.values() for n in one.notes)
+        )
     lost = [repr(name) for name, one in rows.items() if len(one.unknown)]
     # The last is that of unknown values, which is one sentence for all.
     notes = dict.fromkeys(
@@ -311,10 +329,10 @@ def _notes_of_rows(rows: dict[str, ConvertedRows], unknown: str) -> list[str]:
         for note in (one.notes[:-1] if len(one.unknown) else one.notes)
     )
     if lost:
-        reads = "zeros" if unknown == "zeros" else "their initial weights"
         notes[
-            f"Unknown values read {reads}, instead of rows of {', '.join(lost)}"
-            ", which are in `rows[...].unknown`."
+            f"Unknown values read {what_unknown_read(unknown)}, instead of "
+            f"rows of {', '.join(lost)}, which are in `rows[...].unknown`; "
+            'with unknown="shared" they read these.'
         ] = None
     return list(notes)
 

@@ -171,7 +171,7 @@ class _Made:
                 f"of {', '.join(sorted(map(repr, self._vocabularies)))}"
             )
         values = self._vocabularies[column.namespace]
-        vocabulary = vocabulary_of(_OWNER, column, values)
+        vocabulary = vocabulary_of(_OWNER, column, values, table)
         made = make_layers(
             table,
             column,

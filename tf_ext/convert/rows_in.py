@@ -28,7 +28,7 @@ class ConvertedRows(typing.NamedTuple):
       left: int, the number of those that are not. Of an Embedding: rows of
         unknown values, of the mask, and those that no value has.
       unknown: float32 `[n, dim]`, the rows of unknown values (`[UNK]`), which
-        are not in the table.
+        are in the table if it has `unknown="shared"`.
       slots: tuple of strings, the fields of rows that were taken besides
         "weights".
       notes: tuple of strings, a sentence for each thing that is not as it was.
@@ -58,9 +58,11 @@ def from_keras(
       token is one of them, unless it is the column's `missing`.
     - Behind `Hashing`, and without a lookup, values are the indices. Keep the
       Hashing layer in the model, before the column.
-    - The rows of unknown tokens (`[UNK]`) have no sign. They are in the result,
-      and not in the table: an id without a row reads what the table's `unknown`
-      says, and gets a row of its own when it is trained.
+    - The rows of unknown tokens (`[UNK]`) have no sign. They become the shared
+      rows of a table with `unknown="shared"`, with as many `unknown_buckets`
+      as the lookup has `num_oov_indices`. Several tokens then read the row that
+      they read in Keras if these are integers and the column has
+      `hashing="identity"`. Other tables do not take them.
 
     Args:
       embedding: a `keras.layers.Embedding` that has been built.
@@ -98,6 +100,13 @@ def from_keras(
     check_table(_FROM, table, embedding.output_dim)
     check_column(_FROM, column)
     values = indices_of(_FROM, embedding, lookup)
+    if table.shared_rows not in (0, len(values.unknown)) and values.unknown:
+        raise ValueError(
+            f"Argument `table` of {_FROM} must have unknown_buckets="
+            f"{len(values.unknown)}, the num_oov_indices of layer "
+            f"{lookup.name!r}, or not have unknown='shared'. Received: table "
+            f"{table.name!r} with unknown_buckets={table.unknown_buckets}"
+        )
     done = take_rows(embedding, values, table, column, optimizer)
     log_notes(done.notes)
     return done
@@ -194,16 +203,26 @@ def take_rows(
         if rows.shape[0]:
             table.import_rows(signs, fields)
         taken += int(rows.shape[0])
-    unknown = gather(
-        weights, tf.range(values.unknown.start, values.unknown.stop)
-    )
+    shared = tf.range(values.unknown.start, values.unknown.stop)
+    unknown = gather(weights, shared)
     notes = [slots.note] if slots.note else []
-    if values.unknown:
-        reads = "zeros" if table.unknown == "zeros" else "their initial weights"
+    if values.unknown and table.shared_rows:
+        table.import_rows(
+            table.unknown_ids, {"weights": unknown, **slots.gather(shared)}
+        )
+        taken += len(values.unknown)
+        if len(values.unknown) > 1 and not _shares_like_keras(values, column):
+            notes.append(
+                f"Unknown values of column {column.name!r} read the "
+                f"{len(values.unknown)} rows of unknown values of layer "
+                f"{embedding.name!r}, but not the same ones as in Keras."
+            )
+    elif values.unknown:
         notes.append(
-            f"Column {column.name!r} reads {reads} from table {table.name!r} "
-            f"for unknown values, instead of {len(values.unknown)} row(s) of "
-            f"layer {embedding.name!r}, which are in `unknown`."
+            f"Column {column.name!r} reads {what_unknown_read(table.unknown)} "
+            f"from table {table.name!r} for unknown values, instead of "
+            f"{len(values.unknown)} row(s) of layer {embedding.name!r}, which "
+            'are in `unknown`. A table with unknown="shared" takes them.'
         )
     return ConvertedRows(
         taken,
@@ -211,6 +230,22 @@ def take_rows(
         unknown.numpy(),
         slots.names,
         tuple(notes),
+    )
+
+
+def what_unknown_read(unknown: typing.Any) -> str:
+    """What ids without a row read, by the argument of the table."""
+    if isinstance(unknown, str):
+        return "zeros" if unknown == "zeros" else "their initial weights"
+    return "a vector"
+
+
+def _shares_like_keras(values: Indices, column: Column) -> bool:
+    """Whether each unknown value reads the row that it reads in Keras."""
+    return (
+        values.tokens is not None
+        and values.tokens.dtype != tf.string
+        and column.parts[0].hashing == "identity"
     )
 
 

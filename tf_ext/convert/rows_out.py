@@ -35,16 +35,25 @@ class Vocabulary(typing.NamedTuple):
       values: `[n]`, an array of objects for strings, or int64.
       signs: int64 `[n]`, their signs.
       missing: the mask token, whose index is 0; None without any.
+      shared: int64 `[k]`, the signs of the rows of unknown values; empty for
+        one row that is in no table.
     """
 
     values: npt.NDArray[typing.Any]
     signs: npt.NDArray[np.int64]
     missing: str | int | None
+    shared: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    @property
+    def unknown(self) -> range:
+        """The indices of unknown values."""
+        begin = 0 if self.missing is None else 1
+        return range(begin, begin + max(1, len(self.shared)))
 
     @property
     def first(self) -> int:
         """The index of the first value, after the mask and unknown values."""
-        return 1 if self.missing is None else 2
+        return self.unknown.stop
 
 
 def to_matrix(
@@ -95,7 +104,10 @@ def to_keras(
       column: as of `to_matrix`.
       vocabulary: as of `to_matrix`, without repeats and without the column's
         `missing`. Integers make an `IntegerLookup`.
-      unknown: float `[dim]`, the row of all other values. None: zeros.
+      unknown: float `[dim]`, the row of all other values. None: the shared rows
+        of a table with `unknown="shared"`, the vector of one with a vector,
+        zeros of others. Of several shared rows, strings and hashed integers do
+        not read the same ones as in the table.
 
     Returns:
       `KerasLayers`.
@@ -117,17 +129,23 @@ def to_keras(
     check_table(_TO, table, None)
     check_column(_TO, column)
     return make_layers(
-        table, column, vocabulary_of(_TO, column, vocabulary), unknown
+        table, column, vocabulary_of(_TO, column, vocabulary, table), unknown
     )
 
 
-def vocabulary_of(owner: str, column: Column, values: typing.Any) -> Vocabulary:
+def vocabulary_of(
+    owner: str,
+    column: Column,
+    values: typing.Any,
+    table: SparseTable | None = None,
+) -> Vocabulary:
     """A vocabulary, checked.
 
     Args:
       owner: string, the function that was given it, for errors.
       column: Column.
       values: `[n]`.
+      table: SparseTable, whose shared rows are those of unknown values.
 
     Raises:
       ValueError: it is not a vocabulary.
@@ -163,9 +181,11 @@ def vocabulary_of(owner: str, column: Column, values: typing.Any) -> Vocabulary:
     missing = column.parts[0].missing
     if array.dtype.kind in "iu":
         array = array.astype(np.int64)
-        mask = None if missing is None else int(missing)
-        return Vocabulary(array, signs, mask)
-    return Vocabulary(array, signs, None if missing is None else str(missing))
+        missing = None if missing is None else int(missing)
+    elif missing is not None:
+        missing = str(missing)
+    shared = np.zeros(0, np.int64) if table is None else table.unknown_ids
+    return Vocabulary(array, signs, missing, shared)
 
 
 def _text(value: object) -> str:
@@ -199,22 +219,29 @@ def make_layers(
       unknown: as of `to_keras`.
       **options: those of Embedding, such as its name.
     """
-    row = np.zeros(table.dim, np.float32)
     if unknown is not None:
         row = np.asarray(unknown, np.float32)
         if row.shape != (table.dim,):
             refuse(_TO, "unknown", f"a vector of {table.dim} or None", unknown)
+    elif len(vocabulary.shared):
+        row = matrix(table, vocabulary.shared)
+    else:
+        row = np.zeros(table.dim, np.float32)
+        if not isinstance(table.unknown, str):
+            row += table.unknown
     is_text = vocabulary.values.dtype == object
     kind = keras.layers.StringLookup if is_text else keras.layers.IntegerLookup
-    lookup = kind(mask_token=vocabulary.missing)
+    rows = vocabulary.unknown
+    lookup = kind(mask_token=vocabulary.missing, num_oov_indices=len(rows))
     # Values that begin like Keras's special tokens would be taken for them.
-    special = [vocabulary.missing] * (vocabulary.first - 1) + [lookup.oov_token]
+    special = [vocabulary.missing] * rows.start
+    special += [lookup.oov_token] * len(rows)
     lookup.set_vocabulary([*special, *vocabulary.values.tolist()])
     size = vocabulary.first + len(vocabulary.values)
     embedding = keras.layers.Embedding(size, table.dim, **options)
     embedding.build((None,))
     head = np.zeros((vocabulary.first, table.dim), np.float32)
-    head[-1] = row
+    head[rows.start :] = row
     embedding.set_weights(
         [np.concatenate([head, matrix(table, vocabulary.signs)])]
     )

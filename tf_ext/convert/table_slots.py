@@ -33,9 +33,12 @@ class _Target:
     """The slots of an Embedding, to be filled."""
 
     def __init__(self, kept: Kept, slots: dict[str, typing.Any]) -> None:
-        self._order = np.argsort(kept.vocabulary.signs)
-        self._sorted = kept.vocabulary.signs[self._order]
-        self._first = kept.vocabulary.first
+        vocabulary = kept.vocabulary
+        # Shared rows are right before those of values.
+        signs = np.concatenate([vocabulary.shared, vocabulary.signs])
+        self._order = np.argsort(signs)
+        self._sorted = signs[self._order]
+        self._first = vocabulary.first - len(vocabulary.shared)
         self._slots = slots
         self._arrays = {
             name: np.array(tf.convert_to_tensor(one))
