@@ -204,7 +204,8 @@ class ConfigTest(TransformTestCase):
     def test_types(self, dtype):
         table = table_of(3)
         old = self.saved("old", table)
-        table.import_rows([5], {"weights": [[1e9, -3e38, 0.1]]})
+        extreme = [[1e9, -3e38, 0.1], [1.0, 0.5, 2.0]]
+        table.import_rows([5, 7], {"weights": extreme})
         table.save(old)
         manifest = transform(
             old, self.path("new"), dtype=dtype, slot_dtype="bfloat16"
