@@ -149,6 +149,19 @@ class SourcesTest(parameterized.TestCase):
         self.assertEqual(list(errors.by_file()), ["table 1"])
         self.assertEqual((errors.records, errors.errors), (21, len(bad)))
 
+    def test_rows_are_counted_from_the_begin_of_the_table(self):
+        prices = [float("inf") if n == 17 else 1.0 for n in range(20)]
+        with self.assertLogs("tf_ext") as logs:
+            dataset = tf_ext.data.read(
+                pa.table({"price": prices}),
+                Schema([Field("price", "float32")]),
+                batch_size=20,
+                shard=(1, 2),
+                max_errors=1.0,
+            )
+            self.assertLen(next(iter(dataset))["price"], 9)
+        self.assertIn("table 0, row 18: bad number", logs.output[0])
+
     def test_empty_ones(self):
         dataset = tf_ext.data.read(_arrow(0), records.SCHEMA, batch_size=1)
         self.assertEmpty(list(dataset))

@@ -19,6 +19,7 @@ from tf_ext.feature_column import (
     crossed_column,
     sequence_category_column,
 )
+from tf_ext.feature_column import bags as bags_module
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -127,6 +128,13 @@ class SignsTest(tf.test.TestCase, parameterized.TestCase):
         for made in ([1, 2], tf.ragged.constant([[1], [2, 3]])):
             with self.assertRaisesRegex(error, message):
                 columns_to_bags([_column()], {"made": made, "shown": shown})
+
+    def test_an_error_that_is_returned(self):
+        for made in ([1, 2], tf.ragged.constant([[1], [2, 3]])):
+            for shown in ([], [1], [1, 2, 3]):
+                features = {"made": made, "shown": tf.constant(shown, tf.int64)}
+                found = bags_module.hash_batch([_column()], features, True)
+                self.assertIn("the same batch size", str(found.error.numpy()))
 
 
 class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
