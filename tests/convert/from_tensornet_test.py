@@ -377,6 +377,13 @@ class DamageTest(TestCase):
         paths[2].write_bytes(gzip.compress(head + after + rest))
         self._refused(directory, "is damaged")
 
+    def test_a_line_without_end(self):
+        # Not kept until memory ends.
+        form = tensornet_files._forms(_DIM, is_text=True)[0]
+        parse = tensornet_files._Lines(form)
+        self.assertEmpty(parse(b"1" * 100))
+        self.assertIsNone(parse(b"1" * 10_000))
+
     @parameterized.parameters("txt", "bin")
     def test_flipped_bytes(self, mode):
         directory, paths = self._saved(mode)

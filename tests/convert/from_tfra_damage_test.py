@@ -91,6 +91,41 @@ class DamageTest(TestCase):
         ):
             tf_ext.convert.from_tfra(path, table, _IDS)
 
+    @parameterized.parameters(
+        ("index", 30, "the checksum of byte 0 is wrong"),
+        ("data-00000-of-00001", 9, "the checksum of tensor .*-keys"),
+        ("data-00000-of-00001", -9, "the checksum of tensor .*-values"),
+    )
+    def test_a_flipped_bit(self, ending, at, text):
+        prefix = self.path("ckpt")
+        tfra_files.save_checkpoint(prefix, {"user": _rows(count=4)})
+        file = pathlib.Path(f"{prefix}.{ending}")
+        data = bytearray(file.read_bytes())
+        data[at] ^= 1
+        file.write_bytes(data)
+        self._refused(prefix, text)
+
+    def test_strings_of_another_size(self):
+        data = b"\1\2" + b"\0" * 4 + b"abb"
+        path = pathlib.Path(self.path("strings"))
+        path.write_bytes(data + b"more")
+        for size in len(data) - 1, len(data) + 1:
+            array = stored_array.StoredArray(
+                str(path), "x", 0, size, tf.string, (2,), 0
+            )
+            with self.assertRaisesRegex(
+                tf_ext.convert.DamagedFilesError,
+                f"tensor 'x' has {size} bytes instead of 9",
+            ):
+                list(array.chunks(10))
+
+    def test_data_cut_off(self):
+        prefix = self.path("ckpt")
+        tfra_files.save_checkpoint(prefix, {"user": _rows(count=4)})
+        file = pathlib.Path(f"{prefix}.data-00000-of-00001")
+        file.write_bytes(file.read_bytes()[:-1])
+        self._refused(prefix, "ends at byte 80, but the file has 79")
+
     @parameterized.parameters("index", "data-00000-of-00001")
     def test_checkpoints_cut_off(self, ending):
         prefix = self.path("ckpt")

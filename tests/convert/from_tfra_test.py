@@ -282,7 +282,7 @@ class CheckpointTest(TestCase):
         slot = _rows(1, count=400, dtype=dtype)[1]
         tfra_files.save_checkpoint(
             prefix,
-            {"a.b/user": rows, "a.b/user/l/accumulator": (rows[0], slot)},
+            {"a.Sb/user": rows, "a.Sb/user/l/accumulator": (rows[0], slot)},
             owner,
             shards=3,
             dense=np.ones([7, 3]),
@@ -299,7 +299,7 @@ class CheckpointTest(TestCase):
             found = _fields(table, _COLUMN, rows[0])
             self.assertAllEqual(found["weights"], rows[1].astype(np.float32))
             self.assertAllEqual(found["accumulator"], slot.astype(np.float32))
-        done = tf_ext.convert.from_tfra(prefix, table, _COLUMN, "a.b/user")
+        done = tf_ext.convert.from_tfra(prefix, table, _COLUMN, "a.Sb/user")
         self.assertEqual(done.taken, 400)
 
     @parameterized.parameters(
