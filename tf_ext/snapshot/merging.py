@@ -106,13 +106,8 @@ def merged(
         found = []
         for chain, saved in zip(chains, whole, strict=True):
             for rows in latest_rows(chain, progress, part=(part, parts)):
-                rows = saved(rows)
-                if saved.shrunk is not None and saved is not whole[0]:
-                    made = rows.copy()
-                    clock = whole[0].clock
-                    saved.put_shrunk(made, saved.shrunk, rows, clock)
-                    rows = made
-                found.append(rows)
+                # RowMapping says how far they have been shrunk.
+                found.append(saved(rows))
         if sum(map(len, found)) == 0:
             continue
         rows = np.concatenate(found)
