@@ -158,6 +158,9 @@ class SharedRowsModelsTest(TestCase):
         )
         self._assert_serves(folder, model, tolerance)
         expected = model.predict(self.asked, verbose=0)
+        [(_, answers)] = serving.read_warmup(folder)
+        [values] = answers.values()
+        self.assertAllClose(values, expected, tolerance, tolerance)
         folder = serving.export(model, self.path("zeros"), unknown="zeros")
         loaded = tf.saved_model.load(folder)
         [values] = loaded.signatures["serving_default"](
