@@ -334,7 +334,8 @@ py::array_t<float> InitialRows(const std::string& config_text,
                                   config.dim);
     const RowFormat format(RowLayout(config), &initializer,
                            RoundingStream(config.seed, config.name),
-                           &config.unknown, /*shrinks=*/nullptr);
+                           &config.unknown, /*shrinks=*/nullptr,
+                           /*moves=*/nullptr);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t sign = config.unknown.is_shared()
                                ? config.unknown.SharedSignOf(in[i])

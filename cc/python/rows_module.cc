@@ -54,7 +54,8 @@ py::array_t<uint8_t> NewRows(const std::string& text,
                                 config.dim);
   const RowFormat format(layout, &initializer,
                          RoundingStream(config.seed, config.name),
-                         &config.unknown, /*shrinks=*/nullptr);
+                         &config.unknown, /*shrinks=*/nullptr,
+                         /*moves=*/nullptr);
   const int64_t n = signs.size();
   const int64_t bytes = layout.raw_bytes();
   py::array_t<uint8_t> rows({n, bytes});

@@ -43,7 +43,7 @@ py::dict IdentityDict(const IdentityKey& key) {
   } else {
     dict["texts"] = py::none();
     dict["default"] = key.start;
-    dict["range"] = RangeDict(kNotNegative);
+    dict["range"] = RangeDict(key.range != nullptr ? *key.range : kNotNegative);
   }
   return dict;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cc/core/hashing/mix.h"
+#include "cc/core/rules/absent_rows.h"
 #include "cc/core/rules/shrinkage.h"
 #include "cc/core/snapshot/counter_chunks.h"
 #include "cc/core/snapshot/crc32c.h"
@@ -13,6 +14,7 @@
 #include "cc/core/snapshot/snapshot_chunk.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/core/table/table_absent.h"
 #include "cc/python/dense_array.h"
 #include "cc/python/modules.h"
 #include "pybind11/numpy.h"
@@ -125,14 +127,16 @@ void CheckCounters(CounterCheck* check, const Rows& counters) {
   Check(check->Check(chunk));
 }
 
-// Rows of files, uint8 [n, row_bytes], of a table with l2 or l1, whose weights
-// are shrunk up to `clock`.
-Rows ShrinkRows(const std::string& text, const Rows& rows, int64_t clock) {
+// Rows of files, uint8 [n, row_bytes], of a table that changes rows while they
+// are absent from pushes, as of the clocks that were saved with them.
+Rows CatchUpRows(const std::string& text, const Rows& rows, int64_t clock,
+                 const py::bytes& absent_state) {
   TableConfig config;
   Check(ParseTableConfig(text, &config));
   const RowLayout layout(config);
-  const Field* const shrunk = layout.Find(kShrunkField);
-  if (shrunk == nullptr) throw py::value_error("config must have l2 or l1.");
+  if (!config.shrinks() && !config.moves_absent_rows()) {
+    throw py::value_error("config must be of a table that changes rows.");
+  }
   const int64_t bytes = layout.raw_bytes();
   if (rows.ndim() != 2 || rows.shape(1) != bytes) {
     throw py::value_error("rows must be of shape [n, " + std::to_string(bytes) +
@@ -143,19 +147,58 @@ Rows ShrinkRows(const std::string& text, const Rows& rows, int64_t clock) {
                           std::to_string(Shrinkage::kLast) + ".");
   }
   const int64_t n = rows.shape(0);
+  const std::string state = absent_state;
   Rows result(std::vector<py::ssize_t>{n, bytes});
   uint8_t* const out = result.mutable_data();
   const uint8_t* const in = rows.data();
+  Status status;
   {
     py::gil_scoped_release release;
     if (n > 0) std::memcpy(out, in, n * bytes);
-    std::vector<const uint8_t*> each(n);
-    for (int64_t i = 0; i < n; ++i) each[i] = in + i * bytes;
-    Shrinkage(config.l2, config.l1, config.dim, shrunk->offset)
-        .ShrinkStored(each.data(), clock, n, config.dtype,
-                      out + RowLayout::kWeightsOffset, bytes);
+    std::unique_ptr<Shrinkage> shrinkage;
+    if (config.shrinks()) {
+      shrinkage = std::make_unique<Shrinkage>(
+          config.l2, config.l1, config.dim, layout.Find(kShrunkField)->offset);
+    }
+    const std::unique_ptr<AbsentRows> absent = MakeAbsentRows(config, layout);
+    if (absent != nullptr) {
+      status = absent->history().SetState(state);
+      const auto view = absent->history().view();
+      for (int64_t i = 0; status.ok() && i < n; ++i) {
+        absent->Settle(*view, shrinkage.get(), clock, out + i * bytes);
+      }
+    } else {
+      std::vector<const uint8_t*> each(n);
+      for (int64_t i = 0; i < n; ++i) each[i] = in + i * bytes;
+      shrinkage->ShrinkStored(each.data(), clock, n, config.dtype,
+                              out + RowLayout::kWeightsOffset, bytes);
+    }
   }
+  Check(status);
   return result;
+}
+
+// The state of a table that has not been pushed.
+py::bytes NewAbsentState(const std::string& text) {
+  TableConfig config;
+  Check(ParseTableConfig(text, &config));
+  const std::unique_ptr<AbsentRows> absent =
+      MakeAbsentRows(config, RowLayout(config));
+  return absent == nullptr ? "" : absent->history().State();
+}
+
+// The clock of a state, for how far a shard is ahead of others.
+int64_t AbsentSteps(const py::bytes& state) {
+  return AbsentHistory::ClockOf(state);
+}
+
+// Raises unless it is a state of the table's history of absent rows.
+void CheckAbsentState(const std::string& text, const py::bytes& state) {
+  TableConfig config;
+  Check(ParseTableConfig(text, &config));
+  const std::unique_ptr<AbsentRows> absent =
+      MakeAbsentRows(config, RowLayout(config));
+  if (absent != nullptr) Check(absent->history().SetState(state));
 }
 
 // Encodes a file of rows chunk by chunk.
@@ -231,8 +274,13 @@ void DefineSnapshots(py::module_* m) {
       .def("contains", &ContainsEach, py::arg("signs"));
   m->attr("SHRUNK_FIELD") = kShrunkField;
   m->attr("LAST_SHRINKAGE_CLOCK") = Shrinkage::kLast;
-  m->def("shrink_rows", &ShrinkRows, py::arg("config"), py::arg("rows"),
-         py::arg("clock"));
+  m->attr("CAUGHT_UP_FIELD") = kCaughtUpField;
+  m->def("catch_up_rows", &CatchUpRows, py::arg("config"), py::arg("rows"),
+         py::arg("clock"), py::arg("absent_state"));
+  m->def("new_absent_state", &NewAbsentState, py::arg("config"));
+  m->def("absent_steps", &AbsentSteps, py::arg("state"));
+  m->def("check_absent_state", &CheckAbsentState, py::arg("config"),
+         py::arg("state"));
   m->attr("COUNTER_BYTES") = kStoredCounterBytes;
   m->def("counter_keys", &CounterKeys, py::arg("signs"));
   py::class_<CounterCheck>(*m, "CounterCheck")

@@ -75,12 +75,15 @@ class CriteoTest(TestCase):
     # Keras 3 squares the gradients of an id that occurs twice one by one; the
     # table, like tf_keras, squares their sum.
     @parameterized.named_parameters(
-        ("sgd", "SGD", True), ("adagrad", "Adagrad", not IS_KERAS_3)
+        ("sgd", "SGD", 0.05, True),
+        ("adagrad", "Adagrad", 0.05, not IS_KERAS_3),
+        ("adam", "Adam", 0.002, not IS_KERAS_3),
+        ("adamw", "AdamW", 0.002, not IS_KERAS_3),
     )
-    def test_leaves_trains_serves_and_returns(self, rule, repeats):
+    def test_leaves_trains_serves_and_returns(self, rule, rate, repeats):
         before = _model()
         before.compile(
-            getattr(keras.optimizers, rule)(0.05), "binary_crossentropy"
+            getattr(keras.optimizers, rule)(rate), "binary_crossentropy"
         )
         for features, labels in _batches(1, 30, repeats):
             before.train_on_batch(features, labels)

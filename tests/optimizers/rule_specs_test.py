@@ -81,6 +81,16 @@ _CONFIGS = (
         {"optimizer": "ftrl", "optimizer.initial_accumulator_value": "3e-10"},
     ),
     (
+        optimizers.SparseAdam(beta_2=0.99, absent="decay"),
+        {
+            "optimizer": "dense_adam",
+            "optimizer.bias_correction": "row",
+            "optimizer.beta_1": "0.9",
+            "optimizer.beta_2": "0.99",
+            "optimizer.epsilon": "1e-07",
+        },
+    ),
+    (
         optimizers.SparseRMSprop(momentum=0.5),
         {
             "optimizer": "rmsprop",
@@ -107,10 +117,8 @@ def _arguments(rule):
 
 def _specs(rule):
     """The core's rules that a class stands for."""
-    return [
-        _core.update_rule(name)
-        for name in (["sgd", "momentum"] if rule == "sgd" else [rule])
-    ]
+    names = {"sgd": ["sgd", "momentum"], "adam": ["adam", "dense_adam"]}
+    return [_core.update_rule(name) for name in names.get(rule, [rule])]
 
 
 class SpecTest(parameterized.TestCase):
@@ -144,6 +152,7 @@ class SpecTest(parameterized.TestCase):
             if name in expected:
                 expected[name] = bool(int(expected[name]))
         expected.pop("momentum_field", None)
+        self.assertEqual(found.pop("absent", "keep"), "keep")
         self.assertEqual(found, expected)
 
     @parameterized.parameters(*_RANGES)
@@ -200,7 +209,8 @@ class SpecTest(parameterized.TestCase):
         }
         made = RULES[rule](weight_decay=0.5, **values)
         values |= {"weight_decay": 0.5, "learning_rate": 0.75, "nesterov": 0}
-        names = [h["name"] for h in _specs(rule)[-1]["hyperparameters"]]
+        in_force = _core.update_rule(made.table_config()["optimizer"])
+        names = [h["name"] for h in in_force["hyperparameters"]]
         sent = made.hyperparameters(tf.constant(0.75, tf.float64))
         self.assertEqual(sent.dtype, tf.float64)
         self.assertEqual(sent.numpy().tolist(), [values[n] for n in names])

@@ -12,7 +12,7 @@ from models.sharded_tables import bytes_of_rows, shards_on
 
 import tf_ext
 from tf_ext import _core, snapshot
-from tf_ext.ops.table import shrinkage_ops
+from tf_ext.ops.table import clock_ops
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
@@ -353,7 +353,7 @@ class ClockTest(tf.test.TestCase):
         table = _table()
         matrix = _fill(table)
         handle, last = table.rows.resource_handle, 2**62
-        clock = shrinkage_ops.sparse_table_shrinkage_clock
+        clock = clock_ops.sparse_table_shrinkage_clock
         with self.assertRaisesRegex(
             tf.errors.InvalidArgumentError,
             f"from 0 to {last}, but .* {last + 1}",
@@ -375,7 +375,7 @@ class ClockTest(tf.test.TestCase):
         rows = np.zeros([1, 8 + 4 * _DIM + 8], np.uint8)
         for clock in (-1, 2**62 + 1):
             with self.assertRaisesRegex(ValueError, "clock must be from 0"):
-                _core.shrink_rows(table.rows.config, rows, clock)
+                _core.catch_up_rows(table.rows.config, rows, clock, b"")
 
 
 class BesideOthersTest(tf.test.TestCase):

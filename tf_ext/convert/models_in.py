@@ -15,7 +15,7 @@ from tf_ext.convert.rows_in import (
     take_rows,
     what_unknown_read,
 )
-from tf_ext.convert.slots import copy_slots, rule_of, unwrapped
+from tf_ext.convert.slots import copy_slots, rule_and_l2, unwrapped
 from tf_ext.feature_column import category_column, sequence_category_column
 from tf_ext.feature_column.column import Column
 from tf_ext.initializers import (
@@ -98,7 +98,9 @@ def model_from_keras(
       model: functional `keras.Model`, or a `Sequential` whose inputs are known.
       optimizer: the rule of the tables, as of `SparseTable`. None: that with
         the formula of the model's optimizer, whose slots then become those of
-        rows; of a model that is not compiled, "row_wise_adagrad".
+        rows: for Adam and AdamW, `SparseAdam(absent="decay")`, by which the
+        losses are those that Keras would have. Of a model that is not compiled,
+        "row_wise_adagrad".
       unknown: what is read for values without a row: "initial" or "zeros", as
         of `SparseTable`; or "shared", the rows of `[UNK]`, from which values
         then start that are trained. Each Embedding with such rows has a table
@@ -201,11 +203,11 @@ def _tables(
         if dims.count(dim) > 1:
             name += f"_{sum(one.startswith(name) for one in names)}"
         names.add(name)
-        rule = optimizer
+        rule, l2 = optimizer, 0.0
         if rule is None:
             rule = "row_wise_adagrad"
             if trained is not None:
-                rule = _rule(trained, dim)
+                rule, l2 = _rule(trained, dim)
         table = SparseTable(
             name,
             dim,
@@ -214,15 +216,16 @@ def _tables(
             trainable=trainable,
             unknown=unknown if rows or unknown != "shared" else "initial",
             unknown_buckets=max(1, rows),
+            l2=l2,
         )
         for one in members:
             tables[id(one.embedding)] = table
     return tables
 
 
-def _rule(trained: typing.Any, dim: int) -> SparseOptimizer:
+def _rule(trained: typing.Any, dim: int) -> tuple[SparseOptimizer, float]:
     try:
-        return rule_of(trained, dim)
+        return rule_and_l2(trained, dim)
     except ValueError as error:
         raise ValueError(
             f"Argument `optimizer` of {OWNER} must be a rule of tables, such "

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tf_ext._compat.optimizers import index_of, slots_of
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.tables.sparse_optimizers import SparseOptimizer, get
+from tf_ext.tables.sparse_optimizers import SparseAdam, SparseOptimizer, get
 from tf_ext.tables.sparse_table import SparseTable
 
 # What the model's optimizer does for tables, too.
@@ -42,10 +42,19 @@ def unwrapped(optimizer: typing.Any) -> typing.Any:
 
 
 def rule_of(optimizer: keras.optimizers.Optimizer, dim: int) -> SparseOptimizer:
-    """The rule with the formula of a model's optimizer.
+    """The first of `rule_and_l2`."""
+    return rule_and_l2(optimizer, dim)[0]
+
+
+def rule_and_l2(
+    optimizer: keras.optimizers.Optimizer, dim: int
+) -> tuple[SparseOptimizer, float]:
+    """The rule that trains rows as a model's optimizer does, and their `l2`.
 
     Args:
-      optimizer: keras.optimizers.Optimizer.
+      optimizer: keras.optimizers.Optimizer. Of Adam, rows also move while they
+        are absent from batches; with betas for which there is no such rule,
+        they do not.
       dim: int, of the table.
 
     Raises:
@@ -55,7 +64,15 @@ def rule_of(optimizer: keras.optimizers.Optimizer, dim: int) -> SparseOptimizer:
     if any(config.get(name) for name in _OF_MODEL):
         config |= dict.fromkeys(set(_OF_MODEL) & config.keys())
         optimizer = type(optimizer).from_config(config)
-    return get(optimizer, dim)
+    rule = get(optimizer, dim)
+    if not isinstance(rule, SparseAdam):
+        return rule, 0.0
+    numbers = rule.learning_rate, rule.beta_1, rule.beta_2, rule.epsilon
+    try:
+        dense = SparseAdam(*numbers, rule.bias_correction, absent="decay")
+    except ValueError:
+        return rule, 0.0
+    return dense, rule.weight_decay or 0.0
 
 
 def rule_like(

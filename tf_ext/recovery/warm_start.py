@@ -36,7 +36,7 @@ from tf_ext.snapshot.files import (
     read_manifest,
 )
 from tf_ext.snapshot.reader import latest_rows, read_counters, signs_of
-from tf_ext.snapshot.row_mapping import CLOCK, RowMapping, SavedRows
+from tf_ext.snapshot.row_mapping import RowMapping, SavedRows
 from tf_ext.snapshot.row_values import stored
 from tf_ext.snapshot.storage import normalised, storage_of
 from tf_ext.tables import row_counters
@@ -371,8 +371,8 @@ class _Taken:
         what = f"Taking rows of table {rows.name!r} from {self._path!r}"
         with rows.together(what):
             self.table.clear()
-            # Rows are shrunk up to where the table begins.
-            rows.restore_clock({CLOCK: "0"})
+            # Rows are changed up to where the table begins.
+            rows.reset_clocks()
             path, manifest = chain[-1]
             saved = SavedRows(path, manifest)
             mapping = RowMapping(path, manifest, rows.config)

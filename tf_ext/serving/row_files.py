@@ -14,7 +14,7 @@ from tf_ext.serving.row_sources import counted, of_snapshot, of_table
 from tf_ext.snapshot import parquet as row_groups
 from tf_ext.snapshot.files import Progress
 from tf_ext.snapshot.reader import open_snapshot
-from tf_ext.tables.config import shrunk_text
+from tf_ext.tables.config import exported_text
 from tf_ext.tables.sparse_table import SparseTable
 
 
@@ -47,7 +47,7 @@ def write(
     else:
         opened = open_snapshot(snapshot)
         source, manifest = of_snapshot(opened), opened.manifest
-        table.rows.served.check_config(shrunk_text(manifest.config))
+        table.rows.served.check_config(exported_text(manifest.config))
         origin = {"snapshot": manifest.id, "step": manifest.step}
     vector = pyarrow.list_(pyarrow.float32(), table.dim)
     schema = pyarrow.schema(

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Iterable
 
 from tf_ext import _core
+from tf_ext.snapshot.clocks import have_clocks
 from tf_ext.snapshot.counting import counting_of
 from tf_ext.snapshot.sealed_json import (
     FORMAT,
@@ -30,10 +31,10 @@ COUNTER_FILE = r"counters-[0-9a-f]{16}-[0-9]{5,7}\.chunks"
 MAX_BYTES = 1 << 30
 
 # The format of snapshots whose rows have fields of one of SMALL_DTYPES, and of
-# those whose weights have to be shrunk when they are read, whatever their type.
+# those that have to be caught up when they are read, whatever their type.
 # All others are of FORMAT, which earlier versions of tf_ext read, too.
 SMALL_ROWS_FORMAT = 2
-SHRINKING_ROWS_FORMAT = 3
+CHANGING_ROWS_FORMAT = 3
 _TYPES = _core.field_types()
 SMALL_DTYPES = tuple(name for name in _TYPES if _TYPES[name]["bytes"] < 4)
 
@@ -47,7 +48,7 @@ _DTYPES = {
         [x for x in _TYPES if x == "int32" or _TYPES[x]["of_slots"]],
     ),
 }
-_DTYPES[SHRINKING_ROWS_FORMAT] = _DTYPES[SMALL_ROWS_FORMAT]
+_DTYPES[CHANGING_ROWS_FORMAT] = _DTYPES[SMALL_ROWS_FORMAT]
 _FIRST_NAMES = ("sign", "weights")
 _ANYTHING = "(?s:.*)"
 _MAX_DIM = 65536
@@ -146,8 +147,8 @@ class Manifest:
     @property
     def format(self) -> int:
         """The version of the format that holds such rows."""
-        if any(field.name == _core.SHRUNK_FIELD for field in self.fields):
-            return SHRINKING_ROWS_FORMAT
+        if have_clocks(field.name for field in self.fields):
+            return CHANGING_ROWS_FORMAT
         small = any(field.dtype in SMALL_DTYPES for field in self.fields)
         return SMALL_ROWS_FORMAT if small else FORMAT
 

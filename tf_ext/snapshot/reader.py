@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _core
+from tf_ext.snapshot.clocks import CLOCK_FIELDS, caught_up, have_clocks
 from tf_ext.snapshot.files import (
     ATTEMPTS,
     Chain,
@@ -75,7 +76,7 @@ class Snapshot:
         self.fields = {
             field.name: (field.dtype, field.count)
             for field in self.manifest.fields[1:]
-            if field.name != _core.SHRUNK_FIELD
+            if field.name not in CLOCK_FIELDS
         }
 
     @property
@@ -133,7 +134,7 @@ class Snapshot:
         self, wanted: list[str], progress: Progress | None
     ) -> Iterator[Rows]:
         for rows in self._latest_rows(progress or _ignore):
-            table = self._shrunk(rows).view(row_dtype(self.manifest))[:, 0]
+            table = self._caught_up(rows).view(row_dtype(self.manifest))[:, 0]
             yield (
                 np.ascontiguousarray(table["sign"]),
                 {
@@ -142,18 +143,17 @@ class Snapshot:
                 },
             )
 
-    def _shrunk(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Rows of a table with `l2` or `l1` as they were when it was saved."""
+    def _caught_up(self, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Rows that change while absent as they were when they were saved."""
         manifest = self.manifest
-        if all(field.name != _core.SHRUNK_FIELD for field in manifest.fields):
+        if not have_clocks(field.name for field in manifest.fields):
             return rows
         try:
-            clock = int(manifest.state["shrinkage_clock"])
-            return _core.shrink_rows(manifest.config, rows, clock)
+            return caught_up(manifest.config, rows, manifest.state)
         except (KeyError, ValueError, TypeError) as error:
             raise DamagedSnapshotError(
-                f"{self.path}/{NAME} is damaged: its rows cannot be shrunk as "
-                f"its members table.config and state say: {error}"
+                f"{self.path}/{NAME} is damaged: its rows cannot be caught up "
+                f"as its members table.config and state say: {error}"
             ) from None
 
     def _latest_rows(

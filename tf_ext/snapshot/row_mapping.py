@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes rows of a table of rows of another one, of another shape or rule."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _core
 from tf_ext.snapshot import row_values
+from tf_ext.snapshot.clocks import (
+    ABSENT_STATE,
+    CLOCK_FIELDS,
+    NO_CLOCKS,
+    SHRINKAGE_CLOCK,
+    Clocks,
+    caught_up,
+    decoded,
+)
 from tf_ext.snapshot.compatibility import check_fields
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.manifest import (
@@ -21,7 +30,6 @@ from tf_ext.snapshot.manifest import (
 from tf_ext.snapshot.reader import signs_of
 from tf_ext.snapshot.row_values import Rows
 
-CLOCK = "shrinkage_clock"
 # Rows of a large dim are made in parts of this size.
 _BYTES_AT_ONCE = 8 << 20
 _STATISTICS = ("show", "click")
@@ -43,7 +51,8 @@ class RowMapping:
       config: string, the configuration of the other table.
       projection: float64 `[dim, other dim]` by which weights are multiplied, or
         None. No slots are taken then.
-      clock: int, up to when rows of the other table are shrunk, if they are.
+      clocks: Clocks, up to when rows of the other table are changed, if they
+        change while they are absent.
 
     Attributes:
       config: string, in the core's form.
@@ -63,19 +72,19 @@ class RowMapping:
         manifest: Manifest,
         config: str,
         projection: npt.NDArray[np.float64] | None = None,
-        clock: int = 0,
+        clocks: Clocks = NO_CLOCKS,
     ) -> None:
         self._saved = SavedRows(path, manifest)
         self.config, fields = _core.table_layout(config)
         self.fields, self.row_bytes = row_fields(fields)
         self._projection = projection
-        self._clock = clock
+        self._clocks = clocks
         self._counted = np.zeros([3], np.int64)
         taken = self._taken(manifest, entries_of(self.config))
         self.new = [
             field.name
             for field in self.fields[1:]
-            if field.name not in taken and field.name != _core.SHRUNK_FIELD
+            if field.name not in taken and field.name not in CLOCK_FIELDS
         ]
         # `(field, saved field)`: those that are copied as they are, and others.
         self._same: list[tuple[RowField, RowField]] = []
@@ -91,7 +100,7 @@ class RowMapping:
         self._is_same = (
             self.config == self._saved.config
             and projection is None
-            and self._saved.shrunk is None
+            and not self._saved.has_clocks
         )
 
     def _taken(
@@ -147,9 +156,7 @@ class RowMapping:
             values = row_values.get(rows, self._saved.weights)
             exact = values.astype(np.float64) @ self._projection
             row_values.put(made, weights, exact)
-        for field in self.fields:
-            if field.name == _core.SHRUNK_FIELD:
-                self._saved.put_shrunk(made, field, rows, self._clock)
+        self._saved.put_clocks(made, self.fields, rows, self._clocks)
         return made
 
 
@@ -163,7 +170,8 @@ class SavedRows:
     Attributes:
       config: string, the configuration of the saved table in the core's form.
       weights: RowField.
-      shrunk: RowField of how far rows have been shrunk, or None.
+      clocks: Clocks, up to when its rows are changed when they are read.
+      has_clocks: bool, whether they are.
 
     Raises:
       DamagedSnapshotError: rows are not those of a table of its configuration.
@@ -179,18 +187,24 @@ class SavedRows:
         check_fields(path, manifest, fields)
         by_name = {field.name: field for field in manifest.fields}
         self.weights = by_name["weights"]
-        self.shrunk = by_name.get(_core.SHRUNK_FIELD)
-        self.clock = self._read_clock() if self.shrunk else 0
+        self._shrunk = by_name.get(_core.SHRUNK_FIELD)
+        self._moves = _core.CAUGHT_UP_FIELD in by_name
+        self.has_clocks = self._shrunk is not None or self._moves
+        self.clocks = self._read_clocks() if self.has_clocks else NO_CLOCKS
 
-    def _read_clock(self) -> int:
+    def _read_clocks(self) -> Clocks:
+        state = self._manifest.state
         try:
-            clock = int(self._manifest.state[CLOCK])
-            none = np.zeros([0, self._manifest.row_bytes], np.uint8)
-            _core.shrink_rows(self._manifest.config, none, clock)
-            return clock
+            self(np.zeros([0, self._manifest.row_bytes], np.uint8))
+            return Clocks(
+                int(state[SHRINKAGE_CLOCK]) if self._shrunk else 0,
+                _core.absent_steps(decoded(state[ABSENT_STATE]))
+                if self._moves
+                else 0,
+            )
         except (KeyError, ValueError, TypeError) as error:
             raise self._damaged(
-                "its rows cannot be shrunk as its members table.config and "
+                "its rows cannot be caught up as its members table.config and "
                 f"state say: {error}"
             ) from None
 
@@ -198,24 +212,40 @@ class SavedRows:
         return DamagedSnapshotError(f"{self._where} is damaged: {what}")
 
     def __call__(self, rows: Rows) -> Rows:
-        """Rows with the weights that they had when they were saved."""
-        if self.shrunk is None:
+        """Rows with the values that they had when they were saved."""
+        if not self.has_clocks:
             return rows
-        return _core.shrink_rows(self._manifest.config, rows, self.clock)
+        manifest = self._manifest
+        return caught_up(manifest.config, rows, manifest.state)
 
-    def put_shrunk(
-        self, made: Rows, field: RowField, rows: Rows, clock: int
+    def put_clocks(
+        self,
+        made: Rows,
+        fields: Sequence[RowField],
+        rows: Rows,
+        clocks: Clocks,
     ) -> None:
-        """Sets the field of rows that have been shrunk up to a clock.
+        """Sets up to when rows have been changed, of those that say so.
 
-        Rows that were never pushed stay such.
+        Rows that were never pushed have not been shrunk.
+
+        Args:
+          made: uint8 `[n, row_bytes]`, rows of `fields`, which are set.
+          fields: list of RowField.
+          rows: uint8 `[n, row_bytes]`, the same rows as of this table.
+          clocks: Clocks.
         """
-        upto = np.full(len(rows), clock, "<i8")
-        if self.shrunk is not None:
-            before = row_values.get(rows, self.shrunk).view("<i8")[:, 0]
-            upto[before < 0] = before[before < 0]
-        bits = upto[:, np.newaxis].view("<i4")
-        row_values.put(made, field, bits)
+        for field in fields:
+            if field.name == _core.SHRUNK_FIELD:
+                upto = np.full(len(rows), clocks.shrinkage, "<i8")
+                if self._shrunk is not None:
+                    before = row_values.get(rows, self._shrunk).view("<i8")
+                    upto = np.where(before[:, 0] < 0, before[:, 0], upto)
+                bits = upto[:, np.newaxis].view("<i4")
+                row_values.put(made, field, bits)
+            elif field.name == _core.CAUGHT_UP_FIELD:
+                steps = np.full([len(rows), 1], clocks.steps, "<i4")
+                row_values.put(made, field, steps)
 
 
 def _slots(entries: Mapping[str, str]) -> set[tuple[str, str, int]]:

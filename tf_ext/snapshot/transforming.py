@@ -17,6 +17,7 @@ from tf_ext import _rates_by_name as rates_by_name
 from tf_ext._checks import is_int, refuse
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot import merging
+from tf_ext.snapshot.clocks import ABSENT_STATE, CLOCK_FIELDS, encoded
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.files import (
     Chain,
@@ -245,12 +246,16 @@ class _Transformed:
         saved = entries_of(manifest.config)
         self._has_shared_rows = saved.get("unknown") == "shared"
         text = "".join(f"{key}={changes[key]}\n" for key in sorted(changes))
-        self._mapping = RowMapping(
-            path, manifest, text, matrix, self._whole[0].clock
-        )
         state = dict(manifest.state)
+        clocks = self._whole[0].clocks
         if _rule(saved) != _rule(changes):
             state.pop("optimizer", None)
+            # Rows are as of now, where the history of another rule begins.
+            state.pop(ABSENT_STATE, None)
+            begun = _core.new_absent_state(text)
+            state |= {ABSENT_STATE: encoded(begun)} if begun else {}
+            clocks = clocks._replace(steps=0)
+        self._mapping = RowMapping(path, manifest, text, matrix, clocks)
         if len(chains) > 1:
             state |= _columns([chain[-1][1].state for chain in chains])
         self._new_manifest = dataclasses.replace(
@@ -297,7 +302,7 @@ class _Transformed:
             fields = {
                 field.name: get(rows, field)
                 for field in self._manifest.fields[1:]
-                if field.name != _core.SHRUNK_FIELD
+                if field.name not in CLOCK_FIELDS
             }
             stay = self._filter(signs, fields)
         else:

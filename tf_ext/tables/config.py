@@ -30,6 +30,9 @@ _SHARED = "shared"
 # The core's rule for rows that cannot be trained.
 _NO_RULE = "none"
 
+# That which moves rows while they are absent.
+_MOVING_RULE = "dense_adam"
+
 # The first parts of the keys that concern fields which do not serve.
 _NOT_SERVED = (
     "optimizer",
@@ -140,6 +143,9 @@ class TableConfig:
             if not is_finite(value) or value < 0:
                 allowed = "a finite number of at least 0; 0 for none"
                 refuse("SparseTable", key, allowed, value)
+        if self.moves_absent_rows and self.l1:
+            allowed = "0 with a rule that moves absent rows; l2 may be more"
+            refuse("SparseTable", "l1", allowed, self.l1)
         # They may be NumPy's numbers, and a list that the caller changes.
         own = {
             "dim": int(self.dim),
@@ -211,6 +217,11 @@ class TableConfig:
         return self.l2 > 0 or self.l1 > 0
 
     @property
+    def moves_absent_rows(self) -> bool:
+        """Whether rows hold up to when they have been moved while absent."""
+        return not self.weights_only and self.optimizer.moves_absent_rows
+
+    @property
     def last_seen(self) -> str | None:
         """Whether rows hold the "step" or the "second" of their last push."""
         if self.weights_only or self.eviction is None:
@@ -261,6 +272,8 @@ class TableConfig:
         if self.shrinks:
             # The halves of an int64.
             fields.append(Field(_core.SHRUNK_FIELD, tf.int32, 2))
+        if self.moves_absent_rows:
+            fields.append(Field(_core.CAUGHT_UP_FIELD, tf.int32, 1))
         if not self.weights_only:
             slots = tf.as_dtype(self.slot_dtype)
             fields += [
@@ -316,12 +329,14 @@ def served_text(text: str, statistics: Sequence[str] = ()) -> str:
     return config_text({**entries, "optimizer": _NO_RULE})
 
 
-def shrunk_text(text: str) -> str:
-    """The text of the table of rows that have been shrunk, and are exported."""
-    entries = parse_config(text)
-    return config_text(
-        {key: entries[key] for key in entries if key not in SHRINKAGE}
-    )
+def exported_text(text: str) -> str:
+    """The text of the table of rows as they are read, which are exported."""
+    entries = {
+        key: value
+        for key, value in parse_config(text).items()
+        if key not in SHRINKAGE and key.partition(".")[0] != "optimizer"
+    }
+    return config_text({**entries, "optimizer": _NO_RULE})
 
 
 def check_identity(
@@ -346,6 +361,14 @@ def check_identity(
     mine = _DEFAULTS | parse_config(text)
     theirs = _DEFAULTS | parse_config(saved)
     serves = mine["optimizer"] == _NO_RULE
+    if theirs["optimizer"] == _MOVING_RULE and (serves or weights_only):
+        raise ValueError(
+            f"Rows cannot be restored into table {name!r} without their slots: "
+            "the rule of the saved table is SparseAdam(absent='decay'), which "
+            "moves rows by their slots while they are absent from batches. "
+            "Make the table as it was saved, or export the rows of one that "
+            "has loaded them: export_rows(), serving.export(model, path)."
+        )
     for key in sorted(mine.keys() | theirs.keys()):
         kind = key.partition(".")[0]
         if key in _NOT_IDENTITY or kind in _NOT_IDENTITY:

@@ -17,13 +17,20 @@ from tf_ext._compat.checkpoints import SavedResource
 from tf_ext.ops.table import owner_ops
 from tf_ext.regimes import Regime, local_regime
 from tf_ext.regimes.table_interface import Chunk, Field, ShardDevices
+from tf_ext.snapshot.clocks import (
+    ABSENT_STATE,
+    CLOCK_FIELDS,
+    SHRINKAGE_CLOCK,
+    decoded,
+    encoded,
+)
 from tf_ext.snapshot.counting import Counting, counting_of
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 from tf_ext.tables.config import (
     TableConfig,
     check_identity,
+    exported_text,
     served_text,
-    shrunk_text,
 )
 from tf_ext.tables.each_shard import EachShard
 from tf_ext.tables.saved_state import SavedState
@@ -32,9 +39,6 @@ from tf_ext.tables.shard import TableShard, add
 
 _T = typing.TypeVar("_T")
 _IN_SCOPE = ShardDevices([""])
-
-# The saved string with up to when rows are shrunk.
-_CLOCK = "shrinkage_clock"
 
 # The size of the chunks in which rows are streamed out of a table, in bytes.
 _CHUNK_BYTES = 32 << 20
@@ -117,14 +121,14 @@ class TableRows(SavedResource):
         served = copy.copy(self)
         config = self.table_config
         statistics = config.stored_statistics if self._serves_statistics else ()
-        # They are shrunk when they are exported.
+        # They are shrunk, and moved, when they are exported.
         served.table_config = dataclasses.replace(
             config, served_statistics=statistics, l2=0.0, l1=0.0
         )
         served.state = None
         served._fields = served.table_config.fields
         served.config = served._config = served_text(
-            shrunk_text(self.config), statistics
+            exported_text(self.config), statistics
         )
         return served
 
@@ -300,7 +304,7 @@ class TableRows(SavedResource):
 
         Args:
           stored: bool, whether rows are as they are stored: with how far they
-            have been shrunk, instead of shrunk as when they are read.
+            have been shrunk and moved, instead of as when they are read.
         """
         fields = self._fields if stored else self._read_fields
         return self.regime.processes.chunks(
@@ -309,8 +313,8 @@ class TableRows(SavedResource):
 
     @property
     def _read_fields(self) -> tuple[Field, ...]:
-        """The fields of a row that has been shrunk."""
-        return tuple(f for f in self._fields if f.name != _core.SHRUNK_FIELD)
+        """The fields of a row that has been shrunk and moved."""
+        return tuple(f for f in self._fields if f.name not in CLOCK_FIELDS)
 
     @property
     def rows_of_chunk(self) -> int:
@@ -391,19 +395,24 @@ class TableRows(SavedResource):
         """The strings that are saved with the rows."""
         strings = {} if self.state is None else self.state.strings()
         if self.table_config.shrinks:
-            strings[_CLOCK] = str(max(self._clocks()))
+            strings[SHRINKAGE_CLOCK] = str(max(self._clocks()))
+        if self.table_config.moves_absent_rows:
+            state = max(self._absent_states(), key=_core.absent_steps)
+            strings[ABSENT_STATE] = encoded(state)
         return strings
 
     def check_state(self, saved: Mapping[str, str]) -> None:
         """Raises ValueError if saved strings cannot be restored."""
-        clock = saved.get(_CLOCK, "0")
+        clock = saved.get(SHRINKAGE_CLOCK, "0")
         if (
             not clock.isascii()
             or not clock.isdecimal()
             or len(clock) > 19
             or int(clock) > _core.LAST_SHRINKAGE_CLOCK
         ):
-            raise ValueError(f"{_CLOCK} is {clock!r}.")
+            raise ValueError(f"{SHRINKAGE_CLOCK} is {clock!r}.")
+        if self.table_config.moves_absent_rows and ABSENT_STATE in saved:
+            _core.check_absent_state(self.config, decoded(saved[ABSENT_STATE]))
         if self.state is not None:
             self.state.check(saved)
 
@@ -411,12 +420,21 @@ class TableRows(SavedResource):
         """Restores strings, of which there may be fewer than `saved_state`."""
         if self.state is not None:
             self.state.restore(saved)
-        self.restore_clock(saved)
+        self.restore_clocks(saved)
 
-    def restore_clock(self, saved: Mapping[str, str]) -> None:
-        """Sets up to when rows are shrunk, to what was saved with them."""
-        if self.table_config.shrinks and _CLOCK in saved:
-            self._clocks(int(saved[_CLOCK]))
+    def restore_clocks(self, saved: Mapping[str, str]) -> None:
+        """Sets up to when rows are shrunk and moved, to what was saved."""
+        if self.table_config.shrinks and SHRINKAGE_CLOCK in saved:
+            self._clocks(int(saved[SHRINKAGE_CLOCK]))
+        if self.table_config.moves_absent_rows and ABSENT_STATE in saved:
+            self._absent_states(decoded(saved[ABSENT_STATE]))
+
+    def reset_clocks(self) -> None:
+        """Begins anew to count what changes rows while they are absent."""
+        if self.table_config.shrinks:
+            self._clocks(0)
+        if self.table_config.moves_absent_rows:
+            self._absent_states(_core.new_absent_state(self.config))
 
     def _clocks(self, clock: int = -1) -> list[int]:
         """Up to when the rows of each shard are shrunk when they are read.
@@ -426,6 +444,15 @@ class TableRows(SavedResource):
         """
         with tf.init_scope():
             return [int(shard.shrinkage_clock(clock)) for shard in self.shards]
+
+    def _absent_states(self, state: bytes = b"") -> list[bytes]:
+        """What moves absent rows, of each shard.
+
+        Args:
+          state: bytes, what they are set to; b"": they stay as they are.
+        """
+        with tf.init_scope():
+            return [shard.absent_state(state).numpy() for shard in self.shards]
 
     def check_config(
         self,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext.ops.snapshot import counter_ops, snapshot_ops
-from tf_ext.ops.table import shrinkage_ops
+from tf_ext.ops.table import clock_ops
 from tf_ext.regimes import clock
 from tf_ext.regimes.table_interface import Field
 from tf_ext.snapshot.manifest import Manifest, RowField
@@ -168,7 +168,11 @@ class TableShard:
 
     def shrinkage_clock(self, clock: int) -> tf.Tensor:
         """Returns or sets its clock: see `sparse_table_shrinkage_clock`."""
-        return self.run(shrinkage_ops.sparse_table_shrinkage_clock, clock)
+        return self.run(clock_ops.sparse_table_shrinkage_clock, clock)
+
+    def absent_state(self, state: bytes) -> tf.Tensor:
+        """Returns or sets its state: see `sparse_table_absent_state`."""
+        return self.run(clock_ops.sparse_table_absent_state, state)
 
     def clear(self) -> tf.Tensor:
         """Removes all rows; returns how many there were, an int64 scalar."""

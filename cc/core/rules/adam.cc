@@ -1,29 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lazy Adam (Kingma and Ba, 2014), whose bias correction counts the updates of
-// each row, or takes the step that is sent with the push.
-#include <algorithm>
+// Adam (Kingma and Ba, 2014). The lazy one does not touch absent rows, and its
+// bias correction counts the updates of each row, or takes the step that is
+// sent with the push. The dense one is that of a matrix: see absent_history.h.
 #include <cmath>
 
+#include "cc/core/rules/absent_history.h"
+#include "cc/core/rules/adam_powers.h"
 #include "cc/core/rules/row_loop.h"
 
 namespace tf_ext {
 namespace {
 
-// beta_1^t and beta_2^t for every t below 2^32, by the digits of t in base
-// 256: beta^t is the product of by_digit[i][digit i of t].
-struct AdamPowers {
-  double beta_1[4][256];
-  double beta_2[4][256];
-};
-
 struct AdamArgs : RowArgs {
-  explicit AdamArgs(const PushInput& push)
+  AdamArgs(const PushInput& push, const AdamMoments& moments)
       : RowArgs(push),
         m(push.Offset("m")),
         v(push.Offset("v")),
-        one_minus_beta_1(static_cast<float>(1 - push.Number("beta_1"))),
-        one_minus_beta_2(static_cast<float>(1 - push.Number("beta_2"))),
-        epsilon(push.Float("epsilon")) {}
+        one_minus_beta_1(static_cast<float>(1 - moments.beta_1)),
+        one_minus_beta_2(static_cast<float>(1 - moments.beta_2)),
+        epsilon(static_cast<float>(moments.epsilon)) {}
 
   int64_t m;
   int64_t v;
@@ -39,11 +34,6 @@ struct AdamArgs : RowArgs {
   const AdamPowers* powers = nullptr;
 };
 
-TF_EXT_INLINE double Power(const double (&by_digit)[4][256], uint32_t t) {
-  return by_digit[0][t & 255] * by_digit[1][t >> 8 & 255] *
-         (by_digit[2][t >> 16 & 255] * by_digit[3][t >> 24]);
-}
-
 // Counts the update in the row, and the step size that is due to its count.
 TF_EXT_INLINE float AdamAlpha(const AdamArgs& args, uint8_t* slots) {
   if (args.step < 0) return args.alpha;
@@ -51,8 +41,10 @@ TF_EXT_INLINE float AdamAlpha(const AdamArgs& args, uint8_t* slots) {
   const int32_t before = *step < 0 ? 0 : *step;
   const int32_t t = before == INT32_MAX ? before : before + 1;
   *step = t;
-  const double power_1 = Power(args.powers->beta_1, static_cast<uint32_t>(t));
-  const double power_2 = Power(args.powers->beta_2, static_cast<uint32_t>(t));
+  const double power_1 =
+      AdamPowers::Power(args.powers->beta_1, static_cast<uint32_t>(t));
+  const double power_2 =
+      AdamPowers::Power(args.powers->beta_2, static_cast<uint32_t>(t));
   return static_cast<float>(args.exact_learning_rate *
                             __builtin_sqrt(1.0 - power_2) / (1.0 - power_1));
 }
@@ -77,16 +69,6 @@ struct Adam {
   }
 };
 
-void SetPowers(double base, double (*by_digit)[256]) {
-  for (int digit = 0; digit < 4; ++digit) {
-    by_digit[digit][0] = 1;
-    for (int i = 1; i < 256; ++i) {
-      by_digit[digit][i] = by_digit[digit][i - 1] * base;
-    }
-    base *= by_digit[digit][255];
-  }
-}
-
 // What the args of one push point at lives as long as they do.
 struct ArgsAndPowers {
   AdamArgs args;
@@ -104,25 +86,48 @@ std::vector<Slot> Slots(const RuleConfig& config, int64_t dim) {
   return slots;
 }
 
+AdamMoments MomentsOf(const PushInput& push) {
+  return {push.Number("beta_1"), push.Number("beta_2"), push.Number("epsilon")};
+}
+
+// With the step size of all rows.
+PreparedPush PreparedForAll(const PushInput& push, const AdamMoments& moments) {
+  AdamArgs args(push, moments);
+  args.alpha = static_cast<float>(AdamStepSize(
+      push.Number("learning_rate"), moments.beta_1, moments.beta_2, push.step));
+  return Prepared<Adam>(push, args);
+}
+
 PreparedPush Prepare(const PushInput& push) {
-  AdamArgs args(push);
-  const double rate = push.Number("learning_rate");
-  const double beta_1 = push.Number("beta_1");
-  const double beta_2 = push.Number("beta_2");
-  if (!CountsByRow(push.config)) {
-    const double t = static_cast<double>(std::max<int64_t>(push.step, 1));
-    args.alpha = static_cast<float>(rate * std::sqrt(1 - std::pow(beta_2, t)) /
-                                    (1 - std::pow(beta_1, t)));
-    return Prepared<Adam>(push, args);
-  }
+  const AdamMoments moments = MomentsOf(push);
+  if (!CountsByRow(push.config)) return PreparedForAll(push, moments);
+  AdamArgs args(push, moments);
   args.step = push.Offset("step");
-  args.exact_learning_rate = rate;
-  const auto owner = std::make_shared<ArgsAndPowers>(ArgsAndPowers{args, {}});
-  SetPowers(beta_1, owner->powers.beta_1);
-  SetPowers(beta_2, owner->powers.beta_2);
+  args.exact_learning_rate = push.Number("learning_rate");
+  const auto owner = std::make_shared<ArgsAndPowers>(
+      ArgsAndPowers{args, {moments.beta_1, moments.beta_2}});
   owner->args.powers = &owner->powers;
   return {std::shared_ptr<const void>(owner, &owner->args),
           UpdateOf<Adam>(push)};
+}
+
+// What decides how absent rows move cannot change from push to push.
+AdamMoments DenseMoments(const RuleConfig& config) {
+  return {config.Number("beta_1"), config.Number("beta_2"),
+          config.Number("epsilon"), CountsByRow(config)};
+}
+
+std::vector<Slot> DenseSlots(const RuleConfig&, int64_t dim) {
+  return {{"m", FieldType::kFloat32, dim, 0},
+          {"v", FieldType::kFloat32, dim, 0}};
+}
+
+Status CheckDense(const RuleConfig& config) {
+  return AbsentWeights::Check(DenseMoments(config));
+}
+
+PreparedPush PrepareDense(const PushInput& push) {
+  return PreparedForAll(push, DenseMoments(push.config));
 }
 
 }  // namespace
@@ -138,6 +143,24 @@ const RuleSpec& AdamRule() {
                                 Slots,
                                 nullptr,
                                 Prepare};
+  return spec;
+}
+
+const RuleSpec& DenseAdamRule() {
+  static const RuleSpec spec = [] {
+    RuleSpec dense = {"dense_adam",
+                      {{"bias_correction", 1, "global", "row"},
+                       {"beta_1", 0.9, nullptr, nullptr, &kBelowOne},
+                       {"beta_2", 0.999, nullptr, nullptr, &kBelowOne},
+                       {"epsilon", 1e-7, nullptr, nullptr, &kNotNegative}},
+                      {kLearningRate, {"weight_decay", kZero, 0}},
+                      DenseSlots,
+                      nullptr,
+                      PrepareDense};
+    dense.check_config = CheckDense;
+    dense.absent = DenseMoments;
+    return dense;
+  }();
   return spec;
 }
 

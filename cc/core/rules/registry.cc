@@ -9,6 +9,7 @@
   RULE(AdagradRule)        \
   RULE(RowWiseAdagradRule) \
   RULE(AdamRule)           \
+  RULE(DenseAdamRule)      \
   RULE(FtrlRule)           \
   RULE(RmspropRule)        \
   RULE(LionRule)           \

@@ -38,16 +38,19 @@ RuleConfig::RuleConfig() : RuleConfig(*AllRules().front()) {}
 
 RuleConfig::RuleConfig(const RuleSpec& spec) : spec_(&spec) {
   for (const IdentityKey& key : spec.identity) {
-    identity_.push_back(static_cast<float>(key.start));
+    identity_.push_back(key.range != nullptr ? key.start
+                                             : static_cast<float>(key.start));
   }
 }
 
-float RuleConfig::Get(const std::string& key) const {
+double RuleConfig::Number(const std::string& key) const {
   return identity_[KeyIndex(*spec_, key)];
 }
 
-RuleConfig& RuleConfig::Set(const std::string& key, float value) {
-  identity_[KeyIndex(*spec_, key)] = value;
+RuleConfig& RuleConfig::Set(const std::string& key, double value) {
+  const size_t i = KeyIndex(*spec_, key);
+  identity_[i] =
+      spec_->identity[i].range != nullptr ? value : static_cast<float>(value);
   return *this;
 }
 

@@ -56,6 +56,8 @@ inline constexpr Range kNotPositive = {
     -kNoBound, false, 0, true, false, "0 or less and finite in float32"};
 inline constexpr Range kBelowOne = {0,     true,  1,
                                     false, false, "at least 0 and less than 1"};
+inline constexpr Range kZero = {0,    true,  0,
+                                true, false, "0, as the table's l2 does it"};
 inline constexpr Range kFlag = {0, true, 1, true, true, "0 or 1"};
 
 // A number that comes with each push, and may change during training.
@@ -78,10 +80,12 @@ inline constexpr Hyperparameter kWeightDecay = {"weight_decay", kNotNegative,
 struct IdentityKey {
   const char* name;
   double start;  // the default; of a flag, 0 or 1
-  // The texts of a flag's 0 and 1; nullptr: the key is a number, finite and at
-  // least 0.
+  // The texts of a flag's 0 and 1; nullptr: the key is a number.
   const char* off = nullptr;
   const char* on = nullptr;
+  // Of a number that is not rounded to a float32; nullptr: it is, and is finite
+  // and at least 0.
+  const Range* range = nullptr;
 
   bool is_flag() const { return off != nullptr; }
 };
@@ -95,13 +99,16 @@ class RuleConfig {
   explicit RuleConfig(const RuleSpec& spec);
 
   const RuleSpec& spec() const { return *spec_; }
-  float Get(const std::string& key) const;
-  RuleConfig& Set(const std::string& key, float value);
+  double Number(const std::string& key) const;
+  float Get(const std::string& key) const {
+    return static_cast<float>(Number(key));
+  }
+  RuleConfig& Set(const std::string& key, double value);
   std::vector<Slot> Slots(int64_t dim) const;
 
  private:
   const RuleSpec* spec_;
-  std::vector<float> identity_;  // in the order of spec().identity
+  std::vector<double> identity_;  // in the order of spec().identity
 };
 
 // Where a field of a row is, in bytes from its start; or, for a rule, from the
@@ -138,6 +145,16 @@ struct PreparedPush {
   UpdateFn update = nullptr;
 };
 
+// What Adam's moments are made of.
+struct AdamMoments {
+  double beta_1;
+  double beta_2;
+  double epsilon;
+  // Whether bias correction takes the number of a table's pushes, and not the
+  // step that is sent with each.
+  bool counts_pushes = false;
+};
+
 struct RuleSpec {
   const char* name;
   std::vector<IdentityKey> identity;
@@ -149,6 +166,11 @@ struct RuleSpec {
   // nullptr: every push is refused, with the sentence after it.
   PreparedPush (*prepare)(const PushInput& push);
   const char* refusal = nullptr;
+  // Of the identity keys, what their ranges cannot say; nullptr: nothing.
+  Status (*check_config)(const RuleConfig& config) = nullptr;
+  // Of a rule that also moves the rows that are absent from a push
+  // (absent_history.h); nullptr: they stay as they are.
+  AdamMoments (*absent)(const RuleConfig& config) = nullptr;
 };
 
 // All rules, in the order in which errors list them.

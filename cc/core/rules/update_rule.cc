@@ -112,13 +112,22 @@ int64_t UpdateRule::Push::UpdateSpecial(uint8_t* const* rows,
   if (narrow_ != nullptr) {
     saturated = UpdateNarrow(rows, gradients, gradient_index, count);
   } else {
+    CatchUp(rows, rows, rows, count);
     Shrink(rows, rows, count);
     prepared_.update(prepared_.args.get(), rows, rows, gradients,
                      gradient_index, count);
     saturated = finite_->Limit(rows, rows, count);
   }
   if (shrinkage_ != nullptr) shrinkage_->Record(rows, now_, count);
+  if (absent_ != nullptr) absent_->Record(rows, step_, count);
   return saturated;
+}
+
+void UpdateRule::Push::CatchUp(const uint8_t* const* rows,
+                               uint8_t* const* weights, uint8_t* const* slots,
+                               int64_t count) const {
+  if (absent_ == nullptr) return;
+  absent_->CatchUp(*before_, rows, weights, slots, count);
 }
 
 void UpdateRule::Push::Shrink(const uint8_t* const* rows,
@@ -148,6 +157,7 @@ int64_t UpdateRule::Push::UpdateNarrow(uint8_t* const* rows,
       for (int64_t j = 0; j < start; j += 16) __builtin_prefetch(gradient + j);
     }
     computed.Widen(rows + begin, n);
+    CatchUp(rows + begin, computed.weights(), computed.slots(), n);
     Shrink(rows + begin, computed.weights(), n);
     prepared_.update(prepared_.args.get(), computed.weights(), computed.slots(),
                      gradients, gradient_index + begin, n);

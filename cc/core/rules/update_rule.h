@@ -2,7 +2,8 @@
 // The update rule of a table: what a push does to its rows.
 //
 // All formulas are those of the Keras optimizer of the same name, applied
-// lazily: a row that is not pushed does not change. `gradients` of a sign are
+// lazily: a row that is not pushed does not change, except by dense_adam
+// (absent_history.h) and by what shrinks rows. `gradients` of a sign are
 // summed before they come here, so a row is updated once a push.
 //
 // Hyperparameters come with each push as doubles, in the order of the rule's
@@ -11,9 +12,12 @@
 #define TF_EXT_CC_CORE_RULES_UPDATE_RULE_H_
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "cc/core/rules/absent_rows.h"
 #include "cc/core/rules/finite_rows.h"
 #include "cc/core/rules/narrow.h"
 #include "cc/core/rules/rule_spec.h"
@@ -60,6 +64,16 @@ class UpdateRule {
       now_ = now;
     }
 
+    // Rows are moved up to `before` before they are shrunk; `now`: the step of
+    // this push.
+    void SetAbsent(const AbsentRows& absent,
+                   std::shared_ptr<const AbsentView> before, int64_t now) {
+      special_ = true;
+      absent_ = &absent;
+      before_ = std::move(before);
+      step_ = now;
+    }
+
    private:
     friend class UpdateRule;
 
@@ -67,16 +81,22 @@ class UpdateRule {
                           const int64_t* gradient_index, int64_t count) const;
     int64_t UpdateNarrow(uint8_t* const* rows, const float* gradients,
                          const int64_t* gradient_index, int64_t count) const;
+    // What the rule sees of rows.
+    void CatchUp(const uint8_t* const* rows, uint8_t* const* weights,
+                 uint8_t* const* slots, int64_t count) const;
     // The weights of rows, or copies of them.
     void Shrink(const uint8_t* const* rows, uint8_t* const* weights,
                 int64_t count) const;
 
     PreparedPush prepared_;
     const FiniteRows* finite_ = nullptr;
-    bool special_ = false;  // narrow or shrunk
+    bool special_ = false;  // narrow, shrunk or moved
     const NarrowRows* narrow_ = nullptr;
     const Shrinkage* shrinkage_ = nullptr;
     int64_t now_ = 0;
+    const AbsentRows* absent_ = nullptr;
+    std::shared_ptr<const AbsentView> before_;
+    int64_t step_ = 0;
     int64_t weights_ = 0;  // as the rule sees them
     uint64_t rounding_key_ = 0;
     int64_t dim_ = 0;

@@ -102,17 +102,22 @@ Status ParseRule(Lines* lines, RuleConfig* rule) {
   }
   *rule = RuleConfig(*spec);
   for (const IdentityKey& key : spec->identity) {
-    float value = static_cast<float>(key.start);
     if (key.is_flag()) {
-      bool on = value != 0;
+      bool on = key.start != 0;
       TF_EXT_RETURN_IF_ERROR(
           lines->TakeFlag(TextKey(key), key.off, key.on, &on));
-      value = on;
+      rule->Set(key.name, on);
+    } else if (key.range != nullptr) {
+      double value = key.start;
+      TF_EXT_RETURN_IF_ERROR(
+          lines->TakeNumber(TextKey(key), key.range->allowed, &value));
+      rule->Set(key.name, value);
     } else {
+      float value = static_cast<float>(key.start);
       TF_EXT_RETURN_IF_ERROR(
           lines->TakeNumber(TextKey(key), kFloatAllowed, &value));
+      rule->Set(key.name, value);
     }
-    rule->Set(key.name, value);
   }
   return Status::Ok();
 }
@@ -223,11 +228,18 @@ Status CheckInitializer(const InitializerConfig& initializer, FieldType dtype) {
 
 Status CheckRule(const RuleConfig& rule) {
   for (const IdentityKey& key : rule.spec().identity) {
+    if (key.is_flag()) continue;
+    if (key.range != nullptr) {
+      const double value = rule.Number(key.name);
+      if (key.range->Holds(value)) continue;
+      return BadValue(TextKey(key), NumberToText(value), key.range->allowed);
+    }
     const float value = rule.Get(key.name);
-    if (key.is_flag() || (std::isfinite(value) && value >= 0)) continue;
+    if (std::isfinite(value) && value >= 0) continue;
     return BadValue(TextKey(key), NumberToText(value), "finite and at least 0");
   }
-  return Status::Ok();
+  if (rule.spec().check_config == nullptr) return Status::Ok();
+  return rule.spec().check_config(rule);
 }
 
 std::string FieldsToText(const TableConfig& config) {
@@ -293,6 +305,10 @@ Status CheckTableConfig(const TableConfig& config) {
        {std::pair("l2", config.l2), {"l1", config.l1}}) {
     if (std::isfinite(value) && value >= 0) continue;
     return BadValue(key, NumberToText(value), kShrinkageAllowed);
+  }
+  if (config.l1 > 0 && config.moves_absent_rows()) {
+    return BadValue("l1", NumberToText(config.l1),
+                    "0, as the optimizer moves absent rows; l2 may be more");
   }
   if (config.admission != nullptr) {
     TF_EXT_RETURN_IF_ERROR(config.admission->Check());
@@ -371,10 +387,10 @@ std::string TableConfigToText(const TableConfig& config) {
   const RuleConfig& rule = config.rule;
   lines["optimizer"] = rule.spec().name;
   for (const IdentityKey& key : rule.spec().identity) {
-    const float value = rule.Get(key.name);
-    lines[TextKey(key)] = !key.is_flag() ? NumberToText(value)
-                          : value != 0   ? key.on
-                                         : key.off;
+    lines[TextKey(key)] =
+        key.is_flag()          ? (rule.Get(key.name) != 0 ? key.on : key.off)
+        : key.range != nullptr ? NumberToText(rule.Number(key.name))
+                               : NumberToText(rule.Get(key.name));
   }
   std::string result;
   for (const auto& line : lines)

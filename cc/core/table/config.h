@@ -69,6 +69,8 @@ struct TableConfig {
 
   // Whether rows hold how far they have been shrunk.
   bool shrinks() const { return l2 > 0 || l1 > 0; }
+  // Whether rows hold up to which step they have been moved.
+  bool moves_absent_rows() const { return rule.spec().absent != nullptr; }
   // The number of statistics that a push has for each sign; 0: none are used.
   int64_t statistics_width() const {
     if (statistics > 0) return statistics;

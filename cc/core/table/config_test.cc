@@ -93,7 +93,10 @@ TEST(ConfigTest, EveryKindSurvivesTheText) {
         config.statistics = flag ? 1 : 2;
         bool on = flag;
         for (const IdentityKey& key : rule->identity) {
-          config.rule.Set(key.name, key.is_flag() ? on : 16777217.0f / 3);
+          // One that is not rounded to a float32 keeps all of its digits.
+          config.rule.Set(key.name, key.is_flag()          ? on
+                                    : key.range != nullptr ? key.start
+                                                           : 16777217.0f / 3);
           on = !on;
         }
         const std::string text = TableConfigToText(config);
@@ -104,7 +107,9 @@ TEST(ConfigTest, EveryKindSurvivesTheText) {
         EXPECT_EQ(read.last_seen, config.last_seen);
         EXPECT_EQ(read.statistics, config.statistics);
         for (const IdentityKey& key : rule->identity) {
-          EXPECT_EQ(read.rule.Get(key.name), config.rule.Get(key.name));
+          EXPECT_EQ(read.rule.Number(key.name), config.rule.Number(key.name));
+          EXPECT_TRUE(key.range == nullptr ||
+                      read.rule.Number(key.name) == key.start);
         }
         EXPECT_EQ(read.initializer.kind, initializer);
         EXPECT_TRUE(CheckSameIdentity(config, read).ok());
@@ -177,7 +182,8 @@ TEST(ConfigTest, ValuesOutOfRangeAreNamed) {
       {"initializer.stddev", "0.5x", "initializer.stddev=0.5x"},
       {"optimizer", "adamax",
        "optimizer=adamax is not allowed; it must be one of sgd, momentum, "
-       "adagrad, row_wise_adagrad, adam, ftrl, rmsprop, lion, none"},
+       "adagrad, row_wise_adagrad, adam, dense_adam, ftrl, rmsprop, lion, "
+       "none"},
       {"optimizer.bias_correction", "column",
        "it must be \"global\" or \"row\""},
       {"last_seen", "minute",

@@ -50,11 +50,14 @@ inline void CopyBytes(int64_t dim, const uint8_t* const* rows,
 // Weights that are not read as they are stored. Apart, so that the loop that
 // copies others stays short.
 __attribute__((noinline)) inline void ComputeWeights(const RowFormat& format,
+                                                     const AbsentView* view,
                                                      const uint8_t* const* rows,
                                                      const int64_t* positions,
                                                      int count, float* out) {
   const bool widens = format.widen_rows != nullptr;
-  if (widens) {
+  if (view != nullptr) {
+    format.absent->Read(*view, rows, positions, count, out);
+  } else if (widens) {
     format.widen_rows(rows, RowLayout::kWeightsOffset, positions, count,
                       format.dim, out);
   }
@@ -62,18 +65,20 @@ __attribute__((noinline)) inline void ComputeWeights(const RowFormat& format,
   const auto to = [=](int64_t i) { return out + positions[i]; };
   const auto from = [=](int64_t i) {
     const uint8_t* const weights = rows[i] + RowLayout::kWeightsOffset;
-    return widens ? to(i) : reinterpret_cast<const float*>(weights);
+    return widens || view != nullptr ? to(i)
+                                     : reinterpret_cast<const float*>(weights);
   };
   const Shrinkage& shrinkage = *format.shrinkage;
   shrinkage.Shrink(rows, shrinkage.now(), count, from, to);
 }
 
-inline void CopyWeights(const RowFormat& format, const uint8_t* const* rows,
-                        const int64_t* positions, int count, float* out) {
+inline void CopyWeights(const RowFormat& format, const AbsentView* view,
+                        const uint8_t* const* rows, const int64_t* positions,
+                        int count, float* out) {
   if (format.copies_bytes) {
     CopyBytes(format.dim, rows, positions, count, out);
   } else {
-    ComputeWeights(format, rows, positions, count, out);
+    ComputeWeights(format, view, rows, positions, count, out);
   }
 }
 
@@ -83,10 +88,12 @@ struct PullOutput {
   float* rows;
   // What follows the weights of each row; nullptr: nothing.
   const RowStatistics* statistics;
+  // Up to when rows are moved; nullptr: they stay where they are.
+  const AbsentView* view;
 
   void Copy(const RowFormat& format, const uint8_t* const* from,
             const int64_t* positions, int count) const {
-    CopyWeights(format, from, positions, count, rows);
+    CopyWeights(format, view, from, positions, count, rows);
     if (statistics != nullptr) {
       statistics->Copy(from, positions, count, rows + format.dim);
     }

@@ -31,7 +31,7 @@ void RoundInitial(const RowFormat& format, int64_t sign, int64_t begin,
 RowFormat::RowFormat(const RowLayout& layout,
                      const Initializer* row_initializer,
                      uint64_t rounding_stream, const UnknownRows* unknown_rows,
-                     const Shrinkage* shrinks)
+                     const Shrinkage* shrinks, const AbsentRows* moves)
     : stride(layout.stride()),
       dim(layout.fields()[0].count),
       initializer(row_initializer),
@@ -39,13 +39,16 @@ RowFormat::RowFormat(const RowLayout& layout,
       read_bytes(RowLayout::kWeightsOffset + layout.fields()[0].bytes()),
       widen_rows(WidenRowsOf(dtype, dim)),
       shrinkage(shrinks),
-      copies_bytes(widen_rows == nullptr && shrinkage == nullptr),
+      absent(moves),
+      copies_bytes(widen_rows == nullptr && shrinkage == nullptr &&
+                   absent == nullptr),
       rounding_key(RoundingKey(rounding_stream, 0)),
       multipliers(widen_rows == nullptr ? std::vector<uint16_t>()
                                         : PositionMultipliers(0, dim)),
       unknown(unknown_rows) {
   const int64_t slots_offset = read_bytes;
   if (shrinkage != nullptr) read_bytes += sizeof(int64_t);
+  if (absent != nullptr) read_bytes = stride;
   slots.resize(stride - slots_offset);
   for (size_t f = 1; f < layout.fields().size(); ++f) {
     const Field& field = layout.fields()[f];

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cc/core/initializers/initializer.h"
+#include "cc/core/rules/absent_rows.h"
 #include "cc/core/rules/narrow.h"
 #include "cc/core/rules/shrinkage.h"
 #include "cc/core/table/row_layout.h"
@@ -17,9 +18,10 @@ namespace tf_ext {
 // The layout and initial values of a table's rows.
 struct RowFormat {
   // unknown_rows: must outlive this. shrinks: nullptr if rows are not shrunk.
+  // moves: nullptr if they stay where they are while they are absent.
   RowFormat(const RowLayout& layout, const Initializer* row_initializer,
             uint64_t rounding_stream, const UnknownRows* unknown_rows,
-            const Shrinkage* shrinks);
+            const Shrinkage* shrinks, const AbsentRows* moves);
 
   // Initializes a new row of the sign; its weights only if `with_weights`.
   void Start(uint8_t* row, int64_t sign, bool with_weights) const;
@@ -41,6 +43,7 @@ struct RowFormat {
   int64_t read_bytes;                 // of a row, for its weights
   WidenRowsFn widen_rows;             // nullptr: weights are stored as float32
   const Shrinkage* shrinkage;         // nullptr: rows are not shrunk
+  const AbsentRows* absent;           // nullptr: rows do not move
   bool copies_bytes;                  // whether weights are read as they are
   uint64_t rounding_key;              // of initial weights
   std::vector<uint16_t> multipliers;  // of the positions of weights

@@ -16,6 +16,9 @@ RowLayout::RowLayout(const TableConfig& config) {
     // Both halves of kNotShrunk.
     add({kShrunkField, FieldType::kInt32, 2, kNotShrunk});
   }
+  if (config.moves_absent_rows()) {
+    add({kCaughtUpField, FieldType::kInt32, 1, 0});
+  }
   first_slot_ = fields_.size();
   for (Slot slot : config.rule.Slots(config.dim)) {
     if (slot.type == FieldType::kFloat32) slot.type = config.slot_dtype;

@@ -6,8 +6,8 @@
 //     float weights[dim];      // offset kWeightsOffset, always the first
 //     field;
 //                              // or float16, bfloat16
-//     ...                      // shrunk, the update rule's slots, last_seen,
-//                              // show, click
+//     ...                      // shrunk, caught_up, the update rule's slots,
+//                              // last_seen, show, click
 //   };
 //
 // Fields are named; code that works on one finds its offset here once, never
@@ -38,6 +38,10 @@ inline constexpr char kLastSeenField[] = "last_seen";
 // Right behind the weights, which are read with it.
 inline constexpr char kShrunkField[] = "shrunk";
 
+// The step up to which a row has been moved while it was absent from pushes;
+// see rules/absent_history.h.
+inline constexpr char kCaughtUpField[] = "caught_up";
+
 struct Field {
   std::string name;  // "weights", "accumulator", "m", "v", "step", ...
   FieldType type;
@@ -53,7 +57,8 @@ class RowLayout {
   static constexpr int64_t kWeightsOffset = 8;
 
   // weights[dim], then the slots of the rule, which have Keras's names, and
-  // shrunk, last_seen and the statistics if the configuration has them.
+  // shrunk, caught_up, last_seen and the statistics if the configuration has
+  // them.
   explicit RowLayout(const TableConfig& config);
 
   const std::vector<Field>& fields() const { return fields_; }

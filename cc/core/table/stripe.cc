@@ -294,7 +294,10 @@ int64_t Stripe::Push(const StripeRange& range, const BatchItem* items,
 }
 
 void Stripe::Import(const BatchItem* items, int64_t n,
-                    const std::vector<BoundField>& fields) {
+                    const std::vector<BoundField>& fields,
+                    const AbsentView* view) {
+  const Shrinkage* const shrinkage = format_->shrinkage;
+  const int64_t shrunk = shrinkage == nullptr ? 0 : shrinkage->now();
   bool with_weights = true;
   for (const BoundField& bound : fields) {
     if (bound.offset == RowLayout::kWeightsOffset) with_weights = false;
@@ -309,6 +312,9 @@ void Stripe::Import(const BatchItem* items, int64_t n,
       // Immediately, because the next insertion may throw.
       if (marks_ != nullptr) marks_->Touch(&number, 1);
       uint8_t* const row = rows_.slabs.At(number);
+      if (view != nullptr) {
+        format_->absent->Settle(*view, shrinkage, shrunk, row);
+      }
       for (const BoundField& bound : fields) {
         std::memcpy(row + bound.offset,
                     bound.data + item.position * bound.stride, bound.bytes);

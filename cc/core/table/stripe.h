@@ -94,6 +94,9 @@ struct ExportSink {
 
   const std::vector<const Field*>& fields;
   const Shrinkage* shrinkage;  // of weights; nullptr: they are copied
+  // With a view, fields that change while rows are absent are those as of it.
+  const AbsentRows* absent;
+  const AbsentView* view;
   std::vector<int64_t>* signs;
   std::vector<std::vector<uint8_t>>* values;
 };
@@ -196,8 +199,9 @@ class alignas(64) Stripe {
                       int64_t n, const UpdateRule::Push& push,
                       const float* gradients, const PushRecord& record,
                       const PushAdmission* admission, const SharedPush* shared);
+  // view: rows are moved up to it first; nullptr: they are not.
   void Import(const BatchItem* items, int64_t n,
-              const std::vector<BoundField>& fields);
+              const std::vector<BoundField>& fields, const AbsentView* view);
   // Returns the number of rows that were present.
   int64_t Erase(const BatchItem* items, int64_t n);
   // Removes all rows and counters and frees their memory; returns how many rows

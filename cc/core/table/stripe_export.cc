@@ -41,9 +41,26 @@ void ExportSink::Append(const uint8_t* const* rows, size_t n) const {
       const uint8_t* const at = rows[i] + offset;
       to.insert(to.end(), at, at + bytes);
     }
-    if (shrinkage == nullptr || offset != RowLayout::kWeightsOffset) continue;
+    if (view != nullptr || shrinkage == nullptr ||
+        offset != RowLayout::kWeightsOffset)
+      continue;
     shrinkage->ShrinkStored(rows, shrinkage->now(), n, fields[f]->type,
                             to.data() + (to.size() - n * bytes), bytes);
+  }
+  if (view == nullptr) return;
+  const AbsentFields& moved = absent->fields();
+  for (size_t i = 0; i < n; ++i) {
+    const auto copy_of = [&](const AbsentFields::Moved& field) -> uint8_t* {
+      for (size_t f = 0; f < fields.size(); ++f) {
+        if (fields[f]->offset != field.offset) continue;
+        std::vector<uint8_t>& copies = (*values)[f];
+        return copies.data() + (copies.size() - (n - i) * fields[f]->bytes());
+      }
+      return nullptr;
+    };
+    absent->Store(*view, shrinkage, shrinkage == nullptr ? 0 : shrinkage->now(),
+                  rows[i],
+                  {copy_of(moved.weights), copy_of(moved.m), copy_of(moved.v)});
   }
 }
 

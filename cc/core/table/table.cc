@@ -11,6 +11,7 @@
 #include "cc/core/hashing/mix.h"
 #include "cc/core/support/message.h"
 #include "cc/core/table/stripe.h"
+#include "cc/core/table/table_absent.h"
 #include "cc/core/table/table_stripes.h"
 
 namespace tf_ext {
@@ -88,9 +89,10 @@ Table::Table(const TableConfig& config)
                                         config.l2, config.l1, config.dim,
                                         layout_.Find(kShrunkField)->offset)
                                   : nullptr),
+      absent_(MakeAbsentRows(config, layout_)),
       format_(std::make_unique<RowFormat>(
           layout_, &initializer_, RoundingStream(config.seed, config.name),
-          &config_.unknown, shrinkage_.get())),
+          &config_.unknown, shrinkage_.get(), absent_.get())),
       memory_(RowSlabs::ChunkBytes(layout_.stride())) {
   stripes_.reserve(kStripes);
   for (int i = 0; i < kStripes; ++i) {
@@ -160,6 +162,13 @@ Status Table::CheckPush(const PushBatch& batch,
                    "multiplies all rows by 1 - learning_rate * l2. Use a "
                    "smaller l2.");
   }
+  if (absent_ != nullptr && decay >= absent_->history().most_decay()) {
+    return Invalid("learning_rate of table \"", config_.name, "\" is ",
+                   batch.hyperparameters[0], " and its l2 ", config_.l2,
+                   "; their product must be less than ",
+                   absent_->history().most_decay(),
+                   ", as its rule moves absent rows. Use a smaller l2.");
+  }
   const int64_t starts = batch.start_count * config_.dim;
   const int64_t bad_start =
       FirstNonFinite(batch.start_rows, starts, parallel_for);
@@ -208,8 +217,16 @@ Status Table::PushChecked(const PushBatch& batch,
   std::atomic<int64_t> total{0};
   Status status;
   try {
-    UpdateRule::Push push =
-        rule_.Prepare(batch.hyperparameters, batch.hyperparameter_count, step);
+    AbsentHistory::Step absent = {nullptr, 0, step};
+    if (absent_ != nullptr) {
+      absent = absent_->history().Advance(batch.hyperparameters[0], step,
+                                          config_.l2);
+    }
+    UpdateRule::Push push = rule_.Prepare(
+        batch.hyperparameters, batch.hyperparameter_count, absent.step);
+    if (absent_ != nullptr) {
+      push.SetAbsent(*absent_, std::move(absent.before), absent.now);
+    }
     if (shrinkage_ != nullptr) {
       push.SetShrinkage(*shrinkage_,
                         shrinkage_->Advance(batch.hyperparameters[0]));
@@ -290,9 +307,13 @@ Status Table::Export(int64_t cursor, int64_t limit,
   rows->fields.assign(fields.size(), {});
   rows->next_cursor = -1;
   const bool raw =
-      std::find(fields.begin(), fields.end(), kShrunkField) != fields.end();
-  const ExportSink sink = {found, raw ? nullptr : shrinkage_.get(),
-                           &rows->signs, &rows->fields};
+      std::any_of(fields.begin(), fields.end(), [](const std::string& name) {
+        return name == kShrunkField || name == kCaughtUpField;
+      });
+  const auto view = raw ? nullptr : AbsentNow();
+  const ExportSink sink = {found,         raw ? nullptr : shrinkage_.get(),
+                           absent_.get(), view.get(),
+                           &rows->signs,  &rows->fields};
   const int64_t most = limit == -1 ? INT64_MAX : limit;
   uint64_t key = cursor & ((int64_t{1} << Stripe::kKeyBits) - 1);
   try {
@@ -351,35 +372,13 @@ Status Table::Import(const int64_t* signs, int64_t n,
   }
   const int64_t now = ShrinkageClock();
   BindShrunk(&now, &bound);
-  Status status = ForEachStripe(signs, n, parallel_for,
-                                [&](int s, BatchItem* items, int64_t count) {
-                                  stripes_[s]->Import(items, count, bound);
-                                });
+  const auto view = AbsentNowFor(bound);
+  Status status = ForEachStripe(
+      signs, n, parallel_for, [&](int s, BatchItem* items, int64_t count) {
+        stripes_[s]->Import(items, count, bound, view.get());
+      });
   ++changes_;
   return status;
-}
-
-Status Table::SetShrinkageClock(int64_t clock) {
-  if (clock < 0 || clock > Shrinkage::kLast) {
-    return Invalid("clock must be from 0 to ", Shrinkage::kLast, ", but it is ",
-                   clock, ".");
-  }
-  if (shrinkage_ != nullptr) shrinkage_->SetNow(clock);
-  return Status::Ok();
-}
-
-void Table::BindShrunk(const int64_t* now,
-                       std::vector<BoundField>* fields) const {
-  if (shrinkage_ == nullptr) return;
-  const auto has = [fields](int64_t offset) {
-    return std::any_of(fields->begin(), fields->end(), [=](const auto& bound) {
-      return bound.offset <= offset && offset < bound.offset + bound.bytes;
-    });
-  };
-  const Field& shrunk = *layout_.Find(kShrunkField);
-  if (!has(RowLayout::kWeightsOffset) || has(shrunk.offset)) return;
-  fields->push_back({shrunk.offset, shrunk.bytes(),
-                     reinterpret_cast<const uint8_t*>(now), /*stride=*/0});
 }
 
 Status Table::Erase(const int64_t* signs, int64_t n,

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cc/core/initializers/initializer.h"
+#include "cc/core/rules/absent_rows.h"
 #include "cc/core/rules/shrinkage.h"
 #include "cc/core/rules/update_rule.h"
 #include "cc/core/snapshot/snapshot_chunk.h"
@@ -176,8 +177,9 @@ class Table {
               int64_t time = 0, const float* statistics = nullptr,
               int64_t statistics_width = 0);
 
-  // Weights are shrunk as when they are read, unless `fields` have
-  // kShrunkField: then they are those that belong to its values.
+  // Fields are shrunk, and moved while their rows were absent, as when they are
+  // read, unless `fields` have kShrunkField or kCaughtUpField: then they are
+  // those that belong to its values.
   //
   // Copies up to `limit` rows (-1: all), starting at `cursor` (0, or the
   // next_cursor of the previous call; any other number is a position in the
@@ -195,7 +197,8 @@ class Table {
 
   // Sets the given fields of the signs' rows. Absent rows are inserted, with
   // the initial values of a new row in all other fields. If a sign occurs
-  // twice, the last one wins. Weights without kShrunkField are those of now.
+  // twice, the last one wins. Weights without kShrunkField, and fields of a
+  // table that moves absent rows without kCaughtUpField, are those of now.
   Status Import(const int64_t* signs, int64_t n,
                 const std::vector<ConstFieldData>& fields,
                 const ParallelFor& parallel_for);
@@ -341,6 +344,11 @@ class Table {
   }
   Status SetShrinkageClock(int64_t clock);
 
+  // What has moved absent rows, to be saved with them; "" if they stay where
+  // they are. What SetAbsentState was given is ignored then.
+  Status AbsentState(std::string* state) const;
+  Status SetAbsentState(const std::string& state);
+
  private:
   explicit Table(const TableConfig& config);
 
@@ -390,6 +398,13 @@ class Table {
   // Sets how far rows have been shrunk to `now`, which must outlive the result,
   // if weights are among the fields, and this is not.
   void BindShrunk(const int64_t* now, std::vector<BoundField>* fields) const;
+  // nullptr if rows stay where they are.
+  std::shared_ptr<const AbsentView> AbsentNow() const {
+    return absent_ == nullptr ? nullptr : absent_->history().view();
+  }
+  // The same if fields, which are bound, are those of now.
+  std::shared_ptr<const AbsentView> AbsentNowFor(
+      const std::vector<BoundField>& fields) const;
   Status ResolveStoredRows(const StoredRows& stored,
                            std::vector<StoredCopy>* copies) const;
   // Sets the rows of a chunk that belong to the shard, except those of signs in
@@ -425,6 +440,8 @@ class Table {
   const RowStatistics statistics_;
   // nullptr: rows are not shrunk.
   const std::unique_ptr<Shrinkage> shrinkage_;
+  // nullptr: rows stay where they are while they are absent from pushes.
+  const std::unique_ptr<AbsentRows> absent_;
   // The time of the last push, which is not always the latest time.
   std::atomic<int32_t> last_push_{0};
   // The latest period of a push, for admission.

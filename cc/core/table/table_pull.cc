@@ -72,12 +72,13 @@ Status Table::Pull(const std::vector<PullPart>& parts, bool insert,
       sign_parts.push_back({part.signs, part.n, part.out - out, width});
     }
     if (sign_parts.empty()) return Status::Ok();
+    const auto view = AbsentNow();
     // With admission, pushes decide which signs get a row; and with shared
     // rows, what these start from.
     const bool inserts =
         config_.admission == nullptr && !config_.unknown.is_shared();
-    return PullParts(sign_parts, insert && inserts, {out, statistics},
-                     parallel_for);
+    return PullParts(sign_parts, insert && inserts,
+                     {out, statistics, view.get()}, parallel_for);
   } catch (const std::bad_alloc&) {
     return OutOfMemory();
   }

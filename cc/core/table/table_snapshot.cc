@@ -328,10 +328,12 @@ Status Table::ImportStored(const StoredRows& stored, const ChunkView& chunk,
   std::vector<BoundField> fields = Bind(copies, data, row_bytes);
   const int64_t now = ShrinkageClock();
   BindShrunk(&now, &fields);
-  Status status = ForEachStripe(own.signs().data(), n, SerialFor,
-                                [&](int s, BatchItem* items, int64_t count) {
-                                  stripes_[s]->Import(items, count, fields);
-                                });
+  const auto view = AbsentNowFor(fields);
+  Status status =
+      ForEachStripe(own.signs().data(), n, SerialFor,
+                    [&](int s, BatchItem* items, int64_t count) {
+                      stripes_[s]->Import(items, count, fields, view.get());
+                    });
   if (status.ok()) *rows = n;
   return status;
 }

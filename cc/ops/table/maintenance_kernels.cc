@@ -105,6 +105,17 @@ absl::Status RunSparseTableShrinkageClock(OpKernelContext* ctx) {
   return SetScalarOutput<int64_t>(ctx, 0, table->ShrinkageClock());
 }
 
+absl::Status RunSparseTableAbsentState(OpKernelContext* ctx) {
+  std::shared_ptr<Table> table;
+  TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
+  TF_RETURN_IF_ERROR(CheckScalar("state", ctx->input(1)));
+  const tstring& state = ctx->input(1).scalar<tstring>()();
+  if (!state.empty()) TF_RETURN_IF_ERROR(ToTf(table->SetAbsentState(state)));
+  std::string now;
+  TF_RETURN_IF_ERROR(ToTf(table->AbsentState(&now)));
+  return SetScalarOutput<tstring>(ctx, 0, now);
+}
+
 absl::Status RunSparseTableStats(OpKernelContext* ctx) {
   std::shared_ptr<Table> table;
   TF_RETURN_IF_ERROR(LookupTable(ctx, 0, &table));
@@ -372,6 +383,7 @@ class SparseTableImportOp : public OpKernel {
 
 TF_EXT_REGISTER_FUNCTION(SparseTableSize);
 TF_EXT_REGISTER_FUNCTION(SparseTableShrinkageClock);
+TF_EXT_REGISTER_FUNCTION(SparseTableAbsentState);
 TF_EXT_REGISTER_FUNCTION(SparseTableStats);
 TF_EXT_REGISTER_FUNCTION(SparseTableConfig);
 TF_EXT_REGISTER_FUNCTION(SparseTableClear);

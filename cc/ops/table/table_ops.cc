@@ -232,6 +232,23 @@ clock: Scalar. What it is set to; -1: it stays as it is.
 now: Scalar. What it is afterwards.
 )doc");
 
+REGISTER_OP("TfExt>SparseTableAbsentState")
+    .Input("handle: resource")
+    .Input("state: string")
+    .Output("now: string")
+    .SetIsStateful()
+    .SetShapeFn(Shapes({{"handle", "state"}}, {{}}))
+    .Doc(R"doc(
+Returns or sets what moves rows that are absent from pushes.
+
+A table whose rule leaves them where they are ignores what it is set to, and
+returns "".
+
+handle: Scalar. The table.
+state: Scalar. What it is set to, a result of the op; "": it stays as it is.
+now: Scalar. What it is afterwards.
+)doc");
+
 REGISTER_OP("TfExt>SparseTableStats")
     .Input("handle: resource")
     .Output("stats: int64")

@@ -15,13 +15,14 @@ import tf_ext
 from tf_ext._keras import keras
 
 _STEPS, _BATCH, _BAG, _EVICT_AT = 12, 64, 4, 4
-_DIMS = {"adagrad": 8, "adam": 4, "shared": 4}
+_DIMS = {"adagrad": 8, "adam": 4, "shared": 4, "dense_adam": 4}
 # Some rows shrink in each step, whoever pushes them.
 _OPTIONS = {
     "adagrad": {"l2": 0.25, "l1": 0.002},
     "adam": {},
     # Ids without a row train one of three.
     "shared": {"l2": 0.125, "unknown": "shared", "unknown_buckets": 3},
+    "dense_adam": {"l2": 0.25},
 }
 _COUNTS = ("rows", "waiting", "admitted", "evicted", "saturated")
 
@@ -53,6 +54,7 @@ def make_model(dtype="float16", slot_dtype="bfloat16"):
         "adagrad": tf_ext.optimizers.SparseAdagrad(0.125, 1e-4),
         "adam": tf_ext.optimizers.SparseAdam(0.0625),
         "shared": tf_ext.optimizers.SparseAdam(0.0625),
+        "dense_adam": tf_ext.optimizers.SparseAdam(0.0625, absent="decay"),
     }
     tables = [
         tf_ext.SparseTable(

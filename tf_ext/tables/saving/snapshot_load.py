@@ -354,7 +354,7 @@ class Update:
             with self._table_rows.together(self._what):
                 self._restore(self._chain, "load")
                 self._restore_counters()
-            self._table_rows.restore_clock(self._chain[-1][1].state)
+            self._table_rows.restore_clocks(self._chain[-1][1].state)
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
             self._end(numbers, id_now)
         except BaseException:
@@ -400,7 +400,7 @@ class Update:
                 raise self._went_bad("rows", error) from None
             raise
         with self._table_rows.together(self._what):
-            self._table_rows.restore_clock(self._chain[-1][1].state)
+            self._table_rows.restore_clocks(self._chain[-1][1].state)
             id_now = "" if self._has_new_slots else self._chain[-1][1].id
             held = self._end(numbers, id_now)
             if id_now and not all(held):

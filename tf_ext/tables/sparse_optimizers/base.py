@@ -93,6 +93,11 @@ class SparseOptimizer:
             else self._check("weight_decay", weight_decay)
         )
 
+    @property
+    def moves_absent_rows(self) -> bool:
+        """Whether it moves rows that are absent from batches, too."""
+        return False
+
     def _set(self, **numbers: float) -> None:
         """Sets arguments of the rule as attributes, after checking them."""
         for name, value in numbers.items():
