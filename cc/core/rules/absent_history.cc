@@ -63,7 +63,7 @@ std::vector<double> Nodes(int terms) {
 void Interpolate(const std::vector<double>& nodes, double change,
                  double* coefficients) {
   const int n = static_cast<int>(nodes.size());
-  double differences[AbsentWeights::kMostTerms];
+  double differences[AbsentWeights::kMostTerms] = {};
   for (int i = 0; i < n; ++i) differences[i] = 1 / (1 + nodes[i] * change);
   for (int order = 1; order < n; ++order) {
     for (int i = n - 1; i >= order; --i) {

@@ -107,7 +107,7 @@ class AbsentView {
   int64_t lines_ = 0;
   // The line that is not complete; -1: none.
   int64_t open_first_ = -1;
-  float open_[2 * AbsentWeights::kMostTerms];
+  float open_[2 * AbsentWeights::kMostTerms] = {};
 };
 
 class AbsentHistory {
@@ -150,9 +150,9 @@ class AbsentHistory {
   struct OpenLine {
     int64_t first = -1;
     int64_t last = -1;
-    double base[AbsentWeights::kMostTerms];
-    double low[AbsentWeights::kMostTerms];  // of slopes
-    double high[AbsentWeights::kMostTerms];
+    double base[AbsentWeights::kMostTerms] = {};
+    double low[AbsentWeights::kMostTerms] = {};  // of slopes
+    double high[AbsentWeights::kMostTerms] = {};
   };
 
   void AddStep(double alpha, double grow) TF_EXT_REQUIRES(mutex_);
