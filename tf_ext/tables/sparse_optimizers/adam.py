@@ -49,10 +49,10 @@ class SparseAdam(SparseOptimizer):
     >>> table = tf_ext.SparseTable("user", 1, dense, "zeros")
     >>> table.push([1], [[1.0]])
     1
-    >>> once = float(table.pull([1]))
+    >>> once = float(table.pull([1])[0, 0])
     >>> table.push([2], [[1.0]])
     1
-    >>> once, float(table.pull([1]))  # It moves on.
+    >>> once, float(table.pull([1])[0, 0])  # It moves on.
     (-0.0999..., -0.166...)
     """
 
@@ -109,6 +109,13 @@ class SparseAdam(SparseOptimizer):
     def moves_absent_rows(self) -> bool:
         """Whether it moves rows that are absent from batches, too."""
         return self.absent == "decay"
+
+    def get_config(self) -> dict[str, typing.Any]:
+        """The constructor's arguments; `absent` only if it is "decay"."""
+        config = super().get_config()
+        if not self.moves_absent_rows:
+            del config["absent"]  # As in files of versions that lack it.
+        return config
 
     def _rule_in_force(self) -> str:
         return "dense_adam" if self.moves_absent_rows else self._rule
