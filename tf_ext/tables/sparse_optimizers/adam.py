@@ -53,7 +53,7 @@ class SparseAdam(SparseOptimizer):
     >>> table.push([2], [[1.0]])
     1
     >>> once, float(table.pull([1])[0, 0])  # It moves on.
-    (-0.0999..., -0.166...)
+    (-0.0999..., -0.1670...)
     """
 
     _rule = "adam"
