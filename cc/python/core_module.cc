@@ -19,6 +19,7 @@
 #include "cc/core/table/config.h"
 #include "cc/core/table/row_format.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/python/check.h"
 #include "cc/python/dense_array.h"
 #include "cc/python/modules.h"
 #include "pybind11/numpy.h"
@@ -195,10 +196,6 @@ py::array_t<int64_t> LikeArray(const py::array& array) {
       std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()));
 }
 
-void Check(const Status& status) {
-  if (!status.ok()) throw py::value_error(status.message());
-}
-
 // The part that runs without the GIL; `signs` has the inputs' size.
 Status HashOneColumn(const HashColumn& column,
                      const std::vector<HashInput>& inputs, int64_t* signs) {
@@ -308,20 +305,21 @@ py::array_t<uint64_t> FingerprintArray(const py::array& texts) {
   return fingerprints.attr("view")("uint64");
 }
 
-// What is read of signs that have no row: `[..., dim]`; of those that share
-// one, the initial weights of that.
-py::array_t<float> InitialRows(const std::string& config_text,
-                               const py::array& signs) {
-  TableConfig config;
-  if (const Status status = ParseTableConfig(config_text, &config);
-      !status.ok()) {
-    throw py::value_error(status.message());
-  }
+// The signs in the memory of a C++ array.
+py::array DenseSigns(const py::array& signs) {
   if (!py::isinstance<py::array_t<int64_t>>(signs)) {
     throw py::value_error("signs must be int64, but their dtype is " +
                           DtypeOf(signs) + ".");
   }
-  const py::array flat = Cast<int64_t>(signs);
+  return Cast<int64_t>(signs);
+}
+
+// What is read of signs that have no row: `[..., dim]`; of those that share
+// one, the initial weights of that.
+py::array_t<float> InitialRows(const std::string& config_text,
+                               const py::array& signs) {
+  const TableConfig config = ParsedConfig(config_text);
+  const py::array flat = DenseSigns(signs);
   std::vector<py::ssize_t> shape(signs.shape(), signs.shape() + signs.ndim());
   shape.push_back(config.dim);
   py::array_t<float> rows(shape);
@@ -349,16 +347,8 @@ py::array_t<float> InitialRows(const std::string& config_text,
 // The signs of the rows that signs share while they have none; the signs
 // themselves if the table has no shared rows.
 py::array SharedSigns(const std::string& config_text, const py::array& signs) {
-  TableConfig config;
-  if (const Status status = ParseTableConfig(config_text, &config);
-      !status.ok()) {
-    throw py::value_error(status.message());
-  }
-  if (!py::isinstance<py::array_t<int64_t>>(signs)) {
-    throw py::value_error("signs must be int64, but their dtype is " +
-                          DtypeOf(signs) + ".");
-  }
-  const py::array flat = Cast<int64_t>(signs);
+  const TableConfig config = ParsedConfig(config_text);
+  const py::array flat = DenseSigns(signs);
   py::array_t<int64_t> shared(
       std::vector<py::ssize_t>(signs.shape(), signs.shape() + signs.ndim()));
   const auto* const in = static_cast<const int64_t*>(flat.data());

@@ -9,6 +9,7 @@
 #include "cc/core/table/config.h"
 #include "cc/core/table/row_format.h"
 #include "cc/core/table/row_layout.h"
+#include "cc/python/check.h"
 #include "cc/python/dense_array.h"
 #include "cc/python/modules.h"
 #include "pybind11/numpy.h"
@@ -19,17 +20,10 @@ namespace {
 
 namespace py = pybind11;
 
-TableConfig Parsed(const std::string& text) {
-  TableConfig config;
-  const Status status = ParseTableConfig(text, &config);
-  if (!status.ok()) throw py::value_error(status.message());
-  return config;
-}
-
 // Returns (the configuration in canonical form, its fields as manifests list
 // them, without the sign).
 py::tuple TableLayout(const std::string& text) {
-  const TableConfig config = Parsed(text);
+  const TableConfig config = ParsedConfig(text);
   const RowLayout layout(config);
   py::list fields;
   for (const Field& field : layout.fields()) {
@@ -43,7 +37,7 @@ py::tuple TableLayout(const std::string& text) {
 // before position `first` are unspecified.
 py::array_t<uint8_t> NewRows(const std::string& text,
                              const DenseArray<int64_t>& signs, int64_t first) {
-  const TableConfig config = Parsed(text);
+  const TableConfig config = ParsedConfig(text);
   if (first < 0 || first > config.dim) {
     throw py::value_error("first must be from 0 to " +
                           std::to_string(config.dim) + ", but is " +

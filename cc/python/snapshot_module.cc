@@ -15,6 +15,7 @@
 #include "cc/core/table/config.h"
 #include "cc/core/table/row_layout.h"
 #include "cc/core/table/table_absent.h"
+#include "cc/python/check.h"
 #include "cc/python/dense_array.h"
 #include "cc/python/modules.h"
 #include "pybind11/numpy.h"
@@ -29,10 +30,6 @@ using Signs = DenseArray<int64_t>;
 using Rows = DenseArray<uint8_t>;
 
 constexpr int64_t kSignBytes = sizeof(int64_t);
-
-void Check(const Status& status) {
-  if (!status.ok()) throw py::value_error(status.message());
-}
 
 // ChunkBytesFor, for any number.
 int64_t CheckedChunkBytesFor(int64_t row_bytes) {
@@ -131,8 +128,7 @@ void CheckCounters(CounterCheck* check, const Rows& counters) {
 // are absent from pushes, as of the clocks that were saved with them.
 Rows CatchUpRows(const std::string& text, const Rows& rows, int64_t clock,
                  const py::bytes& absent_state) {
-  TableConfig config;
-  Check(ParseTableConfig(text, &config));
+  const TableConfig config = ParsedConfig(text);
   const RowLayout layout(config);
   if (!config.shrinks() && !config.moves_absent_rows()) {
     throw py::value_error("config must be of a table that changes rows.");
@@ -180,8 +176,7 @@ Rows CatchUpRows(const std::string& text, const Rows& rows, int64_t clock,
 
 // The state of a table that has not been pushed.
 py::bytes NewAbsentState(const std::string& text) {
-  TableConfig config;
-  Check(ParseTableConfig(text, &config));
+  const TableConfig config = ParsedConfig(text);
   const std::unique_ptr<AbsentRows> absent =
       MakeAbsentRows(config, RowLayout(config));
   return absent == nullptr ? "" : absent->history().State();
@@ -194,8 +189,7 @@ int64_t AbsentSteps(const py::bytes& state) {
 
 // Raises unless it is a state of the table's history of absent rows.
 void CheckAbsentState(const std::string& text, const py::bytes& state) {
-  TableConfig config;
-  Check(ParseTableConfig(text, &config));
+  const TableConfig config = ParsedConfig(text);
   const std::unique_ptr<AbsentRows> absent =
       MakeAbsentRows(config, RowLayout(config));
   if (absent != nullptr) Check(absent->history().SetState(state));
