@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from read_util import read_whole
 
 import tf_ext
 
@@ -25,22 +26,7 @@ class _IdsTest(parameterized.TestCase):
         self.path = pathlib.Path(folder) / "file"
 
     def _read(self, fields, format, missing=("",)):
-        """The only batch of a file, as lists, and what was malformed."""
-        errors = tf_ext.data.ReadErrors()
-        [batch] = tf_ext.data.read(
-            self.path,
-            Schema(fields, missing=missing),
-            format,
-            batch_size=1000,
-            max_errors=1.0,
-            errors=errors,
-        )
-        return {
-            name: value.to_list()
-            if isinstance(value, tf.RaggedTensor)
-            else value.numpy().tolist()
-            for name, value in batch.items()
-        }, errors.by_reason()
+        return read_whole(self.path, fields, format, missing)
 
     def _parquet(self, **columns):
         parquet.write_table(pa.table(columns), self.path)

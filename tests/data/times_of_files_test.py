@@ -10,8 +10,8 @@ import tempfile
 import numpy as np
 import pandas
 import pyarrow as pa
-import tensorflow as tf
 from absl.testing import absltest, parameterized
+from read_util import read_whole
 
 import tf_ext
 from tf_ext.data import times
@@ -106,22 +106,8 @@ class ReadTest(parameterized.TestCase):
         self.path = pathlib.Path(folder) / "file"
 
     def _read(self, fields, format, source=None, **kwargs):
-        errors = tf_ext.data.ReadErrors()
-        [batch] = tf_ext.data.read(
-            self.path if source is None else source,
-            Schema(fields),
-            format,
-            batch_size=1000,
-            max_errors=1.0,
-            errors=errors,
-            **kwargs,
-        )
-        return {
-            name: value.to_list()
-            if isinstance(value, tf.RaggedTensor)
-            else value.numpy().tolist()
-            for name, value in batch.items()
-        }, errors.by_reason()
+        source = self.path if source is None else source
+        return read_whole(source, fields, format, **kwargs)
 
     def test_of_csv(self):
         rows = [*_TEXTS, "1767268800000", "", "x"]

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The column of the time from one moment to another."""
 
-import os
-import tempfile
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from cases.column_model_cases import ColumnModelCases
 
-import tf_ext
 from tf_ext._keras import keras
 from tf_ext.feature_column import (
     AgeColumn,
@@ -173,29 +170,13 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIsInstance(_column(), AgeColumn)
 
 
-class ModelTest(tf.test.TestCase):
+class ModelTest(ColumnModelCases, tf.test.TestCase):
     """Columns of ages, through what a model goes through."""
 
-    def _columns(self):
+    def columns(self):
         return [_column(missing=0), crossed_column(["user", _column()])]
 
-    def _model(self):
-        keras.utils.set_random_seed(1)
-        dtypes = {"made": "int64", "shown": "int64", "user": "string"}
-        inputs = {
-            name: keras.Input((), name=name, dtype=dtype)
-            for name, dtype in dtypes.items()
-        }
-        table = tf_ext.SparseTable("rows", 2, "adagrad", seed=7)
-        embed = tf_ext.layers.EmbeddingFeatures(self._columns(), table)
-        output = keras.layers.Dense(1, "sigmoid")(embed(inputs))
-        model = tf_ext.Model(inputs, output)
-        model.compile(
-            tf_ext.optimizers.Optimizer("adam"), "binary_crossentropy"
-        )
-        return model
-
-    def _data(self):
+    def data(self):
         rng = np.random.default_rng(3)
         shown = rng.integers(10**9, 2 * 10**9, 50)
         ages = rng.integers(0, 10_000, 50)
@@ -206,33 +187,6 @@ class ModelTest(tf.test.TestCase):
         }
         labels = (ages < 3_600).astype(np.float32)[:, np.newaxis]
         return tf.data.Dataset.from_tensor_slices((features, labels)).batch(20)
-
-    def test_trains_saves_and_serves(self):
-        data, model = self._data(), self._model()
-        before = model.evaluate(data, verbose=0)
-        model.fit(data, epochs=20, verbose=0)
-        self.assertLess(model.evaluate(data, verbose=0), before)
-        wanted = model.predict(data, verbose=0)
-        with tempfile.TemporaryDirectory() as directory:
-            path = os.path.join(directory, "model.keras")
-            model.save(path)
-            again = keras.models.load_model(path)
-            self.assertAllEqual(again.predict(data, verbose=0), wanted)
-            served = os.path.join(directory, "served")
-            served = tf_ext.serving.export(model, served)
-            call = tf.saved_model.load(served).signatures["serving_default"]
-            found = [next(iter(call(**x).values())) for x, _ in data]
-            self.assertAllClose(tf.concat(found, 0), wanted)
-
-    def test_hashed_before(self):
-        data, model, other = self._data(), self._model(), self._model()
-        hashed = tf_ext.data.hash_columns(data, self._columns())
-        self.assertEqual(list(hashed.element_spec[0]), ["tf_ext_hashed"])
-        model.fit(data, epochs=2, shuffle=False, verbose=0)
-        other.fit(hashed, epochs=2, shuffle=False, verbose=0)
-        self.assertAllEqual(
-            model.predict(data, verbose=0), other.predict(data, verbose=0)
-        )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
+from cases.column_model_cases import ColumnModelCases
 
 import tf_ext
 from tf_ext._keras import keras
@@ -168,10 +169,10 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIsInstance(column, TimeColumn)
 
 
-class ModelTest(tf.test.TestCase):
+class ModelTest(ColumnModelCases, tf.test.TestCase):
     """Columns of times, through what a model goes through."""
 
-    def _columns(self):
+    def columns(self):
         hour = time_column("time", utc_offset_minutes=60)
         return [
             hour,
@@ -179,22 +180,7 @@ class ModelTest(tf.test.TestCase):
             crossed_column(["user", hour]),
         ]
 
-    def _model(self):
-        keras.utils.set_random_seed(1)
-        inputs = {
-            "time": keras.Input((), name="time", dtype="int64"),
-            "user": keras.Input((), name="user", dtype="string"),
-        }
-        table = tf_ext.SparseTable("rows", 2, "adagrad", seed=7)
-        embed = tf_ext.layers.EmbeddingFeatures(self._columns(), table)
-        output = keras.layers.Dense(1, "sigmoid")(embed(inputs))
-        model = tf_ext.Model(inputs, output)
-        model.compile(
-            tf_ext.optimizers.Optimizer("adam"), "binary_crossentropy"
-        )
-        return model
-
-    def _data(self):
+    def data(self):
         rng = np.random.default_rng(3)
         times = rng.integers(0, 2_000_000_000, 50)
         times[::7] = 0
@@ -205,23 +191,6 @@ class ModelTest(tf.test.TestCase):
         hours = (times + 3_600) % 86_400 // 3_600
         labels = (hours < 12).astype(np.float32)[:, np.newaxis]
         return tf.data.Dataset.from_tensor_slices((features, labels)).batch(20)
-
-    def test_trains_saves_and_serves(self):
-        data, model = self._data(), self._model()
-        [before] = [model.evaluate(data, verbose=0)]
-        model.fit(data, epochs=20, verbose=0)
-        self.assertLess(model.evaluate(data, verbose=0), before)
-        wanted = model.predict(data, verbose=0)
-        with tempfile.TemporaryDirectory() as directory:
-            path = os.path.join(directory, "model.keras")
-            model.save(path)
-            again = keras.models.load_model(path)
-            self.assertAllEqual(again.predict(data, verbose=0), wanted)
-            served = os.path.join(directory, "served")
-            served = tf_ext.serving.export(model, served)
-            call = tf.saved_model.load(served).signatures["serving_default"]
-            found = [next(iter(call(**x).values())) for x, _ in data]
-            self.assertAllClose(tf.concat(found, 0), wanted)
 
     def test_of_a_model_that_keras_builds_with_floats(self):
         @keras.utils.register_keras_serializable("time_column_test")
@@ -254,18 +223,6 @@ class ModelTest(tf.test.TestCase):
             again = keras.models.load_model(path)
         self.assertAllEqual(again(times), wanted)
         self.assertTrue(again.built)
-
-    def test_hashed_before(self):
-        data, model, other = self._data(), self._model(), self._model()
-        hashed = tf_ext.data.hash_columns(data, self._columns())
-        model.fit(data, epochs=2, shuffle=False, verbose=0)
-        other.fit(hashed, epochs=2, shuffle=False, verbose=0)
-        self.assertAllEqual(
-            model.predict(data, verbose=0), other.predict(data, verbose=0)
-        )
-        self.assertAllEqual(
-            model.predict(data, verbose=0), model.predict(hashed, verbose=0)
-        )
 
 
 if __name__ == "__main__":
