@@ -47,8 +47,8 @@ class Lines(typing.NamedTuple):
         if not len(self.inner):
             return self.data.replace(b"\r\n", b"\n")
         block = np.frombuffer(self.data, np.uint8)
-        ends = np.delete(np.flatnonzero(block == ord("\n")), self.inner)
-        returns = ends[(ends > 0) & (block[ends - 1] == ord("\r"))] - 1
+        ends = np.delete(np.flatnonzero(block == _BREAK), self.inner)
+        returns = ends[(ends > 0) & (block[ends - 1] == _RETURN)] - 1
         return np.delete(block, returns).tobytes()
 
 
@@ -134,7 +134,7 @@ def check(lines: Lines, separator: bytes | None) -> Checked:
     if b"\r" in data:
         data = lines.without_returns()
     block = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(block == ord("\n"))
+    ends = np.flatnonzero(block == _BREAK)
     numbers = np.arange(lines.first, lines.first + len(ends))
     has_breaks = len(lines.inner) > 0
     if has_breaks:
@@ -149,7 +149,7 @@ def check(lines: Lines, separator: bytes | None) -> Checked:
         _note(reasons, np.searchsorted(ends, places), NUL)
     quotes = separator if b'"' in data else None
     if b"\r" in data:
-        places = np.flatnonzero(block == ord("\r"))
+        places = np.flatnonzero(block == _RETURN)
         if quotes is not None:
             quoted = is_quoted(block, ends, places)
             has_breaks |= bool(quoted.any())
@@ -239,7 +239,7 @@ def is_quoted(
       ends: int64, their line breaks.
       places: int64.
     """
-    quotes = np.flatnonzero(block == ord('"'))
+    quotes = np.flatnonzero(block == _QUOTE)
     counts = np.concatenate([[0], np.searchsorted(quotes, ends)])
     before = np.searchsorted(quotes, places)
     return (before - counts[np.searchsorted(ends, places)]) % 2 == 1
@@ -249,7 +249,7 @@ def _wrongly_quoted(
     block: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], separator: int
 ) -> npt.NDArray[np.int64]:
     """Records whose quotes are not those of RFC 4180."""
-    places = np.flatnonzero(block == ord('"'))
+    places = np.flatnonzero(block == _QUOTE)
     opens, closes = roles(block, places, separator)
     counts = np.diff(np.searchsorted(places, ends), prepend=0)
     # The number of each quote within its record.

@@ -5,7 +5,7 @@ import json
 import numbers
 import typing
 
-from tf_ext._checks import refuse
+from tf_ext._checks import is_int, refuse
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 
@@ -62,3 +62,31 @@ def check_combiner(function: str, value: object) -> None:
     """Raises unless the combiner is one of COMBINERS."""
     if value not in COMBINERS:
         refuse(function, "combiner", f"one of {', '.join(COMBINERS)}", value)
+
+
+def times_fields(
+    function: str, column: typing.Any, name: str
+) -> dict[str, typing.Any]:
+    """The fields that all columns of times have, checked and filled in.
+
+    Args:
+      function: string, which the user called.
+      column: Column, with these fields as the user gave them.
+      name: string, that of a column without one.
+    """
+    missing = column.missing
+    if missing is not None and not is_int(missing):
+        refuse(function, "missing", "an int or None", missing)
+    if not isinstance(column.optional, bool):
+        refuse(function, "optional", "True or False", column.optional)
+    check_combiner(function, column.combiner)
+    if column.name is not None:
+        name = column.name
+    check_text(function, "name", name)
+    namespace = name if column.namespace is None else column.namespace
+    check_namespace(function, namespace)
+    return {
+        "missing": None if missing is None else int(missing),
+        "name": name,
+        "namespace": namespace,
+    }

@@ -103,19 +103,9 @@ class TimeColumn(Column):
                 offset,
             )
         object.__setattr__(self, "utc_offset_minutes", int(offset))
-        if self.missing is not None:
-            if not is_int(self.missing):
-                refuse(_NAME, "missing", "an int or None", self.missing)
-            object.__setattr__(self, "missing", int(self.missing))
-        if not isinstance(self.optional, bool):
-            refuse(_NAME, "optional", "True or False", self.optional)
-        checks.check_combiner(_NAME, self.combiner)
-        if self.name is None:
-            object.__setattr__(self, "name", f"{self.key}_{self.unit}")
-        checks.check_text(_NAME, "name", self.name)
-        if self.namespace is None:
-            object.__setattr__(self, "namespace", self.name)
-        checks.check_namespace(_NAME, self.namespace)
+        fields = checks.times_fields(_NAME, self, f"{self.key}_{self.unit}")
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)
 
     @property
     def parts(self) -> tuple[Part, ...]:

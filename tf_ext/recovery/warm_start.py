@@ -409,7 +409,7 @@ class _Taken:
         if not rows.counting.can_take(counting_of(manifest.config)):
             return
         for file in manifest.counters.files:
-            for counters in read_counters(path, manifest, file, lambda _: None):
+            for counters in read_counters(path, manifest, file, _ignore):
                 counts = np.ascontiguousarray(counters[:, 8:]).view("<i4")
                 row_counters.import_counters(
                     rows,

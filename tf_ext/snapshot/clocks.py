@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _core
+from tf_ext.snapshot.counting import entries_of
 
 # The fields that rows do not have once they have been caught up.
 CLOCK_FIELDS = (_core.SHRUNK_FIELD, _core.CAUGHT_UP_FIELD)
@@ -71,8 +72,8 @@ def caught_up(
     Raises:
       KeyError, ValueError: the state is not that of such a table.
     """
-    fields = dict(line.split("=", 1) for line in config.splitlines() if line)
-    shrinks = "l2" in fields or "l1" in fields
+    entries = entries_of(config)
+    shrinks = "l2" in entries or "l1" in entries
     return _core.catch_up_rows(
         config,
         rows,

@@ -57,7 +57,7 @@ def check(chains: Sequence[Chain], by: str) -> None:
 def _check_shared(
     path: str, manifest: Manifest, where: str, other: Manifest
 ) -> None:
-    counts = [_shared_rows(each.config) for each in (manifest, other)]
+    counts = [shared_rows(each.config) for each in (manifest, other)]
     if counts[0] != counts[1]:
         raise ValueError(
             f"The rows of {path} and {where} cannot be merged: ids without a "
@@ -66,7 +66,7 @@ def _check_shared(
         )
 
 
-def _shared_rows(config: str) -> int:
+def shared_rows(config: str) -> int:
     """How many rows ids without one share: `unknown_buckets` of the table."""
     entries = entries_of(config)
     if entries.get("unknown") != "shared":

@@ -151,10 +151,7 @@ class Snapshot:
         try:
             return caught_up(manifest.config, rows, manifest.state)
         except (KeyError, ValueError, TypeError) as error:
-            raise DamagedSnapshotError(
-                f"{self.path}/{NAME} is damaged: its rows cannot be caught up "
-                f"as its members table.config and state say: {error}"
-            ) from None
+            raise not_caught_up(self.path, error) from None
 
     def _latest_rows(
         self, progress: Progress
@@ -262,6 +259,19 @@ def row_dtype(manifest: Manifest) -> np.dtype[typing.Any]:
 def _dtype(name: str) -> np.dtype[typing.Any]:
     bits = "uint16" if name == "bfloat16" else name
     return np.dtype(bits).newbyteorder("<")
+
+
+def not_caught_up(path: str, error: Exception) -> DamagedSnapshotError:
+    """The error of a snapshot whose rows cannot be caught up.
+
+    Args:
+      path: string, the snapshot's directory.
+      error: what `caught_up` raised.
+    """
+    return DamagedSnapshotError(
+        f"{path}/{NAME} is damaged: its rows cannot be caught up as its "
+        f"members table.config and state say: {error}"
+    )
 
 
 def signs_of(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

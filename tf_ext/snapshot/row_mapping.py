@@ -27,7 +27,7 @@ from tf_ext.snapshot.manifest import (
     RowField,
     row_fields,
 )
-from tf_ext.snapshot.reader import signs_of
+from tf_ext.snapshot.reader import not_caught_up, signs_of
 from tf_ext.snapshot.row_values import Rows
 
 # Rows of a large dim are made in parts of this size.
@@ -178,12 +178,14 @@ class SavedRows:
     """
 
     def __init__(self, path: str, manifest: Manifest) -> None:
-        self._where = f"{path}/{NAME}"
+        self._path = path
         self._manifest = manifest
         try:
             self.config, fields = _core.table_layout(manifest.config)
         except ValueError as error:
-            raise self._damaged(f"its member table.config: {error}") from None
+            raise DamagedSnapshotError(
+                f"{path}/{NAME} is damaged: its member table.config: {error}"
+            ) from None
         check_fields(path, manifest, fields)
         by_name = {field.name: field for field in manifest.fields}
         self.weights = by_name["weights"]
@@ -203,13 +205,7 @@ class SavedRows:
                 else 0,
             )
         except (KeyError, ValueError, TypeError) as error:
-            raise self._damaged(
-                "its rows cannot be caught up as its members table.config and "
-                f"state say: {error}"
-            ) from None
-
-    def _damaged(self, what: str) -> DamagedSnapshotError:
-        return DamagedSnapshotError(f"{self._where} is damaged: {what}")
+            raise not_caught_up(self._path, error) from None
 
     def __call__(self, rows: Rows) -> Rows:
         """Rows with the values that they had when they were saved."""

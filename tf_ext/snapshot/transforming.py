@@ -244,7 +244,7 @@ class _Transformed:
         self._path, self._manifest = path, manifest
         self._filter = RowFilter(keep, drop, Snapshot(chains[0]).fields)
         saved = entries_of(manifest.config)
-        self._has_shared_rows = saved.get("unknown") == "shared"
+        self._has_shared_rows = merging.shared_rows(manifest.config) > 0
         text = "".join(f"{key}={changes[key]}\n" for key in sorted(changes))
         state = dict(manifest.state)
         clocks = self._whole[0].clocks
