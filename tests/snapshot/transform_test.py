@@ -276,7 +276,7 @@ class RefusalTest(TransformTestCase):
             ),
             (
                 {"projection": [[1.0]]},
-                r"`projec.* \[3, new dim\]",
+                r"`projection`.* \[3, new dim\]",
             ),
             (
                 {"projection": np.eye(3), "dim": 2},
