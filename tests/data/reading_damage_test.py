@@ -2,6 +2,7 @@
 """No flipped bit of a file loses records without a word."""
 
 import gzip
+import json
 import pathlib
 import tempfile
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 from oracles import readable_files, readable_records
+from processes import run
 
 import tf_ext
 from tf_ext.data import formats, passes
@@ -101,6 +103,27 @@ class FlippedBitsTest(parameterized.TestCase):
     @pytest.mark.slow
     def test_five_hundred(self, format, packed):
         self._check(format, packed, 500)
+
+
+class FootersTest(absltest.TestCase):
+    def _check(self, *arguments, most_read):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        counts = json.loads(
+            run("damaged_footers_program.py", folder, *arguments)
+        )
+        self.assertLen(counts, 4)
+        for name, found in counts.items():
+            self.assertGreater(found["refused"], 20, name)
+            share = found["read"] / sum(found.values())
+            self.assertLessEqual(share, most_read, name)
+
+    def test_wrong_levels_end_no_process(self):
+        self._check(most_read=0.0)
+
+    @pytest.mark.slow
+    def test_no_byte_ends_the_process(self):
+        # Many bytes are of names and statistics that nothing reads.
+        self._check("all", most_read=0.5)
 
 
 if __name__ == "__main__":

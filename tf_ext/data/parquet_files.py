@@ -142,24 +142,13 @@ class ParquetFiles:
           ValueError: no block is small enough.
         """
         metadata = opened.metadata.row_group(group)
-        used = self._present(opened)
         block_rows = min(BLOCK_ROWS, max(1, metadata.num_rows))
+        chunks = self._limiting(opened)
+        if not chunks:
+            return opened, block_rows
+        _check_chunks(opened, group, [path for _, _, path, _ in chunks])
         texts = []
-        for index in range(metadata.num_columns):
-            # Of as few columns as need it: pyarrow ends the process where a
-            # damaged footer has wrong statistics of a chunk's size.
-            column = opened.schema.column(index)
-            field = next(
-                (
-                    one
-                    for one in used
-                    if f"{column.path}.".startswith(f"{one.name}.")
-                ),
-                None,
-            )
-            is_text = column.physical_type == "BYTE_ARRAY"
-            if field is None or not (is_text or is_list(field)):
-                continue
+        for index, field, path, is_text in chunks:
             chunk = metadata.column(index)
             name = field.name
             values, values_of_row = block_rows, 1.0
@@ -181,9 +170,7 @@ class ParquetFiles:
                 most = max(_BLOCK_BYTES // size, _LEAST_ROWS)
                 block_rows = min(block_rows, most)
             elif _DICTIONARIES.intersection(chunk.encodings):
-                texts.append(
-                    (name, chunk.path_in_schema, values_of_row, values)
-                )
+                texts.append((name, path, values_of_row, values))
         if not texts:
             return opened, block_rows
         as_indices = parquet.ParquetFile(
@@ -206,6 +193,28 @@ class ParquetFiles:
                 most = int(_BLOCK_BYTES / values_of_row / lengths.mean())
                 block_rows = min(block_rows, max(1, most))
         return found, block_rows
+
+    def _limiting(
+        self, opened: typing.Any
+    ) -> list[tuple[int, Field, str, bool]]:
+        """The columns of texts and lists, which may be of any length.
+
+        Returns:
+          List of `(index, field, path, whether it is text)`.
+        """
+        used = self._present(opened)
+        found = []
+        for index in range(len(opened.schema)):
+            column = opened.schema.column(index)
+            path = column.path
+            is_text = column.physical_type == "BYTE_ARRAY"
+            found += [
+                (index, field, path, is_text)
+                for field in used
+                if f"{path}.".startswith(f"{field.name}.")
+                and (is_text or is_list(field))
+            ][:1]
+        return found
 
     def _present(self, opened: typing.Any) -> list[Field]:
         """The fields that a file has."""
@@ -235,6 +244,24 @@ class ParquetFiles:
             Malformed(first + row, reason) for row, reason in reasons.items()
         ]
         return Parsed(part, batch.num_rows, malformed, "row")
+
+
+def _check_chunks(opened: typing.Any, group: int, paths: list[str]) -> None:
+    """Raises an error if the footer is wrong about chunks of a row group.
+
+    `metadata.column` ends the process then. What reads a chunk checks the same,
+    and returns an error: it is let do so, up to the first byte.
+
+    Args:
+      opened: ParquetFile.
+      group: int.
+      paths: list of strings, of columns.
+    """
+    probe = parquet.ParquetFile(
+        pa.PythonFile(_Unread(), "r"), metadata=opened.metadata, pre_buffer=True
+    )
+    with contextlib.suppress(_BeginsToReadError):
+        next(probe.iter_batches(1, row_groups=[group], columns=paths), None)
 
 
 @contextlib.contextmanager
@@ -271,6 +298,26 @@ class _Readable(io.RawIOBase):
 
     def tell(self) -> int:
         return self._file.tell()
+
+
+class _BeginsToReadError(Exception):
+    """The footer is right about what is to be read."""
+
+
+class _Unread(io.RawIOBase):
+    """A file of any size, which is not to be read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self.tell()
+
+    def tell(self) -> int:
+        return 2**63 - 1
+
+    def read(self, size: int = -1) -> bytes:
+        raise _BeginsToReadError
 
 
 def _errors() -> tuple[type[Exception], ...]:

@@ -462,6 +462,16 @@ def _objects():
             "doubles": [[1.0, 2.0], None, []],
         }
     )
+    lists = pa.table(
+        {
+            "user": [{"tags": [f"tag {i}"] * (i % 3)} for i in range(12)],
+            "ids": [None, *([i] * (i % 4) for i in range(11))],
+            "weights": pa.array(
+                [[0.5] * (i % 5) for i in range(12)],
+                pa.large_list(pa.float32()),
+            ),
+        }
+    )
     of_types = [
         _int("double_id", -1),
         _int("text_id", -1),
@@ -499,6 +509,16 @@ def _objects():
                 typed.select(["double_id", "uint64"]), p
             ),
             [Field("double_id"), Field("uint64")],
+            "parquet",
+        ),
+        RealFile(
+            "lists.parquet",
+            lambda p: parquet.write_table(lists, p, row_group_size=5),
+            [
+                Field("user.tags", bag=True),
+                Field("ids", "int64", bag=True),
+                Field("weights", "float32", bag=True),
+            ],
             "parquet",
         ),
     ]
