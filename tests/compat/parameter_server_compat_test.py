@@ -13,7 +13,6 @@ import tensorflow as tf
 from absl.testing import absltest
 from clusters import parameter_server_util as util
 
-import tf_ext
 from tf_ext._compat import cluster_errors, clusters
 from tf_ext.distribute.addresses import split_address
 from tf_ext.distribute.cluster import cluster_of
@@ -23,9 +22,8 @@ pytestmark = pytest.mark.process
 
 def setUpModule():
     global _processes, _strategy
-    stack = tf_ext.distribute.local_cluster(1, 1)
-    _processes = stack.__enter__()
-    unittest.addModuleCleanup(stack.__exit__, None, None, None)
+    cluster = util.local_cluster(1, 1)
+    _processes = unittest.enterModuleContext(cluster)
     _strategy = _processes.strategy()
 
 

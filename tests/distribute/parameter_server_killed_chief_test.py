@@ -11,9 +11,9 @@ import types
 import pytest
 import tensorflow as tf
 from absl.testing import absltest
+from clusters import parameter_server_util as util
 from paths import PROGRAMS
 
-import tf_ext
 from tf_ext.distribute.ports import free_ports
 from tf_ext.distribute.strategy import table_owner
 
@@ -77,8 +77,7 @@ def _resident_bytes(pid):
 
 class KilledChiefTest(absltest.TestCase):
     def cluster(self, **options):
-        processes = tf_ext.distribute.local_cluster(**options)
-        return self.enterContext(processes)
+        return self.enterContext(util.local_cluster(**options))
 
     def assert_holds_those_of(self, chief):
         self.assertLen(chief.bytes, 2)

@@ -10,7 +10,6 @@ import signal
 import tempfile
 import urllib.error
 
-import kubernetes_validate
 import metrics_client
 import processes
 import pytest
@@ -22,7 +21,6 @@ from paths import ROOT
 from tf_ext.distribute.ports import free_ports
 
 _FILE = ROOT / "examples" / "kubernetes" / "parameter_servers.yaml"
-_VERSIONS = ("1.32", kubernetes_validate.latest_version())
 _METRICS_PORT = 9090
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
@@ -57,8 +55,13 @@ class ManifestTest(parameterized.TestCase):
             if kind == "ConfigMap"
         ]
 
-    @parameterized.parameters(*_VERSIONS)
+    @parameterized.parameters("1.32", "latest")
     def test_has_the_schema_of(self, version):
+        # Not above: its import takes seconds, in each process of pytest.
+        import kubernetes_validate
+
+        if version == "latest":
+            version = kubernetes_validate.latest_version()
         for one in self.objects.values():
             kubernetes_validate.validate(one, version, strict=True)
             other = copy.deepcopy(one)

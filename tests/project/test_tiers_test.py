@@ -91,6 +91,8 @@ class TiersTest(TestCase):
                     *["-c", str(self._folder / "pytest.ini")],
                     *["-p", "test_groups", "-p", "test_tiers"],
                     *["-p", "no:cacheprovider", "-p", "no:faulthandler"],
+                    # It collects garbage five times, of all that tests left.
+                    *["-p", "no:unraisableexception"],
                     *[str(self._folder), *options],
                 ],
                 plugins=[names],

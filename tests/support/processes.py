@@ -10,10 +10,10 @@ import sys
 import tempfile
 import time
 
+import fork_servers
 from paths import PROGRAMS, SUPPORT
 
 import tf_ext
-from tf_ext.distribute import forked_processes
 
 _STOP_TIMEOUT_SECONDS = 200
 # Programs that check how a process without TensorFlow gets it, or does not.
@@ -182,27 +182,13 @@ def start(arguments, output, log, environment, folder=None):
     )
 
 
-_fork_servers = []
-
-
 def fork_server(environment):
     """A `ForkServer` of an environment; None for one that is rare."""
-    common = _without(program_environment(), "TF_CONFIG", "TF_USE_LEGACY_KERAS")
-    if common != _without(environment, "TF_CONFIG", "TF_USE_LEGACY_KERAS"):
-        return None
-    own = _without(environment, "TF_CONFIG")
-    for others, server in _fork_servers:
-        if others == own:
-            return server
-    server = forked_processes.ForkServer(own)
-    _fork_servers.append((own, server))
-    return server
-
-
-def _without(environment, *names):
-    # pytest's changes with each test.
-    names = {*names, "PYTEST_CURRENT_TEST"}
-    return {n: v for n, v in environment.items() if n not in names}
+    usual, given = (
+        fork_servers.without(each, "TF_CONFIG", "TF_USE_LEGACY_KERAS")
+        for each in (program_environment(), environment)
+    )
+    return fork_servers.of(environment) if usual == given else None
 
 
 def _wait(process, name, timeout_seconds, output, log):

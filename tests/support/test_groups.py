@@ -188,13 +188,17 @@ class _GroupProcess:
     ):
         # Not above: it imports TensorFlow, which a process that hands out tests
         # does not need.
-        from processes import program_environment, start
+        import fork_servers
+        from processes import fork_server, program_environment, start
 
         self.group = group
         self._log = tempfile.TemporaryFile()
         environment = program_environment()
         if group.is_legacy:
             environment["TF_USE_LEGACY_KERAS"] = "1"
+        self._lent = fork_servers.Lent(
+            fork_server(environment), environment, self._log
+        )
         with tempfile.TemporaryDirectory(prefix="tf_ext_group_") as own:
             address = os.path.join(own, "socket")
             with socket.socket(socket.AF_UNIX) as listener:
@@ -266,6 +270,7 @@ class _GroupProcess:
             status = "killed"
         self._send(signal.SIGKILL)  # Also what it has left behind.
         self._process.wait()
+        self._lent.end()
         self._log.seek(0)
         text = self._log.read().decode(errors="replace")
         self._log.close()

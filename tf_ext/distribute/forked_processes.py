@@ -33,22 +33,25 @@ class ForkServer:
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
-        # A pair of sockets that keep the bounds of messages.
-        self._channel, other = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET
-        )
         self._log = tempfile.TemporaryFile()
         self._lock = threading.Lock()
         self._running: dict[int, ForkedProcess] = {}
         self._numbers = itertools.count()
         self._environment = environment
+        self._channel, self._process = self._start()
+
+    def _start(self) -> "tuple[socket.socket, subprocess.Popen[bytes]]":
+        """Starts the process; the socket to it keeps the bounds of messages."""
+        channel, other = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )
         with other:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [
                     *[sys.executable, "-P", fork_server.__file__],
                     str(other.fileno()),
                 ],
-                env=environment,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -56,6 +59,7 @@ class ForkServer:
                 # This process alone handles an interrupt from the terminal.
                 start_new_session=True,
             )
+        return channel, process
 
     def start(
         self,

@@ -7,10 +7,12 @@ import threading
 import unittest.mock
 
 import numpy as np
+import processes
 import tensorflow as tf
 
 import tf_ext
 from tf_ext._keras import keras
+from tf_ext.distribute import local
 
 FEATURES = 8
 _IDS = 50
@@ -39,6 +41,32 @@ def stop_shared():
         _shared = None
 
 
+@contextlib.contextmanager
+def local_cluster(workers, ps, **options):
+    """As that of tf_ext, which imports TensorFlow once more in each cluster."""
+    with contextlib.ExitStack() as stack:
+        with unittest.mock.patch.object(local, "ForkServer", _SharedForks):
+            cluster = tf_ext.distribute.local_cluster(workers, ps, **options)
+            stack.enter_context(cluster)
+        yield cluster
+
+
+class _SharedForks:
+    """A `ForkServer` that is not closed with a cluster: that of this process.
+
+    Args:
+      environment: dict, as of `ForkServer`.
+    """
+
+    def __init__(self, environment):
+        del environment  # `start` gets that of each process.
+        server = processes.fork_server(processes.program_environment())
+        self.start = server.start
+
+    def close(self):
+        pass
+
+
 class Cluster:
     """Workers and parameter servers of a module's tests."""
 
@@ -50,7 +78,7 @@ class Cluster:
 
         What TensorFlow made before is lost by that, also what is `shared`.
         """
-        cluster = tf_ext.distribute.local_cluster(workers, ps, **options)
+        cluster = local_cluster(workers, ps, **options)
         self.processes = self._stack.enter_context(cluster)
         self.strategy = self.processes.strategy()
 
