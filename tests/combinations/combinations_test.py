@@ -38,7 +38,7 @@ _TOLERANCES = {"float32": 1e-5, "mixed_float16": 2e-2, "mixed_bfloat16": 4e-2}
 # Of a model and of what it was loaded from.
 _LOADED_TOLERANCE = 1e-6
 _COUNT = 20
-_MOST_PAIRWISE = 100  # programs that cover all pairs
+_MOST_PAIRWISE = 110  # programs that cover all pairs
 _SLOW_COUNT = 150
 
 _hosts = Hosts()

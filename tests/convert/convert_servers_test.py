@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from cases import convert_cases
 from clusters import parameter_server_util as util
+from clusters.case_workers import Worker, alone
 
 import tf_ext
 
@@ -44,6 +45,13 @@ class ServersTest(tf.test.TestCase):
         self.assertEqual(set(back.left.values()), {0})
         found = back.model(tensors(features))
         self.assertAllClose(found, expected, 1e-6, 1e-6)
+
+    def test_rows_of_files_are_on_all_of_them(self):
+        expected = convert_cases.taken_from_files(alone())
+        found = convert_cases.taken_from_files(
+            Worker(util.shared().strategy, 0, 1), max_inflight_steps=1
+        )
+        convert_cases.assert_as_alone(self, found, expected)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 import pytest
 import tensorflow as tf
 from cases import convert_cases
-from clusters.case_workers import shared_workers
+from clusters.case_workers import alone, shared_workers
 
 pytestmark = [
     pytest.mark.process("workers"),
@@ -22,6 +22,11 @@ class WorkersTest(tf.test.TestCase):
             for one, other in zip(found, expected, strict=True):
                 self.assertAllEqual(one, other)
             self.assertEqual(sizes, {4: 20, 2: 15})
+
+    def test_rows_of_files_are_on_all_of_them(self):
+        expected = convert_cases.taken_from_files(alone())
+        for found in shared_workers(2)[convert_cases.taken_from_files]:
+            convert_cases.assert_as_alone(self, found, expected)
 
 
 if __name__ == "__main__":

@@ -496,6 +496,15 @@ class WarmStartTest(tf.test.TestCase):
                     for mine, theirs in zip(each["weights"], one["weights"]):
                         self.assertAllEqual(mine, theirs)
 
+    def test_by_fit_as_one_process(self):
+        expected = warm_start_cases.warm_started_by_fit(alone())
+        self.assertEqual([epochs for epochs, *_ in expected], [[0], [1]])
+        for results in _CASES[2][warm_start_cases.warm_started_by_fit]:
+            for found, wanted in zip(results, expected, strict=True):
+                self.assertEqual(found[0], wanted[0])
+                self.assertAllClose(found[1], wanted[1], 1e-5, 1e-5)
+                self.assertAllClose(found[2], wanted[2], 1e-5, 1e-5)
+
 
 if __name__ == "__main__":
     tf.test.main()

@@ -111,7 +111,9 @@ def from_tensornet(
         for block in blocks[name]:
             for rows in block.rows(source.form, table.dim):
                 signs = rows["sign"].astype(np.uint64).view(np.int64)
-                taken += table.import_rows(signs, source.fields(rows))
+                table.import_rows(signs, source.fields(rows))
+                # Of several workers, each sets only some of them.
+                taken += len(signs)
         done[name] = ConvertedRows(
             taken,
             0,

@@ -357,7 +357,9 @@ def open_variables(
             return SavedFiles(
                 path, files, key_dtype or "int64", value_dtype or "float32"
             )
-    prefix = tf.train.latest_checkpoint(path) if files else path
+    # Some file systems take the prefix of a path for a directory.
+    is_prefix = not files or tf.io.gfile.exists(f"{path}.index")
+    prefix = path if is_prefix else tf.train.latest_checkpoint(path)
     if prefix and tf.io.gfile.exists(f"{prefix}.index"):
         types: Mapping[str, str | None] = {
             "key_dtype": key_dtype,

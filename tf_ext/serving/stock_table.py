@@ -387,13 +387,14 @@ class StockTable(tf.Module):
         rows = tf.cast(rows, tf.float32)
         if scales is not None:
             rows *= scales[:, tf.newaxis]
-        if not self._computes_unknown:
-            return rows
-        rows = tf.cond(
-            tf.equal(tf.reduce_min(numbers), 0),
-            lambda: self._with_initial_rows(rows, signs, numbers),
-            lambda: rows,
-        )
+        if self._computes_unknown:
+            found = rows
+            rows = tf.cond(
+                tf.equal(tf.reduce_min(numbers), 0),
+                lambda: self._with_initial_rows(found, signs, numbers),
+                lambda: found,
+            )
+        # Neither what looks numbers up nor tf.cond knows it.
         rows.set_shape([None, self.dim])
         return rows
 

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Keras model with tables on all workers or servers."""
 
+import tempfile
+
 import numpy as np
 import tensorflow as tf
+from models import small_models as small
+from oracles import tensornet_files, tfra_files
 
 import tf_ext
 from tf_ext._keras import keras
@@ -84,3 +88,76 @@ def converted(worker):
         table = tables[embedding.output_dim]
         found.append(tf_ext.convert.to_matrix(table, column, values))
     return expected, found, {dim: one.size() for dim, one in tables.items()}
+
+
+_FILE_IDS = np.arange(-20, 20)
+
+
+def taken_from_files(worker, **fit_options):
+    """Models that train on from rows of TFRA's and of TensorNet's files.
+
+    Args:
+      worker: `case_workers.Worker`.
+      **fit_options: of `fit`.
+
+    Returns:
+      For each kind of files `(taken, rows before and after, predictions)`.
+    """
+    values = np.random.default_rng(1).uniform(0.1, 1, [2, 40, 4])
+    weights, slots = values.astype(np.float32)
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, one in (("user", weights), ("user/l/accumulator", slots)):
+            tfra_files.save_to_file_system(
+                folder, name, _FILE_IDS, one, shards=2, ranks=2
+            )
+        fields = {
+            "weights": weights,
+            "accumulator": slots[:, 0],
+            "show": np.arange(40, dtype=np.float32),
+            "days": np.zeros(40, np.int32),
+        }
+        rows = _FILE_IDS.astype(np.uint64), fields
+        tensornet_files.save(folder, "deep", rows, mode="bin", ranks=2)
+        for rule, statistics, take in (
+            ("adagrad", None, _from_tfra),
+            ("row_wise_adagrad", ["show"], _from_tensornet),
+        ):
+            with worker.strategy.scope():
+                table = small.table(rule, statistics=statistics)
+                model = small.compiled(small.functional(table))
+            taken = take(folder, table)
+            before = table.pull(_FILE_IDS).numpy()
+            # The last batch is smaller.
+            features, labels = small.batch(np.random.default_rng(2), 61)
+            data = tf.data.Dataset.from_tensor_slices((features, labels))
+            model.fit(data.batch(16), verbose=0, **fit_options)
+            after = table.pull(_FILE_IDS).numpy()
+            predicted = model.predict(data.batch(16), verbose=0)
+            results.append((taken, before, after, predicted))
+    return weights, results
+
+
+def _from_tfra(folder, table):
+    column = small.columns()[0]
+    done = tf_ext.convert.from_tfra(folder, table, column, "user")
+    return done.taken, done.slots, table.size()
+
+
+def _from_tensornet(folder, table):
+    done = tf_ext.convert.from_tensornet(folder, {"deep": table})["deep"]
+    return done.taken, done.slots, table.size()
+
+
+def assert_as_alone(test, found, expected):
+    """Checks results of `taken_from_files` against those of one process."""
+    weights, results = expected
+    test.assertAllEqual(found[0], weights)
+    for one, wanted, slots in zip(
+        found[1], results, [("accumulator",), ("accumulator", "show")]
+    ):
+        test.assertEqual(one[0], (40, slots, 40))
+        test.assertAllEqual(one[1], weights)
+        for mine, theirs in zip(one[2:], wanted[2:], strict=True):
+            test.assertAllClose(mine, theirs, 1e-5, 1e-5)
+        test.assertNotAllClose(one[2], weights, 1e-2, 1e-2)

@@ -5,7 +5,13 @@ import json
 
 import tensorflow as tf
 from oracles.combination_axes import Program
-from oracles.combination_data import DIM, click_key, features_of, vocabulary_of
+from oracles.combination_data import (
+    DIM,
+    age_boundaries,
+    click_key,
+    features_of,
+    vocabulary_of,
+)
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
@@ -96,6 +102,13 @@ def _table(program, name="rows"):
             "admission": tf_ext.admission.Count(2),
             "unknown": "zeros",
         },
+        "shared": {
+            "optimizer": rules.SparseSGD(),
+            "admission": tf_ext.admission.Count(2),
+            "unknown": "shared",
+            "unknown_buckets": 3,
+            "l2": 0.05,
+        },
     }[program.table]
     if program.layer == "clicks":
         options["statistics"] = ["show", "click"]
@@ -121,6 +134,10 @@ def columns_of(program):
             ),
         ],
         "optional": [user, fc.category_column("absent", optional=True)],
+        "times": [
+            fc.time_column("seen", "weekday"),
+            fc.age_column("made", "seen", age_boundaries(), missing=0),
+        ],
     }[program.columns]
 
 

@@ -72,17 +72,17 @@ def inputs(ragged=False):
     }
 
 
-def table():
+def table(**kwargs):
     """A table whose rule is the same for lazy rows as for a variable."""
     rule = tf_ext.optimizers.SparseSGD()
-    return tf_ext.SparseTable("item", DIM, rule, "normal", seed=3)
+    return tf_ext.SparseTable("item", DIM, rule, "normal", seed=3, **kwargs)
 
 
-def model(ragged=False, max_length=LENGTH):
-    """A compiled model on a table."""
+def model(ragged=False, max_length=LENGTH, **kwargs):
+    """A compiled model on a table of these options."""
     features = inputs(ragged)
     embedded = tf_ext.layers.EmbeddingFeatures(
-        columns(max_length), table(), concatenate=False
+        columns(max_length), table(**kwargs), concatenate=False
     )(features)
     made = tf_ext.Model(
         features, network(embedded["history"], embedded["item"])

@@ -25,6 +25,7 @@ AXES = {
         "buckets",
         "sequence",
         "optional",
+        "times",
     ),
     "table": (
         "sgd",
@@ -36,6 +37,7 @@ AXES = {
         "float16",
         "evicted",
         "admitted",
+        "shared",
         "several",
     ),
     "layer": (
@@ -124,6 +126,11 @@ def is_supported(program, is_keras_3):
         p.optimizer == "accumulated" and (replicas or p.regime == "servers"),
         scales and p.regime == "servers",
         p.optimizer == "skip" and p.regime == "servers",
+        # Scaled gradients behind it overflow in one process, which leaves the
+        # step out, but not in a replica's smaller share of them.
+        p.precision == "mixed_float16"
+        and p.layer in ("batch_normalization", "synchronized")
+        and replicas,
         # Models.
         p.model == "listed" and p.data == "hashed",  # Features by key.
         p.model == "listed" and p.layer == "clicks",

@@ -11,8 +11,15 @@ DIM = 4
 BATCH_SIZE = 4
 _IDS = 9
 _SEED = 5
+_DAY_SECONDS = 86_400
+_AGES = [60, 3600]  # seconds
 _WORDS = np.array([f"word {i}" for i in range(_IDS)])
 _CLICK = "click"
+
+
+def age_boundaries():
+    """Those of the column of ages."""
+    return _AGES
 
 
 def click_key():
@@ -29,6 +36,7 @@ def keys_of(program):
         "buckets": ["user", "age"],
         "sequence": ["user", "tags"],
         "optional": ["user"],
+        "times": ["seen", "made"],
     }[program.columns]
     clicks = [_CLICK] if program.layer == "clicks" else []
     return sorted([*keys, *clicks, "number"])
@@ -49,6 +57,8 @@ def samples_of(program):
         "word": _WORDS[[r["word"] for r in rows]],
         "age": np.array([r["age"] for r in rows], np.float32),
         "number": np.array([r["number"] for r in rows], np.float32),
+        "seen": np.array([r["seen"] for r in rows]),
+        "made": np.array([r["made"] for r in rows]),
         _CLICK: np.array([r["a"] for r in rows], np.float32),
         "tags": tf.ragged.constant(
             [_WORDS[r["tags"]].tolist() for r in rows], dtype=tf.string
@@ -72,7 +82,7 @@ def samples_of(program):
 def _sample(rng):
     tags = rng.integers(0, _IDS, rng.integers(0, 4)).tolist()
     user = int(rng.integers(0, _IDS))
-    return {
+    sample = {
         "user": user,
         "word": int(rng.integers(0, _IDS)),
         # Some are in another bucket when rounded to 16 bits.
@@ -84,6 +94,12 @@ def _sample(rng):
         "b": float(rng.uniform()),
         "weight": float(rng.uniform(0.2, 3.0)),
     }
+    # Beyond 2^24, where float32 has no longer every second.
+    seen = int(rng.integers(2**30, 2**31))
+    age = int(rng.choice([-1, 0, _AGES[0] - 1, _AGES[0], _AGES[1]]))
+    is_missing = rng.integers(0, 5) == 0
+    sample["seen"], sample["made"] = seen, 0 if is_missing else seen - age
+    return sample
 
 
 def features_of(program):
@@ -94,6 +110,8 @@ def features_of(program):
         "word": tf.string,
         "age": tf.float32,
         "number": tf.float32,
+        "seen": tf.int64,
+        "made": tf.int64,
         _CLICK: tf.float32,
     }
     return {
@@ -163,6 +181,11 @@ def vocabulary_of(column):
         return {"user": users, "word": _WORDS[words]}
     if column.name == "absent":
         return {"absent": np.array([b"nothing"])}
+    if column.name == "seen_weekday":
+        return {"seen": _DAY_SECONDS * np.arange(4, 11)}  # A Monday is first.
+    if column.name == "made_age":
+        made = np.ones(len(_AGES) + 1, np.int64)
+        return {"made": made, "seen": made + np.array([0, *_AGES])}
     found = {column.name: every[column.name]}
     if column.name == "tags":
         found["tag_weights"] = tf.ones(_IDS)
@@ -182,6 +205,16 @@ def twin_samples_of(program, columns):
                 np.digitize(features["age"], [20.0, 40.0]), np.arange(3)
             ),
             "absent": lambda: np.zeros([size, 1], np.float32),
+            "seen_weekday": lambda: _is(
+                (features["seen"] // _DAY_SECONDS + 3) % 7, np.arange(7)
+            ),
+            "made_age": lambda: (
+                _is(
+                    np.digitize(features["seen"] - features["made"], _AGES),
+                    np.arange(len(_AGES) + 1),
+                )
+                * (features["made"] != 0)[:, np.newaxis]
+            ),
             "tags": lambda: _mean(
                 features["tags"].to_list(), features["tag_weights"].to_list()
             ),
