@@ -222,6 +222,14 @@ class RowFileEncoder {
     return py::bytes(full);
   }
 
+  // Returns the chunk that has rows already, padded; nothing if it has none.
+  // `bytes` and `crc32c` are then those of a file with all rows so far.
+  py::bytes Flush() {
+    std::string chunk;
+    if (!encoder_.empty()) Finish(false, &chunk);
+    return py::bytes(chunk);
+  }
+
   // Returns the last chunk.
   py::bytes FinishFile() {
     std::string last;
@@ -283,6 +291,7 @@ void DefineSnapshots(py::module_* m) {
   py::class_<RowFileEncoder>(*m, "RowFileEncoder")
       .def(py::init<int64_t, uint64_t>(), py::arg("row_bytes"), py::arg("tag"))
       .def("add_rows", &RowFileEncoder::AddRows, py::arg("rows"))
+      .def("flush", &RowFileEncoder::Flush)
       .def("finish", &RowFileEncoder::FinishFile)
       .def_property_readonly("rows", &RowFileEncoder::rows)
       .def_property_readonly("bytes", &RowFileEncoder::bytes)

@@ -25,8 +25,8 @@ from tf_ext.snapshot.manifest import (
 )
 from tf_ext.snapshot.parquet import to_parquet
 from tf_ext.snapshot.reader import Snapshot, open_snapshot
+from tf_ext.snapshot.resharding import compact, reshard
 from tf_ext.snapshot.transforming import transform
-from tf_ext.snapshot.writer import compact, reshard
 
 __all__ = [
     "DamagedSnapshotError",

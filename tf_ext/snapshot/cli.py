@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tf_ext import _terminal as terminal
-from tf_ext.snapshot import merging, parquet, reader, top, writer
+from tf_ext.snapshot import merging, parquet, reader, resharding, top, writer
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.manifest import (
     DamagedSnapshotError,
@@ -280,7 +280,7 @@ def _reshard(options: argparse.Namespace) -> int:
     snapshot = reader.open_snapshot(options.path)
     total = _bytes_to_rewrite(snapshot, options.shards)
     with terminal.progress("resharding", total) as progress:
-        manifest = writer.reshard(
+        manifest = resharding.reshard(
             options.path, options.out, options.shards, progress
         )
     return _written(manifest, options.out)
@@ -290,14 +290,14 @@ def _compact(options: argparse.Namespace) -> int:
     snapshot = reader.open_snapshot(options.path)
     total = _bytes_to_rewrite(snapshot, snapshot.manifest.shards)
     with terminal.progress("compacting", total) as progress:
-        manifest = writer.compact(options.path, options.out, progress)
+        manifest = resharding.compact(options.path, options.out, progress)
     return _written(manifest, options.out)
 
 
 def _bytes_to_rewrite(snapshot: reader.Snapshot, shards: int) -> int:
-    counters = snapshot.manifest.counters
-    rows = snapshot.bytes * writer.passes(shards)
-    return rows + (counters.bytes if counters else 0)
+    parts = reader.common_shards(snapshot.chain)
+    rows = snapshot.bytes * writer.times_read(parts, shards)
+    return rows + resharding.counter_bytes(snapshot.manifest, shards)
 
 
 def _to_parquet(options: argparse.Namespace) -> int:

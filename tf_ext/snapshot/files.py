@@ -190,6 +190,7 @@ def read_chunks(
     file: manifests.RowFile,
     progress: Progress,
     backwards: bool = False,
+    is_begun: bool = False,
 ) -> Iterator[Chunk]:
     """Reads and checks a whole file of rows.
 
@@ -199,6 +200,7 @@ def read_chunks(
       file: RowFile, one of the manifest's.
       progress: function that is called with the bytes of each chunk.
       backwards: bool, whether chunks are read from the last to the first.
+      is_begun: bool, whether bytes that do not count may follow the last chunk.
 
     Yields:
       Chunks, each of which has been checked. Whether the file is the one that
@@ -210,7 +212,7 @@ def read_chunks(
     name = join(path, file.name)
     try:
         with storage_of(path).reader(name) as (size, read):
-            if size != file.bytes:
+            if size != file.bytes and not (is_begun and size > file.bytes):
                 raise DamagedSnapshotError(
                     f"{name} is damaged at byte {min(size, file.bytes)}: it "
                     f"has {size} bytes instead of {file.bytes}."

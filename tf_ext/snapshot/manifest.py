@@ -5,6 +5,7 @@ Needs no TensorFlow, so that snapshots can be read without it.
 """
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterable
 
@@ -27,6 +28,13 @@ NAME = "manifest.json"
 ROW_FILE = r"rows-[0-9a-f]{16}-[0-9]{5,7}-[0-9]{3,7}\.chunks"
 # Of files of counters, one for each shard.
 COUNTER_FILE = r"counters-[0-9a-f]{16}-[0-9]{5,7}\.chunks"
+# What a process that was killed can have left: files of rows and of counters,
+# and these, with the suffix ".part" while they are written.
+UNFINISHED = "unfinished.json"
+LEFT_FILE = (
+    f"{ROW_FILE}|{COUNTER_FILE}|{re.escape(NAME)}\\.part|"
+    rf"{re.escape(UNFINISHED)}(\.part)?"
+)
 # 100,000 shards, with all files that they can have, need a third of it.
 MAX_BYTES = 1 << 30
 
@@ -250,10 +258,10 @@ def encode(manifest: Manifest) -> bytes:
         "shards": manifest.shards,
         "rows": manifest.rows,
         "erased": manifest.erased,
-        "files": [_encode_file(file) for file in manifest.files],
+        "files": [encode_file(file) for file in manifest.files],
     }
     if manifest.counters is not None:
-        files = [_encode_file(file) for file in manifest.counters.files]
+        files = [encode_file(file) for file in manifest.counters.files]
         for file in files:
             file["counters"] = file.pop("rows")
             del file["erased"]
@@ -264,7 +272,8 @@ def encode(manifest: Manifest) -> bytes:
     return seal(members)
 
 
-def _encode_file(file: RowFile) -> dict[str, typing.Any]:
+def encode_file(file: RowFile) -> dict[str, typing.Any]:
+    """The members of a file, as `decode_file` takes them."""
     return {
         **dataclasses.asdict(file),
         "tag": f"{file.tag:016x}",
@@ -317,7 +326,7 @@ def decode(data: bytes, where: str) -> Manifest:
         ),
         shards=shards,
         files=tuple(
-            _decode_file(file, row_bytes, shards, base is None)
+            decode_file(file, row_bytes, shards, base is None)
             for file in members.objects("files")
         ),
         counters=_decode_counters(members, table, shards),
@@ -389,15 +398,30 @@ def _decode_config(table: Members, fields: tuple[RowField, ...]) -> str:
     return config
 
 
-def _decode_file(
-    file: Members, row_bytes: int, shards: int, is_full: bool
+def decode_file(
+    file: Members,
+    row_bytes: int,
+    shards: int,
+    is_full: bool,
+    names: str = ROW_FILE,
+    least: int = _core.CHUNK_HEADER_BYTES,
 ) -> RowFile:
-    size = file.integer("bytes", _core.CHUNK_HEADER_BYTES, INT64_MAX)
-    content = size - _core.CHUNK_HEADER_BYTES
+    """A file whose members `encode_file` returned, and that are checked.
+
+    Args:
+      file: Members.
+      row_bytes: int, the bytes of a row.
+      shards: int, the shards of the snapshot.
+      is_full: bool, whether it has no erased signs.
+      names: string, a regular expression for names of such files.
+      least: int, the least number of bytes.
+    """
+    size = file.integer("bytes", least, INT64_MAX)
+    content = max(0, size - _core.CHUNK_HEADER_BYTES)
     rows = file.integer("rows", 0, content // row_bytes)
     left = (content - rows * row_bytes) // _DTYPE_BYTES["int64"]
     return RowFile(
-        name=file.text("name", ROW_FILE, "a name rows-...-...-....chunks"),
+        name=file.text("name", names, "the name of a file *.chunks"),
         shard=file.integer("shard", 0, shards - 1),
         tag=file.number("tag", 16),
         rows=rows,

@@ -11,7 +11,7 @@ from tf_ext.snapshot import row_values
 from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.files import Chain, Progress
 from tf_ext.snapshot.manifest import Manifest, RowField
-from tf_ext.snapshot.reader import latest_rows, signs_of
+from tf_ext.snapshot.reader import files_of, latest_rows, signs_of
 from tf_ext.snapshot.row_mapping import SavedRows
 from tf_ext.snapshot.row_values import Rows
 
@@ -85,7 +85,8 @@ def merged(
     whole: Sequence[SavedRows],
     by: str,
     progress: Progress,
-) -> Iterator[Rows]:
+    skipped: int = 0,
+) -> Iterator[Iterator[Rows]]:
     """The rows of several snapshots, each sign once.
 
     A part of all signs after the other is in memory, with all of their rows.
@@ -95,32 +96,56 @@ def merged(
       whole: list of SavedRows, one for each.
       by: string, one of RULES: which row of a sign stays, or their mean.
       progress: function that is called with the bytes of each chunk.
+      skipped: int, how many parts are not read.
 
     Yields:
-      uint8 `[n, row_bytes]`.
+      An iterator of each part, to be used up before the next: uint8
+      `[n, row_bytes]`.
     """
+    parts = parts_of(chains)
+    for part in range(skipped):
+        progress(bytes_of(chains, (part, parts)))
+    for part in range(skipped, parts):
+        yield _merged(chains, whole, by, progress, (part, parts))
+
+
+def bytes_of(chains: Sequence[Chain], part: tuple[int, int]) -> int:
+    """The bytes that are read to merge a part."""
+    return sum(
+        file.bytes
+        for chain in chains
+        for _, manifest in chain
+        for file in files_of(manifest, part)
+    )
+
+
+def _merged(
+    chains: Sequence[Chain],
+    whole: Sequence[SavedRows],
+    by: str,
+    progress: Progress,
+    part: tuple[int, int],
+) -> Iterator[Rows]:
     fields = chains[0][-1][1].fields
     reduce = {PRIORITY: _first, MEAN: _mean, SHOW: _most_shown}[by]
-    parts = parts_of(chains)
-    for part in range(parts):
-        found = []
-        for chain, saved in zip(chains, whole, strict=True):
-            for rows in latest_rows(chain, progress, part=(part, parts)):
-                # RowMapping says how far they have been shrunk.
-                found.append(saved(rows))
-        if sum(map(len, found)) == 0:
-            continue
-        rows = np.concatenate(found)
-        del found
-        # Stable, so that the first of a sign's rows is that of the first table.
-        order = np.argsort(signs_of(rows), kind="stable")
-        signs = signs_of(rows)[order]
-        first = np.flatnonzero(np.r_[True, signs[1:] != signs[:-1]])
-        for begin in range(0, len(first), _ROWS_AT_ONCE):
-            end = begin + _ROWS_AT_ONCE
-            upto = first[end] if end < len(first) else len(order)
-            some = rows[order[first[begin] : upto]]
-            yield reduce(some, first[begin:end] - first[begin], fields)
+    found = []
+    for chain, saved in zip(chains, whole, strict=True):
+        for rows in latest_rows(chain, progress, part=part):
+            # RowMapping says how far they have been shrunk.
+            found.append(saved(rows))
+    if sum(map(len, found)) == 0:
+        return
+    rows = np.concatenate(found)
+    del found
+    # Stable, so that the first of a sign's rows is that of the first table.
+    order = np.argsort(signs_of(rows), kind="stable")
+    signs = signs_of(rows)[order]
+    first = np.flatnonzero(np.r_[True, signs[1:] != signs[:-1]])
+    for begin in range(0, len(first), _ROWS_AT_ONCE):
+        end = begin + _ROWS_AT_ONCE
+        upto = first[end] if end < len(first) else len(order)
+        some = rows[order[first[begin] : upto]]
+        yield reduce(some, first[begin:end] - first[begin], fields)
 
 
 _Starts = npt.NDArray[np.int64]

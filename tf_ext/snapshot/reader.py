@@ -299,15 +299,37 @@ def latest_rows(
         are yielded, and files without any of them are not read.
 
     Yields:
-      uint8 `[n, row_bytes]`.
+      uint8 `[n, row_bytes]`, the same parts whenever a chain is read.
+
+    Raises:
+      DamagedSnapshotError: if a file is damaged, or all snapshots have so many
+        shards and a sign is in a file of another one.
     """
     rows = _latest_rows(chain, progress, repeated, part)
-    if part == (0, 1):
+    shard, shards = part
+    if shards == 1:
         yield from rows
         return
-    shard, shards = part
+    has_shards = common_shards(chain) == shards
     for some in rows:
-        yield some[_core.shard_of(signs_of(some), shards) == shard]
+        signs = signs_of(some)
+        mine = _core.shard_of(signs, shards) == shard
+        if mine.all():
+            yield some
+        elif has_shards:
+            raise DamagedSnapshotError(
+                f"{chain[-1][0]} or a base of it holds the sign "
+                f"{signs[~mine][0]} in a file of shard {shard} of {shards}, to "
+                "which it does not belong."
+            )
+        elif mine.any():
+            yield some[mine]
+
+
+def common_shards(chain: Chain) -> int:
+    """The shards of each snapshot of a chain; 1 if their numbers differ."""
+    shards = {manifest.shards for _, manifest in chain}
+    return shards.pop() if len(shards) == 1 else 1
 
 
 def _latest_rows(
@@ -315,10 +337,10 @@ def _latest_rows(
 ) -> Iterator[npt.NDArray[np.uint8]]:
     settled = _core.SignSet()
     for path, manifest in chain[:0:-1]:
-        for file in _files_of(manifest, part):
+        for file in files_of(manifest, part):
             yield from _last_rows(path, manifest, file, progress, settled)
     path, manifest = chain[0]
-    for file in _files_of(manifest, part):
+    for file in files_of(manifest, part):
         rows: Iterator[npt.NDArray[np.uint8]]
         if repeated:
             chunks = read_chunks(path, manifest, file, progress)
@@ -332,7 +354,7 @@ def _latest_rows(
                 yield some
 
 
-def _files_of(manifest: Manifest, part: tuple[int, int]) -> list[RowFile]:
+def files_of(manifest: Manifest, part: tuple[int, int]) -> list[RowFile]:
     """The files that may have rows of a part."""
     return [
         file

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selects rows of a snapshot, by their signs or their fields."""
 
+import hashlib
 import operator
 import os
 import re
@@ -44,6 +45,9 @@ class RowFilter:
 
     Attributes:
       is_trivial: bool, whether all rows stay.
+      reads_fields: bool, whether conditions depend on more than signs.
+      identity: list of strings, equal for those that select the same rows;
+        None if that is not known, as of a function.
 
     Raises:
       ValueError: for anything else.
@@ -67,6 +71,12 @@ class RowFilter:
         ]
         self.is_trivial = not self._tests
         self.reads_fields = any(test.fields for test, _ in self._tests)
+        found = [(test.identity, wanted) for test, wanted in self._tests]
+        self.identity = (
+            None
+            if any(identity is None for identity, _ in found)
+            else [f"{identity} {wanted}" for identity, wanted in found]
+        )
 
     def __call__(self, signs: Signs, fields: Fields) -> Mask:
         """Which rows stay: bool `[n]`."""
@@ -85,11 +95,16 @@ class RowFilter:
 
 
 class _Test(typing.NamedTuple):
-    """A condition; `fields` is whether it depends on more than the sign."""
+    """A condition.
+
+    `fields` is whether it depends on more than the sign; `identity` is None if
+    it is not known when two of them are the same.
+    """
 
     predicate: Predicate
     fields: bool
     argument: str
+    identity: str | None
 
     def __call__(self, signs: Signs, fields: Fields) -> Mask:
         found = np.asarray(self.predicate(signs, fields))
@@ -121,7 +136,7 @@ def _test(
     if isinstance(one, np.ndarray):
         return _among(argument, one, one)
     if callable(one):
-        return _Test(one, True, argument)
+        return _Test(one, True, argument, None)
     return _refuse(argument, fields, one)
 
 
@@ -148,9 +163,14 @@ def _among(
             f"(these are {signs.dtype})",
             given,
         )
-    wanted = _core.SignSet()
-    wanted.add(np.ascontiguousarray(signs.ravel()).view(np.int64))
-    return _Test(lambda found, _: wanted.contains(found), False, argument)
+    wanted, chosen = _core.SignSet(), np.ascontiguousarray(signs.ravel())
+    wanted.add(chosen.view(np.int64))
+    return _Test(
+        lambda found, _: wanted.contains(found),
+        False,
+        argument,
+        hashlib.sha256(chosen.data).hexdigest(),
+    )
 
 
 def _compared(
@@ -168,12 +188,15 @@ def _compared(
     except (OverflowError, ValueError):
         return _refuse(argument, fields, text)
     if name == _SIGN:
-        return _Test(lambda signs, _: compare(signs, of_sign), False, argument)
+        return _Test(
+            lambda signs, _: compare(signs, of_sign), False, argument, text
+        )
     if name == _NORM:
         return _Test(
             lambda _, values: compare(norms(values["weights"]), number),
             True,
             argument,
+            text,
         )
     if fields.get(name, ("", 0))[1] != 1:
         return _refuse(argument, fields, text)
@@ -181,6 +204,7 @@ def _compared(
         lambda _, values: compare(values[name][:, 0].astype(float), number),
         True,
         argument,
+        text,
     )
 
 

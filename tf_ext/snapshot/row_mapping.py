@@ -59,6 +59,7 @@ class RowMapping:
       fields: tuple of RowField, those of the other table's rows.
       row_bytes: int, the size of these.
       new: list of strings, the fields of them that are as in new rows.
+      counted: int64 `[3]`, the counts of `conversion`.
 
     Raises:
       DamagedSnapshotError: the saved rows are not those of a table of their
@@ -79,7 +80,7 @@ class RowMapping:
         self.fields, self.row_bytes = row_fields(fields)
         self._projection = projection
         self._clocks = clocks
-        self._counted = np.zeros([3], np.int64)
+        self.counted = np.zeros([3], np.int64)
         taken = self._taken(manifest, entries_of(self.config))
         self.new = [
             field.name
@@ -121,7 +122,7 @@ class RowMapping:
     @property
     def conversion(self) -> Conversion:
         """What has been rounded to narrower types so far."""
-        return Conversion(*self._counted.tolist())
+        return Conversion(*self.counted.tolist())
 
     def __call__(self, parts: Iterable[Rows]) -> Iterator[Rows]:
         """The rows of the other table.
@@ -151,7 +152,7 @@ class RowMapping:
         for field, saved in self._others:
             values = row_values.get(rows, saved)[:, : field.count]
             changed = row_values.put(made, field, values)
-            self._counted += (values.size, *changed)
+            self.counted += (values.size, *changed)
         if self._projection is not None:
             values = row_values.get(rows, self._saved.weights)
             exact = values.astype(np.float64) @ self._projection

@@ -80,6 +80,9 @@ def storage_of(path: str) -> Storage:
 class _Local:
     """Local files."""
 
+    # Whether what was written to a file is there before the file is closed.
+    keeps_open_files = True
+
     @staticmethod
     @contextlib.contextmanager
     def reader(name: str) -> Iterator[tuple[int, Callable[[int, int], bytes]]]:
@@ -99,8 +102,18 @@ class _Local:
     def writer(name: str) -> Iterator[Callable[[bytes], object]]:
         """Yields `write`; the file is durable when the block has ended."""
         with _naming(name), open(name, "xb") as file:
-            yield file.write
-            file.flush()
+
+            def write(data: bytes) -> None:
+                file.write(data)
+                file.flush()
+
+            yield write
+            os.fsync(file.fileno())
+
+    @staticmethod
+    def sync(name: str) -> None:
+        """Makes what was written to a file durable; it may still be open."""
+        with open(name, "rb") as file:
             os.fsync(file.fileno())
 
     @staticmethod
@@ -133,8 +146,7 @@ class _Local:
     @staticmethod
     def replace(part: str, name: str) -> None:
         """Renames a complete file, replacing an existing one, durably."""
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
+        _Local.sync(part)
         os.replace(part, name)
         _sync_directory(os.path.dirname(name))
 
@@ -178,6 +190,8 @@ class _Local:
 class _TensorFlow:
     """Files of TensorFlow's file systems, with the errors of `_Local`."""
 
+    keeps_open_files = False  # An object is there when it is complete.
+
     def __init__(self, tensorflow: types.ModuleType) -> None:
         self._tf = tensorflow
 
@@ -197,6 +211,9 @@ class _TensorFlow:
     def writer(self, name: str) -> Iterator[Callable[[bytes], object]]:
         with self._errors(), self._tf.io.gfile.GFile(name, "wb") as file:
             yield file.write
+
+    def sync(self, name: str) -> None:
+        pass  # Files are closed, and so durable, before they count.
 
     def touch(self, name: str) -> None:
         with self._errors(), self._tf.io.gfile.GFile(name, "wb") as file:

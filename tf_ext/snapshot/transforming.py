@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -22,16 +23,23 @@ from tf_ext.snapshot.counting import entries_of
 from tf_ext.snapshot.files import (
     Chain,
     Progress,
+    ids,
     read_again_if_replaced,
     read_chain,
 )
 from tf_ext.snapshot.manifest import Manifest
-from tf_ext.snapshot.reader import Snapshot, latest_rows, signs_of
+from tf_ext.snapshot.reader import (
+    Snapshot,
+    common_shards,
+    latest_rows,
+    signs_of,
+)
+from tf_ext.snapshot.resharding import counter_bytes, counters_of_shard
 from tf_ext.snapshot.row_filter import Condition, RowFilter
 from tf_ext.snapshot.row_mapping import RowMapping, SavedRows
 from tf_ext.snapshot.row_values import Rows, get
 from tf_ext.snapshot.storage import normalised
-from tf_ext.snapshot.writer import Content, counters_of_shard, write
+from tf_ext.snapshot.writer import Content, times_read, write
 
 _Path = str | os.PathLike[str]
 _MAX_DIM = 65536
@@ -110,14 +118,24 @@ def transform(
     Counters of ids that wait for a row are copied, but for those that signs, or
     a condition on `sign`, drop. When tables are merged, those of the first are.
 
-    In memory are a chunk for each of up to 128 shards, and the signs of deltas;
-    with `keep` or `drop`, those of one file of the full snapshot, 11 to 22
+    In memory are a chunk, or, if the snapshots of a chain differ in shards or
+    tables are merged, one for each of up to 128 shards; the signs of deltas;
+    with conditions on fields, those of one file of the full snapshot, 11 to 22
     bytes each; when tables are merged, about 1 GiB.
+
+    If the process is killed, the same call goes on: what had been written is
+    recorded about every 256 MiB of reading, or 64 chunks for each file that is
+    open. Shards that are complete are not read again. The others are, to check
+    them, but rows that were made are not made again. The call begins anew if
+    arguments, sources or the version of tf_ext are others, if what was left is
+    damaged, and if a condition is a function; where files cannot be read before
+    they are closed (`gs://...`), from the last complete files. An exception,
+    such as KeyboardInterrupt, leaves nothing to resume.
 
     Args:
       path: path-like, the snapshot, which stays as it is.
       out: path-like, a directory that is empty or does not exist, or has only
-        what a transformation left that was killed.
+        what a process left that was killed.
       dim: int or None, from 1 to 65,536.
       projection: array `[dim, new dim]` of finite numbers, or the path of a
         `.npy` file.
@@ -131,7 +149,7 @@ def transform(
       merge: path-like, or list of these, the snapshots to merge into `path`.
       by: "priority", "mean" or "show".
       progress: function that is called with the bytes of each chunk that has
-        been read, or None.
+        been read, and once with those that need not be read again; or None.
 
     Returns:
       The Manifest of the new snapshot. With `dtype` or `slot_dtype`, its
@@ -198,7 +216,16 @@ def bytes_to_read(paths: Sequence[_Path]) -> int:
       paths: list of path-likes, the snapshot and those that are merged.
     """
     chains = [read_chain(normalised(path)) for path in paths]
-    return sum(manifest.bytes for chain in chains for _, manifest in chain)
+    manifest = chains[0][-1][1]
+    parts = merging.parts_of(chains)
+    rows = sum(merging.bytes_of(chains, (part, parts)) for part in range(parts))
+    rows *= times_read(_parts(chains), manifest.shards)
+    return rows + counter_bytes(manifest, manifest.shards)
+
+
+def _parts(chains: Sequence[Chain]) -> int:
+    """In how many parts rows are read that have files of their own."""
+    return common_shards(chains[0]) if len(chains) == 1 else 1
 
 
 def _paths(merge: _Path | Sequence[_Path]) -> Sequence[_Path]:
@@ -237,7 +264,7 @@ class _Transformed:
         drop: Condition | Sequence[Condition],
         by: str,
     ) -> None:
-        self._chains, self._by = chains, by
+        self._chains, self._by, self._matrix = chains, by, matrix
         merging.check(chains, by)
         self._whole = [SavedRows(*chain[-1]) for chain in chains]
         path, manifest = chains[0][-1]
@@ -270,31 +297,56 @@ class _Transformed:
     @property
     def content(self) -> Content:
         """What is written."""
+        chains = self._chains
         return Content(
-            self._path, self._new_manifest, self._rows, self._counters
+            self._path,
+            self._new_manifest,
+            _parts(chains),
+            self._rows,
+            self._counters,
+            self._made_of,
+            self._mapping.counted,
         )
+
+    @property
+    def _made_of(self) -> typing.Any:
+        if self._filter.identity is None:
+            return None
+        matrix = self._matrix
+        return [
+            [ids(chain) for chain in self._chains],
+            self._by,
+            merging.parts_of(self._chains),
+            self._filter.identity,
+            None if matrix is None else hashlib.sha256(matrix.data).hexdigest(),
+        ]
 
     @property
     def conversion(self) -> manifests.Conversion:
         """What has been rounded."""
         return self._mapping.conversion
 
-    def _rows(self, progress: Progress) -> Iterator[Rows]:
-        source: Iterator[Rows]
+    def _rows(
+        self, part: tuple[int, int], progress: Progress, skipped: int
+    ) -> Iterator[Iterator[Rows]]:
+        blocks: Iterator[Iterator[Rows]]
         if len(self._chains) > 1:
-            source = merging.merged(
-                self._chains, self._whole, self._by, progress
+            blocks = merging.merged(
+                self._chains, self._whole, self._by, progress, skipped
             )
         else:
             # Of two rows of a sign, the earlier one must not be selected alone.
             repeated = not self._filter.reads_fields
-            source = map(
-                self._whole[0],
-                latest_rows(self._chains[0], progress, repeated),
+            read = latest_rows(self._chains[0], progress, repeated, part)
+            blocks = (
+                iter([self._whole[0](rows)])
+                for rows in itertools.islice(read, skipped, None)
             )
-        if not self._filter.is_trivial:
-            source = (rows[self._stay(rows)] for rows in source)
-        yield from self._mapping(source)
+        for block in blocks:
+            yield self._mapping(map(self._selected, block))
+
+    def _selected(self, rows: Rows) -> Rows:
+        return rows if self._filter.is_trivial else rows[self._stay(rows)]
 
     def _stay(self, rows: Rows) -> npt.NDArray[np.bool_]:
         signs = signs_of(rows)

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills processes that transform snapshots, and checks what they leave.
+"""Kills processes that rewrite snapshots, and checks what others make of that.
 
-    transform_kill_program.py ROOT KILLS SEED
+    transform_kill_program.py ROOT CASE EVERY KILLS SEED
 
-ROOT has the snapshots `old`, with one shard, and `other`; `file_log.cc` must be
-preloaded, with ROOT/new as its root. A fork that transforms them into ROOT/new
-is killed at each of its calls that change files, then KILLS times at a random
-moment. Prints a line for each kill: "call N" or "after SECONDS", and whether
-the target is "absent" or "whole".
+ROOT/old has what `transform_cases.save` saves; `file_log.cc` must be preloaded,
+with ROOT/new as its root. A fork that makes ROOT/new of it in the way CASE is
+killed at each EVERY-th of its calls that change files, then KILLS times at a
+random moment, and again while it goes on; then forks are stopped instead, until
+another one has gone on with their work. Prints a line for each first kill or
+stop: "call N", "after SECONDS" or "stopped SECONDS"; whether the target is then
+"absent" or "whole"; and how many rows were recorded as written.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -22,100 +25,158 @@ import time
 
 import forks
 import numpy as np
+from cases import transform_cases as cases
 
-from tf_ext.snapshot import open_snapshot, transform
-
-
-def _transform(root):
-    transform(
-        root / "old",
-        root / "new",
-        dim=9,
-        optimizer="adam",
-        keep=lambda signs, _: signs % 3 != 0,
-        merge=root / "other",
-        by="mean",
-    )
+from tf_ext import _core
+from tf_ext.snapshot import open_snapshot, writer
+from tf_ext.snapshot.reader import signs_of
 
 
 def _digest(folder):
     """Of all bytes below a folder."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        found.update(str(path.relative_to(folder)).encode())
-        found.update(path.read_bytes())
+        if path.is_file():
+            found.update(str(path.relative_to(folder)).encode())
+            found.update(path.read_bytes())
     return found.hexdigest()
 
 
-def _rows(path):
-    """All rows of a snapshot that is whole, in order, as bytes."""
-    snapshot = open_snapshot(path)
-    snapshot.verify()
-    signs, rows = [], []
-    for some, fields in snapshot.chunks():
-        signs.append(some)
-        rows.append(
-            np.concatenate(
-                [fields[name].view(np.uint8) for name in sorted(fields)], 1
-            )
-        )
-    order = np.argsort(np.concatenate(signs))
-    return np.concatenate(rows)[order].tobytes()
+def _count_made(counts):
+    """Has rows counted that are made for the files that are open."""
+    add = writer._Work._add
+
+    def counted(work, some, files):
+        shards = _core.shard_of(signs_of(some), work._shards)
+        mine = np.isin(shards, [file.shard for file in files])
+        counts.append(int(mine.sum()))
+        add(work, some, files)
+
+    writer._Work._add = counted
 
 
-def main(root, kills, seed):
+def main(root, case, every, kills, seed):
     """See the module's docstring."""
     calls, root = ctypes.CDLL(None), pathlib.Path(root)
-    new, count = root / "new", root / "count"
+    old, new, log = root / "old", root / "new", root / "log"
+    run = cases.run_of(case, old, new)
 
-    def transform_killed(kill_at=-1):
+    def rewrite(kill_at=-1):
         calls.kill_at(kill_at)
-        _transform(root)
-        count.write_text(str(calls.count_calls()))
+        counts = []
+        _count_made(counts)
+        conversion = run().conversion
+        log.write_text(f"{calls.count_calls()}\n{sum(counts)}\n{conversion}")
 
-    before = [_digest(root / name) for name in ("old", "other")]
+    def ended():
+        assert os.waitpid(forks.start(rewrite), 0)[1] == 0
+        number, made, conversion = log.read_text().split("\n")
+        return int(number), int(made), conversion
+
+    def killed_after(seconds):
+        process = forks.start(rewrite)
+        time.sleep(seconds)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+    before = _digest(old)
     begun = time.monotonic()
-    assert os.waitpid(forks.start(transform_killed), 0)[1] == 0
+    number_of_calls, rows, conversion = ended()
     seconds = time.monotonic() - begun
-    wanted = _rows(new)
+    wanted = cases.contents(new)
     shutil.rmtree(new)
 
     def check(moment):
-        found = [_digest(root / name) for name in ("old", "other")]
-        assert found == before, f"{moment}: the source has changed"
+        assert _digest(old) == before, f"{moment}: the source has changed"
         is_whole = (new / "manifest.json").exists()
         if is_whole:
-            assert _rows(new) == wanted, f"{moment}: other rows"
-        print(moment, "whole" if is_whole else "absent", flush=True)
+            assert cases.contents(new) == wanted, f"{moment}: other rows"
+        recorded = 0 if is_whole else cases.recorded_rows(new)
+        print(moment, "whole" if is_whole else "absent", recorded, flush=True)
         return is_whole
 
     def finish():
-        """Transforms into what was left, which disturbs nothing."""
-        assert os.waitpid(forks.start(transform_killed), 0)[1] == 0
+        """Goes on with what was left; only what is not recorded is made."""
+        recorded = cases.recorded_rows(new)
+        _, made, converted = ended()
+        assert made == rows - recorded, (made, rows, recorded)
+        assert converted == conversion, (converted, conversion)
+        check_whole()
+
+    def check_whole():
         names = [f.name for f in open_snapshot(new).manifest.all_files]
         assert sorted(os.listdir(new)) == sorted([*names, "manifest.json"])
-        assert _rows(new) == wanted
+        assert cases.contents(new) == wanted
 
-    for call in range(int(count.read_text())):
-        process = forks.start(transform_killed, call)
+    generator = random.Random(int(seed))
+    for call in range(0, number_of_calls, int(every)):
+        process = forks.start(rewrite, call)
         status = os.waitpid(process, 0)[1]
         assert os.WTERMSIG(status) == signal.SIGKILL, (call, status)
         if not check(f"call {call}"):
-            finish()
+            if generator.random() < 0.3:
+                # Of the calls of the process that goes on, too.
+                process = forks.start(rewrite, generator.randrange(30))
+                os.waitpid(process, 0)
+            if not (new / "manifest.json").exists():
+                finish()
         shutil.rmtree(new)
-    generator = random.Random(int(seed))
     for _ in range(int(kills)):
-        wait = generator.uniform(0, 1.2 * seconds)
-        process = forks.start(transform_killed)
-        time.sleep(wait)
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        # Half of them are not started again: the next one finds their files.
-        if check(f"after {wait:.3f}") or generator.random() < 0.5:
-            shutil.rmtree(new, ignore_errors=True)
-        elif generator.random() < 0.5:
+        wait = generator.uniform(0, 1.1 * seconds)
+        killed_after(wait)
+        is_whole = check(f"after {wait:.3f}")
+        recorded = cases.recorded_rows(new)
+        while not is_whole and generator.random() < 0.6:
+            killed_after(generator.uniform(0, 0.8 * seconds))
+            is_whole = (new / "manifest.json").exists()
+            if not is_whole:
+                assert cases.recorded_rows(new) >= recorded
+                recorded = cases.recorded_rows(new)
+        if is_whole:
+            assert cases.contents(new) == wanted
+        else:
             finish()
+        shutil.rmtree(new, ignore_errors=True)
+    for _ in range(int(kills) // 3):
+        wait = generator.uniform(0, seconds)
+        process = forks.start(rewrite)
+        time.sleep(wait)
+        if not stop(process, new):
             shutil.rmtree(new)
+            continue
+        if check(f"stopped {wait:.3f}"):
+            os.kill(process, signal.SIGCONT)
+            assert os.waitpid(process, 0)[1] == 0
+        else:
+            finish()
+            os.kill(process, signal.SIGCONT)
+            # It raises an error.
+            assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
+            check_whole()
+        shutil.rmtree(new)
+
+
+def stop(process, folder):
+    """Stops a process that has not the lock of a folder, unless it has ended.
+
+    Returns:
+      bool, whether it is stopped.
+    """
+    while True:
+        os.kill(process, signal.SIGSTOP)
+        if not os.WIFSTOPPED(os.waitpid(process, os.WUNTRACED)[1]):
+            return False
+        if not folder.exists():
+            return True
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            os.kill(process, signal.SIGCONT)
+            time.sleep(0.001)
+        finally:
+            os.close(opened)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,7 @@ from tf_ext.tables import row_counters
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving.chain import Links, check_exists
 
-# Files that a save writes: leftovers of earlier saves have such names.
-_OWN_FILE = re.compile(
-    f"{manifests.ROW_FILE}|{manifests.COUNTER_FILE}|"
-    + re.escape(manifests.NAME)
-    + r"\.part"
-)
+_LEFT_FILE = re.compile(manifests.LEFT_FILE)
 
 # The files of a shard, and the bytes of a chunk of rows.
 _Saved: typing.TypeAlias = tuple[list[manifests.RowFile], int]
@@ -274,7 +269,7 @@ def _remove_leftovers(
     storage = storage_of(path)
     for name in storage.names(path):
         if (
-            _OWN_FILE.fullmatch(name)
+            _LEFT_FILE.fullmatch(name)
             and name not in kept
             and (not snapshot_id or f"-{snapshot_id[:16]}-" in name)
         ):
