@@ -14,11 +14,13 @@ from paths import ROOT
 sys.path.insert(0, str(ROOT / "examples" / "published"))
 
 import gowalla
+import numpy as np
+import visits
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
 
-class GowallaTest(tf.test.TestCase):
+class VisitsTest(tf.test.TestCase):
     @pytest.mark.slow
     def test_finds_what_is_left_out(self):
         # Users of a group visit its ten items: all but two in training.
@@ -35,7 +37,8 @@ class GowallaTest(tf.test.TestCase):
         for name, text in lines.items():
             (folder / f"{name}.txt").write_text("\n".join(text) + "\n")
         common = [f"--data={folder}", "--epochs=20", "--negatives=64"]
-        common += ["--batch=128", "--dim=8", f"--log={folder}/log"]
+        common += ["--batch=20", "--dim=8", "--rate=0.05"]
+        common += [f"--log={folder}/log"]
         found = gowalla.main(common)
         # Of 52 items, 20 are found by chance.
         self.assertGreater(found["recall@20"], 0.9)
@@ -44,6 +47,17 @@ class GowallaTest(tf.test.TestCase):
         self.assertGreater(found["recall@20"], 0.9)
         [line] = (folder / "log").read_text().splitlines()
         self.assertEqual(json.loads(line)["ndcg@20"], found["ndcg@20"])
+
+    def test_figures_of_a_user(self):
+        # Found at the first and third of four places; three are wanted.
+        recall, ndcg = visits.of_user(np.array([5, 6, 7, 8]), [7, 5, 9])
+        self.assertAllClose(recall, 2 / 3)
+        discounts = 1 / np.log2([2, 3, 4])
+        best = discounts.sum()
+        self.assertAllClose(ndcg, discounts[[0, 2]].sum() / best)
+        # More are wanted than are looked for: all that were found is best.
+        recall, ndcg = visits.of_user(np.array([5, 6]), [4, 5, 6])
+        self.assertAllClose((recall, ndcg), (2 / 3, 1.0))
 
 
 if __name__ == "__main__":

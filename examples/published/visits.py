@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users described by their items, and the whole catalog ranked.
+
+Users and items have a row each, compared by their cosine. As in SimpleX ([Mao
+et al., 2021](https://arxiv.org/abs/2109.12613)), a user is the weighted mean of
+a row and of what a linear layer makes of the items that the user has visited.
+Because a cosine cannot tell popular items from others, an item also has a bias.
+The loss is a softmax over an item that the user visited and others, drawn
+uniformly and shared by the batch, which stand for all.
+
+A sample is a user with all of his or her items, so that the negatives, which
+take most of the time, are scored once a user and not once a visit.
+"""
+
+import functools
+import json
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+from measured import cpu_seconds, report
+
+import tf_ext
+
+keras = tf.keras
+
+K = 20
+
+
+def read(path):
+    """The items of each user, a list of int64 arrays."""
+    lines = pathlib.Path(path).read_text().splitlines()
+    return [np.array(line.split()[1:], np.int64) for line in lines]
+
+
+class Visits(tf_ext.Model):
+    """Rows of users and items; the outputs are the losses of users."""
+
+    def __init__(self, args, num_items):
+        super().__init__()
+        self.gate = args.gate
+        self.temperature = args.temperature
+        column = functools.partial(
+            tf_ext.feature_column.category_column, hashing="identity"
+        )
+        rule = tf_ext.optimizers.SparseAdam(args.rate)
+        tables = [
+            tf_ext.SparseTable(name, dim, rule, initializer=initializer)
+            for name, dim, initializer in (
+                ("user", args.dim, "uniform"),
+                ("item", args.dim, "uniform"),
+                ("bias", 1, "zeros"),
+            )
+        ]
+        self.user = tf_ext.layers.EmbeddingFeatures([column("user")], tables[0])
+        self.item = tf_ext.layers.EmbeddingFeatures(
+            {table: [column("item")] for table in tables[1:]}
+        )
+        self.linear = keras.layers.Dense(
+            args.dim, use_bias=False, kernel_initializer="identity"
+        )
+        self.negatives = tf_ext.layers.NegativeSampler(
+            num_items, args.negatives, shared=True, seed=args.seed
+        )
+        self.softmax = tf_ext.layers.SampledSoftmax()
+
+    def of_items(self, rows, bias):
+        """Vectors of items, `[n, dim + 1]`: directions, and their biases."""
+        return tf.concat([tf.nn.l2_normalize(rows, 1), bias], 1)
+
+    def of_users(self, user, rows, of, training=None):
+        """Vectors of users, `[batch_size, dim + 1]`, from rows of their items.
+
+        Args:
+          user: ids `[batch_size]`.
+          rows: `[n, dim]`, of the items of all of them.
+          of: `[n]`, in ascending order, each row's place in `user`.
+          training: bool.
+        """
+        own = self.user({"user": user}, training=training)
+        visited = self.linear(tf.math.segment_mean(rows, of))
+        both = self.gate * own + (1 - self.gate) * visited
+        scaled = tf.nn.l2_normalize(both, 1) / self.temperature
+        return tf.pad(scaled, [[0, 0], [0, 1]], constant_values=1.0)
+
+    def call(self, inputs, training=None):
+        user, visited = inputs["user"], inputs["visited"]
+        items, of = visited.flat_values, visited.value_rowids()
+        count = tf.shape(items)[0]
+        ids, log_counts, _ = self.negatives(items, training=training)
+        both = {"item": tf.concat([items, ids], 0)}
+        found = self.item(both, training=training)
+        users = self.of_users(user, found["item"][:count], of, training)
+        vectors = self.of_items(found["item"], found["bias"])
+        # The mean of a user's scores is the score of the mean of the items.
+        means = tf.math.segment_mean(vectors[:count], of)
+        losses = self.softmax(users, means, vectors[count:], log_counts)
+        # Each visit counts the same, whatever the user's number of them.
+        lengths = tf.cast(visited.row_lengths(), tf.float32)
+        return losses * lengths / tf.reduce_mean(lengths)
+
+
+def rank(model, seen, wanted, num_items):
+    """Recall and NDCG at 20 of the wanted items, means over users.
+
+    Args:
+      model: Visits.
+      seen: list of arrays, the items of each user that are left out.
+      wanted: list of arrays, the items of each user that are to be found.
+      num_items: int.
+    """
+    rows, bias = (one.pull(np.arange(num_items)) for one in model.item.tables)
+    items = model.of_items(rows, bias)
+    users = np.array([u for u, found in enumerate(wanted) if len(found)])
+    figures = []
+    for begin in range(0, len(users), 1024):
+        some = users[begin : begin + 1024]
+        its = [seen[user] for user in some]
+        of = np.repeat(np.arange(len(some)), [len(one) for one in its])
+        visited = np.concatenate(its)
+        vectors = model.of_users(some, tf.gather(rows, visited), of)
+        scores = tf.matmul(vectors, items, transpose_b=True).numpy()
+        scores[of, visited] = -np.inf
+        found = tf.math.top_k(scores, K).indices.numpy()
+        figures += [
+            of_user(row, wanted[user])
+            for row, user in zip(found, some, strict=True)
+        ]
+    recall, ndcg = np.mean(figures, 0)
+    return {"recall@20": recall, "ndcg@20": ndcg}
+
+
+def of_user(found, wanted):
+    """Recall and NDCG of the items that were found, best first.
+
+    The best possible DCG has all wanted items first, as many as were found.
+    """
+    hits = np.isin(found, wanted)
+    discounts = 1 / np.log2(np.arange(2, len(found) + 2))
+    best = discounts[: len(wanted)].sum()
+    return hits.sum() / len(wanted), discounts[hits].sum() / best
+
+
+def add_arguments(parser, **defaults):
+    """The arguments of the programs, with their defaults."""
+    add = parser.add_argument
+    add("--data", required=True, help="folder of the files")
+    add("--test", action="store_true")
+    add("--log", help="file to which --test adds its figures")
+    add("--every", type=int, default=10, help="epochs a print")
+    add("--seed", type=int, default=1)
+    for name, help_text in (
+        ("epochs", None),
+        ("batch", "users"),
+        ("negatives", None),
+        ("dim", None),
+        ("gate", "weight of a user's row"),
+        ("rate", "of rows"),
+        ("temperature", None),
+    ):
+        default = defaults[name]
+        add(f"--{name}", type=type(default), default=default, help=help_text)
+
+
+def run(args, train, wanted):
+    """Trains, and reports the figures.
+
+    Args:
+      args: those of `add_arguments`.
+      train: list of arrays, the items of each user.
+      wanted: list of arrays, the items of each user that are to be found.
+
+    Returns:
+      dict, what is reported.
+    """
+    keras.utils.set_random_seed(args.seed)
+    num_items = 1 + max(int(one.max()) for one in train if len(one))
+    lengths = [len(one) for one in train]
+    users = np.flatnonzero(lengths)
+    model = Visits(args, num_items)
+    model.negatives.index(range(num_items))
+    model.compile(
+        tf_ext.optimizers.Optimizer("adam"), loss=lambda _, losses: losses
+    )
+    visited = tf.RaggedTensor.from_row_lengths(np.concatenate(train), lengths)
+    # The losses need no labels, but Keras wants some.
+    data = tf.data.Dataset.from_tensor_slices((users, users * 0.0))
+    data = data.shuffle(len(users), args.seed).batch(args.batch)
+    data = data.map(
+        lambda user, label: (
+            {"user": user, "visited": tf.gather(visited, user)},
+            label,
+        )
+    )
+    result = {}
+    for epoch in range(1, args.epochs + 1):
+        loss = model.fit(data, verbose=0).history["loss"][0]
+        done = epoch == args.epochs
+        if done or (not args.test and epoch % args.every == 0):
+            result = {
+                "epoch": epoch,
+                "loss": loss,
+                "train_cpu_seconds": round(cpu_seconds()),
+                **rank(model, train, wanted, num_items),
+            }
+            if not done:
+                print(json.dumps(result), flush=True)
+    return report(args, result)
