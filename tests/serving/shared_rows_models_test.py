@@ -105,6 +105,16 @@ class SharedRowsModelsTest(TestCase):
         )
         self.assertNotAllClose(rows, _build().tables[0].pull(deep.unknown_ids))
         self.assertAllEqual(bias.pull([1000]), bias.pull(bias.unknown_ids))
+        # Without admission, an id reads the shared row in its first batch.
+        known, reads = set(), 0
+        for begin in range(0, 96, 16):
+            ids = [v[begin : begin + 16] for v in self.features.values()]
+            ids = np.concatenate([one.ravel() for one in ids]).tolist()
+            reads += sum(one not in known for one in ids)
+            known.update(ids)
+        signs, fields = bias.export_rows()
+        show = dict(zip(signs.tolist(), fields["show"][:, 0]))
+        self.assertEqual(show[bias.unknown_ids[0]], reads)
 
     @absltest.skipIf(not IS_KERAS_3, "tf_keras has no accumulation.")
     def test_accumulated_steps(self):

@@ -166,6 +166,11 @@ class PushTest(parameterized.TestCase, tf.test.TestCase):
         self.assertAllEqual(found[odd], [[1], [0]])
         self.assertAllEqual(found[2], [[2], [0.5]])  # admitted
         self.assertLen(found, 3)
+        # 2 has a row now, and reads no shared one.
+        table.push([2, 6], np.ones([2, _DIM]), statistics=[[4, 3], [1, 0]])
+        signs, fields = table.export_rows()
+        show = dict(zip(signs.tolist(), fields["show"][:, 0].tolist()))
+        self.assertEqual(show, {even: 4, odd: 1, 2: 6})
 
     def test_infinite_gradients_are_refused(self):
         table = _table()
