@@ -150,11 +150,9 @@ def _fits(
             return False
         begun = list(passes[record.passes])
     counted = len(record.counters)
-    files = len(complete) + len(begun) + counted
     return (
         [file.shard for file in record.files] == complete
         and [file.shard for file in record.begun] == begun
         and [file.shard for file in record.counters] == list(range(counted))
         and counted <= (counters if record.passes == len(passes) else 0)
-        and len(record.names) == files
     )

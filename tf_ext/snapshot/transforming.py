@@ -316,7 +316,6 @@ class _Transformed:
         return [
             [ids(chain) for chain in self._chains],
             self._by,
-            merging.parts_of(self._chains),
             self._filter.identity,
             None if matrix is None else hashlib.sha256(matrix.data).hexdigest(),
         ]
