@@ -186,7 +186,8 @@ class _Work:
             self._write_passes()
         for shard in range(len(self._record.counters), self._counters):
             self._write_counters(shard)
-        self._progress(0)
+        if self._unreported:
+            self._progress(0)
         manifest = _manifest(self._layout, self._id, self._shards, self._record)
         with self._claim.held():
             _commit(self._storage, join(self._out, manifests.NAME), manifest)
