@@ -24,6 +24,7 @@ from tf_ext._keras import IS_KERAS_3
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "CodeTest::test_quick_start_loading_and_snapshots",
         "CodeTest::test_serving",
         "CodeTest::test_recipes",
         "CodeTest::test_sequences_and_retrieval",

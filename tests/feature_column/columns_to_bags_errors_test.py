@@ -2,6 +2,7 @@
 """Batches that are refused: by an exception, or by an error as a value."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -11,6 +12,10 @@ from tf_ext.feature_column import (
     crossed_column,
 )
 from tf_ext.feature_column.bags import hash_batch
+
+pytestmark = pytest.mark.slow_tests(
+    "RefusedBatchTest::test_as_a_value__weights_of_*",
+)
 
 STRUCTURE = (
     "The weights 'w' must have the structure of the feature 'tags', but their "

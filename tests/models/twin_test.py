@@ -29,6 +29,8 @@ pytestmark = [
         "*padded*",
     ),
     pytest.mark.slow_tests(
+        "TwinTest::test_clipping_by__clipnorm",
+        "TwinTest::test_weight_decay_where_all_rows_are_touched__sgd",
         "TwinTest::test_weight_decay_where_all_rows_are_touched__adagrad",
     ),
 ]

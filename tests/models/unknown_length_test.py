@@ -18,6 +18,9 @@ pytestmark = [
         "*_execution",
         "*_decay_*",
     ),
+    pytest.mark.slow_tests(
+        "UnknownLengthTest::test_optimizers_count_steps_made_one_replica",
+    ),
 ]
 
 _SAMPLES, _BATCH, _EPOCHS = 40, 4, 3

@@ -15,6 +15,11 @@ from tf_ext import hashing, initializers
 from tf_ext.ops._stock.initial_rows import initial_rows
 
 pytestmark = pytest.mark.slow_tests(
+    "InitialRowsTest::test_all_bits_of_small_rows_[013469]_*",
+    "InitialRowsTest::test_all_bits_of_small_rows_[17]*_normal*",
+    "InitialRowsTest::test_all_bits_of_small_rows_10_*",
+    "InitialRowsTest::test_all_bits_[34679]_*",
+    "InitialRowsTest::test_all_bits_10_*",
     "InitialRowsTest::test_all_bits_of_small_rows_*_float16",
 )
 

@@ -24,6 +24,7 @@ from tf_ext.regimes.exchange import Exchange
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "AccumulationTest::test_with__rule_adagrad_*clipping_none",
         "AccumulationTest::test_with__*_dense_variables_False_*",
         "AccumulationTest::test_with__rule_adam_signs_repeated_*_none",
         "LossScalingTest::test_a_finite_scale_changes_nothing_*_False",

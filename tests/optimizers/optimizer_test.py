@@ -17,6 +17,8 @@ from tf_ext.tables.find import tables_of
 pytestmark = [
     pytest.mark.both_kerases,
     pytest.mark.slow_tests(
+        "PlainOptimizerTest::test_in_fit_optimizer_[fr]*_run_eagerly_False",
+        "PlainOptimizerTest::test_legacy_ones_*_mode_eagerly",
         "PlainOptimizerTest::test_with_a_tape_optimizer_*_mode_eagerly",
     ),
 ]

@@ -17,6 +17,10 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "LazyRuleTest::test_op_of_any_dim_[flr][ tmi]*_all_options",
+        "LazyRuleTest::test_op_of_any_dim_adagrad_all_options",
+        "LazyRuleTest::test_layer_and_optimizer_*_all_options",
+        "KerasRuleTest::test_all_rows_touched*_all_options",
         "LazyRuleTest::test_op_of_any_dim_*[!s]",
         "LazyRuleTest::test_table_push_*_decay",
     ),

@@ -16,6 +16,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "OptimizerTest::test_accumulation1",
         "LoopTest::test_counts[1256]",
         "OptimizerTest::test_clipping[12]",
         "OptimizerTest::test_a_skipped_step_counts_nothing1",

@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "SavingCallbacksTest::test_backup_and_restore_goes_on",
         "SavingCallbacksTest::test_early_stopping_restores_rows",
         "EvictTest::test_statistics_on_servers",
         "OtherCallbacksTest::test_rates_on_plateaus",

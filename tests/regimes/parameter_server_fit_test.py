@@ -283,7 +283,7 @@ class AsynchronousTest(_Test):
             1e-6,
         )
 
-    @pytest.mark.both_kerases
+    @pytest.mark.both_kerases(slow=True)
     def test_every_sample_is_trained_once(self):
         with util.shared().strategy.scope():
             model = Counting()

@@ -23,6 +23,8 @@ from tf_ext.tables.saving import keras_files
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "IdentityTest::test_slots_of_another__[bcr]*",
+        "DamageTest::test_one_flipped_bit_of__[cw]*",
         "IdentityTest::test_other_*_from_keras",
         "IdentityTest::test_other__*[!m]_from_weights",
         "DamageTest::test_one_flipped_bit_of__s*",

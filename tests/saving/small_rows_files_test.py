@@ -28,6 +28,8 @@ from tf_ext.tables.find import tables_of
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "RoundTripTest::test_is_bitwise_with_any_number_of_shards[2468]",
+        "RoundTripTest::test_is_bitwise_with_any_number_of_shards2[024]",
         "RoundTripTest::test_is_bitwise_with_any_number_of_shards1?",
     ),
 ]

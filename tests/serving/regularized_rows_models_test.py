@@ -29,6 +29,9 @@ pytestmark = [
         "DenseAdamModelsTest::test_training_goes_on_where_keras_does",
         "DenseAdamModelsTest::test_training_goes_on_from_a_whole_model",
     ),
+    pytest.mark.slow_tests(
+        "RegularizedModelsTest::test_follows_deltas0",
+    ),
 ]
 
 _UNITS = 2.0**47  # of the clock in 1

@@ -19,6 +19,7 @@ from tf_ext import hashing, serving
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "SmallRowsServingTest::test_follows_deltas1",
         "SmallRowsServingTest::test_exports_of_snapshots1",
         "SmallRowsServingTest::test_split_exports1",
         "SmallRowsServingTest::test_exports_of_stock_ops0",

@@ -6,6 +6,7 @@ import io
 import json
 import os
 
+import pytest
 import snapshot_util as util
 from absl.testing import absltest, parameterized
 from oracles import snapshot_files_util as files_util
@@ -15,6 +16,10 @@ from saving_util import PointTestCase, TestCase, contents
 from tf_ext import _core
 from tf_ext.recovery import points as recovery_points
 from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot
+
+pytestmark = pytest.mark.slow_tests(
+    "PointRefusalsTest::test_a_dtype_of_another_model[023]",
+)
 
 _HUGE = 2**63 - 1
 

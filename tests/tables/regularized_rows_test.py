@@ -17,6 +17,8 @@ from tf_ext.ops.table import clock_ops
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "DenseTest::test_equals_a_matrix[45689]",
+        "DenseTest::test_equals_a_matrix1[01]",
         "DenseTest::test_equals_a_matrix[12]",
         "SmallRowsTest::test_equals_a_matrix[123]",
         "DenseTest::test_a_push_is_one_step_for_all_others[1-9]",
