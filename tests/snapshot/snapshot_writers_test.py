@@ -24,6 +24,7 @@ from tf_ext.snapshot import (
     open_snapshot,
     reader,
     storage,
+    writer,
 )
 
 pytestmark = pytest.mark.slow_tests(
@@ -275,6 +276,25 @@ class WritersTest(TestCase):
         self.assertEqual(util.loaded(out), contents(table))
         with self.assertRaisesRegex(ValueError, "which holds files"):
             tf_ext.snapshot.compact(path, out)
+
+    def test_rewriting_where_another_has_ended_meanwhile(self):
+        path, out = self.directory(), self.path("out")
+        table = util.table()
+        util.push(table, range(100))
+        table.save(path)
+        claim = writer.Claim
+
+        def late(*args):
+            # After the directory has been found empty.
+            with unittest.mock.patch.object(writer, "Claim", claim):
+                tf_ext.snapshot.compact(path, out)
+            return claim(*args)
+
+        with unittest.mock.patch.object(writer, "Claim", late):
+            with self.assertRaisesRegex(ValueError, "which holds files"):
+                tf_ext.snapshot.compact(path, out)
+        tf_ext.snapshot.open_snapshot(out).verify()
+        self.assertLen(os.listdir(out), 2)
 
     @pytest.mark.slow
     def test_processes(self):

@@ -108,11 +108,7 @@ def write(
       The errors of `reshard`; no files are left in `out`.
     """
     storage = storage_of(out)
-    if not all(map(_LEFT.fullmatch, storage.names(out))):
-        raise ValueError(
-            "Argument `out` must be a directory that is empty or does not "
-            f"exist yet. Received: out={out!r}, which holds files"
-        )
+    _check_left(storage, out)
     made = storage.make_directory(out)
     work = _Work(storage, content, out, shards, progress or (lambda _: None))
     try:
@@ -123,6 +119,15 @@ def write(
             with contextlib.suppress(OSError):
                 storage.remove(out)
         raise
+
+
+def _check_left(storage: Storage, out: str) -> None:
+    """Raises ValueError if a directory has what no killed process leaves."""
+    if not all(map(_LEFT.fullmatch, storage.names(out))):
+        raise ValueError(
+            "Argument `out` must be a directory that is empty or does not "
+            f"exist yet. Received: out={out!r}, which holds files"
+        )
 
 
 class _NotThereError(Exception):
@@ -177,6 +182,8 @@ class _Work:
     def run(self) -> manifests.Manifest:
         """Writes everything; returns the Manifest."""
         with self._claim.taken():
+            # Once more: another process may have ended its work meanwhile.
+            _check_left(self._storage, self._out)
             self._find_record()
             self._remove_others()
         try:
