@@ -31,13 +31,13 @@ def main(arguments=None):
     )
     visits.add_arguments(
         parser,
-        epochs=20,
+        epochs=36,
         batch=256,
         negatives=4096,
         dim=64,
         gate=0.5,
-        rate=0.02,
-        temperature=0.13,
+        rate=0.05,
+        temperature=0.12,
     )
     args = parser.parse_args(arguments)
     folder = pathlib.Path(args.data)

@@ -34,16 +34,24 @@ def read(path):
 
 
 class Visits(tf_ext.Model):
-    """Rows of users and items; the outputs are the losses of users."""
+    """Rows of users and items; the outputs are the losses of users.
 
-    def __init__(self, args, num_items):
+    Args:
+      args: those of `add_arguments`.
+      num_items: int.
+      steps: int, of the whole training, in which the rate falls to 0.
+    """
+
+    def __init__(self, args, num_items, steps):
         super().__init__()
         self.gate = args.gate
         self.temperature = args.temperature
         column = functools.partial(
             tf_ext.feature_column.category_column, hashing="identity"
         )
-        rule = tf_ext.optimizers.SparseAdam(args.rate)
+        # A table's rate is its own, whatever that of the dense weights is.
+        rate = keras.optimizers.schedules.CosineDecay(args.rate, steps)
+        rule = tf_ext.optimizers.SparseAdam(rate)
         tables = [
             tf_ext.SparseTable(name, dim, rule, initializer=initializer)
             for name, dim, initializer in (
@@ -155,7 +163,7 @@ def add_arguments(parser, **defaults):
         ("negatives", None),
         ("dim", None),
         ("gate", "weight of a user's row"),
-        ("rate", "of rows"),
+        ("rate", "of rows, in the beginning"),
         ("temperature", None),
     ):
         default = defaults[name]
@@ -177,7 +185,8 @@ def run(args, train, wanted):
     num_items = 1 + max(int(one.max()) for one in train if len(one))
     lengths = [len(one) for one in train]
     users = np.flatnonzero(lengths)
-    model = Visits(args, num_items)
+    steps = args.epochs * -(-len(users) // args.batch)
+    model = Visits(args, num_items, steps)
     model.negatives.index(range(num_items))
     model.compile(
         tf_ext.optimizers.Optimizer("adam"), loss=lambda _, losses: losses
