@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "cc/core/rules/rule_spec.h"
-#include "cc/core/support/status.h"
 #include "cc/core/table/config.h"
+#include "cc/python/check.h"
 #include "cc/python/modules.h"
 
 namespace tf_ext {
@@ -71,8 +71,7 @@ py::dict RuleDict(const std::string& name) {
 
 py::list RuleSlots(const std::string& config, int64_t dim) {
   RuleConfig rule;
-  const Status status = ParseRuleConfig(config, &rule);
-  if (!status.ok()) throw py::value_error(status.message());
+  Check(ParseRuleConfig(config, &rule));
   py::list slots;
   for (const Slot& slot : rule.Slots(dim)) {
     slots.append(

@@ -31,6 +31,7 @@ from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.counting import counting_of, entries_of
 from tf_ext.snapshot.files import (
     Chain,
+    no_progress,
     read_again_if_replaced,
     read_chain,
     read_manifest,
@@ -377,7 +378,7 @@ class _Taken:
             saved = SavedRows(path, manifest)
             mapping = RowMapping(path, manifest, rows.config)
             waiting: list[typing.Any] = []
-            for some in mapping(map(saved, latest_rows(chain, _ignore))):
+            for some in mapping(map(saved, latest_rows(chain, no_progress))):
                 waiting.append(some)
                 if sum(each.nbytes for each in waiting) > _BYTES_AT_ONCE:
                     self._import(mapping, waiting)
@@ -409,7 +410,7 @@ class _Taken:
         if not rows.counting.can_take(counting_of(manifest.config)):
             return
         for file in manifest.counters.files:
-            for counters in read_counters(path, manifest, file, _ignore):
+            for counters in read_counters(path, manifest, file, no_progress):
                 counts = np.ascontiguousarray(counters[:, 8:]).view("<i4")
                 row_counters.import_counters(
                     rows,
@@ -417,10 +418,6 @@ class _Taken:
                     tf.constant(counts),
                     manifest.counters.period,
                 )
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 def _differences(mine: str, theirs: str) -> list[str]:

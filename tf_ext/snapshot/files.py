@@ -29,6 +29,10 @@ _NO_PATH = (errno.ELOOP, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT)
 _WRITTEN_BY = " Give the path that SparseTable.save wrote to."
 
 
+def no_progress(size: int) -> None:
+    """A Progress that nobody looks at."""
+
+
 class Chunk(typing.NamedTuple):
     """The contents of a chunk, in the order of their application.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads snapshots as NumPy arrays."""
 
+import itertools
 import os
 import typing
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from tf_ext.snapshot.files import (
     Chain,
     Progress,
     ids,
+    no_progress,
     overlap,
     read_chain,
     read_chunks,
@@ -133,7 +135,7 @@ class Snapshot:
     def _chunks(
         self, wanted: list[str], progress: Progress | None
     ) -> Iterator[Rows]:
-        for rows in self._latest_rows(progress or _ignore):
+        for rows in self._latest_rows(progress or no_progress):
             table = self._caught_up(rows).view(row_dtype(self.manifest))[:, 0]
             yield (
                 np.ascontiguousarray(table["sign"]),
@@ -203,7 +205,7 @@ class Snapshot:
           A DamagedSnapshotError for each damaged file.
         """
         for _ in range(ATTEMPTS):
-            for error in self._damage(progress or _ignore):
+            for error in self._damage(progress or no_progress):
                 if self._was_replaced():
                     break
                 yield error
@@ -326,6 +328,27 @@ def latest_rows(
             yield some[mine]
 
 
+def latest_blocks(
+    chain: Chain,
+    progress: Progress,
+    repeated: bool,
+    part: tuple[int, int],
+    skipped: int,
+) -> Iterator[Iterator[npt.NDArray[np.uint8]]]:
+    """The blocks of a `Content` that are what `latest_rows` yields.
+
+    Args:
+      chain: see `latest_rows`.
+      progress: see `latest_rows`.
+      repeated: see `latest_rows`.
+      part: see `latest_rows`.
+      skipped: int, the number of blocks that are left out, though read.
+    """
+    read = latest_rows(chain, progress, repeated, part)
+    for rows in itertools.islice(read, skipped, None):
+        yield iter([rows])
+
+
 def common_shards(chain: Chain) -> int:
     """The shards of each snapshot of a chain; 1 if their numbers differ."""
     shards = {manifest.shards for _, manifest in chain}
@@ -428,7 +451,3 @@ def _verified(
                 )
         row += len(chunk.rows)
         yield chunk.rows
-
-
-def _ignore(_: int) -> None:
-    pass

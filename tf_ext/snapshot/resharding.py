@@ -2,9 +2,7 @@
 """Rewrites snapshots: merged, or with another number of shards."""
 
 import functools
-import itertools
 import os
-from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,7 @@ from tf_ext.snapshot.files import (
 from tf_ext.snapshot.manifest import Manifest
 from tf_ext.snapshot.reader import (
     common_shards,
-    latest_rows,
+    latest_blocks,
     read_counters,
     signs_of,
 )
@@ -105,19 +103,13 @@ def _rewrite(
 
     def rewrite(chain: Chain) -> Manifest:
         where, manifest = chain[-1]
-
-        def rows(
-            part: tuple[int, int], progress: Progress, skipped: int
-        ) -> Iterator[Iterator[npt.NDArray[np.uint8]]]:
-            read = latest_rows(chain, progress, repeated=True, part=part)
-            for some in itertools.islice(read, skipped, None):
-                yield iter([some])
-
         content = Content(
             where,
             manifest,
             common_shards(chain),
-            rows,
+            lambda part, progress, skipped: latest_blocks(
+                chain, progress, True, part, skipped
+            ),
             functools.partial(counters_of_shard, where, manifest),
             ids(chain),
         )

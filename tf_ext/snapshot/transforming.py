@@ -31,7 +31,7 @@ from tf_ext.snapshot.manifest import Manifest
 from tf_ext.snapshot.reader import (
     Snapshot,
     common_shards,
-    latest_rows,
+    latest_blocks,
     signs_of,
 )
 from tf_ext.snapshot.resharding import counter_bytes, counters_of_shard
@@ -336,11 +336,10 @@ class _Transformed:
         else:
             # Of two rows of a sign, the earlier one must not be selected alone.
             repeated = not self._filter.reads_fields
-            read = latest_rows(self._chains[0], progress, repeated, part)
-            blocks = (
-                iter([self._whole[0](rows)])
-                for rows in itertools.islice(read, skipped, None)
+            read = latest_blocks(
+                self._chains[0], progress, repeated, part, skipped
             )
+            blocks = (map(self._whole[0], block) for block in read)
         for block in blocks:
             yield self._mapping(map(self._selected, block))
 

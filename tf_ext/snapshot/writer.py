@@ -19,7 +19,12 @@ from tf_ext._version import __version__
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot import resuming
 from tf_ext.snapshot.claims import CLAIM_FILE, Claim
-from tf_ext.snapshot.files import Progress, read_chunks, read_manifest
+from tf_ext.snapshot.files import (
+    Progress,
+    no_progress,
+    read_chunks,
+    read_manifest,
+)
 from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.reader import signs_of
 from tf_ext.snapshot.storage import Storage, join, storage_of
@@ -110,7 +115,7 @@ def write(
     storage = storage_of(out)
     _check_left(storage, out)
     made = storage.make_directory(out)
-    work = _Work(storage, content, out, shards, progress or (lambda _: None))
+    work = _Work(storage, content, out, shards, progress or no_progress)
     try:
         return work.run()
     except BaseException:
@@ -324,7 +329,7 @@ class _Work:
                 if old.bytes == 0:
                     continue
                 for chunk in read_chunks(
-                    self._out, self._layout, old, _ignore, is_begun=True
+                    self._out, self._layout, old, no_progress, is_begun=True
                 ):
                     file.write(chunk.rows)
         except (OSError, ValueError):
@@ -467,7 +472,3 @@ def _manifest(
         files=record.files,
         counters=saved and dataclasses.replace(saved, files=record.counters),
     )
-
-
-def _ignore(_: int) -> None:
-    pass
