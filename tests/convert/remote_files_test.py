@@ -33,23 +33,27 @@ class RemoteFilesTest(TestCase):
                 os.remove(path)
         return target
 
-    def test_tfra(self, scheme):
+    def _check_tfra(self, scheme, save, name=""):
         keys, values = tfra_files.random_rows(0, 50, _DIM)
         folder, table = self.directory(), _table()
-        tfra_files.save_to_file_system(folder, "user", keys, values, 2, 2)
-        path = self._moved(scheme, folder)
+        save(folder, keys, values)
+        path = self._moved(scheme, folder) + name
         self.assertEqual(tf_ext.convert.from_tfra(path, table, _IDS).taken, 50)
         self.assertAllEqual(table.pull(keys), values)
 
+    def test_tfra(self, scheme):
+        def save(folder, keys, values):
+            tfra_files.save_to_file_system(folder, "user", keys, values, 2, 2)
+
+        self._check_tfra(scheme, save)
+
     def test_checkpoint(self, scheme):
-        keys, values = tfra_files.random_rows(0, 50, _DIM)
-        folder, table = self.directory(), _table()
-        tfra_files.save_checkpoint(
-            os.path.join(folder, "checkpoint"), {"user": (keys, values)}
-        )
-        path = f"{self._moved(scheme, folder)}/checkpoint"
-        self.assertEqual(tf_ext.convert.from_tfra(path, table, _IDS).taken, 50)
-        self.assertAllEqual(table.pull(keys), values)
+        def save(folder, keys, values):
+            tfra_files.save_checkpoint(
+                f"{folder}/checkpoint", {"user": (keys, values)}
+            )
+
+        self._check_tfra(scheme, save, "/checkpoint")
 
     def test_tensornet(self, scheme):
         signs, fields = tensornet_files.random_rows(0, 50, _DIM)

@@ -24,14 +24,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "*::test__wide_and_deep_adagrad",
-        "*::test_clipping_by__clipnorm",
-        "*weight_decay*",
         "*padded*",
-    ),
-    pytest.mark.slow_tests(
-        "TwinTest::test_clipping_by__clipnorm",
-        "TwinTest::test_weight_decay_where_all_rows_are_touched__sgd",
-        "TwinTest::test_weight_decay_where_all_rows_are_touched__adagrad",
     ),
 ]
 

@@ -14,12 +14,8 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "*_one_replica",
         "*_execution",
         "*_decay_*",
-    ),
-    pytest.mark.slow_tests(
-        "UnknownLengthTest::test_optimizers_count_steps_made_one_replica",
     ),
 ]
 

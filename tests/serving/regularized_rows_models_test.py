@@ -25,12 +25,8 @@ pytestmark = [
         "RegularizedModelsTest::test_left_out_steps_are_none",
         "RegularizedModelsTest::test_accumulated_steps_are_one",
         "RegularizedModelsTest::test_training_goes_on_from_a_whole_model",
-        "RegularizedModelsTest::test_follows_deltas0",
         "DenseAdamModelsTest::test_training_goes_on_where_keras_does",
         "DenseAdamModelsTest::test_training_goes_on_from_a_whole_model",
-    ),
-    pytest.mark.slow_tests(
-        "RegularizedModelsTest::test_follows_deltas0",
     ),
 ]
 

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models whose ids share rows while they have none are saved and serve."""
 
-import json
-
 import numpy as np
 import pytest
+import split_lookups
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from models import small_models as small
 from models.sharded_tables import bytes_of_rows
-from processes import run
 from saving_util import FORMATS, TestCase
 
 import tf_ext
@@ -189,15 +187,7 @@ class SharedRowsModelsTest(TestCase):
             "user": self.asked["user"][:, np.newaxis].tolist(),
             "items": self.asked["items"].tolist(),
         }
-        cases, out = self.path("cases.json"), self.path("out.npz")
-        with open(cases, "w") as file:
-            json.dump([{"version": version, "batch": batch}], file)
-        run("split_lookup_program.py", cases, out)
-        with np.load(out) as found:
-            inputs = {
-                name.partition("/")[2]: tf.constant(found[name])
-                for name in found
-            }
+        inputs = split_lookups.looked_up(self.directory(), version, batch)
         dense = tf.saved_model.load(f"{version}/dense")
         [values] = dense.signatures["serving_default"](**inputs).values()
         self.assertAllClose(

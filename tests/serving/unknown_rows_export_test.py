@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports of sequences and weighted bags of ids that have no row."""
 
-import json
-
 import numpy as np
 import pytest
+import split_lookups
 import tensorflow as tf
 from absl.testing import parameterized
 from models import sequence_models as sequences
-from processes import run
 from saving_util import TestCase
 
 import tf_ext
@@ -100,15 +98,7 @@ class BagsTest(TestCase):
         version = serving.export_split(model, self.path("split"))
         batch = {key: value.numpy().tolist() for key, value in features.items()}
         batch["tags"] = features["tags"].numpy().astype(str).tolist()
-        cases, out = self.path("cases.json"), self.path("out.npz")
-        with open(cases, "w") as file:
-            json.dump([{"version": version, "batch": batch}], file)
-        run("split_lookup_program.py", cases, out)
-        with np.load(out) as arrays:
-            rows = {
-                name.partition("/")[2]: tf.constant(arrays[name])
-                for name in arrays
-            }
+        rows = split_lookups.looked_up(self.directory(), version, batch)
         found = _served(f"{version}/dense", rows)
         self.assertAllClose(found, expected, tolerance, tolerance)
 

@@ -15,7 +15,6 @@ from cases import transform_cases as cases
 from transform_util import TransformTestCase
 from transform_util import table as table_of
 
-from tf_ext import _core
 from tf_ext.snapshot import (
     SnapshotConflictError,
     compact,
@@ -24,7 +23,6 @@ from tf_ext.snapshot import (
     transform,
     writer,
 )
-from tf_ext.snapshot.reader import signs_of
 from tf_ext.snapshot.sealed_json import seal
 
 _RECORD = "unfinished.json"
@@ -73,18 +71,9 @@ class ResumingTestCase(TransformTestCase):
 
     def run_counted(self, run):
         """How many rows a run has made that is not killed."""
-        rows = 0
-        add = writer._Work._add
-
-        def counted(work, some, files):
-            nonlocal rows
-            shards = _core.shard_of(signs_of(some), work._shards)
-            rows += np.isin(shards, [file.shard for file in files]).sum()
-            add(work, some, files)
-
-        with unittest.mock.patch.object(writer._Work, "_add", counted):
+        with cases.counted() as counts:
             run(None)
-        return rows
+        return sum(counts)
 
     def recorded_rows(self):
         """How many rows a record says are written, or 0 without one."""

@@ -22,6 +22,7 @@ from tf_ext.snapshot import (
 )
 from tf_ext.snapshot.files import read_chunks
 from tf_ext.snapshot.manifest import encode
+from tf_ext.snapshot.reader import signs_of
 
 DIM = 250
 ROWS = 8000
@@ -165,6 +166,21 @@ def patched():
         unittest.mock.patch.object(merging, "_BYTES_AT_ONCE", 7 << 20),
     ):
         yield
+
+
+@contextlib.contextmanager
+def counted():
+    """Yields a list of how many rows are made, of the files that are open."""
+    add, counts = writer._Work._add, []
+
+    def counting(work, some, files):
+        shards = _core.shard_of(signs_of(some), work._shards)
+        mine = np.isin(shards, [file.shard for file in files])
+        counts.append(int(mine.sum()))
+        add(work, some, files)
+
+    with unittest.mock.patch.object(writer._Work, "_add", counting):
+        yield counts
 
 
 def bytes_to_read(name, root):

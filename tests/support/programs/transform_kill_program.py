@@ -24,12 +24,9 @@ import sys
 import time
 
 import forks
-import numpy as np
 from cases import transform_cases as cases
 
-from tf_ext import _core
-from tf_ext.snapshot import open_snapshot, writer
-from tf_ext.snapshot.reader import signs_of
+from tf_ext.snapshot import open_snapshot
 
 
 def _digest(folder):
@@ -42,19 +39,6 @@ def _digest(folder):
     return found.hexdigest()
 
 
-def _count_made(counts):
-    """Has rows counted that are made for the files that are open."""
-    add = writer._Work._add
-
-    def counted(work, some, files):
-        shards = _core.shard_of(signs_of(some), work._shards)
-        mine = np.isin(shards, [file.shard for file in files])
-        counts.append(int(mine.sum()))
-        add(work, some, files)
-
-    writer._Work._add = counted
-
-
 def main(root, case, every, kills, seed):
     """See the module's docstring."""
     calls, root = ctypes.CDLL(None), pathlib.Path(root)
@@ -63,9 +47,8 @@ def main(root, case, every, kills, seed):
 
     def rewrite(kill_at=-1):
         calls.kill_at(kill_at)
-        counts = []
-        _count_made(counts)
-        conversion = run().conversion
+        with cases.counted() as counts:
+            conversion = run().conversion
         log.write_text(f"{calls.count_calls()}\n{sum(counts)}\n{conversion}")
 
     def ended():
