@@ -64,9 +64,27 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(initializers.get(cls.kind), cls())
         self.assertEqual(cls().table_config()["initializer"], cls.kind)
 
+    def test_keras_has_the_same_distributions(self):
+        theirs = keras.initializers
+        for one, mine in (
+            (theirs.Zeros(), initializers.Zeros()),
+            (theirs.Constant(-0.25), initializers.Constant(-0.25)),
+            (theirs.RandomUniform(-1, 2), initializers.Uniform(-1.0, 2.0)),
+            (theirs.RandomNormal(0.1, 2.0, 7), initializers.Normal(0.1, 2.0)),
+            (
+                theirs.TruncatedNormal(-0.1, 0.5),
+                initializers.TruncatedNormal(-0.1, 0.5),
+            ),
+        ):
+            self.assertEqual(initializers.get(one), mine)
+            drawn = tf_ext.SparseTable("drawn", _DIM, initializer=one)
+            self.assertEqual(drawn.initializer, mine)
+
     @parameterized.named_parameters(
         ("keras_name", "he_normal"),
         ("keras_initializer", keras.initializers.GlorotUniform()),
+        ("keras_subclass", type("Own", (keras.initializers.Zeros,), {})()),
+        ("keras_array", keras.initializers.Constant(np.zeros([2, 2]))),
         ("class", initializers.Zeros),
         ("none", None),
         ("number", 0.0),
@@ -75,9 +93,9 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(
             ValueError,
             r"`initializer` of SparseTable must be a tf_ext.initializers."
-            r"Initializer or one of \['constant', 'normal', "
-            r"'truncated_normal', 'uniform', 'zeros'\]: .*depend on the sign "
-            r"alone. Received: initializer=",
+            r"Initializer, one of \['constant', 'normal', "
+            r"'truncated_normal', 'uniform', 'zeros'\], or one of Keras's .*"
+            r"depend on the shape of a matrix. Received: initializer=",
         ):
             initializers.get(identifier)
 

@@ -189,16 +189,43 @@ class TruncatedNormal(_Gaussian):
 _BY_NAME = {
     cls.kind: cls for cls in (Zeros, Constant, Uniform, Normal, TruncatedNormal)
 }
+# Keras's with the same distribution, and the parameters of both.
+_OF_KERAS: dict[typing.Any, tuple[type[Initializer], tuple[str, ...]]] = {
+    keras.initializers.Zeros: (Zeros, ()),
+    keras.initializers.Constant: (Constant, ("value",)),
+    keras.initializers.RandomUniform: (Uniform, ("minval", "maxval")),
+    keras.initializers.RandomNormal: (Normal, ("mean", "stddev")),
+    keras.initializers.TruncatedNormal: (TruncatedNormal, ("mean", "stddev")),
+}
+
+
+def from_keras(theirs: typing.Any) -> Initializer | None:
+    """The initializer with the distribution of one of Keras; None without."""
+    if type(theirs) not in _OF_KERAS:
+        return None
+    mine, names = _OF_KERAS[type(theirs)]
+    config = theirs.get_config()
+    parameters = [config[name] for name in names]
+    if not all(isinstance(one, int | float) for one in parameters):
+        return None
+    return mine(*parameters)
 
 
 def get(
-    identifier: str | Initializer | dict[str, typing.Any] | None,
+    identifier: str
+    | Initializer
+    | keras.initializers.Initializer
+    | dict[str, typing.Any]
+    | None,
 ) -> Initializer:
     """The initializer of a name, an instance or a Keras configuration.
 
     Args:
       identifier: an `Initializer`; one of "zeros", "constant", "uniform",
-        "normal", "truncated_normal"; or what `keras.saving` made of one.
+        "normal", "truncated_normal"; what `keras.saving` made of one; or
+        `Zeros`, `Constant`, `RandomUniform`, `RandomNormal` or
+        `TruncatedNormal` of Keras, which become those of this module with the
+        same distribution, but the draws and the seed of the table.
 
     Returns:
       An `Initializer`.
@@ -217,9 +244,13 @@ def get(
         return _BY_NAME[identifier]()
     if isinstance(identifier, dict):
         return keras.utils.deserialize_keras_object(identifier)
+    found = from_keras(identifier)
+    if found is not None:
+        return found
     raise ValueError(
         "Argument `initializer` of SparseTable must be a "
-        f"tf_ext.initializers.Initializer or one of {sorted(_BY_NAME)}: those "
-        "of Keras draw rows in order of arrival, but a table's rows must "
-        f"depend on the sign alone. Received: initializer={identifier!r}"
+        f"tf_ext.initializers.Initializer, one of {sorted(_BY_NAME)}, or one "
+        f"of Keras's {sorted(cls.__name__ for cls in _OF_KERAS)} with numbers: "
+        "others depend on the shape of a matrix. Received: "
+        f"initializer={identifier!r}"
     )

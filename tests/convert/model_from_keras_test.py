@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole Keras models as models with tables, and back."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -169,6 +171,26 @@ class ModelsTest(TestCase):
         rows.set_weights([weights])
         found = back.model.predict(features, verbose=0)
         self.assertAllClose(found, expected, 1e-6, 1e-6)
+
+    def test_sequences_that_are_joined_with_others(self):
+        ids, rows = _ids(shape=(3,))
+        target, numbers = keras.Input((1,), dtype="int64"), keras.Input((3, 2))
+        # As everything here, it has no mask in Keras.
+        parts = [rows(ids), numbers, rows(target)]
+        hidden = _LAYERS.Concatenate(axis=1)(parts)
+        before = keras.Model([ids, numbers, target], _LAYERS.Flatten()(hidden))
+        features = [
+            np.array([[0, 1, 2], [3, 0, 6]]),
+            np.ones([2, 3, 2], np.float32),
+            np.array([[0], [5]]),
+        ]
+        names = [target.name, "x"]
+        done, _ = self._check(
+            before, features, dict.fromkeys(names, np.arange(7))
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Keras's, about masks.
+            done.model(features)
 
     def test_frozen_and_initialized_otherwise(self):
         inputs, rows = _ids()

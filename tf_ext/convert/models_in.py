@@ -8,7 +8,7 @@ from tf_ext._keras import keras
 from tf_ext.convert.compiling import compile_options, dense_copy
 from tf_ext.convert.copies import ModelCopy, functional
 from tf_ext.convert.indices import Indices, indices_of
-from tf_ext.convert.patterns import OWNER, Found, as_ids, find
+from tf_ext.convert.patterns import OWNER, Found, as_ids, find, without_mask
 from tf_ext.convert.rows_in import (
     ConvertedRows,
     log_notes,
@@ -18,28 +18,12 @@ from tf_ext.convert.rows_in import (
 from tf_ext.convert.slots import copy_slots, rule_and_l2, unwrapped
 from tf_ext.feature_column import category_column, sequence_category_column
 from tf_ext.feature_column.column import Column
-from tf_ext.initializers import (
-    Constant,
-    Initializer,
-    Normal,
-    TruncatedNormal,
-    Uniform,
-    Zeros,
-)
+from tf_ext.initializers import from_keras as initializer_of
 from tf_ext.layers import EmbeddingFeatures
 from tf_ext.models.model import Model
 from tf_ext.optimizers import Optimizer, SparseOptimizer
 from tf_ext.tables.sparse_table import SparseTable
 from tf_ext.training.building import build_optimizer
-
-# What each initializer of Keras becomes, and its parameters.
-_INITIALIZERS: dict[typing.Any, tuple[type[Initializer], tuple[str, ...]]] = {
-    keras.initializers.Zeros: (Zeros, ()),
-    keras.initializers.Constant: (Constant, ("value",)),
-    keras.initializers.RandomUniform: (Uniform, ("minval", "maxval")),
-    keras.initializers.RandomNormal: (Normal, ("mean", "stddev")),
-    keras.initializers.TruncatedNormal: (TruncatedNormal, ("mean", "stddev")),
-}
 
 
 class ConvertedModel(typing.NamedTuple):
@@ -190,7 +174,7 @@ def _tables(
     groups: dict[typing.Any, list[Found]] = {}
     for one in found:
         layer = one.embedding
-        initializer = _initializer(layer)
+        initializer = initializer_of(layer.embeddings_initializer)
         rows = values[id(layer)].unknown if unknown == "shared" else ()
         own = (id(layer), len(rows)) if rows else (None, 0)
         key = layer.output_dim, layer.trainable, initializer, *own
@@ -233,18 +217,6 @@ def _rule(trained: typing.Any, dim: int) -> tuple[SparseOptimizer, float]:
             f"the formula of. Received: optimizer=None, and a model with "
             f"{type(trained).__name__}: {error}"
         ) from error
-
-
-def _initializer(embedding: typing.Any) -> Initializer | None:
-    """The initializer of new rows; None if there is none like Keras's."""
-    theirs = embedding.embeddings_initializer
-    for cls, (mine, names) in _INITIALIZERS.items():
-        if type(theirs) is cls:
-            config = theirs.get_config()
-            numbers = {name: config[name] for name in names}
-            if all(isinstance(one, int | float) for one in numbers.values()):
-                return mine(**{n: float(one) for n, one in numbers.items()})
-    return None
 
 
 def _places(
@@ -315,6 +287,8 @@ def _put_features(copy: ModelCopy, places: list[_Place]) -> None:
         )
         for one in several:
             made = outputs[one.table.name][one.column.name]
+            if one.found.kind == "sequence" and not one.found.masks:
+                made = without_mask(made)
             copy.replace(one.found.output, made)
 
 
@@ -346,5 +320,5 @@ def _notes(found: list[Found]) -> list[str]:
         f"New rows of layer {layer.name!r} are uniform, as no initializer of "
         f"tables is like {type(layer.embeddings_initializer).__name__}."
         for layer in {id(o.embedding): o.embedding for o in found}.values()
-        if _initializer(layer) is None
+        if initializer_of(layer.embeddings_initializer) is None
     ]

@@ -195,3 +195,15 @@ def as_ids(source: typing.Any) -> typing.Any:
     if IS_KERAS_3:
         return keras.ops.cast(source, "int64")
     return tf.cast(source, tf.int64)
+
+
+def without_mask(sequence: typing.Any) -> typing.Any:
+    """The same values, which layers take for those of an Embedding.
+
+    Sequences of columns have a mask, also where nothing is masked. Layers that
+    have several inputs may not take it beside others.
+    """
+    if IS_KERAS_3:
+        ops = keras.ops
+        return ops.squeeze(ops.expand_dims(sequence, 0), 0)
+    return tf.squeeze(tf.expand_dims(sequence, 0), 0)

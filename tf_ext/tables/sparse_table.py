@@ -73,7 +73,8 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         same formula as a rule is converted to that rule, including its
         learning rate; Keras's default learning rates are low for a table.
       initializer: a `tf_ext.initializers.Initializer` or the name of one:
-        "zeros", "constant", "uniform", "normal", "truncated_normal".
+        "zeros", "constant", "uniform", "normal", "truncated_normal"; or one of
+        Keras with the same distribution, such as `RandomNormal`.
       seed: int in [0, 2^64). None means 0: initial weights are reproducible
         from run to run in any case.
       trainable: bool; if False, rows are read but neither created nor updated.
@@ -151,7 +152,9 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         optimizer: str
         | SparseOptimizer
         | keras.optimizers.Optimizer = "row_wise_adagrad",
-        initializer: str | initializers.Initializer = "uniform",
+        initializer: str
+        | initializers.Initializer
+        | keras.initializers.Initializer = "uniform",
         seed: int | None = None,
         trainable: bool = True,
         eviction: policies.Policy | None = None,
