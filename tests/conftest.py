@@ -7,6 +7,8 @@ import os
 import pathlib
 import sys
 
+import pytest
+
 pytest_plugins = ["test_groups", "test_tiers"]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -23,6 +25,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
         *filter(None, [os.environ.get("PYTHONPATH")]),
     ]
 )
+
+
+# Until the tests begin: imports leave no garbage.
+gc.disable()
 
 
 def pytest_sessionstart(session):
@@ -45,11 +51,22 @@ def _hands_out_tests(config):
 
 
 def pytest_collection_finish(session):
-    # The collector would walk through all of TensorFlow's objects time and
-    # again, for a fifth of the tests' CPU time.
+    gc.set_threshold(50_000, 10, 10)
+    gc.enable()
+    _leave_what_stays()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        _leave_what_stays()
+
+
+def _leave_what_stays():
+    # The collector would walk through all of TensorFlow's objects and all
+    # graphs that it keeps time and again, for a fifth of the tests' CPU time.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
 
 
 def pytest_sessionfinish(session):

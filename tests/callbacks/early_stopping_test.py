@@ -14,7 +14,12 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import EarlyStopping
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "EarlyStoppingTest::test_restores_rows_slots_and_variables_adagrad",
+    ),
+]
 
 # What the callback monitors: best in epoch 1, and training stops after 3.
 _VALUES = (3.0, 1.0, 2.0, 2.5, 0.5, 0.25)

@@ -13,7 +13,12 @@ from tf_ext import eviction
 from tf_ext._keras import keras
 from tf_ext.callbacks import Evict, TableSnapshot
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "EvictTest::test_in_a_training_that_goes_on",
+    ),
+]
 
 _STEPS, _BATCH = 12, 8
 _POLICY = eviction.Unseen(steps=4)

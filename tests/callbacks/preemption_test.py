@@ -19,15 +19,9 @@ from tf_ext.recovery import preemption
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "*_before_a_step",
-        "*_at_the_end_of_an_epoch",
-        "*_without_a_signal",
-        "*_a_signal_*",
-        "*_refused",
-    ),
     pytest.mark.slow_tests(
-        "PreemptionTest::test_goes_on_at_the_end_of_an_epoch",
+        "PreemptionTest::*_epoch",
+        "PreemptionTest::test_goes_on_in_*",
     ),
 ]
 

@@ -20,7 +20,13 @@ from tf_ext._keras import keras
 from tf_ext.callbacks import Evict, TableStats, weight_samples
 from tf_ext.tables.shard import TableShard
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "TableStatsTest::test_under_mirrored_strategy",
+        "TableStatsTest::test_weights_of_a_large_table",
+    ),
+]
 
 _STEPS, _BATCH = 12, 8
 _TOTALS = ("updated", "admitted", "evicted", "saturated")

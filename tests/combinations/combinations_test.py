@@ -24,12 +24,9 @@ from tf_ext._keras import IS_KERAS_3
 pytestmark = [
     pytest.mark.process,  # They share processes that run programs.
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "*::test_first_pairs[0-3]",
-        "*::test_pairs_meet",
-    ),
     pytest.mark.slow_tests(
-        "CombinationsTest::test_first_pairs[13]",
+        "CombinationsTest::test_first_pairs1[0123456789]",
+        "CombinationsTest::test_first_pairs[123456789]",
     ),
 ]
 

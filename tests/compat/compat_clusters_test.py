@@ -12,16 +12,8 @@ from absl.testing import absltest
 
 from tf_ext._compat import sockets
 
-pytestmark = pytest.mark.slow_tests(
-    "CoordinationTest::test_sigterm_does_what_it_did",
-    "CoordinationTest::test_collectives*",
-    "CoordinationTest::test_time*",
-    "CoordinationTest::test_the_strategys*",
-    "CoordinationTest::test_tensorflow_takes*",
-    "GrpcOptionsTest::test_who*",
-    "GrpcOptionsTest::test_servers_wait_as*",
-    "GrpcOptionsTest::test_tensorflow*",
-    "GrpcOptionsTest::test_servers_wait_for*",
+pytestmark = pytest.mark.slow_except(
+    "SocketsTest::test_those_of_this_process_but_for_errors",
 )
 
 _STRATEGY = """

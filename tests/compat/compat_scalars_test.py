@@ -5,10 +5,15 @@ import json
 
 import numpy as np
 import processes
+import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
 from tf_ext._compat import scalars
+
+pytestmark = pytest.mark.slow_tests(
+    "ScalarTest::test_is_not_kept",
+)
 
 
 class ScalarTest(absltest.TestCase):

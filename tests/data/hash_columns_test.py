@@ -36,9 +36,10 @@ from tf_ext.training.parameter_servers.batch_packing import Packing
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "BatchTest::test_all_columns_whole",
-        "BatchTest::test_all_columns_saved",
+        "BatchTest::test_all_columns_*",
+        "BatchTest::test_each_structure_in_shares_that_are_sent",
         "ModelTest::test_saved_and_served_models_take_raw_features_subclassed",
+        "ModelTest::test_trains_to_the_same_bits",
     ),
 ]
 

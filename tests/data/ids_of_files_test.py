@@ -9,11 +9,18 @@ import numpy as np
 import pandas
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from read_util import read_whole
 
 import tf_ext
+
+pytestmark = pytest.mark.slow_tests(
+    "ParquetTest::test_floats_that_are_no_integers[12]",
+    "ParquetTest::test_texts_of_numbers[13]",
+)
+
 
 Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
 _TYPES = ("int32", "int64", "uint64")

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from oracles import readable_records as records
@@ -21,6 +22,12 @@ import tf_ext.data.lines
 import tf_ext.data.parquet_files
 from tf_ext.data import formats, json_files
 from tf_ext.data import lines as lines_module
+
+pytestmark = pytest.mark.slow_tests(
+    "MalformedTest::test_exactly_the_malformed_records_are_lost[02]",
+    "ReadTest::test_blocks_shuffles_and_resumes[02]",
+)
+
 
 Schema = tf_ext.data.Schema
 # Each kind of bad line once, at 1 % of them.

@@ -24,10 +24,14 @@ import tf_ext
 import tf_ext.data.lines
 
 pytestmark = pytest.mark.slow_tests(
-    "MalformedTest::test_each_kind_alone_is_logged_with_file_and_line1",
-    "MalformedTest::test_exactly_the_malformed_records_are_lost[13]",
-    "OrderTest::test_batches_are_whole_and_in_order1",
+    "MalformedTest::test_each_kind_alone_is_logged_with_file_and_*",
+    "MalformedTest::test_exactly_the_malformed_records_are_lost[013]",
+    "MalformedTest::test_too_many_end_the_reading_with_a_sentence",
+    "OrderTest::test_a_skip_continues_where_another_iteration_ended",
+    "OrderTest::test_batches_are_whole_and_in_order[012]",
     "OrderTest::test_shuffles_within_and_over_files[12]",
+    "ReadTest::test_texts_of_numbers1[2345678]",
+    "ReadTest::test_texts_of_numbers[45679]",
 )
 
 Schema = tf_ext.data.Schema

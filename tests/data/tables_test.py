@@ -8,12 +8,19 @@ import tempfile
 import numpy as np
 import pandas
 import pyarrow as pa
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 from oracles import readable_records as records
 
 import tf_ext
 from tf_ext.data import tables
+
+pytestmark = pytest.mark.slow_tests(
+    "SourcesTest::test_rows_are_those_of_a_file[0123]",
+    "SourcesTest::test_shards_are_disjoint_and_whole[12]",
+)
+
 
 try:
     import polars

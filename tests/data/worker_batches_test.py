@@ -12,15 +12,13 @@ from absl.testing import parameterized
 import tf_ext
 from tf_ext.data import worker_batches as batches
 
-pytestmark = pytest.mark.slow_except(
-    "CutBatchesTest::*",
-    "ShardFilesTest::*",
-    "InStepTest::*",
-    "BlankBatchTest::*",
-    "WorkerShareTest::*[!0-9]",
-    "*_alone?",
-    "*_in_order?",
-    "*_in_order*7",
+pytestmark = pytest.mark.slow_tests(
+    "CutBatchesTest::test_cuts_each_batch_into_one_a_worker[34578]",
+    "WorkerShareTest::test_every_sample_once_and_in_order1[0123456789]",
+    "WorkerShareTest::test_every_sample_once_and_in_order2[0123456789]",
+    "WorkerShareTest::test_every_sample_once_and_in_order3[0123456789]",
+    "WorkerShareTest::test_every_sample_once_and_in_order4[01234567]",
+    "WorkerShareTest::test_every_sample_once_and_in_order[6789]",
 )
 
 

@@ -23,12 +23,12 @@ from tf_ext._keras import IS_KERAS_3
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "CodeTest::test_quick_start_loading_and_snapshots",
-        "CodeTest::test_serving",
-        "CodeTest::test_recipes",
-        "CodeTest::test_sequences_and_retrieval",
-        "CodeTest::test_recommenders",
+    pytest.mark.slow_except(
+        "CodeTest::test_from_tensornet",
+        "CodeTest::test_from_tfra",
+        "CodeTest::test_importance",
+        "CodeTest::test_reading",
+        "PagesTest::test_*",
     ),
 ]
 

@@ -21,7 +21,10 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 import dcn
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow,
+]
 
 _STEPS, _BATCH, _IDS = 300, 64, 50
 

@@ -20,6 +20,11 @@ from paths import ROOT
 
 from tf_ext.distribute.ports import free_ports
 
+pytestmark = pytest.mark.slow_tests(
+    "ManifestTest::test_has_the_schema_of0",
+)
+
+
 _FILE = ROOT / "examples" / "kubernetes" / "parameter_servers.yaml"
 _METRICS_PORT = 9090
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"

@@ -18,7 +18,12 @@ from tf_ext.feature_column import (
 )
 from tf_ext.feature_column import bags as bags_module
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ModelTest::test_hashed_before",
+    ),
+]
 
 _LIMITS = [-10, 0, 3_600, 86_400]
 

@@ -16,7 +16,13 @@ from tf_ext.feature_column import (
 )
 from tf_ext.feature_column.bags import hash_batch
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "BatchErrorsTest::test_are_raised_and_returned_gap",
+        "BatchErrorsTest::test_are_raised_and_returned_sizes_of_sequences",
+    ),
+]
 
 _ONE_BATCH_SIZE = (
     "must have the same batch size, but that of a sequence differs"

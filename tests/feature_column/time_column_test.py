@@ -22,7 +22,12 @@ from tf_ext.feature_column import (
     time_column,
 )
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ModelTest::test_hashed_before",
+    ),
+]
 
 _UNITS = {
     "hour": lambda time: time.hour,

@@ -12,7 +12,12 @@ from models.model_building import generator, mirrored_strategy, number
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.layers import BatchNormalization
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "MirroredTest::test_shares_of_a_batch_are_as_the_batch_small_variance",
+    ),
+]
 
 _FEATURES = 5
 _MOMENTUM = 0.7

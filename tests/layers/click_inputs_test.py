@@ -21,11 +21,10 @@ from tf_ext.tables.find import tables_of
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "ClickInputsTest::test_exports_do_not_have_it*",
-        "ClickInputsTest::test_needed_in_training_alone1",
-        "ClickInputsTest::test_under_a_strategy",
-        "ClickInputsTest::test_of_a_loaded_model",
+    pytest.mark.slow_except(
+        "ClickInputsTest::test_a_feature_that_something_else_*",
+        "ClickInputsTest::test_needed_in_training_alone0",
+        "ClickInputsTest::test_of_hashed_features",
     ),
 ]
 

@@ -11,7 +11,14 @@ from models.model_building import generator, id_column, mirrored_strategy
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "NumbersTest::test_of_bags[02]",
+        "TrainingTest::test_fit_evaluate_predict1",
+        "TrainingTest::test_rows_are_trained_as_without_them1",
+    ),
+]
 
 _DIM = 3
 

@@ -12,7 +12,12 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column, crossed_column
 from tf_ext.layers import EmbeddingFeatures
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = [
+    pytest.mark.both_kerases,
+    pytest.mark.slow_tests(
+        "FunctionalTest::test_inputs_of_keras_sparse",
+    ),
+]
 
 _IDS = np.array([[3, 7], [3, 3], [-1, 5]])
 

@@ -13,7 +13,12 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import NegativeSampler
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "NegativeSamplerTest::test_fit0",
+    ),
+]
 
 # The 99.9 % quantile of chi-squared with 39 degrees of freedom.
 _CHI_SQUARED = 72.1

@@ -16,6 +16,7 @@ from tf_ext.layers import PositionMapping
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "PositionMappingTest::test_saved_and_exported",
         "PositionMappingTest::test_two_replicas_are_as_one",
     ),
 ]

@@ -19,17 +19,13 @@ from tf_ext.layers import Retrieval, top_k
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "*[!0-9]",
-        "*0",
-        "*_refused_calls1",
-        "*_any_size?",
-        "*_exclusions?",
-        "*_with_the_model?",
-    ),
     pytest.mark.slow_tests(
-        "SearchTest::test_search_of_a_dataset0",
+        "IndexTest::test_before_the_first_index1",
+        "IndexTest::test_changes_need_no_new_*",
+        "IndexTest::test_index_from_dataset1",
         "SavingTest::test_under_a_mirrored_strategy",
+        "SearchTest::test_equals_numpy_also_*",
+        "SearchTest::test_search_of_a_*",
     ),
 ]
 

@@ -15,7 +15,12 @@ from models.model_building import generator
 import tf_ext
 from tf_ext.layers import InBatchSoftmax, SampledSoftmax, softmax_blocks
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SoftmaxBlocksTest::test_in_batch_softmax_in_blocks0",
+    ),
+]
 
 _DIM = 5
 # In little more memory than the vectors take; logits would take 17 GB.

@@ -4,11 +4,16 @@
 from unittest import mock
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from cases import metric_cases as cases
 
 import tf_ext
 from tf_ext.metrics import gauc, ndcg_at_k, recall_at_k, user_means
+
+pytestmark = pytest.mark.slow_tests(
+    "RankingTest::test_ties_are_means_over_orders1",
+)
 
 
 class GaucTest(parameterized.TestCase):

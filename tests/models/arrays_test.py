@@ -12,9 +12,8 @@ from tf_ext.models.arrays import to_arrays
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "*[!0-9]",
-        "*[03]",
+    pytest.mark.slow_tests(
+        "ModelTest::test_all_*",
     ),
 ]
 

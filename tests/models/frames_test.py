@@ -16,10 +16,8 @@ from tf_ext.models.arrays import to_arrays
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "FramesTest::test_batches_are_as_arrays_generator_of_frames",
-        "FramesTest::test_batches_are_as_arrays_generator_of_strings",
-        "FramesTest::test_batches_are_as_arrays_sequence_of_s*",
-        "FramesTest::test_are_as_arrays_values",
+        "FramesTest::test_are_as_arrays_*",
+        "FramesTest::test_batches_are_as_arrays_*",
         "FramesTest::test_on_replicas",
     ),
 ]

@@ -10,7 +10,12 @@ import tf_ext
 from tf_ext import feature_column
 from tf_ext._keras import IS_KERAS_3, keras
 
-pytestmark = pytest.mark.both_kerases
+pytestmark = [
+    pytest.mark.both_kerases,
+    pytest.mark.slow_tests(
+        "InputCastingTest::test_ids_are_those_of_float322",
+    ),
+]
 
 _AGES = np.float32([19.98, 20.0, 19.99, 10.0, 39.95, 40.0])
 _TIMES = np.float32([0.0, 1e6, 2e6, 1e6, 0.0, 3e6])

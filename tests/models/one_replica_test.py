@@ -23,9 +23,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "OneReplicaTest::test_scales_clips_and_accumulates_under_mirrored_strategy",
-    ),
+    pytest.mark.slow,
 ]
 
 _LossScaleOptimizer = keras.mixed_precision.LossScaleOptimizer

@@ -15,7 +15,9 @@ from tf_ext._keras import keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests("AverageTest::test_trained_as_one*"),
+    pytest.mark.slow_except(
+        "AverageTest::test_saved_as_one2",
+    ),
 ]
 
 _RANDOM = np.random.default_rng(3)

@@ -14,8 +14,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "*_execution",
-        "*_decay_*",
+        "UnknownLengthTest::test_steps_per_execution",
     ),
 ]
 

@@ -22,7 +22,17 @@ from tf_ext.ops._stock import singles
 from tf_ext.ops.bags import bag_ops
 
 pytestmark = pytest.mark.slow_tests(
-    "HashedBagsTest::test_columns_*_batch_size_0_shapes_[ot]*",
+    "CombineBagsTest::test_bags_max_sum_mean_max_max_sqrtn_weighted_False_traced_of_any_batch",
+    "CombineBagsTest::test_bags_max_weighted_False_traced_of_any_batch",
+    "CombineBagsTest::test_bags_sum_mean_sqrtn_mean_weighted_False_traced_of_any_batch",
+    "CombineBagsTest::test_bags_sum_mean_sqrtn_mean_weighted_True_traced_of_any_batch",
+    "CombineBagsTest::test_bags_sum_sum_sqrtn_weighted_False_traced_of_any_batch",
+    "CombineBagsTest::test_bags_sum_sum_sqrtn_weighted_True_traced_of_any_batch",
+    "HashedBagsTest::*_shapes_two_in_one",
+    "HashedBagsTest::test_columns_how_traced_batch_size_0_shapes_*",
+    "HashedBagsTest::test_columns_how_traced_of_any_batch_batch_size_0_shapes_one_*",
+    "HashedBagsTest::test_columns_how_traced_of_any_batch_batch_size_5_shapes_alike",
+    "HashedBagsTest::test_columns_how_traced_of_any_batch_batch_size_5_shapes_one_each",
 )
 
 _COMBINERS = [

@@ -18,8 +18,19 @@ from stock_util import (
 
 from tf_ext import ops
 
-pytestmark = pytest.mark.slow_tests(
-    "StockHashTest::test_drawn_columns_seed_1*",
+pytestmark = pytest.mark.slow_except(
+    "StockHashTest::*_dtype_string_how_eagerly",
+    "StockHashTest::test_drawn_columns_seed_0_eagerly",
+    "StockHashTest::test_drawn_columns_seed_4_eagerly",
+    "StockHashTest::test_drawn_columns_seed_5_traced",
+    "StockHashTest::test_drawn_columns_seed_8_eagerly",
+    "StockHashTest::test_empty_part_of_a_huge_cross_how_*",
+    "StockHashTest::test_inputs_that_do_not_fit_*",
+    "StockHashTest::test_integers_are_compared_with_boundaries_as_doubles_how_*",
+    "StockHashTest::test_like_columns_side_by_side_dtype_int32_how_eagerly",
+    "StockHashTest::test_like_columns_side_by_side_dtype_int64_how_eagerly",
+    "StockHashTest::test_static_shapes",
+    "StockHashTest::test_too_many_signs_are_refused_two_parts",
 )
 
 TEXTS = [b"", b"a", b"5", b"-7", "günstig".encode(), b"a\0b", b"\0", b"x" * 99]

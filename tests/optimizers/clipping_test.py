@@ -11,7 +11,15 @@ from ops_util import named_cases
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ClippingTest::test_comes_after_the_sum_clipping_global_strategy_alone",
+        "ClippingTest::test_comes_after_the_sum_clipping_none_strategy_mirrored",
+        "ClippingTest::test_comes_after_the_sum_clipping_norm_strategy_mirrored",
+        "ClippingTest::test_comes_after_the_sum_clipping_value_strategy_mirrored",
+    ),
+]
 
 # Sign 7 has two gradients, as of two layers. Their sum is [2, 0], so that the
 # norm of the table's gradient is 3, and with that of the variable 5. Before

@@ -18,6 +18,10 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "ConversionTest::test_rows_are_those_of_a_dense_variable_adagrad",
+        "ConversionTest::test_rows_are_those_of_a_dense_variable_adam",
+        "ConversionTest::test_rows_are_those_of_a_dense_variable_adamw",
+        "ConversionTest::test_rows_are_those_of_a_dense_variable_rmsprop",
         "RefusalTest::test_another_keras",
     ),
 ]

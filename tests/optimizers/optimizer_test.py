@@ -17,9 +17,15 @@ from tf_ext.tables.find import tables_of
 pytestmark = [
     pytest.mark.both_kerases,
     pytest.mark.slow_tests(
-        "PlainOptimizerTest::test_in_fit_optimizer_[fr]*_run_eagerly_False",
-        "PlainOptimizerTest::test_legacy_ones_*_mode_eagerly",
-        "PlainOptimizerTest::test_with_a_tape_optimizer_*_mode_eagerly",
+        "PlainOptimizerTest::*_mode_eagerly",
+        "PlainOptimizerTest::test_in_fit_optimizer_adagrad_run_eagerly_False",
+        "PlainOptimizerTest::test_in_fit_optimizer_adam_run_eagerly_True",
+        "PlainOptimizerTest::test_in_fit_optimizer_ftrl_run_eagerly_*",
+        "PlainOptimizerTest::test_in_fit_optimizer_rmsprop_run_eagerly_*",
+        "PlainOptimizerTest::test_in_fit_optimizer_sgd_run_eagerly_True",
+        "PlainOptimizerTest::test_with_a_tape_optimizer_adadelta_mode_in_a_function",
+        "PlainOptimizerTest::test_with_a_tape_optimizer_ftrl_mode_in_a_function",
+        "PlainOptimizerTest::test_with_a_tape_optimizer_sgd_mode_in_a_function",
     ),
 ]
 

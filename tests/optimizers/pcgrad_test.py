@@ -10,7 +10,12 @@ from oracles.pcgrad_reference import projected_sum
 
 from tf_ext.optimizers import pcgrad
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "DenseTest::test_a_seed_shuffles_the_others_in_each_step",
+    ),
+]
 
 
 def _conflicting(rng, tasks, size):

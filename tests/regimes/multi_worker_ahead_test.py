@@ -12,13 +12,7 @@ from tf_ext._keras import IS_KERAS_3
 
 pytestmark = [
     pytest.mark.process("workers"),
-    pytest.mark.slow_except(
-        "*::*_several_tables",
-        "*::*_frozen_rows",
-    ),
-    pytest.mark.slow_tests(
-        "AheadTest::*_frozen_rows",
-    ),
+    pytest.mark.slow,
 ]
 
 _CASES = shared_workers(2)

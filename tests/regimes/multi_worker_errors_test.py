@@ -18,22 +18,11 @@ pytestmark = [
     pytest.mark.process("workers"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "ArgumentTest::*",
-        "InputErrorTest::test_training_goes_on*",
+        "ArgumentTest::test_*",
         "AsOneProcessTest::test_as_one_process_last_batches",
-        "ClockTest::*_trained_by_clocks",
-        "DifferentProgramsTest::test_n*",
-        "InputErrorTest::test_a*",
-        "NonfiniteTest::test_skips_*",
-        "NoticeTest::*",
-    ),
-    pytest.mark.slow_tests(
-        "NonfiniteTest::test_skips_on_all_by_loss_scaling",
-        "ClockTest::*",
-        "InputErrorTest::test_training_goes_on_after_one_beside_a_gather",
-        "InputErrorTest::test_a_layer_that_needs_samples_on_all_is_refused_on_all",
-        "NonfiniteTest::test_skips_on_all_by_argument",
-        "DifferentProgramsTest::test_names_the_sizes_of_parts_samples_behind_a_map",
+        "DifferentProgramsTest::test_names_what_differs_*",
+        "InputErrorTest::test_all_raise_the_error_of_one",
+        "InputErrorTest::test_training_goes_on",
     ),
 ]
 

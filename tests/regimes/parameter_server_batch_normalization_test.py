@@ -17,11 +17,8 @@ from tf_ext.layers import BatchNormalization
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "BatchNormalizationTest::test_one_step_at_a_time_is_as_one_process1",
-        "BatchNormalizationTest::test_every_step_counts_once",
-        "BatchNormalizationTest::test_weights_go_into_one_process_and_back*",
-        "BatchNormalizationTest::test_averages_are_those_of_all_workers_samples",
+    pytest.mark.slow_except(
+        "BatchNormalizationTest::test_partitioned_variables",
     ),
 ]
 

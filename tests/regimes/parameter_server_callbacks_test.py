@@ -24,16 +24,10 @@ from tf_ext.regimes import clock
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "SavingCallbacksTest::test_backup_and_restore_goes_on",
-        "SavingCallbacksTest::test_early_stopping_restores_rows",
-        "EvictTest::test_statistics_on_servers",
-        "OtherCallbacksTest::test_rates_on_plateaus",
-        "SavingCallbacksTest::test_model_checkpoint_keeps_the_best_epoch_model",
-        "SavingCallbacksTest::test_backups_inside_an_epoch",
-        "EvictTest::test_layers_read_statistics_on_servers",
-        "OtherCallbacksTest::test_no_number_ends_training",
-        "EvictTest::test_rows_on_servers_go",
+    pytest.mark.slow_except(
+        "EvictTest::test_capacity_is_divided_over_servers",
+        "EvictTest::test_rows_come_and_go_as_in_one_process",
+        "TableStatsTest::test_reports_are_of_all_servers",
     ),
 ]
 

@@ -20,13 +20,11 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "DataTest::test_functions_whose_data_ends",
-        "DataTest::test_a_dataset_that_ends_too_early",
-        "DataTest::test_bags_sparse",
-        "DataTest::test_functions_make_a_dataset_on_each_worker_creator",
-        "DataTest::test_files_with_malformed_records",
-        "DataTest::test_frames",
+    pytest.mark.slow_except(
+        "DataTest::test_files_that_cannot_be_read",
+        "DataTest::test_functions_make_a_dataset_on_each_worker_function",
+        "DataTest::test_generators_are_refused",
+        "DataTest::test_predictions_that_are_ragged_strings",
     ),
 ]
 

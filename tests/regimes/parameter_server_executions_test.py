@@ -17,10 +17,9 @@ from tf_ext.recovery import files as point_files
 pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "ExecutionsTest::test_stopping",
-        "ExecutionsTest::test_one_execution_at_a_time_is_one_process",
-        "ExecutionsTest::test_data_that_end_within_an_execution",
+    pytest.mark.slow_except(
+        "ExecutionsTest::test_executions_under_way_at_once",
+        "ExecutionsTest::test_refused*",
     ),
 ]
 

@@ -16,21 +16,14 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "OneStepAtATimeTest::test_arrays",
-        "OneStepAtATimeTest::test_datasets_plain",
-        "OneStepAtATimeTest::test_learning_rate_schedules",
-        "AsynchronousTest::test_evaluate_with_sample_weights_and_arrays",
-        "ErrorsTest::test_an_error_of_the_data_ends_fit",
-        "AsynchronousTest::test_early_stopping",
-        "OneStepAtATimeTest::test_several_fits_and_compiles",
-        "OneStepAtATimeTest::test_sequences",
-        "OneStepAtATimeTest::test_datasets_class_weight",
-        "OneStepAtATimeTest::test_datasets_validation_steps",
-        "OneStepAtATimeTest::test_datasets_initial_epoch",
-        "OneStepAtATimeTest::test_data_of_unknown_length",
-        "OneStepAtATimeTest::test_steps_per_epoch_go_on_where_the_last_epoch_ended",
-        "AsynchronousTest::test_counters_are_exact",
+    pytest.mark.slow_except(
+        "AsynchronousTest::test_evaluate_is_that_of_one_process",
+        "AsynchronousTest::test_every_sample_is_trained_once",
+        "AsynchronousTest::test_predictions_are_in_order",
+        "ErrorsTest::test_an_error_of_a_step_ends_fit_once",
+        "ErrorsTest::test_arguments_*",
+        "ErrorsTest::test_no_data",
+        "ErrorsTest::test_options_of_compile",
     ),
 ]
 

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "CustomLoopTest::test_counts_are_exact",
+        "CustomLoopTest::test_*",
         "MixedPrecisionTest::test_float16_with_a_fixed_scale",
     ),
 ]

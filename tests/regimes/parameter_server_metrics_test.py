@@ -17,13 +17,9 @@ pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "*::test_of_users*",
-        "*::test_of_r*",
-        "*_is_refused_maximum",
-        "*_is_refused_moving_average",
-    ),
-    pytest.mark.slow_tests(
-        "MetricsTest::test_that_does_not_add_is_refused_maximum",
+        "MetricsTest::test_of_rates_are_those_of_all_rows",
+        "MetricsTest::test_of_users_are_those_of_one_process",
+        "MetricsTest::test_that_does_not_add_is_refused_moving_average",
     ),
 ]
 

@@ -19,11 +19,11 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "ModelTest::test_one_step_at_a_time_draws_as_one_process",
-        "ModelTest::test_predictions_need_no_clicks",
-        "ModelTest::test_asynchronous_steps_learn",
-        "ModelTest::test_one_step_at_a_time_is_as_one_process_subclassed",
+    pytest.mark.slow_except(
+        "ModelTest::test_an_index_within_a_model_is_refused",
+        "ModelTest::test_evaluate_and_predict_make_no_rows",
+        "ModelTest::test_one_step_at_a_time_is_as_one_process_functional",
+        "WithoutCallTest::test_parts_are_built_by_the_loss",
     ),
 ]
 

@@ -24,13 +24,12 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "CustomLoopTest::test_one_step_at_a_time_equals_one_process[123]",
+        "PlacementTest::test_export_*",
         "RowsTest::test_are_freed_with_the_table",
-        "CustomLoopTest::test_one_step_at_a_time_equals_one_process2",
+        "SavingTest::test_rows_move_between_servers_and_one_process_keras",
         "SavingTest::test_rows_move_between_servers_and_one_process_weights",
         "StatisticsTest::test_are_those_of_all_steps",
-        "PlacementTest::test_export_is_refused",
-        "PlacementTest::test_export_for_serving_needs_no_servers",
-        "CustomLoopTest::test_one_step_at_a_time_equals_one_process[13]",
     ),
 ]
 

@@ -24,10 +24,9 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "BundlesTest::*",
-    ),
-    pytest.mark.slow_tests(
-        "BundlesTest::test_answers_to_answers_and_several_receivers",
+        "BundlesTest::test_order_*",
+        "BundlesTest::test_stages_that_are_kept_apart",
+        "BundlesTest::test_values_of_all_kinds",
     ),
 ]
 

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "OneProcessTest::test_replicas",
+        "OneProcessTest::test_shards1",
     ),
 ]
 

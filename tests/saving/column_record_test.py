@@ -19,10 +19,7 @@ from tf_ext.feature_column import category_column, crossed_column
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "ColumnRecordTest::test_files_weights",
-        "ColumnRecordTest::test_files_checkpoint",
-        "ColumnRecordTest::test_files_that_do_not_know_weights",
-        "ColumnRecordTest::test_files_that_do_not_know_checkpoint",
+        "ColumnRecordTest::test_files_*",
     ),
 ]
 

@@ -21,9 +21,10 @@ from tf_ext.tables.saving import snapshot_load
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "RoundTripTest::test_training_goes_on_as_without_a_break[1-6]",
+        "RoundTripTest::test_files_without_counters_leave_none[1234]",
         "RoundTripTest::test_into_tables_that_admit_otherwise[123]",
-        "RoundTripTest::test_files_without_counters_leave_none[123]",
+        "RoundTripTest::test_training_goes_on_as_without_a_break[01234569]",
+        "SnapshotTest::test_resharded_and_compacted[13]",
     ),
 ]
 

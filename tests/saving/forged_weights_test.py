@@ -20,7 +20,10 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "FuzzTest::*",
+        "ForgedHeaderTest::test_changes_nothing_if_it_has_another__deep",
+        "ForgedHeaderTest::test_changes_nothing_if_it_has_another__optimizer",
+        "ForgedHeaderTest::test_changes_nothing_if_it_has_another__rate",
+        "FuzzTest::test_refused_files_change_nothing",
     ),
 ]
 

@@ -28,9 +28,10 @@ from tf_ext.tables.find import tables_of
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "RoundTripTest::test_is_bitwise_with_any_number_of_shards[2468]",
-        "RoundTripTest::test_is_bitwise_with_any_number_of_shards2[024]",
-        "RoundTripTest::test_is_bitwise_with_any_number_of_shards1?",
+        "RoundTripTest::test_is_bitwise_with_any_number_of_shards1[0123456789]",
+        "RoundTripTest::test_is_bitwise_with_any_number_of_shards2[01234]",
+        "RoundTripTest::test_is_bitwise_with_any_number_of_shards[24689]",
+        "RoundTripTest::test_rows_of_other_types_are_refused[134]",
     ),
 ]
 

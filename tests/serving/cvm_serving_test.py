@@ -20,8 +20,9 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "CvmServingTest::test_follows_deltas",
-        "CvmServingTest::test_takes_statistics_from_keras",
+        "CvmServingTest::test_loads_a_saved_model_inside_of_it",
         "CvmServingTest::test_takes_statistics_from_checkpoint",
+        "CvmServingTest::test_takes_statistics_from_keras",
     ),
 ]
 

@@ -17,7 +17,12 @@ from tf_ext._keras import keras
 from tf_ext.initializers import Constant
 from tf_ext.snapshot import DamagedSnapshotError, reshard
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ExportSnapshotsTest::test_serves_what_the_table_would0",
+    ),
+]
 
 _FEATURES = {
     # Erased, changed by a delta, never trained.

@@ -21,12 +21,10 @@ from tf_ext.ops.table import clock_ops
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "RegularizedModelsTest::test_shrinks_what_is_absent",
-        "RegularizedModelsTest::test_left_out_steps_are_none",
         "RegularizedModelsTest::test_accumulated_steps_are_one",
+        "RegularizedModelsTest::test_left_out_steps_are_none",
+        "RegularizedModelsTest::test_shrinks_what_is_absent",
         "RegularizedModelsTest::test_training_goes_on_from_a_whole_model",
-        "DenseAdamModelsTest::test_training_goes_on_where_keras_does",
-        "DenseAdamModelsTest::test_training_goes_on_from_a_whole_model",
     ),
 ]
 

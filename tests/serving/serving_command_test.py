@@ -26,11 +26,12 @@ from tf_ext.serving import cli, read_manifest, replay
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "CommandTest::test_a_manifest_that_is_none",
-        "CommandTest::test_layers_of_ones_own_and_the_command_itself",
-        "CommandTest::test_bars_come_to_their_end",
-        "CommandTest::test_small_rows_of_a_snapshot",
+    pytest.mark.slow_except(
+        "CommandTest::test_export_and_inspect",
+        "CommandTest::test_other_errors",
+        "CommandTest::test_split",
+        "CommandTest::test_verify",
+        "DifferenceTest::test_of_numbers",
     ),
 ]
 

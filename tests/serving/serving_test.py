@@ -17,9 +17,7 @@ from absl.testing import parameterized
 from cases import rule_cases
 from paths import ROOT
 
-pytestmark = pytest.mark.slow_except(
-    "*_keras_3",
-)
+pytestmark = pytest.mark.slow
 
 _README = ROOT / "README.md"
 

@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "SharedRowsModelsTest::test_training_goes_on_from_a_whole_model",
-        "SharedRowsModelsTest::test_follows_deltas",
     ),
 ]
 

@@ -18,13 +18,9 @@ from tf_ext import hashing, serving
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "SmallRowsServingTest::test_follows_deltas1",
-        "SmallRowsServingTest::test_exports_of_snapshots1",
-        "SmallRowsServingTest::test_split_exports1",
-        "SmallRowsServingTest::test_exports_of_stock_ops0",
-        "SmallRowsServingTest::test_exports_of_snapshots0",
-        "SmallRowsServingTest::test_follows_deltas0",
+    pytest.mark.slow_except(
+        "SmallRowsServingTest::test_exports_of_stock_ops1",
+        "SmallRowsServingTest::test_split_exports0",
     ),
 ]
 

@@ -21,7 +21,12 @@ from tf_ext import _core
 from tf_ext._keras import keras
 from tf_ext.serving import damaged_files, export_split, read_manifest, versions
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SplitTest::test_names_the_step",
+    ),
+]
 
 _SAMPLES = 24
 

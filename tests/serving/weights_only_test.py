@@ -16,9 +16,10 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "WeightsOnlyTest::test_loads_a_saved_model_inside_of_it",
         "WeightsOnlyTest::test_serves_by_signatures",
-        "WeightsOnlyTest::test_takes_weights_from_keras",
         "WeightsOnlyTest::test_takes_weights_from_checkpoint",
+        "WeightsOnlyTest::test_takes_weights_from_keras",
     ),
 ]
 

@@ -13,9 +13,9 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext.snapshot.manifest import Conversion
 
-pytestmark = pytest.mark.slow_except(
-    "*[!0-9]",
-    "*_types[03]",
+pytestmark = pytest.mark.slow_tests(
+    "ConversionTest::test_of_all_pairs_of_types[12345]",
+    "ConversionTest::test_rounds_to_nearest_and_counts_*",
 )
 
 _LARGE = ("float32", "float32")

@@ -25,6 +25,13 @@ from tf_ext.snapshot import (
 )
 from tf_ext.snapshot.sealed_json import seal
 
+pytestmark = pytest.mark.slow_tests(
+    "DirectoryTest::test_a_file_of_the_earlier_process_is_not_continued",
+    "OtherWorkTest::test_some_flipped_bytes_of_the_record",
+    "ResumingTest::test_a_later_run_goes_on0",
+)
+
+
 _RECORD = "unfinished.json"
 
 

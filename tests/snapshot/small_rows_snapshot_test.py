@@ -4,6 +4,7 @@
 import os
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from models.small_rows import DTYPES, make_table, stored_bytes, train
 from oracles.snapshot_forging import MANIFEST, reseal
@@ -12,6 +13,11 @@ from saving_util import TestCase
 from snapshot_util import data_files, run_command
 
 from tf_ext.snapshot import DamagedSnapshotError, open_snapshot
+
+pytestmark = pytest.mark.slow_tests(
+    "SmallRowsSnapshotTest::test_rewritten_by_commands_they_load_bitwise[02]",
+)
+
 
 _BOTH = ("float16", "bfloat16")
 

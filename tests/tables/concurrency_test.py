@@ -12,7 +12,12 @@ from models.small_models import batch, compiled, functional, table
 
 import tf_ext
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "TrainingTest::test_*",
+    ),
+]
 
 _THREADS = 4
 _SIGNS = np.concatenate([EDGE_SIGNS, np.arange(100, 600)])

@@ -22,7 +22,13 @@ from tf_ext._keras import keras
 from tf_ext.recovery import files as point_files
 from tf_ext.utils import SidecarEvaluator
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ProcessTest::test_follows_a_training_that_removes_its_points",
+        "SidecarEvaluatorTest::test_a_damaged_point",
+    ),
+]
 
 _STEPS = 4  # of an epoch, at whose end there is a point
 _POINTS = 3
