@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.slow_except(
         "DenseTest::test_equals_a_matrix_for_some_steps",
         "DenseTest::test_counts_steps_as_told",
+        "DenseTest::test_a_cleared_table_begins_anew",
         "DenseTest::test_set_fields_are_those_of_now",
         "DenseTest::test_refuses*",
         "FilesTest::test_training_goes_on_from_a_snapshot0",
@@ -235,6 +236,16 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(table.pull([1, 2], training=True), initial)
         table.push([2], np.zeros([1, _DIM]))
         self.assertAllEqual(table.pull([1, 2]), initial)
+
+    def test_a_cleared_table_begins_anew(self):
+        for arguments in ({}, {"l2": 0.5}):
+            with self.subTest(**arguments):
+                used, new = _table(**arguments), _table(**arguments)
+                _train(used, 50)
+                self.assertGreater(used.clear(), 0)
+                for each in (used, new):
+                    _train(each, 50)
+                self.assertEqual(bytes_of_rows(used), bytes_of_rows(new))
 
     def test_set_fields_are_those_of_now(self):
         table = _table()

@@ -132,9 +132,13 @@ class StoredTable:
     def clear(self) -> int:
         """Removes all rows and frees their memory; returns how many it had.
 
-        With `admission`, the counters of ids are removed, too.
+        With `admission`, the counters of ids are removed, too; and with `l2`,
+        `l1` or `SparseAdam(absent="decay")`, the table forgets the steps that
+        it has seen: it trains as a new one does.
         """
-        return int(self.rows.clear())
+        removed = int(self.rows.clear())
+        self.rows.reset_clocks()
+        return removed
 
     def compact(self) -> int:
         """Returns the memory of erased rows to the system.

@@ -21,7 +21,10 @@ class SparseAdam(SparseOptimizer):
     from the batch decay, too, and move their weights on. Rows are caught up
     when they are next read, pushed, saved or exported, with the learning rates
     of the steps that they missed, at a cost that does not depend on how many
-    these are. Pulls read the slots of rows, too.
+    these are. Pulls read the slots of rows, too, and so take longer than those
+    of lazy Adam. With `l2`, a row is exact relative to the weights that it had
+    when it was last pushed: fewer digits are right of what is left of it once
+    it has shrunk to less than a thousandth of them.
 
     `absent="decay"` needs a `beta_1` of less than `sqrt(beta_2)`, and a
     `beta_2` of about 0.98 or more with the default `beta_1`. Regularize such
