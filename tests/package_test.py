@@ -21,6 +21,7 @@ from oracles import snapshot_files_util
 import tf_ext
 
 pytestmark = pytest.mark.slow_tests(
+    "ImportChangesNothingTest::test_tensorflow_and_keras_stay_as_they_are",
     "LazyImportTest::test_a_*",
     "NotCompiledTest::test_import_says_what_to_do_after_tensorflow",
     "RegistrationTest::test_*",

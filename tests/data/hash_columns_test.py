@@ -38,6 +38,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "BatchTest::test_all_columns_*",
         "BatchTest::test_each_structure_in_shares_that_are_sent",
+        "BatchTest::test_filler_batches_of_workers_without_data",
         "ModelTest::test_saved_and_served_models_take_raw_features_subclassed",
         "ModelTest::test_trains_to_the_same_bits",
     ),

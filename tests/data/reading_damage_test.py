@@ -15,6 +15,11 @@ from processes import run
 import tf_ext
 from tf_ext.data import formats, passes
 
+pytestmark = pytest.mark.slow_tests(
+    "FlippedBitsTest::test_forty[02489]",
+)
+
+
 _RECORDS = 300
 _TEXT = ("csv", "tsv", "jsonl")
 _FORMATS = [

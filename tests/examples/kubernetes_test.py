@@ -21,7 +21,7 @@ from paths import ROOT
 from tf_ext.distribute.ports import free_ports
 
 pytestmark = pytest.mark.slow_tests(
-    "ManifestTest::test_has_the_schema_of0",
+    "ManifestTest::test_has_the_schema_*",
 )
 
 

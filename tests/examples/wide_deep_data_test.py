@@ -14,8 +14,9 @@ import tensorflow as tf
 from paths import ROOT
 
 pytestmark = pytest.mark.slow_tests(
-    "CriteoTest::test_parts_and_orders_of_many_windows",
     "AdultTest::test_epochs_are_shuffled_the_test_part_is_not",
+    "CriteoCsvTest::test_the_last_fifth_of_the_lines_is_held_out",
+    "CriteoTest::test_parts_and_orders_of_many_windows",
 )
 
 _EXAMPLES = ROOT / "examples"

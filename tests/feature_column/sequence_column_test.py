@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "BatchErrorsTest::test_are_raised_and_returned_gap",
         "BatchErrorsTest::test_are_raised_and_returned_sizes_of_sequences",
+        "PositionsTest::test_in_a_function_of_unknown_sizes0",
     ),
 ]
 

@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.slow_except(
         "ClickInputsTest::test_a_feature_that_something_else_*",
         "ClickInputsTest::test_needed_in_training_alone0",
-        "ClickInputsTest::test_of_hashed_features",
     ),
 ]
 

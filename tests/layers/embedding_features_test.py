@@ -16,6 +16,7 @@ pytestmark = [
     pytest.mark.both_kerases,
     pytest.mark.slow_tests(
         "FunctionalTest::test_inputs_of_keras_sparse",
+        "InputsTest::test_a_batch_without_weights0",
     ),
 ]
 

@@ -13,7 +13,12 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import ItemFrequency
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ItemFrequencyTest::test_estimates_frequencies",
+    ),
+]
 
 
 def _expected(batches, rate):

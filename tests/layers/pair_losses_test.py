@@ -11,7 +11,13 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import BPR, CosineContrastive, SampledSoftmax
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "PairLossesTest::test_formula_and_gradients10",
+        "PairLossesTest::test_formula_and_gradients[4678]",
+    ),
+]
 
 _N, _DIM = 7, 4
 

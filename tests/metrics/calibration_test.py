@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "RatesTest::*_nan1",
-        "RatesTest::test_do_not_depend_on_batches[12]",
+        "RatesTest::test_do_not_depend_on_*",
         "RatesTest::test_under_mirrored_*",
         "RatesTest::test_what_is_no_probability_gives_nan2",
     ),

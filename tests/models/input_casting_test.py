@@ -13,7 +13,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.both_kerases,
     pytest.mark.slow_tests(
-        "InputCastingTest::test_ids_are_those_of_float322",
+        "InputCastingTest::test_ids_are_those_of_float32[12]",
     ),
 ]
 

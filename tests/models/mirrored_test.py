@@ -23,7 +23,6 @@ pytestmark = [
         "MirroredTest::test_accumulating_gradients_is_refused",
         "MirroredTest::test_added_losses_beside_sums_over_replicas0",
         "MirroredTest::test_several_steps_an_execution",
-        "MirroredTest::test_sums_add_up0",
         "MirroredTest::test_sums_beside_means_are_refused",
         "MirroredTest::test_two_replicas_are_as_one_functional",
     ),

@@ -20,13 +20,15 @@ from tf_ext.optimizers import Optimizer
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "KindsTest::test_a_plain_keras_model_trains_alike",
+        "MethodsTest::*_eagerly",
+        "MethodsTest::test_a_loop_of_ones_own_functional_in_a_function",
         "MethodsTest::test_fit_evaluate_predict_subclassed",
         "MethodsTest::test_however_it_is_compiled_four_steps_an_execution",
-        "MethodsTest::test_however_it_is_compiled_jit_off",
-        "MethodsTest::test_on_batches_functional",
-        "MethodsTest::test_a_loop_of_ones_own_functional_*",
+        "MethodsTest::test_however_it_is_compiled_jit_*",
         "MethodsTest::test_logs_for_tensorboard",
-        "KindsTest::test_a_plain_keras_model_trains_alike",
+        "MethodsTest::test_on_batches_*",
+        "MixedPrecisionTest::test_trains_like_full_precision",
     ),
 ]
 

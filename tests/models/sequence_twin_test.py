@@ -17,9 +17,7 @@ from tf_ext._keras import keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "*_ragged",
-    ),
+    pytest.mark.slow,
 ]
 
 _BATCH_SIZE = 16

@@ -16,7 +16,7 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "AverageTest::test_saved_as_one2",
+        "AverageTest::test_a_shared_table_has_both_updates",
     ),
 ]
 

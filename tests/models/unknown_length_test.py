@@ -13,9 +13,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "UnknownLengthTest::test_steps_per_execution",
-    ),
+    pytest.mark.slow,
 ]
 
 _SAMPLES, _BATCH, _EPOCHS = 40, 4, 3

@@ -14,10 +14,8 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "ClippingTest::*_strategy_mirrored",
         "ClippingTest::test_comes_after_the_sum_clipping_global_strategy_alone",
-        "ClippingTest::test_comes_after_the_sum_clipping_none_strategy_mirrored",
-        "ClippingTest::test_comes_after_the_sum_clipping_norm_strategy_mirrored",
-        "ClippingTest::test_comes_after_the_sum_clipping_value_strategy_mirrored",
     ),
 ]
 

@@ -27,7 +27,6 @@ pytestmark = [
         "AccumulationTest::test_an_incomplete_group_waits_dense_variables_False",
         "AccumulationTest::test_with__rule_adam_signs_repeated_dense_variables_True_clipping_global_norm",
         "BackwardTest::test_*",
-        "LossScalingTest::test_a_finite_scale_changes_nothing_dynamic_True_dense_variables_True",
         "LossScalingTest::test_a_step_that_is_not_finite_is_skipped_whole_dense_variables_False_value_nan",
         "LossScalingTest::test_a_step_that_is_not_finite_is_skipped_whole_dense_variables_True_value_inf",
         "LossScalingTest::test_without_scaling_the_table_refuses_what_is_not_finite",

@@ -23,9 +23,9 @@ from tf_ext.optimizers import pcgrad
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "TableTest::test_tasks_of_different_pulls_and_tables3",
         "TableTest::test_in_a_train_step1",
-        "TableTest::test_tasks_of_different_pulls_and_tables2",
+        "TableTest::test_tasks_of_different_pulls_and_tables[23]",
+        "TableTest::test_tasks_of_one_pull[23]",
     ),
 ]
 

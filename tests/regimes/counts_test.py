@@ -19,10 +19,7 @@ pytestmark = [
         "FitTest::test_counts_and_evaluation_does_not",
         "GraphTest::test_a_table_without_has_no_op_of_them",
         "LoopTest::test_counts7",
-        "LoopTest::test_several_tables_of_one_layer",
-        "LoopTest::test_without_occurrences",
         "OptimizerTest::test_a_skipped_step_counts_nothing0",
-        "OptimizerTest::test_clipping0",
         "SlicesTest::test_*",
     ),
 ]

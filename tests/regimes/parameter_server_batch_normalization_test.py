@@ -17,9 +17,7 @@ from tf_ext.layers import BatchNormalization
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "BatchNormalizationTest::test_partitioned_variables",
-    ),
+    pytest.mark.slow,
 ]
 
 _BATCH = 16

@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.slow_except(
         "EvictTest::test_capacity_is_divided_over_servers",
         "EvictTest::test_rows_come_and_go_as_in_one_process",
-        "TableStatsTest::test_reports_are_of_all_servers",
     ),
 ]
 

@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "ExecutionsTest::test_executions_under_way_at_once",
         "ExecutionsTest::test_refused*",
     ),
 ]

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.slow_except(
         "AsynchronousTest::test_evaluate_is_that_of_one_process",
         "AsynchronousTest::test_every_sample_is_trained_once",
-        "AsynchronousTest::test_predictions_are_in_order",
         "ErrorsTest::test_an_error_of_a_step_ends_fit_once",
         "ErrorsTest::test_arguments_*",
         "ErrorsTest::test_no_data",

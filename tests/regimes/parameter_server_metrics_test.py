@@ -17,9 +17,7 @@ pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "MetricsTest::test_of_rates_are_those_of_all_rows",
         "MetricsTest::test_of_users_are_those_of_one_process",
-        "MetricsTest::test_that_does_not_add_is_refused_moving_average",
     ),
 ]
 

@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "ModelTest::test_an_index_within_a_model_is_refused",
-        "ModelTest::test_evaluate_and_predict_make_no_rows",
         "ModelTest::test_one_step_at_a_time_is_as_one_process_functional",
         "WithoutCallTest::test_parts_are_built_by_the_loss",
     ),

@@ -16,10 +16,7 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "OverlapTest::test_refused",
-        "OverlapTest::test_updates_are_one_step_late_decaying_sgd",
-    ),
+    pytest.mark.slow,
 ]
 
 _CLUSTER = util.Cluster()

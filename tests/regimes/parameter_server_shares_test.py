@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "SharesTest::test_a_worker_whose_data_have_ended_takes_no_steps",
         "SharesTest::test_each_sample_once_an_epoch_uneven",
     ),
 ]

@@ -19,10 +19,9 @@ from tf_ext.recovery import files as point_files
 pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "SnapshotTest::test_training_goes_on_with_another_number_of_servers",
-        "SnapshotTest::test_a_served_model_follows",
-        "SnapshotTest::test_training_begins_with_the_rows_of_one_process",
+    pytest.mark.slow_except(
+        "SnapshotTest::test_each_server_writes_its_shard",
+        "SnapshotTest::test_training_goes_on",
     ),
 ]
 

@@ -15,9 +15,8 @@ from models.sharded_tables import shards_on
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "OneProcessTest::test_replicas",
-        "OneProcessTest::test_shards1",
+    pytest.mark.slow_except(
+        "OneProcessTest::test_rows_are_small_come_and_go_and_are_rounded",
     ),
 ]
 

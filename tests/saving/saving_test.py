@@ -22,7 +22,7 @@ from tf_ext.tables import rows
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "CallbackTest::test_model_checkpoint_of_the_best_whole_model",
+        "CallbackTest::test_model_checkpoint_of_*",
         "OptimizerTest::*_keras",
         "OptimizerTest::*_weights",
         "RoundTripTest::test_follows_a_link_weights",

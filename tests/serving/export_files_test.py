@@ -27,9 +27,11 @@ from tf_ext.serving import folder, replay
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "FolderTest::test_versions_count_up",
-        "FolderTest::test_only_leftovers_of_the_dead_are_removed",
         "ErrorsTest::test_a_full_disk",
+        "ErrorsTest::test_a_function_that_would_keep_the_exported_rows",
+        "ErrorsTest::test_weights_that_a_type_cannot_hold",
+        "FolderTest::test_only_leftovers_of_the_dead_are_removed",
+        "FolderTest::test_versions_count_up",
     ),
 ]
 

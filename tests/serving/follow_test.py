@@ -27,7 +27,6 @@ from tf_ext.tables.saving import snapshot_load
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "FollowTest::test_goes_to_each_newer_point",
         "FollowTest::test_readers_while_it_follows",
     ),
 ]

@@ -21,9 +21,7 @@ from tf_ext.ops.table import clock_ops
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "RegularizedModelsTest::test_accumulated_steps_are_one",
         "RegularizedModelsTest::test_left_out_steps_are_none",
-        "RegularizedModelsTest::test_shrinks_what_is_absent",
         "RegularizedModelsTest::test_training_goes_on_from_a_whole_model",
     ),
 ]

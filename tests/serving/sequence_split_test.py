@@ -15,7 +15,12 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.serving import export_split, read_manifest
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SequenceSplitTest::test_takes_values_and_row_splits_of_a_ragged_sequence",
+    ),
+]
 
 _SAMPLES = 16
 

@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.slow_except(
         "CommandTest::test_export_and_inspect",
         "CommandTest::test_other_errors",
-        "CommandTest::test_split",
         "CommandTest::test_verify",
         "DifferenceTest::test_of_numbers",
     ),

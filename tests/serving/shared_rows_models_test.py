@@ -16,9 +16,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "SharedRowsModelsTest::test_training_goes_on_from_a_whole_model",
-    ),
+    pytest.mark.slow,
 ]
 
 

@@ -26,9 +26,9 @@ from tf_ext.snapshot import (
 from tf_ext.snapshot.sealed_json import seal
 
 pytestmark = pytest.mark.slow_tests(
-    "DirectoryTest::test_a_file_of_the_earlier_process_is_not_continued",
+    "DirectoryTest::test_a_*",
     "OtherWorkTest::test_some_flipped_bytes_of_the_record",
-    "ResumingTest::test_a_later_run_goes_on0",
+    "ResumingTest::test_a_later_run_goes_on[01]",
 )
 
 

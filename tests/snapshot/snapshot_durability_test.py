@@ -13,9 +13,7 @@ from absl.testing import absltest, parameterized
 
 from tf_ext.snapshot import open_snapshot
 
-pytestmark = pytest.mark.slow_tests(
-    "DurabilityTest::test_recovery_point",
-)
+pytestmark = pytest.mark.slow
 
 
 class DurabilityTest(parameterized.TestCase, tf.test.TestCase):

@@ -9,6 +9,7 @@ import threading
 import time
 from unittest import mock
 
+import pytest
 import snapshot_util as util
 import tensorflow as tf
 from absl.testing import absltest, parameterized
@@ -19,6 +20,12 @@ from tf_ext.ops.snapshot import snapshot_ops, update_ops
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import each_shard
 from tf_ext.tables.saving import snapshot_save
+
+pytestmark = pytest.mark.slow_tests(
+    "SaveTest::test_a_chain_goes_on1[01]",
+    "SaveTest::test_a_chain_goes_on[2356789]",
+)
+
 
 _WAIT_SECONDS = 60
 

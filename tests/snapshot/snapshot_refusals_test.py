@@ -18,7 +18,13 @@ from tf_ext.recovery import points as recovery_points
 from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot
 
 pytestmark = pytest.mark.slow_tests(
+    "PointRefusalsTest::*_dtype",
     "PointRefusalsTest::test_a_dtype_of_another_model[023]",
+    "PointRefusalsTest::test_member_crc",
+    "PointRefusalsTest::test_member_epoch",
+    "PointRefusalsTest::test_member_shape",
+    "PointRefusalsTest::test_member_table_id",
+    "PointRefusalsTest::test_member_tables",
 )
 
 _HUGE = 2**63 - 1

@@ -18,7 +18,7 @@ import tf_ext
 from tf_ext.ops.snapshot import snapshot_ops
 
 pytestmark = pytest.mark.slow_tests(
-    "ReadersTest::test_no_row_is_absent_or_torn1",
+    "ReadersTest::test_no_row_is_absent_or_*",
 )
 
 _IDS = np.arange(3000)

@@ -8,7 +8,10 @@ import processes
 import pytest
 import tensorflow as tf
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow,
+]
 
 _ROWS = 150_000_000
 _TIMEOUT_SECONDS = 3600

@@ -2,10 +2,16 @@
 """How evenly signs are spread over shards and over the stripes of a shard."""
 
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 from ops_util import table_config
 
 from tf_ext import ops
+
+pytestmark = pytest.mark.slow_tests(
+    "SpreadTest::test_is_even[0145]",
+)
+
 
 _COUNT = 1_000_000
 

@@ -18,7 +18,10 @@ from tf_ext.regimes.plan import shared_signs
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests("ProgramTest::test_equals_a_dict[23]"),
+    pytest.mark.slow_tests(
+        "ModelTest::test_equals_keras_with_oov_indices0",
+        "ProgramTest::test_equals_a_dict[23]",
+    ),
 ]
 
 _DIM, _RATE = 3, 0.5

@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "ProcessTest::test_follows_a_training_that_removes_its_points",
         "SidecarEvaluatorTest::test_a_damaged_point",
+        "SidecarEvaluatorTest::test_a_point_that_is_removed_while_it_is_read0",
     ),
 ]
 

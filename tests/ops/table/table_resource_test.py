@@ -21,8 +21,9 @@ from tf_ext import ops
 from tf_ext.ops import _library
 
 pytestmark = pytest.mark.slow_tests(
-    "ThreadsTest::test_one_and_many_intra_op_threads_give_the_same_bits",
     "SavedModelTest::test_a_module_with_ops_runs_after_a_reload",
+    "ThreadsTest::test_a_walk_sees_lasting_rows_once_while_others_come_and_go",
+    "ThreadsTest::test_one_and_many_intra_op_threads_give_the_same_bits",
 )
 
 SGD = [1.0, 0.0]  # learning_rate, weight_decay
