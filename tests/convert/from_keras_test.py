@@ -14,7 +14,14 @@ import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.convert import rows_in, rows_out
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "FromKerasTest::test_training_continues_adam",
+        "FromKerasTest::test_training_continues_ftrl",
+        "FromKerasTest::test_training_continues_rmsprop",
+    ),
+]
 
 _DIM = 3
 _TOKENS = ["a", "b", "[UNK]x", "", "\u00e9"]

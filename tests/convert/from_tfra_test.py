@@ -5,6 +5,7 @@ import pathlib
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from oracles import tfra_files
@@ -12,6 +13,12 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext.convert import stored_array, tfra
+
+pytestmark = pytest.mark.slow_tests(
+    "CheckpointTest::test_rows_and_slots1[01]",
+    "CheckpointTest::test_rows_and_slots[2389]",
+)
+
 
 _DIM = 3
 _COLUMN = tf_ext.feature_column.category_column("user")

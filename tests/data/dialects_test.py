@@ -16,6 +16,8 @@ from tf_ext.data.lines import Lines
 
 pytestmark = pytest.mark.slow_tests(
     "DamageTest::test_flipped_bits_cost_few_records",
+    "EncodingTest::test_ids_are_in_utf_8[24]",
+    "StripTest::test_of_lines[34]",
 )
 
 Csv, Field = tf_ext.data.Csv, tf_ext.data.Field

@@ -5,10 +5,16 @@ import pathlib
 import tempfile
 
 import pandas
+import pytest
 import tensorflow as tf
 from absl.testing import absltest, parameterized
 
 import tf_ext
+
+pytestmark = pytest.mark.slow_tests(
+    "FilesTest::test_older_files_have_the_defaults[02]",
+)
+
 
 Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
 _OLD = pandas.DataFrame({"user": ["ann", "bob"], "n": [1, 2]})

@@ -36,6 +36,12 @@ from tf_ext.training.parameter_servers.batch_packing import Packing
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "ArgumentTest::test_refused_kept",
+        "ArgumentTest::test_refused_labels",
+        "ArgumentTest::test_refused_missing",
+        "ArgumentTest::test_refused_none",
+        "ArgumentTest::test_refused_samples",
+        "ArgumentTest::test_refused_type",
         "BatchTest::test_all_columns_*",
         "BatchTest::test_each_structure_in_shares_that_are_sent",
         "BatchTest::test_filler_batches_of_workers_without_data",

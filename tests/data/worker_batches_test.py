@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow_tests(
     "WorkerShareTest::test_every_sample_once_and_in_order2[0123456789]",
     "WorkerShareTest::test_every_sample_once_and_in_order3[0123456789]",
     "WorkerShareTest::test_every_sample_once_and_in_order4[01234567]",
-    "WorkerShareTest::test_every_sample_once_and_in_order[6789]",
+    "WorkerShareTest::test_every_sample_once_and_in_order[1456789]",
 )
 
 

@@ -6,6 +6,7 @@ import pathlib
 import sys
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from oracles.movielens_files import write_movielens
@@ -15,6 +16,13 @@ from paths import ROOT
 sys.path.insert(0, str(ROOT / "examples"))
 
 import recommender_data
+
+pytestmark = pytest.mark.slow_tests(
+    "MovieLensTest::test_wrong_files_empty",
+    "MovieLensTest::test_wrong_files_item",
+    "MovieLensTest::test_wrong_files_user",
+)
+
 
 _FEATURES = {
     "user": (np.int64, ()),

@@ -13,7 +13,16 @@ from tf_ext.feature_column import (
     sequence_category_column,
 )
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SignsTest::test_are_those_of_a_batch_arrays_of_strings",
+        "SignsTest::test_are_those_of_a_batch_buckets",
+        "SignsTest::test_are_those_of_a_batch_integers",
+        "SignsTest::test_are_those_of_a_batch_sequences",
+        "SignsTest::test_are_those_of_a_batch_unsigned",
+    ),
+]
 
 _TEXTS = ["ann", "", "bob", "5", "\u00e9"]
 _CASES = {

@@ -14,6 +14,11 @@ from tf_ext.feature_column import (
 from tf_ext.feature_column.bags import hash_batch
 
 pytestmark = pytest.mark.slow_tests(
+    "RefusedBatchTest::*_order",
+    "RefusedBatchTest::test__batch_sizes_that_differ",
+    "RefusedBatchTest::test__weights_of_more_indices",
+    "RefusedBatchTest::test__weights_of_no_indices",
+    "RefusedBatchTest::test_as_a_value__sparse_beyond_its_shape",
     "RefusedBatchTest::test_as_a_value__weights_of_*",
 )
 

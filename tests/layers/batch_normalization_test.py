@@ -15,6 +15,8 @@ from tf_ext.layers import BatchNormalization
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "AloneTest::test_is_as_keras_default",
+        "AloneTest::test_is_as_keras_epsilon",
         "MirroredTest::test_shares_of_a_batch_are_as_the_batch_even",
         "MirroredTest::test_shares_of_a_batch_are_as_the_batch_first_is_empty",
         "MirroredTest::test_shares_of_a_batch_are_as_the_batch_small_variance",

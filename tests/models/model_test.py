@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "KindsTest::test_a_plain_keras_model_trains_alike",
+        "KindsTest::test_classes_made_after_models_of_the_other_kind",
         "MethodsTest::*_eagerly",
         "MethodsTest::test_a_loop_of_ones_own_functional_in_a_function",
         "MethodsTest::test_fit_evaluate_predict_subclassed",

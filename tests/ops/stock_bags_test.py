@@ -22,17 +22,21 @@ from tf_ext.ops._stock import singles
 from tf_ext.ops.bags import bag_ops
 
 pytestmark = pytest.mark.slow_tests(
-    "CombineBagsTest::test_bags_max_sum_mean_max_max_sqrtn_weighted_False_traced_of_any_batch",
-    "CombineBagsTest::test_bags_max_weighted_False_traced_of_any_batch",
-    "CombineBagsTest::test_bags_sum_mean_sqrtn_mean_weighted_False_traced_of_any_batch",
-    "CombineBagsTest::test_bags_sum_mean_sqrtn_mean_weighted_True_traced_of_any_batch",
-    "CombineBagsTest::test_bags_sum_sum_sqrtn_weighted_False_traced_of_any_batch",
-    "CombineBagsTest::test_bags_sum_sum_sqrtn_weighted_True_traced_of_any_batch",
-    "HashedBagsTest::*_shapes_two_in_one",
+    "CombineBagsTest::*_weighted_False_traced_of_any_batch",
+    "CombineBagsTest::*_weighted_True_traced_of_any_batch",
+    "CombineBagsTest::test_bags_max_sum_mean_max_max_sqrtn_weighted_False_eagerly",
+    "CombineBagsTest::test_bags_sqrtn_weighted_False_eagerly",
+    "CombineBagsTest::test_bags_sum_mean_sqrtn_mean_weighted_False_eagerly",
+    "CombineBagsTest::test_dims_how_traced_dim_*",
+    "CombineBagsTest::test_dims_how_traced_of_any_shape_dim_*",
+    "CombineBagsTest::test_tensors_that_do_not_fit_more_weights",
+    "CombineBagsTest::test_tensors_that_do_not_fit_negative_row",
+    "CombineBagsTest::test_tensors_that_do_not_fit_splits_end_*",
+    "HashedBagsTest::*_batch_size_5_shapes_one_each",
+    "HashedBagsTest::*_batch_size_5_shapes_two_in_one",
     "HashedBagsTest::test_columns_how_traced_batch_size_0_shapes_*",
-    "HashedBagsTest::test_columns_how_traced_of_any_batch_batch_size_0_shapes_one_*",
+    "HashedBagsTest::test_columns_how_traced_of_any_batch_batch_size_0_shapes_*",
     "HashedBagsTest::test_columns_how_traced_of_any_batch_batch_size_5_shapes_alike",
-    "HashedBagsTest::test_columns_how_traced_of_any_batch_batch_size_5_shapes_one_each",
 )
 
 _COMBINERS = [

@@ -24,7 +24,10 @@ pytestmark = [
         "PlainOptimizerTest::test_in_fit_optimizer_rmsprop_run_eagerly_*",
         "PlainOptimizerTest::test_in_fit_optimizer_sgd_run_eagerly_True",
         "PlainOptimizerTest::test_with_a_tape_optimizer_adadelta_mode_in_a_function",
+        "PlainOptimizerTest::test_with_a_tape_optimizer_adagrad_mode_in_a_function",
+        "PlainOptimizerTest::test_with_a_tape_optimizer_adamw_mode_in_a_function",
         "PlainOptimizerTest::test_with_a_tape_optimizer_ftrl_mode_in_a_function",
+        "PlainOptimizerTest::test_with_a_tape_optimizer_rmsprop_mode_in_a_function",
         "PlainOptimizerTest::test_with_a_tape_optimizer_sgd_mode_in_a_function",
     ),
 ]

@@ -14,7 +14,12 @@ from paths import ROOT
 import tf_ext
 from tf_ext import _compat
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ElsewhereTest::test_tricks_are_found",
+    ),
+]
 
 _COMPAT = ROOT / "tf_ext" / "_compat"
 # Of named tuples, which are public though they begin so; of `os`.

@@ -20,7 +20,10 @@ pytestmark = [
     pytest.mark.slow_except(
         "ArgumentTest::test_*",
         "AsOneProcessTest::test_as_one_process_last_batches",
-        "DifferentProgramsTest::test_names_what_differs_*",
+        "DifferentProgramsTest::*_rule",
+        "DifferentProgramsTest::test_names_what_differs_dim",
+        "DifferentProgramsTest::test_names_what_differs_samples_of_arrays",
+        "DifferentProgramsTest::test_names_what_differs_schedule",
         "InputErrorTest::test_all_raise_the_error_of_one",
         "InputErrorTest::test_training_goes_on",
     ),

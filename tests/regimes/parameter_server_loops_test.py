@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "CustomLoopTest::test_*",
+        "MixedPrecisionTest::test_bfloat16",
         "MixedPrecisionTest::test_float16_with_a_fixed_scale",
     ),
 ]

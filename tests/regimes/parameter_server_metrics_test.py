@@ -16,9 +16,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "MetricsTest::test_of_users_are_those_of_one_process",
-    ),
+    pytest.mark.slow,
 ]
 
 _SAMPLES = 400

@@ -23,6 +23,7 @@ from tf_ext.tables.saving import keras_files
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "DamageTest::test_flipped_bits_anywhere_load_no_other_rows",
         "DamageTest::test_is_refused_no_header",
         "DamageTest::test_is_refused_no_signs_of_a_chunk",
         "DamageTest::test_is_refused_shorter_field",

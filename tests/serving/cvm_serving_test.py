@@ -21,8 +21,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "CvmServingTest::test_follows_deltas",
         "CvmServingTest::test_loads_a_saved_model_inside_of_it",
-        "CvmServingTest::test_takes_statistics_from_checkpoint",
-        "CvmServingTest::test_takes_statistics_from_keras",
+        "CvmServingTest::test_takes_statistics_from_*",
     ),
 ]
 

@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "ExportSnapshotsTest::test_serves_what_the_table_*",
+        "ExportSnapshotsTest::test_what_does_not_belong_together[245]",
     ),
 ]
 

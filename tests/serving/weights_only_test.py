@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "WeightsOnlyTest::test_loads_a_saved_model_inside_of_it",
         "WeightsOnlyTest::test_serves_by_signatures",
+        "WeightsOnlyTest::test_takes_snapshots_of_any_rule[345]",
         "WeightsOnlyTest::test_takes_weights_from_checkpoint",
         "WeightsOnlyTest::test_takes_weights_from_keras",
     ),

@@ -15,6 +15,9 @@ from snapshot_util import data_files, run_command
 from tf_ext.snapshot import DamagedSnapshotError, open_snapshot
 
 pytestmark = pytest.mark.slow_tests(
+    "SmallRowsSnapshotTest::test_numpy_arrays[23]",
+    "SmallRowsSnapshotTest::test_refuses_other_type_*",
+    "SmallRowsSnapshotTest::test_refuses_weights_of_int32",
     "SmallRowsSnapshotTest::test_rewritten_by_commands_they_load_bitwise[02]",
 )
 

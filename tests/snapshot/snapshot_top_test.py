@@ -4,6 +4,7 @@
 import re
 
 import numpy as np
+import pytest
 import snapshot_util as util
 import tensorflow as tf
 from absl.testing import parameterized
@@ -13,6 +14,11 @@ from saving_util import TestCase
 
 import tf_ext
 from tf_ext.snapshot import top
+
+pytestmark = pytest.mark.slow_tests(
+    "TopTest::test_rows_of_a_chain_in_shards[124]",
+)
+
 
 _ALL = 1000  # More rows than any table here has.
 

@@ -29,6 +29,11 @@ from tf_ext.snapshot.manifest import encode
 from tf_ext.snapshot.reader import latest_rows
 from tf_ext.snapshot.row_mapping import RowMapping
 
+pytestmark = pytest.mark.slow_tests(
+    "ConfigTest::test_another_rule_all_there",
+    "ConfigTest::test_another_rule_one_is_missing",
+)
+
 
 class DimTest(TransformTestCase):
     @parameterized.parameters(

@@ -13,7 +13,12 @@ from tf_ext import admission
 from tf_ext._keras import keras
 from tf_ext.tables.find import tables_of
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "AdmissionTest::test_a_load_replaces_counters[0367]",
+    ),
+]
 
 _DIM = 2
 

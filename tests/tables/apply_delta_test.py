@@ -18,6 +18,8 @@ import tf_ext
 from tf_ext.ops.snapshot import snapshot_ops
 
 pytestmark = pytest.mark.slow_tests(
+    "ApplyDeltaTest::test_refuses_a_table_that_imported",
+    "ApplyDeltaTest::test_refuses_a_table_that_without_*",
     "ReadersTest::test_no_row_is_absent_or_*",
 )
 

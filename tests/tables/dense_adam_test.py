@@ -18,12 +18,11 @@ from tf_ext.optimizers import SparseAdam
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "DenseTest::test_equals_a_matrix_for_some_steps",
-        "DenseTest::test_counts_steps_as_told",
         "DenseTest::test_a_cleared_table_begins_anew",
-        "DenseTest::test_set_fields_are_those_of_now",
+        "DenseTest::test_counts_steps_as_told",
+        "DenseTest::test_equals_a_matrix_for_some_steps",
         "DenseTest::test_refuses*",
-        "FilesTest::test_training_goes_on_from_a_snapshot0",
+        "DenseTest::test_set_fields_are_those_of_now",
         "FilesTest::test_deltas",
         "FilesTest::test_other_rules_are_refused",
     ),

@@ -13,7 +13,12 @@ import tf_ext
 from tf_ext import initializers, optimizers
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "RowsTest::test_compact_gives_memory_back_and_leaves_rows",
+    ),
+]
 
 _EXTREME = np.array([0, -1, -2, INT64_MIN, INT64_MAX])
 _DECAY = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)

@@ -19,7 +19,12 @@ from tf_ext._keras import keras
 from tf_ext.distribute import this_task, training_counts
 from tf_ext.ops.table.op_counts import read_counts
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "MetricsTest::test_steps_of_processes_that_train_or_schedule",
+    ),
+]
 
 
 def _model(name):

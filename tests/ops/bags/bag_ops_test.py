@@ -2,12 +2,20 @@
 import itertools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from ops_util import INT64_MAX, INT64_MIN, MODES, named_cases
 
 from tf_ext import ops
 from tf_ext.ops.bags import bag_ops
+
+pytestmark = pytest.mark.slow_tests(
+    "CombineBagsTest::test_is_embedding_lookup_sparse_forward_and_backward_combiner_mean_weighted_True",
+    "CombineBagsTest::test_is_embedding_lookup_sparse_forward_and_backward_combiner_sqrtn_weighted_True",
+    "CombineBagsTest::test_is_embedding_lookup_sparse_forward_and_backward_combiner_sum_weighted_True",
+)
+
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 COLUMNS = [(c, [c]) for c in COMBINERS] + [
