@@ -37,6 +37,25 @@ class PartsTest(parameterized.TestCase):
         self.assertEqual(sum(one is source for one in found), 1)
         self.assertFalse(any(one is other for one in found))
 
+    @parameterized.named_parameters(*_WRAPPERS.items())
+    def test_batches_changed(self, wrap):
+        """Those of datasets in which another number of elements comes out."""
+        source = tf.data.Dataset.range(4)
+        found = datasets.batches_changed(
+            wrap(source), lambda one: one is source
+        )
+        keep = ("itself", "map", "prefetch", "options")
+        is_kept = any(wrap is _WRAPPERS[name] for name in keep)
+        self.assertEqual(found == [], is_kept, found)
+
+    def test_batches_that_stay(self):
+        source = tf.data.Dataset.range(4)
+        zipped = tf.data.Dataset.zip((source, source.take(2)))
+        made = zipped.map(lambda a, b: a + b, num_parallel_calls=2)
+        self.assertEmpty(
+            datasets.batches_changed(made, lambda one: one is source)
+        )
+
 
 if __name__ == "__main__":
     unittest.main()

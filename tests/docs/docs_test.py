@@ -218,6 +218,11 @@ class CodeTest(absltest.TestCase):
         shown = (ROOT / "docs/data.md").read_text().split("```")[3].strip()
         self.assertEqual(self._run([first]).strip(), shown)
 
+    def test_streaming(self):
+        first = blocks("docs/streaming.md", "python")[0]
+        shown = (ROOT / "docs/streaming.md").read_text().split("```")[3]
+        self.assertEqual(self._run([first]).strip(), shown.strip())
+
     def test_recipes(self):
         printed = self._run_and_load(
             [

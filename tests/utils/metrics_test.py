@@ -87,7 +87,9 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
             (0, 0, ["in_flight", "staleness", "steps"]),
             (2, 1, ["in_flight", "staleness", "steps"]),
         ):
-            counts = training_counts.TrainingCounts(steps, 4, 6.0, in_flight)
+            counts = training_counts.TrainingCounts(
+                *(steps, 4, 6.0, in_flight, 0, None)
+            )
             read = mock.Mock(return_value=counts)
             with mock.patch.object(training_counts, "read", read):
                 found = metrics_client.samples(port)

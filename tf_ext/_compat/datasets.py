@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The datasets that a dataset is made of."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -21,3 +21,39 @@ def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
         seen.add(id(one))
         yield one
         waiting += one._inputs()
+
+
+# Datasets that make one batch of each batch that they read.
+_ONE_TO_ONE = frozenset(
+    {
+        "_MapDataset",
+        "_OptionsDataset",
+        "_ParallelMapDataset",
+        "_PrefetchDataset",
+        "_TakeDataset",
+        "_ZipDataset",
+    }
+)
+
+
+def batches_changed(
+    dataset: tf.data.Dataset, is_source: Callable[[tf.data.Dataset], bool]
+) -> list[str]:
+    """The classes of datasets that change how many batches there are.
+
+    Seen in: TensorFlow 2.18 to 2.21.
+
+    Args:
+      dataset: tf.data.Dataset.
+      is_source: tells which datasets are not looked into.
+    """
+    waiting, changed = [dataset], set()
+    while waiting:
+        one = waiting.pop()
+        if is_source(one):
+            continue
+        name = type(one).__name__
+        if name not in _ONE_TO_ONE:
+            changed.add(name.strip("_"))
+        waiting += one._inputs()
+    return sorted(changed)

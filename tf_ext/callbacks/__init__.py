@@ -4,6 +4,7 @@
 from tf_ext.callbacks.early_stopping import EarlyStopping
 from tf_ext.callbacks.evict import Evict
 from tf_ext.callbacks.read_error_logs import ReadErrorLogs
+from tf_ext.callbacks.stream_logs import StreamLogs
 from tf_ext.callbacks.table_snapshot import TableSnapshot
 from tf_ext.callbacks.table_stats import TableStats
 from tf_ext.callbacks.user_metrics import UserMetrics
@@ -14,6 +15,7 @@ __all__ = [
     "EarlyStopping",
     "Evict",
     "ReadErrorLogs",
+    "StreamLogs",
     "TableSnapshot",
     "TableStats",
     "UserMetrics",

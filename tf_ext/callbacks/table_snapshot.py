@@ -6,6 +6,7 @@ import logging
 import posixpath
 import time
 import typing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -16,6 +17,7 @@ from tf_ext._checks import (
     refuse,
 )
 from tf_ext._keras import keras
+from tf_ext.data.progress import StreamProgress, merged
 from tf_ext.distribute import coordinators
 from tf_ext.recovery import files, points, preemption
 from tf_ext.recovery import warm_start as warm_starts
@@ -53,10 +55,11 @@ class TableSnapshot(keras.callbacks.Callback):
     layers and dims: `tf_ext.callbacks.warm_start` with `missing="initial"`.
 
     The first `fit` of a callback object looks for a point; later ones continue
-    with the model as it is. Metrics of the epoch that was interrupted, and the
-    state of other callbacks, start again. The position in generators and
-    `keras.utils.Sequence` cannot be restored: their epoch starts again. Under
-    ParameterServerStrategy steps in flight may be applied twice. Under
+    with the model as it is. Streams of `tf_ext.data.stream` go on behind the
+    records that the model has seen. Metrics of the epoch that was interrupted,
+    and the state of other callbacks, start again. The position in generators
+    and `keras.utils.Sequence` cannot be restored: their epoch starts again.
+    Under ParameterServerStrategy steps in flight may be applied twice. Under
     MultiWorkerMirroredStrategy each worker writes its own rows, and the first
     worker everything else.
 
@@ -132,6 +135,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self.on_sigterm = on_sigterm
         self.warm_start = warm_start
         self._notice = preemption.Notice()
+        self._streams: list[StreamProgress] = []
         # What a loop told of it last, or None.
         self._told_sigterm: bool | None = None
         self._steps_under_way = 0
@@ -163,6 +167,10 @@ class TableSnapshot(keras.callbacks.Callback):
         A loop that tells it with each step saves the callback from asking.
         """
         self._told_sigterm = anywhere
+
+    def take_streams(self, streams: Sequence[StreamProgress]) -> None:
+        """Told the streams that are trained on, whose positions it saves."""
+        self._streams = list(streams)
 
     def can_resume(self) -> bool:
         """Whether `fit`, which asks, should begin with `resume`.
@@ -203,11 +211,32 @@ class TableSnapshot(keras.callbacks.Callback):
                 _LOG.warning("A recovery point cannot be used: %s", error)
                 failure = error
                 continue
+            self._restore_streams(point)
             self._point = point
             self._saved_step = point.step
             self._resumed = True
             return point
         raise failure
+
+    def _restore_streams(self, point: Point) -> None:
+        if len(point.streams) != len(self._streams):
+            raise ValueError(
+                f"The data have {len(self._streams)} streams, but "
+                f"{len(point.streams)} when {point.path} was written: where "
+                "the others begin is not known. Train on the same streams, or "
+                "begin with another directory, with `warm_start`."
+            )
+        for stream, state in zip(self._streams, point.streams, strict=True):
+            stream.restore(state)
+
+    def _stream_states(self) -> tuple[dict[str, typing.Any], ...]:
+        """Where the streams are, of which workers may read parts."""
+        if not self._streams:
+            return ()
+        processes = regime_of_tables(self.model.tables).processes
+        own = [stream.own_state() for stream in self._streams]
+        states = processes.gather_json(own)
+        return tuple(merged(of_one) for of_one in zip(*states, strict=True))
 
     def _load_table(self, table: SparseTable, path: str) -> Manifest:
         return table.load(path, incremental=self.incremental)
@@ -332,7 +361,8 @@ class TableSnapshot(keras.callbacks.Callback):
         if self._point.path == path:
             return  # Nothing was trained since then.
         self._claim_directory(self.model)
-        point = Point(**(vars(self._point) | {"path": path}))
+        changes = {"path": path, "streams": self._stream_states()}
+        point = Point(**(vars(self._point) | changes))
         points.write(point, self.model, self._save_table, self._claim)
         self._point = point
         points.prune(self.directory, self.keep, self._claim)

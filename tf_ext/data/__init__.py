@@ -1,29 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Datasets: records of files, hashing, files of days, shares of workers."""
+"""Datasets: records of files and queues, hashing, shares of workers."""
 
 from tf_ext.data.day_files import list_files
 from tf_ext.data.dialect import Csv
+from tf_ext.data.directory_source import DirectorySource
 from tf_ext.data.errors import (
     DamagedFileError,
+    LostRecordsError,
     ReadErrors,
+    SourceError,
     TooManyErrorsError,
 )
 from tf_ext.data.field import Field
 from tf_ext.data.hashed_datasets import hash_columns
+from tf_ext.data.kafka_source import KafkaSource
+from tf_ext.data.progress import StreamProgress
 from tf_ext.data.reading import read
 from tf_ext.data.schema import Schema
+from tf_ext.data.source import Consumer, Message, Source
+from tf_ext.data.streaming import stream
 from tf_ext.data.worker_batches import variable_batch_size, worker_share
 
 __all__ = [
+    "Consumer",
     "Csv",
     "DamagedFileError",
+    "DirectorySource",
     "Field",
+    "KafkaSource",
+    "LostRecordsError",
+    "Message",
     "ReadErrors",
     "Schema",
+    "Source",
+    "SourceError",
+    "StreamProgress",
     "TooManyErrorsError",
     "hash_columns",
     "list_files",
     "read",
+    "stream",
     "variable_batch_size",
     "worker_share",
 ]

@@ -52,11 +52,11 @@ class CsvFiles:
             header, first = self._cut(first)
             names = self._names(file, header)
         else:
-            names = self._first_names(first)
+            names = self.first_names(first)
         for block in itertools.chain([first] if first.data else [], blocks):
-            yield functools.partial(self._parse, block, names)
+            yield functools.partial(self.parse, block, names)
 
-    def _first_names(self, first: Lines) -> list[str]:
+    def first_names(self, first: Lines) -> list[str]:
         """The names of the fields that most records of a block have.
 
         Args:
@@ -69,7 +69,7 @@ class CsvFiles:
         for width in range(len(names), max(needed, 1) - 1, -1):
             if needed == len(names):
                 break
-            counts[width] = self._parse(first, names[:width]).part.rows
+            counts[width] = self.parse(first, names[:width]).part.rows
         return names[: max(counts, key=counts.__getitem__, default=len(names))]
 
     def _cut(self, lines: Lines) -> tuple[Lines, Lines]:
@@ -132,7 +132,13 @@ class CsvFiles:
             for column, name in enumerate(names)
         ]
 
-    def _parse(self, block: Lines, names: list[str]) -> Parsed:
+    def parse(self, block: Lines, names: list[str]) -> Parsed:
+        """Parses lines in UTF-8.
+
+        Args:
+          block: Lines, of whole records.
+          names: list of strings, what each field of a line is.
+        """
         cut, delimiter = self._dialect.block(block)
         lines = check(cut, delimiter if self._dialect.quotes else None)
         wrong: list[int] = []

@@ -109,7 +109,7 @@ class Csv:
         not UTF-8.
         """
         in_utf_8 = (
-            Lines(self._in_utf_8(block.data), block.first) for block in blocks
+            Lines(self.in_utf_8(block.data), block.first) for block in blocks
         )
         if not self.quotes:
             return in_utf_8
@@ -147,7 +147,8 @@ class Csv:
             lines.data,
         )
 
-    def _in_utf_8(self, data: bytes) -> bytes:
+    def in_utf_8(self, data: bytes) -> bytes:
+        """Text in UTF-8; bytes that the encoding does not have are left."""
         if data.isascii() or codecs.lookup(self.encoding).name == "utf-8":
             return data
         text = data.decode(self.encoding, "surrogateescape")

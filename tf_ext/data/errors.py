@@ -17,7 +17,9 @@ _LOG = logging.getLogger("tf_ext")
 # Malformed records that are logged, each on a line.
 _LOGGED = 10
 # A share is that of at least so many records until all have been read.
-_FEWEST_RECORDS = 1000
+FEWEST_RECORDS = 1000
+# The one block of a partition of a stream.
+_OF_STREAM = -1
 
 
 class Malformed(typing.NamedTuple):
@@ -58,7 +60,23 @@ class TooManyErrorsError(ReadingError):
     """More records are malformed than `max_errors` allows."""
 
 
-_CLASSES = {one.__name__: one for one in (DamagedFileError, TooManyErrorsError)}
+class SourceError(ReadingError):
+    """The source of a stream cannot be read, and will not recover alone."""
+
+
+class LostRecordsError(SourceError):
+    """A source no longer has the records that a stream has to read next."""
+
+
+_CLASSES = {
+    one.__name__: one
+    for one in (
+        DamagedFileError,
+        TooManyErrorsError,
+        SourceError,
+        LostRecordsError,
+    )
+}
 # With what TensorFlow writes behind it.
 _AS_TEXT = re.compile(
     rf"\b({'|'.join(_CLASSES)}): (.*?)(?:\s*\[\[\{{\{{node | \[Op:|$)",
@@ -166,7 +184,7 @@ class ReadErrors:
     def add(
         self,
         file: str,
-        block: int,
+        block: int | None,
         records: int,
         malformed: Sequence[Malformed],
         unit: str = "line",
@@ -175,24 +193,30 @@ class ReadErrors:
 
         Args:
           file: string.
-          block: int, which block it is.
+          block: int, which block it is; None where each is new, as in streams.
           records: int, its records, malformed ones included.
           malformed: list of Malformed.
           unit: string, what their numbers are those of.
         """
         with self._lock:
             blocks = self._blocks.setdefault(file, {})
-            if block in blocks:
+            if block is not None and block in blocks:
                 return
             reasons = collections.Counter(one.reason for one in malformed)
-            blocks[block] = records, dict(reasons)
+            total = records
+            if block is None:
+                block = _OF_STREAM
+                known, before_it = blocks.get(block, (0, {}))
+                total += known
+                reasons.update(before_it)
+            blocks[block] = total, dict(reasons)
             before = self._errors
             self._records += records
             self._errors += len(malformed)
         in_order = sorted(malformed)
         for one in in_order[: max(0, _LOGGED - before)]:
             _LOG.warning(
-                "Skipped a malformed record: %s, %s %d: %s",
+                "Skipped a malformed record: %s, %s %s: %s",
                 *(file, unit, one.number, one.reason),
             )
         if before < _LOGGED <= before + len(malformed):
@@ -207,7 +231,7 @@ class ReadErrors:
             that of at least 1,000 records.
         """
         records = (
-            self._records if at_end else max(self._records, _FEWEST_RECORDS)
+            self._records if at_end else max(self._records, FEWEST_RECORDS)
         )
         if self._errors <= max_errors * records:
             return

@@ -66,9 +66,10 @@ class JsonFiles:
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
         """Yields functions that parse the blocks of a file, in any thread."""
         for block in read_lines(file):
-            yield functools.partial(self._parse, block)
+            yield functools.partial(self.parse, block)
 
-    def _parse(self, block: Lines) -> Parsed:
+    def parse(self, block: Lines) -> Parsed:
+        """Parses lines, each of which is a record."""
         lines = _objects(check(block, None))
         data, ends = lines.data, _ends(lines.data)
         begins = np.concatenate([[0], ends])

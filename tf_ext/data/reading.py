@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datasets of the records of files."""
 
-import contextlib
 import os
 import posixpath
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext._checks import check_count, is_int, refuse
 from tf_ext.data.arrow import require_pyarrow
+from tf_ext.data.batches import batches_of
 from tf_ext.data.dialect import Csv
 from tf_ext.data.epochs import mark
-from tf_ext.data.errors import ReadErrors, ReadingError, check_max_errors
+from tf_ext.data.errors import ReadErrors, check_max_errors
 from tf_ext.data.formats import Reader, reader_of
 from tf_ext.data.parts import Layout
 from tf_ext.data.passes import Passes
 from tf_ext.data.schema import Schema
 from tf_ext.data.tables import Tables, is_table
-from tf_ext.ops.exchange import exchange_ops
 
 _NAME = "read"
 Files: typing.TypeAlias = str | os.PathLike[str]
@@ -163,7 +160,10 @@ def read(
     options.experimental_distribute.auto_shard_policy = (
         policies.DATA if shard is None else policies.OFF
     )
-    return _dataset(passes, Layout(schema), int(batch_size), options)
+    batches = batches_of(
+        passes.windows, Layout(schema), int(batch_size), options
+    )
+    return mark(batches, [passes.epoch])
 
 
 def _reader(
@@ -176,7 +176,7 @@ def _reader(
 ) -> tuple[Reader, list[str]]:
     """What reads the share of a worker, and the names of its files."""
     if shard is not None:
-        shard = _checked(shard)
+        shard = checked_shard(_NAME, shard)
     if not isinstance(files, str | os.PathLike):
         sources = [files] if is_table(files) else list(files)
         if any(map(is_table, sources)):
@@ -230,7 +230,12 @@ def _absent(what: str, path: str) -> str:
     )
 
 
-def _checked(shard: Shard) -> tuple[int, int]:
+def checked_shard(owner: str, shard: Shard) -> tuple[int, int]:
+    """The argument `shard` of `owner` as `(index, count)`.
+
+    Raises:
+      ValueError: it is none.
+    """
     if isinstance(shard, tf.distribute.InputContext):
         return shard.input_pipeline_id, shard.num_input_pipelines
     if (
@@ -243,58 +248,5 @@ def _checked(shard: Shard) -> tuple[int, int]:
             "(index, count), two integers with 0 <= index < count, or a "
             "tf.distribute.InputContext"
         )
-        refuse(_NAME, "shard", allowed, shard)
+        refuse(owner, "shard", allowed, shard)
     return shard
-
-
-def _dataset(
-    passes: Passes,
-    layout: Layout,
-    batch_size: int,
-    options: tf.data.Options,
-) -> tf.data.Dataset:
-    """The batches of the windows of `passes`."""
-    signature = (
-        tf.TensorSpec([], tf.string),  # An error.
-        tf.TensorSpec([None], tf.int64),
-        *layout.signature,
-    )
-
-    def generate() -> Iterator[tuple[typing.Any, ...]]:
-        try:
-            with contextlib.closing(passes.windows()) as windows:
-                for window in windows:
-                    yield ("", window.order, *layout.tensors(window.part))
-        except ReadingError as error:
-            # To a function's error TensorFlow would add all frames of Python.
-            yield (error.as_text(), *map(_empty, signature[1:]))
-
-    # AutoGraph would take longer than the reading of a small file.
-    @tf.autograph.experimental.do_not_convert
-    def begins(
-        error: tf.Tensor, order: tf.Tensor, *tensors: tf.Tensor
-    ) -> tf.data.Dataset:
-        with tf.control_dependencies([exchange_ops.raise_error(error)]):
-            rows = tf.size(order, tf.int64)
-        return tf.data.Dataset.range(0, rows, batch_size).map(
-            lambda begin: (begin, order, *tensors)
-        )
-
-    @tf.autograph.experimental.do_not_convert
-    def batch(
-        begin: tf.Tensor, order: tf.Tensor, *tensors: tf.Tensor
-    ) -> typing.Any:
-        return layout.batch(tensors, order[begin : begin + batch_size])
-
-    windows = tf.data.Dataset.from_generator(
-        generate, output_signature=signature
-    ).with_options(options)
-    # Each stage counts the bytes of all strings of an element, so they are made
-    # in the last one.
-    batches = windows.flat_map(begins).map(batch).prefetch(tf.data.AUTOTUNE)
-    return mark(batches, [passes.epoch])
-
-
-def _empty(spec: tf.TensorSpec) -> npt.NDArray[typing.Any]:
-    shape = [size or 0 for size in spec.shape]
-    return np.empty(shape, spec.dtype.as_numpy_dtype)

@@ -32,6 +32,15 @@ _REASONS = (None, CHECKSUM, NO_EXAMPLE, WRONG_TYPE, SEVERAL)
 _HEADER_BYTES = 12
 
 
+class Records(typing.NamedTuple):
+    """A block of a file: the arguments of `RecordFiles.parse`."""
+
+    data: bytes
+    begins: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    first: int
+
+
 class RecordFiles:
     """Reads TFRecord files, which may be compressed by gzip."""
 
@@ -45,49 +54,24 @@ class RecordFiles:
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
         """Yields functions that parse the blocks of a file, in any thread."""
-        rest, place, first, wanted = b"", 0, 1, _HEADER_BYTES
-        waiting: list[bytes] = []
-        size = 0
-        for chunk in _chunks(file):
-            waiting.append(chunk)
-            size += len(chunk)
-            if size < wanted:
-                continue
-            data = b"".join(waiting)
-            begins, ends, used, damaged, wanted = _core.split_records(data)
-            if len(begins):
-                yield functools.partial(self._parse, data, begins, ends, first)
-            place += used
-            first += len(begins)
-            if damaged or wanted > MAX_RECORD_BYTES:
-                raise DamagedFileError(
-                    f"{file} is damaged at byte {place}: "
-                    + (
-                        "the length of record %d does not have its checksum"
-                        if damaged
-                        else "record %d is above 64 MiB"
-                    )
-                    % first
-                    + ". The number of lost records is unknown: repair the "
-                    "file or leave it out."
-                )
-            wanted = wanted or _HEADER_BYTES
-            rest = data[used:]
-            waiting, size = [rest], len(rest)
-        if size:
-            raise DamagedFileError(
-                f"{file} ends within record {first}, which begins at byte "
-                f"{place}: it was not written to its end. Repair the file or "
-                "leave it out."
-            )
+        for block in read_records(file):
+            yield functools.partial(self.parse, *block)
 
-    def _parse(
+    def parse(
         self,
         data: bytes,
         begins: npt.NDArray[np.int64],
         ends: npt.NDArray[np.int64],
         first: int,
     ) -> Parsed:
+        """Parses serialized tf.train.Examples.
+
+        Args:
+          data: bytes, in which the checksum of each follows it.
+          begins: int64, where each begins.
+          ends: int64, where each ends.
+          first: int, the number of the first one.
+        """
         columns, codes = _core.decode_examples(data, begins, ends, self._fields)
         bad = np.flatnonzero(codes)
         part, reasons = self._converter.part(
@@ -108,6 +92,55 @@ class RecordFiles:
             for row, reason in reasons.items()
         ]
         return Parsed(part, len(begins), malformed, "record")
+
+
+def read_records(file: str) -> Iterator[Records]:
+    """Yields the blocks of a file, which may be compressed by gzip.
+
+    Raises:
+      DamagedFileError: the rest of the file cannot be read.
+    """
+    rest, place, first, wanted = b"", 0, 1, _HEADER_BYTES
+    waiting: list[bytes] = []
+    size = 0
+    for chunk in _chunks(file):
+        waiting.append(chunk)
+        size += len(chunk)
+        if size < wanted:
+            continue
+        data = b"".join(waiting)
+        begins, ends, used, damaged, wanted = _core.split_records(data)
+        if len(begins):
+            yield Records(data, begins, ends, first)
+        place += used
+        first += len(begins)
+        if damaged or wanted > MAX_RECORD_BYTES:
+            raise DamagedFileError(
+                f"{file} is damaged at byte {place}: "
+                + (
+                    "the length of record %d does not have its checksum"
+                    if damaged
+                    else "record %d is above 64 MiB"
+                )
+                % first
+                + ". The number of lost records is unknown: repair the "
+                "file or leave it out."
+            )
+        wanted = wanted or _HEADER_BYTES
+        rest = data[used:]
+        waiting, size = [rest], len(rest)
+    if size:
+        raise DamagedFileError(
+            f"{file} ends within record {first}, which begins at byte "
+            f"{place}: it was not written to its end. Repair the file or "
+            "leave it out."
+        )
+
+
+def masked_crc(value: bytes) -> int:
+    """The checksum of a record of TFRecord files."""
+    crc = _core.crc32c(value)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _kind_of(field: Field) -> str:

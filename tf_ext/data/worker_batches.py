@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tf_ext._compat.sparse_specs import CuttableSparseSpec
 from tf_ext.data.epochs import epochs_of, mark
+from tf_ext.data.progress import streams_of
 
 
 def variable_batch_size(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -37,7 +38,9 @@ def variable_batch_size(dataset: tf.data.Dataset) -> tf.data.Dataset:
         tf.data.experimental.to_variant(dataset),
         tf.nest.map_structure(_cuttable, relaxed_spec(dataset.element_spec)),
     )
-    return mark(relaxed.with_options(dataset.options()), epochs_of(dataset))
+    made = mark(relaxed.with_options(dataset.options()), epochs_of(dataset))
+    made.tf_ext_streams = streams_of(dataset)
+    return made
 
 
 def auto_sharded(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -161,6 +161,18 @@ class _Collector:
             yield self._core.CounterMetricFamily(
                 "tf_ext_steps", "Training steps that have ended.", counts.steps
             )
+        if counts.streamed:
+            yield self._core.CounterMetricFamily(
+                "tf_ext_stream_records",
+                "Records of streams that were trained on.",
+                counts.streamed,
+            )
+        if counts.event_time is not None:
+            yield self._core.GaugeMetricFamily(
+                "tf_ext_stream_event_time_seconds",
+                "When the newest record that was trained on was sent.",
+                counts.event_time,
+            )
         if counts.in_flight is not None:
             yield self._core.GaugeMetricFamily(
                 "tf_ext_steps_in_flight",

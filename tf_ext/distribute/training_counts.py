@@ -21,18 +21,24 @@ class TrainingCounts:
       staleness: float, the sum of their staleness.
       in_flight: int, scheduled steps that have not ended, with parameter
         servers; None without.
+      streamed: int, records of streams that were trained on.
+      event_time: float, when the newest of them was sent; None if unknown.
     """
 
     steps: int
     stale_updates: int
     staleness: float
     in_flight: int | None
+    streamed: int
+    event_time: float | None
 
 
 _lock = threading.Lock()
 _steps = 0
 _stale_updates = 0
 _staleness = 0.0
+_streamed = 0
+_event_time: float | None = None
 _schedules: weakref.WeakSet[typing.Any] = weakref.WeakSet()
 
 
@@ -56,9 +62,30 @@ def add_schedule(schedule: _Schedules) -> None:
     _schedules.add(schedule)
 
 
+def add_streamed(records: int, event_time: float | None) -> None:
+    """Counts records of a stream that were trained on.
+
+    Args:
+      records: int.
+      event_time: float, seconds since 1970, of the newest one; None if unknown.
+    """
+    global _streamed, _event_time
+    with _lock:
+        _streamed += records
+        if event_time is not None:
+            _event_time = max(event_time, _event_time or event_time)
+
+
 def read() -> TrainingCounts:
     """The counts since this process began."""
     schedules = list(_schedules)
     in_flight = sum(one.under_way for one in schedules) if schedules else None
     with _lock:
-        return TrainingCounts(_steps, _stale_updates, _staleness, in_flight)
+        return TrainingCounts(
+            _steps,
+            _stale_updates,
+            _staleness,
+            in_flight,
+            _streamed,
+            _event_time,
+        )

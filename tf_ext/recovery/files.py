@@ -7,6 +7,7 @@ is checked before anything is allocated or changed.
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import posixpath
@@ -119,7 +120,8 @@ class SavedPoint:
     """The contents of `point.json`.
 
     tables: list of `(name, id)`; variables: `{name: (dtype, shape)}`; paths:
-    `{name: path}` of those of layers, which earlier versions did not write.
+    `{name: path}` of those of layers; streams: states of StreamProgress.
+    Earlier versions did not write the last two.
     """
 
     step: int
@@ -130,6 +132,7 @@ class SavedPoint:
     variables_crc32c: int
     variables: Described
     paths: dict[str, str]
+    streams: list[dict[str, typing.Any]]
 
 
 def read_point(path: str) -> SavedPoint:
@@ -166,7 +169,23 @@ def read_point(path: str) -> SavedPoint:
         variables_crc32c=members.number("variables_crc32c", 8),
         variables=variables,
         paths=paths,
+        streams=_streams(members),
     )
+
+
+def _streams(members: Members) -> list[dict[str, typing.Any]]:
+    """The states of streams that a point has."""
+    states = []
+    entries = members.objects("streams") if "streams" in members.names() else ()
+    for entry in entries:
+        try:
+            state = json.loads(entry.text("state", "(?s:.*)", "a text"))
+        except (ValueError, RecursionError):
+            state = None
+        if not isinstance(state, dict) or "positions" not in state:
+            entry.refuse("state", "the JSON of a StreamProgress")
+        states.append(state)
+    return states
 
 
 def _dtype_of(entry: Members) -> np.dtype[typing.Any]:

@@ -9,6 +9,7 @@ point-0000001200/           # the step
 
 import contextlib
 import dataclasses
+import json
 import posixpath
 import typing
 import uuid
@@ -53,13 +54,15 @@ class Point:
 
     step: number of steps in total; epoch, step_in_epoch: the position in the
     data, with epochs from 0 and the steps completed in the epoch; path: the
-    directory.
+    directory; streams: of each stream that is trained on, the state of its
+    StreamProgress.
     """
 
     step: int
     epoch: int
     step_in_epoch: int
     path: str
+    streams: tuple[dict[str, typing.Any], ...] = ()
 
 
 def claim(root: str, model: keras.Model) -> Claim | None:
@@ -140,6 +143,7 @@ def _write_state(
         "step": point.step,
         "epoch": point.epoch,
         "step_in_epoch": point.step_in_epoch,
+        "streams": [{"state": json.dumps(one)} for one in point.streams],
         "tables": tables,
         "variables_file": name,
         "variables_crc32c": f"{_core.crc32c(data):08x}",
@@ -206,7 +210,11 @@ def read(
             table.clear()
         raise
     return Point(
-        saved_point.step, saved_point.epoch, saved_point.step_in_epoch, path
+        saved_point.step,
+        saved_point.epoch,
+        saved_point.step_in_epoch,
+        path,
+        tuple(saved_point.streams),
     )
 
 

@@ -6,11 +6,13 @@
 
 import contextlib
 import typing
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tf_ext._checks import refuse
 from tf_ext._keras import keras
+from tf_ext.data.progress import StreamProgress
 from tf_ext.recovery.points import Point
 
 
@@ -27,6 +29,9 @@ class Resuming(typing.Protocol):
 
     def tell_sigterm(self, anywhere: bool) -> None:
         """Told with a step whether SIGTERM had come to any worker."""
+
+    def take_streams(self, streams: Sequence[StreamProgress]) -> None:
+        """Told the streams that are trained on, whose positions it saves."""
 
     def can_resume(self) -> bool:
         """Whether `fit`, which asks, should begin with `resume`."""

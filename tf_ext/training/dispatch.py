@@ -16,6 +16,7 @@ from tf_ext._checks import check_count, refuse
 from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data import worker_batches
+from tf_ext.data.progress import streams_of
 from tf_ext.distribute import naming_lost_tasks
 from tf_ext.regimes import Regime, regime_of_model
 from tf_ext.training import resume
@@ -27,7 +28,9 @@ from tf_ext.training.loop import TrainingLoop
 from tf_ext.training.losses import check_losses, check_losses_of_replicas
 from tf_ext.training.parameter_servers.loop import ParameterServerLoop
 from tf_ext.training.parameter_servers.steps import MOST_UNROLLED
+from tf_ext.training.stream_steps import counting_batches
 from tf_ext.training.synchronous.checks import check_layers, check_optimizer
+from tf_ext.training.synchronous.feed import refuse_stream
 from tf_ext.training.synchronous.loop import SynchronousLoop
 from tf_ext.training.synchronous.programs import program_of
 
@@ -77,7 +80,7 @@ class KerasTraining:
         """
         self._check_overlap(options)
         call = functools.partial(self._call_keras, keras_fit)
-        with telling_epochs(given):
+        with telling_epochs(given), counting_batches(given):
             return resume.fit(self._model, call, given)
 
     def run(
@@ -218,6 +221,8 @@ class SynchronousKerasTraining(_Synchronous):
         for name in ("x", "validation_data"):
             data = given.arguments.get(name)
             if isinstance(data, tf.data.Dataset):
+                if streams_of(data):
+                    refuse_stream(data)
                 data = worker_batches.variable_batch_size(data)
                 given.arguments[name] = worker_batches.auto_sharded(data)
         with naming_lost_tasks(self._regime.strategy):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import tensorflow as tf
 
 from tf_ext._compat.clusters import schedule
+from tf_ext.data.progress import StreamProgress
 
 Spec: typing.TypeAlias = typing.Any
 """Nested structure of `tf.TypeSpec`, of a batch."""
@@ -29,10 +30,18 @@ class EpochFeed(abc.ABC):
       element_spec: nested structure of `tf.TypeSpec`, a batch.
       num_batches: int, the steps of an epoch; None if that is not known
         beforehand.
+      streams: of each stream whose batches are those of the steps, the
+        StreamProgress.
     """
 
     element_spec: Spec
     num_batches: int | None
+    streams: Sequence[StreamProgress] = ()
+
+    def trained(self, steps: int) -> None:
+        """Told that a number of further steps have been made."""
+        for stream in self.streams:
+            stream.advance(steps)
 
     def tell_epoch(self, number: int) -> None:
         """Told the number of the epoch that comes next, from 0."""

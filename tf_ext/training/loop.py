@@ -17,6 +17,7 @@ from tf_ext._compat.models import is_compiled, start_of_training
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import naming_lost_tasks, training_counts
 from tf_ext.regimes import regime_of_model
+from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.feeds import Arguments, EpochFeed, Logs, Sent
 from tf_ext.training.fit_arguments import FitOptions, split_arrays
 from tf_ext.training.resume import restored_point, tell_position
@@ -73,6 +74,9 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         callbacks = self._prepared(
             feed, arguments, epochs=arguments["epochs"], history=True
         )
+        resuming = resuming_among(callbacks)
+        if resuming is not None:
+            resuming.take_streams(feed.streams)
         point = restored_point(model, callbacks)
         model.stop_training = False
         self._begin_training(callbacks)
@@ -138,6 +142,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
             self._count("_train_counter", steps)
             training_counts.add_steps(steps)
             done += steps
+            feed.trained(steps)
             callbacks.on_train_batch_end(done - 1, logs)
         if logs is None:
             raise _no_data("fit")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_ext._keras import keras
+from tf_ext.data.progress import streams_of
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_model
 from tf_ext.training.building import build_model, build_optimizer
@@ -77,6 +78,8 @@ def fit(
     steps = arguments["steps_per_epoch"]
     # If the data continue from epoch to epoch, they do so here as well.
     passed = point.step_in_epoch + (steps or 0) * point.epoch
+    # A stream begins where it was.
+    skipped = 0 if streams_of(arguments["x"]) else passed
     dataset = _dataset(arguments) if passed else None
     if passed and dataset is None:
         _LOG.warning(
@@ -90,8 +93,8 @@ def fit(
     arguments |= {"y": None, "sample_weight": None, "batch_size": None}
     if not point.step_in_epoch:
         tell_position(model, point.path, point.epoch, 0, epochs)
-        return keras_fit(**{**arguments, "x": dataset.skip(passed)})
-    return _fit_in_two(model, keras_fit, arguments, point, dataset, passed)
+        return keras_fit(**{**arguments, "x": dataset.skip(skipped)})
+    return _fit_in_two(model, keras_fit, arguments, point, dataset, skipped)
 
 
 def tell_position(
@@ -136,11 +139,11 @@ def _fit_in_two(
     arguments: dict[str, typing.Any],
     point: Point,
     dataset: tf.data.Dataset,
-    passed: int,
+    skipped: int,
 ) -> keras.callbacks.History:
     steps = arguments["steps_per_epoch"]
     callbacks = _OneTraining(model, arguments, point.step_in_epoch, dataset)
-    rest = dataset.skip(passed)
+    rest = dataset.skip(skipped) if skipped else dataset
     first_whole = point.epoch + 1
     is_rest = next(iter(rest.take(1)), None) is not None
     tell_position(
@@ -161,7 +164,7 @@ def _fit_in_two(
         )
     callbacks.begin_whole_epochs()
     if first_whole < arguments["epochs"] and not callbacks.stopped:
-        if steps:
+        if steps and skipped:
             dataset = dataset.skip(first_whole * steps)
         keras_fit(
             **{

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tf_ext.data.epochs import tell_epoch
+from tf_ext.data.progress import streams_of
 from tf_ext.training.feeds import Batch, Sent, StepFeed
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.batch_packing import Joining, Packing
@@ -34,6 +35,7 @@ class Feed(StepFeed):
         steps_per_execution: int = 1,
     ) -> None:
         self.element_spec = dataset.element_spec
+        self.streams = streams_of(dataset)
         self.steps_per_execution = steps_per_execution
         self._packing = Packing(self.element_spec)
         self._joining = Joining(self._packing)
@@ -111,13 +113,17 @@ class Feed(StepFeed):
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         if self._steps is not None:
             self._read = epoch * self._steps + first_step
-            self._iterator = iter(self._dataset.skip(self._read))
+            self._iterator = iter(self._from(self._read))
             return epoch, first_step
-        rest = self._dataset.skip(first_step)
+        rest = self._from(first_step)
         if first_step and next(iter(rest.take(1)), None) is None:
             return epoch + 1, 0
         self._rest = rest
         return epoch, first_step
+
+    def _from(self, batch: int) -> tf.data.Dataset:
+        """The rest of the dataset; a stream begins where it was."""
+        return self._dataset if self.streams else self._dataset.skip(batch)
 
 
 class WorkerFeed(StepFeed):

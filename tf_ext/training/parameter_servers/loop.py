@@ -18,6 +18,7 @@ import tensorflow as tf
 from tf_ext._compat.clusters import own_executor
 from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.data.progress import check_one_to_one
 from tf_ext.distribute import training_counts
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.training import recommenders
@@ -121,6 +122,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         execution = steps_per_execution(self._model)
         if not makes_dataset(x):
             dataset = dataset_of({**arguments, "steps": steps})
+            check_one_to_one(dataset)
             return Feed(dataset, steps, execution)
         weights = arguments["class_weight"]
         if steps is None:

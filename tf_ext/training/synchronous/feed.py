@@ -14,10 +14,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._checks import refuse
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext.data import worker_batches
 from tf_ext.data.epochs import tell_epoch
 from tf_ext.data.errors import naming_read_errors, reading_error
+from tf_ext.data.progress import check_one_to_one, streams_of
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.regimes import SynchronousRegime
@@ -52,6 +54,7 @@ class SynchronousFeed(EpochFeed):
         regime: SynchronousRegime,
         is_shared: bool,
     ) -> None:
+        self.streams = streams_of(dataset)
         self.element_spec = worker_batches.relaxed_spec(dataset.element_spec)
         self._regime = regime
         self._is_shared = is_shared
@@ -150,7 +153,9 @@ class SynchronousFeed(EpochFeed):
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
         self._iterator = iter(self._dataset)
-        for _ in range((self._steps or 0) * epoch + first_step):
+        read = (self._steps or 0) * epoch + first_step
+        # A stream begins where it was.
+        for _ in range(0 if self.streams else read):
             next(self._iterator, None)
         if self._steps is None and first_step:
             self._next_step = self._next()
@@ -263,7 +268,10 @@ def worker_dataset(
     if makes_dataset(x):
         context = tf.distribute.InputContext(workers, rank, workers)
         own = dataset_of(arguments, context=context)
+        check_one_to_one(own)
         return worker_batches.variable_batch_size(own), False
+    if streams_of(x):
+        refuse_stream(x)
     dataset = dataset_of(arguments, seed=_common_seed(regime))
     policy = dataset.options().experimental_distribute.auto_shard_policy
     if policy == _Policy.OFF:
@@ -273,6 +281,16 @@ def worker_dataset(
     else:
         own = _batches_of_files(dataset, regime, policy)
     return own.prefetch(tf.data.AUTOTUNE), policy in SHARED
+
+
+def refuse_stream(x: typing.Any) -> typing.NoReturn:
+    """Raises the ValueError of a stream that workers cannot divide."""
+    allowed = (
+        "a function from the tf.distribute.InputContext, as `shard`, to a "
+        "tf_ext.data.stream under MultiWorkerMirroredStrategy, with Keras 3, "
+        "so that each worker reads its own partitions"
+    )
+    refuse("fit", "x", allowed, x)
 
 
 def _batches_of_files(

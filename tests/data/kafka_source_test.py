@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of Kafka: on librdkafka's broker for tests, and on a real one."""
+
+import collections
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import pytest
+from absl.testing import absltest, parameterized
+from clusters import kafka_broker
+from models import id_counting_models as models
+from paths import PROGRAMS
+from processes import program_environment
+from programs import stream_program as program
+
+import tf_ext
+
+Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
+_SCHEMA = Schema(
+    [
+        Field("id", "int64"),
+        Field("user"),
+        Field("lang", default="en"),
+        Field("age", "int32", default=-1),
+        Field("click", "float32"),
+    ],
+    label="click",
+)
+_ENVELOPE = {"user": "key", "lang": "header:lang", "age": "header:age"}
+
+
+def _json(number):
+    return json.dumps({"id": number, "click": 1.0}).encode()
+
+
+class MockTest(parameterized.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.broker = kafka_broker.MockBroker()
+
+    def setUp(self):
+        super().setUp()
+        self.topic = self.broker.topic()
+        self.source = tf_ext.data.KafkaSource(self.topic, self.broker.servers)
+        self.progress = tf_ext.data.StreamProgress()
+
+    def _send(self, values, **options):
+        kafka_broker.produce(
+            self.broker.producer, self.topic, values, **options
+        )
+
+    def _stream(self, schema=_SCHEMA, format="jsonl", **options):
+        options = {"batch_size": 8, "follow": False, **options}
+        return tf_ext.data.stream(
+            self.source, schema, format, progress=self.progress, **options
+        )
+
+    def _ids(self, data):
+        found = []
+        for features, _ in data:
+            found += features["id"].numpy().tolist()
+            self.progress.advance()
+        return found
+
+    def test_keys_and_headers(self):
+        self._send([_json(1)], key=b"ann", headers={"lang": b"de", "age": b"7"})
+        self._send([_json(2)], key="b\u00fc", partition=0)
+        self._send([_json(3)], key=b"cem", headers={"age": b"x"}, partition=0)
+        errors = tf_ext.data.ReadErrors()
+        data = self._stream(envelope=_ENVELOPE, errors=errors, max_errors=0.5)
+        [(features, labels)] = data
+        self.assertEqual(
+            [*zip(*(features[n].numpy().tolist() for n in features))],
+            [(1, b"ann", b"de", 7), (2, "b\u00fc".encode(), b"en", -1)],
+        )
+        self.assertEqual(labels.numpy().tolist(), [1.0, 1.0])
+        self.assertEqual(errors.by_reason(), {"bad number": 1})
+        self.assertEqual(errors.records, 3)
+
+    def test_positions(self):
+        self._send(map(_json, range(20)))
+        data = self._stream(envelope=_ENVELOPE, max_errors=1.0)
+        self._send([b"{", None, b'{"id": "x"}'], partition=1)
+        first = iter(data)
+        seen = next(first)[0]["id"].numpy().tolist()
+        self.progress.advance()
+        del first
+        state = json.loads(json.dumps(self.progress.state()))
+        rest = self._ids(data)
+        self.assertCountEqual(seen + rest, range(20))
+        self.assertEqual(
+            self.progress.state()["positions"],
+            {f"{self.topic}/{n}": 8 if n == 1 else 5 for n in range(4)},
+        )
+        self.assertEqual(self._ids(data), [])
+        self.progress.restore(state)
+        self.assertCountEqual(self._ids(data), rest)
+        self.assertLess(self.progress.lag().most, 600)
+
+    def test_latest(self):
+        self._send(map(_json, range(8)))
+        data = self._stream(
+            envelope=_ENVELOPE, start="latest", follow=True, max_delay=0.2
+        )
+        found = []
+
+        def send():
+            while not self.progress.positions:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            self._send(map(_json, range(100, 103)))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        for features, _ in data:
+            found += features["id"].numpy().tolist()
+            if len(found) == 3:
+                break
+        sender.join()
+        self.assertCountEqual(found, range(100, 103))
+
+    def test_records_that_are_gone(self):
+        self._send(map(_json, range(8)))
+        data = self._stream(models.SCHEMA, "csv")
+        self.progress.restore({"positions": {f"{self.topic}/0": 99}})
+        with self.assertRaisesRegex(
+            tf_ext.data.LostRecordsError, "does not have the record"
+        ):
+            model, _ = models.counting_model()
+            model.fit(data, verbose=0)
+
+    def test_topics_that_there_are_not(self):
+        source = tf_ext.data.KafkaSource("x", "127.0.0.1:1", timeout=0.2)
+        with self.assertRaisesRegex(
+            tf_ext.data.SourceError, "The partitions of the topic 'x' are not"
+        ):
+            source.partitions()
+
+    @parameterized.parameters(
+        ({"topics": []}, "`topics`"),
+        ({"topics": ["a", "a"]}, "`topics`"),
+        ({"servers": ""}, "`servers`"),
+        ({"timeout": 0}, "`timeout`"),
+        ({"config": {"auto.offset.reset": "latest"}}, "`config`"),
+        ({"config": 3}, "`config`"),
+    )
+    def test_arguments(self, changed, named):
+        given = {"topics": "t", "servers": "localhost:9092"} | changed
+        with self.assertRaisesRegex(ValueError, named):
+            tf_ext.data.KafkaSource(**given)
+
+    def test_positions_that_are_none(self):
+        for position in (-1, "3", True, None, 1.5):
+            with self.assertRaisesRegex(
+                tf_ext.data.SourceError, "must be an offset"
+            ):
+                self.source.open({f"{self.topic}/0": position}, True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    kafka_broker.missing() is not None, reason=kafka_broker.missing() or ""
+)
+class BrokerTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.broker = kafka_broker.Broker(folder.name)
+        cls.addClassCleanup(cls.broker.close)
+
+    def _numbers(self, topic, count):
+        numbers = [*range(count), *range(count // 2)]
+        values = [f"{n},{models.LABEL}".encode() for n in numbers]
+        kafka_broker.produce(self.broker.producer, topic, values)
+        return dict(collections.Counter(numbers))
+
+    def test_aborted_transactions(self):
+        topic = self.broker.topic()
+        producer = type(self.broker.producer)(
+            {
+                "bootstrap.servers": self.broker.servers,
+                "transactional.id": topic,
+            }
+        )
+        producer.init_transactions(30)
+        for value, commit in ((b"1", True), (b"2", False), (b"3", True)):
+            producer.begin_transaction()
+            for _ in range(10):
+                producer.produce(topic, value, partition=0)
+            producer.flush(30)
+            if commit:
+                producer.commit_transaction(30)
+            else:
+                producer.abort_transaction(30)
+        progress = tf_ext.data.StreamProgress()
+        data = tf_ext.data.stream(
+            tf_ext.data.KafkaSource(topic, self.broker.servers),
+            Schema([Field("x", "int64")]),
+            batch_size=64,
+            follow=False,
+            progress=progress,
+        )
+        found = []
+        for batch in data:
+            found += batch["x"].numpy().tolist()
+            progress.advance()
+        self.assertEqual(found, [1] * 10 + [3] * 10)
+        self.assertEmpty(list(data))
+
+    def test_trainers_and_brokers_that_are_killed(self):
+        """Each record is counted once, whoever is killed when."""
+        topic = self.broker.topic()
+        expected = self._numbers(topic, 6000)
+        rng = random.Random(3)
+        with tempfile.TemporaryDirectory() as points:
+            done = pathlib.Path(points) / "counts.json"
+            lives = 0
+            while not done.exists():
+                life = subprocess.Popen(
+                    [
+                        *(sys.executable, PROGRAMS / "stream_program.py"),
+                        *("kafka", f"{self.broker.servers}/{topic}", points),
+                    ],
+                    env=program_environment(),
+                    stderr=subprocess.PIPE,
+                )
+                newest = tf_ext.callbacks.latest_point(points)
+                while (
+                    life.poll() is None
+                    and tf_ext.callbacks.latest_point(points) == newest
+                ):
+                    time.sleep(0.02)
+                time.sleep(rng.uniform(0.0, 0.5))
+                if lives % 2 and self.broker.can_be_killed and lives < 6:
+                    self.broker.kill()
+                    time.sleep(rng.uniform(0.0, 2.0))
+                    self.broker.start()
+                if lives < 6:
+                    time.sleep(rng.uniform(0.0, 0.5))
+                    life.kill()
+                text = life.communicate(timeout=300)[1].decode()
+                self.assertIn(life.returncode, (0, -9), text[-3000:])
+                lives += 1
+            found = json.loads(done.read_text())
+        self.assertGreater(lives, 3)
+        self.assertEqual({int(k): v for k, v in found.items()}, expected)
+        self.assertEqual(program.BATCH, 16)
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training on a stream that is killed reads each record once."""
+
+import collections
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+from absl.testing import absltest, parameterized
+from models import id_counting_models as models
+from paths import PROGRAMS
+from processes import program_environment
+from programs import stream_program as program
+
+import tf_ext
+from tf_ext._keras import keras
+
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests("*_often", "*_of_steps", "*_other_batches"),
+]
+
+
+class _KilledError(Exception):
+    pass
+
+
+class _Kill(keras.callbacks.Callback):
+    def __init__(self, steps):
+        super().__init__()
+        self._left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._left -= 1
+        if not self._left:
+            raise _KilledError
+
+
+def _write(folder, numbers, files=3):
+    """Files of records, of which every fifth is malformed, in two folders."""
+    expected = collections.Counter()
+    for file in range(files):
+        lines = []
+        for number in numbers[file::files]:
+            lines.append(f"{number},{models.LABEL}\n")
+            expected[number] += 1
+            if len(lines) % 5 == 0:
+                lines.append("bad\n")
+        place = folder / f"writer-{file % 2}" / f"part-{file}"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("".join(lines))
+    return dict(expected)
+
+
+class StreamRestartTest(parameterized.TestCase):
+    def setUp(self):
+        super().setUp()
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.folder = pathlib.Path(folder) / "data"
+        self.folder.mkdir()
+        self.points = pathlib.Path(folder) / "points"
+
+    def _train(self, steps=0, **options):
+        source = tf_ext.data.DirectorySource(self.folder)
+        kill = [_Kill(steps)] if steps else []
+        return program.train(source, self.points, kill, **options)
+
+    @parameterized.named_parameters(("once", [5]), ("often", [2, 1, 4, 3]))
+    def test_killed(self, lives):
+        expected = _write(self.folder, [*range(100), *range(50)])
+        for steps in lives:
+            with self.assertRaises(_KilledError):
+                self._train(steps)
+        self.assertEqual(self._train(), expected)
+
+    def test_points_tell_positions(self):
+        _write(self.folder, range(32))
+        self._train()
+        point = tf_ext.callbacks.latest_point(self.points)
+        told = json.loads((pathlib.Path(point) / "point.json").read_text())
+        [stream] = told["streams"]
+        positions = json.loads(stream["state"])["positions"]
+        self.assertCountEqual(positions, ["writer-0", "writer-1"])
+
+    def test_epochs_of_steps(self):
+        """The position is that of training whatever epochs are."""
+        expected = _write(self.folder, range(150))
+        seen = collections.Counter()
+        for life in range(3):
+            model, table = models.counting_model()
+            data = tf_ext.data.stream(
+                tf_ext.data.DirectorySource(self.folder),
+                models.SCHEMA,
+                batch_size=program.BATCH,
+                follow=False,
+                max_errors=0.2,
+            ).map(lambda *batch: batch)
+            snapshot = tf_ext.callbacks.TableSnapshot(self.points, steps=2)
+            kill = [_Kill(5)] if life < 2 else []
+            try:
+                model.fit(
+                    data,
+                    epochs=20,
+                    steps_per_epoch=3,
+                    verbose=0,
+                    callbacks=[snapshot, *kill],
+                )
+            except (_KilledError, ValueError):
+                pass
+            seen = models.counts(table)
+            if sum(seen.values()) == 150:
+                break
+        self.assertEqual(seen, expected)
+
+    def test_another_number_of_streams(self):
+        _write(self.folder, range(32))
+        self._train()
+        model, _ = models.counting_model()
+        data = tf_ext.data.read(
+            self.folder / "writer-0/*",
+            models.SCHEMA,
+            batch_size=8,
+            max_errors=0.2,
+        )
+        snapshot = tf_ext.callbacks.TableSnapshot(self.points)
+        with self.assertRaisesRegex(ValueError, "The data have 0 streams"):
+            model.fit(data, verbose=0, callbacks=[snapshot])
+
+    def test_datasets_with_other_batches(self):
+        _write(self.folder, range(32))
+        model, _ = models.counting_model()
+        data = tf_ext.data.stream(
+            tf_ext.data.DirectorySource(self.folder),
+            models.SCHEMA,
+            batch_size=4,
+            follow=False,
+        )
+        for other in (data.unbatch().batch(8), data.shuffle(4), data.repeat(2)):
+            with self.assertRaisesRegex(ValueError, "a batch for each batch"):
+                model.fit(other, verbose=0)
+
+    @pytest.mark.slow
+    def test_processes_that_are_killed(self):
+        rng = random.Random(5)
+        numbers = [*range(2000), *range(1000)]
+        expected = _write(self.folder, numbers, files=7)
+        killed = 0
+        while not (self.points / "counts.json").exists():
+            life = subprocess.Popen(
+                [
+                    *(sys.executable, PROGRAMS / "stream_program.py"),
+                    *("directory", self.folder, self.points),
+                ],
+                env=program_environment(),
+                stderr=subprocess.PIPE,
+            )
+            first = self._newest()
+            if killed < 6:
+                # When it has trained for a while.
+                while life.poll() is None and self._newest() == first:
+                    time.sleep(0.02)
+                time.sleep(rng.uniform(0.0, 0.3))
+                life.kill()
+                killed += 1
+            text = life.communicate()[1].decode()
+            self.assertIn(life.returncode, (0, -9), text)
+        found = json.loads((self.points / "counts.json").read_text())
+        self.assertEqual({int(k): v for k, v in found.items()}, expected)
+
+    def _newest(self):
+        return tf_ext.callbacks.latest_point(self.points)
+
+
+if __name__ == "__main__":
+    absltest.main()

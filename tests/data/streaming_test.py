@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams: batches, messages, partitions, arguments, a source of one's own."""
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from unittest import mock
+
+import pytest
+import tensorflow as tf
+from absl.testing import absltest, parameterized
+from processes import program_environment
+
+import tf_ext
+from tf_ext.data import progress as progress_module
+from tf_ext.data import streaming
+
+Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
+Message = tf_ext.data.Message
+_X = Schema([Field("x", "int64")])
+
+
+class Queue(tf_ext.data.Source):
+    """Lists of Messages, by partition; positions are their indices."""
+
+    def __init__(self, **partitions):
+        self.lists = partitions
+        self.opened = []
+
+    def add(self, partition, *values, **kwargs):
+        messages = self.lists.setdefault(partition, [])
+        for value in values:
+            messages.append(
+                Message(partition, len(messages) + 1, value, **kwargs)
+            )
+
+    def partitions(self):
+        return list(self.lists)
+
+    def position(self, partition, start):
+        return 0 if start == "earliest" else len(self.lists[partition])
+
+    def open(self, positions, follow):
+        self.opened.append(dict(positions))
+        return _Consumer(self.lists, positions, follow)
+
+
+class _Consumer(tf_ext.data.Consumer):
+    def __init__(self, lists, positions, follow):
+        self._lists = lists
+        self._next = dict(positions)
+        self._follow = follow
+
+    def poll(self, most, seconds):
+        for name in self._next:
+            found = self._lists[name][self._next[name] :][:most]
+            if found:
+                self._next[name] += len(found)
+                return found
+        time.sleep(seconds)
+        return [] if self._follow else None
+
+    def close(self):
+        self._lists = None
+
+
+def _numbers(data):
+    return [batch["x"].numpy().tolist() for batch in data]
+
+
+class BatchTest(parameterized.TestCase):
+    def _stream(self, queue, schema=_X, format="csv", **options):
+        options = {"batch_size": 4, "follow": False, **options}
+        return tf_ext.data.stream(queue, schema, format, **options)
+
+    def test_batches_are_full_or_old(self):
+        queue = Queue()
+        queue.add("a", *(b"%d" % n for n in range(10)))
+        data = self._stream(queue, follow=True, max_delay=0.2)
+        batches = iter(data)
+        for wanted in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]):
+            self.assertEqual(next(batches)["x"].numpy().tolist(), wanted)
+        queue.add("a", b"10")
+        self.assertEqual(next(batches)["x"].numpy().tolist(), [10])
+
+    def test_malformed_records(self):
+        queue = Queue()
+        queue.add("a", b"1", b"x", b"", b"4", b"5", b"y", b"z", b"t", b"9")
+        errors = tf_ext.data.ReadErrors()
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(
+            queue, errors=errors, max_errors=0.7, progress=progress
+        )
+        found = []
+        for batch in data:
+            found.append(batch["x"].numpy().tolist())
+            progress.advance()
+            if len(found) == 1:
+                self.assertEqual(progress.positions, {"a": 4})
+        self.assertEqual(found, [[1, 4], [5], [9]])
+        self.assertEqual(progress.positions, {"a": 9})
+        self.assertEqual(progress.records, 4)
+        self.assertEqual(
+            errors.by_file(), {"a": {"bad number": 4, "empty message": 1}}
+        )
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "TooManyErrorsError: 5 of the last"
+        ):
+            list(self._stream(queue))
+
+    def test_a_share_of_the_last_records(self):
+        """Records that were right long ago do not excuse wrong ones."""
+        queue = Queue()
+        queue.add("a", *[b"1"] * 50_000, *[b"x"] * 1100)
+        errors = tf_ext.data.ReadErrors()
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "of the last .* are malformed"
+        ):
+            list(self._stream(queue, batch_size=1000, errors=errors))
+        self.assertLess(errors.errors / errors.records, 0.1)
+
+    def test_batches_without_records_move_on(self):
+        queue = Queue()
+        queue.add("a", *[b"x"] * 8, b"1", None)
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(queue, max_errors=1.0, progress=progress)
+        self.assertEqual(_numbers(data), [[1]])
+        progress.advance()
+        self.assertEqual(progress.positions, {"a": 10})
+
+    def test_partitions(self):
+        queue = Queue()
+        for name in "dbac":
+            queue.add(name, name.encode() * 2)
+        names = Schema([Field("x")])
+        for shard, wanted in (
+            (None, "abcd"),
+            ((0, 2), "ac"),
+            ((1, 2), "bd"),
+            (tf.distribute.InputContext(3, 2, 3), "c"),
+            ((7, 8), ""),
+        ):
+            data = self._stream(queue, names, shard=shard, batch_size=1)
+            found = [batch["x"].numpy()[0].decode()[0] for batch in data]
+            self.assertEqual("".join(found), wanted)
+
+    def test_partitions_that_appear(self):
+        queue = Queue()
+        queue.add("a", b"1", b"2")
+        progress = tf_ext.data.StreamProgress()
+        with mock.patch.object(streaming, "_REFRESH_SECONDS", 0.1):
+            data = self._stream(
+                queue,
+                *(_X, "csv"),
+                follow=True,
+                start="latest",
+                max_delay=0.1,
+                progress=progress,
+            )
+            batches = iter(data)
+
+            def add():
+                while not queue.opened:
+                    time.sleep(0.01)
+                queue.add("b", b"3")
+                while len(queue.opened) < 2:
+                    time.sleep(0.01)
+                queue.add("a", b"4")
+
+            thread = threading.Thread(target=add)
+            thread.start()
+            found = [next(batches)["x"].numpy().tolist() for _ in range(2)]
+            thread.join()
+        self.assertCountEqual(found, [[3], [4]])
+        self.assertEqual(queue.opened, [{"a": 2}, {"a": 2, "b": 0}])
+        progress.advance(2)
+        self.assertEqual(progress.positions, {"a": 3, "b": 1})
+
+    def test_event_times(self):
+        schema = Schema([Field("at", "int64", time="ms")])
+        queue = Queue()
+        queue.add("a", b"5000", b"9000", time=100.0)
+        for event_time, newest in ((None, 100.0), ("at", 9.0)):
+            progress = tf_ext.data.StreamProgress()
+            data = self._stream(
+                queue, schema, event_time=event_time, progress=progress
+            )
+            self.assertIsNone(progress.lag().mean)
+            self.assertLen(list(data), 1)
+            progress.advance()
+            self.assertEqual(progress.event_time, newest)
+            lag = progress.lag()
+            oldest = 5.0 if event_time else 100.0
+            self.assertAlmostEqual(lag.most, time.time() - oldest, delta=60)
+            self.assertEqual((lag.records, lag.mean), (2, lag.most))
+
+    def test_a_later_iteration_ends_an_earlier_one(self):
+        queue = Queue()
+        queue.add("a", *(b"%d" % n for n in range(100)))
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(queue, progress=progress)
+        first = iter(data)
+        next(first)
+        progress.advance()
+        self.assertLen(list(data), 24)
+        self.assertLess(len(list(first)), 12)
+        progress.advance(30)
+        self.assertEqual(progress.positions, {"a": 100})
+        self.assertEqual(progress.records, 100)
+
+    def test_checkpoints(self):
+        queue = Queue()
+        queue.add("a", *(b"%d" % n for n in range(8)))
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(queue, progress=progress)
+        next(iter(data))
+        progress.advance()
+        with tempfile.TemporaryDirectory() as folder:
+            path = tf.train.Checkpoint(progress=progress).save(f"{folder}/x")
+            restored = tf_ext.data.StreamProgress()
+            tf.train.Checkpoint(progress=restored).restore(path)
+        self.assertEqual(restored.state(), {"positions": {"a": 4}})
+        data = self._stream(queue, progress=restored)
+        self.assertEqual(_numbers(data), [[4, 5, 6, 7]])
+
+    def test_states_that_are_none(self):
+        progress = tf_ext.data.StreamProgress()
+        for state in (None, {}, {"positions": 3}, {"positions": {3: 1}}):
+            with self.assertRaisesRegex(ValueError, "Argument `state`"):
+                progress.restore(state)
+
+    def test_states_of_workers(self):
+        states = [
+            {"positions": {"a": 5, "b": 0, "c": 7}, "own": ["a"]},
+            {"positions": {"b": 6, "a": 1}, "own": ["b"]},
+        ]
+        merged = progress_module.merged(states)
+        self.assertEqual(merged, {"positions": {"a": 5, "b": 6, "c": 7}})
+
+    @pytest.mark.slow
+    def test_a_program_ends_while_a_stream_waits(self):
+        text = (
+            "import tempfile, tf_ext\n"
+            "folder = tempfile.mkdtemp()\n"
+            "open(folder + '/a', 'w').write('1\\n')\n"
+            "data = tf_ext.data.stream(tf_ext.data.DirectorySource(folder),"
+            " tf_ext.data.Schema([tf_ext.data.Field('x', 'int64')]),"
+            " batch_size=4, max_delay=0.1)\n"
+            "batches = iter(data)\n"
+            "next(batches)\n"
+        )
+        subprocess.run(
+            [sys.executable, "-c", text],
+            env=program_environment(),
+            timeout=120,
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
+
+    @parameterized.parameters(
+        ({"source": "x"}, "source"),
+        ({"schema": [Field("x")]}, "schema"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"max_delay": 0}, "max_delay"),
+        ({"max_delay": float("inf")}, "max_delay"),
+        ({"start": "first"}, "start"),
+        ({"follow": 1}, "follow"),
+        ({"shard": (2, 2)}, "shard"),
+        ({"max_errors": 2}, "max_errors"),
+        ({"errors": 3}, "errors"),
+        ({"progress": {}}, "progress"),
+        ({"event_time": "x"}, "event_time"),
+        ({"format": "parquet"}, "format"),
+        ({"format": "xml"}, "format"),
+        ({"envelope": {"x": "key"}}, "envelope"),
+        ({"envelope": {"y": "key"}}, "envelope"),
+        ({"envelope": {"z": "value"}}, "envelope"),
+        ({"envelope": {"z": "header:"}}, "envelope"),
+        ({"envelope": 3}, "envelope"),
+    )
+    def test_arguments(self, changed, named):
+        schema = Schema([Field("x", "int64"), Field("z")])
+        if changed.get("envelope") == {"x": "key"}:
+            schema = _X
+        given = {"source": Queue(), "schema": schema, "batch_size": 2}
+        with self.assertRaisesRegex(ValueError, f"`{named}` of"):
+            tf_ext.data.stream(**given | changed)
+
+
+if __name__ == "__main__":
+    absltest.main()

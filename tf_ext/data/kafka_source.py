@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics of Apache Kafka as a source of streams."""
+
+import logging
+import typing
+from collections.abc import Mapping, Sequence
+
+from tf_ext._checks import is_finite, is_int, refuse
+from tf_ext.data.errors import LostRecordsError, SourceError
+from tf_ext.data.source import Consumer, Message, Position, Source, Start
+
+try:
+    import confluent_kafka
+except ImportError:
+    confluent_kafka = None
+
+_LOG = logging.getLogger("tf_ext")
+_OWNER = "KafkaSource"
+# Of positions only: nothing joins a group, and nothing is committed.
+_CONFIG = {
+    "group.id": "tf_ext",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+}
+_FIXED = {
+    *_CONFIG,
+    "bootstrap.servers",
+    "enable.partition.eof",
+    "group.protocol",
+}
+# Errors by their names: that records are gone, and that others stay.
+_GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
+_FINAL = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "UNKNOWN_TOPIC_OR_PART",
+    "_UNKNOWN_PARTITION",
+    "_UNKNOWN_TOPIC",
+)
+
+
+class KafkaSource(Source):
+    """Topics of Apache Kafka, as a source of `tf_ext.data.stream`.
+
+    Partitions are named `topic/number`, and their positions are offsets. They
+    are kept with the rows of tables, not in Kafka: no consumer group is joined,
+    and partitions are divided by the argument `shard` of `stream`. Records of
+    aborted transactions are not read. Brokers that are away are waited for.
+
+    It needs confluent-kafka: `pip install 'tf-ext[kafka]'`.
+
+    Args:
+      topics: string, or list of strings.
+      servers: string, `host:port` of one broker or of several, with commas.
+      config: dict of further settings of librdkafka, such as those of TLS and
+        SASL.
+      timeout: float, after how many seconds a question about topics fails.
+
+    Example:
+      >>> source = tf_ext.data.KafkaSource(
+      ...     ["impressions", "clicks"], "localhost:9092",
+      ...     {"fetch.max.bytes": 1 << 20})
+      >>> source.topics
+      ['impressions', 'clicks']
+    """
+
+    def __init__(
+        self,
+        topics: str | Sequence[str],
+        servers: str,
+        config: Mapping[str, typing.Any] | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        if confluent_kafka is None:
+            raise ImportError(
+                "tf_ext.data.KafkaSource needs confluent-kafka: pip install "
+                "'tf-ext[kafka]'"
+            )
+        self.topics = [topics] if isinstance(topics, str) else list(topics)
+        names = [one for one in self.topics if isinstance(one, str) and one]
+        if not names or len(set(names)) < len(self.topics):
+            allowed = "the name of a topic or a list of names, each once"
+            refuse(_OWNER, "topics", allowed, topics)
+        if not isinstance(servers, str) or not servers:
+            refuse(_OWNER, "servers", "a text host:port", servers)
+        if not is_finite(timeout) or timeout <= 0:
+            refuse(_OWNER, "timeout", "a positive finite number", timeout)
+        config = {} if config is None else config
+        fixed = _FIXED.intersection(config) if hasattr(config, "get") else True
+        if fixed:
+            allowed = f"a dict without {', '.join(sorted(_FIXED))}"
+            refuse(_OWNER, "config", allowed, config)
+        self._servers = servers
+        self._timeout = float(timeout)
+        self._config = {"bootstrap.servers": servers, **config, **_CONFIG}
+        self._asking: typing.Any = None
+
+    def partitions(self) -> list[str]:
+        """All partitions of the topics."""
+        names = []
+        for topic in self.topics:
+            try:
+                found = self._asked.list_topics(topic, self._timeout)
+            except confluent_kafka.KafkaException as error:
+                raise SourceError(
+                    f"The partitions of the topic {topic!r} are not known: "
+                    f"{self._servers} answers: {error.args[0].str()}"
+                ) from error
+            described = found.topics.get(topic)
+            if described is None or described.error or not described.partitions:
+                reason = described and described.error
+                raise SourceError(
+                    f"There is no topic {topic!r} at {self._servers}: "
+                    f"{reason.str() if reason else 'it has no partitions'}."
+                )
+            names += [f"{topic}/{n}" for n in described.partitions]
+        return names
+
+    def position(self, partition: str, start: Start) -> Position:
+        """The first offset that is left, or the one that comes next."""
+        try:
+            low, high = self._asked.get_watermark_offsets(
+                _partition(partition), self._timeout
+            )
+        except confluent_kafka.KafkaException as error:
+            raise SourceError(
+                f"The offsets of {partition!r} are not known: {self._servers} "
+                f"answers: {error.args[0].str()}"
+            ) from error
+        return low if start == "earliest" else high
+
+    @property
+    def _asked(self) -> typing.Any:
+        if self._asking is None:
+            self._asking = confluent_kafka.Consumer(self._config, logger=_LOG)
+        return self._asking
+
+    def open(self, positions: Mapping[str, Position], follow: bool) -> Consumer:
+        """Begins to read."""
+        for name, position in positions.items():
+            if not is_int(position) or not 0 <= position < 2**63:
+                raise SourceError(
+                    f"The position of {name!r} must be an offset, but is "
+                    f"{position!r}."
+                )
+        config = self._config | {"enable.partition.eof": not follow}
+        return _KafkaConsumer(
+            confluent_kafka.Consumer(config, logger=_LOG), positions, follow
+        )
+
+
+class _KafkaConsumer(Consumer):
+    def __init__(
+        self,
+        consumer: typing.Any,
+        positions: Mapping[str, Position],
+        follow: bool,
+    ) -> None:
+        self._consumer = consumer
+        self._left = set() if follow else set(positions)
+        self._follow = follow
+        self._trouble: str | None = None
+        consumer.assign(
+            [_partition(name, offset) for name, offset in positions.items()]
+        )
+
+    def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
+        """Called by streams."""
+        if not (self._follow or self._left):
+            return None
+        found = []
+        for message in self._consumer.consume(most, seconds):
+            error = message.error()
+            if error is not None:
+                found += self._of_error(message, error)
+                continue
+            self._trouble = None
+            found.append(_message(message))
+        return found
+
+    def _of_error(
+        self, message: typing.Any, error: typing.Any
+    ) -> list[Message]:
+        name = f"{message.topic()}/{message.partition()}"
+        if error.name() == "_PARTITION_EOF":
+            if name not in self._left:
+                return []
+            self._left.discard(name)
+            self._consumer.pause([_partition(name)])
+            # Behind the last record there may be marks of transactions.
+            return [Message(name, message.offset(), None)]
+        if error.name() in _GONE:
+            raise LostRecordsError(
+                f"The partition {name!r} does not have the record that comes "
+                f"next: {error.str()}. It was removed by the topic's retention "
+                "before it was trained on, or the topic was made again. To go "
+                "on without what is lost, begin with a new directory of "
+                "recovery points, with `warm_start`."
+            )
+        if error.fatal() or error.name() in _FINAL:
+            raise SourceError(f"{name} cannot be read: {error.str()}")
+        if self._trouble != error.name():
+            _LOG.warning("Kafka is waited for: %s", error.str())
+        self._trouble = error.name()
+        return []
+
+    def close(self) -> None:
+        """Called by streams."""
+        self._consumer.close()
+
+
+def _message(message: typing.Any) -> Message:
+    kind, milliseconds = message.timestamp()
+    known = kind != confluent_kafka.TIMESTAMP_NOT_AVAILABLE
+    return Message(
+        f"{message.topic()}/{message.partition()}",
+        message.offset() + 1,
+        message.value() or b"",
+        message.key(),
+        {k: v for k, v in message.headers() or () if v is not None},
+        milliseconds / 1000 if known else None,
+    )
+
+
+def _partition(name: str, offset: int | None = None) -> typing.Any:
+    topic, _, number = name.rpartition("/")
+    if offset is None:
+        return confluent_kafka.TopicPartition(topic, int(number))
+    return confluent_kafka.TopicPartition(topic, int(number), offset)
