@@ -36,6 +36,7 @@ def main(arguments=None):
         negatives=4096,
         dim=64,
         gate=0.5,
+        drop=0.0,
         rate=0.05,
         temperature=0.12,
     )

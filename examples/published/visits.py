@@ -5,8 +5,9 @@ Users and items have a row each, compared by their cosine. As in SimpleX ([Mao
 et al., 2021](https://arxiv.org/abs/2109.12613)), a user is the weighted mean of
 a row and of what a linear layer makes of the items that the user has visited.
 Because a cosine cannot tell popular items from others, an item also has a bias.
-The loss is a softmax over an item that the user visited and others, drawn
-uniformly and shared by the batch, which stand for all.
+The loss is a softmax over an item that the user visited and all others, or some
+drawn uniformly and shared by the batch, which stand for them. With `--drop`, a
+user is described by a random part of the items, and only the rest is predicted.
 
 A sample is a user with all of his or her items, so that the negatives, which
 take most of the time, are scored once a user and not once a visit.
@@ -45,6 +46,7 @@ class Visits(tf_ext.Model):
     def __init__(self, args, num_items, steps):
         super().__init__()
         self.gate = args.gate
+        self.drop = args.drop
         self.temperature = args.temperature
         column = functools.partial(
             tf_ext.feature_column.category_column, hashing="identity"
@@ -60,34 +62,44 @@ class Visits(tf_ext.Model):
                 ("bias", 1, "zeros"),
             )
         ]
-        self.user = tf_ext.layers.EmbeddingFeatures([column("user")], tables[0])
+        self.user = None
+        if self.gate:
+            self.user = tf_ext.layers.EmbeddingFeatures(
+                [column("user")], tables[0]
+            )
         self.item = tf_ext.layers.EmbeddingFeatures(
             {table: [column("item")] for table in tables[1:]}
         )
         self.linear = keras.layers.Dense(
             args.dim, use_bias=False, kernel_initializer="identity"
         )
-        self.negatives = tf_ext.layers.NegativeSampler(
-            num_items, args.negatives, shared=True, seed=args.seed
-        )
+        self.items = tf.range(num_items, dtype=tf.int64)
+        self.negatives = None
+        if args.negatives:
+            self.negatives = tf_ext.layers.NegativeSampler(
+                num_items, args.negatives, shared=True, seed=args.seed
+            )
+            self.negatives.index(range(num_items))
         self.softmax = tf_ext.layers.SampledSoftmax()
 
     def of_items(self, rows, bias):
         """Vectors of items, `[n, dim + 1]`: directions, and their biases."""
         return tf.concat([tf.nn.l2_normalize(rows, 1), bias], 1)
 
-    def of_users(self, user, rows, of, training=None):
+    def of_users(self, user, rows, of, weights=None, training=None):
         """Vectors of users, `[batch_size, dim + 1]`, from rows of their items.
 
         Args:
           user: ids `[batch_size]`.
           rows: `[n, dim]`, of the items of all of them.
-          of: `[n]`, in ascending order, each row's place in `user`.
+          of: `[n]`, each row's place in `user`.
+          weights: `[n]`, of the rows. None for 1.
           training: bool.
         """
-        own = self.user({"user": user}, training=training)
-        visited = self.linear(tf.math.segment_mean(rows, of))
-        both = self.gate * own + (1 - self.gate) * visited
+        means, _ = means_of(rows, of, tf.size(user), weights)
+        both = (1 - self.gate) * self.linear(means)
+        if self.user is not None:
+            both += self.gate * self.user({"user": user}, training=training)
         scaled = tf.nn.l2_normalize(both, 1) / self.temperature
         return tf.pad(scaled, [[0, 0], [0, 1]], constant_values=1.0)
 
@@ -95,29 +107,54 @@ class Visits(tf_ext.Model):
         user, visited = inputs["user"], inputs["visited"]
         items, of = visited.flat_values, visited.value_rowids()
         count = tf.shape(items)[0]
-        ids, log_counts, _ = self.negatives(items, training=training)
+        ids, log_counts = self.items, None
+        if self.negatives is not None:
+            ids, log_counts, _ = self.negatives(items, training=training)
         both = {"item": tf.concat([items, ids], 0)}
         found = self.item(both, training=training)
-        users = self.of_users(user, found["item"][:count], of, training)
+        read = predicted = None
+        if self.drop and training:
+            predicted = tf.random.uniform([count]) < self.drop
+            predicted = tf.cast(predicted, tf.float32)
+            read = 1.0 - predicted
+        rows = found["item"][:count]
+        users = self.of_users(user, rows, of, read, training)
         vectors = self.of_items(found["item"], found["bias"])
         # The mean of a user's scores is the score of the mean of the items.
-        means = tf.math.segment_mean(vectors[:count], of)
+        means, lengths = means_of(vectors[:count], of, tf.size(user), predicted)
         losses = self.softmax(users, means, vectors[count:], log_counts)
         # Each visit counts the same, whatever the user's number of them.
-        lengths = tf.cast(visited.row_lengths(), tf.float32)
-        return losses * lengths / tf.reduce_mean(lengths)
+        lengths = lengths[:, 0]
+        mean = tf.reduce_mean(lengths)
+        return tf.math.divide_no_nan(losses * lengths, mean)
 
 
-def rank(model, seen, wanted, num_items):
+def means_of(rows, of, count, weights=None):
+    """Weighted means, `[count, dim]`, and their sums of weights, `[count, 1]`.
+
+    Args:
+      rows: `[n, dim]`.
+      of: `[n]`, of which mean each is.
+      count: int, of means. That of no rows is 0.
+      weights: `[n]`. None for 1.
+    """
+    if weights is None:
+        weights = tf.ones_like(rows[:, 0])
+    column = weights[:, tf.newaxis]
+    total = tf.math.unsorted_segment_sum(column, of, count)
+    sums = tf.math.unsorted_segment_sum(rows * column, of, count)
+    return tf.math.divide_no_nan(sums, total), total
+
+
+def rank(model, seen, wanted):
     """Recall and NDCG at 20 of the wanted items, means over users.
 
     Args:
       model: Visits.
       seen: list of arrays, the items of each user that are left out.
       wanted: list of arrays, the items of each user that are to be found.
-      num_items: int.
     """
-    rows, bias = (one.pull(np.arange(num_items)) for one in model.item.tables)
+    rows, bias = (one.pull(model.items) for one in model.item.tables)
     items = model.of_items(rows, bias)
     users = np.array([u for u, found in enumerate(wanted) if len(found)])
     figures = []
@@ -160,9 +197,10 @@ def add_arguments(parser, **defaults):
     for name, help_text in (
         ("epochs", None),
         ("batch", "users"),
-        ("negatives", None),
+        ("negatives", "0 for all items"),
         ("dim", None),
-        ("gate", "weight of a user's row"),
+        ("gate", "weight of a user's row; 0 for none"),
+        ("drop", "share of items that are predicted; 0: all are, and are read"),
         ("rate", "of rows, in the beginning"),
         ("temperature", None),
     ):
@@ -187,7 +225,6 @@ def run(args, train, wanted):
     users = np.flatnonzero(lengths)
     steps = args.epochs * -(-len(users) // args.batch)
     model = Visits(args, num_items, steps)
-    model.negatives.index(range(num_items))
     model.compile(
         tf_ext.optimizers.Optimizer("adam"), loss=lambda _, losses: losses
     )
@@ -210,7 +247,7 @@ def run(args, train, wanted):
                 "epoch": epoch,
                 "loss": loss,
                 "train_cpu_seconds": round(cpu_seconds()),
-                **rank(model, train, wanted, num_items),
+                **rank(model, train, wanted),
             }
             if not done:
                 print(json.dumps(result), flush=True)
