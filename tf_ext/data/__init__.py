@@ -16,6 +16,7 @@ from tf_ext.data.hashed_datasets import hash_columns
 from tf_ext.data.kafka_source import KafkaSource
 from tf_ext.data.progress import StreamProgress
 from tf_ext.data.reading import read
+from tf_ext.data.redis_source import RedisSource
 from tf_ext.data.schema import Schema
 from tf_ext.data.source import Consumer, Message, Source
 from tf_ext.data.streaming import stream
@@ -31,6 +32,7 @@ __all__ = [
     "LostRecordsError",
     "Message",
     "ReadErrors",
+    "RedisSource",
     "Schema",
     "Source",
     "SourceError",

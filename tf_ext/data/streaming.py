@@ -71,7 +71,8 @@ def stream(
     `prefetch` and `take` only, and `zip` of streams.
 
     Args:
-      source: tf_ext.data.KafkaSource, DirectorySource, or a Source of your own.
+      source: tf_ext.data.KafkaSource, RedisSource, DirectorySource, or a Source
+        of your own.
       schema: tf_ext.data.Schema.
       format: of the messages, as of `tf_ext.data.read`: "csv", "tsv" or a
         tf_ext.data.Csv, a line without a header; "jsonl", an object;

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams of a real Redis."""
+
+import tempfile
+import threading
+import time
+import uuid
+
+import pytest
+import tensorflow as tf
+from absl.testing import absltest, parameterized
+from clusters import redis_server
+
+import tf_ext
+
+Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
+_SCHEMA = Schema(
+    [
+        Field("x", "int64"),
+        Field("user"),
+        Field("lang", default="en"),
+    ]
+)
+_ENVELOPE = {"user": "key", "lang": "header:lang"}
+_X = Schema([Field("x", "int64")])
+
+
+class ArgumentsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        ({"streams": []}, "`streams`"),
+        ({"streams": ["a", "a"]}, "`streams`"),
+        ({"url": "localhost"}, "`url`"),
+        ({"url": 3}, "`url`"),
+        ({"value": ""}, "`value`"),
+        ({"key": "value"}, "`value`"),
+    )
+    def test_arguments(self, changed, named):
+        given = {"streams": "a", "url": "redis://localhost:1/0"} | changed
+        with self.assertRaisesRegex(ValueError, named):
+            tf_ext.data.RedisSource(**given)
+
+    def test_positions_that_are_none(self):
+        source = tf_ext.data.RedisSource("a", "redis://localhost:1/0")
+        for position in (3, "1-2", ["3", 1], ["1-2", -1], ["1-2"], None):
+            with self.assertRaisesRegex(
+                tf_ext.data.SourceError, "must be .id of an entry"
+            ):
+                source.open({"a": position}, True)
+
+    def test_a_server_that_is_not_there(self):
+        source = tf_ext.data.RedisSource("a", "redis://127.0.0.1:1/0")
+        with self.assertRaisesRegex(tf_ext.data.SourceError, "cannot be read"):
+            source.position("a", "latest")
+
+
+@pytest.mark.skipif(
+    redis_server.missing() is not None, reason=redis_server.missing() or ""
+)
+class RedisTest(absltest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.server = redis_server.RedisServer(folder.name)
+        cls.addClassCleanup(cls.server.close)
+
+    def setUp(self):
+        super().setUp()
+        self.names = [uuid.uuid4().hex[:8] + end for end in "ab"]
+        self.source = tf_ext.data.RedisSource(self.names, self.server.url)
+        self.progress = tf_ext.data.StreamProgress()
+
+    def _add(self, stream, *numbers, **fields):
+        return [
+            self.server.client.xadd(self.names[stream], {"value": n, **fields})
+            for n in numbers
+        ]
+
+    def _stream(self, schema=_X, **options):
+        options = {"batch_size": 4, "follow": False, **options}
+        return tf_ext.data.stream(
+            self.source, schema, progress=self.progress, **options
+        )
+
+    def _all(self, data):
+        found = []
+        for batch in data:
+            found += batch["x"].numpy().tolist()
+            self.progress.advance()
+        return found
+
+    def test_fields_are_keys_and_headers(self):
+        self._add(0, 1, key="ann", lang="de")
+        self._add(1, 2, key="b\u00fc", other="x")
+        [batch] = self._stream(_SCHEMA, envelope=_ENVELOPE)
+        rows = [*zip(*(batch[n].numpy().tolist() for n in batch))]
+        self.assertCountEqual(
+            rows, [(1, b"ann", b"de"), (2, "b\u00fc".encode(), b"en")]
+        )
+
+    def test_positions(self):
+        self._add(0, *range(10))
+        last = self._add(1, *range(10, 17))[-1].decode()
+        data = self._stream()
+        first = iter(data)
+        seen = next(first)["x"].numpy().tolist()
+        self.progress.advance()
+        state = self.progress.state()
+        rest = self._all(data)
+        self.assertCountEqual(seen + rest, range(17))
+        self.assertEqual(self.progress.positions[self.names[1]], [last, 7])
+        self.assertEqual(self._all(data), [])
+        self.progress.restore(state)
+        self._add(1, 99)
+        self.assertCountEqual(self._all(data), [*rest, 99])
+        self.assertAlmostEqual(self.progress.event_time, time.time(), delta=60)
+
+    def test_what_was_trained_on_may_be_trimmed(self):
+        ids = self._add(0, *range(8))
+        data = self._stream()
+        self.assertCountEqual(self._all(data), range(8))
+        self.server.client.xtrim(self.names[0], maxlen=0, approximate=False)
+        self._add(0, 8)
+        self.assertEqual(self._all(data), [8])
+        position = [ids[3].decode(), 4]
+        self.progress.restore({"positions": {self.names[0]: position}})
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError,
+            f"LostRecordsError: .* entries behind {position[0]}: 4 were",
+        ):
+            list(data)
+
+    def test_what_was_trimmed_before_training(self):
+        self._add(0, *range(8))
+        self.server.client.xtrim(self.names[0], maxlen=3, approximate=False)
+        self.assertEqual(
+            self.source.position(self.names[0], "earliest"), ["0-0", 5]
+        )
+        self.assertEqual(self._all(self._stream()), [5, 6, 7])
+
+    def test_trimmed_while_it_is_read(self):
+        self._add(0, *range(100))
+        positions = {
+            name: self.source.position(name, "earliest") for name in self.names
+        }
+        consumer = self.source.open(positions, True)
+        self.assertLen(consumer.poll(10, 0.0), 5)
+        self.server.client.xtrim(self.names[0], maxlen=50, approximate=False)
+        with self.assertRaises(tf_ext.data.LostRecordsError):
+            consumer.poll(10, 0.0)
+
+    def test_streams_made_again(self):
+        self._add(0, 1, 2)
+        data = self._stream()
+        self._all(data)
+        self.server.client.delete(self.names[0])
+        self.server.client.xadd(self.names[0], {"value": 3}, id="5-1")
+        with self.assertRaisesRegex(
+            tf.errors.InvalidArgumentError, "LostRecordsError"
+        ):
+            list(data)
+
+    def test_keys_that_are_no_streams(self):
+        self.server.client.set(self.names[0], "x")
+        with self.assertRaisesRegex(
+            tf_ext.data.SourceError, "cannot be read: WRONGTYPE"
+        ):
+            self.source.position(self.names[0], "latest")
+
+    def test_entries_that_come_later(self):
+        batches = iter(self._stream(follow=True, start="latest", max_delay=0.1))
+        for number in range(3):
+            adding = threading.Timer(0.3, self._add, [number % 2, number])
+            adding.start()
+            self.assertEqual(next(batches)["x"].numpy().tolist(), [number])
+            adding.join()
+
+    @pytest.mark.slow
+    def test_a_server_that_is_killed(self):
+        if not self.server.can_be_killed:
+            self.skipTest("TF_EXT_REDIS is not ours to kill.")
+        self._add(0, *range(5))
+        batches = iter(self._stream(follow=True, max_delay=0.1))
+        found = next(batches)["x"].numpy().tolist()
+        found += next(batches)["x"].numpy().tolist()
+        with self.assertLogs("tf_ext", "WARNING") as logs:
+            self.server.kill()
+            time.sleep(2)
+            self.server.start()
+            self._add(1, 5)
+            found += next(batches)["x"].numpy().tolist()
+        self.assertEqual(found, [*range(6)])
+        self.assertIn("Redis is waited for", logs.output[0])
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Redis streams as a source of streams."""
+
+import logging
+import re
+import time
+import typing
+from collections.abc import Callable, Mapping, Sequence
+
+from tf_ext._checks import is_int, refuse
+from tf_ext.data.errors import LostRecordsError, SourceError
+from tf_ext.data.source import Consumer, Message, Position, Source, Start
+
+try:
+    import redis
+except ImportError:
+    redis = None
+
+_LOG = logging.getLogger("tf_ext")
+_OWNER = "RedisSource"
+_ID = re.compile(r"\d{1,20}-\d{1,20}")
+_FIRST = "0-0"
+_NO_KEY = "no such key"
+# How long it waits before it asks again, where Redis is away.
+_AWAY_SECONDS = 0.5
+
+
+class RedisSource(Source):
+    """Streams of Redis, as a source of `tf_ext.data.stream`.
+
+    Each stream, to which others append by XADD, is a partition. Positions are
+    `[id, count]`, of the last entry that was read, and how many the stream had
+    up to it. Entries have fields: one is the value of the
+    message, one its key, and the others are its headers. They are kept with the
+    rows of tables, not in Redis: no consumer group is needed. A Redis that is
+    away is waited for.
+
+    Entries that XTRIM, MAXLEN or XDEL remove before they are read raise
+    `LostRecordsError`, if Redis is of version 7, which knows of them.
+
+    It needs redis-py: `pip install 'tf-ext[redis]'`.
+
+    Args:
+      streams: string, or list of strings, the keys of streams. Those that do
+        not exist yet are empty.
+      url: string, as `redis.Redis.from_url` takes it: `redis://host:port/0`,
+        `rediss://` with TLS, or `unix://`.
+      value: string, the field of an entry that is the message's value.
+      key: string, the field that is its key.
+
+    Example:
+      >>> source = tf_ext.data.RedisSource(
+      ...     ["clicks-0", "clicks-1"], "redis://localhost:6379/0")
+      >>> source.partitions()
+      ['clicks-0', 'clicks-1']
+    """
+
+    def __init__(
+        self,
+        streams: str | Sequence[str],
+        url: str,
+        value: str = "value",
+        key: str = "key",
+    ) -> None:
+        if redis is None:
+            raise ImportError(
+                "tf_ext.data.RedisSource needs redis-py: pip install "
+                "'tf-ext[redis]'"
+            )
+        self._streams = [streams] if isinstance(streams, str) else list(streams)
+        names = [one for one in self._streams if isinstance(one, str) and one]
+        if not names or len(set(names)) < len(self._streams):
+            allowed = "the key of a stream or a list of keys, each once"
+            refuse(_OWNER, "streams", allowed, streams)
+        for argument, field in (("value", value), ("key", key)):
+            if not isinstance(field, str) or not field or value == key:
+                allowed = "the name of a field, and not the other one's"
+                refuse(_OWNER, argument, allowed, field)
+        try:
+            self._redis = redis.Redis.from_url(url, decode_responses=False)
+        except (AttributeError, TypeError, ValueError) as error:
+            refuse(_OWNER, "url", f"an address of Redis: {error}", url)
+        self._value = value.encode()
+        self._key = key.encode()
+
+    def partitions(self) -> list[str]:
+        """The keys of the streams."""
+        return list(self._streams)
+
+    def position(self, partition: str, start: Start) -> Position:
+        """Before the first entry that is left, or behind the last one."""
+        try:
+            info = _Info.of(self._redis.xinfo_stream(partition))
+        except redis.RedisError as error:
+            if _NO_KEY in str(error):
+                return [_FIRST, 0]
+            raise SourceError(
+                f"The stream {partition!r} cannot be read: {error}"
+            ) from error
+        if start == "earliest":
+            return [_FIRST, info.removed]
+        return [info.last, info.added]
+
+    def open(self, positions: Mapping[str, Position], follow: bool) -> Consumer:
+        """Begins to read."""
+        for name, position in positions.items():
+            if not _is_position(position):
+                raise SourceError(
+                    f"The position of {name!r} must be [id of an entry, count "
+                    f"of entries], but is {position!r}."
+                )
+        ends = None
+        if not follow:
+            ends = {
+                name: self.position(name, "latest")[0] for name in positions
+            }
+        return _RedisConsumer(self._redis, positions, ends, self._message)
+
+    def _message(
+        self, partition: str, entry: typing.Any, before: Position
+    ) -> Message:
+        id_, fields = entry
+        position = [_text(id_), before[1] + 1]
+        # An entry that was deleted may come as an id alone.
+        fields = dict(fields or {})
+        value = fields.pop(self._value, b"")
+        key = fields.pop(self._key, None)
+        headers = {
+            name.decode(errors="replace"): text for name, text in fields.items()
+        }
+        milliseconds, _ = _parts(position[0])
+        return Message(
+            *(partition, position, value, key, headers), milliseconds / 1000
+        )
+
+
+class _RedisConsumer(Consumer):
+    def __init__(
+        self,
+        client: typing.Any,
+        positions: Mapping[str, Position],
+        ends: Mapping[str, str] | None,
+        message: Callable[[str, typing.Any, Position], Message],
+    ) -> None:
+        self._redis = client
+        self._next = dict(positions)
+        self._ends = ends
+        self._message = message
+        self._is_away = False
+        self._is_checked = False
+
+    def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
+        """Called by streams."""
+        names = list(self._next)
+        # Once of all, also of those that have ended.
+        if self._ends is not None and self._is_checked:
+            names = [
+                name
+                for name in names
+                if _parts(self._next[name][0]) < _parts(self._ends[name])
+            ]
+            if not names:
+                return None
+        if not names:
+            time.sleep(seconds)
+            return [] if self._ends is None else None
+        try:
+            found = self._read(names, -(-most // len(names)), seconds)
+            self._is_away, self._is_checked = False, True
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            # Also while it loads its data.
+            if not self._is_away:
+                _LOG.warning("Redis is waited for: %s", error)
+            self._is_away = True
+            time.sleep(_AWAY_SECONDS)
+            return []
+        except redis.RedisError as error:
+            raise SourceError(
+                f"The streams {names} cannot be read: {error}"
+            ) from error
+        messages: list[Message] = []
+        for name, entries in found:
+            for entry in entries:
+                message = self._message(name, entry, self._next[name])
+                end = self._ends and _parts(self._ends[name])
+                if len(messages) == most or (
+                    end and _parts(message.position[0]) > end
+                ):
+                    break
+                messages.append(message)
+                self._next[name] = message.position
+        if self._ends is not None and not messages:
+            # What is left of them was deleted.
+            self._next |= {
+                name: [self._ends[name], self._next[name][1]] for name in names
+            }
+        return messages
+
+    def _read(
+        self, names: list[str], most: int, seconds: float
+    ) -> list[tuple[str, list[typing.Any]]]:
+        """Entries by stream, after a look at what was removed before them."""
+        wanted = {name: self._next[name][0] for name in names}
+        with self._redis.pipeline(transaction=True) as pipeline:
+            for name in names:
+                pipeline.xinfo_stream(name)
+            pipeline.xread(wanted, most)
+            *infos, found = pipeline.execute(raise_on_error=False)
+        for name, info in zip(names, infos, strict=True):
+            self._check(name, info)
+        if isinstance(found, Exception):
+            raise found
+        if not found and seconds > 0 and self._ends is None:
+            # Whatever comes first ends this.
+            found = self._redis.xread(wanted, most, int(1000 * seconds) or 1)
+        if isinstance(found, dict):  # In RESP3, with pages.
+            found = [
+                (k, [e for page in v for e in page]) for k, v in found.items()
+            ]
+        return [(_text(stream), entries) for stream, entries in found]
+
+    def _check(self, name: str, info: typing.Any) -> None:
+        """Raises LostRecordsError if entries that come next were removed."""
+        if isinstance(info, Exception):
+            if _NO_KEY not in str(info):
+                raise info
+            info = {}
+        found = _Info.of(info)
+        last, count = self._next[name]
+        is_other = _parts(found.last) < _parts(last) or found.added < count
+        if found.counts and (is_other or found.removed > count):
+            raise LostRecordsError(
+                f"The stream {name!r} does not have the entries behind {last}: "
+                f"{count} were trained on, and of {found.added} up to "
+                f"{found.last} {found.removed} were removed. They were trimmed "
+                "before they were trained on, or the stream was made again. To "
+                "go on without what is lost, begin with a new directory of "
+                "recovery points, with `warm_start`."
+            )
+
+    def close(self) -> None:
+        """Called by streams; the connection is the source's."""
+
+
+class _Info(typing.NamedTuple):
+    """What Redis tells of a stream.
+
+    last: the id of the last entry; added: how many there have been; removed:
+    how many are gone; counts: whether it counts them, as Redis 7 does.
+    """
+
+    last: str
+    added: int
+    removed: int
+    counts: bool
+
+    @classmethod
+    def of(cls, info: Mapping[str, typing.Any]) -> "_Info":
+        added = info.get("entries-added")
+        last = _text(info.get("last-generated-id", _FIRST))
+        if added is None:
+            return cls(last, 0, 0, not info)
+        return cls(last, added, added - info["length"], True)
+
+
+def _is_position(position: object) -> bool:
+    return (
+        isinstance(position, list)
+        and len(position) == 2
+        and isinstance(position[0], str)
+        and _ID.fullmatch(position[0]) is not None
+        and is_int(position[1])
+        and 0 <= position[1] < 2**63
+    )
+
+
+def _parts(position: str) -> tuple[int, int]:
+    milliseconds, _, number = position.partition("-")
+    return int(milliseconds), int(number)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
