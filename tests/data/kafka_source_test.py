@@ -179,7 +179,7 @@ class BrokerTest(absltest.TestCase):
 
     def _numbers(self, topic, count):
         numbers = [*range(count), *range(count // 2)]
-        values = [f"{n},{models.LABEL}".encode() for n in numbers]
+        values = [f"{n},1".encode() for n in numbers]
         kafka_broker.produce(self.broker.producer, topic, values)
         return dict(collections.Counter(numbers))
 

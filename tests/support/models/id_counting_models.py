@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model whose rows count how often each id was trained on."""
 
+import numpy as np
+
 import tf_ext
 from models.model_building import id_column, rows_of
 from tf_ext._keras import keras
@@ -12,27 +14,20 @@ SCHEMA = tf_ext.data.Schema(
     ],
     label="label",
 )
-"""Of what it is trained on: labels are above all counts."""
-LABEL = 1e6
+"""Of what it is trained on."""
 
 
 def counting_model():
     """A compiled model and its table."""
     inputs = {"user": keras.Input([], dtype="int64", name="user")}
-    table = tf_ext.SparseTable(
-        "counts",
-        dim=1,
-        optimizer=tf_ext.optimizers.SparseSGD(1.0),
-        initializer="zeros",
-    )
+    table = tf_ext.SparseTable("counts", dim=1, statistics=["show"])
     rows = tf_ext.layers.EmbeddingFeatures([id_column("user")], table)(inputs)
     model = tf_ext.Model(inputs, rows)
-    # Its gradient is -1 for each record, whatever the batch.
-    loss = keras.losses.MeanAbsoluteError(reduction="sum")
-    model.compile(tf_ext.optimizers.Optimizer("sgd"), loss)
+    model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
     return model, table
 
 
 def counts(table):
-    """`{id: how often it was trained on}` of the ids of a table."""
-    return {sign: float(row[0]) for sign, row in rows_of(table).items()}
+    """`{id: how often it was trained on}` of the ids that a process owns."""
+    rows = rows_of(table, "show")
+    return {sign: float(np.ravel(row)[0]) for sign, row in rows.items()}

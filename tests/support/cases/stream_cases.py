@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synchronous workers that divide the partitions of a stream."""
+
+import functools
+import pathlib
+import tempfile
+
+from models import id_counting_models as models
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.regimes import regime_of_model
+
+RECORDS, PARTITIONS = 300, 5
+
+
+class KilledError(Exception):
+    """What ends a life."""
+
+
+class Kill(keras.callbacks.Callback):
+    """Raises after a number of steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self._left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._left -= 1
+        if not self._left:
+            raise KilledError
+
+
+def write(folder):
+    """Partitions of different lengths, which have each number once."""
+    number = 0
+    for index in range(PARTITIONS):
+        count = RECORDS * (index + 1) // 15
+        place = folder / f"writer-{index}"
+        place.mkdir()
+        lines = [f"{n},1\n" for n in range(number, number + count)]
+        (place / "part").write_text("".join(lines))
+        number += count
+    assert number == RECORDS
+
+
+def each_record_once(worker):
+    """The counts of a worker's rows, after a life that ended early."""
+    for life in range(2):
+        with worker.strategy.scope():
+            model, table = models.counting_model()
+        processes = regime_of_model(model).processes
+        if not life:
+            folder = processes.from_first(tempfile.mkdtemp())
+            folder = pathlib.Path(folder)
+            if worker.rank == 0:
+                write(folder)
+            processes.gather_json(0)
+        points = tf_ext.callbacks.TableSnapshot(
+            folder / "_points", steps=2, incremental=True
+        )
+
+        try:
+            model.fit(
+                functools.partial(_share, folder),
+                verbose=0,
+                callbacks=[points, *([Kill(5)] if not life else [])],
+            )
+        except KilledError:
+            continue
+    return models.counts(table)
+
+
+def _share(folder, context):
+    return tf_ext.data.stream(
+        tf_ext.data.DirectorySource(folder),
+        models.SCHEMA,
+        batch_size=16,
+        shard=context,
+        follow=False,
+    )
+
+
+def a_stream_without_shards(worker):
+    """The error of each worker."""
+    with worker.strategy.scope():
+        model, _ = models.counting_model()
+    data = tf_ext.data.stream(
+        tf_ext.data.DirectorySource(tempfile.mkdtemp()),
+        models.SCHEMA,
+        batch_size=16,
+    )
+    try:
+        model.fit(data, verbose=0)
+    except ValueError as error:
+        return str(error)
+    return None
