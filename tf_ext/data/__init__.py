@@ -13,6 +13,7 @@ from tf_ext.data.errors import (
 )
 from tf_ext.data.field import Field
 from tf_ext.data.hashed_datasets import hash_columns
+from tf_ext.data.join_source import JoinCounts, JoinSource
 from tf_ext.data.kafka_source import KafkaSource
 from tf_ext.data.progress import StreamProgress
 from tf_ext.data.reading import read
@@ -28,6 +29,8 @@ __all__ = [
     "DamagedFileError",
     "DirectorySource",
     "Field",
+    "JoinCounts",
+    "JoinSource",
     "KafkaSource",
     "LostRecordsError",
     "Message",

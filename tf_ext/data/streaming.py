@@ -26,6 +26,7 @@ from tf_ext.data.errors import (
     check_max_errors,
     described,
 )
+from tf_ext.data.join_source import JoinSource
 from tf_ext.data.messages import MessageParser, Records
 from tf_ext.data.parts import Layout
 from tf_ext.data.passes import Window
@@ -122,6 +123,9 @@ def stream(
     """
     if not isinstance(source, Source):
         refuse(_NAME, "source", "a tf_ext.data.Source", source)
+    if shard is not None and isinstance(source, JoinSource):
+        allowed = "None for a JoinSource, whose partitions belong together"
+        refuse(_NAME, "shard", allowed, shard)
     if not isinstance(schema, Schema):
         refuse(_NAME, "schema", "a tf_ext.data.Schema", schema)
     check_count(_NAME, "batch_size", batch_size, 1)

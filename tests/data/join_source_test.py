@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Impressions that are joined with their later clicks."""
+
+import collections
+import random
+import time
+
+from absl.testing import absltest, parameterized
+from queue_source import Queue
+
+import tf_ext
+
+Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
+_SCHEMA = Schema(
+    [Field("id", "int64"), Field("joined", "float32")], label="joined"
+)
+_WINDOW = 100.0
+_AGO = 1e6  # Long ago, so that nothing is young.
+
+
+def _id(message):
+    return message.value
+
+
+def _queues(impressions, clicks, partitions=3):
+    """Queues of `(id, time)`, each partition in the order of times."""
+    queues = []
+    for events in (impressions, clicks):
+        queue = Queue(**{f"p{n}": [] for n in range(partitions)})
+        for id_, when in sorted(events, key=lambda event: event[1]):
+            name = f"p{id_ % partitions}"
+            queue.add(name, b"%d" % id_, time=when)
+        queues.append(queue)
+    return queues
+
+
+def _events(rng, count):
+    """Impressions and clicks, and the label of each impression."""
+    impressions, clicks, labels = [], [], {}
+    for id_ in range(count):
+        when = _AGO + rng.uniform(0, 1000)
+        impressions.append((id_, when))
+        labels[id_] = 0.0
+        if rng.random() < 0.4:
+            after = rng.uniform(0, 1.5 * _WINDOW)
+            clicks.append((id_, when + after))
+            labels[id_] = float(after <= _WINDOW)
+    return impressions, clicks, labels
+
+
+class JoinTest(parameterized.TestCase):
+    def _join(self, impressions, clicks, **options):
+        options = {"window": _WINDOW, "id": _id, **options}
+        return tf_ext.data.JoinSource(impressions, clicks, **options)
+
+    def _stream(self, source, **options):
+        options = {"batch_size": 16, "follow": False, **options}
+        return tf_ext.data.stream(
+            source, _SCHEMA, envelope={"joined": "header:joined"}, **options
+        )
+
+    def _read(self, data, progress=None, batches=None):
+        found = []
+        for features, labels in data:
+            ids = features["id"].numpy().tolist()
+            found += zip(ids, labels.numpy().tolist(), strict=True)
+            if progress is not None:
+                progress.advance()
+            if batches is not None:
+                batches -= 1
+                if not batches:
+                    break
+        return found
+
+    def test_labels(self):
+        rng = random.Random(1)
+        impressions, clicks, labels = _events(rng, 600)
+        source = self._join(*_queues(impressions, clicks))
+        found = self._read(self._stream(source))
+        self.assertEqual(dict(found), labels)
+        self.assertLen(found, 600)
+        clicked = sum(labels.values())
+        counts = source.counts
+        self.assertEqual(
+            (counts.joined, counts.alone), (clicked, 600 - clicked)
+        )
+        self.assertEqual(counts.late, len(clicks) - clicked)
+        self.assertEqual((counts.early, counts.repeated), (0, 0))
+
+    def test_restarts_anywhere(self):
+        """Each impression once, with its label, whenever it restarts."""
+        rng = random.Random(2)
+        impressions, clicks, labels = _events(rng, 600)
+        queues = _queues(impressions, clicks)
+        progress = tf_ext.data.StreamProgress()
+        found = []
+        while True:
+            data = self._stream(self._join(*queues), progress=progress)
+            batches = rng.randrange(1, 9)
+            some = self._read(data, progress, batches)
+            found += some
+            if not some:
+                break
+            state = progress.state()
+            progress = tf_ext.data.StreamProgress()
+            progress.restore(state)
+        counted = collections.Counter(id_ for id_, _ in found)
+        self.assertEqual(counted, dict.fromkeys(range(600), 1))
+        self.assertEqual(dict(found), labels)
+
+    def test_what_waits_is_bounded(self):
+        rng = random.Random(3)
+        impressions, clicks, labels = _events(rng, 600)
+        source = self._join(*_queues(impressions, clicks), most=10)
+        found = self._read(self._stream(source))
+        self.assertCountEqual([id_ for id_, _ in found], range(600))
+        counts = source.counts
+        self.assertGreater(counts.early, 100)
+        self.assertEqual(counts.joined + counts.alone, 600)
+        self.assertLessEqual(counts.joined, sum(labels.values()))
+        self.assertTrue(all(labels[id_] for id_, label in found if label))
+
+    def test_a_record_waits_for_the_whole_window(self):
+        now = time.time()
+        shown, clicked = Queue(), Queue()
+        shown.add("a", b"1", b"2", time=now)
+        clicked.add("a", b"7", time=now)
+        source = self._join(shown, clicked, window=1.0, delay=0.5)
+        data = self._stream(source, follow=True, max_delay=0.1)
+        batches = iter(data)
+        clicked.add("a", b"2", time=now + 0.5)
+        found = next(batches)
+        self.assertEqual(found[1].numpy().tolist(), [0.0, 1.0])
+        self.assertGreaterEqual(time.time(), now + 1.4)
+
+    def test_repeated_and_keyless(self):
+        shown, clicked = Queue(), Queue()
+        shown.add("a", b"1", b"2", time=1.0)
+        clicked.add("a", b"1", b"1", time=2.0)
+        clicked.add("a", b"2", time=2.0)
+        source = self._join(
+            shown,
+            clicked,
+            id=lambda message: None if message.value == b"2" else b"k",
+        )
+        found = self._read(self._stream(source))
+        self.assertEqual(found, [(1, 1.0), (2, 0.0)])
+        self.assertEqual(source.counts.repeated, 1)
+
+    def test_headers_of_both(self):
+        shown, clicked = Queue(), Queue()
+        shown.add("a", b"1", key=b"k", headers={"x": b"1"}, time=1.0)
+        clicked.add("a", b"2", key=b"k", headers={"y": b"2"}, time=1.0)
+        source = self._join(shown, clicked, id=None)
+        positions = {
+            name: source.position(name, "earliest")
+            for name in source.partitions()
+        }
+        consumer = source.open(positions, False)
+        found = []
+        while (some := consumer.poll(8, 0.0)) is not None:
+            found += [one for one in some if one.value is not None]
+        [message] = found
+        self.assertEqual(
+            message.headers, {"x": b"1", "y": b"2", "joined": b"1"}
+        )
+        self.assertEqual(message.partition, "first:a")
+
+    @parameterized.parameters(
+        ({"first": 3}, "first"),
+        ({"later": None}, "later"),
+        ({"window": 0}, "window"),
+        ({"id": b"x"}, "id"),
+        ({"most": 0}, "most"),
+        ({"delay": -1}, "delay"),
+    )
+    def test_arguments(self, changed, named):
+        given = {"first": Queue(), "later": Queue(), "window": 1.0}
+        with self.assertRaisesRegex(ValueError, f"`{named}` of JoinSource"):
+            tf_ext.data.JoinSource(**given | changed)
+
+    def test_shards(self):
+        source = self._join(Queue(), Queue())
+        with self.assertRaisesRegex(ValueError, "`shard` of stream"):
+            self._stream(source, shard=(0, 2))
+
+
+if __name__ == "__main__":
+    absltest.main()

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records joined with others that come later, such as impressions and clicks.
+
+A record is returned when the window of its time has passed, in the order of its
+partition. So one position a partition says which records have been returned,
+and those that wait are read again after a restart, with what may be of them.
+"""
+
+import collections
+import math
+import time
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tf_ext._checks import check_count, is_finite, refuse
+from tf_ext.data.source import Consumer, Message, Position, Source, Start
+
+_OWNER = "JoinSource"
+_FIRST, _LATER = "first:", "later:"
+# A partition without messages for so long does not hold up the others.
+_IDLE_SECONDS = 10.0
+
+Id: typing.TypeAlias = Callable[[Message], bytes | None]
+
+
+class JoinCounts:
+    """What a JoinSource has joined, since this process began.
+
+    Later records that are read again after a restart count again.
+
+    Attributes:
+      joined: int, records that were returned with a later one.
+      alone: int, records that were returned without one.
+      late: int, later records that fell out: no record of their id waited for
+        them when they were given up. Their record had been returned before, as
+        its window had passed, or it never came.
+      repeated: int, further later ones of a record that had one.
+      early: int, records that were returned before their window had passed, as
+        more than `most` waited.
+    """
+
+    def __init__(self) -> None:
+        self.joined = self.alone = self.late = self.repeated = self.early = 0
+
+
+class JoinSource(Source):
+    r"""Records with a label that comes later, as a source of streams.
+
+    Each record of `first`, such as an impression, waits for `window` seconds of
+    event time; if a record of `later` with the same id, such as its click, has
+    come by then and is at most `window` seconds younger, it is returned with
+    the header "joined" of b"1", and the headers of the later one; otherwise
+    with b"0". The label is then a field of the envelope. Everything returned
+    has waited for the whole window.
+
+    Time goes on with the messages' times: up to the earliest of the last ones
+    of the partitions that have had any within ten seconds. A source that has
+    nothing more to read has all messages up to `delay` seconds ago. A message
+    without a time is returned at once.
+
+    Records that wait are read again after a restart: keep both sources for
+    longer than the window. Each record of `first` is returned once.
+
+    Args:
+      first: Source of the records.
+      later: Source of what comes later.
+      window: float, seconds.
+      id: function from a Message of either to the bytes that tell which belong
+        together; None: keys. A message without one is not joined.
+      most: int, how many records, and how many later ones, wait at most. The
+        oldest are returned early, or fall out, and are counted.
+      delay: float, seconds that a message may take to reach its source.
+
+    Attributes:
+      counts: tf_ext.data.JoinCounts.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> for name, text in (("shown", "a,ann\nb,bob\n"), ("clicks", "b,\n")):
+      ...     (folder / name).mkdir()
+      ...     _ = (folder / name / "part-0").write_text(text)
+      >>> source = tf_ext.data.JoinSource(
+      ...     tf_ext.data.DirectorySource(folder / "shown"),
+      ...     tf_ext.data.DirectorySource(folder / "clicks"), window=60.0,
+      ...     id=lambda message: message.value.split(b",")[0])
+      >>> schema = tf_ext.data.Schema(
+      ...     [tf_ext.data.Field("shown"), tf_ext.data.Field("user"),
+      ...      tf_ext.data.Field("click", "float32")], label="click")
+      >>> data = tf_ext.data.stream(
+      ...     source, schema, batch_size=8, follow=False,
+      ...     envelope={"click": "header:joined"})
+      >>> for features, labels in data:
+      ...     print(features["user"].numpy(), labels.numpy())
+      [b'ann' b'bob'] [0. 1.]
+    """
+
+    def __init__(
+        self,
+        first: Source,
+        later: Source,
+        window: float,
+        id: Id | None = None,
+        most: int = 1_000_000,
+        delay: float = 5.0,
+    ) -> None:
+        for argument, source in (("first", first), ("later", later)):
+            if not isinstance(source, Source):
+                refuse(_OWNER, argument, "a tf_ext.data.Source", source)
+        if not is_finite(window) or window <= 0:
+            refuse(_OWNER, "window", "a positive finite number", window)
+        if id is not None and not callable(id):
+            refuse(_OWNER, "id", "a function of a Message, or None", id)
+        check_count(_OWNER, "most", most, 1)
+        if not is_finite(delay) or delay < 0:
+            refuse(_OWNER, "delay", "a finite number of at least 0", delay)
+        self._sources = {_FIRST: first, _LATER: later}
+        self._window = float(window)
+        self._id = id if id is not None else _key
+        self._most = most
+        self._delay = float(delay)
+        self.counts = JoinCounts()
+
+    def partitions(self) -> list[str]:
+        """Those of both sources."""
+        return [
+            side + name
+            for side, source in self._sources.items()
+            for name in source.partitions()
+        ]
+
+    def position(self, partition: str, start: Start) -> Position:
+        """As of the source that it belongs to."""
+        side, name = _split(partition)
+        return self._sources[side].position(name, start)
+
+    def open(self, positions: Mapping[str, Position], follow: bool) -> Consumer:
+        """Begins to read both."""
+        consumers = {}
+        for side, source in self._sources.items():
+            own = {
+                _split(name)[1]: position
+                for name, position in positions.items()
+                if _split(name)[0] == side
+            }
+            consumers[side] = _Side(source.open(own, follow), own)
+        return _JoinConsumer(
+            consumers[_FIRST],
+            consumers[_LATER],
+            self._id,
+            self._window,
+            self._most,
+            self._delay,
+            self.counts,
+        )
+
+
+class _Waiting:
+    """A record of `first` that waits."""
+
+    __slots__ = ("later", "message", "time")
+
+    def __init__(self, message: Message, time_: float) -> None:
+        self.message = message
+        self.time = time_
+        self.later: Message | None = None
+
+
+class _Side:
+    """One of the sources, and up to which time it has been read."""
+
+    def __init__(self, consumer: Consumer, partitions: Iterable[str]) -> None:
+        self.consumer = consumer
+        self.ended = False
+        # The newest message of each; of those not read yet nothing is known.
+        self._times = dict.fromkeys(partitions, -math.inf)
+        # When each partition had a message, by the clock of this process.
+        self._heard = dict.fromkeys(self._times, time.monotonic())
+        self._all_until = -math.inf
+
+    def poll(self, most: int, seconds: float, delay: float) -> list[Message]:
+        """What comes next."""
+        if self.ended:
+            return []
+        asked = time.time()
+        found = self.consumer.poll(most, seconds)
+        self.ended = found is None
+        for message in found or ():
+            if message.time is not None:
+                before = self._times[message.partition]
+                self._times[message.partition] = max(before, message.time)
+                self._heard[message.partition] = time.monotonic()
+        if not found:
+            # Nothing waits in any partition.
+            self._all_until = asked - delay
+        return list(found or ())
+
+    @property
+    def until(self) -> float:
+        """The time up to which all messages have been read."""
+        if self.ended:
+            return math.inf
+        since = time.monotonic() - _IDLE_SECONDS
+        times = [
+            when
+            for name, when in self._times.items()
+            if self._heard[name] >= since
+        ]
+        return max(self._all_until, min(times, default=-math.inf))
+
+
+class _JoinConsumer(Consumer):
+    def __init__(
+        self,
+        first: _Side,
+        later: _Side,
+        id_: Id,
+        window: float,
+        most: int,
+        delay: float,
+        counts: JoinCounts,
+    ) -> None:
+        self._first = first
+        self._later = later
+        self._id = id_
+        self._window = window
+        self._most = most
+        self._delay = delay
+        self._counts = counts
+        # Of each partition of `first`, in order; positions without a record
+        # have none.
+        self._waiting: dict[str, collections.deque[_Waiting]] = {}
+        self._count = 0
+        self._by_id: dict[bytes, _Waiting] = {}
+        # Later ones of which no record has come, by id; and all, in order.
+        self._unmatched: dict[bytes, Message] = {}
+        self._read: dict[str, collections.deque[Message]] = {}
+
+    def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
+        """Called by streams."""
+        for message in self._later.poll(most, 0.0, self._delay):
+            self._take_later(message)
+        room = self._most - self._count
+        for message in self._first.poll(
+            max(1, min(most, room)), seconds, self._delay
+        ):
+            self._take_first(message)
+        found = self._due(most)
+        if not found and self._first.ended and self._later.ended:
+            if not self._count:
+                return None
+        return found
+
+    def _take_first(self, message: Message) -> None:
+        when = -math.inf if message.time is None else message.time
+        waiting = _Waiting(message, when)
+        queue = self._waiting.setdefault(message.partition, collections.deque())
+        queue.append(waiting)
+        self._count += 1
+        if message.value is None:
+            return
+        id_ = self._id(message)
+        if id_ is None:
+            return
+        self._by_id[id_] = waiting
+        later = self._unmatched.pop(id_, None)
+        if later is None:
+            return
+        if self._fits(waiting, later):
+            waiting.later = later
+        else:
+            self._counts.late += 1
+
+    def _take_later(self, message: Message) -> None:
+        queue = self._read.setdefault(message.partition, collections.deque())
+        queue.append(message)
+        if message.value is None:
+            return
+        id_ = self._id(message)
+        if id_ is None:
+            return
+        waiting = self._by_id.get(id_)
+        if waiting is None:
+            known = self._unmatched.setdefault(id_, message)
+            self._counts.repeated += known is not message
+        elif not self._fits(waiting, message):
+            self._counts.late += 1
+        elif waiting.later is None:
+            waiting.later = message
+        else:
+            self._counts.repeated += 1
+
+    def _fits(self, waiting: _Waiting, later: Message) -> bool:
+        if later.time is None or waiting.message.time is None:
+            return True
+        return later.time <= waiting.time + self._window
+
+    def _due(self, most: int) -> list[Message]:
+        """Records that have waited, and where the sources are read again."""
+        until = min(self._first.until, self._later.until)
+        found: list[Message] = []
+        while len(found) < most:
+            queues = [queue for queue in self._waiting.values() if queue]
+            if not queues:
+                break
+            oldest = min(queues, key=lambda queue: queue[0].time)
+            if oldest[0].time + self._window > until:
+                if self._count < self._most:
+                    break
+                self._counts.early += 1
+            found.append(self._joined(oldest.popleft()))
+            self._count -= 1
+        return found + self._positions()
+
+    def _joined(self, waiting: _Waiting) -> Message:
+        message = waiting.message
+        partition = _FIRST + message.partition
+        if message.value is None:
+            return message._replace(partition=partition)
+        id_ = self._id(message)
+        if id_ is not None and self._by_id.get(id_) is waiting:
+            del self._by_id[id_]
+        headers = dict(message.headers)
+        if waiting.later is not None:
+            headers |= waiting.later.headers
+            self._counts.joined += 1
+        else:
+            self._counts.alone += 1
+        headers["joined"] = b"0" if waiting.later is None else b"1"
+        return message._replace(partition=partition, headers=headers)
+
+    def _positions(self) -> list[Message]:
+        """Where `later` is read again: before all that records may wait for."""
+        oldest = min(
+            (queue[0].time for queue in self._waiting.values() if queue),
+            default=math.inf,
+        )
+        # What may come is as young as what has come.
+        oldest = min(oldest, self._first.until) - self._delay
+        found = []
+        count = sum(map(len, self._read.values()))
+        for name, queue in self._read.items():
+            last = None
+            while queue and (
+                queue[0].time is None
+                or queue[0].time < oldest
+                or count > self._most
+            ):
+                last = queue.popleft()
+                count -= 1
+                self._give_up(last)
+            if last is not None:
+                found.append(Message(_LATER + name, last.position, None))
+        return found
+
+    def _give_up(self, later: Message) -> None:
+        id_ = self._id(later) if later.value is not None else None
+        if id_ is not None and self._unmatched.get(id_) is later:
+            del self._unmatched[id_]
+            self._counts.late += 1
+
+    def close(self) -> None:
+        """Called by streams."""
+        self._first.consumer.close()
+        self._later.consumer.close()
+
+
+def _key(message: Message) -> bytes | None:
+    return message.key
+
+
+def _split(partition: str) -> tuple[str, str]:
+    side, name = partition[: len(_FIRST)], partition[len(_FIRST) :]
+    return side, name
