@@ -24,7 +24,8 @@ import tf_ext
 import wide_deep  # isort: skip
 import wide_deep_data  # isort: skip
 
-_MODELS = ("deep", "wide & deep", "dcn", "dlrm", "deepfm", "fm")
+# The first is logistic regression.
+_MODELS = ("linear", "deep", "wide & deep", "dcn", "dlrm", "deepfm", "fm")
 _DEFAULT = "row_wise_adagrad"
 _RULES = (_DEFAULT, "adagrad", "adam")
 _RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -42,7 +43,12 @@ _MAX_EPOCHS = 12
 # Settings are searched with another seed, on the validation parts of two folds.
 _SEARCH_SEED = 101
 _SEARCH_FOLDS = (1, 3)
-_L2 = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
+# What `regularization` tries, by the argument of Network.
+_REGULARIZERS = {
+    "l2": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "activity_l2": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "dropout": (0.03, 0.1, 0.2, 0.4),
+}
 _ADMITTED = 10
 _UNKNOWN_MODELS = ("deep", "deepfm")
 _UNKNOWN = {
@@ -110,11 +116,7 @@ class Criteo:
             np.stack(scaled, 1).astype(np.float32),
             self._labels,
         )
-        return (
-            every[:train],
-            every[train:begin],
-            every[begin : begin + size],
-        )
+        return every[:train], every[train:begin], every[begin:][:size]
 
 
 class Network(tf_ext.Model):
@@ -125,18 +127,40 @@ class Network(tf_ext.Model):
       columns: int, their number.
       numeric: int, how many of them are numbers.
       seed: int, of the tables.
+      activity_l2: float, by which the loss of an example grows with the sum of
+        the squares of its embeddings.
+      dropout: float, the probability with which the embedding of a column is
+        zero in training.
       **arguments: of the table of embeddings.
     """
 
-    def __init__(self, model, columns, numeric, seed, **arguments):
+    def __init__(
+        self,
+        model,
+        columns,
+        numeric,
+        seed,
+        activity_l2=0.0,
+        dropout=0.0,
+        **arguments,
+    ):
         super().__init__()
         self._kind, self._numeric = model, numeric
+        self._activity_l2 = activity_l2
+        self.dropout = keras.layers.Dropout(
+            dropout, noise_shape=(None, None, 1), seed=seed
+        )
         sequence = tf_ext.feature_column.sequence_category_column(
             tf_ext.feature_column.category_column("signs", hashing="identity"),
             max_length=columns,
         )
+        if model == "linear":
+            arguments = {"initializer": "zeros", **arguments}
         self.table = tf_ext.SparseTable(
-            "embeddings", _DIM, seed=seed, **arguments
+            "embeddings",
+            1 if model == "linear" else _DIM,
+            seed=seed,
+            **arguments,
         )
         tables = {self.table: [sequence]}
         linear = {
@@ -162,8 +186,15 @@ class Network(tf_ext.Model):
             signs = signs[:, : signs.shape[1] - self._numeric]
         embedded = self.embed({"signs": signs}, training=training)
         vectors = embedded["embeddings"]["signs"]
+        if self._activity_l2:
+            squares = tf.reduce_sum(vectors**2, (1, 2))
+            self.add_loss(self._activity_l2 * tf.reduce_mean(squares))
+        vectors = self.dropout(vectors, training=training)
         if "linear" in embedded:
             linear = embedded["linear"]["signs"][..., 0]
+        if self._kind == "linear":
+            sums = tf.reduce_sum(vectors, 1)
+            return sums[:, 0] + self.last(tf.zeros_like(sums))[:, 0]
         joined = tf.reshape(vectors, [-1, vectors.shape[1] * _DIM])
         if self._kind == "dlrm":
             bottom = _perceptron(self.bottom, inputs["numbers"])
@@ -283,7 +314,8 @@ class Study:
                 "numbers": tf.gather(numbers, rows),
             }
             logits = self._network(features, training=True)
-            return self._loss(tf.gather(labels, rows), logits)
+            losses = [self._loss(tf.gather(labels, rows), logits)]
+            return tf.add_n(losses + self._network.losses)
 
         default_rates.train_epoch(
             loss_of,
@@ -326,38 +358,41 @@ def ctr_models(args):
 
 
 def regularization(args):
-    """Compares tables with and without l2; prints the table of docs/rows.md.
+    """Compares ways to regularize rows; prints the table of docs/rows.md.
 
-    The l2 above 0 that is the best on the validation parts of two folds is
-    measured in the folds, beside none, both with the default rule.
+    The value of each that is the best on the validation parts of two folds is
+    measured in the folds, beside none, all with the default rule.
     """
     data = Criteo(args.data)
     folds = [data.fold(number) for number in range(_FOLDS)]
     batch = _BATCH_SIZES[0]
-    rows = [["model", "no l2", "l2", "gain", "value"]]
+    rows = [["model", "none", *_REGULARIZERS]]
     for model in _MODELS:
-        aucs = {
-            l2: statistics.mean(
-                _with_l2(model, folds, _SEARCH_SEED, l2, batch, _SEARCH_FOLDS)
-            )
-            for l2 in _L2[1:]
-        }
-        found = max(aucs, key=aucs.get)
-        lines = []
-        for l2 in (0.0, found):
+        cases = [{}]
+        for name, values in _REGULARIZERS.items():
+            aucs = {
+                value: statistics.mean(
+                    _regularized(
+                        {name: value},
+                        *(model, folds, _SEARCH_SEED, batch),
+                        searched=_SEARCH_FOLDS,
+                    )
+                )
+                for value in values
+            }
+            cases.append({name: max(aucs, key=aucs.get)})
+        rows.append([model])
+        for case in cases:
             aucs = [
-                _with_l2(model, folds, seed, l2, batch) for seed in args.seeds
+                _regularized(case, model, folds, seed, batch)
+                for seed in args.seeds
             ]
-            line = _line(model, batch, f"l2={l2:g}", _DEFAULT, None, aucs)
-            lines.append(line)
+            label = "".join(f"{k}={v:g}" for k, v in case.items()) or "none"
+            line = _line(model, batch, label, _DEFAULT, None, aucs)
+            write_json([line], args.json)
             print(line, flush=True)
-        write_json(lines, args.json)
-        without, regularized = lines
-        rows.append(
-            [model]
-            + [default_rates.mean_and_spread(line) for line in lines]
-            + [f"{regularized['auc'] - without['auc']:+.4f}", f"{found:g}"]
-        )
+            [value] = [f" ({v:g})" for v in case.values()] or [""]
+            rows[-1].append(default_rates.mean_and_spread(line) + value)
     print(default_rates.markdown(rows))
 
 
@@ -391,19 +426,14 @@ def unknown(args):
             line["rows"] = statistics.mean(counts)
             write_json([line], args.json)
             print(line, flush=True)
-            rows.append(
-                [
-                    case,
-                    default_rates.mean_and_spread(line),
-                    f"{line['rows']:.0f}",
-                ]
-            )
+            auc = default_rates.mean_and_spread(line)
+            rows.append([case, auc, f"{line['rows']:.0f}"])
         print(f"\n{model}\n{default_rates.markdown(rows)}", flush=True)
 
 
-def _with_l2(model, folds, seed, l2, batch, searched=None):
+def _regularized(case, model, folds, seed, batch, searched=None):
     """AUCs of test parts, or of the validation parts of searched folds."""
-    study = Study(model, folds[0][0], seed, l2=l2)
+    study = Study(model, folds[0][0], seed, **case)
     if searched is None:
         return [study.run(fold, study.own_rate, batch)[1] for fold in folds]
     return [study.run(folds[n], study.own_rate, batch)[0] for n in searched]

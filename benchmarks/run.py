@@ -52,6 +52,7 @@ BENCHMARKS = {
     "ctr_models": ("ctr_models", "ctr_models"),
     "regularization": ("ctr_models", "regularization"),
     "unknown": ("ctr_models", "unknown"),
+    "twins": ("dense_twins", "twins"),
 }
 # The others want a compiler, a disk, other libraries, or much time.
 _ALL = (
@@ -108,7 +109,7 @@ def parse_arguments(arguments=None):
         nargs="+",
         type=int,
         default=[1, 2, 3, 4, 5],
-        help="of small_rows, ctr_models, regularization and unknown",
+        help="of small_rows, ctr_models, regularization, unknown and twins",
     )
     parser.add_argument(
         "--data",

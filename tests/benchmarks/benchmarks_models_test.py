@@ -18,6 +18,7 @@ from paths import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import ctr_models
+import dense_twins
 import harness
 import run
 
@@ -86,7 +87,7 @@ class CtrModelsTest(tf.test.TestCase, parameterized.TestCase):
             + ["--seeds", "1"]
         )
         printed = io.StringIO()
-        models = ("wide & deep", "dcn", "dlrm", "deepfm")
+        models = ("linear", "wide & deep", "dcn", "dlrm", "deepfm")
         sizes = {
             "_MODELS": models,
             "_RULES": ("adagrad",),
@@ -105,10 +106,60 @@ class CtrModelsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(cases, [(m, c) for m in models for c in expected])
         for line in lines:
             self.assertBetween(line["auc"], 0.0, 1.0)
-            rate = 0.05 if line["case"] == "default" else 0.1
+            rate = 0.1
+            if line["case"] == "default":
+                rate = 0.07 if line["model"] == "linear" else 0.05
             self.assertEqual(line["rate"], rate)
         for model in models:
             self.assertIn(f"| {model} | 64 |", printed.getvalue())
+
+    @pytest.mark.slow
+    def test_regularization_runs(self):
+        args = run.parse_arguments(
+            ["regularization", f"--data={self.folder}", "--seeds", "1"]
+        )
+        printed = io.StringIO()
+        sizes = {
+            "_MODELS": ("dlrm",),
+            "_REGULARIZERS": {"activity_l2": (1e6,), "dropout": (0.5,)},
+            "_MAX_EPOCHS": 1,
+        }
+        with (
+            contextlib.redirect_stdout(printed),
+            mock.patch.multiple(ctr_models, **sizes),
+        ):
+            run.run("regularization", args, threads=2)
+        [row] = [
+            line
+            for line in printed.getvalue().splitlines()
+            if line.startswith("| dlrm")
+        ]
+        cells = [cell.split(" ")[1] for cell in row.split("|")[2:-1]]
+        # Each of the three trains otherwise.
+        self.assertLen(set(cells), 3)
+        self.assertIn("(1e+06) |", row)
+
+    def test_a_column_is_dropped_as_a_whole(self):
+        example = ctr_models.Criteo(self.folder).fold(0)[0][:3]
+        network = ctr_models.Network("deep", 39, 13, seed=1, dropout=0.5)
+        joined = []
+        network.dense[0].call = lambda x, **_: joined.append(x) or x[:, :64]
+        for training in (False, True):
+            network(ctr_models._features(example), training=training)
+        whole, dropped = (x.numpy().reshape(3, 39, -1) for x in joined[-2:])
+        zeros = (dropped == 0).all(2)
+        self.assertBetween(zeros.mean(), 0.2, 0.8)
+        kept = np.where(zeros[..., np.newaxis], 0, 2 * whole)
+        self.assertAllClose(dropped, kept, 1e-6, 1e-6)
+
+    def test_logistic_regression_sums_weights(self):
+        example = ctr_models.Criteo(self.folder).fold(0)[0][:3]
+        network = ctr_models.Network("linear", 39, 13, seed=1)
+        network.table.push(example.signs[:2].reshape(-1), np.ones([78, 1]))
+        found = network(ctr_models._features(example))
+        weights = network.table.pull(example.signs).numpy()
+        self.assertNotAllClose(found, np.zeros(3))
+        self.assertAllClose(found, weights.sum((1, 2)), 1e-5, 1e-6)
 
     @parameterized.named_parameters(
         ("deepfm", "deepfm", 0.75), ("fm", "fm", 0.75), ("dlrm", "dlrm", 0.73)
@@ -122,6 +173,30 @@ class CtrModelsTest(tf.test.TestCase, parameterized.TestCase):
         _, auc = study.run(fold, study.own_rate, batch_size=2048)
         print(f"{self.id()}: AUC {auc:.4f}")
         self.assertGreater(auc, bound)
+
+
+class TwinsTest(tf.test.TestCase):
+    @pytest.mark.slow
+    def test_dense_adam_equals_the_matrix(self):
+        args = run.parse_arguments(["twins", "--seeds", "3"])
+        printed = io.StringIO()
+        tasks = {"ratings": dense_twins.ratings}
+        sizes = {"TASKS": tasks, "_RATES": (0.01,), "_MAX_EPOCHS": 2}
+        with (
+            contextlib.redirect_stdout(printed),
+            mock.patch.multiple(dense_twins, **sizes),
+        ):
+            run.run("twins", args, threads=2)
+        table = [
+            [cell.split(" ")[0] for cell in line[2:-2].split(" | ")]
+            for line in printed.getvalue().splitlines()
+            if line.startswith("| ")
+        ]
+        self.assertLen(table, 2 + 2)
+        for task, l2, rate, *found in table[2:]:
+            dense, decay, lazy, default = map(float, found)
+            self.assertLess(abs(dense - decay), 4e-4, (task, l2, rate))
+            self.assertNotEqual(lazy, default)
 
 
 if __name__ == "__main__":
