@@ -42,6 +42,7 @@ _RECIPES = [
     "DIN",
     "Multi-task: MMoE",
     "SASRec",
+    "Sampled negatives and losses",
     "Transfer learning",
     "Training day by day",
     "Several models",
