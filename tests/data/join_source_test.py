@@ -131,7 +131,26 @@ class JoinTest(parameterized.TestCase):
         clicked.add("a", b"2", time=now + 0.5)
         found = next(batches)
         self.assertEqual(found[1].numpy().tolist(), [0.0, 1.0])
-        self.assertGreaterEqual(time.time(), now + 1.4)
+        self.assertGreaterEqual(time.time(), now + 1.49)
+
+    def test_the_last_moment_of_a_window(self):
+        """What is read one by one is joined as what is read at once."""
+        shown, clicked = Queue(), Queue()
+        for queue, events in (
+            (shown, [(1, 0.0), (9, 95.0)]),
+            (clicked, [(8, 95.0), (7, 96.0), (1, 99.0)]),
+        ):
+            for id_, when in events:
+                queue.add("a", b"%d" % id_, time=when)
+        source = self._join(shown, clicked)
+        positions = {"first:a": 0, "later:a": 0}
+        consumer = source.open(positions, False)
+        found = {}
+        while (some := consumer.poll(1, 0.0)) is not None:
+            for one in some:
+                if one.value is not None:
+                    found[one.value] = one.headers["joined"]
+        self.assertEqual(found, {b"1": b"1", b"9": b"0"})
 
     def test_repeated_and_keyless(self):
         shown, clicked = Queue(), Queue()

@@ -87,6 +87,28 @@ class StreamRestartTest(parameterized.TestCase):
         positions = json.loads(stream["state"])["positions"]
         self.assertCountEqual(positions, ["writer-0", "writer-1"])
 
+    def test_batches_that_are_read_ahead_do_not_count(self):
+        (self.folder / "part").write_text("1,1\n" * 400)
+        progress = tf_ext.data.StreamProgress()
+        found = []
+
+        class Wait(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                time.sleep(0.2)
+                found.append(progress.positions["."])
+
+        model, _ = models.counting_model()
+        data = tf_ext.data.stream(
+            tf_ext.data.DirectorySource(self.folder),
+            models.SCHEMA,
+            batch_size=8,
+            progress=progress,
+        )
+        model.fit(
+            data, steps_per_epoch=2, epochs=2, verbose=0, callbacks=[Wait()]
+        )
+        self.assertEqual(found, [["part", n] for n in (8, 16, 24, 32)])
+
     def test_epochs_of_steps(self):
         """The position is that of training whatever epochs are."""
         expected = _write(self.folder, range(150))

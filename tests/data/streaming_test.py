@@ -134,6 +134,26 @@ class BatchTest(parameterized.TestCase):
         progress.advance(2)
         self.assertEqual(progress.positions, {"a": 3, "b": 1})
 
+    def test_partitions_that_appeared_meanwhile(self):
+        """They begin at their first record, also where `start` is the end."""
+        queue = Queue()
+        queue.add("a", b"1", b"2", b"3")
+        queue.add("b", b"4", b"5")
+        progress = tf_ext.data.StreamProgress()
+        progress.restore({"positions": {"a": 2}})
+        data = self._stream(queue, start="latest", progress=progress)
+        self.assertEqual(_numbers(data), [[3, 4, 5]])
+
+    def test_positions_of_partitions_without_records(self):
+        queue = Queue()
+        queue.add("a", *[b"x"] * 4)
+        queue.add("b", b"1")
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(queue, max_errors=1.0, progress=progress)
+        self.assertEqual(_numbers(data), [[1]])
+        progress.advance()
+        self.assertEqual(progress.positions, {"a": 4, "b": 1})
+
     def test_event_times(self):
         schema = Schema([Field("at", "int64", time="ms")])
         queue = Queue()
