@@ -120,7 +120,7 @@ class StreamRestartTest(parameterized.TestCase):
                 models.SCHEMA,
                 batch_size=program.BATCH,
                 follow=False,
-                max_errors=0.2,
+                max_errors=0.5,
             ).map(lambda *batch: batch)
             snapshot = tf_ext.callbacks.TableSnapshot(self.points, steps=2)
             kill = [_Kill(5)] if life < 2 else []
@@ -147,7 +147,7 @@ class StreamRestartTest(parameterized.TestCase):
             self.folder / "writer-0/*",
             models.SCHEMA,
             batch_size=8,
-            max_errors=0.2,
+            max_errors=0.5,
         )
         snapshot = tf_ext.callbacks.TableSnapshot(self.points)
         with self.assertRaisesRegex(ValueError, "The data have 0 streams"):

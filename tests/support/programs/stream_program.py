@@ -37,7 +37,7 @@ def train(source, points, callbacks=(), format="csv", **options):
         format,
         batch_size=BATCH,
         follow=False,
-        max_errors=0.2,
+        max_errors=0.5,
         **options,
     )
     snapshot = tf_ext.callbacks.TableSnapshot(points, steps=3, incremental=True)
