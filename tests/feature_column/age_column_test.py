@@ -21,7 +21,7 @@ from tf_ext.feature_column import bags as bags_module
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "ModelTest::test_hashed_before",
+        "ModelTest::test_*",
     ),
 ]
 

@@ -22,9 +22,9 @@ pytestmark = [
     pytest.mark.slow_tests(
         "KindsTest::test_a_plain_keras_model_trains_alike",
         "KindsTest::test_classes_made_after_models_of_the_other_kind",
-        "MethodsTest::*_eagerly",
-        "MethodsTest::test_a_loop_of_ones_own_functional_in_a_function",
+        "MethodsTest::test_a_loop_of_ones_own_*",
         "MethodsTest::test_fit_evaluate_predict_subclassed",
+        "MethodsTest::test_however_it_is_compiled_eagerly",
         "MethodsTest::test_however_it_is_compiled_four_steps_an_execution",
         "MethodsTest::test_however_it_is_compiled_jit_*",
         "MethodsTest::test_logs_for_tensorboard",

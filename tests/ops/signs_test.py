@@ -11,7 +11,7 @@ from tf_ext import ops
 from tf_ext.ops.exchange import exchange_ops
 
 pytestmark = pytest.mark.slow_tests(
-    "SignsTest::test_of_outside_of_a_function",
+    "SignsTest::*_a_function",
 )
 
 _TAKERS = {

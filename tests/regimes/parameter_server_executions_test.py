@@ -17,9 +17,7 @@ from tf_ext.recovery import files as point_files
 pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "ExecutionsTest::test_refused*",
-    ),
+    pytest.mark.slow,
 ]
 
 _CLUSTER = util.Cluster()

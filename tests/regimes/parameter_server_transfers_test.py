@@ -23,11 +23,7 @@ from tf_ext.ops.passes.bundle_ops import bundle_transfers, next_stage
 pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
-        "BundlesTest::test_order_*",
-        "BundlesTest::test_stages_that_are_kept_apart",
-        "BundlesTest::test_values_of_all_kinds",
-    ),
+    pytest.mark.slow,
 ]
 
 _CLUSTER = util.Cluster()

@@ -19,6 +19,7 @@ from tf_ext.feature_column import category_column, crossed_column
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "ColumnRecordTest::test_each_way_to_make_signs_is_told_from_all_others",
         "ColumnRecordTest::test_files_*",
     ),
 ]

@@ -18,6 +18,7 @@ from tf_ext.regimes.processes import Processes
 from tf_ext.snapshot.manifest import DamagedSnapshotError
 
 pytestmark = pytest.mark.slow_tests(
+    "DamageTest::test_flipped_bytes",
     "DamageTest::test_truncations",
 )
 
