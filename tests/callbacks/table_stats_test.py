@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "TableStatsTest::test_under_mirrored_strategy",
-        "TableStatsTest::test_weights_of_a_large_table",
     ),
 ]
 

@@ -256,7 +256,7 @@ class MalformedTest(_FilesTest):
             self.path.write_bytes(b"\n".join([good[0], line, good[1]]))
             block = tf_ext.data.lines.Lines(self.path.read_bytes() + b"\n", 1)
             reader = tf_ext.data.json_files.JsonFiles(SCHEMA)
-            parsed = reader._parse(block)
+            parsed = reader.parse(block)
             self.assertEqual(parsed.malformed, [(2, reason)], line[:80])
             self.assertEqual(parsed.part.dense["number"].tolist(), [1, 2])
 

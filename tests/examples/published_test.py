@@ -19,7 +19,13 @@ import numpy as np
 import visits
 from absl.testing import parameterized
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "VisitsTest::test_finds_what_is_left_out_gowalla",
+        "VisitsTest::test_finds_what_is_left_out_gowalla_drop",
+    ),
+]
 
 
 class VisitsTest(tf.test.TestCase, parameterized.TestCase):

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.slow_except(
         "ArgumentTest::test_*",
         "AsOneProcessTest::test_as_one_process_last_batches",
+        "ClockTest::test_all_take_that_of_the_first_trained_by_clocks",
         "DifferentProgramsTest::*_rule",
         "DifferentProgramsTest::test_names_what_differs_dim",
         "DifferentProgramsTest::test_names_what_differs_samples_of_arrays",

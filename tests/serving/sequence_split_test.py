@@ -17,9 +17,6 @@ from tf_ext.serving import export_split, read_manifest
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "SequenceSplitTest::test_takes_values_and_row_splits_of_a_ragged_sequence",
-    ),
 ]
 
 _SAMPLES = 16

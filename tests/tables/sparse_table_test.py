@@ -15,9 +15,6 @@ from tf_ext._keras import keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "RowsTest::test_compact_gives_memory_back_and_leaves_rows",
-    ),
 ]
 
 _EXTREME = np.array([0, -1, -2, INT64_MIN, INT64_MAX])
