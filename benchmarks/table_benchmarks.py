@@ -23,6 +23,8 @@ from harness import (
     write_json,
 )
 
+from tf_ext.ops.snapshot.snapshot_ops import sparse_table_set_chain
+
 _DENSE = "dense"  # The name of a checkpoint.
 _MAX_SAVES = 7  # a repetition takes seconds
 # How many times as long as an unlimited one a save beside pushes may take.
@@ -334,7 +336,7 @@ def _push_marked(table, args):
         push = _push_case(name, table, keys, gradients)
 
         def mark():
-            shard.set_chain(snapshot_id)
+            shard.run(sparse_table_set_chain, snapshot_id)
             push.run()  # The first one finds the marks' memory untouched.
 
         return Case(name, push.run, push.items, before=mark)

@@ -43,7 +43,7 @@ class DirectorySource(Source):
 
     Args:
       directory: string or path-like, on any file system of TensorFlow.
-      pattern: string, the names of files, with *, ? and [].
+      pattern: string, the names of files, with `*`, `?` and `[]`.
       records: "lines", each line is a message; or "tfrecord", each record of a
         TFRecord file. Both may be compressed by gzip.
 
