@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers that do not know of tables still stop before they train one."""
 
+import inspect
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -136,7 +138,7 @@ def _ops_of(function):
 
 
 @absltest.skipUnless(IS_KERAS_3, "tf_keras adds in one operation")
-class CountersTest(absltest.TestCase):
+class CountersTest(parameterized.TestCase):
     def test_adding_is_one_operation(self):
         variable = keras.Variable(1.0)
         self.assertNotIn(
@@ -177,6 +179,69 @@ class CountersTest(absltest.TestCase):
         counters.make_metric_exact(metric)
         found = _ops_of(lambda: metric.update_state())
         self.assertIn("AssignAddVariableOp", found)
+
+    @parameterized.named_parameters(
+        ("sum", lambda kept, new: new + tf.identity(kept)),
+        ("of_several", lambda kept, new: tf.add_n([new, kept, new])),
+        ("less", lambda kept, new: tf.reshape(kept, []) - new),
+    )
+    def test_what_metrics_may_add(self, update):
+        exact, plain = _Keeping(update), _Keeping(update)
+        counters.make_metric_exact(exact)
+        step = _graph(exact.update_state)
+        for number in (2.0, 5.0):
+            step(tf.constant(number))
+            plain.update_state(tf.constant(number))
+        self.assertEqual(float(exact.value), float(plain.value))
+
+    @parameterized.named_parameters(
+        ("maximum", tf.maximum),
+        ("product", lambda kept, new: kept * new),
+        ("difference", lambda kept, new: new - kept),
+        ("half", lambda kept, new: 0.5 * tf.identity(kept) + new),
+        ("twice", lambda kept, new: kept + kept + new),
+        ("last", lambda kept, new: new),
+        (
+            "if_larger",
+            lambda kept, new: tf.cond(new > kept, lambda: new, lambda: kept),
+        ),
+        ("of_another", lambda kept, new, other: kept + new * (other + 1.0)),
+    )
+    def test_metrics_that_do_not_add_are_refused(self, update):
+        metric = _Keeping(update)
+        counters.make_metric_exact(metric)
+        with self.assertRaisesRegex(
+            ValueError,
+            r"Metric 'kept' \(_Keeping\) does not add to its variable 'value'",
+        ):
+            _graph(metric.update_state)(tf.constant(2.0))
+        # Outside of graphs it may: nothing else runs there.
+        metric.update_state(tf.constant(2.0))
+
+
+def _graph(function):
+    return tf.function(function, autograph=False)
+
+
+class _Keeping(keras.metrics.Metric):
+    """Assigns a function of what it keeps, and of another variable."""
+
+    def __init__(self, update):
+        super().__init__(name="kept")
+        self._update = update
+        self.value, self.other = (
+            self.add_weight(shape=(), initializer="zeros", name=name)
+            for name in ("value", "other")
+        )
+
+    def update_state(self, new):
+        kept = [tf.convert_to_tensor(v) for v in (self.value, self.other)]
+        arguments = inspect.signature(self._update).parameters
+        others = kept[1:] if "other" in arguments else []
+        self.value.assign(self._update(kept[0], new, *others))
+
+    def result(self):
+        return self.value + 0.0
 
 
 if __name__ == "__main__":

@@ -119,6 +119,25 @@ class DamageTest(TestCase):
             ):
                 list(array.chunks(10))
 
+    def test_strings_without_lengths(self):
+        path = pathlib.Path(self.path("strings"))
+        endless = b"\xff" * 40
+        for data, at in (
+            (endless, 40),
+            (endless[:10] + b"\1" * 30, 40),
+            (b"\1" + endless, 41),
+            (b"\1\xff", 2),
+        ):
+            path.write_bytes(data)
+            array = stored_array.StoredArray(
+                str(path), "x", 0, len(data), tf.string, (2,), 0
+            )
+            with self.assertRaisesRegex(
+                tf_ext.convert.DamagedFilesError,
+                f" {at}: tensor 'x' (has no lengths|ends here)",
+            ):
+                list(array.chunks(10))
+
     def test_data_cut_off(self):
         prefix = self.path("ckpt")
         tfra_files.save_checkpoint(prefix, {"user": _rows(count=4)})

@@ -14,7 +14,7 @@ from absl.testing import parameterized
 from clusters.listeners import SETTINGS, Listener, speak_http2
 
 from tf_ext import distribute
-from tf_ext.distribute import addresses, handshake, liveness, ports
+from tf_ext.distribute import addresses, handshake, liveness, ports, strategy
 
 pytestmark = [
     pytest.mark.process,
@@ -217,6 +217,27 @@ class HandshakeTest(tf.test.TestCase, parameterized.TestCase):
             handshake.problem("no.such.host.invalid:1", 1.0),
             "cannot be connected to (",
         )
+
+
+class LateAnswerTest(parameterized.TestCase):
+    """Tasks that were there, and do not answer a question in time."""
+
+    @parameterized.parameters(
+        (False, "tasks did not answer: {} refuses connections.*Start each ag"),
+        (True, "one of {} did not answer, although something that speaks HTT"),
+    )
+    def test_what_is_found_at_the_address(self, listens, message):
+        address = f"127.0.0.1:{ports.free_ports(1)[0]}"
+        if listens:
+            listener = Listener(speak_http2)
+            self.addCleanup(listener.close)
+            address = listener.address
+        asked = threading.Event()
+        self.addCleanup(asked.set)
+        name = "/job:worker/task:0"
+        expected = message.format(f"{name} at {address}")
+        with self.assertRaisesRegex(TimeoutError, expected):
+            strategy._answer(name, address, 0.0, asked.wait)
 
 
 class LastTest(tf.test.TestCase):

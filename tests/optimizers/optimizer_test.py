@@ -367,6 +367,23 @@ class IterationsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(model.tables[0].size(), 10)
 
 
+class MembersTest(tf.test.TestCase):
+    def test_what_the_wrapped_optimizer_has(self):
+        dense = keras.optimizers.Adam(0.5)
+        optimizer = optimizers.Optimizer(dense)
+        table = _table()
+        variable = keras.Variable([0.0]) if IS_KERAS_3 else tf.Variable([0.0])
+        optimizer.build([table.shadow, variable])
+        self.assertIs(optimizer.iterations, dense.iterations)
+        # Those of two slots, and the steps; Keras 3 has the rate there, too.
+        found = {id(one) for one in optimizer.variables}
+        self.assertContainsSubset({id(one) for one in dense.variables}, found)
+        self.assertGreaterEqual(len(dense.variables), 3)
+        optimizer.learning_rate = 0.25
+        self.assertEqual(float(dense.learning_rate), 0.25)
+        self.assertEqual(float(optimizer.learning_rate), 0.25)
+
+
 class ConfigurationTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("plain", {}),

@@ -257,6 +257,35 @@ class ConfigTest(TransformTestCase):
         self.assertAllClose(wide.pull(signs)[:, :3], now, 1e-6, 0)
         self.assertNotAllClose(wide.pull([5]), found[2:3])
 
+    @parameterized.parameters("keep", "decay")
+    def test_rows_that_moved_while_they_were_absent(self, absent):
+        rule = rules.SparseAdam(0.1, absent=absent)
+        kwargs = {"initializer": "normal", "seed": 7}
+        table = util.table(2, dim=3, optimizer=rule, **kwargs)
+        util.push(table, SIGNS)
+        for step in range(3):
+            table.push([0], np.ones([1, 3], np.float32), step=step + 2)
+        table.save(self.path("old"))
+        rule = rules.SparseAdam(0.1, absent="decay")
+        transform(
+            self.path("old"),
+            self.path("new"),
+            dim=2,
+            optimizer=None if absent == "decay" else rule,
+        )
+        narrow = util.table(2, dim=2, optimizer=rule, **kwargs)
+        narrow.load(self.path("new"))
+        found = narrow.pull(SIGNS)
+        self.assertAllEqual(found, table.pull(SIGNS)[:, :2])
+        for each in (table, narrow):
+            gradients = np.zeros([1, each.dim], np.float32)
+            each.push([777], gradients, step=5)
+        moved = narrow.pull(SIGNS)
+        self.assertNotAllClose(moved, found)
+        if absent == "decay":
+            # The rows move from step 4 on: with the history that was saved.
+            self.assertAllClose(moved, table.pull(SIGNS)[:, :2], 1e-5, 1e-7)
+
 
 def _loads(dim):
     return {

@@ -10,19 +10,36 @@ from absl.testing import parameterized
 
 import tf_ext
 from tf_ext import admission, eviction
-from tf_ext.tables.config import TableConfig, check_identity, served_text
+from tf_ext.tables.config import (
+    TableConfig,
+    check_identity,
+    exported_text,
+    served_text,
+)
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
 
+_TRAINED = "weights_only", "serves"
+_ALL = "", "convert", *_TRAINED
+_NORMAL = {"initializer": tf_ext.initializers.Normal()}
+_UNSEEN = {"eviction": eviction.Unseen(steps=5)}
+_HALF = {"slot_dtype": "bfloat16"}
+
+
+def _adagrad(initial):
+    rule = tf_ext.optimizers.SparseAdagrad(initial_accumulator_value=initial)
+    return {"optimizer": rule}
+
+
 def _config(**arguments):
-    return TableConfig(
-        "user",
-        2,
-        tf_ext.optimizers.SparseAdam(),
-        tf_ext.initializers.Zeros(),
-        **arguments,
-    )
+    given = {
+        "name": "user",
+        "dim": 2,
+        "optimizer": tf_ext.optimizers.SparseAdam(),
+        "initializer": tf_ext.initializers.Zeros(),
+    }
+    return TableConfig(**given | arguments)
 
 
 def _entries(text):
@@ -108,6 +125,70 @@ class TableConfigTest(tf.test.TestCase, parameterized.TestCase):
         self.assertNotIn("statistics", _entries(served_text(text)))
         kept = served_text(text, ["show", "click"])
         self.assertEqual(_entries(kept)["statistics"], "show,click")
+
+    def test_what_does_not_serve_is_left_out(self):
+        kept = {"unknown": [0.5, 0.25], "l2": 0.5, "seed": 7}
+        text = _config(
+            eviction=eviction.Unseen(seconds=5),
+            statistics=["show"],
+            admission=admission.Count(2, forget=9),
+            slot_dtype="bfloat16",
+            **kept,
+        ).text
+        for made, left in (
+            (served_text(_config(**kept).text), served_text(text)),
+            (exported_text(_config(**kept, l1=0.5).text), None),
+        ):
+            plain = _entries(_config(**kept).text)
+            wanted = {
+                key: value
+                for key, value in plain.items()
+                if not key.startswith("optimizer.")
+                and (left is not None or key != "l2")
+            } | {"optimizer": "none"}
+            self.assertEqual(_entries(made), wanted)
+            if left is not None:
+                self.assertEqual(left, made)
+
+    @parameterized.named_parameters(
+        (f"{key}_{i}", key, *case)
+        for i, (key, *case) in enumerate(
+            [
+                ("name", {"name": "a"}, {}, _ALL),
+                ("admission", {"admission": admission.Count(2)}, {}, _ALL),
+                ("admission", {}, {"admission": admission.Count(2)}, _ALL),
+                ("unknown", {"unknown": "zeros"}, {}, _ALL),
+                ("unknown", {"unknown": (1.0, 2.0)}, {}, _ALL),
+                ("optimizer.initial", _adagrad(0.5), _adagrad(0.25), _ALL),
+                ("seed", {"seed": 2}, {}, ("weights_only",)),
+                ("initializer", _NORMAL, {}, ("weights_only",)),
+                ("optimizer", _adagrad(0.1), {}, ("weights_only", "serves")),
+                ("last_seen", _UNSEEN, {}, _TRAINED),
+                ("statistics", {"statistics": ["show"]}, {}, _TRAINED),
+                ("statistics", {}, {"statistics": ["show"]}, _TRAINED),
+                ("slot_dtype", _HALF, {}, (*_TRAINED, "convert")),
+                ("dtype", {"dtype": "float16"}, {}, ("convert",)),
+                ("dim", {"dim": 3}, {}, ()),
+                ("l2", {"l2": 0.5}, {}, ("weights_only",)),
+                ("l1", {}, {"l1": 0.5}, ()),
+                ("l1", {"l2": 0.5}, {"l1": 0.5}, ()),
+            ]
+        )
+    )
+    def test_keys_in_which_rows_may_differ(self, key, mine, theirs, allowed):
+        one, saved = _config(**mine).text, _config(**theirs).text
+        for mode, text, weights_only, convert in (
+            ("", one, False, False),
+            ("weights_only", one, True, False),
+            ("convert", one, False, True),
+            ("serves", served_text(one), False, False),
+        ):
+            arguments = "user", text, saved, weights_only, convert
+            if mode in allowed:
+                check_identity(*arguments)
+                continue
+            with self.assertRaisesRegex(ValueError, f"its `{key}[^`]*` is"):
+                check_identity(*arguments)
 
     def test_texts_may_differ_where_rows_do_not(self):
         mine = _config(unknown="zeros", admission=admission.Count(2)).text

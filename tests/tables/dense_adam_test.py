@@ -302,6 +302,30 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, message):
             SparseAdam(**{"absent": "decay"} | arguments)
 
+    def test_refuses_a_state_with_any_bad_number(self):
+        table = _table()
+        for step in range(200):
+            table.push([step % 3], np.ones([1, _DIM], np.float32))
+        handle = table.rows.resource_handle
+        state = clock_ops.sparse_table_absent_state(handle).numpy()
+        config = str(table.rows.config)
+        _core.check_absent_state(config, state)
+        # Integers, sums of three kinds, and pairs of each of the last steps.
+        recent, terms = np.frombuffer(state, np.int64)[1:3]
+        steps = 56 + 3 * 8 * int(terms)
+        last = steps + 16 * (int(recent) - 1)
+        for at, bad in (
+            *((at, np.int64([-2, 2**62])) for at in range(0, 56, 8)),
+            *((at, [np.nan, np.inf]) for at in range(56, steps, 8)),
+            *((at, [-1.0, np.nan, 1e300]) for at in (steps, last)),
+            *((at + 8, [0.5, 2.0, np.nan]) for at in (steps, last)),
+        ):
+            for value in np.asarray(bad):
+                damaged = state[:at] + value.tobytes() + state[at + 8 :]
+                with self.assertRaisesRegex(ValueError, "absent"):
+                    _core.check_absent_state(config, damaged)
+        self.assertGreater(len(state), last + 16)
+
     def test_refuses_other_shrinkage(self):
         with self.assertRaisesRegex(ValueError, "`l1`.*l2 may be more"):
             _table(l1=0.1)

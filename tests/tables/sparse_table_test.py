@@ -366,6 +366,7 @@ class RowsTest(tf.test.TestCase, parameterized.TestCase):
         table.erase(signs[:45_000])
         rows = _rows(table)
         by_sign = str(dict(sorted(rows.items())))
+        pulled = table.pull(signs)
         before = table.stats()["bytes"]
         given_back = table.compact()
         self.assertEqual(before - table.stats()["bytes"], given_back)
@@ -377,6 +378,8 @@ class RowsTest(tf.test.TestCase, parameterized.TestCase):
             self.assertAllEqual(after[sign]["weights"], rows[sign]["weights"])
         # Not in the same order.
         self.assertTrue(str(dict(sorted(after.items()))) == by_sign)
+        # All are found, and nothing of those that were erased.
+        self.assertAllEqual(table.pull(signs), pulled)
 
     def test_an_erased_row_starts_anew(self):
         table = _table(optimizers.SparseAdagrad(0.5))

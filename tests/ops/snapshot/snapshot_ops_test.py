@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops that write and read snapshots: what they refuse."""
 
+import functools
 import os
 import resource
 
 import numpy as np
 import tensorflow as tf
 from absl.testing import absltest, parameterized
-from ops_util import StoredTableTestCase
+from ops_util import StoredTableTestCase, table_config
 
 from tf_ext import ops
 from tf_ext.ops.snapshot import snapshot_ops
@@ -123,6 +124,42 @@ class SnapshotOpsTest(StoredTableTestCase):
             tf.errors.InvalidArgumentError, r"files must be of shape \[1,5\]"
         ):
             self._restore(names.numpy(), files[:, :4], 1 << 20, 16)
+
+    @parameterized.parameters(
+        ("weights", "int32", False),
+        ("weights", "bfloat16", True),
+        ("weights", "float16", True),
+        ("step", "int32", True),
+        ("step", "float32", False),
+        ("step", "float16", False),
+    )
+    def test_types_are_converted_among_floats_alone(self, name, dtype, fits):
+        self.handle = ops.sparse_table_handle(
+            table_config(dim=2, optimizer="adam")
+        )
+        names, files, chunk_bytes = self._save(_ID)
+        fields = {"weights": tf.float32, name: tf.as_dtype(dtype)}
+        sizes = {"weights": 2, "step": 1}
+        arguments = {
+            "action": "verify",
+            "field_names": list(fields),
+            "field_types": list(fields.values()),
+            "field_counts": [sizes[name] for name in fields],
+            "field_offsets": [8, 32][: len(fields)],
+        }
+        row_bytes = 36  # Of weights, two slots and the step.
+        for convert in (True, False):
+            restore = functools.partial(
+                self._restore, names.numpy(), files, chunk_bytes, row_bytes
+            )
+            if fits and (convert or dtype == "int32"):
+                restore(convert=convert, **arguments)
+                continue
+            with self.assertRaisesRegex(
+                tf.errors.InvalidArgumentError,
+                rf"{name}.* of the snapshot is {dtype}\[{sizes[name]}\]",
+            ):
+                restore(convert=convert, **arguments)
 
     def test_another_tag_is_damage(self):
         names, files, chunk_bytes = self._save(_ID)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one of several workers makes of what all of them send."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+
+import tf_ext
+from tf_ext.regimes import clock
+from tf_ext.regimes.synchronous import WorkerExchange
+
+pytestmark = pytest.mark.both_kerases(slow=True)
+
+_NOW = 1_700_000_000
+
+
+class _Workers:
+    """Of two workers the second, which sends `mine` after `first`."""
+
+    def __init__(self, first):
+        self._first = first
+        self.mine = None
+
+    def gather(self, mine):
+        self.mine = mine.numpy().tolist()
+        return tf.stack([tf.constant(self._first, tf.int64), mine])
+
+
+class MergeSummedTest(tf.test.TestCase, parameterized.TestCase):
+    def _merge(self, workers, *values, **options):
+        parts = [
+            (
+                tf_ext.SparseTable(f"t{i}", 1, "sgd", **options),
+                [(tf.constant([3 + i], tf.int64), tf.constant([[value]]))],
+            )
+            for i, value in enumerate(values)
+        ]
+        return WorkerExchange(workers).merge_summed(parts)
+
+    @parameterized.parameters(
+        ((1.0, 2.0), 0, True),
+        ((1.0, 2.0), 1, False),
+        ((1.0, np.inf), 0, False),
+        ((np.nan, 2.0), 0, False),
+    )
+    def test_all_are_finite_or_none(self, values, first, finite):
+        workers = _Workers([first])
+        found = self._merge(workers, *values)
+        self.assertEqual([bool(t.finite) for t in found], [finite] * 2)
+        self.assertEqual([t.time for t in found], [None, None])
+        self.assertAllEqual([t.signs[0] for t in found], [3, 4])
+        self.assertAllEqual([t.values[0, 0] for t in found], values)
+        self.assertEqual(workers.mine, [int(not np.all(np.isfinite(values)))])
+
+    def test_the_time_is_that_of_the_first_worker(self):
+        workers = _Workers([0, _NOW])
+        policy = tf_ext.eviction.Unseen(seconds=60)
+        later = tf.constant(_NOW + 9, tf.int64)
+        with mock.patch.object(clock, "seconds", lambda: later):
+            found = self._merge(workers, 1.0, 2.0, eviction=policy)
+        self.assertAllEqual([t.time for t in found], [_NOW] * 2)
+        self.assertAllEqual([t.finite for t in found], [True] * 2)
+        self.assertEqual(workers.mine, [0, _NOW + 9])
+
+    def test_nothing(self):
+        self.assertEqual(WorkerExchange(None).merge_summed([]), [])
+
+
+if __name__ == "__main__":
+    tf.test.main()
