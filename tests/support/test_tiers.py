@@ -4,7 +4,8 @@
     pytest -m slow --slow-part=3/8 --slow-files=tests/data/reading_test.py
 
 runs those of the files that are named, and of an eighth of all others. A file
-is in the same part each time; its runs with tf_keras may be in another part.
+is in the same part each time; its runs with tf_keras may be in another part,
+and are left to it where the file is named.
 What may take more than ten minutes by its own limit is run by hand only.
 
     pytestmark = pytest.mark.slow_except("FitTest::*", "*_two_workers")
@@ -41,7 +42,8 @@ def pytest_addoption(parser):
         "--slow-files",
         metavar="FILES",
         default="",
-        help="files whose slow tests all run, whatever the part: with commas",
+        help="files whose slow tests all run with Keras 3, whatever the part: "
+        "with commas",
     )
 
 
@@ -116,8 +118,9 @@ def _is_selected(config, item):
     if test_groups.limit_of(item) > _LONGEST_SECONDS:
         return False
     path = os.path.relpath(item.path, config.rootpath)
-    if path in config.getoption("slow_files").split(","):
+    suffix = test_groups.suffix_of(item)
+    if not suffix and path in config.getoption("slow_files").split(","):
         return True
     index, count = config.getoption("slow_part")
-    name = f"{path}{test_groups.suffix_of(item)}"
+    name = f"{path}{suffix}"
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % count == index
