@@ -17,7 +17,13 @@ from tf_ext._compat.op_errors import own_words
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "BatchSizesTest::test_in_a_model0",
+        "GradientsTest::test_labels_that_are_no_numbers1",
+    ),
+]
 
 _USER, _ITEM = category_column("user"), category_column("item")
 

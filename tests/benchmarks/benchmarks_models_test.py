@@ -22,6 +22,11 @@ import dense_twins
 import harness
 import run
 
+pytestmark = pytest.mark.slow_tests(
+    "CtrModelsTest::test_fm_is_the_mean_of_all_dot_products",
+)
+
+
 _DATA = ROOT.parent / "shared" / "data"
 _COLUMNS = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
 

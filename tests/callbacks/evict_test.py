@@ -16,7 +16,9 @@ from tf_ext.callbacks import Evict, TableSnapshot
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "EvictTest::test_at_multiples_of_steps1",
         "EvictTest::test_in_a_training_that_goes_on",
+        "EvictTest::test_is_in_files_of_keras",
     ),
 ]
 

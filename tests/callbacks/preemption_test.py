@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "PreemptionTest::*_epoch",
+        "PreemptionTest::test_a_signal_that_was_not_asked_for",
         "PreemptionTest::test_goes_on_in_*",
     ),
 ]

@@ -32,9 +32,10 @@ pytestmark = [
     pytest.mark.slow_tests(
         "RestartTest::test_*",
         "TableSnapshotTest::test_a_damaged_point_is_passed_over",
+        "TableSnapshotTest::test_a_point_of_the_last_step_comes_after_the_epoch",
         "TableSnapshotTest::test_each_11th_point_is_full_and_bases_stay",
         "TableSnapshotTest::test_the_end_of_fit_is_a_point[12]",
-        "TwoTrainingsTest::test_the_training_that_began_last_counts1",
+        "TwoTrainingsTest::test_*",
     ),
 ]
 

@@ -23,6 +23,10 @@ from tf_ext.tables.shard import TableShard
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "TableStatsTest::test_a_restart_appends",
+        "TableStatsTest::test_executions_of_several_steps",
+        "TableStatsTest::test_second_fit_of_a_callback",
+        "TableStatsTest::test_summaries_are_of_their_plugins",
         "TableStatsTest::test_under_mirrored_strategy",
     ),
 ]

@@ -12,6 +12,7 @@ from programs.hashing_arrays_program import layouts
 from tf_ext import _core
 
 pytestmark = pytest.mark.slow_tests(
+    "HashedArraysTest::test_signs_or_errors_with__threads",
     "HashedArraysTest::test_signs_or_errors_with_little_memory",
 )
 

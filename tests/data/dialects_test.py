@@ -16,6 +16,7 @@ from tf_ext.data.lines import Lines
 
 pytestmark = pytest.mark.slow_tests(
     "DamageTest::test_flipped_bits_cost_few_records",
+    "DelimiterTest::test_stands_in_for_one_that_lines_have",
     "EncodingTest::test_ids_are_in_utf_8[24]",
     "StripTest::test_of_lines[34]",
 )

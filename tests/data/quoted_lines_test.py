@@ -16,6 +16,12 @@ import tf_ext
 from tf_ext.data import formats
 from tf_ext.data import lines as lines_module
 
+pytestmark = pytest.mark.slow_tests(
+    "FlippedBitsTest::test_fifty",
+    "ValuesTest::test_order_shuffle_and_continuation",
+)
+
+
 Csv, Field, Schema = tf_ext.data.Csv, tf_ext.data.Field, tf_ext.data.Schema
 _FIELDS = [Field("number", "int64"), Field("text"), Field("other")]
 

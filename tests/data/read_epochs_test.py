@@ -14,12 +14,9 @@ from tf_ext._keras import keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "EpochsTest::test_callbacks_of_all_kinds",
-        "EpochsTest::test_a_restart_continues_the_epoch[13]",
-        "EpochsTest::test_a_restart_continues_the_epoch[0245]",
-        "EpochsTest::test_each_epoch_has_its_own_order_derived",
-        "EpochsTest::test_each_epoch_has_its_own_order_relaxed",
+    pytest.mark.slow_except(
+        "EpochsTest::test_each_epoch_has_its_own_order_read",
+        "EpochsTest::test_without_shuffle_nothing_changes",
     ),
 ]
 

@@ -8,10 +8,7 @@ import pytest
 import tensorflow as tf
 from clusters import multi_worker_util as util
 
-pytestmark = pytest.mark.slow_tests(
-    "StartTest::test_says_where_workers_wait_longer",
-    "LossTest::*",
-)
+pytestmark = pytest.mark.slow
 
 _PROGRAM = "multi_worker_program.py"
 _TIMEOUT_SECONDS = 120

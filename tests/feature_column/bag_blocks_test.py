@@ -2,10 +2,16 @@
 """The bags of some of a batch's columns."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
 from tf_ext.feature_column import Bags, bag_blocks
+
+pytestmark = pytest.mark.slow_tests(
+    "BagBlocksTest::test_each_set_has_the_bags_of_its_columns0",
+)
+
 
 _WEIGHTED = [False, True, False, False, False]
 # One table each: some in the order of the batch, apart, again, and whole.

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow_tests(
     "RefusedBatchTest::test__batch_sizes_that_differ",
     "RefusedBatchTest::test__weights_of_more_indices",
     "RefusedBatchTest::test__weights_of_no_indices",
+    "RefusedBatchTest::test_a_graph_knows_as_many_shapes",
     "RefusedBatchTest::test_as_a_value__sparse_beyond_its_shape",
     "RefusedBatchTest::test_as_a_value__weights_of_*",
 )

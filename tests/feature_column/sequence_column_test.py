@@ -20,7 +20,10 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "BatchErrorsTest::test_are_raised_and_returned_gap",
-        "BatchErrorsTest::test_are_raised_and_returned_sizes_of_sequences",
+        "BatchErrorsTest::test_are_raised_and_returned_lengths_in_a_cross",
+        "BatchErrorsTest::test_are_raised_and_returned_row_splits",
+        "BatchErrorsTest::test_are_raised_and_returned_sizes_*",
+        "PositionsTest::test_a_static_shape",
         "PositionsTest::test_in_a_function_of_unknown_sizes0",
         "PositionsTest::test_padded_equals_ragged_and_sparse_as_it_is",
         "PositionsTest::test_padded_equals_ragged_and_sparse_last_with_gap",

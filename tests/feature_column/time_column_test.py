@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "ModelTest::test_hashed_before",
+        "ModelTest::test_trains_saves_and_serves",
     ),
 ]
 

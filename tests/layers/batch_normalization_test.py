@@ -15,11 +15,11 @@ from tf_ext.layers import BatchNormalization
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "AloneTest::test_fit_is_as_with_keras",
         "AloneTest::test_is_as_keras_default",
         "AloneTest::test_is_as_keras_epsilon",
-        "MirroredTest::test_shares_of_a_batch_are_as_the_batch_even",
-        "MirroredTest::test_shares_of_a_batch_are_as_the_batch_first_is_empty",
-        "MirroredTest::test_shares_of_a_batch_are_as_the_batch_small_variance",
+        "MirroredTest::test_fit_is_as_in_one_process",
+        "MirroredTest::test_shares_of_a_batch_are_as_the_batch_*",
     ),
 ]
 

@@ -12,7 +12,12 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.layers import clicks
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ClickTest::test_of_a_functional_model",
+    ),
+]
 
 
 def _layer(click="bought", **kwargs):

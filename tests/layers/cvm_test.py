@@ -14,9 +14,10 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "NumbersTest::test_of_bags[02]",
-        "TrainingTest::test_fit_evaluate_predict1",
+        "NumbersTest::test_of_bags[023]",
+        "TrainingTest::test_fit_evaluate_*",
         "TrainingTest::test_rows_are_trained_as_without_them1",
+        "TrainingTest::test_what_was_before_the_batch",
     ),
 ]
 

@@ -20,7 +20,12 @@ from tf_ext.feature_column import (
 )
 from tf_ext.layers import EmbeddingFeatures
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "OutputsTest::test_in_a_function_of_unknown_batch_size",
+    ),
+]
 
 _TAGS = [["a", "b", "c"], [], ["b"]]
 _USERS = ["ann", "bob", "ann"]

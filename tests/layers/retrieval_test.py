@@ -27,6 +27,7 @@ pytestmark = [
         "SavingTest::test_under_a_mirrored_strategy",
         "SearchTest::test_any_size[234]",
         "SearchTest::test_equals_numpy_also_*",
+        "SearchTest::test_exclusions1",
         "SearchTest::test_search_of_a_*",
     ),
 ]

@@ -13,7 +13,7 @@ from tf_ext.models.arrays import to_arrays
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "ModelTest::test_all_*",
+        "ModelTest::test_*",
     ),
 ]
 

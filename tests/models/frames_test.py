@@ -16,6 +16,7 @@ from tf_ext.models.arrays import to_arrays
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "FramesTest::test_a_split_for_validation",
         "FramesTest::test_are_as_arrays_*",
         "FramesTest::test_batches_are_as_arrays_*",
         "FramesTest::test_on_replicas",

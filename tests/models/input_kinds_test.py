@@ -9,7 +9,12 @@ from absl.testing import parameterized
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "InputKindsTest::test_right_kinds",
+    ),
+]
 
 
 def _layer(**columns):

@@ -21,6 +21,7 @@ pytestmark = [
         "ConversionTest::test_rows_are_those_of_a_dense_variable_adagrad",
         "ConversionTest::test_rows_are_those_of_a_dense_variable_adam",
         "ConversionTest::test_rows_are_those_of_a_dense_variable_adamw",
+        "ConversionTest::test_rows_are_those_of_a_dense_variable_ftrl",
         "ConversionTest::test_rows_are_those_of_a_dense_variable_rmsprop",
         "RefusalTest::test_another_keras",
     ),

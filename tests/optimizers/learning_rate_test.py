@@ -21,12 +21,17 @@ from tf_ext.recovery import points as recovery_points
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except(
+    pytest.mark.slow_tests(
         "CallbacksTest::test_learning_rate_scheduler",
-        "CallbacksTest::test_train_on_batch",
-        "FactorTest::test_*",
-        "SavingTest::*_first_rate",
-        "SavingTest::test_a_damaged_*",
+        "CallbacksTest::test_over_replicas",
+        "CallbacksTest::test_reduce_on_plateau",
+        "CallbacksTest::test_subclassed_*",
+        "FactorTest::test_functions_are_traced_once",
+        "FactorTest::test_rates_follow_in_proportion_eagerly",
+        "SavingTest::test_a_loaded_model_goes_on_alike",
+        "SavingTest::test_a_new_optimizer_begins_anew",
+        "SavingTest::test_a_program_that_is_run_again_goes_on_alike_*",
+        "SavingTest::test_recovery_points",
     ),
 ]
 

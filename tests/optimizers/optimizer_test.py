@@ -17,6 +17,8 @@ from tf_ext.tables.find import tables_of
 pytestmark = [
     pytest.mark.both_kerases,
     pytest.mark.slow_tests(
+        "LearningRateTest::test_learning_rate_scheduler",
+        "LearningRateTest::test_reduce_on_plateau",
         "PlainOptimizerTest::*_mode_eagerly",
         "PlainOptimizerTest::test_in_fit_optimizer_adagrad_run_eagerly_False",
         "PlainOptimizerTest::test_in_fit_optimizer_adam_run_eagerly_True",

@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "TableTest::test_in_a_train_step1",
+        "TableTest::test_tables_of_one_task",
         "TableTest::test_tasks_of_different_pulls_and_tables[23]",
         "TableTest::test_tasks_of_one_pull[23]",
     ),

@@ -25,7 +25,6 @@ pytestmark = [
         "DifferentProgramsTest::test_names_what_differs_dim",
         "DifferentProgramsTest::test_names_what_differs_samples_of_arrays",
         "DifferentProgramsTest::test_names_what_differs_schedule",
-        "InputErrorTest::test_all_raise_the_error_of_one",
         "InputErrorTest::test_training_goes_on",
     ),
 ]

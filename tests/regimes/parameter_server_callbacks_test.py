@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "EvictTest::test_capacity_is_divided_over_servers",
-        "EvictTest::test_rows_come_and_go_as_in_one_process",
     ),
 ]
 

@@ -17,9 +17,7 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.process,
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests(
-        "ServerLostTest::test_backup_and_restore",
-    ),
+    pytest.mark.slow,
 ]
 
 _CLUSTER = util.Cluster()

@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "SnapshotTest::test_each_server_writes_its_shard",
-        "SnapshotTest::test_training_goes_on",
     ),
 ]
 

@@ -26,7 +26,9 @@ pytestmark = [
     pytest.mark.slow_tests(
         "CustomLoopTest::test_one_step_at_a_time_equals_one_process[123]",
         "PlacementTest::test_export_*",
+        "PlacementTest::test_only_pull_and_push_are_on_servers",
         "RowsTest::test_are_freed_with_the_table",
+        "RowsTest::test_get_every_update_of_two_workers",
         "SavingTest::test_rows_move_between_servers_and_one_process_keras",
         "SavingTest::test_rows_move_between_servers_and_one_process_weights",
         "StatisticsTest::test_are_those_of_all_steps",

@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.slow_except(
         "CheckpointTest::test_refuses_period",
         "CheckpointTest::test_refuses_twice",
-        "DamageTest::test_of_a_file",
         "DamageTest::test_of_a_manifest_count",
         "DamageTest::test_of_a_manifest_file",
         "DamageTest::test_of_a_manifest_forget",

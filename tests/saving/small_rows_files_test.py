@@ -28,7 +28,8 @@ from tf_ext.tables.find import tables_of
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
-        "KerasFilesTest::test_*",
+        "KerasFilesTest::*_of_the_new_format",
+        "KerasFilesTest::test_files_are_smaller",
         "RoundTripTest::test_counters_and_statistics_are_beside_small_rows[012]",
         "RoundTripTest::test_is_bitwise_with_any_number_of_shards[013]",
         "RoundTripTest::test_rows_of_other_types_are_refused[02]",

@@ -20,6 +20,7 @@ from tf_ext.snapshot import DamagedSnapshotError, reshard
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "ExportSnapshotsTest::test_damage_leaves_no_version",
         "ExportSnapshotsTest::test_serves_what_the_table_*",
         "ExportSnapshotsTest::test_what_does_not_belong_together[245]",
     ),

@@ -27,6 +27,11 @@ from tf_ext.tables.saving import snapshot_load
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
+        "FaultsTest::test_a_file_that_goes_after_it_was_checked",
+        "FaultsTest::test_a_point_that_is_replaced_while_it_is_read",
+        "FaultsTest::test_damage_changes_nothing_manifest",
+        "FaultsTest::test_damage_changes_nothing_point",
+        "FaultsTest::test_damage_changes_nothing_variables",
         "FollowTest::test_readers_while_it_follows",
     ),
 ]

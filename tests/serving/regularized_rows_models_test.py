@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "RegularizedModelsTest::test_left_out_steps_are_none",
-        "RegularizedModelsTest::test_training_goes_on_from_a_whole_model",
     ),
 ]
 

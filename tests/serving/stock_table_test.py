@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "StockTableTest::test_int8_of_a_single_weight_is_float16",
         "StockTableTest::test_rows_in_many_slices[02345678]",
-        "StockTableTest::test_rows_of_known_and_unknown_ids[23457]",
+        "StockTableTest::test_rows_of_known_and_unknown_ids[023457]",
     ),
 ]
 

@@ -14,7 +14,7 @@ import tf_ext
 from tf_ext.snapshot.manifest import Conversion
 
 pytestmark = pytest.mark.slow_tests(
-    "ConversionTest::test_of_all_pairs_of_types[12345]",
+    "ConversionTest::test_of_all_pairs_of_*",
     "ConversionTest::test_rounds_to_nearest_and_counts_*",
 )
 

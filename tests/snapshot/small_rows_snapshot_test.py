@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow_tests(
     "SmallRowsSnapshotTest::test_numpy_arrays[23]",
     "SmallRowsSnapshotTest::test_refuses_other_type_*",
     "SmallRowsSnapshotTest::test_refuses_weights_of_int32",
-    "SmallRowsSnapshotTest::test_rewritten_by_commands_they_load_bitwise[02]",
+    "SmallRowsSnapshotTest::test_rewritten_by_commands_they_load_*",
 )
 
 

@@ -20,8 +20,6 @@ from tf_ext.snapshot import DamagedSnapshotError, cli, open_snapshot
 pytestmark = pytest.mark.slow_except(
     "PointRefusalsTest::test_a_dtype_of_another_model1",
     "PointRefusalsTest::test_kinds_of_files",
-    "PointRefusalsTest::test_member_more_accumulated",
-    "PointRefusalsTest::test_member_step",
     "PointRefusalsTest::test_member_variable_twice",
     "SnapshotRefusalsTest::*_0",
     "SnapshotRefusalsTest::*_a_full",

@@ -7,6 +7,7 @@ import threading
 import unittest.mock
 
 import numpy as np
+import pytest
 import snapshot_util as util
 import tensorflow as tf
 from absl.testing import absltest, parameterized
@@ -15,6 +16,11 @@ from saving_util import TestCase, contents
 import tf_ext
 from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.tables.shard import TableShard
+
+pytestmark = pytest.mark.slow_tests(
+    "SnapshotTest::test_several_files_a_shard",
+)
+
 
 _RULES = {
     "sgd": tf_ext.optimizers.SparseSGD(0.1),

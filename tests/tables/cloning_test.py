@@ -14,7 +14,15 @@ from saving_util import TestCase, contents, trained
 import tf_ext
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "SharingTest::test_layers_that_shared_share_one_new_table_clone",
+        "SharingTest::test_layers_that_shared_share_one_new_table_load",
+        "SharingTest::test_loads_in_threads",
+        "SharingTest::test_subclassed_model_of_a_configuration",
+    ),
+]
 
 
 def _sharing(cls=tf_ext.Model, names=("first", "second")):

@@ -12,7 +12,12 @@ import tf_ext
 from tf_ext import optimizers
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "ExtremeUpdatesTest::test_a_model_that_diverges_has_finite_rows",
+    ),
+]
 
 _LARGEST = np.finfo(np.float32).max
 _RULES = {

@@ -12,7 +12,12 @@ import tf_ext
 from tf_ext import ops
 from tf_ext._keras import keras
 
-pytestmark = pytest.mark.both_kerases(slow=True)
+pytestmark = [
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "KerasTest::test_training_and_clones",
+    ),
+]
 
 _BOTH = ("float16", "bfloat16")
 

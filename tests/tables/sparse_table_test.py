@@ -15,6 +15,9 @@ from tf_ext._keras import keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_tests(
+        "LifeTest::test_is_freed_with_its_last_reference",
+    ),
 ]
 
 _EXTREME = np.array([0, -1, -2, INT64_MIN, INT64_MAX])

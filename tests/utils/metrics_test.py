@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "MetricsTest::test_steps_of_processes_that_train_or_schedule",
+        "MetricsTest::test_training",
     ),
 ]
 

@@ -28,6 +28,8 @@ pytestmark = [
         "ProcessTest::test_follows_a_training_that_removes_its_points",
         "SidecarEvaluatorTest::test_a_damaged_point",
         "SidecarEvaluatorTest::test_a_point_that_is_removed_while_it_is_read0",
+        "SidecarEvaluatorTest::test_ends_after_max_evaluations",
+        "SidecarEvaluatorTest::test_writes_summaries_at_the_step_of_the_point",
     ),
 ]
 
