@@ -15,7 +15,11 @@ from tf_ext._keras import IS_KERAS_3, keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_except("*RefusalsTest::*"),
+    pytest.mark.slow_except(
+        "*RefusalsTest::*",
+        "ModelsTest::test_one_call_of_sequential",
+        "ModelsTest::test_layers_that_training_does_not_change_are_shared",
+    ),
 ]
 
 _LAYERS = keras.layers
@@ -92,6 +96,37 @@ class ModelsTest(TestCase):
         done.model.fit(np.array([[1]]), np.array([[1.0]]), verbose=0)
         for one, value in zip(before.trainable_variables, values):
             self.assertAllEqual(one, value)
+
+    def test_layers_that_training_does_not_change_are_shared(self):
+        class Scaled(keras.layers.Layer):
+            """Cannot be made from its configuration, and has no variables."""
+
+            def __init__(self, factor):
+                super().__init__()
+                self.factor = factor
+
+            def call(self, inputs):
+                return inputs * self.factor
+
+            def get_config(self):
+                raise NotImplementedError
+
+        inputs, rows = _ids()
+        price = keras.Input((1,), name="price")
+        bins = _LAYERS.Discretization([1.0, 2.0], output_mode="one_hot")
+        scaled, dense = Scaled(0.5), _LAYERS.Dense(1)
+        x = [_LAYERS.Flatten()(rows(inputs)), scaled(bins(price))]
+        before = keras.Model(
+            {"x": inputs, "price": price}, dense(_LAYERS.Concatenate()(x))
+        )
+        features = {
+            "x": np.arange(3)[:, np.newaxis],
+            "price": np.float32([[0.5], [1.5], [9.0]]),
+        }
+        done, _ = self._check(before, features, {"x": np.arange(7)})
+        layers = done.model.layers
+        for one, is_shared in (bins, True), (scaled, True), (dense, False):
+            self.assertEqual(any(one is each for each in layers), is_shared)
 
     def test_one_call_of_sequential(self):
         before = keras.Sequential(

@@ -27,6 +27,7 @@ pytestmark = [
         "KerasRuleTest::test_all_rows_touched_is_keras_on_a_dense_variable_ftrl",
         "KerasRuleTest::test_all_rows_touched_is_keras_on_a_dense_variable_sgd",
         "KerasRuleTest::test_slots_start_where_they_are_told_to_*",
+        "LazyRuleTest::test_adam_corrects_the_bias_of_any_count",
         "LazyRuleTest::test_layer_and_optimizer_adagrad",
         "LazyRuleTest::test_layer_and_optimizer_adam",
         "LazyRuleTest::test_layer_and_optimizer_row_wise_adagrad",
@@ -131,6 +132,28 @@ class LazyRuleTest(_RuleTestCase):
                     step=step,
                 )
         self.assert_rows_near(table, expected)
+
+    def test_adam_corrects_the_bias_of_any_count(self):
+        # Powers are products of those of the bytes of a count.
+        edges = [1 << 8, 1 << 16, 1 << 24, 3 << 24, 2**31 - 2]
+        counts = np.array([1, *range(2, 600, 37), *edges])
+        counts = np.unique(np.concatenate([counts + d for d in (-1, 0, 1)]))
+        counts = counts[counts > 0]
+        for beta_1, beta_2 in (0.9, 0.999), (0.999, 1 - 1e-6), (0.5, 1 - 1e-8):
+            rule = optimizers.SparseAdam(0.5, beta_1, beta_2, 1e-9)
+            table = tf_ext.SparseTable("counted", 1, rule)
+            fields = {"weights": np.zeros([len(counts), 1], np.float32)}
+            fields["step"] = (counts - 1)[:, np.newaxis].astype(np.int32)
+            table.import_rows(counts, fields)
+            table.push(counts, np.ones([len(counts), 1], np.float32))
+            # Of the first moments of a gradient of 1.
+            step = (1 - beta_1) / (np.sqrt(1 - beta_2) + 1e-9)
+            bias_1, bias_2 = (
+                -np.expm1(counts * np.log(beta)) for beta in (beta_1, beta_2)
+            )
+            wanted = -0.5 * step * np.sqrt(bias_2) / bias_1
+            found = table.pull(counts).numpy()[:, 0]
+            np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
     @parameterized.named_parameters(*CASES)
     def test_op_of_any_dim(self, rule, options):

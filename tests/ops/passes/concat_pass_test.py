@@ -307,6 +307,23 @@ class ConcatPassTest(parameterized.TestCase, tf.test.TestCase):
                 self.assertAllClose(one, other, rtol=1e-6)
             self.assert_rewritten(ran, 3)
 
+    def test_bags_that_the_next_round_of_a_loop_needs(self):
+        def step(count, splits):
+            def body(i, total, shift):
+                bags = [_shifted(table, shift) for table in _tables(splits)]
+                size = tf.cast(tf.shape(bags[0])[0], tf.float32)
+                total += tf.reduce_sum(tf.concat(bags, 1))
+                return i + 1, total, shift + size
+
+            first = [tf.constant(0), tf.zeros([]), tf.zeros([])]
+            return tf.while_loop(lambda i, *_: i < count, body, first)
+
+        arguments = tf.constant(3), _SPLITS
+        found, ran = _run(step, *arguments)
+        for one, other in zip(found, step(*arguments), strict=True):
+            self.assertAllClose(one, other, rtol=1e-6)
+        self.assert_rewritten(ran, 1)
+
     def test_many_values_on_several_threads(self):
         tables = [
             {

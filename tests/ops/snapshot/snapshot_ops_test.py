@@ -2,6 +2,7 @@
 """The ops that write and read snapshots: what they refuse."""
 
 import functools
+import glob
 import os
 import resource
 
@@ -47,6 +48,20 @@ class SnapshotOpsTest(StoredTableTestCase):
             self.assertEqual(restored.rows, rows)
             self.assertEqual(restored.converted.numpy().tolist(), [0] * 3)
             self.assertEqual(ops.sparse_table_size(self.handle), rows)
+
+    def test_a_process_without_standard_input(self):
+        # The number of its first file is 0.
+        held = os.dup(0)
+        os.close(0)
+        try:
+            self._save(_ID)
+            opened = glob.glob("/proc/self/fd/*")
+            paths = [os.path.realpath(path) for path in opened]
+        finally:
+            os.dup2(held, 0)
+            os.close(held)
+        directory = os.path.realpath(self.directory)
+        self.assertEmpty([p for p in paths if p.startswith(directory)])
 
     @parameterized.parameters(
         ({"snapshot_id": "x"}, "id must be 32 lower-case hexadecimal digits"),
