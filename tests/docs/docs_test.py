@@ -222,7 +222,10 @@ class CodeTest(absltest.TestCase):
     def test_streaming(self):
         first = blocks("docs/streaming.md", "python")[0]
         shown = (ROOT / "docs/streaming.md").read_text().split("```")[3]
-        self.assertEqual(self._run([first]).strip(), shown.strip())
+        (store,) = blocks("docs/streaming.md", "python", section="To a store")
+        printed = self._run([first, store]).strip()
+        self.assertStartsWith(printed, shown.strip())
+        self.assertRegex(printed, r"Versions\(current=\d, .*pinned=False\)$")
 
     def test_recipes(self):
         printed = self._run_and_load(

@@ -34,7 +34,7 @@ class ArgumentsTest(parameterized.TestCase):
             follow(_model(), "/nowhere")
 
     def test_models_that_workers_hold_together(self):
-        module = sys.modules["tf_ext.serving.follow"]
+        module = sys.modules["tf_ext.serving.following"]
         with (
             unittest.mock.patch.object(module, "regime_of_tables") as regime,
             self.assertRaisesRegex(ValueError, "made outside of"),

@@ -2,7 +2,7 @@
 """The metrics of this process, as Prometheus and other scrapers read them."""
 
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -173,6 +173,7 @@ class _Collector:
                 "When the newest record that was trained on was sent.",
                 counts.event_time,
             )
+        yield from self._of_publishers(counts.publishers)
         if counts.in_flight is not None:
             yield self._core.GaugeMetricFamily(
                 "tf_ext_steps_in_flight",
@@ -185,3 +186,42 @@ class _Collector:
                 counts.stale_updates,
                 counts.staleness,
             )
+
+    def _of_publishers(
+        self, publishers: Sequence[training_counts.Publishes]
+    ) -> Iterator[typing.Any]:
+        # A process has one; of several, what is farthest behind.
+        if not publishers:
+            return
+        gauges = {
+            "lag_seconds": (
+                "How long there has been a point that is not published.",
+                max(one.lag_seconds for one in publishers),
+            ),
+            "version": (
+                "The version that was published last.",
+                min(one.version for one in publishers),
+            ),
+            "step": (
+                "The training step of that version.",
+                min(one.step for one in publishers),
+            ),
+        }
+        times = [one.point_time for one in publishers if one.point_time]
+        if times:
+            text = "When the point of that version was written."
+            gauges["point_time_seconds"] = (text, min(times))
+        for name, (text, value) in gauges.items():
+            yield self._core.GaugeMetricFamily(
+                f"tf_ext_published_{name}", text, value
+            )
+        yield self._core.CounterMetricFamily(
+            "tf_ext_published_rows",
+            "Rows that were published, changed or erased.",
+            sum(one.published_rows for one in publishers),
+        )
+        yield self._core.CounterMetricFamily(
+            "tf_ext_publish_failures",
+            "Attempts to publish a point that have failed.",
+            sum(one.failures for one in publishers),
+        )

@@ -11,6 +11,20 @@ class _Schedules(typing.Protocol):
     under_way: int  # steps that are scheduled and have not ended
 
 
+class Publishes(typing.Protocol):
+    """What metrics read of a `tf_ext.serving.Publisher`."""
+
+    version: int
+    step: int
+    point_time: float | None
+    published_rows: int
+    failures: int
+
+    @property
+    def lag_seconds(self) -> float:
+        """Since when there is a newer point."""
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainingCounts:
     """What `read` returns.
@@ -23,6 +37,7 @@ class TrainingCounts:
         servers; None without.
       streamed: int, records of streams that were trained on.
       event_time: float, when the newest of them was sent; None if unknown.
+      publishers: list of those that publish points.
     """
 
     steps: int
@@ -31,6 +46,7 @@ class TrainingCounts:
     in_flight: int | None
     streamed: int
     event_time: float | None
+    publishers: list[Publishes]
 
 
 _lock = threading.Lock()
@@ -40,6 +56,8 @@ _staleness = 0.0
 _streamed = 0
 _event_time: float | None = None
 _schedules: weakref.WeakSet[typing.Any] = weakref.WeakSet()
+
+_publishers: weakref.WeakSet[typing.Any] = weakref.WeakSet()
 
 
 def add_steps(steps: int) -> None:
@@ -60,6 +78,11 @@ def add_staleness(staleness: float) -> None:
 def add_schedule(schedule: _Schedules) -> None:
     """Has the steps of `schedule` counted as in flight, while it exists."""
     _schedules.add(schedule)
+
+
+def add_publisher(publisher: Publishes) -> None:
+    """Has metrics tell of a publisher, while it exists."""
+    _publishers.add(publisher)
 
 
 def add_streamed(records: int, event_time: float | None) -> None:
@@ -88,4 +111,5 @@ def read() -> TrainingCounts:
             in_flight,
             _streamed,
             _event_time,
+            list(_publishers),
         )

@@ -13,8 +13,8 @@ import tensorflow as tf
 from tf_ext import _terminal as terminal
 from tf_ext import ops
 from tf_ext._keras import keras
-from tf_ext.serving import folder, replay, row_dtypes
-from tf_ext.serving.export import export
+from tf_ext.serving import folder, replay, row_dtypes, store_cli
+from tf_ext.serving.exporting import export
 from tf_ext.serving.snapshots import export_snapshots
 from tf_ext.serving.split import export_split
 from tf_ext.snapshot.manifest import (
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="COMMAND", required=True, title="commands"
     )
     _add_export(commands)
+    store_cli.add_commands(commands)
     about = "the folder of a version, or of all versions for the latest"
     for name, run, text in (
         ("inspect", _inspect, "print what an export contains"),
@@ -309,7 +310,7 @@ def _verify(options: argparse.Namespace) -> int:
         f"{path} is whole: {terminal.count(files, 'file')}, "
         f"{terminal.size(total)}"
     )
-    if manifest.get("kind") == "split":
+    if manifest.get("kind", "model") != "model":
         tf.saved_model.load(os.path.join(path, manifest["dense"]))
         print(f"{whole}. Its dense part loads.")
         return terminal.OK

@@ -15,8 +15,8 @@ import typing
 from collections.abc import Iterator
 
 from tf_ext.snapshot.files import Progress
+from tf_ext.snapshot.manifest import FIELDS_OF_STATISTICS
 from tf_ext.snapshot.storage import storage_of
-from tf_ext.tables.config import FIELDS_OF_STATISTICS
 
 # TensorFlow's folder for files that are not part of the model.
 EXTRA = "assets.extra"
@@ -93,6 +93,7 @@ _MEMBERS: dict[str, type] = {
 }
 # Optional members of any of these.
 _OPTIONAL: dict[str, tuple[type, ...]] = {
+    "base": (int,),
     "dense": (str,),
     "dtype": (str,),
     "kind": (str,),
@@ -127,7 +128,7 @@ def _check_members(manifest: dict[str, typing.Any]) -> None:
         for name in found.get("statistics", []):
             if name not in FIELDS_OF_STATISTICS:
                 raise ValueError(f"statistics has {name!r}")
-    if manifest.get("kind") == "split" and "dense" not in manifest:
+    if manifest.get("kind", "model") != "model" and "dense" not in manifest:
         raise KeyError("dense")
 
 
@@ -215,17 +216,9 @@ def new_version(
     storage = storage_of(parent)
     created = storage.make_directory(parent)
     _refuse_existing(parent, version)
-    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
-    part = pathlib.Path(parent, _PART + name)
-    opened = -1
+    part, opened = None, -1
     try:
-        with storage.lock(parent):
-            _remove_leftovers(parent)
-            part.mkdir()
-            # Locked until the export ends, so that no other process removes it
-            # as a leftover.
-            opened = os.open(part, os.O_RDONLY)
-            _try_lock(opened)
+        part, opened = _new_part(parent)
         new = NewVersion(part)
         yield new
         _write_manifest(new)
@@ -237,7 +230,8 @@ def new_version(
             part.rename(new.folder)
             _sync_one(parent)
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
         if created:
             # Not if another process has written to it since.
             with contextlib.suppress(OSError):
@@ -246,6 +240,31 @@ def new_version(
     finally:
         if opened >= 0:
             os.close(opened)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: str) -> Iterator[pathlib.Path]:
+    """A folder in another one, which the next call removes after a kill."""
+    part, opened = _new_part(parent)
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        os.close(opened)
+
+
+def _new_part(parent: str) -> tuple[pathlib.Path, int]:
+    """Makes a folder, and opens it, which locks it."""
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+    part = pathlib.Path(parent, _PART + name)
+    with storage_of(parent).lock(parent):
+        _remove_leftovers(parent)
+        part.mkdir()
+        # Locked until the export ends, so that no other process removes it as
+        # a leftover.
+        opened = os.open(part, os.O_RDONLY)
+        _try_lock(opened)
+    return part, opened
 
 
 def _write_manifest(new: NewVersion) -> None:

@@ -5,7 +5,6 @@ import typing
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 Array: typing.TypeAlias = npt.NDArray[typing.Any]
 
@@ -33,17 +32,27 @@ def encode(rows: Array, dtype: str, table: str) -> tuple[Array, Array | None]:
         return rows, None
     if dtype == "int8":
         return _quantize(rows, table)
-    numpy_dtype = tf.as_dtype(dtype).as_numpy_dtype
+    numpy_dtype, largest = _numpy_dtype(dtype)
     with np.errstate(over="ignore"):
         stored = rows.astype(numpy_dtype)
     lost = np.isfinite(rows) & ~np.isfinite(stored.astype(np.float32))
     if lost.any():
         raise ValueError(
             f"Table {table!r} has the weight {rows[lost][0]:g}, which is more "
-            f"than {dtype} can represent (at most {tf.as_dtype(dtype).max:g}). "
+            f"than {dtype} can represent (at most {largest:g}). "
             "Export it with dtype='float32'."
         )
     return stored, None
+
+
+def _numpy_dtype(dtype: str) -> tuple[npt.DTypeLike, float]:
+    """NumPy's dtype of this name, and its largest number."""
+    if dtype == "float16":
+        return np.float16, float(np.finfo(np.float16).max)
+    # NumPy has no bfloat16. All others are to work without TensorFlow.
+    import tensorflow as tf
+
+    return tf.as_dtype(dtype).as_numpy_dtype, tf.as_dtype(dtype).max
 
 
 def _quantize(rows: Array, table: str) -> tuple[Array, Array]:

@@ -40,7 +40,7 @@ def write(
       dict, the manifest's description of the file.
     """
     pyarrow, parquet = row_groups.import_pyarrow()
-    metadata = _metadata(table, columns)
+    metadata = metadata_of(table, columns)
     origin: dict[str, typing.Any] = {}
     if snapshot is None:
         source = of_table(table, ["weights"])
@@ -75,7 +75,9 @@ def write(
     }
 
 
-def _metadata(table: SparseTable, columns: Sequence[Column]) -> dict[str, str]:
+def metadata_of(
+    table: SparseTable, columns: Sequence[Column]
+) -> dict[str, str]:
     """The file's metadata, which identifies the table and its columns."""
     entries = {
         "table": table.name,

@@ -90,7 +90,7 @@ def export_split(
     row_groups.import_pyarrow()
     check_built(model, _EXPORT_SPLIT)
     part = cut(model, signatures.of_model(model, signature, None))
-    tables = _tables_of(part.embeddings)
+    tables = tables_of_embeddings(part.embeddings)
     sources = _sources(tables, snapshots or {})
     with folder.new_version(path, version, _EXPORT_SPLIT) as new:
         tf.saved_model.save(
@@ -110,15 +110,13 @@ def export_split(
             "kind": "split",
             **header_of(model),
             "dense": DENSE,
-            "embeddings": [_describe(e, tables) for e in part.embeddings],
-            "inputs": _other_inputs(part),
-            "outputs": sorted(part.function.structured_outputs),
+            **described(part, tables),
             "tables": files,
         }
     return str(new.folder)
 
 
-class _Table(typing.NamedTuple):
+class FiledTable(typing.NamedTuple):
     """A table, the file of its rows, and the columns that read it."""
 
     table: SparseTable
@@ -126,12 +124,12 @@ class _Table(typing.NamedTuple):
     columns: Sequence[Column]
 
 
-def _tables_of(embeddings: Sequence[Embedding]) -> list[_Table]:
+def tables_of_embeddings(embeddings: Sequence[Embedding]) -> list[FiledTable]:
     """The distinct tables of some embeddings, with unique file names."""
     columns: dict[SparseTable, list[Column]] = {}
     for one in embeddings:
         columns.setdefault(one.table, []).append(one.column)
-    tables: list[_Table] = []
+    tables: list[FiledTable] = []
     taken: set[str] = set()
     for table, its_columns in columns.items():
         # Several tables may have the same name.
@@ -140,12 +138,13 @@ def _tables_of(embeddings: Sequence[Embedding]) -> list[_Table]:
             count += 1
             file = f"{table.name}_{count}.parquet"
         taken.add(file.lower())
-        tables.append(_Table(table, file, its_columns))
+        tables.append(FiledTable(table, file, its_columns))
     return tables
 
 
 def _sources(
-    tables: Sequence[_Table], snapshots: Mapping[str, str | os.PathLike[str]]
+    tables: Sequence[FiledTable],
+    snapshots: Mapping[str, str | os.PathLike[str]],
 ) -> dict[str, str]:
     """Checks the snapshots; returns their directories by table name."""
     names = [one.table.name for one in tables]
@@ -163,8 +162,19 @@ def _sources(
     return {name: os.fspath(where) for name, where in snapshots.items()}
 
 
+def described(
+    part: DensePart, tables: Sequence[FiledTable]
+) -> dict[str, typing.Any]:
+    """What a manifest says of the inputs and outputs of a dense part."""
+    return {
+        "embeddings": [_describe(one, tables) for one in part.embeddings],
+        "inputs": _other_inputs(part),
+        "outputs": sorted(part.function.structured_outputs),
+    }
+
+
 def _describe(
-    one: Embedding, tables: Sequence[_Table]
+    one: Embedding, tables: Sequence[FiledTable]
 ) -> dict[str, typing.Any]:
     [file] = [each.file for each in tables if each.table is one.table]
     serialized = keras.utils.serialize_keras_object(one.column)

@@ -46,6 +46,9 @@ CHANGING_ROWS_FORMAT = 3
 _TYPES = _core.field_types()
 SMALL_DTYPES = tuple(name for name in _TYPES if _TYPES[name]["bytes"] < 4)
 
+# The statistics that rows can have.
+FIELDS_OF_STATISTICS = ("show", "click")
+
 _DTYPE_BYTES = {"int64": 8} | {name: _TYPES[name]["bytes"] for name in _TYPES}
 # What fields may be: the sign, the weights and all others.
 _DTYPES = {

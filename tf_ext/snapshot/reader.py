@@ -140,7 +140,7 @@ class Snapshot:
             yield (
                 np.ascontiguousarray(table["sign"]),
                 {
-                    name: _values(table[name], self.fields[name][0])
+                    name: field_values(table[name], self.fields[name][0])
                     for name in wanted
                 },
             )
@@ -228,7 +228,7 @@ class Snapshot:
                         yield error
 
 
-def _values(
+def field_values(
     stored: npt.NDArray[typing.Any], dtype: str
 ) -> npt.NDArray[typing.Any]:
     """The values of a field of this type, from an array of `row_dtype`."""

@@ -20,9 +20,6 @@ from tf_ext.tables.sparse_optimizers import SparseOptimizer
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _MAX_DIM = 65536
 
-# The statistics that rows can have.
-FIELDS_OF_STATISTICS = ("show", "click")
-
 # What is read for ids without a row, if no vector.
 _INITIAL = "initial"
 _SHARED = "shared"

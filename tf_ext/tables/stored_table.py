@@ -16,8 +16,8 @@ from tf_ext._checks import is_fraction, is_int, refuse
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext._compat.scalars import scalar
 from tf_ext.ops._signs import to_signs
-from tf_ext.snapshot.manifest import Manifest
-from tf_ext.tables.config import FIELDS_OF_STATISTICS, parse_config
+from tf_ext.snapshot.manifest import FIELDS_OF_STATISTICS, Manifest
+from tf_ext.tables.config import parse_config
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving import snapshot_load, snapshot_save
 

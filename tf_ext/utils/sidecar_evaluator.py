@@ -11,7 +11,7 @@ from tf_ext._checks import check_count, is_finite, refuse
 from tf_ext._compat.models import is_compiled
 from tf_ext._keras import keras
 from tf_ext.distribute import process_1
-from tf_ext.serving.follow import UNUSABLE, Follower, check_model
+from tf_ext.serving.following import UNUSABLE, Follower, check_model
 from tf_ext.snapshot.storage import normalised
 
 _LOG = logging.getLogger("tf_ext")

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads versions of rows in Redis."""
+
+import contextlib
+import json
+import re
+import typing
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tf_ext import _core
+from tf_ext._checks import refuse
+from tf_ext.serving.sinks import redis_state as states
+from tf_ext.serving.sinks.redis_state import Layer, State
+from tf_ext.serving.sinks.sink import Manifest, Rows, Signs, SinkError
+
+try:
+    import redis
+    import redis.backoff
+    import redis.retry
+except ImportError:
+    redis = None
+
+_NAME = re.compile(r"[\w.:/-]{1,200}")
+# Of a round trip of HSCAN.
+_ROWS = 4096
+# Seconds, unless the address says otherwise.
+_TIMEOUTS = {"socket_timeout": 60.0, "socket_connect_timeout": 5.0}
+
+_T = typing.TypeVar("_T")
+
+
+class RedisRows:
+    """What is under a name in a Redis; docs of `RedisSink` have the keys.
+
+    Args:
+      owner: string, the class whose arguments these are.
+      url: see `RedisSink`.
+      name: see `RedisSink`.
+
+    Attributes:
+      where: string, for messages.
+      redis: the client.
+    """
+
+    def __init__(self, owner: str, url: str, name: str) -> None:
+        if redis is None:
+            raise ImportError(
+                f"tf_ext.serving.{owner} needs redis-py: pip install "
+                "'tf-ext[redis]'"
+            )
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            allowed = "1 to 200 letters, digits and characters of _.:/-"
+            refuse(owner, "name", allowed, name)
+        try:
+            # Connections that have ended while they were not used are made
+            # again; whoever calls waits for a store that is away.
+            retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)
+            self.redis = redis.Redis.from_url(
+                url, decode_responses=False, retry=retry, **_TIMEOUTS
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            refuse(owner, "url", f"an address of Redis: {error}", url)
+        self.where = f"{name!r} in Redis"
+        self._prefix = f"{{tf_ext:{name}}}:"
+
+    def manifest(self, version: int) -> Manifest:
+        """The manifest of a version that is retained."""
+        with self.errors():
+            data = self.redis.get(self.key("manifest", version))
+        if data is None:
+            raise self._removed(version)
+        try:
+            return dict(json.loads(data))
+        except ValueError as error:
+            raise SinkError(
+                f"The manifest of version {version} of {self.where} is "
+                f"damaged: {error}"
+            ) from None
+
+    def read_file(self, version: int, name: str) -> bytes:
+        """The contents of a file of a version."""
+        with self.errors():
+            data = self.redis.hget(self.key("files", version), name)
+        if data is None:
+            raise SinkError(
+                f"Version {version} of {self.where} has no file {name!r}."
+            )
+        return bytes(data)
+
+    def read_rows(
+        self, version: int, table: str
+    ) -> Iterator[tuple[Signs, Rows]]:
+        """Reads all rows of a table in a version, each once."""
+        state = self.state()
+        if version not in state.ids:
+            raise self._removed(version)
+        settled = _core.SignSet()
+        for layer in state.layers_of(version, table):
+            for found in self.scan(table, layer):
+                signs, values = list(found), list(found.values())
+                # As long as a version is retained, nothing that it has is
+                # changed.
+                if state.ids[version] != self.state().ids.get(version):
+                    raise self._removed(version)
+                new = settled.add_from_the_end(signs_of(signs))
+                places = [i for i in np.flatnonzero(new) if values[i]]
+                if places:
+                    yield (
+                        signs_of([signs[i] for i in places]),
+                        self._to_rows(table, [values[i] for i in places]),
+                    )
+
+    def get(
+        self, table: str, layers: Sequence[Layer], signs: Signs
+    ) -> list[bytes | None]:
+        """The rows of signs in layers, the first of which are the newest."""
+        if not len(signs):
+            return []
+        fields = fields_of(signs)
+        with self.errors(), self.redis.pipeline(transaction=False) as pipe:
+            for layer in layers:
+                pipe.hmget(self.rows_key(layer.key, table), fields)
+            found = pipe.execute()
+        return [
+            next((value for value in values if value is not None), None) or None
+            for values in zip(*found, strict=True)
+        ]
+
+    def scan(self, table: str, layer: Layer) -> Iterator[dict[bytes, bytes]]:
+        """Reads a layer in parts."""
+        key, cursor = self.rows_key(layer.key, table), 0
+        while True:
+            with self.errors():
+                cursor, found = self.redis.hscan(key, cursor, count=_ROWS)
+            if found:
+                yield found
+            if not int(cursor):
+                return
+
+    def _to_rows(self, table: str, values: Sequence[bytes]) -> Rows:
+        [width, *others] = {*map(len, values)}
+        if others:
+            raise SinkError(
+                f"{self.where} is damaged: rows of {table} have {width} and "
+                f"{others[0]} bytes."
+            )
+        return np.frombuffer(b"".join(values), np.uint8).reshape(-1, width)
+
+    def state(self) -> State:
+        """The state; that of nothing if there is none."""
+        with self.errors():
+            return self.decoded(self.redis.get(self.key("state")))
+
+    def decoded(self, data: bytes | None) -> State:
+        """The state of these bytes."""
+        return states.decode(data, f"The state of {self.where}")
+
+    def transaction(self, run: Callable[[typing.Any], _T], *watched: str) -> _T:
+        """Runs a function of a pipeline, again where a key changed meanwhile.
+
+        Args:
+          run: function that reads, calls `multi`, adds commands and returns.
+          *watched: strings, kinds of keys.
+        """
+        keys = [self.key(kind) for kind in watched]
+        with self.errors():
+            return typing.cast(
+                _T,
+                self.redis.transaction(run, *keys, value_from_callable=True),
+            )
+
+    def _removed(self, version: int) -> SinkError:
+        return SinkError(
+            f"Version {version} of {self.where} is not retained, or was "
+            "removed while it was read."
+        )
+
+    def check_policy(self) -> None:
+        """Raises SinkError if Redis may remove rows when it is full."""
+        with self.errors():
+            about = self.redis.info("memory")
+        policy = str(about.get("maxmemory_policy"))
+        if about.get("maxmemory") and policy.startswith("allkeys"):
+            raise SinkError(
+                f"Redis has `maxmemory-policy {policy}`, and so may remove "
+                f"rows that are served. Set it to noeviction for {self.where}."
+            )
+
+    def key(self, kind: str, version: int | None = None) -> str:
+        """The name of a key."""
+        return self._prefix + (kind if version is None else f"{kind}:{version}")
+
+    def rows_key(self, version: int, table: str) -> str:
+        """The name of the hash that a version has begun."""
+        return f"{self.key('rows', version)}:{table}"
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Raises errors of Redis as SinkError."""
+        try:
+            yield
+        except redis.RedisError as error:
+            raise SinkError(f"{self.where}: {error}") from error
+
+
+def fields_of(signs: Signs) -> list[bytes]:
+    """Signs as the fields of hashes."""
+    return bytes_of(
+        np.ascontiguousarray(signs, "<i8").view(np.uint8).reshape(-1, 8)
+    )
+
+
+def signs_of(fields: Sequence[bytes]) -> Signs:
+    """The inverse of `fields_of`."""
+    return np.frombuffer(b"".join(fields), "<i8").astype(np.int64)
+
+
+def bytes_of(rows: Rows) -> list[bytes]:
+    """The bytes of each row, uint8 `[n, width]`."""
+    count, width = rows.shape
+    if not width:
+        return [b""] * count
+    flat = np.ascontiguousarray(rows).view(f"V{width}").reshape(count)
+    return typing.cast(list[bytes], flat.tolist())
