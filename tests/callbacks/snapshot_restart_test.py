@@ -251,6 +251,16 @@ class TableSnapshotTest(TestCase):
             self._train(tf_ext.callbacks.TableSnapshot(directory))
         self.assertGreater(model.tables[0].size(), 0)
 
+    def test_points_of_incremental_ones_are_deltas_but_the_first(self):
+        directory = self.directory()
+        snapshot = tf_ext.callbacks.TableSnapshot(directory, incremental=True)
+        self._train(snapshot, 3)
+        kinds = [
+            open_snapshot(os.path.join(point, "table-000")).manifest.kind
+            for point in sorted(point_files.list_points(directory))
+        ]
+        self.assertEqual(kinds, ["full", "delta", "delta"])
+
     def test_an_unfinished_point_is_no_point(self):
         directory = self.directory()
         snapshot = tf_ext.callbacks.TableSnapshot(directory, incremental=True)

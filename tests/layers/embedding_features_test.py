@@ -136,6 +136,33 @@ class InputsTest(tf.test.TestCase, parameterized.TestCase):
             outputs["wide"], _layer(weighted, table=tables[1])(inputs)
         )
 
+    def test_symbolic_outputs_have_the_shapes_of_eager_ones(self):
+        columns = id_column("user"), id_column("tags", "mean")
+        for concatenate in (True, False):
+            layer = EmbeddingFeatures(
+                {_table("deep"): columns, _table("wide"): columns[:1]},
+                concatenate=concatenate,
+            )
+            sizes = {"user": (), "tags": (3,)}
+            made = layer(
+                {
+                    name: keras.Input(shape, dtype="int64", name=name)
+                    for name, shape in sizes.items()
+                }
+            )
+            found = layer(
+                {
+                    name: tf.ones([2, *shape], tf.int64)
+                    for name, shape in sizes.items()
+                }
+            )
+            tf.nest.assert_same_structure(made, found)
+            for one, other in zip(
+                tf.nest.flatten(made), tf.nest.flatten(found)
+            ):
+                self.assertEqual(tuple(one.shape), (None, *other.shape[1:]))
+                self.assertEqual(one.dtype, other.dtype.name)
+
     @parameterized.parameters(1, 2)
     def test_a_batch_without_weights(self, number_of_tables):
         """Others have some, but all weighted bags of this one are empty."""
