@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples of published figures: short runs on files like theirs."""
 
+import argparse
 import json
 import pathlib
 import sys
@@ -13,6 +14,7 @@ from paths import ROOT
 # As for a program, whose folder comes first on the path.
 sys.path.insert(0, str(ROOT / "examples" / "published"))
 
+import beauty
 import electronics
 import gowalla
 import numpy as np
@@ -24,6 +26,7 @@ pytestmark = [
     pytest.mark.slow_tests(
         "VisitsTest::test_finds_what_is_left_out_gowalla",
         "VisitsTest::test_finds_what_is_left_out_gowalla_drop",
+        "BeautyTest::test_finds_the_next_item*",
     ),
 ]
 
@@ -86,6 +89,125 @@ class VisitsTest(tf.test.TestCase, parameterized.TestCase):
         # More are wanted than are looked for: all that were found is best.
         recall, ndcg = visits.of_user(np.array([5, 6]), [4, 5, 6])
         self.assertAllClose((recall, ndcg), (2 / 3, 1.0))
+
+
+class BeautyTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters("bce", "softmax")
+    def test_finds_the_next_item(self, loss):
+        # Users go through the items of a circle, from anywhere.
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+        lines = [
+            " ".join(str(1 + (7 * user + i) % 40) for i in range(3 + user % 9))
+            for user in range(300)
+        ]
+        lines = [f"{user} {line}" for user, line in enumerate(lines, 1)]
+        (folder / "Beauty.txt").write_text("\n".join(lines) + "\n")
+        common = [f"--data={folder}", f"--loss={loss}", f"--log={folder}/log"]
+        common += ["--batch=200", "--dim=16", "--length=8", "--blocks=1"]
+        beauty.main([*common, "--epochs=1"])
+        self.assertFalse((folder / "log").exists())
+        common += ["--epochs=20", "--rate=0.02", "--dropout=0.1", "--test"]
+        found = beauty.main(common)
+        # Of 40 items, 10 are found by chance.
+        self.assertGreater(found["recall@10"], 0.9)
+        self.assertGreater(found["ndcg@10"], 0.7)
+        # Items of the past are before it only where they are ranked.
+        self.assertGreaterEqual(
+            found["ndcg@10"], found["of_all"]["ndcg@10"] - 1e-6
+        )
+        self.assertGreater(found["test"]["ndcg@10"], 0.7)
+        [line] = (folder / "log").read_text().splitlines()
+        self.assertEqual(json.loads(line)["test"], found["test"])
+
+    @pytest.mark.slow
+    def test_a_table_is_trained_as_a_matrix(self):
+        args = argparse.Namespace(
+            loss="bce", matrix=False, batch=60, length=8, dim=8, heads=2
+        )
+        args.blocks, args.dropout, args.seed = 1, 0.0, 1
+        args.rate, args.dense_rate = 0.02, 0.01
+        # Most items are in few batches.
+        sequences = [
+            np.array([1 + (user * i) % 60 for i in range(user, user + 5)])
+            for user in range(1, 60)
+        ]
+        data = beauty.batches(sequences, args)
+        model = beauty.SASRec(args, 60, 3 * len(data))
+        args.matrix = True
+        twin = beauty.SASRec(args, 60, 3 * len(data))
+        for one in (model, twin):
+            one({"items": sequences[0][np.newaxis]}, training=False)
+        first = model.rows(model.items, False)
+        rows = tf.concat([tf.zeros([1, 8]), first / twin.scale], 0)
+        twin.matrix.assign(rows)
+        layers = [[one.places, one.norm, *one.blocks] for one in (model, twin)]
+        for one, other in zip(*layers):
+            other.set_weights(one.get_weights())
+        for one in (model, twin):
+            beauty.compile_with_rate(one, args, 3 * len(data))
+            # Another dataset begins with the same shuffle.
+            one.fit(beauty.batches(sequences, args), epochs=3, verbose=0)
+        last = model.rows(model.items, False)
+        self.assertGreater(np.abs(last - first).max(), 0.1)
+        self.assertAllClose(last, twin.rows(twin.items, False), atol=1e-3)
+        # Behind items there is nothing: it does not change their vectors.
+        past = tf.constant([[3, 1, 2], [3, 1, 0], [3, 0, 0]], tf.int64)
+        rows = model.rows(tf.reshape(past, [-1]), False)
+        found = model.encode(past, rows)
+        self.assertAllClose(found[0, :2], found[1, :2], atol=1e-5)
+        self.assertAllClose(found[0, :1], found[2, :1], atol=1e-5)
+
+    def test_ranks_the_item_behind_the_last_among_all_but_the_past(self):
+        # Scores of items 1 to 5 behind an item; that of padding is wrong.
+        scores = [[9, 9, 9, 9, 9], [5, 4, 3, 2, 1], [5, 4, 3, 2, 2]]
+        scores += [[1, 1, 1, 1, 1]] * 3
+
+        class Model:
+            items = tf.range(1, 6)
+
+            def rows(self, items, training):
+                return tf.one_hot(items - 1, 5)
+
+            def encode(self, past, rows):
+                self.read = past.shape[1]
+                return tf.gather(tf.constant(scores, tf.float32), past)
+
+        model = Model()
+        past = [np.array([2, 1]), np.array([2]), np.array([5, 3, 4, 1, 2])]
+        found = beauty.rank(model, past, np.array([3, 4, 2]), 3)
+        # Behind item 1, only 3 is left before 3; behind 2, 5 is as good as 4.
+        places = np.array([0, 3, 0])
+        self.assertAllClose(
+            {k: v for k, v in found.items() if k != "of_all"},
+            beauty.figures([places]),
+        )
+        places = np.array([2, 4, 1])
+        self.assertAllClose(found["of_all"], beauty.figures([places]))
+        self.assertEqual(model.read, 3)
+
+    def test_figures_of_places(self):
+        found = beauty.figures([np.array([0, 6]), np.array([2, 10])])
+        self.assertAllClose(found["recall@5"], 2 / 4)
+        self.assertAllClose(found["recall@10"], 3 / 4)
+        self.assertAllClose(found["ndcg@5"], (1 + 1 / 2) / 4)
+        self.assertAllClose(found["ndcg@10"], (1 + 1 / 2 + 1 / 3) / 4)
+
+    def test_batches_have_all_sequences_once(self):
+        lengths = [2, 3, 3, 4, 7, 9, 9, 2, 5]
+        sequences = [
+            np.full(length, 100 + place) for place, length in enumerate(lengths)
+        ]
+        args = argparse.Namespace(length=8, batch=12, seed=1)
+        data = beauty.batches(sequences, args)
+        batches = [features["items"].numpy() for features, _ in data]
+        self.assertLen(batches, len(data))
+        rows = [row[row > 0] for batch in batches for row in batch]
+        rows.sort(key=lambda row: row[0])
+        for row, sequence in zip(rows, sequences, strict=True):
+            self.assertAllEqual(row, sequence)
+        # Positions of a batch are at most so many; nothing is padded much.
+        for batch in batches:
+            self.assertLessEqual(batch.size - len(batch), 12)
 
 
 if __name__ == "__main__":
