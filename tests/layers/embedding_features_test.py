@@ -136,6 +136,7 @@ class InputsTest(tf.test.TestCase, parameterized.TestCase):
             outputs["wide"], _layer(weighted, table=tables[1])(inputs)
         )
 
+    @pytest.mark.both_kerases(slow=True)
     def test_symbolic_outputs_have_the_shapes_of_eager_ones(self):
         columns = id_column("user"), id_column("tags", "mean")
         for concatenate in (True, False):

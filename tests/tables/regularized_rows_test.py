@@ -20,7 +20,7 @@ pytestmark = [
         "BesideOthersTest::test_eviction_admission_and_statistics",
         "DenseTest::test_a_push_is_one_step_for_all_*",
         "DenseTest::test_equals_a_matrix1[12]",
-        "DenseTest::test_equals_a_matrix[1245689]",
+        "DenseTest::test_equals_a_matrix[01245689]",
         "DenseTest::test_equals_keras_with_decoupled_decay",
         "DenseTest::test_forgets_all_in_the_end",
         "DenseTest::test_reading_changes_nothing",
