@@ -103,7 +103,6 @@ class SASRec(tf_ext.Model):
         rule = tf_ext.optimizers.SparseAdam(
             keras.optimizers.schedules.CosineDecay(args.rate, steps),
             absent="decay",
-            bias_correction="global",
         )
         self.table = tf_ext.SparseTable(
             "item",
