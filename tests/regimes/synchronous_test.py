@@ -6,10 +6,11 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 import tf_ext
-from tf_ext.regimes import clock
+from tf_ext._keras import keras
+from tf_ext.regimes import clock, synchronous
 from tf_ext.regimes.synchronous import WorkerExchange
 
 pytestmark = pytest.mark.both_kerases(slow=True)
@@ -27,6 +28,16 @@ class _Workers:
     def gather(self, mine):
         self.mine = mine.numpy().tolist()
         return tf.stack([tf.constant(self._first, tf.int64), mine])
+
+
+class CheckModelTest(absltest.TestCase):
+    def test_fit_is_of_a_model_of_ours(self):
+        synchronous._check_model(None)
+        synchronous._check_model(tf_ext.Model())
+        with self.assertRaisesRegex(
+            RuntimeError, r"fit\(\) of Model, a Keras model with tables that is"
+        ):
+            synchronous._check_model(keras.Model())
 
 
 class MergeSummedTest(tf.test.TestCase, parameterized.TestCase):

@@ -45,6 +45,77 @@ def _reference(rows, inverse, row_splits, weights, combiners):
     return combined
 
 
+class DimsTest(tf.test.TestCase, parameterized.TestCase):
+    """Some dims have loops of their own, and others ends that fill no lane."""
+
+    @parameterized.parameters(1, 7, 8, 9, 16, 32, 33, 64, 300)
+    def test_are_as_in_float64(self, dim):
+        generator = np.random.default_rng(dim)
+        combiners = ["sum", "mean", "sqrtn"]
+        sizes = generator.integers(0, 6, [len(combiners) * 9])
+        sizes[3] = 40
+        splits = np.concatenate([[0], np.cumsum(sizes)])
+        inverse = generator.integers(0, 80, splits[-1]).astype(np.int32)
+        # Few values, so that several are the largest.
+        rows = generator.integers(-3, 4, [80, dim]).astype(np.float32)
+        weights = generator.uniform(0.5, 2, splits[-1]).astype(np.float32)
+        gradient = generator.normal(size=[9, 3 * dim]).astype(np.float32)
+        for given, names in (
+            (None, combiners),
+            (weights, combiners),
+            (None, ["max", "sum", "max"]),
+        ):
+            found = ops.combine_bags(
+                rows, inverse, splits, given, combiners=names
+            )
+            wanted = _reference(rows, inverse, splits, given, names)
+            self.assertAllClose(found, wanted, rtol=1e-5, atol=1e-5)
+            found = bag_ops.combine_bags_grad(
+                gradient, rows, inverse, splits, given, combiners=names
+            )
+            wanted = _reference_gradient(
+                gradient, rows, inverse, splits, given, names
+            )
+            for one, other in zip(found, wanted, strict=True):
+                self.assertAllClose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def _reference_gradient(gradient, rows, inverse, splits, weights, combiners):
+    """`combine_bags_grad` in NumPy, in float64."""
+    batch = (len(splits) - 1) // len(combiners)
+    dim = rows.shape[1]
+    of_rows = np.zeros(rows.shape)
+    of_weights = np.zeros(0 if weights is None else len(weights))
+    for (c, combiner), b in itertools.product(
+        enumerate(combiners), range(batch)
+    ):
+        start, end = splits[c * batch + b :][:2]
+        if start == end:
+            continue
+        own = inverse[start:end]
+        x = rows[own].astype(np.float64)
+        g = gradient[b, c * dim : (c + 1) * dim].astype(np.float64)
+        w = np.ones(end - start) if weights is None else weights[start:end]
+        w = w.astype(np.float64)
+        if combiner == "max":
+            is_most = x == x.max(0)
+            np.add.at(of_rows, own, is_most * g / is_most.sum(0))
+            continue
+        divisor = {
+            "sum": 1.0,
+            "mean": w.sum(),
+            "sqrtn": np.sqrt((w**2).sum()),
+        }[combiner]
+        np.add.at(of_rows, own, np.outer(w / divisor, g))
+        if weights is None:
+            continue
+        products = x @ g
+        whole = w @ products / divisor
+        less = {"sum": 0.0, "mean": 1.0, "sqrtn": w / divisor}[combiner]
+        of_weights[start:end] = (products - whole * less) / divisor
+    return of_rows, of_weights
+
+
 class UniqueByShardTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(*MODES)
     def test_is_tf_unique_for_one_shard(self, mode):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles of something else, and configs that make no table."""
 
+import functools
+
 import tensorflow as tf
 from absl.testing import parameterized
-from ops_util import RefusalTestCase, named_cases, table_config
+from ops_util import UNIFORM, RefusalTestCase, named_cases, table_config
 from tensorflow.core.framework import resource_handle_pb2, tensor_pb2
 
 from tf_ext import ops
@@ -150,6 +152,81 @@ BAD_CONFIGS = (
     ("that_is_not_a_string", (5, "config", "5")),
 )
 
+_NORMAL = {
+    "initializer": "normal",
+    "initializer.mean": 0,
+    "initializer.stddev": 1,
+}
+
+# Lines of a config, and what is said of them.
+BAD_LINES = (
+    ({"name": ""}, "name= is not allowed", "found 0 bytes"),
+    ({"name": "n" * 201}, "of 1 to 200 bytes, found 201 bytes"),
+    ({"name": "a\tb"}, "has the control character 9 at byte 1"),
+    ({"name": "ab\x7f"}, "has the control character 127 at byte 2"),
+    (
+        {"last_seen": "hour"},
+        "last_seen=hour is not allowed; it must be one of",
+        "step, second; leave it out if rows do not hold it",
+    ),
+    (
+        {"statistics": "click"},
+        'statistics=click is not allowed; it must be "show" or "show,click"; '
+        "leave it out",
+    ),
+    ({"unknown": "ones"}, "unknown=ones is not allowed; it must be one of"),
+    ({"l2": "-1"}, "l2=-1 is not allowed"),
+    ({"l1": "nan"}, "l1=nan is not allowed"),
+    (
+        UNIFORM | {"initializer.minval": 2},
+        "initializer.maxval=1 is not allowed; it must be at least "
+        "initializer.minval=2",
+    ),
+    (UNIFORM | {"initializer.maxval": "inf"}, "initializer.maxval=inf is not"),
+    (UNIFORM | {"initializer.minval": "nan"}, "initializer.minval=nan is not"),
+    (
+        UNIFORM | {"initializer.minval": -3e38, "initializer.maxval": 3e38},
+        "and the width of the range a finite float32",
+    ),
+    (
+        UNIFORM | {"initializer.maxval": 70000, "dtype": "float16"},
+        "initializer.maxval=70000 is not allowed; it must be from -65504 to "
+        "65504, as dtype is float16",
+    ),
+    (
+        UNIFORM | {"initializer.minval": -70000, "dtype": "float16"},
+        "initializer.minval=-70000 is not allowed",
+    ),
+    (
+        _NORMAL | {"initializer.stddev": -1},
+        "initializer.stddev=-1 is not allowed; it must be at least 0.",
+    ),
+    ({"slot_dtype": "int8"}, "slot_dtype=int8 is not allowed"),
+    ({"dim": "4\ndim=5"}, "dim", '"4" and "5"'),
+    (
+        {"optimizer": "adagrad", "optimizer.initial_accumulator_value": -1},
+        "optimizer.initial_accumulator_value=-1 is not allowed",
+    ),
+    (
+        {"admission": "count", "admission.n": 0},
+        "admission.n=0 is not allowed",
+    ),
+    (
+        {"admission": "probability", "admission.p": 2},
+        "admission.p=2 is not allowed",
+    ),
+)
+
+GOOD_LINES = (
+    {"name": "n" * 200},
+    {"name": "ä ~"},
+    UNIFORM | {"initializer.minval": 1},
+    UNIFORM | {"initializer.maxval": 65504, "dtype": "float16"},
+    _NORMAL | {"initializer.stddev": 0},
+    {"last_seen": "second", "statistics": "show,click"},
+    {"l2": 0, "l1": 0},
+)
+
 
 class MalformedHandleTest(RefusalTestCase):
     @parameterized.named_parameters(
@@ -164,6 +241,16 @@ class MalformedHandleTest(RefusalTestCase):
     def test_config(self, op, bad):
         config, *texts = bad
         self.assert_refused(lambda: op(config), *texts)
+
+    def test_lines_of_a_config(self):
+        for lines, *texts in BAD_LINES:
+            with self.subTest(lines=lines):
+                config = table_config(lines)
+                make = functools.partial(ops.sparse_table_handle, config)
+                self.assert_refused(make, *texts)
+        for lines in GOOD_LINES:
+            with self.subTest(lines=lines):
+                ops.sparse_table_handle(table_config(lines))
 
     @parameterized.named_parameters(
         ("empty", "", "shared_name must not be empty"),
