@@ -235,3 +235,34 @@ class SnapshotTest(TestCase):
                 rtol=0,
                 atol=1e-6,
             )
+
+    def test_a_store_has_the_points(self):
+        features, labels = small_models.batch(generator(self), 128)
+        data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+        with cluster.strategy.scope():
+            model = small_models.compiled(
+                small_models.functional(small_models.table("adagrad"))
+            )
+        plain = small_models.functional(small_models.table("adagrad"))
+        points, store = self.directory(), self.directory()
+        snapshot = tf_ext.callbacks.TableSnapshot(
+            points, steps=4, incremental=True
+        )
+        sink = tf_ext.serving.DirectorySink(store)
+        with self.assertRaisesRegex(ValueError, "model outside of the scope"):
+            tf_ext.serving.publish(model, points, sink, every=None)
+        for epoch in range(1, 4):
+            with tf_ext.serving.publish(plain, points, sink, every=0.01):
+                model.fit(data, verbose=0, callbacks=[snapshot])
+            version = sink.versions().current
+            self.assertEqual(sink.manifest(version)["step"], 8 * epoch)
+            found = {
+                sign: bytes(row)
+                for signs, rows in sink.read_rows(version, "deep")
+                for sign, row in zip(signs.tolist(), rows, strict=True)
+            }
+            wanted = {
+                sign: np.array(row, np.float32).tobytes()
+                for sign, row in contents(model.tables[0])["weights"].items()
+            }
+            self.assertEqual(found, wanted)

@@ -68,7 +68,7 @@ def publish(
     Args:
       model: a built Keras model with the same variables and tables as the one
         that is trained, which it may be, made outside of the scope of a
-        strategy with several processes. It is traced once, and not changed.
+        strategy. It is traced once, and not changed.
         Layers with `cvm=True` are refused, and tables whose rows change while
         they are absent (`l2`, `l1`, `SparseAdam(absent="decay")`).
       directory: string or path-like, on any file system of TensorFlow.
