@@ -2,6 +2,7 @@
 """Reads versions of rows in Redis."""
 
 import contextlib
+import itertools
 import json
 import re
 import typing
@@ -96,37 +97,34 @@ class RedisRows:
         state = self.state()
         if version not in state.ids:
             raise self._removed(version)
-        settled = _core.SignSet()
-        for layer in state.layers_of(version, table):
-            for found in self.scan(table, layer):
-                signs, values = list(found), list(found.values())
-                # As long as a version is retained, nothing that it has is
-                # changed.
-                if state.ids[version] != self.state().ids.get(version):
-                    raise self._removed(version)
-                new = settled.add_from_the_end(signs_of(signs))
-                places = [i for i in np.flatnonzero(new) if values[i]]
-                if places:
-                    yield (
-                        signs_of([signs[i] for i in places]),
-                        self._to_rows(table, [values[i] for i in places]),
-                    )
+        for signs, values in self.parts(table, state.layers_of(version, table)):
+            # As long as a version is retained, nothing that it has is changed.
+            if state.ids[version] != self.state().ids.get(version):
+                raise self._removed(version)
+            if values:
+                yield signs, self._to_rows(table, values)
 
-    def get(
-        self, table: str, layers: Sequence[Layer], signs: Signs
-    ) -> list[bytes | None]:
-        """The rows of signs in layers, the first of which are the newest."""
-        if not len(signs):
-            return []
-        fields = fields_of(signs)
-        with self.errors(), self.redis.pipeline(transaction=False) as pipe:
-            for layer in layers:
-                pipe.hmget(self.rows_key(layer.key, table), fields)
-            found = pipe.execute()
-        return [
-            next((value for value in values if value is not None), None) or None
-            for values in zip(*found, strict=True)
-        ]
+    def parts(
+        self, table: str, layers: Sequence[Layer]
+    ) -> Iterator[tuple[Signs, list[bytes]]]:
+        """Reads the rows of layers, each sign once.
+
+        Args:
+          table: string.
+          layers: list of Layer, the newest first.
+
+        Yields:
+          `(signs [n], rows)`.
+        """
+        settled = _core.SignSet()
+        for layer in layers:
+            for found in self.scan(table, layer):
+                signs, values = signs_of(list(found)), list(found.values())
+                new = settled.add_from_the_end(signs)
+                if not (new.all() and all(values)):
+                    new &= np.fromiter(map(bool, values), bool, len(values))
+                    values = list(itertools.compress(values, new))
+                yield signs[new], values
 
     def scan(self, table: str, layer: Layer) -> Iterator[dict[bytes, bytes]]:
         """Reads a layer in parts."""

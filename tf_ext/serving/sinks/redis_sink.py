@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tf_ext import _core
 from tf_ext.serving.sinks import redis_state as states
 from tf_ext.serving.sinks.redis_rows import (
     RedisRows,
     bytes_of,
     fields_of,
-    signs_of,
 )
 from tf_ext.serving.sinks.redis_state import Layer, State
 from tf_ext.serving.sinks.sink import (
@@ -37,6 +35,7 @@ _OWNER = "RedisSink"
 # Rows of a command, so that others wait for milliseconds, and of a round trip.
 _ROWS = 1024
 _COMMANDS = 8
+_NONE = np.empty(0, np.int64)
 
 
 class _Writing(typing.NamedTuple):
@@ -254,27 +253,28 @@ class RedisSink(Sink):
         self, table: TableChanges, below: Sequence[Layer]
     ) -> Iterator[tuple[Signs, Rows, Signs]]:
         """How all rows of a table differ from those that are there."""
-        seen = _core.SignSet()
-        none = np.empty(0, np.int64)
+        # Of each row its hash, of 64 bits that differ in each process.
+        parts = [
+            (signs, np.fromiter(map(hash, rows), np.int64, len(rows)))
+            for signs, rows in self._rows.parts(table.name, below)
+        ]
+        signs = np.concatenate([part[0] for part in parts] or [_NONE])
+        hashes = np.concatenate([part[1] for part in parts] or [_NONE])
+        del parts
+        order = np.argsort(signs)
+        signs, hashes = signs[order], hashes[order]
+        is_left = np.ones(len(signs), bool)
         for part in table.parts():
-            for begin in range(0, len(part.signs), _ROWS * _COMMANDS):
-                some = slice(begin, begin + _ROWS * _COMMANDS)
-                signs, rows = part.signs[some], part.rows[some]
-                seen.add(signs)
-                stored = self._rows.get(table.name, below, signs)
-                differs = np.fromiter(
-                    map(lambda a, b: a != b, stored, bytes_of(rows)),
-                    bool,
-                    len(signs),
-                )
-                yield signs[differs], rows[differs], none
-        no_rows = np.empty([0, table.width], np.uint8)
-        for layer in below:
-            for found in self._rows.scan(table.name, layer):
-                signs = signs_of([s for s, value in found.items() if value])
-                gone = signs[~seen.contains(signs)]
-                seen.add(gone)
-                yield none, no_rows, gone
+            rows = bytes_of(part.rows)
+            found = np.fromiter(map(hash, rows), np.int64, len(rows))
+            places = np.searchsorted(signs, part.signs)
+            there = places < len(signs)
+            there[there] = signs[places[there]] == part.signs[there]
+            is_left[places[there]] = False
+            same = there
+            same[there] = hashes[places[there]] == found[there]
+            yield part.signs[~same], part.rows[~same], _NONE
+        yield _NONE, np.empty([0, table.width], np.uint8), signs[is_left]
 
     def _put(self, version: int, key: str, signs: Signs, rows: Rows) -> None:
         """Adds rows to the hash of a version."""
