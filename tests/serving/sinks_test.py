@@ -4,6 +4,7 @@
 import pathlib
 import tempfile
 import uuid
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ class _Program:
         for version, (tables, content) in self.states.items():
             for name, rows in tables.items():
                 found = _rows_of(self.sink, version, name)
-                case.assertEqual(found, rows, (version, name))
+                case.assertEqual(found, rows, f"{version} {name}")
             case.assertEqual(self.sink.read_file(version, "dense/a"), content)
             about = self.sink.manifest(version)
             case.assertEqual(about["version"], version)
@@ -210,6 +211,21 @@ class SinkTest(parameterized.TestCase):
         if kind == "redis":
             keys = self.server.client.keys(f"*{second._rows._prefix[1:]}*")
             self.assertLen(keys, 1 + 2 + 1 + 2)
+
+    def test_what_a_killed_writer_leaves_in_redis(self):
+        make = self.maker("redis")
+        killed, tables = make(), [_changes("deep", {1: b"12345678"}, (), True)]
+        killed.write(_manifest(["deep"]), {"dense/a": b"1"}, tables, 0)
+        for sink in (killed, make()):
+            with mock.patch.object(killed, "_abandon"):
+                with self.assertRaises(_Broken):
+                    broken = [_changes("deep", {2: b"8" * 8}, (), False, True)]
+                    killed.write(_manifest(["deep"]), {}, broken, 1)
+            self.assertEqual(sink.versions(), Versions(1, (1,), False))
+            self.assertEqual(_rows_of(sink, 1, "deep"), {1: b"12345678"})
+        make().write(_manifest(["deep"]), {}, [_changes("deep", {})], 1)
+        keys = self.server.client.keys(f"*{killed._rows._prefix[1:]}*")
+        self.assertLen(keys, 1 + 1 + 2 + 1, keys)
 
     @parameterized.parameters("directory", "redis")
     def test_a_rollback_while_a_version_is_written(self, kind):
