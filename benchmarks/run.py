@@ -43,6 +43,7 @@ BENCHMARKS = {
     "read": ("read_benchmarks", "read"),
     "fit_files": ("read_benchmarks", "fit_files"),
     "serving": ("serving_benchmarks", "serving"),
+    "publish": ("publish_benchmarks", "publish"),
     "clusters": ("cluster_benchmarks", "clusters"),
     "scaling": ("cluster_benchmarks", "scaling"),
     "fit_scaling": ("cluster_benchmarks", "fit_scaling"),
