@@ -5,15 +5,20 @@ import contextlib
 import pathlib
 import tempfile
 import threading
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 from clusters import thread_workers
+from models.model_building import rows_of
 
 import tf_ext
+from tf_ext.regimes import batches
+from tf_ext.regimes.carried_words import Carried
 from tf_ext.regimes.gathering import gathered_chunks
+from tf_ext.regimes.plan import PullRequest, plan_pull, plan_pulls
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -74,6 +79,16 @@ class BatchTest(_TestCase):
 
         self.run_workers(on)
 
+    def test_replicas_of_one_process(self):
+        others = [tf.constant([2], tf.int64), tf.zeros([2, 3])]
+        context = types.SimpleNamespace(
+            replica_id_in_sync_group=1,
+            all_gather=lambda one, axis: tf.concat([others.pop(0), one], axis),
+        )
+        [found], offset = batches.gather_replicas(context, [tf.ones([4, 3])])
+        self.assertAllEqual(found[:, 0], [0, 0, 1, 1, 1, 1])
+        self.assertEqual(int(offset), 2)
+
 
 def _table(rank, rows, **options):
     table = tf_ext.SparseTable("t", 3, "adam", seed=rank, **options)
@@ -109,11 +124,11 @@ class RowsTest(_TestCase):
             for i, sign in enumerate(signs)
         }
         self.assertCountEqual(found, wanted)
-        types = {f.name: f.dtype for f in tables[0].fields}
+        dtypes = {f.name: f.dtype for f in tables[0].fields}
         for sign, row in wanted.items():
             self.assertCountEqual(found[sign], row)
             for name, value in row.items():
-                self.assertEqual(found[sign][name].dtype, types[name])
+                self.assertEqual(found[sign][name].dtype, dtypes[name])
                 self.assertAllEqual(found[sign][name], value)
 
     def test_a_worker_that_stops(self):
@@ -154,6 +169,96 @@ class RowsTest(_TestCase):
                 tf.gather(values[name], places),
                 tf.gather(value, np.argsort(own)),
             )
+
+
+class TablesTest(_TestCase):
+    def test_rows_are_pulled_and_pushed_as_in_one_process(self):
+        generator = np.random.default_rng(3)
+        signs = [generator.integers(-40, 40, n) for n in (60, 0, 90)]
+        more = [generator.integers(0, 9, n) for n in (2, 5, 0)]
+        gradients = [
+            generator.normal(size=[len(own), 3]).astype(np.float32)
+            for own in signs
+        ]
+
+        def made():
+            return (
+                tf_ext.SparseTable("a", 3, "sgd", "normal", seed=1),
+                tf_ext.SparseTable("b", 8, "sgd", "normal", seed=2),
+            )
+
+        def on(worker):
+            rank = worker.workers.rank
+            tables = made()
+            plans = plan_pulls([signs[rank], more[rank]], num_shards=3)
+            # Twice: the second time the widths are those of the first.
+            for _ in range(2):
+                for plan in plans:
+                    plan.route = None
+                rows = worker.exchange.pull(
+                    [
+                        PullRequest(table, plan, True)
+                        for table, plan in zip(tables, plans, strict=True)
+                    ],
+                    tf.constant(""),
+                )
+            words = Carried(tf.constant([rank, 7], tf.int32))
+            [merged] = worker.exchange.merge(
+                [
+                    (
+                        tables[0],
+                        [
+                            (tf.constant(part), tf.constant(values))
+                            for part, values in zip(
+                                np.array_split(signs[rank], 2),
+                                np.array_split(gradients[rank], 2),
+                                strict=True,
+                            )
+                        ],
+                    )
+                ],
+                [words],
+            )
+            self.assertAllEqual(words.gathered, [[0, 7], [1, 7], [2, 7]])
+            self.assertTrue(merged.finite)
+            if len(merged.signs):
+                tables[0].push(merged.signs, merged.values, learning_rate=0.5)
+            pulled = [
+                tf.gather(part, plan.inverse)
+                for part, plan in zip(rows, plans, strict=True)
+            ]
+            return pulled, [rows_of(table) for table in tables]
+
+        alone = made()
+        found = self.run_workers(on)
+        for (pulled, _), own, other in zip(found, signs, more, strict=True):
+            self.assertAllEqual(pulled[0], alone[0].pull(own))
+            self.assertAllEqual(pulled[1], alone[1].pull(other))
+        alone[0].push(
+            np.concatenate(signs), np.concatenate(gradients), learning_rate=0.5
+        )
+        wanted = rows_of(alone[0])
+        parts, others = zip(*(rows for _, rows in found), strict=True)
+        self.assertEqual(sum(map(len, parts)), len(wanted))
+        for sign, row in wanted.items():
+            [part] = [part for part in parts if sign in part]
+            self.assertAllClose(part[sign], row, rtol=1e-5, atol=1e-6)
+        inserted = [sign for part in others for sign in part]
+        self.assertCountEqual(inserted, {*np.concatenate(more).tolist()})
+
+    def test_an_error_of_one_is_raised_by_all(self):
+        def on(worker):
+            table = tf_ext.SparseTable("a", 3, "sgd")
+            signs = tf.range(5, dtype=tf.int64)
+            error = "no such id" if worker.workers.rank else ""
+            worker.exchange.pull(
+                [PullRequest(table, plan_pull(signs, 2), False)],
+                tf.constant(error),
+            )
+
+        self.assert_raises(
+            ["InvalidArgumentError: .*Worker 1: no such id"] * 2, on, size=2
+        )
 
 
 class ProcessesTest(_TestCase):
@@ -275,14 +380,14 @@ def _fail(worker, path):
 
 class ExchangeTest(_TestCase):
     def test_gradients_of_variables_and_tables_are_summed(self):
-        types = tf.float32, tf.float64, tf.float16
+        dtypes = tf.float32, tf.float64, tf.float16
         # Together, and apart from the tables' as they are large.
         for width in 2, 300_000:
             tables = [tf_ext.SparseTable("t", 1, "sgd") for _ in range(2)]
 
             def on(worker, tables=tables, width=width):
                 rank = worker.workers.rank
-                own = [tf.fill([width], tf.cast(rank + 1, t)) for t in types]
+                own = [tf.fill([width], tf.cast(rank + 1, t)) for t in dtypes]
                 slices = tf.IndexedSlices(
                     tf.ones([2, 1]), tf.constant([1, 2], tf.int64)
                 )
@@ -302,7 +407,7 @@ class ExchangeTest(_TestCase):
                     sums, merged = worker.exchange.merge_beside(dense, given)
                     self.assertIs(sums[1], slices)
                     for value, dtype in zip(
-                        [sums[0], *sums[2:]], types, strict=True
+                        [sums[0], *sums[2:]], dtypes, strict=True
                     ):
                         self.assertEqual(value.dtype, dtype)
                         self.assertAllEqual(value, tf.fill([width], 3.0))

@@ -62,6 +62,8 @@ class _Remote:
     def get(self):
         if self._batch == "bad":
             raise ValueError("a bad batch")
+        if self._batch == "lost":
+            raise tf.errors.UnavailableError(None, None, "no result")
         return [tf.constant(self._batch)]
 
 
@@ -103,6 +105,23 @@ class InFlightTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "a bad batch"):
             self._run([1, 2, "bad", 3])
         self.assertEqual(self._run(range(5)), list(range(5)))
+
+    def test_a_result_that_is_lost_with_its_worker(self):
+        for repeatable in (True, False):
+            started = []
+
+            def start(batch, started=started):
+                started.append(batch)
+                lost = started.count(1) == 1 == batch
+                return _Remote("lost" if lost else batch)
+
+            results = self.steps.run(
+                start, range(3), limit=3, repeatable=repeatable
+            )
+            found = [one and int(one[0]) for one in results]
+            self.assertEqual(found, [0, 1 if repeatable else None, 2])
+            self.assertLen(started, 4 if repeatable else 3)
+            self.assertEqual(self.steps.under_way, 0)
 
     def test_threads_end_with_the_last_use(self):
         self._run(range(5))

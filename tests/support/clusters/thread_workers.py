@@ -8,7 +8,7 @@ import types
 
 import tensorflow as tf
 
-from tf_ext.distribute.collectives import Collectives
+from tf_ext.distribute.collectives import Collectives, Remembered
 from tf_ext.ops.exchange import exchange_ops
 from tf_ext.regimes.synchronous import WorkerExchange, WorkerProcesses
 
@@ -61,6 +61,12 @@ class ThreadCollectives(Collectives):
 
     def _reduce(self, values):
         return tf.add_n(self._meeting.all(self.rank, values))
+
+    def remembered(self, key, first):
+        # A resource of a name would be that of all workers.
+        if key not in self._remembered:
+            self._remembered[key] = tf.Variable(first, dtype=tf.int64)
+        return Remembered(self._remembered[key].handle)
 
     def all_to_all(self, pack, dtype, wanted):
         width, _ = exchange_ops.exchange_width(wanted)
