@@ -285,6 +285,7 @@ class PublishTest(TestCase):
         self.assertLen(logs.output, 1)
         self.assertIn("is not published; version 0", logs.output[0])
         self.assertEqual(publisher.step, 4)  # At the end of the block.
+        self.assertNotIn(publisher, training_counts.read().publishers)
         self.assert_state(publisher.version, 2)
 
     def test_points_that_are_pruned_while_they_are_read(self):
@@ -328,6 +329,20 @@ class PublishTest(TestCase):
         file.write_bytes(whole)
         self.assertTrue(publisher.update())
         self.assert_state(3, 3)
+
+    def test_a_snapshot_that_is_not_of_the_point(self):
+        publisher = self.publisher()
+        for _ in range(2):
+            self.train()
+        older, newer = points.list_points(self.root)
+        shutil.rmtree(points.table_path(newer, 0))
+        shutil.copytree(
+            points.table_path(older, 0), points.table_path(newer, 0)
+        )
+        self.assertTrue(publisher.update())
+        self.assertIn("must be the snapshot", str(publisher.error))
+        self.assertEqual(publisher.path, older)
+        self.assert_state(1, 1)
 
     def test_rollback_with_the_trainer(self):
         publisher = self.publisher()

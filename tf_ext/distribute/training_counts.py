@@ -85,6 +85,11 @@ def add_publisher(publisher: Publishes) -> None:
     _publishers.add(publisher)
 
 
+def remove_publisher(publisher: Publishes) -> None:
+    """Has metrics tell of it no more."""
+    _publishers.discard(publisher)
+
+
 def add_streamed(records: int, event_time: float | None) -> None:
     """Counts records of a stream that were trained on.
 

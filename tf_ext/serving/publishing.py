@@ -199,6 +199,7 @@ class Publisher:
     def close(self) -> None:
         """Stops the thread; a version under way is completed."""
         self._closed.set()
+        training_counts.remove_publisher(self)
         if self._thread is not None:
             self._thread.join()
 
