@@ -222,6 +222,26 @@ class SpecTest(parameterized.TestCase):
             for key, value in expected.items():
                 self.assertEqual(config[key], value)
 
+    def test_a_state_brings_back_a_rate_that_was_assigned(self):
+        for first, mine, continued in (
+            (0.5, 0.5, 0.125),
+            (0.5, 0.25, 0.25),
+            (0.5, None, None),
+        ):
+            rule = optimizers.SparseAdagrad(first, weight_decay=0.5)
+            rule.learning_rate = 0.125
+            other = optimizers.SparseAdagrad(mine)
+            with self.assertLogs("tf_ext", "WARNING") as logs:
+                other.resume(rule.state(), "items")
+            self.assertEqual(other.learning_rate, continued)
+            self.assertIsNone(other.weight_decay)
+            text = "'items' continues with weight_decay=None; .* with 0.5"
+            self.assertRegex(logs.output[-1], text)
+            self.assertLen(logs.output, 1 if continued == 0.125 else 2)
+        for state in ("{", "[]", '{"config": {}}', '{"config": 1, "first": 1}'):
+            with self.assertRaisesRegex(ValueError, "it is not a JSON object"):
+                optimizers.SparseAdagrad(1.0).resume(state, "items")
+
     def test_errors_of_the_core(self):
         with self.assertRaisesRegex(
             ValueError, 'no update rule "adamax"; there are sgd, momentum, '

@@ -102,6 +102,51 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         )
 
 
+def _neighbours(values, dtype):
+    """What is stored next below and above in magnitude, as float32."""
+    magnitudes = np.abs(values)
+    if dtype == "bfloat16":
+        bits = magnitudes.view(np.uint32)
+        below = (bits & 0xFFFF0000).view(np.float32)
+        above = (bits + 0xFFFF & 0xFFFF0000).view(np.float32)
+    else:
+        half = magnitudes.astype(np.float16)
+        is_above = half.astype(np.float32) > magnitudes
+        half = np.where(is_above, np.nextafter(half, np.float16(0)), half)
+        below = half.astype(np.float32)
+        up = np.nextafter(half, np.float16(np.inf)).astype(np.float32)
+        above = np.where(below < magnitudes, up, below)
+    return np.copysign(below, values), np.copysign(above, values)
+
+
+class RoundingTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters(*_BOTH)
+    def test_what_is_stored_is_a_neighbour(self, dtype):
+        """In loops of all lengths, and below the normal numbers, too."""
+        generator = np.random.default_rng(1)
+        for dim in (1, 3, 8, 9, 16, 23, 64):
+            table = tf_ext.SparseTable(
+                "t",
+                dim,
+                tf_ext.optimizers.SparseSGD(1.0),
+                tf_ext.initializers.Zeros(),
+                seed=1,
+                dtype=dtype,
+            )
+            values = 10 ** generator.uniform(-9, 4.8, [200, dim])
+            values *= generator.choice([-1, 1], values.shape)
+            values = values.astype(np.float32)
+            table.push(range(200), -values, step=1)
+            found = table.pull(range(200)).numpy()
+            below, above = _neighbours(values, dtype)
+            is_below, is_above = found == below, found == above
+            self.assertTrue(np.all(is_below | is_above))
+            self.assertAllEqual(np.signbit(found), np.signbit(values))
+            # Whichever is nearer is more likely, and neither is always taken.
+            share = np.mean((is_above & ~is_below)[below != above])
+            self.assertBetween(share, 0.3, 0.7)
+
+
 class KerasTest(tf.test.TestCase):
     def test_the_layer_computes_in_float32_under_any_policy(self):
         self.addCleanup(

@@ -65,6 +65,18 @@ class StatisticsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(table.statistics_width, 2)
         self.assertEqual(table.config["statistics"], "show,click")
 
+    def test_counts_of_any_size(self):
+        counts = np.float32(
+            [[1, 1], [256, 3], [257, 0.5], [1.1, 0.3], [70000.5, 1e-3], [3, 0]]
+        )
+        for names in (["show"], _BOTH):
+            table = _table(names)
+            own = counts[:, : len(names)]
+            for _ in range(2):
+                table.push(range(6), np.ones([6, _DIM]), statistics=own)
+            found = _statistics(table)
+            self.assertAllEqual([found[i] for i in range(6)], own + own)
+
     def test_rows_start_with_those_of_the_admitting_push(self):
         table = _table(["show"], admission=tf_ext.admission.Count(3))
         table.push([1, 2], np.ones([2, _DIM]))
