@@ -159,6 +159,7 @@ CORE_TESTS = [
     "cc/core/table/row_conversion_test.cc",
     "cc/core/table/table_counters_test.cc",
     "cc/core/table/table_finite_test.cc",
+    "cc/core/table/table_no_memory_test.cc",
 ]
 
 # Those that start threads, and so run under ThreadSanitizer, too.
