@@ -181,8 +181,8 @@ def warm_start(
       Parts(taken=('user',), made=('item',), left=())
       >>> found.rows, found.changes
       ({'user': 8}, {'user': ['dim=4 instead of 2']})
-      >>> found.variables.made, found.variables.taken
-      (('out/kernel',), ('out/bias',))
+      >>> len(found.variables.made), len(found.variables.taken)
+      (1, 1)
     """
     if missing not in (_ERROR, _INITIAL):
         allowed = f"{_ERROR!r} or {_INITIAL!r}"
