@@ -170,7 +170,7 @@ class SidecarEvaluatorTest(TestCase):
     @parameterized.parameters("read_arrays", "read_manifest", "_Change.apply")
     def test_a_point_that_is_removed_while_it_is_read(self, function):
         self.publish(1)
-        module = importlib.import_module("tf_ext.serving.follow")
+        module = importlib.import_module("tf_ext.serving.following")
         *class_name, name = function.split(".")
         owner = getattr(module, *class_name) if class_name else module
         call = self._replacing(getattr(owner, name))
