@@ -135,7 +135,7 @@ class _Strategy:
 
 
 class PeersTest(absltest.TestCase):
-    def _watch(self, *rounds):
+    def _watch(self, *rounds, seconds=12.0):
         """Why the watch gives up, as probes find this one after the other."""
         left = list(rounds)
         kept = [_Strategy()]
@@ -168,13 +168,16 @@ class PeersTest(absltest.TestCase):
             mock.patch.object(peers._logger, "warning"),
             mock.patch.object(peers, "time", clock),
         ):
-            peers.watch(kept[0], {"w1": "a:1", "w2": "b:2"}, 12.0)
+            peers.watch(kept[0], {"w1": "a:1", "w2": "b:2"}, seconds)
             self.assertTrue(ended.wait(60))
         return gave_up
 
     def test_gives_up_on_who_is_silent_for_long(self):
         silent = {"w1": None, "w2": "is silent"}
         self.assertEqual(self._watch(*[silent] * 6), [])
+        # It looks every five seconds at least.
+        self.assertEqual(self._watch(*[silent] * 12, seconds=60.0), [])
+        self.assertLen(self._watch(*[silent] * 13, seconds=60.0), 1)
         found = self._watch(*[silent] * 7)
         self.assertEqual(found, ["w2 has not answered for 12 s: b:2 is silent"])
 
