@@ -63,18 +63,6 @@ class AccumulatorsTest(tf.test.TestCase):
         self.assertEqual(self.taken(), expected)
         self.assertEqual(self.taken(), {"a": {}, "b": {}})
         self.assertEqual(int(self.tables[0].size()), 0)
-        # In a graph, sums are taken before they are cleared.
-        self.add()
-
-        @tf.function
-        def take():
-            return [(one.signs, one.values) for one in self.sums.take()]
-
-        (signs, _), (others, values) = take()
-        self.assertCountEqual(signs.numpy(), [3, 4, 9])
-        self.assertAllEqual(others, [3])
-        self.assertAllEqual(values, [[2.0]])
-        self.assertEqual(self.taken(), {"a": {}, "b": {}})
 
     def test_sums_are_saved(self):
         expected = self.add()
