@@ -208,8 +208,8 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIsInstance(batch["a"], tuple)
         self.assertAllEqual(batch["a"][1], [5, 6, 7])
         # Numbers of Python are one array.
-        [(batch,)] = make_dataset([1, 2, 3])
-        self.assertAllEqual(batch, [1, 2, 3])
+        [batch] = map(tf.nest.flatten, make_dataset([1, 2, 3]))
+        self.assertAllEqual(batch, [[1, 2, 3]])
 
     def test_what_excludes_each_other(self):
         data = tf.data.Dataset.range(3)
