@@ -250,6 +250,15 @@ class SinkTest(parameterized.TestCase):
             sink.write(_manifest(["deep"]), {}, [_changes("deep", {})], 1)
         sink.select(2, pinned=False)
         self.assertEqual(_rows_of(sink, 2, "deep").keys(), {0, 1})
+
+        def pinning():
+            other.select(2, pinned=True)
+            yield from _changes("deep", {9: b"abcdefgh"}).parts()
+
+        changes = [TableChanges("deep", 8, False, pinning)]
+        with self.assertRaisesRegex(SinkError, "is pinned to version 2"):
+            sink.write(_manifest(["deep"]), {}, changes, 2)
+        self.assertEqual(sink.versions(), Versions(2, (1, 2), True))
         with self.assertRaisesRegex(ValueError, r"retained \(1, 2\)"):
             sink.select(3, pinned=False)
 

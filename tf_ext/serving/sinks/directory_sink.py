@@ -190,11 +190,6 @@ class DirectorySink(Sink):
         """What is there, unless it is not what a version can follow."""
         found, last = self._read()
         check_base(found, base, str(self.path))
-        if found.pinned:
-            raise SinkError(
-                f"{self.path} is pinned to version {base} by a rollback. Unpin "
-                "it: `python -m tf_ext.serving unpin`."
-            )
         return found, last
 
     def _claimed(self) -> Claim:

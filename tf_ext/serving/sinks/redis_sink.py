@@ -161,11 +161,6 @@ class RedisSink(Sink):
         def begin(pipe: typing.Any) -> State:
             state = self._check_begin(pipe)
             check_base(state.versions, base, self._where)
-            if state.pinned:
-                raise SinkError(
-                    f"{self._where} is pinned to version {base} by a rollback. "
-                    "Unpin it: `python -m tf_ext.serving unpin`."
-                )
             if pipe.exists(self._rows.key("writing")):
                 raise SinkError(
                     "Another publisher has begun to write at the same time."

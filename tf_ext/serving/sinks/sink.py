@@ -197,11 +197,16 @@ def check_selectable(owner: str, versions: Versions, version: object) -> None:
 
 
 def check_base(versions: Versions, base: int, where: str) -> None:
-    """Raises SinkError unless a version is the current one."""
+    """Raises SinkError unless a version is the current one, and not pinned."""
     if versions.current != base:
         raise SinkError(
             f"The current version of {where} has become {versions.current} "
             f"while changes since {base} were prepared. Prepare them again."
+        )
+    if versions.pinned:
+        raise SinkError(
+            f"{where} is pinned to version {base} by a rollback. Unpin it: "
+            "`python -m tf_ext.serving unpin`."
         )
 
 
