@@ -31,6 +31,7 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 from measured import cpu_seconds, report
+from visits import read
 
 import tf_ext
 
@@ -40,12 +41,6 @@ keras = tf.keras
 BOUNDARIES = (4, 6, 9, 14, 25)
 # Of initial weights.
 STDDEV = 0.02
-
-
-def read(path):
-    """The items of each user, a list of int64 arrays; ids begin at 1."""
-    lines = pathlib.Path(path).read_text().splitlines()
-    return [np.array(line.split()[1:], np.int64) for line in lines]
 
 
 def normal(stddev=STDDEV):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext._compat.optimizers import index_of, slots_of
+from tf_ext._sorted import find_sorted
 from tf_ext.convert.rows_out import Vocabulary
 from tf_ext.convert.slots import SLOTS, rule_like, unwrapped
 from tf_ext.tables.sparse_table import SparseTable
@@ -51,9 +52,7 @@ class _Target:
         fields: dict[str, npt.NDArray[typing.Any]],
     ) -> npt.NDArray[np.bool_]:
         """Takes what it has of some rows; which of the rows these are."""
-        places = np.searchsorted(self._sorted, signs)
-        places = np.minimum(places, len(self._sorted) - 1)
-        mine = self._sorted[places] == signs
+        places, mine = find_sorted(self._sorted, signs)
         rows = self._order[places[mine]] + self._first
         for name, array in self._arrays.items():
             array[rows] = fields[name][mine]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _terminal as terminal
+from tf_ext._sorted import find_sorted
 from tf_ext.serving import folder
 from tf_ext.serving.sinks import row_bytes
 from tf_ext.serving.sinks.directory_sink import DirectorySink
@@ -228,9 +229,7 @@ def _verify_table(
     seen = 0
     for expected, weights in _expected(against, manifest, place):
         wanted = row_bytes.encode(weights, dtype, name)
-        places = np.searchsorted(signs, expected)
-        there = places < len(signs)
-        there[there] = signs[places[there]] == expected[there]
+        places, there = find_sorted(signs, expected)
         right = there.copy()
         right[there] = (rows[places[there]] == wanted[there]).all(1)
         if not right.all():

@@ -26,29 +26,21 @@ thread_local int64_t allocations_left = -1;
 thread_local bool has_refused = false;
 
 void* Allocate(size_t size) {
-  if (size < kSmall) return std::malloc(size == 0 ? 1 : size);
-  if (allocations_left == 0) {
+  if (size >= kSmall && allocations_left >= 0 && allocations_left-- == 0) {
+    // The counter is -1 now: the exception itself, and the message of the
+    // error, need memory.
     has_refused = true;
-    return nullptr;
-  }
-  if (allocations_left > 0) --allocations_left;
-  return std::malloc(size == 0 ? 1 : size);
-}
-
-void* AllocateOrThrow(size_t size) {
-  void* const memory = Allocate(size);
-  if (memory == nullptr) {
-    // The exception itself, and the message of the error, need memory.
-    allocations_left = -1;
     throw std::bad_alloc();
   }
+  void* const memory = std::malloc(size == 0 ? 1 : size);
+  if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
 }  // namespace
 
-void* operator new(size_t size) { return AllocateOrThrow(size); }
-void* operator new[](size_t size) { return AllocateOrThrow(size); }
+void* operator new(size_t size) { return Allocate(size); }
+void* operator new[](size_t size) { return Allocate(size); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
@@ -56,15 +48,6 @@ void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
 
 namespace tf_ext {
 namespace {
-
-const std::vector<double> kAdagrad = {0.5, 0, 1e-7};
-
-std::unique_ptr<Table> MakeTrained(int64_t rows) {
-  auto table = MakeTable("adagrad", 3);
-  Push(table.get(), Range(0, rows), std::vector<float>(3 * rows, 0.25f),
-       kAdagrad);
-  return table;
-}
 
 // Calls `fn` with memory for 0, 1, 2 and so on allocations until it succeeds.
 // Before it is called again, `prepare` is. Returns how often it was refused

@@ -25,15 +25,6 @@
 namespace tf_ext {
 namespace {
 
-const std::vector<double> kAdagrad = {0.5, 0, 1e-7};
-
-std::unique_ptr<Table> MakeTrained(int64_t rows) {
-  auto table = MakeTable("adagrad", 3);
-  Push(table.get(), Range(0, rows), std::vector<float>(3 * rows, 0.25f),
-       kAdagrad);
-  return table;
-}
-
 void PushSome(Table* table, const std::vector<int64_t>& signs) {
   Push(table, signs, std::vector<float>(3 * signs.size(), 1), kAdagrad);
 }

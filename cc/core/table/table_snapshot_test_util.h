@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +28,15 @@ struct File {
   WrittenRows written;
 };
 using Files = std::vector<File>;
+
+inline const std::vector<double> kAdagrad = {0.5, 0, 1e-7};
+
+inline std::unique_ptr<Table> MakeTrained(int64_t rows) {
+  auto table = MakeTable("adagrad", 3);
+  Push(table.get(), Range(0, rows), std::vector<float>(3 * rows, 0.25f),
+       kAdagrad);
+  return table;
+}
 
 inline int64_t RowBytes(const Table& table) {
   return table.layout().raw_bytes();

@@ -149,7 +149,14 @@ class RedisRows:
     def state(self) -> State:
         """The state; that of nothing if there is none."""
         with self.errors():
-            return self.decoded(self.redis.get(self.key("state")))
+            return self.state_in(self.redis)
+
+    def state_in(self, client: typing.Any) -> State:
+        """The state, as a client or the pipeline of a transaction reads it.
+
+        A transaction needs the errors of Redis as they are, to run again.
+        """
+        return self.decoded(client.get(self.key("state")))
 
     def decoded(self, data: bytes | None) -> State:
         """The state of these bytes."""

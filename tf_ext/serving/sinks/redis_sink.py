@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tf_ext._sorted import find_sorted
 from tf_ext.serving.sinks import redis_state as states
 from tf_ext.serving.sinks.redis_rows import (
     RedisRows,
@@ -180,7 +181,7 @@ class RedisSink(Sink):
 
     def _check_begin(self, pipe: typing.Any) -> State:
         """The state, unless another one writes that began later."""
-        state = self._rows.decoded(pipe.get(self._rows.key("state")))
+        state = self._rows.state_in(pipe)
         if self._has_written and state.writer > self._token:
             raise self._conflict()
         return state
@@ -202,7 +203,7 @@ class RedisSink(Sink):
         mine = _Writing(self._token, version, list(tables))
 
         def abandon(pipe: typing.Any) -> None:
-            state = self._rows.decoded(pipe.get(self._rows.key("state")))
+            state = self._rows.state_in(pipe)
             writing = self._writing(pipe.get(self._rows.key("writing")))
             pipe.multi()
             if writing == mine:
@@ -262,9 +263,7 @@ class RedisSink(Sink):
         for part in table.parts():
             rows = bytes_of(part.rows)
             found = np.fromiter(map(hash, rows), np.int64, len(rows))
-            places = np.searchsorted(signs, part.signs)
-            there = places < len(signs)
-            there[there] = signs[places[there]] == part.signs[there]
+            places, there = find_sorted(signs, part.signs)
             is_left[places[there]] = False
             same = there
             same[there] = hashes[places[there]] == found[there]
@@ -308,7 +307,7 @@ class RedisSink(Sink):
         text = json.dumps({**manifest, "id": id}, ensure_ascii=False)
 
         def commit(pipe: typing.Any) -> None:
-            before = self._rows.decoded(pipe.get(self._rows.key("state")))
+            before = self._rows.state_in(pipe)
             writing = pipe.get(self._rows.key("writing"))
             self._check_writing(writing, version, before)
             check_base(before.versions, base, self._where)
@@ -345,7 +344,7 @@ class RedisSink(Sink):
                 self._move(self._rows.rows_key(lower.key, table), rows)
 
             def fold(pipe: typing.Any, table: str = table) -> None:
-                before = self._rows.decoded(pipe.get(self._rows.key("state")))
+                before = self._rows.state_in(pipe)
                 self._check_writer(before)
                 after = before.folded(table)
                 pipe.multi()
@@ -360,9 +359,7 @@ class RedisSink(Sink):
         erased = [sign for sign, row in rows.items() if not row]
 
         def move(pipe: typing.Any) -> None:
-            self._check_writer(
-                self._rows.decoded(pipe.get(self._rows.key("state")))
-            )
+            self._check_writer(self._rows.state_in(pipe))
             pipe.multi()
             for begin in range(0, len(kept), _ROWS):
                 pairs = kept[begin : begin + _ROWS]
@@ -374,9 +371,7 @@ class RedisSink(Sink):
 
     def _change(self, change: Callable[[State], State]) -> None:
         def run(pipe: typing.Any) -> None:
-            state = change(
-                self._rows.decoded(pipe.get(self._rows.key("state")))
-            )
+            state = change(self._rows.state_in(pipe))
             pipe.multi()
             pipe.set(self._rows.key("state"), states.encode(state))
 
