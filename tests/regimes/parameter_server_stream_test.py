@@ -42,7 +42,6 @@ class StreamTest(absltest.TestCase):
         model.fit(
             data,
             verbose=0,
-            max_inflight_steps=1,
             callbacks=[points, *callbacks],
         )
         return models.counts(table)

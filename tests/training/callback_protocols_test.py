@@ -41,6 +41,9 @@ class _Own(keras.callbacks.Callback):
     def take_streams(self, streams):
         self.seen.extend(streams)  # None: the data are arrays.
 
+    def take_pause(self, pause):
+        del pause
+
     def can_resume(self):
         return True
 

@@ -7,6 +7,7 @@ from unittest import mock
 import tensorflow as tf
 from absl.testing import absltest
 
+from tf_ext.recovery.pause import Pause
 from tf_ext.training.parameter_servers import inflight
 
 
@@ -37,7 +38,7 @@ class _LateFirst:
 class RunTest(absltest.TestCase):
     def _before_the_first(self, result):
         late = _LateFirst(result)
-        run = inflight._Run(late, None, limit=2, repeatable=False)
+        run = inflight._Run(late, None, 2, False, tuple, Pause())
         self.assertLen(list(run.results(iter(range(50)))), 50)
         return late.before_the_first
 
@@ -97,6 +98,23 @@ class InFlightTest(absltest.TestCase):
         self.assertEqual(self._run(range(50)), list(range(50)))
         self.assertEqual(self.steps.under_way, 0)
         self.assertEqual(self._run(range(5)), list(range(5)))
+
+    def test_further_steps_wait_where_a_pause_says_so(self):
+        pause = Pause()
+        begun, seen = [], []
+        batches = (begun.append(n) or n for n in range(12))
+        results = self.steps.run(_Remote, batches, 3, pause=pause)
+        for number, _ in enumerate(results):
+            if number in (4, 11):
+                pause.then = lambda: seen.append(begun[-1])
+            seen.append((number, pause.under_way))
+        told = [one for one in seen if isinstance(one, int)]
+        after = seen[seen.index(told[0]) - 1]
+        # Those under way at step 4 have ended, no other one has begun.
+        self.assertEqual(after, (told[0], 0))
+        self.assertBetween(told[0], 4, 4 + 3)
+        self.assertEqual(told[1:], [11])
+        self.assertEqual(begun, [*range(12)])
 
     def test_none_is_in_flight_after_an_error(self):
         # As a coordinator, which raises an error once.

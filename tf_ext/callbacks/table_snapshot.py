@@ -21,6 +21,7 @@ from tf_ext.data.progress import StreamProgress, merged
 from tf_ext.distribute import coordinators
 from tf_ext.recovery import files, points, preemption
 from tf_ext.recovery import warm_start as warm_starts
+from tf_ext.recovery.pause import Pause
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
@@ -59,7 +60,8 @@ class TableSnapshot(keras.callbacks.Callback):
     records that the model has seen. Metrics of the epoch that was interrupted,
     and the state of other callbacks, start again. The position in generators
     and `keras.utils.Sequence` cannot be restored: their epoch starts again.
-    Under ParameterServerStrategy steps in flight may be applied twice. Under
+    Under ParameterServerStrategy a point that is due waits for the steps in
+    flight, and no further one begins before it is written. Under
     MultiWorkerMirroredStrategy each worker writes its own rows, and the first
     worker everything else.
 
@@ -138,7 +140,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self._streams: list[StreamProgress] = []
         # What a loop told of it last, or None.
         self._told_sigterm: bool | None = None
-        self._steps_under_way = 0
+        self._pause = Pause()
         # Whether `fit` is tf_ext's, and whether it has found no point or
         # continued from one.
         self._asked = self._resumed = False
@@ -171,6 +173,10 @@ class TableSnapshot(keras.callbacks.Callback):
     def take_streams(self, streams: Sequence[StreamProgress]) -> None:
         """Told the streams that are trained on, whose positions it saves."""
         self._streams = list(streams)
+
+    def take_pause(self, pause: Pause) -> None:
+        """Told what steps that are under way at once wait by."""
+        self._pause = pause
 
     def can_resume(self) -> bool:
         """Whether `fit`, which asks, should begin with `resume`.
@@ -254,14 +260,8 @@ class TableSnapshot(keras.callbacks.Callback):
         self, epoch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         self._at_epoch_end = False
-        self._steps_under_way = 0
         if epoch != self._point.epoch:
             self._move(epoch=epoch, step_in_epoch=0)
-
-    def on_train_batch_begin(
-        self, batch: int, logs: dict[str, typing.Any] | None = None
-    ) -> None:
-        self._steps_under_way += 1
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, typing.Any] | None = None
@@ -271,22 +271,24 @@ class TableSnapshot(keras.callbacks.Callback):
             step=self._point.step + done - self._point.step_in_epoch,
             step_in_epoch=done,
         )
-        self._steps_under_way -= 1
-        is_last = self.params.get("steps") == done
-        if self._is_due():
+        if self.params.get("steps") == done:
             # At the end of an epoch what belongs to it comes first.
-            if is_last:
-                self._at_epoch_end = True
-            else:
-                self._save()
-        if not is_last:
-            self._end_if_preempted()
+            self._at_epoch_end = self._at_epoch_end or self._is_due()
+        elif not self._pause.under_way:
+            self._save_or_end()
+        elif self._is_due() or self.sigterm_received:
+            # The point would have some of their updates, not their position.
+            self._pause.then = self._save_or_end
+
+    def _save_or_end(self) -> None:
+        """Writes a point if it is due; ends the program if that is."""
+        if self._is_due():
+            self._save()
+        self._end_if_preempted()
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
-        # Data of unknown length end within a step that has begun.
-        self._steps_under_way = 0
         self._told_sigterm = None  # It may have come since.
         self._move(epoch=epoch + 1, step_in_epoch=0)
         if self.epoch_end or self._at_epoch_end:
@@ -302,10 +304,6 @@ class TableSnapshot(keras.callbacks.Callback):
     def _end_if_preempted(self) -> None:
         """Ends the program after a point, if SIGTERM has come."""
         if not (self.on_sigterm and self._is_preempted()):
-            return
-        if self._steps_under_way:
-            # The last of them has a point that lacks none of their updates.
-            self.model.stop_training = True
             return
         self._save()
         self._release_directory()

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tf_ext._checks import refuse
 from tf_ext._keras import keras
 from tf_ext.data.progress import StreamProgress
+from tf_ext.recovery.pause import Pause
 from tf_ext.recovery.points import Point
 
 
@@ -32,6 +33,9 @@ class Resuming(typing.Protocol):
 
     def take_streams(self, streams: Sequence[StreamProgress]) -> None:
         """Told the streams that are trained on, whose positions it saves."""
+
+    def take_pause(self, pause: Pause) -> None:
+        """Told what it can wait by, where several steps are under way."""
 
     def can_resume(self) -> bool:
         """Whether `fit`, which asks, should begin with `resume`."""

@@ -35,6 +35,9 @@ class _Told(keras.callbacks.Callback):
     def take_streams(self, streams):
         pass
 
+    def take_pause(self, pause):
+        pass
+
     def tell_sigterm(self, anywhere):
         self.told.append(anywhere)
 

@@ -23,6 +23,7 @@ from tf_ext.distribute.addresses import task_addresses
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import ServerLostError
 from tf_ext.distribute.liveness import Watch
+from tf_ext.recovery.pause import Pause
 
 # The longest time without progress while no worker, or a server, answers.
 _GIVE_UP_SECONDS = 600.0
@@ -89,6 +90,7 @@ class InFlight:
         limit: int,
         repeatable: bool = False,
         idle: Callable[[], Collection[int]] = tuple,
+        pause: Pause | None = None,
     ) -> Iterator[list[tf.Tensor] | None]:
         """Yields the results of the step of each batch, in order.
 
@@ -100,6 +102,7 @@ class InFlight:
           repeatable: whether a step whose result was lost with its worker may
             be run again. If not, None stands for its result.
           idle: function to the indices of workers that take no more steps.
+          pause: Pause, which can have further steps wait for those under way.
 
         Raises:
           Exception: the first that a step raised. No step is then in flight.
@@ -109,7 +112,7 @@ class InFlight:
         """
         self._moved = time.monotonic()
         self._has_given_up = False
-        run = _Run(self, start, limit, repeatable, idle)
+        run = _Run(self, start, limit, repeatable, idle, pause or Pause())
         return run.results(iter(batches))
 
     def schedule(self, step: _Step) -> None:
@@ -205,6 +208,7 @@ class _Run:
       limit: int, steps that may be scheduled and not finished.
       repeatable: bool.
       idle: as of `InFlight.run`.
+      pause: Pause.
 
     Attributes:
       start: as of `InFlight.run`.
@@ -219,7 +223,8 @@ class _Run:
         start: Callable[[typing.Any], typing.Any],
         limit: int,
         repeatable: bool,
-        idle: Callable[[], Collection[int]] = tuple,
+        idle: Callable[[], Collection[int]],
+        pause: Pause,
     ) -> None:
         self.start = start
         self.idle = idle
@@ -227,6 +232,7 @@ class _Run:
         self.waiting = 0
         self._inflight = inflight
         self._limit = limit
+        self._pause = pause
         self._steps: collections.deque[_Step] = collections.deque()
         self._unread_bytes = 0
 
@@ -239,6 +245,7 @@ class _Run:
                 while self._steps and self._steps[0].batch is _END:
                     step = self._steps.popleft()
                     self._unread_bytes -= _bytes_of(step.result)
+                    self._pause.under_way = len(self._steps)
                     yield step.result
                 self._fill(batches)
                 if not self._steps:
@@ -255,6 +262,9 @@ class _Run:
         self._unread_bytes += _bytes_of(result)
 
     def _fill(self, batches: Iterator[typing.Any]) -> None:
+        self._pause.under_way = len(self._steps)
+        if self._pause.holds():
+            return
         while self.waiting < self._limit and self._unread_bytes < _UNREAD_BYTES:
             batch = next(batches, _END)
             if batch is _END:

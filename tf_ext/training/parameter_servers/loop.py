@@ -21,12 +21,14 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.progress import check_one_to_one
 from tf_ext.distribute import training_counts
 from tf_ext.distribute.cluster import cluster_of
+from tf_ext.recovery.pause import Pause
 from tf_ext.training import recommenders
 from tf_ext.training.building import (
     build_model,
     build_optimizer,
     example_of,
 )
+from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.feeds import Arguments, Logs, Sent, StepFeed
 from tf_ext.training.fit_arguments import (
     FitOptions,
@@ -62,6 +64,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         self._inflight = InFlight(self._coordinator)
         # Of calls under way, which may be nested.
         self._shares: list[ShareFeed] = []
+        self._pause = Pause()
 
     @contextlib.contextmanager
     def running(self, method: str) -> Iterator[None]:
@@ -77,6 +80,10 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
 
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
         _check_backups(callbacks.callbacks)
+        self._pause = Pause()
+        resuming = resuming_among(callbacks)
+        if resuming is not None:
+            resuming.take_pause(self._pause)
         callbacks.on_train_begin()
 
     def _train_steps(
@@ -90,7 +97,9 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         staleness = []
         logs = {}
         with feed.explaining_errors():
-            for steps, tensors in self._steps(feed, step, batches, limit):
+            for steps, tensors in self._steps(
+                feed, step, batches, limit, self._pause
+            ):
                 if tensors is not None:
                     logs = step.logs(tensors)
                     staleness.append(logs.pop(STALENESS, 0.0))
@@ -148,10 +157,11 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         step: Step,
         batches: Iterable[Sent],
         limit: int | None = None,
+        pause: Pause | None = None,
     ) -> Iterator[tuple[int, list[tf.Tensor] | None]]:
         """Yields the number of steps, and their results or None."""
         wanted = _Wanted(feed, batches)
-        for results in self._results(feed, step, wanted, limit):
+        for results in self._results(feed, step, wanted, limit, pause):
             steps, results = wanted.made(results)
             if steps:
                 yield steps, results
@@ -162,6 +172,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         step: Step,
         batches: Iterable[Sent],
         limit: int | None = None,
+        pause: Pause | None = None,
         repeatable: bool = False,
     ) -> Iterator[typing.Any]:
         workers = len(cluster_of(self._regime.strategy)["worker"])
@@ -169,7 +180,9 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
             limit = max(1, limit // step.steps_per_execution)
         limit = limit or _EXECUTIONS_PER_WORKER * workers
         start = feed.starter(self._coordinator, step.function_for)
-        return self._inflight.run(start, batches, limit, repeatable, feed.ended)
+        return self._inflight.run(
+            start, batches, limit, repeatable, feed.ended, pause
+        )
 
     def _verbose(self, verbose: str | int) -> str | int:
         if verbose == "auto" and not IS_KERAS_3:
