@@ -127,12 +127,14 @@ OPS_SOURCES = [
 
 # The pybind11 module tf_ext._core.
 PYTHON_SOURCES = [
+    "cc/python/columns_module.cc",
     "cc/python/core_module.cc",
     "cc/python/records_module.cc",
     "cc/python/rows_module.cc",
     "cc/python/rules_module.cc",
     "cc/python/setting_module.cc",
     "cc/python/snapshot_module.cc",
+    "cc/python/values.cc",
 ]
 
 CORE_TESTS = [

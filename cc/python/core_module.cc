@@ -2,12 +2,10 @@
 // tf_ext._core: hashing, initial rows, snapshots and TFRecord for NumPy users,
 // and the descriptions of update rules. Needs no TensorFlow.
 
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cc/core/hashing/fingerprint.h"
@@ -22,6 +20,7 @@
 #include "cc/python/check.h"
 #include "cc/python/dense_array.h"
 #include "cc/python/modules.h"
+#include "cc/python/values.h"
 #include "pybind11/numpy.h"
 #include "pybind11/pybind11.h"
 #include "pybind11/stl.h"
@@ -33,163 +32,6 @@ namespace py = pybind11;
 
 // The version of the definition of signs.
 constexpr int kHashVersion = 1;
-
-std::string TypeOf(py::handle object) {
-  return py::str(py::type::handle_of(object).attr("__name__"));
-}
-
-std::string DtypeOf(const py::array& array) {
-  return py::str(static_cast<py::object>(array.dtype()));
-}
-
-// The bytes of a str (as UTF-8) or bytes object, which must stay alive.
-std::string_view ViewText(py::handle object, const std::string& where) {
-  if (PyBytes_Check(object.ptr())) {
-    return {PyBytes_AS_STRING(object.ptr()),
-            static_cast<size_t>(PyBytes_GET_SIZE(object.ptr()))};
-  }
-  if (!PyUnicode_Check(object.ptr())) {
-    throw py::value_error(where + " must be str or bytes, but is of type " +
-                          TypeOf(object) + ".");
-  }
-  Py_ssize_t size = 0;
-  const char* const data = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
-  if (data == nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) {
-      throw py::error_already_set();  // no memory
-    }
-    PyErr_Clear();
-    throw py::value_error(where +
-                          " has a lone surrogate, which UTF-8 cannot encode;"
-                          " encode it to bytes yourself.");
-  }
-  return {data, static_cast<size_t>(size)};
-}
-
-// Unlike array_t::ensure, throws NumPy's error if the conversion fails: for
-// want of memory, or where warnings are errors.
-template <typename T>
-py::array Cast(const py::array& array) {
-  return py::array_t<T, kDense | py::array::forcecast>(
-      static_cast<const py::object&>(array));
-}
-
-// The values of an array in a form that the core can read without the GIL.
-class Values {
- public:
-  Values(const py::array& array, const std::string& name)
-      : name_(name), size_(array.size()) {
-    const char kind = array.dtype().kind();
-    if (kind == 'S') {
-      KeepBytes(array);
-    } else if (kind == 'U' || kind == 'O' || kind == 'T') {
-      KeepObjects(array);
-    } else if (kind == 'f') {
-      KeepFloats(array);
-    } else {
-      KeepIntegers(array);
-    }
-  }
-
-  Values(const Values&) = delete;
-  Values& operator=(const Values&) = delete;
-
-  bool is_text() const { return input_.type == ValueType::kString; }
-
-  // One value per bag.
-  HashInput input() const {
-    HashInput input = input_;
-    input.n = size_;
-    input.batch = size_;
-    return input;
-  }
-
- private:
-  void KeepIntegers(const py::array& array) {
-    const char kind = array.dtype().kind();
-    if (kind == 'b' || (kind != 'i' && kind != 'u') ||
-        (kind == 'u' && array.itemsize() == sizeof(uint64_t))) {
-      throw py::value_error(
-          name_ +
-          " must be strings, bytes, integers of up to 64 bits with a"
-          " sign or 32 without, or floats with boundaries, but its dtype is " +
-          DtypeOf(array) + ". Convert it first.");
-    }
-    kept_ = Cast<int64_t>(array);
-    input_.type = ValueType::kInt64;
-    input_.values = kept_.data();
-  }
-
-  void KeepFloats(const py::array& array) {
-    kept_ = Cast<float>(array);
-    input_.type = ValueType::kFloat;
-    input_.values = kept_.data();
-    const auto* const floats = static_cast<const float*>(kept_.data());
-    for (int64_t i = 0; i < size_; ++i) {
-      if (!std::isnan(floats[i])) continue;
-      throw py::value_error(name_ + " has NaN at position " +
-                            std::to_string(i) +
-                            ", which is missing and has no sign. Drop it"
-                            " first.");
-    }
-  }
-
-  void KeepBytes(const py::array& array) {
-    kept_ = py::array(array.attr("astype")(
-        array.dtype(), py::arg("order") = "C", py::arg("copy") = false));
-    bytes_ = {static_cast<const char*>(kept_.data()),
-              static_cast<size_t>(array.itemsize())};
-    input_.type = ValueType::kString;
-    input_.values = &bytes_;
-    input_.view_strings = ViewBytes;
-  }
-
-  void KeepObjects(const py::array& array) {
-    // A copy, whose objects no other thread can remove while the GIL is
-    // released.
-    kept_ = py::array(array.attr("astype")("O")).attr("ravel")();
-    const auto* const objects = static_cast<PyObject* const*>(kept_.data());
-    texts_.resize(size_);
-    for (int64_t i = 0; i < size_; ++i) {
-      texts_[i] =
-          ViewText(objects[i], name_ + " at position " + std::to_string(i));
-    }
-    input_.type = ValueType::kString;
-    input_.values = texts_.data();
-    input_.view_strings = ViewTexts;
-  }
-
-  struct Bytes {
-    const char* data;
-    size_t item_size;
-  };
-
-  // NumPy pads its fixed-size strings with zero bytes.
-  static void ViewBytes(const void* values, int64_t begin, int64_t n,
-                        std::string_view* views) {
-    const Bytes& bytes = *static_cast<const Bytes*>(values);
-    for (int64_t k = 0; k < n; ++k) {
-      const char* const item = bytes.data + (begin + k) * bytes.item_size;
-      size_t size = bytes.item_size;
-      while (size > 0 && item[size - 1] == '\0') --size;
-      views[k] = {item, size};
-    }
-  }
-
-  static void ViewTexts(const void* values, int64_t begin, int64_t n,
-                        std::string_view* views) {
-    for (int64_t k = 0; k < n; ++k) {
-      views[k] = static_cast<const std::string_view*>(values)[begin + k];
-    }
-  }
-
-  std::string name_;
-  int64_t size_;
-  py::array kept_;
-  Bytes bytes_ = {};
-  std::vector<std::string_view> texts_;
-  HashInput input_;
-};
 
 py::array_t<int64_t> LikeArray(const py::array& array) {
   return py::array_t<int64_t>(
@@ -386,6 +228,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("shared_signs", &SharedSigns, py::arg("config"), py::arg("signs"));
   m.attr("FIRST_SHARED_SIGN") = kFirstSharedSign;
   m.attr("MOST_SHARED_ROWS") = kMostSharedRows;
+  DefineColumns(&m);
   DefineRecords(&m);
   DefineRows(&m);
   DefineRules(&m);

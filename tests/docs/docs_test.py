@@ -333,7 +333,7 @@ class CodeTest(absltest.TestCase):
     def test_serving(self):
         start = blocks("README.md", "python", section="Quick start")
         export, *served = blocks(_SERVING, "python", section=_STOCK)
-        split, look_up, dense = blocks(_SERVING, "python", section=_STORE)
+        split, look_up = blocks(_SERVING, "python", section=_STORE)
         # One process trains; all others are new, as servers are.
         short = blocks("README.md", "python", section="Serving without tf_ext")
         (follow,) = blocks(_SERVING, "python", section=_FOLLOW)
@@ -341,8 +341,7 @@ class CodeTest(absltest.TestCase):
             [*start, *short, export, split, _POINTS, follow, _SAME_ANSWERS]
         )
         answers = [_numbers(self._run([block])) for block in served]
-        self._run([look_up])
-        answers.append(_numbers(self._run([dense])))
+        answers.append(_numbers(self._run([look_up])))
         self.assertEqual([len(one) for one in answers], [4, 2])
         for found in (answers[0][:2], answers[0][2:], answers[1]):
             np.testing.assert_allclose(found, answers[0][:2], atol=2e-6)

@@ -9,13 +9,12 @@ import tensorflow as tf
 
 from tf_ext._checks import is_int, refuse
 from tf_ext._keras import keras
+from tf_ext._times import FAR, MISSING_TIME
 from tf_ext.feature_column import checks
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.part import Part
 
 _NAME = "age_column"
-# Of two times within these bounds, the difference does not overflow.
-_FAR = 1 << 61
 _NO_AGE = -(1 << 63)
 
 
@@ -46,7 +45,7 @@ class _AgePart(Part):
 
     def relate(self, values: tf.Tensor, reference: tf.Tensor) -> tf.Tensor:
         begin, end = (
-            tf.clip_by_value(tf.cast(times, tf.int64), -_FAR, _FAR)
+            tf.clip_by_value(tf.cast(times, tf.int64), -FAR, FAR)
             for times in (values, reference)
         )
         ages = end - begin
@@ -115,7 +114,7 @@ class AgeColumn(Column):
                 reference=self.until,
                 name=self.name,
                 optional=self.optional,
-                missing=None if self.missing is None else -1,
+                missing=None if self.missing is None else MISSING_TIME,
                 conversion=f"age {' '.join(map(str, described))}",
             ),
         )
@@ -133,7 +132,7 @@ def _to_limits(boundaries: typing.Any) -> tuple[int, ...]:
         refuse(_NAME, "boundaries", allowed, boundaries)
     values = list(boundaries)
     if not values or not all(
-        is_int(value) and abs(value) < _FAR for value in values
+        is_int(value) and abs(value) < FAR for value in values
     ):
         refuse(_NAME, "boundaries", allowed, boundaries)
     limits = tuple(int(value) for value in values)

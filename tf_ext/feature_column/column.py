@@ -12,11 +12,11 @@ import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from tf_ext import ops
 from tf_ext._checks import refuse
+from tf_ext._missing import missing_text
 from tf_ext.feature_column import checks, structure
 from tf_ext.feature_column.part import Part
 from tf_ext.feature_column.sequences import SequenceLayout
@@ -359,18 +359,7 @@ def describe(
             for part, is_crossed in zip(parts, crossed)
         ],
         "part_has_missing": [part.missing is not None for part in parts],
-        "part_missing": [_missing_text(part.missing) for part in parts],
+        "part_missing": [missing_text(part.missing) for part in parts],
         "part_boundary_counts": [len(b) for b in boundaries],
         "part_boundaries": [value for b in boundaries for value in b],
     }
-
-
-def _missing_text(missing: str | int | float | None) -> str:
-    """The text that the op reads back as the same number, float or integer."""
-    if missing is None:
-        return ""
-    if isinstance(missing, float):
-        if missing.is_integer():
-            return str(int(missing))
-        return str(np.float32(missing))
-    return str(missing)

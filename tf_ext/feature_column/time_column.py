@@ -8,29 +8,12 @@ import tensorflow as tf
 
 from tf_ext._checks import is_int, refuse
 from tf_ext._keras import keras
+from tf_ext._times import MINUTES_OF_DAY, MISSING_TIME, UNITS
 from tf_ext.feature_column import checks
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.part import Part
 
 _NAME = "time_column"
-_MINUTES_OF_DAY = 24 * 60
-_MISSING = -1
-
-
-class _Unit(typing.NamedTuple):
-    """What is counted: `(minutes since 1970 // minutes + first) mod period`."""
-
-    minutes: int
-    period: int
-    first: int
-
-
-# 1970 began on a Thursday; weeks begin on Mondays, as in Python's `weekday`.
-_UNITS = {
-    "hour": _Unit(60, 24, 0),
-    "weekday": _Unit(_MINUTES_OF_DAY, 7, 3),
-    "hour_of_week": _Unit(60, 7 * 24, 3 * 24),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +42,7 @@ class _TimePart(Part):
         return tf.int64
 
     def convert(self, values: tf.Tensor) -> tf.Tensor:
-        unit = _UNITS[self.unit]
+        unit = UNITS[self.unit]
         times = tf.cast(values, tf.int64)
         # Divided first, so that no time overflows.
         minutes = times // 60 + self.utc_offset_minutes
@@ -92,14 +75,14 @@ class TimeColumn(Column):
 
     def __post_init__(self) -> None:
         checks.check_text(_NAME, "key", self.key)
-        if self.unit not in _UNITS:
-            refuse(_NAME, "unit", f"one of {', '.join(_UNITS)}", self.unit)
+        if self.unit not in UNITS:
+            refuse(_NAME, "unit", f"one of {', '.join(UNITS)}", self.unit)
         offset = self.utc_offset_minutes
-        if not is_int(offset) or abs(offset) >= _MINUTES_OF_DAY:
+        if not is_int(offset) or abs(offset) >= MINUTES_OF_DAY:
             refuse(
                 _NAME,
                 "utc_offset_minutes",
-                f"an int from {1 - _MINUTES_OF_DAY} to {_MINUTES_OF_DAY - 1}",
+                f"an int from {1 - MINUTES_OF_DAY} to {MINUTES_OF_DAY - 1}",
                 offset,
             )
         object.__setattr__(self, "utc_offset_minutes", int(offset))
@@ -117,7 +100,7 @@ class TimeColumn(Column):
                 *described,
                 name=self.name,
                 optional=self.optional,
-                missing=None if self.missing is None else _MISSING,
+                missing=None if self.missing is None else MISSING_TIME,
                 conversion=" ".join(map(str, described)),
             ),
         )

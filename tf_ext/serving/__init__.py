@@ -11,11 +11,14 @@ if typing.TYPE_CHECKING:
     from tf_ext.serving.exporting import export
     from tf_ext.serving.folder import damaged_files, read_manifest, versions
     from tf_ext.serving.following import Follower, follow
+    from tf_ext.serving.lookups.features import Ragged
+    from tf_ext.serving.lookups.lookup import Lookup
     from tf_ext.serving.publishing import Publisher, publish
     from tf_ext.serving.rolling_back import rollback
     from tf_ext.serving.sinks.directory_sink import DirectorySink
     from tf_ext.serving.sinks.redis_sink import RedisSink
     from tf_ext.serving.sinks.sink import (
+        FoundRows,
         RowChanges,
         Sink,
         SinkConflictError,
@@ -33,11 +36,14 @@ _NAMES = {
     "serving.exporting": ["export"],
     "serving.folder": ["damaged_files", "read_manifest", "versions"],
     "serving.following": ["Follower", "follow"],
+    "serving.lookups.features": ["Ragged"],
+    "serving.lookups.lookup": ["Lookup"],
     "serving.publishing": ["Publisher", "publish"],
     "serving.rolling_back": ["rollback"],
     "serving.sinks.directory_sink": ["DirectorySink"],
     "serving.sinks.redis_sink": ["RedisSink"],
     "serving.sinks.sink": [
+        "FoundRows",
         "RowChanges",
         "Sink",
         "SinkConflictError",
@@ -59,7 +65,10 @@ _MODULES = {
 __all__ = [
     "DirectorySink",
     "Follower",
+    "FoundRows",
+    "Lookup",
     "Publisher",
+    "Ragged",
     "RedisSink",
     "RowChanges",
     "Sink",

@@ -70,12 +70,14 @@ class DensePart(typing.NamedTuple):
       embeddings: list of Embedding.
       others: dict that maps the names of the other inputs to their names in
         the model.
+      specs: dict of the specs of the model's inputs.
     """
 
     module: tf.Module
     function: typing.Any
     embeddings: Sequence[Embedding]
     others: dict[str, str]
+    specs: dict[str, tf.TypeSpec]
 
 
 def cut(model: keras.Model, taken: signatures.Signature) -> DensePart:
@@ -133,7 +135,8 @@ def cut(model: keras.Model, taken: signatures.Signature) -> DensePart:
     # A SavedModel contains only tracked objects.
     module.dense_variables = list(concrete.variables)
     module.resources = resources_of(model, concrete)
-    return DensePart(module, concrete, embeddings, others)
+    specs = signatures.flatten(taken.specs, taken.specs)
+    return DensePart(module, concrete, embeddings, others, specs)
 
 
 def _given(one: Embedding, tensors: Mapping[str, tf.Tensor]) -> Given:

@@ -167,6 +167,7 @@ def described(
 ) -> dict[str, typing.Any]:
     """What a manifest says of the inputs and outputs of a dense part."""
     return {
+        "features": {n: _feature(one) for n, one in part.specs.items()},
         "embeddings": [_describe(one, tables) for one in part.embeddings],
         "inputs": _other_inputs(part),
         "outputs": sorted(part.function.structured_outputs),
@@ -190,6 +191,17 @@ def _describe(
         "config": serialized["config"],
         "features": one.features,
     }
+
+
+def _feature(spec: typing.Any) -> dict[str, typing.Any]:
+    """An input of the model."""
+    kind = "dense"
+    if isinstance(spec, tf.RaggedTensorSpec):
+        kind = "ragged"
+    elif isinstance(spec, tf.SparseTensorSpec):
+        kind = "sparse"
+    shape = None if spec.shape.rank is None else spec.shape.as_list()
+    return {"kind": kind, "dtype": spec.dtype.name, "shape": shape}
 
 
 def _other_inputs(part: DensePart) -> list[dict[str, typing.Any]]:

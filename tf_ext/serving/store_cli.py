@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tf_ext import _terminal as terminal
 from tf_ext._sorted import find_sorted
 from tf_ext.serving import folder
+from tf_ext.serving.lookups.row_store import read_split_rows
 from tf_ext.serving.sinks import row_bytes
 from tf_ext.serving.sinks.directory_sink import DirectorySink
 from tf_ext.serving.sinks.redis_sink import RedisSink
@@ -25,7 +26,6 @@ from tf_ext.serving.sinks.sink import (
     SinkError,
     TableChanges,
 )
-from tf_ext.snapshot import parquet as row_groups
 from tf_ext.snapshot.changes import all_of
 from tf_ext.snapshot.files import read_chain
 from tf_ext.snapshot.manifest import DamagedSnapshotError
@@ -168,7 +168,7 @@ def _changes(
     progress: Callable[[int], object],
 ) -> TableChanges:
     def parts() -> Iterator[RowChanges]:
-        for signs, weights in _rows_of_file(path, about):
+        for signs, weights in read_split_rows(path, about):
             progress(signs.nbytes + weights.nbytes)
             rows = row_bytes.encode(weights, dtype, about["name"])
             yield RowChanges(signs, rows, _NONE)
@@ -252,7 +252,7 @@ def _expected(against: str, manifest: Manifest, place: int) -> _Weights:
     table = manifest["tables"][place]
     if os.path.exists(os.path.join(against, folder.EXTRA)):
         _, split = _split(against)
-        yield from _rows_of_file(split, table)
+        yield from read_split_rows(split, table)
         return
     path = join(normalised(against), manifest.get("point", "point"))
     for index in range(1000):
@@ -279,20 +279,6 @@ def _split(path: str) -> tuple[Manifest, pathlib.Path]:
             f"{path}, which is of kind {manifest.get('kind', 'model')!r}"
         )
     return manifest, pathlib.Path(path)
-
-
-def _rows_of_file(
-    path: pathlib.Path, about: Mapping[str, typing.Any]
-) -> _Weights:
-    """The rows of a table of a split export."""
-    _, parquet = row_groups.import_pyarrow()
-    with parquet.ParquetFile(path / about["file"]) as file:
-        for batch in file.iter_batches():
-            vectors = batch["vector"].flatten().to_numpy()
-            yield (
-                batch["sign"].to_numpy(),
-                vectors.reshape(len(batch), about["dim"]),
-            )
 
 
 def _rollback(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,13 @@ from tf_ext import _core
 from tf_ext._checks import refuse
 from tf_ext.serving.sinks import redis_state as states
 from tf_ext.serving.sinks.redis_state import Layer, State
-from tf_ext.serving.sinks.sink import Manifest, Rows, Signs, SinkError
+from tf_ext.serving.sinks.sink import (
+    FoundRows,
+    Manifest,
+    Rows,
+    Signs,
+    SinkError,
+)
 
 try:
     import redis
@@ -26,10 +32,19 @@ except ImportError:
 _NAME = re.compile(r"[\w.:/-]{1,200}")
 # Of a round trip of HSCAN.
 _ROWS = 4096
+# How often rows are read again when versions come and go meanwhile.
+_ATTEMPTS = 20
 # Seconds, unless the address says otherwise.
 _TIMEOUTS = {"socket_timeout": 60.0, "socket_connect_timeout": 5.0}
 
 _T = typing.TypeVar("_T")
+
+
+class _Asked(typing.NamedTuple):
+    """The state, and its bytes, with which rows were asked for last."""
+
+    data: bytes | None
+    state: State
 
 
 class RedisRows:
@@ -65,6 +80,7 @@ class RedisRows:
             refuse(owner, "url", f"an address of Redis: {error}", url)
         self.where = f"{name!r} in Redis"
         self._prefix = f"{{tf_ext:{name}}}:"
+        self._asked: _Asked | None = None
 
     def manifest(self, version: int) -> Manifest:
         """The manifest of a version that is retained."""
@@ -104,6 +120,66 @@ class RedisRows:
             if values:
                 yield signs, self._to_rows(table, values)
 
+    def find_rows(
+        self, manifest: Manifest, signs: Mapping[str, Signs]
+    ) -> dict[str, FoundRows]:
+        """Finds rows of a version, in one round trip unless it moves."""
+        version, id = manifest["version"], manifest["id"]
+        asked = self._asked or self._read_asked()
+        fields = {table: fields_of(its) for table, its in signs.items()}
+        for _ in range(_ATTEMPTS):
+            state = asked.state
+            if state.ids.get(version) != id:
+                raise self._removed(version)
+            layers = [
+                (table, layer)
+                for table in signs
+                for layer in state.layers_of(version, table)
+                if fields[table]
+            ]
+            with self.errors(), self.redis.pipeline(transaction=True) as pipe:
+                pipe.get(self.key("state"))
+                for table, layer in layers:
+                    key = self.rows_key(layer.key, table)
+                    pipe.hmget(key, fields[table])
+                data, *values = pipe.execute()
+            if data == asked.data:
+                return self._found(signs, layers, values)
+            # Rows may have moved between layers.
+            asked = self._asked = _Asked(data, self.decoded(data))
+        raise SinkError(f"{self.where} changes faster than rows are read.")
+
+    def _read_asked(self) -> "_Asked":
+        with self.errors():
+            data = self.redis.get(self.key("state"))
+        self._asked = _Asked(data, self.decoded(data))
+        return self._asked
+
+    def _found(
+        self,
+        signs: Mapping[str, Signs],
+        layers: Sequence[tuple[str, Layer]],
+        values: Sequence[list[bytes | None]],
+    ) -> dict[str, FoundRows]:
+        """What the layers of tables, the newest first, have together."""
+        settled: dict[str, list[bytes | None]] = {}
+        for (table, _), found in zip(layers, values, strict=True):
+            above = settled.get(table)
+            if above is not None:
+                # Empty values are of erased rows.
+                found = [
+                    new if old is None else old
+                    for old, new in zip(above, found, strict=True)
+                ]
+            settled[table] = found
+        result = {}
+        for table, its in signs.items():
+            rows = settled.get(table, [None] * len(its))
+            there = np.fromiter(map(bool, rows), bool, len(rows))
+            kept = [row for row in rows if row]
+            result[table] = FoundRows(self._to_rows(table, kept), there)
+        return result
+
     def parts(
         self, table: str, layers: Sequence[Layer]
     ) -> Iterator[tuple[Signs, list[bytes]]]:
@@ -138,13 +214,14 @@ class RedisRows:
                 return
 
     def _to_rows(self, table: str, values: Sequence[bytes]) -> Rows:
-        [width, *others] = {*map(len, values)}
+        [width, *others] = {*map(len, values)} or {0}
         if others:
             raise SinkError(
                 f"{self.where} is damaged: rows of {table} have {width} and "
                 f"{others[0]} bytes."
             )
-        return np.frombuffer(b"".join(values), np.uint8).reshape(-1, width)
+        rows = np.frombuffer(b"".join(values), np.uint8)
+        return rows.reshape(len(values), width)
 
     def state(self) -> State:
         """The state; that of nothing if there is none."""

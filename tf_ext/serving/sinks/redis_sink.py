@@ -20,6 +20,7 @@ from tf_ext.serving.sinks.redis_rows import (
 )
 from tf_ext.serving.sinks.redis_state import Layer, State
 from tf_ext.serving.sinks.sink import (
+    FoundRows,
     Manifest,
     Rows,
     Signs,
@@ -104,6 +105,12 @@ class RedisSink(Sink):
     ) -> Iterator[tuple[Signs, Rows]]:
         """Reads all rows of a table in a version, each once."""
         return self._rows.read_rows(version, table)
+
+    def find_rows(
+        self, manifest: Manifest, signs: Mapping[str, Signs]
+    ) -> dict[str, FoundRows]:
+        """Finds rows of a version, in one round trip."""
+        return self._rows.find_rows(manifest, signs)
 
     def select(self, version: int, pinned: bool) -> None:
         """Makes a retained version the current one, in one atomic step."""

@@ -38,6 +38,19 @@ class RowChanges(typing.NamedTuple):
     erased: Signs
 
 
+class FoundRows(typing.NamedTuple):
+    """What a sink has of some signs.
+
+    Attributes:
+      rows: uint8 `[m, width]`, the bytes of those that were found, in the order
+        of the signs.
+      found: bool `[n]`, whether there is a row.
+    """
+
+    rows: Rows
+    found: npt.NDArray[np.bool_]
+
+
 @dataclasses.dataclass(frozen=True)
 class TableChanges:
     """How the rows of a table differ from those of the current version.
@@ -179,6 +192,26 @@ class Sink(abc.ABC):
         Yields:
           `(signs [n], rows [n, width])`.
         """
+
+    def find_rows(
+        self, manifest: Manifest, signs: Mapping[str, Signs]
+    ) -> dict[str, FoundRows]:
+        """Finds rows of a version, for `tf_ext.serving.Lookup`.
+
+        It is optional: Lookup keeps all rows of other sinks in memory. Several
+        threads call it at once.
+
+        Args:
+          manifest: dict, what `manifest` has returned of the version.
+          signs: dict from tables to int64 `[n]`, distinct.
+
+        Returns:
+          dict from the tables to FoundRows, all of the version.
+
+        Raises:
+          SinkError: it is not retained, or was replaced by one of its number.
+        """
+        raise NotImplementedError(type(self).__name__)
 
     def needs_whole(self, table: str) -> bool:
         """Whether the next version must have all rows of a table."""
