@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Datasets: records of files and queues, hashing, shares of workers."""
 
+from tf_ext.data.avro_files import Avro
 from tf_ext.data.day_files import list_files
 from tf_ext.data.dialect import Csv
 from tf_ext.data.directory_source import DirectorySource
@@ -24,6 +25,7 @@ from tf_ext.data.streaming import stream
 from tf_ext.data.worker_batches import variable_batch_size, worker_share
 
 __all__ = [
+    "Avro",
     "Consumer",
     "Csv",
     "DamagedFileError",

@@ -14,7 +14,7 @@ import numpy as np
 from tf_ext.data.arrow import Converter, type_of
 from tf_ext.data.dialect import Csv
 from tf_ext.data.errors import DamagedFileError, Malformed
-from tf_ext.data.lines import Checked, Lines, check, read_lines
+from tf_ext.data.lines import EMPTY, Checked, Lines, check, read_lines
 from tf_ext.data.parts import Parsed
 from tf_ext.data.schema import Schema
 
@@ -24,6 +24,7 @@ try:
 except ImportError:
     pa = arrow_csv = None
 
+LINE_BREAK = "line break"
 WIDTH = "wrong number of fields"
 
 
@@ -55,6 +56,41 @@ class CsvFiles:
             names = self.first_names(first)
         for block in itertools.chain([first] if first.data else [], blocks):
             yield functools.partial(self.parse, block, names)
+
+    def messages(self, values: list[bytes]) -> Parsed:
+        """Parses values, each of which is a line, or several within quotes."""
+        rows: list[int] = []
+        lines: list[bytes] = []
+        malformed = []
+        for row, value in enumerate(values):
+            line, reason = self._line(value)
+            if reason is None:
+                rows.append(row)
+                lines.append(line)
+            else:
+                malformed.append(Malformed(row + 1, reason))
+        # Of each line of text the message that it is of, and the breaks within.
+        breaks = [line.count(b"\n") for line in lines]
+        owners = np.repeat(np.array(rows, np.int64), breaks)
+        ends = np.cumsum(breaks, dtype=np.int64) - 1
+        inner = np.delete(np.arange(len(owners)), ends)
+        block = Lines(b"".join(lines), 1, inner)
+        parsed = self.parse(block, self.first_names(block))
+        malformed += [
+            one._replace(number=int(owners[one.number - 1]) + 1)
+            for one in parsed.malformed
+        ]
+        return Parsed(parsed.part, len(values), malformed)
+
+    def _line(self, value: bytes) -> tuple[bytes, str | None]:
+        """A value as a line, and why it is none."""
+        value = value.removesuffix(b"\n").removesuffix(b"\r")
+        line = self._dialect.in_utf_8(value)
+        if self._dialect.is_comment(line) or not line:
+            return b"", EMPTY
+        if b"\n" in line and not (self._dialect.quotes and _is_quoted(line)):
+            return b"", LINE_BREAK
+        return line + b"\n", None
 
     def first_names(self, first: Lines) -> list[str]:
         """The names of the fields that most records of a block have.
@@ -266,3 +302,14 @@ def _judged(
         name: pa.binary() if pa.types.is_integer(one) else one
         for name, one in types.items()
     }
+
+
+def _is_quoted(line: bytes) -> bool:
+    """Whether all line breaks are within quotes."""
+    quotes = 0
+    [*parts, _] = line.split(b"\n")
+    for part in parts:
+        quotes += part.count(b'"')
+        if quotes % 2 == 0:
+            return False
+    return True

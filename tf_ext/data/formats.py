@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formats of files, and what reads them.
+"""The formats of files and of messages, and what reads them.
 
-A new format is a line in `_READERS`, and a class with `blocks`.
+A new format is a line in `_READERS`, and a class with `blocks`, or `messages`,
+or both.
 """
 
 import typing
 from collections.abc import Callable, Iterator
 
 from tf_ext._checks import refuse
+from tf_ext.data.avro_files import Avro, AvroFiles, AvroMessages
 from tf_ext.data.csv_files import CsvFiles
 from tf_ext.data.dialect import Csv
 from tf_ext.data.field import is_list
@@ -22,7 +24,9 @@ _READERS: dict[str, Callable[[Schema, int], "Reader"]] = {
     "jsonl": lambda schema, threads: JsonFiles(schema),
     "tfrecord": lambda schema, threads: RecordFiles(schema),
     "parquet": ParquetFiles,
+    "avro": AvroFiles,
 }
+Format: typing.TypeAlias = str | Csv | Avro
 
 
 class Reader(typing.Protocol):
@@ -30,6 +34,32 @@ class Reader(typing.Protocol):
 
     def blocks(self, file: str) -> Iterator[Callable[[], Parsed]]:
         """Yields functions that parse the blocks of a file, in any thread."""
+
+
+@typing.runtime_checkable
+class MessageReader(typing.Protocol):
+    """Reads the values of messages."""
+
+    def messages(self, values: list[bytes]) -> Parsed:
+        """Parses values, none of them empty; their numbers begin with 1."""
+
+
+def message_reader_of(schema: Schema, format: typing.Any) -> MessageReader:
+    """What reads messages of a format; the arguments are those of `stream`.
+
+    Raises:
+      ValueError: as of `reader_of`, or there are no such messages.
+    """
+    if isinstance(format, Avro):
+        return AvroMessages(schema, format)
+    reader = reader_of(schema, format, False, 1)
+    if not isinstance(reader, MessageReader):
+        allowed = (
+            "one of csv, tsv, jsonl, tfrecord, a tf_ext.data.Csv or a "
+            "tf_ext.data.Avro"
+        )
+        refuse("stream", "format", allowed, format)
+    return reader
 
 
 def reader_of(

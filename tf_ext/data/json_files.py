@@ -68,6 +68,29 @@ class JsonFiles:
         for block in read_lines(file):
             yield functools.partial(self.parse, block)
 
+    def messages(self, values: list[bytes]) -> Parsed:
+        """Parses values, each of which is an object, on one line or several."""
+        rows: list[int] = []
+        lines: list[bytes] = []
+        malformed = []
+        for row, value in enumerate(values):
+            if b"\n" in value:
+                try:
+                    json.loads(value)
+                except (ValueError, RecursionError):
+                    malformed.append(Malformed(row + 1, BAD_JSON))
+                    continue
+                # They are blanks: strings cannot have them.
+                value = value.replace(b"\r", b" ").replace(b"\n", b" ").strip()
+            rows.append(row)
+            lines.append(value + b"\n")
+        parsed = self.parse(Lines(b"".join(lines), 1))
+        malformed += [
+            one._replace(number=rows[one.number - 1] + 1)
+            for one in parsed.malformed
+        ]
+        return Parsed(parsed.part, len(values), malformed)
+
     def parse(self, block: Lines) -> Parsed:
         """Parses lines, each of which is a record."""
         lines = _objects(check(block, None))

@@ -23,6 +23,7 @@ GZIP = b"\x1f\x8b"
 
 _QUOTE, _BREAK, _RETURN = ord('"'), ord("\n"), ord("\r")
 
+EMPTY = "empty message"
 LONG_LINE = "line above 1 MiB"
 NUL = "NUL byte"
 QUOTES = "wrong quotes"

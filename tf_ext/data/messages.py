@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the messages of a source to records.
+"""From the messages of a source to records."""
 
-The readers of files parse messages, too: each is a line, or an Example.
-"""
-
-import json
 import typing
 from collections.abc import Mapping, Sequence
 
@@ -13,13 +9,9 @@ import numpy.typing as npt
 
 from tf_ext._checks import refuse
 from tf_ext.data.arrow import Converter
-from tf_ext.data.csv_files import CsvFiles
-from tf_ext.data.dialect import Csv
-from tf_ext.data.formats import reader_of
-from tf_ext.data.json_files import BAD_JSON, JsonFiles
-from tf_ext.data.lines import Lines
-from tf_ext.data.parts import Parsed, Part
-from tf_ext.data.record_files import RecordFiles, masked_crc
+from tf_ext.data.formats import Format, message_reader_of
+from tf_ext.data.lines import EMPTY
+from tf_ext.data.parts import Part
 from tf_ext.data.schema import Schema
 from tf_ext.data.source import Message
 
@@ -28,8 +20,6 @@ try:
 except ImportError:
     pa = None
 
-EMPTY = "empty message"
-LINE_BREAK = "line break"
 KEY = "key"
 HEADER = "header:"
 _OWNER = "stream"
@@ -62,7 +52,7 @@ class MessageParser:
     def __init__(
         self,
         schema: Schema,
-        format: str | Csv,
+        format: Format,
         envelope: Mapping[str, str],
     ) -> None:
         self._places = _checked(envelope, schema)
@@ -138,112 +128,17 @@ def _is_header(place: str) -> bool:
 class _Body:
     """Parses the values of messages."""
 
-    def __init__(self, schema: Schema, format: str | Csv) -> None:
-        if format == "parquet":
-            allowed = "one of csv, tsv, jsonl, tfrecord, or a tf_ext.data.Csv"
-            refuse(_OWNER, "format", allowed, format)
-        self._schema = schema
-        self._reader: typing.Any = reader_of(schema, format, False, 1)
-        self._dialect = format if isinstance(format, Csv) else Csv()
-        if format == "tsv":
-            self._dialect = Csv("\t", quotes=False)
+    def __init__(self, schema: Schema, format: Format) -> None:
+        self._reader = message_reader_of(schema, format)
 
     def parse(self, values: list[bytes]) -> Records:
-        reasons: Reasons = {}
-        rows: list[int] = []
-        texts: list[bytes] = []
-        read = (
-            _example
-            if isinstance(self._reader, RecordFiles)
-            else _json
-            if isinstance(self._reader, JsonFiles)
-            else self._line
-        )
-        for row, value in enumerate(values):
-            if not value:
-                reasons[row] = EMPTY
-                continue
-            text = read(value, row, reasons)
-            if text is not None:
-                rows.append(row)
-                texts.append(text)
-        kept = np.array(rows, np.int64)
-        parsed = self._parsed(texts)
-        bad = [one.number - 1 for one in parsed.malformed]
-        for one in parsed.malformed:
-            reasons[int(kept[one.number - 1])] = one.reason
-        kept = np.delete(kept, bad)
+        rows = np.flatnonzero([len(value) for value in values])
+        parsed = self._reader.messages([values[row] for row in rows])
+        reasons = {
+            int(rows[one.number - 1]): one.reason for one in parsed.malformed
+        }
+        empty = np.delete(np.arange(len(values)), rows)
+        reasons |= dict.fromkeys(empty.tolist(), EMPTY)
+        kept = np.delete(np.arange(len(values)), list(reasons))
         assert len(kept) == parsed.part.rows
         return Records(parsed.part, kept, reasons)
-
-    def _parsed(self, texts: list[bytes]) -> Parsed:
-        if isinstance(self._reader, RecordFiles):
-            lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-            ends = np.cumsum(lengths) - 4
-            begins = ends - lengths + 4
-            return self._reader.parse(b"".join(texts), begins, ends, 1)
-        data = b"".join(texts)
-        if isinstance(self._reader, JsonFiles):
-            return self._reader.parse(Lines(data, 1))
-        assert isinstance(self._reader, CsvFiles)
-        inner: list[int] = []
-        if data.count(b"\n") > len(texts):
-            line = 0
-            for text in texts:
-                breaks = text.count(b"\n")
-                inner += range(line, line + breaks - 1)
-                line += breaks
-        lines = Lines(data, 1, np.array(inner, np.int64))
-        names = self._reader.first_names(lines)
-        parsed = self._reader.parse(lines, names)
-        if not inner:
-            return parsed
-        # Of the first lines of messages to those of messages.
-        firsts = np.delete(np.arange(line), np.array(inner) + 1)
-        malformed = [
-            one._replace(
-                number=int(np.searchsorted(firsts, one.number - 1)) + 1
-            )
-            for one in parsed.malformed
-        ]
-        return parsed._replace(malformed=malformed)
-
-    def _line(self, value: bytes, row: int, reasons: Reasons) -> bytes | None:
-        value = value.removesuffix(b"\n").removesuffix(b"\r")
-        line = self._dialect.in_utf_8(value)
-        if self._dialect.is_comment(line) or not line:
-            reasons[row] = EMPTY
-            return None
-        if b"\n" in line and not (self._dialect.quotes and _is_quoted(line)):
-            reasons[row] = LINE_BREAK
-            return None
-        return line + b"\n"
-
-
-def _is_quoted(line: bytes) -> bool:
-    """Whether all line breaks are within quotes."""
-    quotes = 0
-    [*parts, _] = line.split(b"\n")
-    for part in parts:
-        quotes += part.count(b'"')
-        if quotes % 2 == 0:
-            return False
-    return True
-
-
-def _json(value: bytes, row: int, reasons: Reasons) -> bytes | None:
-    if b"\n" in value:
-        try:
-            json.loads(value)
-        except (ValueError, RecursionError):
-            reasons[row] = BAD_JSON
-            return None
-        # They are blanks: strings cannot have them.
-        value = value.replace(b"\r", b" ").replace(b"\n", b" ")
-        value = value.strip()
-    return value + b"\n"
-
-
-def _example(value: bytes, row: int, reasons: Reasons) -> bytes:
-    del row, reasons
-    return value + masked_crc(value).to_bytes(4, "little")

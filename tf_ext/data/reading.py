@@ -65,8 +65,9 @@ def read(
       schema: tf_ext.data.Schema.
       format: "csv", with quotes as in RFC 4180; "tsv", separated by tabs,
         without quotes; a tf_ext.data.Csv, with other delimiters or encodings;
-        "jsonl", JSON lines; "tfrecord", of tf.train.Example; or "parquet". In
-        files of text, a line is a record, or several with a field in quotes.
+        "jsonl", JSON lines; "tfrecord", of tf.train.Example; "parquet"; or
+        "avro", object container files. In files of text, a line is a record, or
+        several with a field in quotes.
       batch_size: int, the records of a batch; the last one of a pass over the
         files may have fewer.
       header: bool, whether each file of CSV or TSV begins with a line of names.

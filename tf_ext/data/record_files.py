@@ -57,6 +57,13 @@ class RecordFiles:
         for block in read_records(file):
             yield functools.partial(self.parse, *block)
 
+    def messages(self, values: list[bytes]) -> Parsed:
+        """Parses values, each of which is a serialized tf.train.Example."""
+        texts = [one + masked_crc(one).to_bytes(4, "little") for one in values]
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        ends = np.cumsum(lengths) - 4
+        return self.parse(b"".join(texts), ends - lengths + 4, ends, 1)
+
     def parse(
         self,
         data: bytes,

@@ -17,7 +17,6 @@ import tensorflow as tf
 from tf_ext._checks import check_count, is_finite, refuse
 from tf_ext.data.arrow import require_pyarrow
 from tf_ext.data.batches import batches_of
-from tf_ext.data.dialect import Csv
 from tf_ext.data.errors import (
     FEWEST_RECORDS,
     Malformed,
@@ -26,6 +25,7 @@ from tf_ext.data.errors import (
     check_max_errors,
     described,
 )
+from tf_ext.data.formats import Format
 from tf_ext.data.join_source import JoinSource
 from tf_ext.data.messages import MessageParser, Records
 from tf_ext.data.parts import Layout
@@ -48,7 +48,7 @@ _EXIT_SECONDS = 20.0
 def stream(
     source: Source,
     schema: Schema,
-    format: str | Csv = "csv",
+    format: Format = "csv",
     *,
     batch_size: int,
     max_delay: float = 1.0,
@@ -77,7 +77,7 @@ def stream(
       schema: tf_ext.data.Schema.
       format: of the messages, as of `tf_ext.data.read`: "csv", "tsv" or a
         tf_ext.data.Csv, a line without a header; "jsonl", an object;
-        "tfrecord", a serialized tf.train.Example.
+        "tfrecord", a serialized tf.train.Example; or a tf_ext.data.Avro.
       batch_size: int, the most records of a batch.
       max_delay: float, after how many seconds a batch is made of the records
         that have come, although they are fewer.
