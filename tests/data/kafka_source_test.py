@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of Kafka: on librdkafka's broker for tests, and on a real one."""
 
-import collections
 import json
-import pathlib
-import random
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,9 +10,6 @@ import pytest
 from absl.testing import absltest, parameterized
 from clusters import kafka_broker
 from models import id_counting_models as models
-from paths import PROGRAMS
-from processes import program_environment
-from programs import stream_program as program
 
 import tf_ext
 
@@ -177,12 +169,6 @@ class BrokerTest(absltest.TestCase):
         cls.broker = kafka_broker.Broker(folder.name)
         cls.addClassCleanup(cls.broker.close)
 
-    def _numbers(self, topic, count):
-        numbers = [*range(count), *range(count // 2)]
-        values = [f"{n},1".encode() for n in numbers]
-        kafka_broker.produce(self.broker.producer, topic, values)
-        return dict(collections.Counter(numbers))
-
     def test_aborted_transactions(self):
         topic = self.broker.topic()
         producer = type(self.broker.producer)(
@@ -215,45 +201,6 @@ class BrokerTest(absltest.TestCase):
             progress.advance()
         self.assertEqual(found, [1] * 10 + [3] * 10)
         self.assertEmpty(list(data))
-
-    def test_trainers_and_brokers_that_are_killed(self):
-        """Each record is counted once, whoever is killed when."""
-        topic = self.broker.topic()
-        expected = self._numbers(topic, 6000)
-        rng = random.Random(3)
-        with tempfile.TemporaryDirectory() as points:
-            done = pathlib.Path(points) / "counts.json"
-            lives = 0
-            while not done.exists():
-                life = subprocess.Popen(
-                    [
-                        *(sys.executable, PROGRAMS / "stream_program.py"),
-                        *("kafka", f"{self.broker.servers}/{topic}", points),
-                    ],
-                    env=program_environment(),
-                    stderr=subprocess.PIPE,
-                )
-                newest = tf_ext.callbacks.latest_point(points)
-                while (
-                    life.poll() is None
-                    and tf_ext.callbacks.latest_point(points) == newest
-                ):
-                    time.sleep(0.02)
-                time.sleep(rng.uniform(0.0, 0.5))
-                if lives % 2 and self.broker.can_be_killed and lives < 6:
-                    self.broker.kill()
-                    time.sleep(rng.uniform(0.0, 2.0))
-                    self.broker.start()
-                if lives < 6:
-                    time.sleep(rng.uniform(0.0, 0.5))
-                    life.kill()
-                text = life.communicate(timeout=300)[1].decode()
-                self.assertIn(life.returncode, (0, -9), text[-3000:])
-                lives += 1
-            found = json.loads(done.read_text())
-        self.assertGreater(lives, 3)
-        self.assertEqual({int(k): v for k, v in found.items()}, expected)
-        self.assertEqual(program.BATCH, 16)
 
 
 if __name__ == "__main__":

@@ -4,17 +4,12 @@
 import collections
 import json
 import pathlib
-import random
-import subprocess
-import sys
 import tempfile
 import time
 
 import pytest
 from absl.testing import absltest, parameterized
 from models import id_counting_models as models
-from paths import PROGRAMS
-from processes import program_environment
 from programs import stream_program as program
 
 import tf_ext
@@ -165,37 +160,6 @@ class StreamRestartTest(parameterized.TestCase):
         for other in (data.unbatch().batch(8), data.shuffle(4), data.repeat(2)):
             with self.assertRaisesRegex(ValueError, "a batch for each batch"):
                 model.fit(other, verbose=0)
-
-    @pytest.mark.slow
-    def test_processes_that_are_killed(self):
-        rng = random.Random(5)
-        numbers = [*range(2000), *range(1000)]
-        expected = _write(self.folder, numbers, files=7)
-        killed = 0
-        while not (self.points / "counts.json").exists():
-            life = subprocess.Popen(
-                [
-                    *(sys.executable, PROGRAMS / "stream_program.py"),
-                    *("directory", self.folder, self.points),
-                ],
-                env=program_environment(),
-                stderr=subprocess.PIPE,
-            )
-            first = self._newest()
-            if killed < 6:
-                # When it has trained for a while.
-                while life.poll() is None and self._newest() == first:
-                    time.sleep(0.02)
-                time.sleep(rng.uniform(0.0, 0.3))
-                life.kill()
-                killed += 1
-            text = life.communicate()[1].decode()
-            self.assertIn(life.returncode, (0, -9), text)
-        found = json.loads((self.points / "counts.json").read_text())
-        self.assertEqual({int(k): v for k, v in found.items()}, expected)
-
-    def _newest(self):
-        return tf_ext.callbacks.latest_point(self.points)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ _CASES = {size: shared_workers(size) for size in (2, 3)}
 
 
 class StreamTest(absltest.TestCase):
-    @pytest.mark.skipif(not IS_KERAS_3, reason="tf_keras refuses functions.")
     def test_each_record_once(self):
         for size, cases in _CASES.items():
             found = {}
@@ -27,6 +26,12 @@ class StreamTest(absltest.TestCase):
                 found |= of_worker
             wanted = dict.fromkeys(range(stream_cases.RECORDS), 1.0)
             self.assertEqual(found, wanted, size)
+
+    def test_epochs_of_functions(self):
+        for refused, epochs in _CASES[2][stream_cases.epochs_without_steps]:
+            if not IS_KERAS_3:
+                self.assertIn("`steps_per_epoch` of fit must be a", refused)
+            self.assertEqual(epochs, 2)
 
     def test_a_stream_without_shards(self):
         for error in _CASES[2][stream_cases.a_stream_without_shards]:

@@ -187,9 +187,9 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
             the step before it are on their way, which it then does not read.
             It takes ParameterServerStrategy, and `compile` with
             `steps_per_execution` of 2 to 16. The staleness grows by almost 1.
-          **kwargs: the same as in Keras. Under ParameterServerStrategy, and
-            in Keras 3 under MultiWorkerMirroredStrategy, `x` may be a function
-            from `tf.distribute.InputContext` to a dataset.
+          **kwargs: the same as in Keras. Under ParameterServerStrategy and
+            MultiWorkerMirroredStrategy, `x` may be a function from
+            `tf.distribute.InputContext` to a dataset.
 
         Raises:
           ValueError: a callback that would restore or average the variables but

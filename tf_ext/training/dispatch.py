@@ -18,19 +18,19 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data import worker_batches
 from tf_ext.data.progress import streams_of
 from tf_ext.distribute import naming_lost_tasks
-from tf_ext.regimes import Regime, regime_of_model
+from tf_ext.regimes import Regime, SynchronousRegime, regime_of_model
 from tf_ext.training import resume
 from tf_ext.training.building import wrapped_optimizers
 from tf_ext.training.epoch_order import telling_epochs
 from tf_ext.training.feeds import Arguments
-from tf_ext.training.fit_arguments import FitOptions
+from tf_ext.training.fit_arguments import FitOptions, makes_dataset
 from tf_ext.training.loop import TrainingLoop
 from tf_ext.training.losses import check_losses, check_losses_of_replicas
 from tf_ext.training.parameter_servers.loop import ParameterServerLoop
 from tf_ext.training.parameter_servers.steps import MOST_UNROLLED
 from tf_ext.training.stream_steps import counting_batches
 from tf_ext.training.synchronous.checks import check_layers, check_optimizer
-from tf_ext.training.synchronous.feed import refuse_stream
+from tf_ext.training.synchronous.feed import refuse_stream, worker_dataset
 from tf_ext.training.synchronous.loop import SynchronousLoop
 from tf_ext.training.synchronous.programs import program_of
 
@@ -190,7 +190,11 @@ class SynchronousTraining(_Synchronous, _LoopTraining):
 
 
 class SynchronousKerasTraining(_Synchronous):
-    """tf_keras's own methods, on data that workers share."""
+    """tf_keras's own methods, on data that workers share or have each."""
+
+    _regime: SynchronousRegime
+    # Whether the `x` of `fit` is this worker's alone.
+    _is_own = False
 
     def fit(
         self,
@@ -204,6 +208,12 @@ class SynchronousKerasTraining(_Synchronous):
             self._regime.processes.check_same(
                 "fit", lambda: program_of(self._model, arguments.arguments)
             )
+        # Once, so that streams go on where they are in each epoch.
+        self._is_own = makes_dataset(arguments.arguments["x"])
+        if self._is_own:
+            _check_epochs(arguments.arguments)
+            x, _ = worker_dataset(arguments.arguments, self._regime)
+            given.arguments |= {"x": x, "class_weight": None}
         return super().fit(keras_fit, given, options)
 
     def after_compile(self) -> None:
@@ -218,15 +228,46 @@ class SynchronousKerasTraining(_Synchronous):
     ) -> typing.Any:
         given = inspect.signature(method).bind(*args, **kwargs)
         check_layers(self._model)
-        for name in ("x", "validation_data"):
+        is_fit = method.__name__ == "fit"
+        for name, steps in (
+            ("x", "steps_per_epoch" if is_fit else "steps"),
+            ("validation_data", "validation_steps"),
+        ):
             data = given.arguments.get(name)
-            if isinstance(data, tf.data.Dataset):
+            is_own = makes_dataset(data)
+            if is_own:
+                data, _ = worker_dataset({"x": data}, self._regime)
+            if is_own or (name == "x" and self._is_own):
+                given.arguments[name] = self._distributed(data)
+                # What tf_keras takes for "to the end" of such data.
+                if given.arguments.get(steps) is None:
+                    given.arguments[steps] = -1
+            elif isinstance(data, tf.data.Dataset):
                 if streams_of(data):
                     refuse_stream(data)
                 data = worker_batches.variable_batch_size(data)
                 given.arguments[name] = worker_batches.auto_sharded(data)
         with naming_lost_tasks(self._regime.strategy):
             return method(*given.args, **given.kwargs)
+
+    def _distributed(self, own: tf.data.Dataset) -> typing.Any:
+        """The dataset of all workers, of which each has its own."""
+        return self._regime.strategy.distribute_datasets_from_function(
+            lambda context: own
+        )
+
+
+def _check_epochs(arguments: Arguments) -> None:
+    """Raises ValueError for epochs that tf_keras would leave without data."""
+    epochs = arguments["epochs"]
+    several = epochs - arguments["initial_epoch"] > 1
+    if several and arguments["steps_per_epoch"] is None:
+        allowed = (
+            "a number of steps where `x` is a function under "
+            "MultiWorkerMirroredStrategy with tf_keras, which would read the "
+            f"data once in `epochs={epochs}`"
+        )
+        refuse("fit", "steps_per_epoch", allowed, None)
 
 
 _TRAINING = {

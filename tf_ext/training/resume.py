@@ -145,7 +145,11 @@ def _fit_in_two(
     callbacks = _OneTraining(model, arguments, point.step_in_epoch, dataset)
     rest = dataset.skip(skipped) if skipped else dataset
     first_whole = point.epoch + 1
-    is_rest = next(iter(rest.take(1)), None) is not None
+    is_rest = int(next(iter(rest.take(1)), None) is not None)
+    # Workers may have different data.
+    processes = regime_of_model(model).processes
+    mine = tf.constant([is_rest], tf.int64)
+    is_rest = bool(processes.gather(mine).numpy().any())
     tell_position(
         model,
         point.path,

@@ -5,6 +5,7 @@ import functools
 import pathlib
 import tempfile
 
+import tensorflow as tf
 from models import id_counting_models as models
 
 import tf_ext
@@ -79,6 +80,32 @@ def _share(folder, context):
         shard=context,
         follow=False,
     )
+
+
+def epochs_without_steps(worker):
+    """What `fit` of several epochs refuses, and the steps of one."""
+    with worker.strategy.scope():
+        model, _ = models.counting_model()
+
+    def function(context):
+        count = 3 + context.input_pipeline_id
+        data = tf.data.Dataset.range(8 * count).batch(8)
+        return data.map(lambda n: ({"user": n}, tf.ones_like(n, tf.float32)))
+
+    try:
+        model.fit(function, epochs=2, verbose=0)
+    except ValueError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    history = model.fit(
+        function,
+        epochs=2,
+        steps_per_epoch=2,
+        validation_data=function,
+        verbose=0,
+    )
+    return refused, len(history.history["val_loss"])
 
 
 def a_stream_without_shards(worker):

@@ -257,17 +257,11 @@ def shares(worker, make):
             generate, output_signature=signature
         )
 
+    data = function
     if worker.size == 1:
-        data, steps = function(tf.distribute.InputContext(1, 0, 1)), None
-    elif IS_KERAS_3:
-        data, steps = function, None
-    else:
-        data, steps = (
-            worker.strategy.distribute_datasets_from_function(function),
-            len(_SHARES),
-        )
-    history = model.fit(data, steps_per_epoch=steps, verbose=0)
-    evaluated = model.evaluate(data, steps=steps, verbose=0, return_dict=True)
+        data = function(tf.distribute.InputContext(1, 0, 1))
+    history = model.fit(data, verbose=0)
+    evaluated = model.evaluate(data, verbose=0, return_dict=True)
     evaluated = {f"evaluated {name}": v for name, v in evaluated.items()}
     return results(model, history, evaluated)
 

@@ -287,8 +287,8 @@ def refuse_stream(x: typing.Any) -> typing.NoReturn:
     """Raises the ValueError of a stream that workers cannot divide."""
     allowed = (
         "a function from the tf.distribute.InputContext, as `shard`, to a "
-        "tf_ext.data.stream under MultiWorkerMirroredStrategy, with Keras 3, "
-        "so that each worker reads its own partitions"
+        "tf_ext.data.stream under MultiWorkerMirroredStrategy, so that each "
+        "worker reads its own partitions"
     )
     refuse("fit", "x", allowed, x)
 
