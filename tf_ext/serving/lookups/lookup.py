@@ -11,11 +11,17 @@ import types
 import typing
 from collections.abc import Mapping
 
-from tf_ext._checks import is_finite, refuse
+from tf_ext._checks import check_count, is_finite, refuse
 from tf_ext.serving import folder
 from tf_ext.serving.lookups import dense as dense_parts
+from tf_ext.serving.lookups.cache import CachedRows, RowCache
 from tf_ext.serving.lookups.features import Array, batch_size_of, check_mapping
-from tf_ext.serving.lookups.row_store import rows_of_sink, rows_of_split
+from tf_ext.serving.lookups.row_store import (
+    RowStore,
+    SinkRows,
+    rows_of_sink,
+    rows_of_split,
+)
 from tf_ext.serving.lookups.served import ServedVersion
 from tf_ext.serving.sinks.sink import Manifest, Sink, SinkError
 
@@ -29,6 +35,7 @@ class _Served(typing.NamedTuple):
     """A version, and what computes its outputs."""
 
     version: ServedVersion
+    rows: RowStore
     dense: dense_parts.Dense | None
 
     @property
@@ -63,6 +70,9 @@ class Lookup:
         `embed` alone.
       every: float, how often to look for a new version, in seconds. None for no
         thread: call `update` instead.
+      cache_bytes: int, what the rows take at most that are kept of those that a
+        sink has found. From one version to the next, those stay that have not
+        changed. 0 for none.
 
     Attributes:
       error: Exception or None, the reason why the last attempt could not load
@@ -98,6 +108,7 @@ class Lookup:
         *,
         dense: str | None = None,
         every: float | None = 1.0,
+        cache_bytes: int = 64 << 20,
     ) -> None:
         if not isinstance(store, Sink | str | os.PathLike):
             refuse(
@@ -113,8 +124,10 @@ class Lookup:
         if every is not None and not (is_finite(every) and every > 0):
             allowed = "a positive finite number of seconds, or None"
             refuse(_OWNER, "every", allowed, every)
+        check_count(_OWNER, "cache_bytes", cache_bytes, 0)
         self.error: Exception | None = None
         self._store, self._dense = store, dense
+        self._cache = RowCache(cache_bytes) if cache_bytes else None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -283,11 +296,21 @@ class Lookup:
             return before
         where = f"The manifest of version {version}"
         rows = rows_of_sink(sink, manifest)
+        cache = self._cache if isinstance(rows, SinkRows) else None
+        if cache is not None:
+            rows = CachedRows(rows, cache)
 
         def read_file(name: str) -> bytes:
             return sink.read_file(version, name)
 
-        return self._made(manifest, rows, where, read_file)
+        made = self._made(manifest, rows, where, read_file)
+        if cache is not None:
+            changed = None
+            if before is not None:
+                earlier = before.version.manifest
+                changed = sink.changed_signs(earlier, manifest, cache.size)
+            cache.move(rows, made.version.widths, changed)
+        return made
 
     def _load_folder(self, path: pathlib.Path) -> _Served:
         manifest = {"version": 0, **folder.read_manifest(path)}
@@ -302,13 +325,13 @@ class Lookup:
     def _made(
         self,
         manifest: Manifest,
-        rows: typing.Any,
+        rows: RowStore,
         where: str,
         read_file: typing.Callable[[str], bytes],
     ) -> _Served:
         version = ServedVersion(manifest, rows, where)
         if self._dense is None:
-            return _Served(version, None)
+            return _Served(version, rows, None)
         sums = {one["name"]: one["sha256"] for one in manifest["files"]}
 
         def checked(name: str) -> bytes:
@@ -321,4 +344,4 @@ class Lookup:
             return data
 
         load = dense_parts.LOADERS[self._dense]
-        return _Served(version, load(manifest, checked))
+        return _Served(version, rows, load(manifest, checked))

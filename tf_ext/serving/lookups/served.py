@@ -156,6 +156,11 @@ class ServedVersion:
             raise SinkError(f"{where} is damaged: {error!r}.") from None
         self._tables: dict[str, Table] = {t.name: t for t in tables.values()}
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """The bytes of a row of each table."""
+        return {name: table.width for name, table in self._tables.items()}
+
     def read(self, features: Mapping[str, typing.Any]) -> dict[str, Feature]:
         """The features of a request that columns read.
 

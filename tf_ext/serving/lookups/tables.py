@@ -30,13 +30,17 @@ class Table(typing.NamedTuple):
     config: str
     shares: bool
 
+    @property
+    def width(self) -> int:
+        """The bytes of a row."""
+        return row_bytes.width(self.dtype, self.dim)
+
     def weights(self, signs: Signs, found: FoundRows) -> Array:
         """The weights of signs int64 `[n]`, float32 `[n, dim]`."""
-        width = row_bytes.width(self.dtype, self.dim)
-        if len(found.rows) and found.rows.shape[1] != width:
+        if len(found.rows) and found.rows.shape[1] != self.width:
             raise SinkError(
                 f"Rows of {self.name} have {found.rows.shape[1]} bytes, but "
-                f"should have {width}."
+                f"should have {self.width}."
             )
         if found.found.all():
             return self._decoded(found)

@@ -130,7 +130,10 @@ class RedisRows:
         for _ in range(_ATTEMPTS):
             state = asked.state
             if state.ids.get(version) != id:
-                raise self._removed(version)
+                before, asked = asked, self._read_asked()
+                if asked == before:
+                    raise self._removed(version)
+                continue
             layers = [
                 (table, layer)
                 for table in signs
@@ -148,6 +151,25 @@ class RedisRows:
             # Rows may have moved between layers.
             asked = self._asked = _Asked(data, self.decoded(data))
         raise SinkError(f"{self.where} changes faster than rows are read.")
+
+    def changed_signs(
+        self, before: Manifest, after: Manifest, most: int
+    ) -> dict[str, Signs] | None:
+        """The signs whose rows differ in two versions, if there are few."""
+        state = self.state()
+        between = _between(state, before, after)
+        if between is None:
+            return None
+        signs: dict[str, list[Signs]] = {}
+        for table, layer in between:
+            for found in self.scan(table, layer):
+                signs.setdefault(table, []).append(signs_of(list(found)))
+                most -= len(found)
+                if most < 0:
+                    return None
+        if _between(self.state(), before, after) != between:
+            return None  # Rows may have moved between layers meanwhile.
+        return {table: np.concatenate(its) for table, its in signs.items()}
 
     def _read_asked(self) -> "_Asked":
         with self.errors():
@@ -285,6 +307,24 @@ class RedisRows:
             yield
         except redis.RedisError as error:
             raise SinkError(f"{self.where}: {error}") from error
+
+
+def _between(
+    state: State, before: Manifest, after: Manifest
+) -> list[tuple[str, Layer]] | None:
+    """The layers that one of two versions has on top of the other's."""
+    if any(state.ids.get(v["version"]) != v["id"] for v in (before, after)):
+        return None
+    between = []
+    for table in state.tables:
+        less, more = sorted(
+            (state.layers_of(v["version"], table) for v in (before, after)),
+            key=len,
+        )
+        if more[len(more) - len(less) :] != less or not less:
+            return None
+        between += [(table, layer) for layer in more[: len(more) - len(less)]]
+    return between
 
 
 def fields_of(signs: Signs) -> list[bytes]:

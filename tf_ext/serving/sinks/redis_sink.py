@@ -112,6 +112,12 @@ class RedisSink(Sink):
         """Finds rows of a version, in one round trip."""
         return self._rows.find_rows(manifest, signs)
 
+    def changed_signs(
+        self, before: Manifest, after: Manifest, most: int
+    ) -> dict[str, Signs] | None:
+        """The signs whose rows differ in two versions, if there are few."""
+        return self._rows.changed_signs(before, after, most)
+
     def select(self, version: int, pinned: bool) -> None:
         """Makes a retained version the current one, in one atomic step."""
 

@@ -213,6 +213,25 @@ class Sink(abc.ABC):
         """
         raise NotImplementedError(type(self).__name__)
 
+    def changed_signs(
+        self, before: Manifest, after: Manifest, most: int
+    ) -> dict[str, Signs] | None:
+        """The signs whose rows differ in two versions, of sinks that find rows.
+
+        A Lookup that goes from one to the other keeps all others in its cache.
+
+        Args:
+          before: dict, as of `find_rows`.
+          after: dict, that of the other version.
+          most: int, above which the signs are not worth reading.
+
+        Returns:
+          dict from tables to int64 `[n]`, tables without changes left out; None
+          if it is not known, and all rows may differ.
+        """
+        del before, after, most
+        return None
+
     def needs_whole(self, table: str) -> bool:
         """Whether the next version must have all rows of a table."""
         del table
