@@ -30,6 +30,7 @@ class CodeTest(absltest.TestCase):
     def _program(self, page_blocks, indent=""):
         return program(page_blocks, self.folder, indent)
 
+    @pytest.mark.documents("docs/parameter_servers.md")
     @pytest.mark.slow
     def test_parameter_servers_on_one_machine(self):
         model, local, *_ = blocks("docs/parameter_servers.md", "python")
@@ -37,6 +38,7 @@ class CodeTest(absltest.TestCase):
         run_program(self._program([model, local]), self.folder)
         self.assertTrue(pathlib.Path(self.folder, "model.keras").exists())
 
+    @pytest.mark.documents("docs/parameter_servers.md")
     @pytest.mark.slow
     def test_parameter_servers_on_several_machines(self):
         model, _, *others = blocks("docs/parameter_servers.md", "python")
@@ -47,6 +49,7 @@ class CodeTest(absltest.TestCase):
         written = pathlib.Path(self.folder, "data", "points", "checkpoint")
         self.assertIn("ckpt-3", written.read_text())
 
+    @pytest.mark.documents("docs/multi_worker.md")
     @pytest.mark.slow
     def test_multi_worker(self):
         model, start, *others = blocks("docs/multi_worker.md", "python")

@@ -161,6 +161,7 @@ class CodeTest(absltest.TestCase):
         self._run([definitions(page_blocks), load])
         return printed
 
+    @pytest.mark.documents("README.md", _SNAPSHOTS, "docs/rows.md", _EVALUATION, _SERVING)
     def test_quick_start_loading_and_snapshots(self):
         start = blocks("README.md", "python", section="Quick start")
         rows = blocks("docs/rows.md", "python")
@@ -199,6 +200,7 @@ class CodeTest(absltest.TestCase):
         self._run_commands(_SNAPSHOTS, 7)
         self.assertTrue(pathlib.Path(self.folder, "deep.parquet").exists())
 
+    @pytest.mark.documents(_SEQUENCES)
     def test_sequences_and_retrieval(self):
         sequences = blocks(_SEQUENCES, "python", section="Sequences")
         retrieval = blocks(_SEQUENCES, "python", section="Retrieval")
@@ -219,6 +221,7 @@ class CodeTest(absltest.TestCase):
         shown = (ROOT / "docs/data.md").read_text().split("```")[3].strip()
         self.assertEqual(self._run([first]).strip(), shown)
 
+    @pytest.mark.documents("docs/streaming.md")
     def test_streaming(self):
         first = blocks("docs/streaming.md", "python")[0]
         shown = (ROOT / "docs/streaming.md").read_text().split("```")[3]
@@ -227,6 +230,7 @@ class CodeTest(absltest.TestCase):
         self.assertStartsWith(printed, shown.strip())
         self.assertRegex(printed, r"Versions\(current=\d, .*pinned=False\)$")
 
+    @pytest.mark.documents("docs/recipes.md")
     def test_recipes(self):
         printed = self._run_and_load(
             [
@@ -250,6 +254,7 @@ class CodeTest(absltest.TestCase):
             ],
         )
 
+    @pytest.mark.documents(_MODELS)
     def test_ranking(self):
         section = "Ranking: DCN and DLRM"
         printed = self._run(blocks(_MODELS, "python", section=section))
@@ -264,6 +269,7 @@ class CodeTest(absltest.TestCase):
         self.assertEqual(names[:4], ["AUC", "user", "item", "city"])
         self.assertTrue(pathlib.Path(self.folder, "importance.png").exists())
 
+    @pytest.mark.documents("docs/recommenders.md")
     def test_recommenders(self):
         # Each library runs with one of the two Kerases.
         section = "keras-rs" if IS_KERAS_3 else "TensorFlow Recommenders"
@@ -321,6 +327,7 @@ class CodeTest(absltest.TestCase):
         self.assertEqual(first, "20 rows, ('accumulator', 'show')")
         self.assertEqual(float(weight), float(str(fields["weights"][0, 0])))
 
+    @pytest.mark.documents("docs/from_keras.md")
     def test_from_keras(self):
         printed = self._run(blocks("docs/from_keras.md", "python"))
         taken, rows, shape, left = printed.splitlines()
@@ -330,6 +337,7 @@ class CodeTest(absltest.TestCase):
         self.assertIn("dim=16 instead of 8", shape)
         self.assertEqual(left, "rows of no vocabulary: {'embeddings': 0}")
 
+    @pytest.mark.documents("README.md", _SERVING)
     def test_serving(self):
         start = blocks("README.md", "python", section="Quick start")
         export, *served = blocks(_SERVING, "python", section=_STOCK)

@@ -32,6 +32,11 @@ def test_slow():
     pass
 
 @pytest.mark.slow
+@pytest.mark.documents("README.md", "docs/rows.md")
+def test_document():
+    pass
+
+@pytest.mark.slow
 @pytest.mark.timeout(601)
 def test_by_hand():
     pass
@@ -107,11 +112,10 @@ class TiersTest(TestCase):
     def test_parts_are_all_that_is_slow(self):
         everything = self._slow()
         by_hand = {name for name in everything if "by_hand" in name}
-        # All but the tests of a test that is slow by itself.
-        self.assertLen(everything - by_hand, _FILES * 2)
+        self.assertLen(everything - by_hand, _FILES * 3)
         parts = [self._slow(f"--slow-part={part}/3") for part in range(3)]
         self.assertEqual(set().union(*parts), everything - by_hand)
-        self.assertEqual(sum(map(len, parts)), _FILES * 2)
+        self.assertEqual(sum(map(len, parts)), _FILES * 3)
         for part in parts:
             self.assertNotEmpty(part)
         # A commit's number may be larger.
@@ -127,6 +131,16 @@ class TiersTest(TestCase):
         # Its runs with tf_keras stay in their part.
         legacy = f"{name}::test_fast@tf_keras"
         self.assertLen([part for part in parts if legacy in part], 1)
+
+    def test_named_documents_run_in_each_part(self):
+        names = {f"n{n}_test.py::test_document" for n in range(_FILES)}
+        for part in range(3):
+            found = self._slow(
+                f"--slow-part={part}/3", "--slow-files=docs/rows.md,x"
+            )
+            self.assertContainsSubset(names, found)
+        others = self._slow("--slow-part=0/3", "--slow-files=rows.md")
+        self.assertNotEmpty(names - others)
 
     def test_other_tests_are_in_each_part(self):
         found, _ = self._collect("-m", "not slow", "--slow-part=0/3")

@@ -15,6 +15,10 @@ marks all other tests of a file, or of a class, as slow;
     pytestmark = pytest.mark.slow_tests("FitTest::test_sequences", "*_2")
 
 those that match.
+
+    @pytest.mark.documents("README.md", "docs/rows.md")
+
+says which documents' code a test runs: `--slow-files` can name them, too.
 """
 
 import collections
@@ -42,8 +46,8 @@ def pytest_addoption(parser):
         "--slow-files",
         metavar="FILES",
         default="",
-        help="files whose slow tests all run with Keras 3, whatever the part: "
-        "with commas",
+        help="files whose slow tests all run with Keras 3, whatever the part, "
+        "and documents whose code slow tests run: with commas",
     )
 
 
@@ -64,6 +68,9 @@ def pytest_configure(config):
     config.addinivalue_line(
         "markers",
         "slow_tests(patterns): these take long; patterns of Class::test",
+    )
+    config.addinivalue_line(
+        "markers", "documents(paths): it runs the code of these documents"
     )
 
 
@@ -119,7 +126,9 @@ def _is_selected(config, item):
         return False
     path = os.path.relpath(item.path, config.rootpath)
     suffix = test_groups.suffix_of(item)
-    if not suffix and path in config.getoption("slow_files").split(","):
+    documents = item.get_closest_marker("documents")
+    files = {path, *(documents.args if documents else ())}
+    if not suffix and files & set(config.getoption("slow_files").split(",")):
         return True
     index, count = config.getoption("slow_part")
     name = f"{path}{suffix}"
