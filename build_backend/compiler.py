@@ -9,6 +9,7 @@ import ast
 import concurrent.futures
 import contextlib
 import fcntl
+import functools
 import os
 import shlex
 import subprocess
@@ -62,6 +63,18 @@ def check_compiler():
             f"them (Debian, Ubuntu: apt-get install python{version}-dev; "
             f"Fedora: dnf install python{version}-devel)."
         )
+
+
+@functools.cache
+def accepts(option):
+    """Whether the compiler knows an option, as not all are of g++ and clang."""
+    done = subprocess.run(
+        [*_cxx(), option, "-fsyntax-only", "-x", "c++", "-"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
 
 
 def _no_compiler(cxx, found):

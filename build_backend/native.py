@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The setuptools command that makes the op library and the pybind11 module."""
 
+import contextlib
 import os
 import sysconfig
 
@@ -12,6 +13,7 @@ from build_backend import tensorflow_install
 from build_backend.compiler import (
     CompileError,
     Compiler,
+    accepts,
     check_compiler,
     read_sources,
 )
@@ -94,14 +96,17 @@ class BuildNative(build_ext):
 def _units(sources, tensorflow, folder):
     """Group -> (sources, options); ops first, for they take longest."""
     ops_options = []
-    for flag in tensorflow.compile_flags:
+    for i, flag in enumerate(tensorflow.compile_flags):
         if flag.startswith("-I"):
-            ops_options += _include(flag.removeprefix("-I"))
+            link = os.path.join(folder, f"tensorflow_{i}")
+            ops_options += _include(flag.removeprefix("-I"), link)
         elif not flag.lstrip("-").startswith("std="):
             ops_options.append(flag)
     python_options = [
-        *_include(pybind11.get_include()),
-        *_include(sysconfig.get_path("include")),
+        *_include(pybind11.get_include(), os.path.join(folder, "pybind11")),
+        *_include(
+            sysconfig.get_path("include"), os.path.join(folder, "python")
+        ),
     ]
     return {
         "ops": (_write_ops_units(sources, folder), ops_options),
@@ -110,11 +115,18 @@ def _units(sources, tensorflow, folder):
     }
 
 
-def _include(folder):
-    """Options for a folder with headers of others."""
+def _include(folder, link):
+    """Options for a folder with headers of others, to which `link` leads."""
+    # By a link: pip builds with headers in a new folder each time, and ccache
+    # knows what it has compiled by the command, too.
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(link)
+    os.symlink(folder, link)
     # System headers: their warnings are not ours. Their messages name files
     # without the folder, or the bytes would depend on where it is.
-    return [f"-isystem{folder}", f"-ffile-prefix-map={folder}=."]
+    options = [f"-isystem{link}", f"-ffile-prefix-map={link}=."]
+    # Without it, g++ names them by what the link leads to.
+    return [*options, *filter(accepts, ["-fno-canonical-system-headers"])]
 
 
 def _write_ops_units(sources, folder):

@@ -161,7 +161,9 @@ class CodeTest(absltest.TestCase):
         self._run([definitions(page_blocks), load])
         return printed
 
-    @pytest.mark.documents("README.md", _SNAPSHOTS, "docs/rows.md", _EVALUATION, _SERVING)
+    @pytest.mark.documents(
+        "README.md", _SNAPSHOTS, "docs/rows.md", _EVALUATION, _SERVING
+    )
     def test_quick_start_loading_and_snapshots(self):
         start = blocks("README.md", "python", section="Quick start")
         rows = blocks("docs/rows.md", "python")

@@ -280,13 +280,20 @@ class ReproducibleWheelTest(absltest.TestCase):
 class IncludeTest(absltest.TestCase):
     def test_objects_do_not_tell_where_headers_are(self):
         native = _load("native")
-        folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        parent = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        commands = []
+        for folder in (parent / "one", parent / "two"):
+            folder.mkdir()
+            # A link of an earlier build leads elsewhere.
+            options = native._include(str(folder), str(parent / "link"))
+            commands.append(["g++", *options, "-x", "c++", "-S"])
+        # The command is known to a cache wherever the headers are.
+        self.assertEqual(*commands)
         (folder / "file.h").write_text(
             "inline auto File() { return __FILE__; }"
         )
         done = subprocess.run(
-            ["g++", *native._include(str(folder)), "-x", "c++", "-S"]
-            + ["-o", "-", "-"],
+            [*commands[1], "-o", "-", "-"],
             input="#include <file.h>\nconst char* F() { return File(); }\n",
             capture_output=True,
             text=True,
@@ -294,7 +301,7 @@ class IncludeTest(absltest.TestCase):
             check=True,
         )
         self.assertIn("./file.h", done.stdout)
-        self.assertNotIn(str(folder), done.stdout)
+        self.assertNotIn(str(parent), done.stdout)
 
 
 if __name__ == "__main__":
