@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import os
 import pathlib
 import tempfile
 
@@ -55,6 +56,12 @@ class DirectoryTest(parameterized.TestCase):
         self._write("_SUCCESS")
         self.assertEqual(self._all(data), [6])
         self.assertEqual(self._all(data), [])
+
+    def test_times_have_fractions(self):
+        self._write("a", 1)
+        os.utime(self.folder / "a", ns=(0, 1_000_250_000_000))
+        self._all(self._stream())
+        self.assertEqual(self.progress.event_time, 1000.25)
 
     def test_folders_are_partitions(self):
         self._write("w2/a", 1, 2, 3)

@@ -21,8 +21,12 @@ class MessageTest(parameterized.TestCase):
         """Cases are `(value, the record or why it is malformed)`."""
         rng = random.Random(1)
         parser = MessageParser(schema, format, envelope or {})
-        for size in (1, 2, 7, 40):
-            chosen = [rng.choice(cases) for _ in range(size)]
+        chosen_ones = [
+            [rng.choice(cases) for _ in range(size)] for size in (1, 2, 7, 40)
+        ]
+        # Where all are alike, none may need a look of its own.
+        chosen_ones += [[case, cases[0], case] for case in cases]
+        for chosen in chosen_ones:
             messages = [
                 value if isinstance(value, Message) else Message("a", n, value)
                 for n, (value, _) in enumerate(chosen)

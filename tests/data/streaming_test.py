@@ -43,7 +43,8 @@ class BatchTest(parameterized.TestCase):
 
     def test_malformed_records(self):
         queue = Queue()
-        queue.add("a", b"1", b"x", b"", b"4", b"5", b"y", b"z", b"t", b"9")
+        queue.add("a", b"1", b"x", b"", b"4", b"5", b"y", b"z", b"9", b"t")
+        queue.add("a", b"11", None, b"12", b"x")
         errors = tf_ext.data.ReadErrors()
         progress = tf_ext.data.StreamProgress()
         data = self._stream(
@@ -54,15 +55,17 @@ class BatchTest(parameterized.TestCase):
             found.append(batch["x"].numpy().tolist())
             progress.advance()
             if len(found) == 1:
-                self.assertEqual(progress.positions, {"a": 4})
-        self.assertEqual(found, [[1, 4], [5], [9]])
-        self.assertEqual(progress.positions, {"a": 9})
-        self.assertEqual(progress.records, 4)
+                # What is malformed belongs to the batch before.
+                self.assertEqual(progress.positions, {"a": 9})
+                self.assertEqual(progress.records, 4)
+        self.assertEqual(found, [[1, 4, 5, 9], [11, 12]])
+        self.assertEqual(progress.positions, {"a": 13})
+        self.assertEqual(progress.records, 6)
         self.assertEqual(
-            errors.by_file(), {"a": {"bad number": 4, "empty message": 1}}
+            errors.by_file(), {"a": {"bad number": 5, "empty message": 1}}
         )
         with self.assertRaisesRegex(
-            tf.errors.InvalidArgumentError, "TooManyErrorsError: 5 of the last"
+            tf.errors.InvalidArgumentError, "TooManyErrorsError: 6 of the last"
         ):
             list(self._stream(queue))
 

@@ -14,7 +14,14 @@ import numpy as np
 from tf_ext.data.arrow import Converter, type_of
 from tf_ext.data.dialect import Csv
 from tf_ext.data.errors import DamagedFileError, Malformed
-from tf_ext.data.lines import EMPTY, Checked, Lines, check, read_lines
+from tf_ext.data.lines import (
+    EMPTY,
+    Checked,
+    Lines,
+    check,
+    joined,
+    read_lines,
+)
 from tf_ext.data.parts import Parsed
 from tf_ext.data.schema import Schema
 
@@ -59,6 +66,10 @@ class CsvFiles:
 
     def messages(self, values: list[bytes]) -> Parsed:
         """Parses values, each of which is a line, or several within quotes."""
+        data = joined(values)
+        if data is not None and self._dialect.is_plain(data):
+            block = Lines(data, 1)
+            return self.parse(block, self.first_names(block))
         rows: list[int] = []
         lines: list[bytes] = []
         malformed = []

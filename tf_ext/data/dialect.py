@@ -102,6 +102,10 @@ class Csv:
             self.comment.encode()
         )
 
+    def is_plain(self, lines: bytes) -> bool:
+        """Whether there are no comments, and UTF-8 is what they are in."""
+        return self.comment is None and self.in_utf_8(lines) is lines
+
     def records(self, blocks: Iterator[Lines]) -> Iterator[Lines]:
         """The lines of a file in UTF-8, in blocks of whole records.
 

@@ -2,6 +2,7 @@
 """A directory of files that grows, as a source of streams."""
 
 import fnmatch
+import itertools
 import logging
 import os
 import posixpath
@@ -116,11 +117,11 @@ class DirectorySource(Source):
         """What a file has."""
         path = posixpath.join(self._directory, partition, name)
         try:
-            seconds = tf.io.gfile.stat(path).mtime_nsec / 1e9
+            seconds = _modified(path)
             for number, value in enumerate(self._read(path), 1):
                 position = [name, number]
                 yield Message(partition, position, value, time=seconds)
-        except tf.errors.NotFoundError as error:
+        except (FileNotFoundError, tf.errors.NotFoundError) as error:
             raise LostRecordsError(
                 f"{path} was removed before it was read to its end. Remove "
                 "files only when they have been trained on."
@@ -228,14 +229,10 @@ class _Partition:
                     return []
                 self._begin(self._waiting.pop(0))
             assert self._messages is not None
-            found = []
-            for message in self._messages:
-                found.append(message)
-                if len(found) == most:
-                    return found
-            self._messages = None
+            found = list(itertools.islice(self._messages, most))
             if found:
                 return found
+            self._messages = None
 
     def _begin(self, name: str) -> None:
         messages = self._source.messages(self._name, name)
@@ -280,6 +277,14 @@ def _listed(folder: str) -> list[str]:
         ) from error
     kept = [name.rstrip("/") for name in names]
     return [name for name in kept if not name.startswith(("_", "."))]
+
+
+def _modified(path: str) -> float:
+    """When a file was changed last, in seconds since 1970."""
+    if "://" not in path:
+        # TensorFlow has it in whole seconds.
+        return os.stat(path).st_mtime
+    return float(tf.io.gfile.stat(path).mtime_nsec) / 1e9
 
 
 def _lines(path: str) -> Iterator[bytes]:

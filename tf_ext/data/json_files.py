@@ -22,7 +22,7 @@ from tf_ext.data.arrow import (
 from tf_ext.data.errors import Malformed
 from tf_ext.data.field import Field, is_list, is_text
 from tf_ext.data.isolation import isolate
-from tf_ext.data.lines import Checked, Lines, check, read_lines, without
+from tf_ext.data.lines import Checked, Lines, check, joined, read_lines, without
 from tf_ext.data.parts import Parsed
 from tf_ext.data.schema import Schema
 
@@ -70,6 +70,9 @@ class JsonFiles:
 
     def messages(self, values: list[bytes]) -> Parsed:
         """Parses values, each of which is an object, on one line or several."""
+        data = joined(values)
+        if data is not None:
+            return self.parse(Lines(data, 1))
         rows: list[int] = []
         lines: list[bytes] = []
         malformed = []

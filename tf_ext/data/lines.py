@@ -8,7 +8,7 @@ import codecs
 import gzip
 import typing
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,14 @@ class Lines(typing.NamedTuple):
         ends = np.delete(np.flatnonzero(block == _BREAK), self.inner)
         returns = ends[(ends > 0) & (block[ends - 1] == _RETURN)] - 1
         return np.delete(block, returns).tobytes()
+
+
+def joined(values: Sequence[bytes]) -> bytes | None:
+    """Texts, none of them empty, as lines; None if one has a line break."""
+    data = b"\n".join(values) + b"\n"
+    if data.count(b"\n") > len(values) or b"\r" in data:
+        return None
+    return data if values else b""
 
 
 def read_lines(file: str) -> Iterator[Lines]:

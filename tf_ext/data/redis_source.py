@@ -128,10 +128,9 @@ class RedisSource(Source):
         headers = {
             name.decode(errors="replace"): text for name, text in fields.items()
         }
-        milliseconds, _ = _parts(position[0])
-        return Message(
-            *(partition, position, value, key, headers), milliseconds / 1000
-        )
+        milliseconds, _, _ = position[0].partition("-")
+        seconds = int(milliseconds) / 1000
+        return Message(partition, position, value, key, headers, seconds)
 
 
 class _RedisConsumer(Consumer):
@@ -180,15 +179,15 @@ class _RedisConsumer(Consumer):
             ) from error
         messages: list[Message] = []
         for name, entries in found:
-            for entry in entries:
-                message = self._message(name, entry, self._next[name])
-                end = self._ends and _parts(self._ends[name])
-                if len(messages) == most or (
-                    end and _parts(message.position[0]) > end
-                ):
+            end = self._ends and _parts(self._ends[name])
+            position = self._next[name]
+            for entry in entries[: most - len(messages)]:
+                message = self._message(name, entry, position)
+                if end and _parts(message.position[0]) > end:
                     break
                 messages.append(message)
-                self._next[name] = message.position
+                position = message.position
+            self._next[name] = position
         if self._ends is not None and not messages:
             # What is left of them was deleted.
             self._next |= {

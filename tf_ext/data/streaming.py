@@ -2,6 +2,7 @@
 """Datasets of the records of queues."""
 
 import atexit
+import collections
 import contextlib
 import logging
 import math
@@ -37,6 +38,8 @@ from tf_ext.data.source import Message, Position, Source, Start
 
 _LOG = logging.getLogger("tf_ext")
 _NAME = "stream"
+# How many batches are made at once of messages that have come already.
+_BATCHES_AT_ONCE = 8
 # How long an iteration waits before it asks whether it is to end.
 _POLL_SECONDS = 0.1
 # How often it looks for new partitions.
@@ -264,19 +267,21 @@ class _Stream:
         read = {name: (known | first)[name] for name in names}
         nothing = Window(self._parser.parse([]).part, np.arange(0))
         batch = _Waiting(self._batch_size, self._max_delay)
+        left: dict[str, Position] = {}
         while True:
             consumer = self._source.open(dict(read), self._follow)
             with contextlib.closing(consumer):
                 refresh = time.monotonic() + _REFRESH_SECONDS
                 ended = False
                 while not ended:
-                    messages = consumer.poll(batch.room, batch.patience)
+                    room = batch.room
+                    messages = consumer.poll(room, batch.patience)
                     ended = messages is None
                     read |= batch.add(messages or ())
                     if not self._progress.goes_on(iteration):
                         return
-                    if ended or batch.is_due():
-                        window = self._window(iteration, *batch.take())
+                    if ended or batch.is_due(len(messages or ()) < room):
+                        window = self._window(iteration, batch.take(), left)
                         if window is not None:
                             yield window
                     elif not messages:
@@ -306,101 +311,122 @@ class _Stream:
     def _window(
         self,
         iteration: object,
-        messages: list[Message],
-        positions: dict[str, Position],
+        taken: list[Message],
+        left: dict[str, Position],
     ) -> Window | None:
-        """The records of messages; None if there are none."""
-        if not messages:
+        """The records of messages; None if there are none.
+
+        Args:
+          iteration: of StreamProgress.
+          taken: list of Messages.
+          left: positions behind earlier ones without a record, which are moved
+            to the next batch.
+        """
+        if not taken:
             return None
+        places = [i for i, one in enumerate(taken) if one.value is not None]
+        messages = taken
+        if len(places) < len(taken):
+            messages = [taken[place] for place in places]
         found = self._parser.parse(messages)
         self._count(messages, found)
         times = self._times(messages, found)
-        if not found.part.rows:
-            return None  # The next batch has their positions, too.
-        note = BatchNote(
-            dict(positions),
-            found.part.rows,
-            float(times.min()) if len(times) else None,
-            float(times.max()) if len(times) else None,
-        )
-        if not self._progress.note(iteration, note):
-            return None
-        positions.clear()
-        return Window(found.part, np.arange(found.part.rows))
+        rows = found.part.rows
+        read = 0
+        for begin in range(0, rows, self._batch_size):
+            end = min(begin + self._batch_size, rows)
+            last = len(taken) if end == rows else places[found.kept[end]]
+            known = times[begin:end][~np.isnan(times[begin:end])]
+            note = BatchNote(
+                left | _positions(taken[read:last]),
+                end - begin,
+                float(known.min()) if len(known) else None,
+                float(known.max()) if len(known) else None,
+            )
+            if not self._progress.note(iteration, note):
+                return None
+            left.clear()
+            read = last
+        left |= _positions(taken[read:])
+        return Window(found.part, np.arange(rows)) if rows else None
 
     def _times(
         self, messages: list[Message], found: Records
     ) -> npt.NDArray[np.float64]:
+        """The time of each record; NaN if it is not known."""
         if self._event_time is not None:
             values = found.part.dense[self._event_time]
             return np.asarray(values, np.float64)
-        times = (messages[row].time for row in found.kept)
-        known = [time_ for time_ in times if time_ is not None]
-        return np.array(known, np.float64)
+        times = np.array([message.time for message in messages], np.float64)
+        return times[found.kept]
 
     def _count(self, messages: list[Message], found: Records) -> None:
-        by_partition: dict[str, tuple[int, list[Malformed]]] = {}
-        for row, message in enumerate(messages):
-            count, bad = by_partition.get(message.partition, (0, []))
-            reason = found.reasons.get(row)
-            if reason is not None:
-                bad.append(Malformed(row, reason))
-            by_partition[message.partition] = count + 1, bad
-        for name, (count, bad) in by_partition.items():
-            named = [
-                one._replace(number=messages[one.number].position)
-                for one in bad
-            ]
-            self._errors.add(name, None, count, named, "before position")
+        bad: dict[str, list[Malformed]] = {}
+        for row, reason in sorted(found.reasons.items()):
+            place = Malformed(messages[row].position, reason)
+            bad.setdefault(messages[row].partition, []).append(place)
+        counts = collections.Counter(one.partition for one in messages)
+        for name, count in counts.items():
+            some = bad.get(name, [])
+            self._errors.add(name, None, count, some, "before position")
         self._share.add(len(messages), list(found.reasons.values()))
         self._share.check(self._errors)
 
 
 class _Waiting:
-    """Messages that a batch is made of when it is full, or old enough."""
+    """Messages that batches are made of when one is full, or old enough."""
 
-    def __init__(self, most: int, max_delay: float) -> None:
-        self._most = most
+    def __init__(self, batch_size: int, max_delay: float) -> None:
+        self._batch_size = batch_size
         self._max_delay = max_delay
+        # With those that only move a position.
         self._messages: list[Message] = []
-        self._positions: dict[str, Position] = {}
+        self._count = 0  # Of the others.
         self._due = math.inf
-
-    def __len__(self) -> int:
-        return len(self._messages)
 
     @property
     def room(self) -> int:
-        """How many more messages a batch may have."""
-        return self._most - len(self._messages)
+        """How many more to ask for: to fill a batch, or several."""
+        batches = 1 if self._count < self._batch_size else _BATCHES_AT_ONCE
+        return batches * self._batch_size - self._count
 
     @property
     def patience(self) -> float:
         """How long to wait for the next one, in seconds."""
+        if self._count >= self._batch_size:
+            return 0.0
         left = self._due - time.monotonic()
         return min(max(left, 0.0), _POLL_SECONDS)
 
     def add(self, messages: Sequence[Message]) -> dict[str, Position]:
         """Adds what a source returned; returns the positions behind it."""
-        moved = {one.partition: one.position for one in messages}
-        self._positions |= moved
-        self._messages += [one for one in messages if one.value is not None]
-        if self._messages and self._due == math.inf:
+        self._messages += messages
+        self._count += len(messages)
+        self._count -= [one.value for one in messages].count(None)
+        if self._count and self._due == math.inf:
             self._due = time.monotonic() + self._max_delay
-        return moved
+        return _positions(messages)
 
-    def is_due(self) -> bool:
-        """Whether a batch is to be made."""
+    def is_due(self, is_all: bool) -> bool:
+        """Whether batches are to be made.
+
+        Args:
+          is_all: bool, whether the source had no more messages just now.
+        """
+        if self._count >= self._batch_size and is_all:
+            return True
         return self.room <= 0 or time.monotonic() >= self._due
 
-    def take(self) -> tuple[list[Message], dict[str, Position]]:
-        """The messages of a batch, and the positions behind them.
-
-        Positions are returned again until the caller clears them.
-        """
+    def take(self) -> list[Message]:
+        """The messages that batches are made of."""
         taken, self._messages = self._messages, []
-        self._due = math.inf
-        return taken, self._positions
+        self._count, self._due = 0, math.inf
+        return taken
+
+
+def _positions(messages: Sequence[Message]) -> dict[str, Position]:
+    """Where partitions are read next, behind messages."""
+    return {one.partition: one.position for one in messages}
 
 
 class _Share:
