@@ -2,6 +2,7 @@
 """tf_ext.serving.Lookup: predictions without the model, of rows in a store."""
 
 import functools
+import importlib.util
 import json
 import pathlib
 import subprocess
@@ -14,9 +15,11 @@ import pytest
 from absl.testing import absltest, parameterized
 from clusters import redis_server
 from models import lookup_models as models
+from models import small_models as small
 from paths import ROOT
 from saving_util import TestCase
 
+import tf_ext
 from tf_ext.serving import (
     DirectorySink,
     Lookup,
@@ -24,6 +27,7 @@ from tf_ext.serving import (
     RedisSink,
     SinkError,
     export_split,
+    publish,
     store_cli,
 )
 
@@ -102,6 +106,51 @@ class LookupTest(TestCase):
         name = uuid.uuid4().hex
         self.load(f"{server.url}#{name}", dtype)
         self.check_embeddings(RedisSink(server.url, name), dtype)
+
+    def test_onnx(self):
+        if importlib.util.find_spec("tf2onnx") is None:
+            self.skipTest("tf2onnx is not installed.")
+        folder = export_split(self.model, self.root / "onnx", onnx=True)
+        store = str(self.root / "store")
+        self.assertEqual(store_cli.main(["load-redis", folder, store]), 0)
+        for place in (folder, DirectorySink(store)):
+            with Lookup(place, dense="onnx", every=None) as lookup:
+                self.check_predictions(lookup)
+
+    def test_published_as_onnx(self):
+        if importlib.util.find_spec("tf2onnx") is None:
+            self.skipTest("tf2onnx is not installed.")
+        model = small.compiled(small.functional(small.table("adagrad")))
+        features, labels = small.batch(self.rng)
+        points, store = self.directory(), self.directory()
+        sink = DirectorySink(store)
+        publisher = publish(model, points, sink, every=None, onnx=True)
+        with publisher:
+            callback = tf_ext.callbacks.TableSnapshot(points, incremental=True)
+            for epoch in range(1, 3):
+                model.fit(
+                    *(features, labels),
+                    **{"epochs": epoch, "initial_epoch": epoch - 1},
+                    **{"verbose": 0, "callbacks": [callback]},
+                )
+                publisher.update()
+                with Lookup(sink, dense="onnx", every=None) as lookup:
+                    self.assertEqual(lookup.version, epoch)
+                    [found] = lookup.predict(features).values()
+                wanted = model.predict(features, verbose=0)
+                self.assertAllClose(found, wanted, rtol=0, atol=1e-6)
+        # Of other versions, before they are loaded.
+        with self.assertRaisesRegex(SinkError, "has no ONNX model: write it"):
+            Lookup(self.folder, dense="onnx")
+
+    def check_predictions(self, lookup):
+        for size, ids in ((24, 30), (7, 9), (1, 100)):
+            features = models.batch(self.rng, size, ids)
+            wanted = self.model(models.tensors(features), training=False)
+            found = lookup.predict(features)
+            self.assertCountEqual(found, wanted)
+            for name, one in wanted.items():
+                self.assertAllClose(found[name], one, rtol=1e-5, atol=2e-5)
 
     def test_features_of_all_forms(self):
         features = models.batch(self.rng)
@@ -215,7 +264,7 @@ class LookupTest(TestCase):
     def test_arguments(self):
         for arguments, message in (
             ({"store": 5}, "`store` .*Sink, or the folder"),
-            ({"dense": "torch"}, "`dense` .*'tensorflow'"),
+            ({"dense": "torch"}, "`dense` .*'onnx', 'tensorflow'"),
             ({"every": 0}, "`every` .*positive"),
         ):
             with self.assertRaisesRegex(ValueError, message):

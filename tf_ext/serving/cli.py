@@ -123,6 +123,12 @@ def _add_export(commands: typing.Any) -> None:
         "(pip install 'tf_ext[parquet]')",
     )
     command.add_argument(
+        "--onnx",
+        action="store_true",
+        help="with --split: write the rest as ONNX, too "
+        "(pip install 'tf_ext[onnx]')",
+    )
+    command.add_argument(
         "--import",
         dest="modules",
         action="append",
@@ -174,6 +180,12 @@ def _export(options: argparse.Namespace) -> int:
                 version=options.version,
                 snapshots=snapshots,
                 progress=progress,
+                onnx=options.onnx,
+            )
+        elif options.onnx:
+            raise ValueError(
+                "Argument `--onnx` must be given with `--split`. Received: "
+                "--onnx without it"
             )
         else:
             version = _export_whole(model, snapshots, warmup, options, progress)

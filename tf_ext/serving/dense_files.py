@@ -62,6 +62,16 @@ class DenseFiles:
                 if path.is_file() and not name.startswith(_VARIABLES):
                     self._files[name] = path.read_bytes()
 
+    def values_of(
+        self, arrays: Mapping[str, npt.NDArray[typing.Any]]
+    ) -> list[npt.NDArray[typing.Any]]:
+        """The values of a point for each variable of the dense part.
+
+        Args:
+          arrays: as of `at`.
+        """
+        return [arrays[name] for name in self._names.values()]
+
     def at(
         self, arrays: Mapping[str, npt.NDArray[typing.Any]]
     ) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ from tf_ext.serving import folder, row_files, split
 from tf_ext.serving import signature as signatures
 from tf_ext.serving.dense_files import DenseFiles
 from tf_ext.serving.dense_part import cut
+from tf_ext.serving.onnx_part import OnnxPart
 from tf_ext.serving.sinks import row_bytes
 from tf_ext.serving.sinks.sink import (
     Manifest,
@@ -48,10 +49,15 @@ class PublishedModel:
       model: keras.Model, built.
       dtype: string, one of `row_bytes.DTYPES`.
       signature: see `tf_ext.serving.publish`.
+      onnx: bool, see `tf_ext.serving.publish`.
     """
 
     def __init__(
-        self, model: keras.Model, dtype: str, signature: typing.Any
+        self,
+        model: keras.Model,
+        dtype: str,
+        signature: typing.Any,
+        onnx: bool,
     ) -> None:
         for table in tables_of(model):
             if have_clocks(name for name, *_ in table.rows.stored_fields):
@@ -73,6 +79,7 @@ class PublishedModel:
         ]
         self._variables = model_variables(model)
         self._dense = DenseFiles(part, model)
+        self._onnx = OnnxPart(part, model.name) if onnx else None
         self._dtype = dtype
         self._header = {
             "format": folder.FORMAT,
@@ -80,7 +87,7 @@ class PublishedModel:
             **header_of(model),
             "dense": split.DENSE,
             "dtype": dtype,
-            **split.described(part, filed),
+            **split.described(part, filed, self._onnx),
         }
 
     def ids(self, saved: SavedPoint) -> dict[str, str]:
@@ -107,12 +114,15 @@ class PublishedModel:
         self, path: str, saved: SavedPoint, written: float
     ) -> tuple[Manifest, dict[str, bytes]]:
         """The manifest of a point's version, without rows, and its files."""
+        arrays = points.read_arrays(saved, path)
         contents = {
             f"{split.DENSE}/{name}": data
-            for name, data in self._dense.at(
-                points.read_arrays(saved, path)
-            ).items()
+            for name, data in self._dense.at(arrays).items()
         }
+        if self._onnx is not None:
+            values = self._dense.values_of(arrays)
+            name = self._onnx.about["file"]
+            contents[name] = self._onnx.with_values(values)
         about = [
             {
                 "name": name,

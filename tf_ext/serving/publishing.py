@@ -45,6 +45,7 @@ def publish(
     every: float | None = 10.0,
     dtype: str = "float32",
     signature: typing.Any = None,
+    onnx: bool = False,
 ) -> "Publisher":
     """Publishes each new recovery point of a training run as a version.
 
@@ -78,6 +79,8 @@ def publish(
       dtype: "float32"; "float16", rounded to the nearest; or "int8", 255 levels
         and a float32 scale a row.
       signature: as of `tf_ext.serving.export_split`.
+      onnx: bool, as of `tf_ext.serving.export_split`. The dense part is
+        converted once, and each version has its weights.
 
     Returns:
       A Publisher. At the end of a `with` block, it publishes the newest point.
@@ -115,7 +118,7 @@ def publish(
     check_model(_OWNER, model)
     check_built(model, _OWNER)
     directory = normalised(directory, _OWNER, "directory")
-    published = PublishedModel(model, dtype, signature)
+    published = PublishedModel(model, dtype, signature, onnx)
     return Publisher(published, directory, sink, every)
 
 

@@ -13,6 +13,7 @@ from tf_ext.serving import folder, row_files
 from tf_ext.serving import signature as signatures
 from tf_ext.serving.arguments import check_built, check_version
 from tf_ext.serving.dense_part import DensePart, Embedding, cut
+from tf_ext.serving.onnx_part import OnnxPart
 from tf_ext.serving.writing import header_of
 from tf_ext.snapshot import parquet as row_groups
 from tf_ext.snapshot.files import Progress
@@ -32,6 +33,7 @@ def export_split(
     snapshots: Mapping[str, str | os.PathLike[str]] | None = None,
     signature: typing.Any = None,
     progress: Progress | None = None,
+    onnx: bool = False,
 ) -> str:
     """Writes a model's rows for a key-value store, and a model of the rest.
 
@@ -62,15 +64,18 @@ def export_split(
         functional model, or else those with which the model was called.
       progress: function that is called with the number of bytes of rows that
         were written, after each chunk; or None.
+      onnx: bool, whether `dense.onnx` is written, too: the dense part for
+        processes without TensorFlow. It needs `pip install 'tf-ext[onnx]'`.
 
     Returns:
       string, the folder of the version, `path/version`.
 
     Raises:
       ValueError: if the model cannot be cut in two, or `snapshots` has tables
-        that are not the model's or do not fit them.
+        that are not the model's or do not fit them; or if ONNX cannot compute
+        the dense part.
       FileExistsError: if the version exists.
-      ModuleNotFoundError: if pyarrow is not installed.
+      ModuleNotFoundError: if pyarrow is not installed, or what `onnx` needs.
       OSError: if the folder cannot be written.
 
     Example:
@@ -92,10 +97,15 @@ def export_split(
     part = cut(model, signatures.of_model(model, signature, None))
     tables = tables_of_embeddings(part.embeddings)
     sources = _sources(tables, snapshots or {})
+    converted = OnnxPart(part, model.name) if onnx else None
     with folder.new_version(path, version, _EXPORT_SPLIT) as new:
         tf.saved_model.save(
             part.module, str(new.part / DENSE), signatures=part.function
         )
+        if converted is not None:
+            values = [one.numpy() for one in part.function.variables]
+            data = converted.with_values(values)
+            (new.part / converted.about["file"]).write_bytes(data)
         files = [
             row_files.write(
                 new.part / one.file,
@@ -110,7 +120,7 @@ def export_split(
             "kind": "split",
             **header_of(model),
             "dense": DENSE,
-            **described(part, tables),
+            **described(part, tables, converted),
             "tables": files,
         }
     return str(new.folder)
@@ -163,10 +173,11 @@ def _sources(
 
 
 def described(
-    part: DensePart, tables: Sequence[FiledTable]
+    part: DensePart, tables: Sequence[FiledTable], converted: OnnxPart | None
 ) -> dict[str, typing.Any]:
-    """What a manifest says of the inputs and outputs of a dense part."""
+    """What a manifest says of a dense part: its inputs and outputs, ONNX."""
     return {
+        **({} if converted is None else {"onnx": converted.about}),
         "features": {n: _feature(one) for n, one in part.specs.items()},
         "embeddings": [_describe(one, tables) for one in part.embeddings],
         "inputs": _other_inputs(part),

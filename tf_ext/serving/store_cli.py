@@ -143,6 +143,7 @@ def _load(options: argparse.Namespace) -> int:
         one["name"]: (path / one["name"]).read_bytes()
         for one in manifest["files"]
         if one["name"].startswith(f"{manifest['dense']}/")
+        or one["name"] == manifest.get("onnx", {}).get("file")
     }
     total = sum(one["bytes"] for one in manifest["tables"])
     with terminal.progress("loading", total) as progress:

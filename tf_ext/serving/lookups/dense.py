@@ -62,8 +62,59 @@ def load_tensorflow(
         return _TensorFlow(pathlib.Path(folder))
 
 
+class _Onnx(Dense):
+    """The ONNX model."""
+
+    def __init__(self, about: Mapping[str, typing.Any], data: bytes) -> None:
+        try:
+            import onnxruntime
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{error.name} is not installed: pip install onnxruntime",
+                name=error.name,
+            ) from None
+        self._session = onnxruntime.InferenceSession(data)
+        taken = {one.name for one in self._session.get_inputs()}
+        self._inputs = {
+            name: its for name, its in about["inputs"].items() if its in taken
+        }
+        self._outputs: dict[str, str] = about["outputs"]
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        given = {its: _decoded(inputs[n]) for n, its in self._inputs.items()}
+        found = self._session.run([*self._outputs.values()], given)
+        return dict(zip(self._outputs, found, strict=True))
+
+
+def _decoded(values: Array) -> Array:
+    """Strings in place of bytes, which the runtime does not take."""
+    if values.dtype.kind != "O":
+        return values
+    texts = [
+        one.decode() if isinstance(one, bytes) else one for one in values.flat
+    ]
+    return np.array(texts, object).reshape(values.shape)
+
+
+def load_onnx(manifest: Manifest, read_file: Callable[[str], bytes]) -> Dense:
+    """Loads the ONNX model of a version.
+
+    Args:
+      manifest: dict.
+      read_file: as of `load_tensorflow`.
+    """
+    about = manifest.get("onnx")
+    if about is None:
+        raise SinkError(
+            f"Version {manifest['version']} has no ONNX model: write it with "
+            "onnx=True of tf_ext.serving.export_split or publish."
+        )
+    return _Onnx(about, read_file(about["file"]))
+
+
 # What computes a dense part, by its name.
 LOADERS: dict[str, Callable[[Manifest, Callable[[str], bytes]], Dense]] = {
+    "onnx": load_onnx,
     "tensorflow": load_tensorflow,
 }
 

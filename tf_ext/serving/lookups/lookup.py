@@ -53,6 +53,7 @@ class Lookup:
     `tf_ext.feature_column`, their combiners, weights and sequences, and for
     signs without a row what the table's initializer or `unknown` says. Results
     are those of the model. It needs no TensorFlow; `dense="tensorflow"` does.
+    `dense="onnx"` needs onnxruntime, and a version with an ONNX model.
 
     A request is answered from one version, the sink's current one. A thread
     looks for another every few seconds; a request whose version was removed
@@ -66,8 +67,8 @@ class Lookup:
       store: the `Sink` into which `tf_ext.serving.publish` or `python -m
         tf_ext.serving load-redis` write; or path-like, the folder of a version
         of `tf_ext.serving.export_split`.
-      dense: what computes the rest of the model: "tensorflow"; or None, for
-        `embed` alone.
+      dense: what computes the rest of the model: "onnx" or "tensorflow"; None
+        for `embed` alone.
       every: float, how often to look for a new version, in seconds. None for no
         thread: call `update` instead.
       cache_bytes: int, what the rows take at most that are kept of those that a
