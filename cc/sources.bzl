@@ -41,6 +41,7 @@ CORE_SOURCES = [
     "cc/core/snapshot/snapshot_chunk.cc",
     "cc/core/support/cpu.cc",
     "cc/core/table/admission/policies.cc",
+    "cc/core/table/applied_steps.cc",
     "cc/core/table/config.cc",
     "cc/core/table/eviction/policies.cc",
     "cc/core/table/row_conversion.cc",
@@ -168,6 +169,7 @@ CORE_TESTS = [
 CORE_THREADED_TESTS = [
     "cc/core/bags/combine_test.cc",
     "cc/core/bags/unique_test.cc",
+    "cc/core/table/applied_steps_test.cc",
     "cc/core/table/table_admission_test.cc",
     "cc/core/table/table_compact_stress_test.cc",
     "cc/core/table/table_compact_test.cc",

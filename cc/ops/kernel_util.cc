@@ -155,6 +155,11 @@ absl::Status CheckStartsOf(const std::vector<int64_t>& starts_of,
   return absl::OkStatus();
 }
 
+absl::Status CheckNumbered(int numbered) {
+  if (numbered <= 1) return absl::OkStatus();
+  return InvalidArgument("K must be 0 or 1, but is ", numbered, ".");
+}
+
 absl::Status CheckColumns(int i, int64_t begin, int64_t end, int64_t columns) {
   if (0 <= begin && begin <= end && end <= columns) return absl::OkStatus();
   return InvalidArgument(

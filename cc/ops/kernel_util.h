@@ -74,6 +74,8 @@ absl::Status CheckListSize(absl::string_view name, size_t size, int count);
 // and ascending.
 absl::Status CheckStartsOf(const std::vector<int64_t>& starts_of,
                            int64_t tables);
+// Attribute `K` must be the number of inputs that number a step.
+absl::Status CheckNumbered(int numbered);
 // A table's columns, begins[i] up to but not including ends[i], must be some of
 // `columns`.
 absl::Status CheckColumns(int i, int64_t begin, int64_t end, int64_t columns);

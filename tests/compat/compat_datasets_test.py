@@ -56,6 +56,17 @@ class PartsTest(parameterized.TestCase):
             datasets.batches_changed(made, lambda one: one is source)
         )
 
+    def test_is_served(self):
+        here = tf.data.Dataset.range(4)
+        served = here.apply(
+            tf.data.experimental.service.distribute(
+                tf.data.experimental.service.ShardingPolicy.OFF,
+                "grpc://127.0.0.1:1",
+            )
+        )
+        self.assertFalse(datasets.is_served(here.batch(2)))
+        self.assertTrue(datasets.is_served(served.batch(2).map(tf.identity)))
+
 
 if __name__ == "__main__":
     unittest.main()

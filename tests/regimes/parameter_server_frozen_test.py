@@ -102,13 +102,11 @@ class FrozenWorkerTest(tf.test.TestCase):
             logged.output[0],
             "/job:worker/task:0 at 127.0.0.1:[0-9]+ accepts connections but "
             "does not answer.* It counts as lost: its step is given to another "
-            "worker, and may be applied twice",
+            "worker, and may count twice in dense weights",
         )
         # Another step has run it; that of the stopped worker waits in it.
         self.assertEqual(stop.ends, list(range(_SAMPLES)))
-        # What it had under way may have been done before it stopped.
-        self.assertBetween(self.updates().sum(), _SAMPLES, _SAMPLES + 1)
-        self.assertAllInSet(self.updates(), [1.0, 2.0])
+        self.assertAllInSet(self.updates(), [1.0])
         # All of it without the worker, which does not wake by itself.
         found = self.model.predict(_data(30), verbose=0)
         self.assertAllClose(found[:, 0], self.updates()[:30])
@@ -118,8 +116,7 @@ class FrozenWorkerTest(tf.test.TestCase):
         _send(signal.SIGCONT)
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
-            updates = self.updates().sum()
-            self.assertBetween(updates, _SAMPLES, _SAMPLES + 1)
+            self.assertAllInSet(self.updates(), [1.0])
             time.sleep(0.5)
         iterations = number(self.model.optimizer.iterations)
         self.assertBetween(iterations, _SAMPLES, _SAMPLES + 1)

@@ -209,11 +209,9 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         found = rows_of(counts)
         self.assertCountEqual(found, range(samples))
         updates = np.concatenate([found[sign] for sign in range(samples)])
-        self.assertAllInSet(updates, [1.0, 2.0, 3.0])
+        self.assertAllInSet(updates, [1.0])
         # A worker has one step under way, which is run again; it may have got
-        # as far as the rows or not, and as far as the iterations.
-        repeated = updates.sum() - samples
-        self.assertBetween(repeated, 0, len(kills))
+        # as far as the iterations or not.
         iterations = number(model.optimizer.iterations)
         self.assertBetween(iterations, samples, samples + len(kills))
 

@@ -5,6 +5,10 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tf_ext.training.parameter_servers.step_numbers import (
+    StepNumbers,
+    step_numbers,
+)
 from tf_ext.training.parameter_servers.worker_share import Groups, Share
 
 pytestmark = pytest.mark.both_kerases(slow=True)
@@ -56,44 +60,119 @@ class GroupsTest(tf.test.TestCase, parameterized.TestCase):
 
 
 class ShareTest(tf.test.TestCase):
-    def _share(self, batches=4):
-        groups = Groups(tf.TensorSpec([], tf.int64), 1)
-        return groups, Share(
-            lambda: groups.of(_numbers(batches).shuffle(batches, seed=1)),
-            groups.first_size(),
-        )
+    def _share(self, batches=4, size=1, **options):
+        groups = Groups(tf.TensorSpec([], tf.int64), size)
+        numbers = StepNumbers()
+        self.begun = []
 
-    def _epoch(self, groups, share, epoch):
+        def make(skipped):
+            data = _numbers(batches).shuffle(batches, seed=1)
+            return groups.of(data.skip(skipped))
+
+        def number(steps):
+            self.begun.append((steps, numbers.begin(steps)))
+            return self.begun[-1][1]
+
+        share = Share(make, groups.first_size(), number, **options)
+        return groups, share
+
+    def _epoch(self, groups, share, epoch, lost=()):
+        """What was trained on; the steps that `lost` says fail."""
         read = []
 
-        def step(iterator):
+        def step(iterator, numbers):
             group, following = next(iterator)
-            read.append(int(groups.take(group, 0)))
+            size = int(tf.size(group))
+            found = [int(groups.take(group, index)) for index in range(size)]
+            self.numbers.append((int(numbers[0]), found))
+            if len(self.numbers) in lost:
+                raise tf.errors.UnavailableError(None, None, "lost")
+            read.extend(found)
             return [tf.stack([7, following])]
 
+        self.numbers = []
         share.begin(epoch)
         while share.left:
             share.begin(epoch)
-            results, steps = share.run(step)
+            left = share.left
+            try:
+                results, steps = share.run(step)
+            except tf.errors.UnavailableError:
+                share.forget()
+                self.assertIsNone(share.left)
+                share.begin(epoch)
+                continue
             self.assertAllEqual(results, [7])
-            self.assertEqual(steps, 1)
+            self.assertEqual(steps, left)
         return read
 
-    def test_a_lost_worker_goes_on_with_the_order_of_the_epoch(self):
-        groups, share = self._share()
-        orders = [self._epoch(groups, share, epoch) for epoch in range(3)]
-        for order in orders:
-            self.assertCountEqual(order, range(4))
-        self.assertNotEqual(orders[0], orders[2])
-        share.forget()
-        self.assertIsNone(share.left)
-        self.assertEqual(self._epoch(groups, share, 2), orders[2])
+    def test_a_lost_worker_goes_on_where_it_was(self):
+        for size, lost in ((1, (1, 4)), (3, (2,))):
+            groups, share = self._share(7, size)
+            orders = [self._epoch(groups, share, epoch) for epoch in range(4)]
+            for order in orders:
+                self.assertCountEqual(order, range(7))
+            self.assertNotEqual(orders[0], orders[2])
+            _, share = self._share(7, size)
+            for epoch, order in enumerate(orders):
+                its = lost if epoch in (1, 3) else ()
+                self.assertEqual(self._epoch(groups, share, epoch, its), order)
+                # A step that runs again has its number and its batches.
+                for place in its:
+                    first, again = self.numbers[place - 1 : place + 1]
+                    self.assertEqual(first, again)
+                self.assertLen(dict(self.numbers), len(self.numbers) - len(its))
+
+    def test_data_that_differ_when_they_are_read_again(self):
+        groups, share = self._share(7, goes_on=False)
+        order = self._epoch(groups, share, 0)
+        _, share = self._share(7, goes_on=False)
+        self.assertEqual(
+            self._epoch(groups, share, 0, lost=(4,)), [*order[:3], *order]
+        )
+        self.assertLen(dict(self.numbers), 4 + 7)
 
     def test_an_epoch_that_was_left_begins_anew(self):
         groups, share = self._share()
         share.begin(0)
-        share.run(lambda iterator: [tf.stack([7, next(iterator)[1]])])
+        share.run(lambda iterator, _: [tf.stack([7, next(iterator)[1]])])
         self.assertLen(self._epoch(groups, share, 1), 4)
+
+    def test_servers_need_not_remember_what_has_ended(self):
+        _, share = self._share(2)
+        share.begin(0)
+
+        def fail(*_):
+            raise tf.errors.UnavailableError(None, None, "lost")
+
+        for _ in range(2):
+            with self.assertRaises(tf.errors.UnavailableError):
+                share.run(fail)
+        [(_, begun)] = self.begun
+        self.assertAllEqual(begun._numbers.begin(1).tensor(), [1, 0])
+        share.close()
+        self.assertAllEqual(begun._numbers.begin(1).tensor(), [2, 1])
+
+
+class StepNumbersTest(tf.test.TestCase):
+    def test_the_oldest_that_may_run_again(self):
+        numbers = StepNumbers()
+        begun = [numbers.begin(steps) for steps in (1, 4, 2)]
+        found = [one.tensor().numpy().tolist() for one in begun]
+        self.assertEqual(found, [[0, 0], [1, 0], [5, 0]])
+        begun[1].end()
+        self.assertAllEqual(numbers.begin(1).tensor(), [7, 0])
+        begun[0].end()
+        begun[0].end()
+        self.assertAllEqual(numbers.begin(1).tensor(), [8, 5])
+
+    def test_all_models_of_a_strategy_have_the_same(self):
+        one, other = (
+            tf.distribute.get_strategy(),
+            tf.distribute.MirroredStrategy(["CPU:0"]),
+        )
+        self.assertIs(step_numbers(one), step_numbers(one))
+        self.assertIsNot(step_numbers(one), step_numbers(other))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,14 @@ def parts_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
         waiting += one._inputs()
 
 
+def is_served(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset reads from tf.data service, as far as `parts_of` tells.
+
+    Seen in: TensorFlow 2.18 to 2.21.
+    """
+    return any("DataService" in type(one).__name__ for one in parts_of(dataset))
+
+
 # Datasets that make one batch of each batch that they read.
 _ONE_TO_ONE = frozenset(
     {

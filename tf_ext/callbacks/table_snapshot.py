@@ -138,6 +138,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self.warm_start = warm_start
         self._notice = preemption.Notice()
         self._streams: list[StreamProgress] = []
+        self._shares: points.SharePositions | None = None
         # What a loop told of it last, or None.
         self._told_sigterm: bool | None = None
         self._pause = Pause()
@@ -170,9 +171,14 @@ class TableSnapshot(keras.callbacks.Callback):
         """
         self._told_sigterm = anywhere
 
-    def take_streams(self, streams: Sequence[StreamProgress]) -> None:
-        """Told the streams that are trained on, whose positions it saves."""
+    def take_streams(
+        self,
+        streams: Sequence[StreamProgress],
+        shares: points.SharePositions | None = None,
+    ) -> None:
+        """Told what is trained on, whose positions it saves."""
         self._streams = list(streams)
+        self._shares = shares
 
     def take_pause(self, pause: Pause) -> None:
         """Told what steps that are under way at once wait by."""
@@ -234,6 +240,8 @@ class TableSnapshot(keras.callbacks.Callback):
             )
         for stream, state in zip(self._streams, point.streams, strict=True):
             stream.restore(state)
+        if self._shares is not None and point.shares is not None:
+            self._shares.restore(point.shares)
 
     def _stream_states(self) -> tuple[dict[str, typing.Any], ...]:
         """Where the streams are, of which workers may read parts."""
@@ -359,7 +367,11 @@ class TableSnapshot(keras.callbacks.Callback):
         if self._point.path == path:
             return  # Nothing was trained since then.
         self._claim_directory(self.model)
-        changes = {"path": path, "streams": self._stream_states()}
+        changes = {
+            "path": path,
+            "streams": self._stream_states(),
+            "shares": self._shares and self._shares.state(),
+        }
         point = Point(**(vars(self._point) | changes))
         points.write(point, self.model, self._save_table, self._claim)
         self._point = point

@@ -38,8 +38,8 @@ _STALE_SECONDS = 10.0
 _BREAKS = 3
 
 _LOST_WORKER = (
-    "its step is given to another worker, and may be applied twice if this "
-    "one resumes"
+    "its step is given to another worker, and may count twice in dense weights "
+    "if this one resumes"
 )
 _LOST_SERVER = "training resumes from the last checkpoint"
 

@@ -25,7 +25,6 @@ from tf_ext.optimizers import hyperparameters
 from tf_ext.optimizers.adapter import Adapter, Clipping, Rates
 from tf_ext.regimes import (
     Carried,
-    ReplicaWeight,
     TableGradient,
     check_finite,
     current_step,
@@ -34,7 +33,7 @@ from tf_ext.regimes import (
 )
 from tf_ext.regimes.exchange import Exchange
 from tf_ext.regimes.gradients import map_values
-from tf_ext.regimes.step_context import after
+from tf_ext.regimes.step_context import StepContext, StepNumber, after
 from tf_ext.regimes.table_interface import Table, TableSlices
 from tf_ext.tables import shadow
 from tf_ext.tables.sparse_table import SparseTable
@@ -52,6 +51,7 @@ class Gradients:
       exchange: Exchange of the tables.
       strategy: the tf.distribute.Strategy in whose cross-replica context they
         are; None where there is one replica.
+      number: StepNumber of the step, or None.
     """
 
     grads: list[typing.Any]
@@ -59,6 +59,7 @@ class Gradients:
     tables: Sequence[TableGradient]
     exchange: Exchange
     strategy: tf.distribute.Strategy | None = None
+    number: StepNumber | None = None
 
     def of_first_replica(self) -> list[typing.Any]:
         """A list of tensors or slices; those of all replicas are the same."""
@@ -135,7 +136,9 @@ def run(
             tables = exchange.merge(
                 [(t, [(g.indices, g.values)]) for t, g in slices]
             )
-            gradients = Gradients(dense, variables, tables, exchange)
+            gradients = Gradients(
+                dense, variables, tables, exchange, number=step.number
+            )
             step.update(
                 [dense, [table.values for table in tables]],
                 lambda _: _update_or_skip(adapter, gradients),
@@ -149,7 +152,7 @@ def run(
                     variables,
                     slices,
                     summed,
-                    step.weight,
+                    step,
                     carried,
                 ),
             )
@@ -233,13 +236,13 @@ def _merge_replicas(
     variables: list[typing.Any],
     slices: TableSlices,
     summed: bool,
-    weight: ReplicaWeight | None,
+    step: StepContext,
     carried: Sequence[Carried],
 ) -> None:
     """Continues with the sums over replicas, of all workers."""
     exchange = _exchange_of([table for table, _ in slices])
     if not summed:
-        dense, slices = exchange.sum_gradients(dense, slices, weight)
+        dense, slices = exchange.sum_gradients(dense, slices, step.weight)
 
     def together(
         strategy: tf.distribute.Strategy,
@@ -258,7 +261,9 @@ def _merge_replicas(
             tables = exchange.merge_summed(parts)
         else:
             dense, tables = exchange.merge_beside(dense, parts, carried)
-        gradients = Gradients(dense, variables, tables, exchange, strategy)
+        gradients = Gradients(
+            dense, variables, tables, exchange, strategy, step.number
+        )
         checks = []
         if not adapter.skips_nonfinite:
             # An error must not end a sum over workers that is under way.
@@ -437,4 +442,5 @@ def _push(gradients: Gradients, rates: Rates) -> None:
         hyperparameters.current(rules, rates),
         tf.cast(rates.iterations, tf.int64) + 1,
         next((time for time in times if time is not None), None),
+        gradients.number,
     )

@@ -120,8 +120,9 @@ class SavedPoint:
     """The contents of `point.json`.
 
     tables: list of `(name, id)`; variables: `{name: (dtype, shape)}`; paths:
-    `{name: path}` of those of layers; streams: states of StreamProgress.
-    Earlier versions did not write the last two.
+    `{name: path}` of those of layers; streams: states of StreamProgress;
+    shares: state of SharePositions, or None. Earlier versions did not write
+    the last three.
     """
 
     step: int
@@ -133,6 +134,7 @@ class SavedPoint:
     variables: Described
     paths: dict[str, str]
     streams: list[dict[str, typing.Any]]
+    shares: dict[str, typing.Any] | None
 
 
 def read_point(path: str) -> SavedPoint:
@@ -170,6 +172,7 @@ def read_point(path: str) -> SavedPoint:
         variables=variables,
         paths=paths,
         streams=_streams(members),
+        shares=_shares(members),
     )
 
 
@@ -186,6 +189,23 @@ def _streams(members: Members) -> list[dict[str, typing.Any]]:
             entry.refuse("state", "the JSON of a StreamProgress")
         states.append(state)
     return states
+
+
+def _shares(members: Members) -> dict[str, typing.Any] | None:
+    """Where workers were in the data that each of them reads."""
+    if "shares" not in members.names() or members.is_null("shares"):
+        return None
+    entry = members.object("shares")
+    lists = {}
+    for name in ("batches", "ended"):
+        lists[name] = entry.list(name)
+        if not all(type(n) is int and 0 <= n <= INT64_MAX for n in lists[name]):
+            entry.refuse(name, "a list of numbers")
+    return {
+        "seed": entry.integer("seed", 0, INT64_MAX),
+        "epoch": entry.integer("epoch", 0, INT64_MAX),
+        **lists,
+    }
 
 
 def _dtype_of(entry: Members) -> np.dtype[typing.Any]:

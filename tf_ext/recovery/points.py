@@ -13,7 +13,7 @@ import json
 import posixpath
 import typing
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,8 @@ class Point:
     step: number of steps in total; epoch, step_in_epoch: the position in the
     data, with epochs from 0 and the steps completed in the epoch; path: the
     directory; streams: of each stream that is trained on, the state of its
-    StreamProgress.
+    StreamProgress; shares: where workers are in the data that each reads, the
+    state of SharePositions, or None.
     """
 
     step: int
@@ -63,6 +64,17 @@ class Point:
     step_in_epoch: int
     path: str
     streams: tuple[dict[str, typing.Any], ...] = ()
+    shares: dict[str, typing.Any] | None = None
+
+
+class SharePositions(typing.Protocol):
+    """Where workers are in the data that each of them reads."""
+
+    def state(self) -> dict[str, typing.Any]:
+        """What JSON can hold, for `restore`."""
+
+    def restore(self, state: Mapping[str, typing.Any]) -> None:
+        """Has training begin where another process was."""
 
 
 def claim(root: str, model: keras.Model) -> Claim | None:
@@ -144,6 +156,7 @@ def _write_state(
         "epoch": point.epoch,
         "step_in_epoch": point.step_in_epoch,
         "streams": [{"state": json.dumps(one)} for one in point.streams],
+        "shares": point.shares,
         "tables": tables,
         "variables_file": name,
         "variables_crc32c": f"{_core.crc32c(data):08x}",
@@ -215,6 +228,7 @@ def read(
         saved_point.step_in_epoch,
         path,
         tuple(saved_point.streams),
+        saved_point.shares,
     )
 
 

@@ -23,6 +23,7 @@ from tf_ext.regimes.plan import (
     shared_signs,
 )
 from tf_ext.regimes.replica_weights import ReplicaWeight, weighted
+from tf_ext.regimes.step_context import StepNumber
 from tf_ext.regimes.table_interface import Parts, TableSlices
 
 
@@ -142,6 +143,7 @@ class Exchange:
         hyperparameters: shard_ops.Hyperparameters,
         step: tf.Tensor,
         time: tf.Tensor | None = None,
+        number: StepNumber | None = None,
     ) -> tf.Tensor:
         """Updates tables; returns the rows updated in each, int64 `[n]`.
 
@@ -152,6 +154,8 @@ class Exchange:
           step: int64 scalar, counting from 1.
           time: int64 scalar, in seconds since 1970, for the rows that record
             it. None: the clock of each device that holds such rows.
+          number: StepNumber, if the step may run again: devices that this push
+            of it has updated before stay as they are.
         """
         starts = self._pull_starts(gradients)
         updates = []
@@ -167,7 +171,7 @@ class Exchange:
                     its_starts,
                 )
             )
-        return shard_ops.push(updates, hyperparameters, step, time)
+        return shard_ops.push(updates, hyperparameters, step, time, number)
 
     def _pull_starts(
         self, gradients: Sequence[TableGradient]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tf_ext.ops.table import step_ops
 from tf_ext.regimes import clock
+from tf_ext.regimes.step_context import StepNumber
 from tf_ext.regimes.table_interface import Rows
 
 
@@ -127,6 +128,7 @@ def push(
     hyperparameters: Hyperparameters,
     step: tf.Tensor,
     time: tf.Tensor | None = None,
+    number: StepNumber | None = None,
 ) -> tf.Tensor:
     """Updates rows in all shards of several tables.
 
@@ -136,6 +138,7 @@ def push(
       step: int64 scalar, counting from 1.
       time: int64 scalar, in seconds since 1970, for the rows that record it.
         None: the clock of each device that holds such rows.
+      number: StepNumber, as of `Exchange.push`.
 
     Returns:
       int64 `[len(updates)]`, the number of rows updated in each table.
@@ -150,6 +153,9 @@ def push(
         ]
         for one in updates
     ]
+    numbers: dict[str, typing.Any] = {}
+    if number is not None and (part := number.part()) is not None:
+        numbers = {"numbers": number.tensor, "part": part}
     totals = []
     for device, places in _by_device(
         each.table_rows for each in updates
@@ -174,6 +180,7 @@ def push(
                 step,
                 present,
                 [updates[i].starts for i, _ in places],
+                **numbers,
             )
         totals.append(_spread(updated, [i for i, _ in places], len(updates)))
     return totals[0] if len(totals) == 1 else tf.add_n(totals)

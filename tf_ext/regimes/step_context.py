@@ -9,6 +9,7 @@ reads it, and passes on what is needed by arguments.
 import contextlib
 import contextvars
 import dataclasses
+import itertools
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,6 +18,31 @@ import tensorflow as tf
 from tf_ext._core import Setting
 from tf_ext.regimes.carried_words import Carried
 from tf_ext.regimes.replica_weights import ReplicaWeight
+
+
+class StepNumber:
+    """The number of a step that may run again, as servers know it.
+
+    Attributes:
+      tensor: int64 `[2]`, the number, and that of the oldest step that may run
+        again.
+    """
+
+    def __init__(self, tensor: tf.Tensor) -> None:
+        self.tensor = tensor
+        self._parts = itertools.count()
+
+    def part(self) -> int | None:
+        """The number of the next push of the step.
+
+        Returns:
+          int; None for a push that may run more than once in the step: in a
+          loop, or in a function.
+        """
+        if self.tensor.graph is not tf.compat.v1.get_default_graph():
+            return None
+        return next(self._parts)
+
 
 _Update: typing.TypeAlias = Callable[[Sequence[Carried]], None]
 
@@ -68,12 +94,14 @@ class StepContext:
       rows_after: list of tensors; rows that are pulled are there only when
         these are, so that two steps that overlap do not compute at once.
       waits_in: the graph in which all operations wait for the batch, or None.
+      number: StepNumber; None where no step runs again.
     """
 
     weight: ReplicaWeight | None = None
     updates: Updates | None = None
     rows_after: Sequence[tf.Tensor] = ()
     waits_in: tf.Graph | None = None
+    number: StepNumber | None = None
 
     def update(self, gradients: typing.Any, function: _Update) -> None:
         """Makes an update, or leaves it to `updates`.

@@ -14,7 +14,7 @@ from tf_ext._checks import refuse
 from tf_ext._keras import keras
 from tf_ext.data.progress import StreamProgress
 from tf_ext.recovery.pause import Pause
-from tf_ext.recovery.points import Point
+from tf_ext.recovery.points import Point, SharePositions
 
 
 @typing.runtime_checkable
@@ -31,8 +31,12 @@ class Resuming(typing.Protocol):
     def tell_sigterm(self, anywhere: bool) -> None:
         """Told with a step whether SIGTERM had come to any worker."""
 
-    def take_streams(self, streams: Sequence[StreamProgress]) -> None:
-        """Told the streams that are trained on, whose positions it saves."""
+    def take_streams(
+        self,
+        streams: Sequence[StreamProgress],
+        shares: SharePositions | None = None,
+    ) -> None:
+        """Told what is trained on, whose positions it saves."""
 
     def take_pause(self, pause: Pause) -> None:
         """Told what it can wait by, where several steps are under way."""

@@ -2,6 +2,7 @@
 """What loops and steps call of the data that they read."""
 
 import abc
+import collections
 import contextlib
 import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,6 +11,8 @@ import tensorflow as tf
 
 from tf_ext._compat.clusters import schedule
 from tf_ext.data.progress import StreamProgress
+from tf_ext.recovery.points import SharePositions
+from tf_ext.training.parameter_servers.step_numbers import Begun
 
 Spec: typing.TypeAlias = typing.Any
 """Nested structure of `tf.TypeSpec`, of a batch."""
@@ -32,11 +35,14 @@ class EpochFeed(abc.ABC):
         beforehand.
       streams: of each stream whose batches are those of the steps, the
         StreamProgress.
+      shares: where workers are in the data that each of them reads, if the
+        position within an epoch is not the number of its steps; or None.
     """
 
     element_spec: Spec
     num_batches: int | None
     streams: Sequence[StreamProgress] = ()
+    shares: SharePositions | None = None
 
     def trained(self, steps: int) -> None:
         """Told that a number of further steps have been made."""
@@ -83,10 +89,17 @@ class StepFeed(EpochFeed):
       signature: list of `tf.TensorSpec`, what `epoch` yields; None for an
         iterator.
       steps_per_execution: int, the most steps that one function runs.
+      number: function from a number of steps to their Begun; None for steps
+        that change nothing twice if they run again.
     """
 
     signature: Sequence[tf.TensorSpec] | None
     steps_per_execution: int
+    number: Callable[[int], Begun] | None = None
+
+    def __init__(self) -> None:
+        # What is scheduled and has no result yet, in order.
+        self._begun: collections.deque[Begun] = collections.deque()
 
     @abc.abstractmethod
     def unpack(self, sent: Sent, index: tf.Tensor | None = None) -> Batch:
@@ -98,9 +111,13 @@ class StepFeed(EpochFeed):
         """
 
     def traced(
-        self, run: Callable[[Sent], list[tf.Tensor]]
-    ) -> Callable[[Sent], list[tf.Tensor]]:
-        """The function that workers run, from a step of what is sent."""
+        self, run: Callable[..., list[tf.Tensor]]
+    ) -> Callable[..., list[tf.Tensor]]:
+        """The function that workers run, from a step of what is sent.
+
+        Args:
+          run: function of what is sent and, with `number`, `Begun.tensor`.
+        """
         return run
 
     def starter(
@@ -117,15 +134,33 @@ class StepFeed(EpochFeed):
         Returns:
           Function of what `epoch` yields to the RemoteValue of its results.
         """
-        return lambda sent: schedule(
-            coordinator, function_for(self.steps_in(sent)), (sent,)
-        )
+
+        def start(sent: Sent) -> typing.Any:
+            steps = self.steps_in(sent)
+            numbers = []
+            if self.number is not None:
+                begun = self.number(steps)
+                self._begun.append(begun)
+                numbers.append(begun.tensor())
+            return schedule(coordinator, function_for(steps), (sent, *numbers))
+
+        return start
 
     def made(
         self, steps: int, results: list[tf.Tensor] | None
     ) -> tuple[int, list[tf.Tensor] | None]:
-        """The steps that were made, of those wanted, and their results."""
+        """The steps that were made, of those wanted, and their results.
+
+        It is called for all that was started, in the same order.
+        """
+        if self._begun:
+            self._begun.popleft().end()
         return steps, results
+
+    def close(self) -> None:
+        """Told that nothing is started any more."""
+        while self._begun:
+            self._begun.popleft().end()
 
     def sent_again(self) -> Sequence[Sent]:
         """What is sent once more, where no step was made."""

@@ -76,7 +76,7 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         )
         resuming = resuming_among(callbacks)
         if resuming is not None:
-            resuming.take_streams(feed.streams)
+            resuming.take_streams(feed.streams, feed.shares)
         point = restored_point(model, callbacks)
         model.stop_training = False
         self._begin_training(callbacks)

@@ -21,6 +21,7 @@
 #include "cc/core/support/mutex.h"
 #include "cc/core/support/parallel.h"
 #include "cc/core/support/status.h"
+#include "cc/core/table/applied_steps.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/eviction/policy.h"
 #include "cc/core/table/row_layout.h"
@@ -170,6 +171,8 @@ class Table {
   // For a batch that CheckPush accepted. `*updated`: the number of updates.
   Status PushChecked(const PushBatch& batch, const ParallelFor& parallel_for,
                      int64_t* updated);
+  // The pushes of steps that may run again: the caller claims each before it.
+  AppliedSteps& applied_steps() { return applied_steps_; }
   // Both; the table is unchanged if the batch is refused.
   Status Push(const int64_t* signs, const float* gradients, int64_t n,
               const double* hyperparameters, int64_t hyperparameter_count,
@@ -469,6 +472,7 @@ class Table {
   std::atomic<int64_t> changes_{0};
   std::atomic<int64_t> evicted_{0};  // rows
   std::atomic<int64_t> updated_{0};  // rows, by pushes
+  AppliedSteps applied_steps_;
   // Values that were limited before they were passed to the table's stripes.
   std::atomic<int64_t> saturated_{0};
 };

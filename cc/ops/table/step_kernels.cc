@@ -5,6 +5,7 @@
 // but what is not as long as a batch is one tensor for all of them.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -135,6 +136,11 @@ class SparseTablePushOp : public TablesOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("M", &starts));
     OP_REQUIRES_OK(ctx, CheckListSize("starts_of", starts_of_.size(), starts));
     OP_REQUIRES_OK(ctx, CheckStartsOf(starts_of_, count()));
+    int numbered;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("K", &numbered));
+    OP_REQUIRES_OK(ctx, CheckNumbered(numbered));
+    is_numbered_ = numbered > 0;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("part", &part_));
     for (int i = 0; i < count(); ++i) {
       OP_REQUIRES(ctx, counts_[i] >= 0,
                   InvalidArgument("counts[", i, "] must be at least 0, but is ",
@@ -177,6 +183,8 @@ class SparseTablePushOp : public TablesOp {
       TF_RETURN_IF_ERROR(AddStarts(ctx, static_cast<int>(j),
                                    push.held.table->config(), &push.batch));
     }
+    std::optional<StepPush> step;
+    TF_RETURN_IF_ERROR(GetStep(ctx, &step));
     Tensor* updated = nullptr;
     const TensorShape shape =
         several() ? TensorShape({count()}) : TensorShape({});
@@ -184,7 +192,18 @@ class SparseTablePushOp : public TablesOp {
     for (int i = 0; i < count(); ++i) {
       pushes[i].updated = updated->flat<int64_t>().data() + i;
     }
-    return PushTables(pushes, MakeParallelFor(ctx));
+    return PushTables(pushes, step, MakeParallelFor(ctx));
+  }
+
+  absl::Status GetStep(OpKernelContext* ctx,
+                       std::optional<StepPush>* step) const {
+    if (!is_numbered_) return absl::OkStatus();
+    const Tensor& numbers = ctx->input(ctx->num_inputs() - 1);
+    TF_RETURN_IF_ERROR(
+        CheckVectorOf("numbers", numbers, 2, "the step and the oldest one"));
+    const auto values = numbers.vec<int64_t>();
+    *step = StepPush{values(0), values(1), part_};
+    return absl::OkStatus();
   }
 
   // What new rows of a table start from.
@@ -288,6 +307,8 @@ class SparseTablePushOp : public TablesOp {
 
   std::vector<int64_t> counts_;
   std::vector<int64_t> starts_of_;
+  bool is_numbered_ = false;
+  int64_t part_ = 0;
 };
 
 TF_EXT_REGISTER_KERNEL(SparseTablePull, SparseTablePullOp);

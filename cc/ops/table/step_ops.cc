@@ -61,6 +61,10 @@ absl::Status TablesPushShape(InferenceContext* c) {
       CheckStartsOf(starts_of, static_cast<int64_t>(signs.size())));
   TF_RETURN_IF_ERROR(InputsOfRank(c, "start_signs", 1, &handles));
   TF_RETURN_IF_ERROR(InputsOfRank(c, "start_rows", 2, &handles));
+  int numbered;
+  TF_RETURN_IF_ERROR(c->GetAttr("K", &numbered));
+  TF_RETURN_IF_ERROR(CheckNumbered(numbered));
+  TF_RETURN_IF_ERROR(InputsOfRank(c, "numbers", 1, &handles));
   c->set_output(0, c->Vector(static_cast<int64_t>(signs.size())));
   return absl::OkStatus();
 }
@@ -99,11 +103,14 @@ REGISTER_OP("TfExt>SparseTablesPush")
     .Input("time: int64")
     .Input("start_signs: M * int64")
     .Input("start_rows: M * float")
+    .Input("numbers: K * int64")
     .Output("updated: int64")
     .Attr("N: int >= 1")
     .Attr("counts: list(int) >= 1")
     .Attr("M: int >= 0 = 0")
     .Attr("starts_of: list(int) = []")
+    .Attr("K: int >= 0 = 0")
+    .Attr("part: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(TablesPushShape)
     .Doc(R"doc(
@@ -124,9 +131,14 @@ time: Scalar. The time in seconds since 1970, for tables whose `last_seen` is
 start_signs: `[k_j]` each. The shared rows that new rows start from, of tables
   with `unknown=shared`.
 start_rows: `[k_j, dim of the table]` each. Their weights before the push.
+numbers: None, or one of `[2]`, of a step that may run again: its number, which
+  is its own, and that of the oldest step that may run again, at least 0. Tables
+  that such a push has updated before are left as they are, and so are all by
+  the push of a step that is older than that.
 updated: `[N]`. The number of updates made in each table.
 counts: How many of the hyperparameters are those of each table.
 starts_of: `[M]`. The table of each of start_signs, ascending.
+part: Tells the pushes of a step apart.
 )doc");
 
 }  // namespace

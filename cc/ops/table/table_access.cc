@@ -82,6 +82,7 @@ absl::Status PullTables(const std::vector<TablePull>& pulls,
 }
 
 absl::Status PushTables(const std::vector<TablePush>& pushes,
+                        const std::optional<StepPush>& step,
                         const ParallelFor& parallel_for) {
   int64_t signs = 0;
   for (const TablePush& push : pushes) signs += push.batch.n;
@@ -96,6 +97,15 @@ absl::Status PushTables(const std::vector<TablePush>& pushes,
       }));
   const std::vector<std::vector<size_t>> places = PushesByTable(pushes);
   return ForEachOf(places.size(), signs, parallel_for, [&](int64_t table) {
+    if (step.has_value()) {
+      Table& its = *pushes[places[table][0]].held.table;
+      bool is_new;
+      TF_RETURN_IF_ERROR(ToTf(its.applied_steps().Claim(*step, &is_new)));
+      if (!is_new) {
+        for (const size_t i : places[table]) *pushes[i].updated = 0;
+        return absl::OkStatus();
+      }
+    }
     for (const size_t i : places[table]) {
       const TablePush& push = pushes[i];
       // As if the check had just ended.

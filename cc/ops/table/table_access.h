@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "cc/core/support/parallel.h"
+#include "cc/core/table/applied_steps.h"
 #include "cc/core/table/config.h"
 #include "cc/core/table/table.h"
 #include "cc/ops/table/op_counts.h"
@@ -50,8 +52,10 @@ struct TablePush {
 
 // Updates all, as PullTables reads them, if none refuses its batch; otherwise
 // no table is changed. A table that is among them more than once is updated in
-// this order.
+// this order. With `step`, tables that this push of it has updated before stay
+// as they are.
 absl::Status PushTables(const std::vector<TablePush>& pushes,
+                        const std::optional<StepPush>& step,
                         const ParallelFor& parallel_for);
 
 }  // namespace tf_ext

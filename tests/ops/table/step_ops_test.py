@@ -127,6 +127,46 @@ class StepTest(parameterized.TestCase, tf.test.TestCase):
         )
         self.assertAllEqual(first[:3], second)
 
+    @parameterized.parameters([mode for _, mode in MODES])
+    def test_a_step_that_runs_again_changes_nothing(self, mode):
+        handles, once = _handles(), _handles()
+        arguments = _batch(1, 9)
+
+        def push(tables, **numbered):
+            return step_ops.sparse_tables_push(
+                tables,
+                *arguments,
+                np.concatenate(_HYPERPARAMETERS),
+                [len(each) for each in _HYPERPARAMETERS],
+                1,
+                **numbered,
+            )
+
+        def again(number, oldest, part=0):
+            numbers = tf.constant([number, oldest], tf.int64)
+            call = functools.partial(push, handles, numbers=numbers, part=part)
+            return mode(call)()
+
+        rows = [len(signs) for signs in arguments[0]]
+        pushes = [(5, 3), (4, 3), (5, 3, 1), (6, 6)]
+        for pushed in pushes:
+            self.assertAllEqual(again(*pushed), rows)
+            push(once)
+        # In any order, and those that ended before the oldest.
+        for pushed in [(6, 3), (5, 3), (4, 4), (5, 3, 1), (2, 0), (6, 6)]:
+            self.assertAllEqual(again(*pushed), [0, 0, 0])
+        for one, other in zip(handles, once):
+            for found, expected in zip(export_all(one), export_all(other)):
+                self.assertAllEqual(found, expected)
+
+    def test_one_of_the_tables_has_the_update(self):
+        handles, once = _handles(), _handles()
+        _push(handles[:1] + once[1:], numbers=[0, 0])
+        self.assertAllEqual(_push(handles, numbers=[0, 0]), [0, 1, 1])
+        self.assertAllEqual(_push(once, numbers=[0, 0]), [2, 0, 0])
+        for one, other in zip(handles, once):
+            self.assertAllEqual(export_all(one)[1], export_all(other)[1])
+
     def test_tables_are_counted_apart(self):
         handles = [
             ops.sparse_table_handle(table_config(name=name))
@@ -200,6 +240,7 @@ def _push(
     counts=(2, 3, 2),
     step=1,
     time=0,
+    **numbered,
 ):
     return step_ops.sparse_tables_push(
         handles or _handles(),
@@ -210,6 +251,7 @@ def _push(
         counts,
         step,
         time,
+        **numbered,
     )
 
 
@@ -297,6 +339,11 @@ class MalformedTest(RefusalTestCase):
             {"hyperparameters": [[0.5] * 7]},
             "hyperparameters must be a vector",
         ),
+        ("number", {"numbers": [-1, -1]}, "0 <= oldest <= number"),
+        ("oldest_number", {"numbers": [1, 2]}, "but they are 1, 2 and 0"),
+        ("numbers", {"numbers": [1, 0, 2]}, "numbers must be a vector of 2"),
+        ("numbers_scalar", {"numbers": 1}, "must be a vector"),
+        ("part", {"numbers": [1, 0], "part": -1}, "part"),
         ("counts", {"counts": [2, 2, 3]}, 'found 2 (table "half")'),
         ("counts_negative", {"counts": [2, 9, -4]}, "counts[2] must be at"),
         (

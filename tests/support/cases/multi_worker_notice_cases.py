@@ -32,7 +32,7 @@ class _Told(keras.callbacks.Callback):
     def resume(self, model):
         raise NotImplementedError
 
-    def take_streams(self, streams):
+    def take_streams(self, streams, shares=None):
         pass
 
     def take_pause(self, pause):

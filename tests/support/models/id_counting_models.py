@@ -17,13 +17,13 @@ SCHEMA = tf_ext.data.Schema(
 """Of what it is trained on."""
 
 
-def counting_model():
-    """A compiled model and its table."""
+def counting_model(of=tf_ext.Model, table=None, **options):
+    """A compiled model, of a class, and its table, unless that is given."""
     inputs = {"user": keras.Input([], dtype="int64", name="user")}
-    table = tf_ext.SparseTable("counts", dim=1, statistics=["show"])
+    table = table or tf_ext.SparseTable("counts", dim=1, statistics=["show"])
     rows = tf_ext.layers.EmbeddingFeatures([id_column("user")], table)(inputs)
-    model = tf_ext.Model(inputs, rows)
-    model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+    model = of(inputs, rows)
+    model.compile(tf_ext.optimizers.Optimizer("sgd"), "mse", **options)
     return model, table
 
 

@@ -87,8 +87,6 @@ def main(directory, strategy, number):
             epochs=EPOCHS,
             callbacks=[WaitForSignal(files), points],
             verbose=0,
-            # A step that is interrupted may count twice: none is then.
-            **({"max_inflight_steps": 1} if recovers else {}),
         )
         return rows_of(counts)
 

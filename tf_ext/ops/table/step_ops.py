@@ -73,6 +73,8 @@ def sparse_tables_push(
     step: int | tf.Tensor,
     time: int | tf.Tensor = 0,
     starts: Sequence[tuple[tf.Tensor, tf.Tensor] | None] = (),
+    numbers: tf.Tensor | None = None,
+    part: int = 0,
     name: str | None = None,
 ) -> tf.Tensor:
     r"""Updates the rows of signs of several tables with their update rules.
@@ -94,6 +96,11 @@ def sparse_tables_push(
       starts: list of `(signs [k], rows [k, dim])` for each table: of those with
         `unknown=shared` the shared rows that new rows start from, or None.
         Empty: none of any table.
+      numbers: int64 `[2]`, of a step that may run again: its number, which is
+        its own, and that of the oldest step that may run again. Tables that
+        this push has updated before, or that come after the end of the step,
+        are left as they are. None: all are updated.
+      part: int, at least 0, tells the pushes of a step apart.
       name: optional name of the operation.
 
     Returns:
@@ -114,6 +121,10 @@ def sparse_tables_push(
       array([1, 2])
       >>> tf_ext.ops.sparse_table_pull(handles[0], [7], dim=1).numpy()
       array([[-0.5]], dtype=float32)
+      >>> [int(step_ops.sparse_tables_push(
+      ...     handles[:1], [[7]], [[[1.0]]], [None], [0.5, 0.0], [2], step=2,
+      ...     numbers=[number, 3])[0]) for number in (3, 4, 3, 2)]
+      [1, 1, 0, 0]
     """
     none = None
     if any(each is None for each in statistics):
@@ -129,7 +140,9 @@ def sparse_tables_push(
         time,
         [its_signs for its_signs, _ in starting.values()],
         [rows for _, rows in starting.values()],
+        [] if numbers is None else [numbers],
         counts=list(counts),
         starts_of=list(starting),
+        part=part,
         name=name,
     )

@@ -34,6 +34,7 @@ class Feed(StepFeed):
         steps: int | None = None,
         steps_per_execution: int = 1,
     ) -> None:
+        super().__init__()
         self.element_spec = dataset.element_spec
         self.streams = streams_of(dataset)
         self.steps_per_execution = steps_per_execution
@@ -150,6 +151,7 @@ class WorkerFeed(StepFeed):
         class_weight: dict[int, float] | None = None,
         steps_per_execution: int = 1,
     ) -> None:
+        super().__init__()
         dataset = coordinator.create_per_worker_dataset(
             lambda: make_dataset(dataset_fn, class_weight=class_weight)
         )

@@ -39,6 +39,7 @@ from tf_ext.training.loop import TrainingLoop
 from tf_ext.training.parameter_servers.feed import Feed, WorkerFeed
 from tf_ext.training.parameter_servers.inflight import InFlight
 from tf_ext.training.parameter_servers.shares import ShareFeed
+from tf_ext.training.parameter_servers.step_numbers import step_numbers
 from tf_ext.training.parameter_servers.steps import (
     STALENESS,
     Step,
@@ -63,20 +64,20 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         self._functions = StepFunctions(model)
         self._inflight = InFlight(self._coordinator)
         # Of calls under way, which may be nested.
-        self._shares: list[ShareFeed] = []
+        self._feeds: list[StepFeed] = []
         self._pause = Pause()
 
     @contextlib.contextmanager
     def running(self, method: str) -> Iterator[None]:
-        """The context of a call, after which no worker reads its share."""
-        opened = len(self._shares)
+        """The context of a call, after which its feeds are closed."""
+        opened = len(self._feeds)
         with own_executor():
             try:
                 with super().running(method):
                     yield
             finally:
-                while len(self._shares) > opened:
-                    self._shares.pop().close()
+                while len(self._feeds) > opened:
+                    self._feeds.pop().close()
 
     def _begin_training(self, callbacks: keras.callbacks.CallbackList) -> None:
         _check_backups(callbacks.callbacks)
@@ -124,9 +125,12 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         for tensors in self._results(feed, step, batches, repeatable=True):
             yield step.result(tensors)
 
-    def _training_feed(
-        self, arguments: Arguments
-    ) -> Feed | WorkerFeed | ShareFeed:
+    def _training_feed(self, arguments: Arguments) -> StepFeed:
+        feed = self._opened(self._unnumbered_feed(arguments))
+        feed.number = step_numbers(self._regime.strategy).begin
+        return feed
+
+    def _unnumbered_feed(self, arguments: Arguments) -> StepFeed:
         x, steps = arguments["x"], arguments["steps_per_epoch"]
         execution = steps_per_execution(self._model)
         if not makes_dataset(x):
@@ -135,20 +139,19 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
             return Feed(dataset, steps, execution)
         weights = arguments["class_weight"]
         if steps is None:
-            return self._share_feed(x, weights, execution)
+            return ShareFeed(self._coordinator, x, weights, execution)
         return WorkerFeed(self._coordinator, x, steps, weights, execution)
 
-    def _share_feed(self, *arguments: typing.Any) -> ShareFeed:
-        feed = ShareFeed(self._coordinator, *arguments)
-        self._shares.append(feed)
+    def _opened(self, feed: StepFeed) -> StepFeed:
+        self._feeds.append(feed)
         return feed
 
     def _feed(self, arguments: Arguments) -> Feed:
         return Feed(dataset_of(arguments), arguments["steps"])
 
-    def _test_feed(self, arguments: Arguments) -> Feed | ShareFeed:
+    def _test_feed(self, arguments: Arguments) -> StepFeed:
         if makes_dataset(arguments["x"]) and arguments["steps"] is None:
-            return self._share_feed(arguments["x"])
+            return self._opened(ShareFeed(self._coordinator, arguments["x"]))
         return self._feed(arguments)
 
     def _steps(

@@ -8,16 +8,19 @@ worker takes nothing more in the epoch.
 """
 
 import functools
+import random
 import threading
 import typing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import tensorflow as tf
 
 from tf_ext._compat import clusters
+from tf_ext._compat.datasets import is_served
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.training.feeds import Batch, Sent, Spec, StepFeed
 from tf_ext.training.fit_arguments import make_dataset
+from tf_ext.training.parameter_servers.step_numbers import SPEC
 from tf_ext.training.parameter_servers.worker_share import (
     ITERATOR,
     Groups,
@@ -48,36 +51,50 @@ class ShareFeed(StepFeed):
         class_weight: dict[int, float] | None = None,
         steps_per_execution: int = 1,
     ) -> None:
+        super().__init__()
+        self.shares = self
         self.steps_per_execution = steps_per_execution
+        self._dataset_fn, self._class_weight = dataset_fn, class_weight
+        # Workers whose data differ when they are read again.
+        self._elsewhere: set[int] = set()
+        self._restored: dict[str, typing.Any] | None = None
         self._parking = clusters.separate_workers(coordinator)
-        workers = len(cluster_of(coordinator.strategy)["worker"])
+        self._workers = len(cluster_of(coordinator.strategy)["worker"])
         self.element_spec: Spec = None
-        first_size = Groups.first_size()
-        self._shares = [
-            Share(
-                self._traced(dataset_fn, class_weight, workers, worker),
-                first_size,
-            )
-            for worker in range(workers)
-        ]
+        self._set_seed(random.getrandbits(31))
         self._lock = threading.Lock()
         self._epoch = -1
         self._ended: set[int] = set()
 
-    def _traced(
-        self,
-        dataset_fn: Callable[[tf.distribute.InputContext], tf.data.Dataset],
-        class_weight: dict[int, float] | None,
-        workers: int,
-        worker: int,
-    ) -> Callable[[], tf.data.Dataset]:
-        """A worker's dataset of groups, as a function that runs on it."""
-        context = tf.distribute.InputContext(workers, worker, 1)
-
-        def make() -> tf.data.Dataset:
-            dataset = make_dataset(
-                dataset_fn, class_weight=class_weight, context=context
+    def _set_seed(self, seed: int) -> None:
+        """Makes the shares; shuffles without a seed have an order by this."""
+        self._seed = seed
+        first_size = Groups.first_size()
+        self._shares = [
+            Share(
+                self._traced(worker),
+                first_size,
+                goes_on=worker not in self._elsewhere,
             )
+            for worker in range(self._workers)
+        ]
+
+    def _traced(self, worker: int) -> Callable[[tf.Tensor], tf.data.Dataset]:
+        """A worker's dataset of groups, as a function that runs on it."""
+        context = tf.distribute.InputContext(self._workers, worker, 1)
+
+        def make(skipped: tf.Tensor) -> tf.data.Dataset:
+            graph = tf.compat.v1.get_default_graph()
+            if graph.seed is None:
+                # The order is the same when the data are read again.
+                graph.seed = self._seed + worker
+            dataset = make_dataset(
+                self._dataset_fn,
+                class_weight=self._class_weight,
+                context=context,
+            )
+            if is_served(dataset):
+                self._elsewhere.add(worker)
             spec = dataset.element_spec
             if worker == 0:
                 self.element_spec = spec
@@ -89,19 +106,23 @@ class ShareFeed(StepFeed):
                     f"{self.element_spec} on worker 0, {spec} on worker "
                     f"{worker}"
                 )
-            return self._groups.of(dataset)
+            return self._groups.of(dataset.skip(skipped))
 
         make = tf.autograph.experimental.do_not_convert(make)
-        return tf.function(make, autograph=False).get_concrete_function()
+        return tf.function(make, autograph=False).get_concrete_function(
+            tf.TensorSpec([], tf.int64)
+        )
 
     def traced(
-        self, run: Callable[[Sent], list[tf.Tensor]]
-    ) -> Callable[[Sent], list[tf.Tensor]]:
+        self, run: Callable[..., list[tf.Tensor]]
+    ) -> Callable[..., list[tf.Tensor]]:
         """The function of an iterator that runs a step on what it yields."""
 
-        def read_and_run(iterator: typing.Any) -> list[tf.Tensor]:
+        def read_and_run(
+            iterator: typing.Any, *numbers: tf.Tensor
+        ) -> list[tf.Tensor]:
             group, following = next(iterator)
-            first, *others = run(group)
+            first, *others = run(group, *numbers)
             following = tf.cast(following, first.dtype)
             # One tensor takes one message.
             return [tf.concat([first, following[tf.newaxis]], 0), *others]
@@ -137,14 +158,46 @@ class ShareFeed(StepFeed):
         with self._lock:
             return {*self._ended}
 
+    def state(self) -> dict[str, typing.Any]:
+        """Where workers are in their data, while none of them takes a step."""
+        return {
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "batches": [
+                share.batches if share.epoch == self._epoch else 0
+                for share in self._shares
+            ],
+            "ended": sorted(self.ended()),
+        }
+
+    def restore(self, state: Mapping[str, typing.Any]) -> None:
+        """Has `go_on` begin where another process was, as `state` says."""
+        self._restored = dict(state)
+
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
-        """Each worker's data start again; returns both arguments."""
-        if first_step:
+        """As in the base class; data of another number of workers start again.
+
+        So do those that are not the same when they are read again.
+        """
+        state = self._restored
+        if state is None or len(state["batches"]) != self._workers:
+            state = {"batches": ()}
+        else:
+            self._set_seed(state["seed"])
+            self._epoch = state["epoch"]
+        if first_step and (self._elsewhere or not state["batches"]):
             tf.get_logger().warning(
-                "The position in data that workers read is not part of a "
-                "recovery point: their datasets of epoch %d start again.",
+                "The position in the data that workers read is not known: "
+                "their datasets of epoch %d start again.",
                 epoch,
             )
+            state = {"batches": ()}
+        elif first_step and len(state["ended"]) == self._workers:
+            return epoch + 1, 0
+        if first_step and self._epoch >= 0:
+            self._epoch -= 1
+        for share, batches in zip(self._shares, state["batches"]):
+            share.epoch, share.batches = self._epoch + 1, batches
         return epoch, first_step
 
     def starter(
@@ -152,11 +205,12 @@ class ShareFeed(StepFeed):
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         function_for: Callable[[int], typing.Any],
     ) -> Callable[[int], typing.Any]:
+        for share in self._shares:
+            share.number = self.number
         sizes = {1, self.steps_per_execution}
+        specs = [ITERATOR] if self.number is None else [ITERATOR, SPEC]
         whole, other = (
-            clusters.traced_for_workers(
-                coordinator, function_for(size), ITERATOR
-            )
+            clusters.traced_for_workers(coordinator, function_for(size), *specs)
             for size in (max(sizes), min(sizes))
         )
 
@@ -226,6 +280,9 @@ class ShareFeed(StepFeed):
 
     def close(self) -> None:
         """Ends the epoch, if it lasts: all workers take other steps again."""
+        super().close()
         with self._lock:
             self._epoch += 1
         self._parking.release()
+        for share in self._shares:
+            share.close()

@@ -10,8 +10,14 @@ from tf_ext._compat.counters import make_metric_exact
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.ops.passes.bundle_ops import bundle_transfers
 from tf_ext.regimes import regime_of_model
-from tf_ext.regimes.step_context import Updates, after, step_with
+from tf_ext.regimes.step_context import (
+    StepNumber,
+    Updates,
+    after,
+    step_with,
+)
 from tf_ext.training.feeds import Batch, Logs, Sent, StepFeed
+from tf_ext.training.parameter_servers import step_numbers
 
 STALENESS = "staleness"
 
@@ -96,10 +102,15 @@ class Step:
         self._steps_in = tf.autograph.experimental.do_not_convert(feed.steps_in)
         self.steps_per_execution = feed.steps_per_execution
 
+        # Only training changes what a step that runs again would change twice.
+        self.is_numbered = kind == "train"
+        numbers = [step_numbers.SPEC] if self.is_numbered else []
+
         def function(run: Callable[..., list[tf.Tensor]]) -> typing.Any:
             return tf.function(
                 feed.traced(run),
-                input_signature=feed.signature and [tuple(feed.signature)],
+                input_signature=feed.signature
+                and [tuple(feed.signature), *numbers],
                 # As in the respective Keras.
                 autograph=not IS_KERAS_3,
             )
@@ -119,11 +130,13 @@ class Step:
         is_whole = steps == self.steps_per_execution
         return self._whole if is_whole else self._function
 
-    def _run_one(self, sent: Sent) -> list[tf.Tensor]:
+    def _run_one(self, sent: Sent, *numbers: tf.Tensor) -> list[tf.Tensor]:
         bundle_transfers()
-        return self._strategy.run(self._read, args=(self._unpack(sent),))
+        return self._strategy.run(
+            self._read, args=(self._unpack(sent), *numbers)
+        )
 
-    def _run_several(self, sent: Sent) -> list[tf.Tensor]:
+    def _run_several(self, sent: Sent, numbers: tf.Tensor) -> list[tf.Tensor]:
         """Trains on the batches that were sent."""
         iterations = getattr(self._optimizer, "iterations", None)
         steps = self._steps_in(sent)
@@ -134,7 +147,9 @@ class Step:
 
         def step(index: tf.Tensor) -> tuple[tf.Tensor]:
             batch = self._unpack(sent, index)
-            self._strategy.run(self._call, args=(batch,))
+            self._strategy.run(
+                self._call_numbered, args=(batch, numbers, index)
+            )
             return (index + 1,)
 
         (last,) = tf.while_loop(
@@ -143,13 +158,16 @@ class Step:
             (tf.zeros([], tf.int64),),
             parallel_iterations=1,
         )
-        logs = self._strategy.run(self._call, args=(self._unpack(sent, last),))
+        logs = self._strategy.run(
+            self._call_numbered,
+            args=(self._unpack(sent, last), numbers, last),
+        )
         if iterations is not None:
             after = tf.identity(iterations)
             logs = {**logs, STALENESS: self._staleness(before, after, steps)}
         return self._packed(logs)
 
-    def _run_whole(self, sent: Sent) -> list[tf.Tensor]:
+    def _run_whole(self, sent: Sent, numbers: tf.Tensor) -> list[tf.Tensor]:
         """As `_run_several`, for as many batches as can be."""
         bundle_transfers()
         iterations = getattr(self._optimizer, "iterations", None)
@@ -163,7 +181,9 @@ class Step:
             # One batch is prepared ahead of its step, not all.
             with tf.control_dependencies(ends[-2]):
                 batch = self._unpack(sent, tf.constant(index, tf.int64))
-            logs = self._strategy.run(self._call, args=(batch,))
+            logs = self._strategy.run(
+                self._call_numbered, args=(batch, numbers, index)
+            )
             ends.append(completed())
         if iterations is not None:
             staleness = self._staleness(
@@ -172,7 +192,9 @@ class Step:
             logs = {**logs, STALENESS: staleness}
         return self._packed(logs)
 
-    def _run_overlapped(self, sent: Sent) -> list[tf.Tensor]:
+    def _run_overlapped(
+        self, sent: Sent, numbers: tf.Tensor
+    ) -> list[tf.Tensor]:
         """As `_run_whole`; each step reads before the last one's update.
 
         Operations on the same rows or variables run in the order in which they
@@ -189,7 +211,8 @@ class Step:
             with tf.control_dependencies(_gradients(done[:-2])):
                 batch = self._unpack(sent, tf.constant(index, tf.int64))
             logs, updates = self._strategy.run(
-                self._delayed, args=(batch, _gradients(done))
+                self._delayed,
+                args=(batch, _gradients(done), numbers, index),
             )
             done.append(updates)
             if waiting is not None:
@@ -206,18 +229,40 @@ class Step:
         return self._packed(logs)
 
     def _delayed(
-        self, batch: Batch, before: list[tf.Tensor]
+        self,
+        batch: Batch,
+        before: list[tf.Tensor],
+        numbers: tf.Tensor,
+        index: int,
     ) -> tuple[Logs, Updates]:
         """A step's logs, and its updates, which have not been made.
 
         Args:
           batch: nested structure of tensors.
           before: list of tensors; the step computes when they are there.
+          numbers: as of `_call_numbered`.
+          index: as of `_call_numbered`.
         """
         updates = Updates()
         with step_with(updates=updates, rows_after=before):
-            logs = self._call(batch)
+            logs = self._call_numbered(batch, numbers, index)
         return logs, updates
+
+    def _call_numbered(
+        self, batch: Batch, numbers: tf.Tensor, index: int | tf.Tensor = 0
+    ) -> Logs:
+        """A step's logs; servers know the step by its number.
+
+        Args:
+          batch: nested structure of tensors.
+          numbers: int64 `[2]`, as of `Begun`.
+          index: int64 scalar, which of the steps that it numbers.
+        """
+        number = numbers
+        if not (isinstance(index, int) and index == 0):
+            number += tf.stack([tf.cast(index, tf.int64), 0])
+        with step_with(number=StepNumber(number)):
+            return self._call(batch)
 
     @staticmethod
     def _update(updates: Updates, batch: Batch) -> None:
@@ -248,17 +293,17 @@ class Step:
         logs.update(zip(other_names, others, strict=True))
         return logs
 
-    def _train(self, batch: Batch) -> list[tf.Tensor]:
+    def _train(self, batch: Batch, numbers: tf.Tensor) -> list[tf.Tensor]:
         iterations = getattr(self._optimizer, "iterations", None)
         if iterations is None:
-            return self._logs(batch)
+            return self._packed(self._call_numbered(batch, numbers))
         before = tf.identity(iterations)
         # Otherwise it might be read after the updates of other steps.
         with tf.control_dependencies([before]):
             batch = tf.nest.map_structure(
                 tf.identity, batch, expand_composites=True
             )
-        logs = self._call(batch)
+        logs = self._call_numbered(batch, numbers)
         others = tf.identity(iterations) - before - 1
         return self._packed({**logs, STALENESS: tf.maximum(others, 0)})
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tf_ext.training.feeds import Batch, Spec
 from tf_ext.training.optional_batches import as_optional, from_optional
+from tf_ext.training.parameter_servers.step_numbers import Begun
 
 ITERATOR = tf.data.IteratorSpec(
     (tf.TensorSpec([None], tf.variant), tf.TensorSpec([], tf.int64))
@@ -77,56 +78,92 @@ class Share:
     """Where a worker is in its data; only the worker's thread uses it.
 
     Attributes:
-      make: function that makes the dataset of groups, on the worker.
+      make: function from how many batches are skipped in each iteration, int64,
+        to the dataset of groups; it runs on the worker.
       first_size: function that `Groups.first_size` returned.
+      number: function from a number of steps to their Begun; or None.
+      goes_on: bool, whether the dataset has the same batches when it is made
+        again, so that those of steps that counted are skipped.
       epoch: int, the epoch of the attributes below, from 0.
-      left: int, size of the next group; None if the epoch has not begun.
+      batches: int, those of the epoch that were trained on.
+      left: int, size of the next group; None if it is not known.
     """
 
-    make: Callable[[], tf.data.Dataset]
+    make: Callable[[tf.Tensor], tf.data.Dataset]
     first_size: Callable[[typing.Any], tf.Tensor]
+    number: Callable[[int], Begun] | None = None
+    goes_on: bool = True
     epoch: int = -1
+    batches: int = 0
     left: int | None = None
     _dataset: tf.data.Dataset | None = None
+    _skips: bool = False
     _iterator: typing.Any = None
+    # Of the steps of the next group, if they have begun before.
+    _begun: Begun | None = None
 
     def begin(self, epoch: int) -> None:
         """Begins an epoch, unless it has begun.
 
         The dataset is the same one in all epochs, as in Keras. If it was lost
         with the worker, the epochs before are begun again: what counts them,
-        the seed of a shuffle for one, is as on other workers.
+        the seed of a shuffle for one, is as on other workers. The batches of
+        the epoch that were trained on are skipped.
         """
         if self.epoch == epoch and self.left is not None:
             return
-        self.epoch, self.left = epoch, None
-        if self._dataset is None:
-            self._dataset = self.make()
+        if self.epoch != epoch:
+            self._end_step()
+            self.epoch, self.batches = epoch, 0
+        self.left = None
+        if self._dataset is None or self._skips:
+            self._skips = self.batches > 0
+            self._dataset = self.make(tf.constant(self.batches, tf.int64))
             for _ in range(epoch):
                 iter(self._dataset)
         self._iterator = iter(self._dataset)
         self.left = int(self.first_size(self._iterator).numpy())
 
     def run(
-        self, function: Callable[[typing.Any], Sequence[tf.Tensor]]
+        self, function: Callable[..., Sequence[tf.Tensor]]
     ) -> list[typing.Any]:
         """Trains on the next group.
 
         Args:
-          function: step of the iterator, whose first result ends with the size
-            of the group that follows.
+          function: step of the iterator and, with `number`, of `Begun.tensor`;
+            its first result ends with the size of the group that follows.
 
         Returns:
           Its results, and the number of steps.
         """
-        steps = self.left
-        first, *others = function(self._iterator)
+        steps = typing.cast(int, self.left)
+        numbers = []
+        if self.number is not None:
+            if self._begun is None:
+                self._begun = self.number(steps)
+            numbers.append(self._begun.tensor())
+        first, *others = function(self._iterator, *numbers)
         first = first.numpy()
+        self._end_step()
+        self.batches += steps
         self.left = int(first[-1])
         if not self.left:
             self._iterator = None
         return [first[:-1], *others, steps]
 
     def forget(self) -> None:
-        """Has the epoch start again: the worker may have lost its data."""
+        """Has the data be read again: the worker may have lost them."""
         self.left = self._dataset = self._iterator = None
+        if not self.goes_on:
+            self._end_step()
+            self.batches = 0
+
+    def _end_step(self) -> None:
+        """The steps of the next group are others."""
+        if self._begun is not None:
+            self._begun.end()
+            self._begun = None
+
+    def close(self) -> None:
+        """Nothing is trained on any more."""
+        self._end_step()

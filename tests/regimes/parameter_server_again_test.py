@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that run a second time change no row twice."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from absl.testing import parameterized
+from clusters import parameter_server_util as util
+from models import id_counting_models as models
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.training import feeds
+
+pytestmark = [
+    pytest.mark.process("shared_cluster"),
+    pytest.mark.both_kerases(slow=True),
+    pytest.mark.slow_except(
+        "AgainTest::test_each_row_once_overlapping",
+    ),
+]
+
+setUpModule = util.shared
+
+_IDS = 330
+_schedule = feeds.schedule
+
+
+def _ids(ids=_IDS):
+    ids = np.arange(ids)
+    return tf.data.Dataset.from_tensor_slices(
+        ({"user": ids}, np.zeros([len(ids), 1]))
+    ).batch(16)
+
+
+def _twice(coordinator, *arguments):
+    """Has two workers run a step, as if one of them had been lost."""
+    _schedule(coordinator, *arguments)
+    return _schedule(coordinator, *arguments)
+
+
+class AgainTest(parameterized.TestCase, tf.test.TestCase):
+    def _fit(self, model, data, **options):
+        with mock.patch.object(feeds, "schedule", _twice):
+            model.fit(data, verbose=0, **options)
+        tf.distribute.coordinator.ClusterCoordinator(
+            util.shared().strategy
+        ).join()
+
+    def _model(self, **options):
+        with util.shared().strategy.scope():
+            return models.counting_model(**options)
+
+    @parameterized.named_parameters(
+        ("one_by_one", 1, {}),
+        ("in_executions", 4, {}),
+        ("in_loops", 17, {}),
+        ("overlapping", 4, {"overlap_steps": True}),
+    )
+    def test_each_row_once(self, execution, options):
+        model, table = self._model(steps_per_execution=execution)
+        for epochs in (1, 2):
+            self._fit(model, _ids(), **options)
+            self.assertEqual(
+                models.counts(table), dict.fromkeys(range(_IDS), epochs)
+            )
+
+    def test_workers_that_read(self):
+        model, table = self._model(steps_per_execution=2)
+        # Each worker's next batch has the same ids.
+        self._fit(model, lambda _: _ids(16).repeat(), steps_per_epoch=40)
+        self.assertEqual(models.counts(table), dict.fromkeys(range(16), 40))
+
+    def test_several_pushes_of_a_step(self):
+        class Pushes(tf_ext.Model):
+            def train_step(self, data):
+                def update():
+                    x, _ = data
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_sum(self(x))
+                    variables = self.trainable_variables
+                    gradients = tape.gradient(loss, variables)
+                    self.optimizer.apply_gradients(zip(gradients, variables))
+
+                update()
+                update()
+                return {"loss": tf.zeros([])}
+
+        with util.shared().strategy.scope():
+            model, table = models.counting_model(of=Pushes)
+        self._fit(model, _ids())
+        self.assertEqual(models.counts(table), dict.fromkeys(range(_IDS), 2))
+
+    def test_a_push_in_a_loop_is_made_each_time(self):
+        class Loops(tf_ext.Model):
+            def train_step(self, data):
+                x, _ = data
+
+                @tf.function
+                def update():
+                    with tf.GradientTape() as tape:
+                        loss = tf.reduce_sum(self(x))
+                    variables = self.trainable_variables
+                    gradients = tape.gradient(loss, variables)
+                    self.optimizer.apply_gradients(zip(gradients, variables))
+
+                update()
+                update()
+                tf.while_loop(
+                    lambda index: index < 3,
+                    lambda index: (update(), (index + 1,))[1],
+                    (0,),
+                )
+                return {"loss": tf.zeros([])}
+
+        with util.shared().strategy.scope():
+            model, table = models.counting_model(of=Loops)
+        model.fit(_ids(), verbose=0)
+        self.assertEqual(models.counts(table), dict.fromkeys(range(_IDS), 5))
+
+    def test_callbacks_that_train_in_between(self):
+        model, table = self._model()
+        other, _ = self._model(table=table)
+
+        class Trains(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 5:
+                    other.fit(_ids(64), verbose=0)
+
+        self._fit(model, _ids(), callbacks=[Trains()])
+        self.assertEqual(
+            models.counts(table),
+            {user: 1 + (user < 64) for user in range(_IDS)},
+        )
+
+
+if __name__ == "__main__":
+    tf.test.main()
