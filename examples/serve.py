@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Trains a model, and serves it while it is trained, in two ways.
+r"""Trains a model, and serves it while it is trained, in three ways.
 
-Four programs run side by side. One trains the Wide & Deep model of
-wide_deep.py on generated data and publishes it again and again. Two serve it
-over HTTP: one cannot import tf_ext and loads each version of what
-`tf_ext.serving.export` writes; the other imports it and follows the recovery
-points of `tf_ext.callbacks.TableSnapshot`, so that new rows reach it without a
-second copy of the table. This one keeps asking both of them.
+Five programs run side by side. One trains the Wide & Deep model of wide_deep.py
+on generated data and publishes it again and again. Three serve it over HTTP:
+one cannot import tf_ext and loads each version of what `tf_ext.serving.export`
+writes; another imports it and follows the recovery points of
+`tf_ext.callbacks.TableSnapshot`, so that new rows reach it without a second
+copy of the table; the last finds rows in the store into which
+`tf_ext.serving.publish` writes, by `tf_ext.serving.Lookup`, and needs no
+TensorFlow where tf2onnx is installed. This one keeps asking all of them.
 
     pip install '.[examples]'
     python serve.py
@@ -34,7 +36,7 @@ import threading
 import time
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-ROLES = ("stock", "follow")
+ROLES = ("stock", "follow", "lookup")
 BATCH_SIZE = 2048  # of wide_deep.py
 # What another order of summation may change in a float32 probability.
 TOLERANCE = 1e-5
@@ -236,10 +238,14 @@ def ask_while_training(folder, args):
                 f"--steps={steps}",
             )
         )
-        places = {"stock": folder / "versions", "follow": folder / "points"}
-        for place in places.values():
+        names = ("versions", "points", "store")
+        places = {r: folder / n for r, n in zip(ROLES, names)}
+        # A folder in a store is a version once this file says so.
+        patterns = {"lookup": "versions.json"}
+        for role, place in places.items():
+            pattern = patterns.get(role, "*[0-9]")
             wait_for(
-                lambda place=place: any(place.glob("*[0-9]")),
+                lambda place=place, pattern=pattern: any(place.glob(pattern)),
                 SECONDS_TO_START,
                 place.name,
                 trainer,

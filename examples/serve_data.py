@@ -18,18 +18,6 @@ _BAGS = {"tags"}
 # How many the servers are asked for; a request has some of them.
 SAMPLES = 64
 
-# A made-up sample, to ask a model before it serves: the first request of each
-# takes longest.
-ONE_SAMPLE = {
-    "user": ["0"],
-    "item": [0],
-    "campaign": [0],
-    "tags": [[0]],
-    "device": ["0"],
-    "hour": [0],
-    "price": [1.0],
-}
-
 
 def to_lists(features):
     """A batch as lists by feature, of strings as text."""

@@ -3,11 +3,14 @@
 
     python serve_http.py stock VERSIONS
     python serve_http.py follow POINTS
+    python serve_http.py lookup STORE
 
 `stock` serves the newest version of what `tf_ext.serving.export` wrote, and
 cannot import tf_ext; `follow` imports it and follows the recovery points of a
-training. Both look for something new five times a second, and print the port
-that they listen on once they can answer.
+training; `lookup` finds rows in the store into which `tf_ext.serving.publish`
+writes, and does not import TensorFlow if versions have an ONNX model. All look
+for something new five times a second, and print the port that they listen on
+once they can answer.
 
     POST /predict  {feature: list} -> {"scores": list, "steps": [int, int],
                    "changing": bool}
@@ -26,9 +29,8 @@ ROLE, PATH = sys.argv[1], sys.argv[2]
 if ROLE == "stock":
     sys.modules["tf_ext"] = None  # An import of it fails.
 
-import tensorflow as tf  # noqa: E402
 import uvicorn  # noqa: E402
-from serve_data import ONE_SAMPLE, to_features  # noqa: E402
+from serve_sample import ONE_SAMPLE  # noqa: E402
 from starlette.applications import Starlette  # noqa: E402
 from starlette.concurrency import run_in_threadpool  # noqa: E402
 from starlette.responses import JSONResponse  # noqa: E402
@@ -41,6 +43,9 @@ class Stock:
     """The newest version of an export."""
 
     def __init__(self, path):
+        from serve_data import to_features
+
+        self._to_features = to_features
         self._path = pathlib.Path(path)
         self._loaded = 0, None
         self.look()
@@ -53,14 +58,17 @@ class Stock:
         ]
         newest = max(numbers)
         if newest > self._loaded[0]:
+            import tensorflow as tf
+
             model = tf.saved_model.load(str(self._path / str(newest)))
-            model.serve(to_features(ONE_SAMPLE))
+            model.serve(self._to_features(ONE_SAMPLE))
             # Requests that are under way keep the version that they began with.
             self._loaded = newest, model
 
-    def predict(self, features):
+    def predict(self, lists):
         """`(scores, steps, changing)`."""
         step, model = self._loaded
+        features = self._to_features(lists)
         return model.serve(features).numpy()[:, 0], [step, step], False
 
 
@@ -68,10 +76,13 @@ class Following:
     """A model that follows the recovery points of a training."""
 
     def __init__(self, path):
+        import tensorflow as tf
         import wide_deep
+        from serve_data import to_features
 
         import tf_ext
 
+        self._to_features = to_features
         args = wide_deep.parse_arguments(["--examples=1"])
         with tf_ext.serving.weights_only():
             tables = wide_deep.make_tables(args)
@@ -95,19 +106,46 @@ class Following:
         finally:
             self._changes += 1
 
-    def predict(self, features):
+    def predict(self, lists):
         """`(scores, steps, changing)`."""
+        features = self._to_features(lists)
         changes, step = self._changes, self._follower.step
         scores = self._call(features).numpy()
         changing = changes % 2 == 1 or changes != self._changes
         return scores, [step, self._follower.step], changing
 
 
+class LookingUp:
+    """The current version of a store, whose rows are looked up."""
+
+    def __init__(self, path):
+        from tf_ext import serving
+
+        # Or RedisSink("redis://localhost:6379/0", "ads").
+        sink = serving.DirectorySink(path)
+        manifest = sink.manifest(sink.versions().current)
+        dense = "onnx" if "onnx" in manifest else "tensorflow"
+        self._lookup = serving.Lookup(sink, dense=dense, every=None)
+        self.look()
+        self._lookup.predict(ONE_SAMPLE)
+        assert dense == "tensorflow" or "tensorflow" not in sys.modules
+
+    def look(self):
+        """Goes to the version that is current."""
+        self._lookup.update()
+
+    def predict(self, lists):
+        """`(scores, steps, changing)`."""
+        step = self._lookup.manifest["step"]
+        [scores] = self._lookup.predict(lists).values()
+        return scores[:, 0], [step, self._lookup.manifest["step"]], False
+
+
 def app_of(model):
     """The application that answers by a model."""
 
     def answer(lists):
-        scores, steps, changing = model.predict(to_features(lists))
+        scores, steps, changing = model.predict(lists)
         scores = [float(score) for score in scores]
         return {"scores": scores, "steps": steps, "changing": changing}
 
@@ -132,7 +170,8 @@ def look_out(model, stop):
 
 
 def main():
-    model = {"stock": Stock, "follow": Following}[ROLE](PATH)
+    roles = {"stock": Stock, "follow": Following, "lookup": LookingUp}
+    model = roles[ROLE](PATH)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(app_of(model), log_level="warning", access_log=False)

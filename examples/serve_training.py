@@ -3,10 +3,12 @@
 
 Every so many steps it writes, under the number of the step: what the model
 answers for some samples, a line of `answers.jsonl`; an export that is served
-without tf_ext, `versions/STEP`; and a recovery point, in `points`.
+without tf_ext, `versions/STEP`; and a recovery point, in `points`. Points
+become versions of rows in `store`.
 """
 
 import argparse
+import importlib.util
 import json
 import pathlib
 
@@ -64,12 +66,20 @@ def main():
         str(given.folder / "points"), steps=given.steps, incremental=True
     )
     publisher = Publisher(given.folder, samples, given.steps)
-    model.fit(
-        stream.train(),
-        shuffle=False,
-        verbose=0,
-        callbacks=[publisher, points],
-    )
+    sink = tf_ext.serving.DirectorySink(given.folder / "store")
+    with tf_ext.serving.publish(
+        model,
+        given.folder / "points",
+        sink,
+        every=0.2,
+        onnx=importlib.util.find_spec("tf2onnx") is not None,
+    ):
+        model.fit(
+            stream.train(),
+            shuffle=False,
+            verbose=0,
+            callbacks=[publisher, points],
+        )
 
 
 if __name__ == "__main__":
