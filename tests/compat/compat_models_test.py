@@ -41,6 +41,19 @@ class ModelsTest(absltest.TestCase):
         self.assertIn(inner, models.sublayers(outer))
         self.assertNotIn(inner.layers[-1], models.sublayers(outer))
 
+    def test_calls_that_make_functional_models(self):
+        for count, names, expected in (
+            (2, [], True),
+            (1, ["outputs"], True),
+            (0, ["inputs", "outputs"], True),
+            (1, ["name"], False),
+            (0, ["outputs"], False),
+            (0, ["inputs"], False),
+            (0, [], False),
+        ):
+            found = models.is_functional_call([0] * count, dict.fromkeys(names))
+            self.assertEqual(found, expected, (count, names))
+
     def test_what_a_summary_counts(self):
         model = _dense()
         lines = []

@@ -144,6 +144,17 @@ class NegativeSamplerTest(TestCase, parameterized.TestCase):
         first.index(range(50, 60))
         self.assertTrue(all(50 <= one < 60 for one in draw(first)[0]))
 
+    @parameterized.parameters(False, True)
+    def test_shapes_before_they_are_drawn(self, shared):
+        sampler = _sampler(3, shared=shared)
+        drawn = sampler(_far(5))
+        for told, found in zip(
+            sampler.compute_output_spec(tf.constant(_far(5))),
+            drawn,
+            strict=True,
+        ):
+            self.assertEqual(tuple(told.shape), tuple(found.shape))
+
     def test_hardest(self):
         ids = tf.constant([[7, 8, 9], [1, 2, 3]])
         scores = tf.constant([[0.1, 0.5, 0.3], [0.9, 0.1, 0.2]])

@@ -203,6 +203,17 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         )
         self.assertEqual((_weight(table), variable.numpy()), (-1, -1))
 
+    def test_updates_outside_of_replicas_are_refused(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras has no apply()")
+        optimizer = tf_ext.optimizers.Optimizer("sgd")
+        variable = keras.Variable([1.0])
+        optimizer.build([variable])
+        message = "must be called in a replica context"
+        with self.assertRaisesRegex(ValueError, message):
+            with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+                optimizer.apply([tf.constant([1.0])], [variable])
+
     def test_gradients_that_became_dense_are_told(self):
         table = _table()
         with self.assertRaisesRegex(

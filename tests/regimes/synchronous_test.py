@@ -12,6 +12,7 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.regimes import clock, synchronous
 from tf_ext.regimes.synchronous import WorkerExchange
+from tf_ext.training.synchronous import checks
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -38,6 +39,13 @@ class CheckModelTest(absltest.TestCase):
             RuntimeError, r"fit\(\) of Model, a Keras model with tables that is"
         ):
             synchronous._check_model(keras.Model())
+
+    def test_batch_normalization_is_ours(self):
+        model = keras.Sequential([tf_ext.layers.BatchNormalization()])
+        checks.check_layers(model)
+        model.add(keras.layers.BatchNormalization(name="shares"))
+        with self.assertRaisesRegex(ValueError, "Layer 'shares' normalises"):
+            checks.check_layers(model)
 
 
 class MergeSummedTest(tf.test.TestCase, parameterized.TestCase):
