@@ -233,6 +233,8 @@ class SharesTest(TestCase, parameterized.TestCase):
 
     def test_a_recovery_point_within_an_epoch(self):
         directory = self.directory()
+        # As in a program that does not set one; that of tests would be kept.
+        tf.random.set_seed(None)
 
         def train(at=None):
             model = _counting(_CLUSTER.strategy)

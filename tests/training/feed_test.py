@@ -3,6 +3,7 @@
 
 import itertools
 import types
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from absl.testing import parameterized
 
 from tf_ext._keras import keras
 from tf_ext.data import epochs
-from tf_ext.training import fit_arguments
+from tf_ext.training import feeds, fit_arguments
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
 from tf_ext.training.parameter_servers.feed import Feed, WorkerFeed
+from tf_ext.training.parameter_servers.step_numbers import StepNumbers
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -41,6 +43,28 @@ def _numbers(feed, sent):
 
 def _flat(feed, sent):
     return [*itertools.chain(*_numbers(feed, sent))]
+
+
+class NumbersTest(tf.test.TestCase):
+    def test_servers_forget_the_steps_whose_results_came(self):
+        numbers = StepNumbers()
+        feed = Feed(_pairs(6), steps_per_execution=2)
+        feed.number = numbers.begin
+        started = []
+
+        def schedule(coordinator, function, arguments):
+            _, number = arguments
+            started.append((function, number.numpy().tolist()))
+
+        start = feed.starter(None, lambda steps: steps)
+        with mock.patch.object(feeds, "schedule", schedule):
+            for sent in feed.epoch():
+                start(sent)
+            self.assertEqual(started, [(2, [0, 0]), (2, [2, 0]), (2, [4, 0])])
+            self.assertEqual(feed.made(2, None), (2, None))
+            self.assertAllEqual(numbers.begin(1).tensor(), [6, 2])
+            feed.close()
+            self.assertAllEqual(numbers.begin(1).tensor(), [7, 6])
 
 
 class FeedTest(tf.test.TestCase, parameterized.TestCase):

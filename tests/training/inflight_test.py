@@ -54,6 +54,39 @@ class RunTest(absltest.TestCase):
         self.assertEqual(self._before_the_first(None), 49)
 
 
+class _OneByOne:
+    """An InFlight whose steps end one at a time, in order."""
+
+    def __init__(self):
+        self._under_way = []
+
+    def schedule(self, step):
+        self._under_way.append(step)
+
+    def settle(self):
+        step = self._under_way.pop(0)
+        step.run.finish(step, [])
+
+    def end(self, run):
+        del run
+
+
+class PauseTest(absltest.TestCase):
+    def test_further_steps_wait_for_those_under_way(self):
+        pause = Pause()
+        begun, seen = [], []
+        batches = (begun.append(number) for number in range(12))
+        run = inflight._Run(_OneByOne(), None, 3, False, tuple, pause)
+        for number, _ in enumerate(run.results(batches)):
+            if number in (4, 11):
+                pause.then = lambda: seen.append("then")
+            seen.append((number, pause.under_way, len(begun)))
+        # Steps 5 and 6 had begun when step 4 ended.
+        self.assertEqual(seen[4:8], [(4, 2, 7), (5, 1, 7), (6, 0, 7), "then"])
+        self.assertEqual(seen[8], (7, 2, 10))
+        self.assertEqual(seen[-2:], [(11, 0, 12), "then"])
+
+
 class _Remote:
     """The RemoteValue of a step that ends at once."""
 
@@ -98,23 +131,6 @@ class InFlightTest(absltest.TestCase):
         self.assertEqual(self._run(range(50)), list(range(50)))
         self.assertEqual(self.steps.under_way, 0)
         self.assertEqual(self._run(range(5)), list(range(5)))
-
-    def test_further_steps_wait_where_a_pause_says_so(self):
-        pause = Pause()
-        begun, seen = [], []
-        batches = (begun.append(n) or n for n in range(12))
-        results = self.steps.run(_Remote, batches, 3, pause=pause)
-        for number, _ in enumerate(results):
-            if number in (4, 11):
-                pause.then = lambda: seen.append(begun[-1])
-            seen.append((number, pause.under_way))
-        told = [one for one in seen if isinstance(one, int)]
-        after = seen[seen.index(told[0]) - 1]
-        # Those under way at step 4 have ended, no other one has begun.
-        self.assertEqual(after, (told[0], 0))
-        self.assertBetween(told[0], 4, 4 + 3)
-        self.assertEqual(told[1:], [11])
-        self.assertEqual(begun, [*range(12)])
 
     def test_none_is_in_flight_after_an_error(self):
         # As a coordinator, which raises an error once.

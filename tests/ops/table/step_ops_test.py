@@ -122,6 +122,14 @@ class StepTest(parameterized.TestCase, tf.test.TestCase):
                 alone, signs, each, hyperparameters=[0.5, 0.1]
             )
         self.assertAllEqual(export_all(handle)[1], export_all(alone)[1])
+        again = functools.partial(
+            step_ops.sparse_tables_push,
+            *([handle] * 3, [signs] * 3, gradients, [None] * 3),
+            *([0.5, 0.1] * 3, [2] * 3, 1),
+            numbers=[4, 4],
+        )
+        self.assertAllEqual(again(), [4000] * 3)
+        self.assertAllEqual(again(), [0] * 3)
         first, second = step_ops.sparse_tables_pull(
             [handle] * 2, [signs, signs[:3]], [True] * 2, [1] * 2, [0] * 2
         )
