@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Points published into a Redis on this machine: time, bytes, memory."""
 
-import contextlib
 import pathlib
-import socket
-import subprocess
 import tempfile
 import time
 
 import numpy as np
 from harness import heading, write_json
+from redis_process import redis_at
 
 import tf_ext
 from tf_ext._keras import keras
@@ -17,31 +15,6 @@ from tf_ext._keras import keras
 _FILL = 1 << 20
 # Deltas of a chain, after which a point has all rows.
 _DELTAS = 10
-
-
-@contextlib.contextmanager
-def _redis(folder):
-    """`(address, client)` of a redis-server without persistence."""
-    import redis
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        *("redis-server", "--port", str(port), "--bind", "127.0.0.1"),
-        *("--dir", folder, "--save", ""),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
-        client = redis.Redis(port=port)
-        try:
-            for _ in range(1000):
-                with contextlib.suppress(redis.ConnectionError):
-                    client.ping()
-                    break
-                time.sleep(0.01)
-            yield f"redis://127.0.0.1:{port}/0", client
-        finally:
-            server.kill()
 
 
 def _model(dim):
@@ -61,7 +34,7 @@ def publish(args):
     rng = np.random.default_rng(0)
     with (
         tempfile.TemporaryDirectory(dir=args.output) as folder,
-        _redis(folder) as (address, client),
+        redis_at(folder) as (address, client),
     ):
         model = _model(args.dim)
         [table] = model.tables

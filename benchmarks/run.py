@@ -43,6 +43,7 @@ BENCHMARKS = {
     "read": ("read_benchmarks", "read"),
     "fit_files": ("read_benchmarks", "fit_files"),
     "serving": ("serving_benchmarks", "serving"),
+    "lookup": ("lookup_benchmarks", "lookup"),
     "publish": ("publish_benchmarks", "publish"),
     "clusters": ("cluster_benchmarks", "clusters"),
     "scaling": ("cluster_benchmarks", "scaling"),
@@ -120,7 +121,8 @@ def parse_arguments(arguments=None):
     parser.add_argument("--tfra-python", help="a Python that has TFRA")
     parser.add_argument(
         "--output",
-        help="where snapshot and serving write, if not among temporary files",
+        help="where snapshot, serving, lookup and publish write, if not among "
+        "temporary files",
     )
     parser.add_argument(
         "--against", metavar="PYTHON", help="a Python that has another build"

@@ -216,6 +216,43 @@ class LookupVersionsTest(absltest.TestCase):
                 )
                 self.assertEqual(lookup.version, version)
 
+    def test_a_redis_that_retains_one_version(self):
+        writer, reader = self.redis(1)
+        store = _Store(writer)
+        store.write()
+        ids = np.arange(_SIGNS)
+        with Lookup(reader, every=None, cache_bytes=0) as lookup:
+            for _ in range(3):
+                lookup.embed({"id": ids})
+                version = store.write()
+                found = lookup.embed({"id": ids})
+                self.assertEqual(store.versions_of(found, ids), [version])
+                self.assertEqual(lookup.version, version)
+
+    def test_a_redis_tells_what_has_changed(self):
+        writer, reader = self.redis(9)
+        store = _Store(writer)
+        manifests = [reader.manifest(store.write()) for _ in range(3)]
+        first, _, last = manifests
+        found = reader.changed_signs(first, last, 10**6)
+        for name, signs in found.items():
+            before, after = store.states[1][name], store.states[3][name]
+            every = before.keys() | after.keys()
+            differ = {s for s in every if before.get(s) != after.get(s)}
+            self.assertLessEqual(differ, {*signs.tolist()})
+            self.assertLess(len({*signs.tolist()}), _SIGNS)
+        back = reader.changed_signs(last, first, 10**6)
+        self.assertEqual(set(back), set(found))
+        self.assertIsNone(reader.changed_signs(first, last, 10))
+        other = {**last, "id": "another"}
+        self.assertIsNone(reader.changed_signs(first, other, 10**6))
+        # A table of which nothing is left.
+        part = RowChanges(np.array([5]), np.zeros([1, 8], np.uint8), _NONE)
+        changes = TableChanges("a", 8, False, lambda: iter([part]))
+        version = writer.write(_manifest(), {}, [changes], 3)
+        now = reader.manifest(version)
+        self.assertIsNone(reader.changed_signs(last, now, 10**6))
+
     def test_a_redis_whose_versions_come_and_go_while_four_threads_ask(self):
         writer, reader = self.redis(2)
         store = _Store(writer)
