@@ -48,6 +48,13 @@ class PartsTest(parameterized.TestCase):
         is_kept = any(wrap is _WRAPPERS[name] for name in keep)
         self.assertEqual(found == [], is_kept, found)
 
+    def test_takes_some(self):
+        source = tf.data.Dataset.range(4)
+        for one in (source, source.map(lambda n: n), source.skip(1)):
+            self.assertFalse(datasets.takes_some(one))
+        both = tf.data.Dataset.zip(source, source.take(2).map(lambda n: n))
+        self.assertTrue(datasets.takes_some(both.prefetch(1)))
+
     def test_batches_that_stay(self):
         source = tf.data.Dataset.range(4)
         zipped = tf.data.Dataset.zip((source, source.take(2)))

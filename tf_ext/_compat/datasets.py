@@ -65,3 +65,16 @@ def batches_changed(
             changed.add(name.strip("_"))
         waiting += one._inputs()
     return sorted(changed)
+
+
+def takes_some(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset ends although those that it reads go on, by `take`.
+
+    Seen in: TensorFlow 2.18 to 2.21.
+
+    Args:
+      dataset: tf.data.Dataset.
+    """
+    return any(
+        type(one).__name__ == "_TakeDataset" for one in parts_of(dataset)
+    )

@@ -292,7 +292,7 @@ class TableSnapshot(keras.callbacks.Callback):
         """Writes a point if it is due; ends the program if that is."""
         if self._is_due():
             self._save()
-        self._end_if_preempted()
+        self.end_if_preempted()
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, typing.Any] | None = None
@@ -301,15 +301,15 @@ class TableSnapshot(keras.callbacks.Callback):
         self._move(epoch=epoch + 1, step_in_epoch=0)
         if self.epoch_end or self._at_epoch_end:
             self._save()
-        self._end_if_preempted()
+        self.end_if_preempted()
 
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         if self._point.step > self._saved_step:
             self._save()
-        self._end_if_preempted()
+        self.end_if_preempted()
         self._release_directory()
 
-    def _end_if_preempted(self) -> None:
+    def end_if_preempted(self) -> None:
         """Ends the program after a point, if SIGTERM has come."""
         if not (self.on_sigterm and self._is_preempted()):
             return

@@ -10,13 +10,16 @@ import json
 import threading
 import time
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import tensorflow as tf
 
-from tf_ext._compat.datasets import batches_changed, parts_of
+from tf_ext._compat.datasets import batches_changed, parts_of, takes_some
 from tf_ext.data.source import Position
 from tf_ext.distribute import training_counts
+
+# How often what waits asks whether to give up.
+_POLL_SECONDS = 0.1
 
 
 class BatchNote(typing.NamedTuple):
@@ -42,6 +45,24 @@ class Lag(typing.NamedTuple):
     records: int
     mean: float | None
     most: float | None
+
+
+class Reading(typing.Protocol):
+    """What makes the batches of a stream."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it has no end."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the iteration that is read makes no more batches."""
+
+    def prepare(self) -> None:
+        """Begins an iteration, which TensorFlow's next one goes on with."""
+
+    def pull(self, seconds: float) -> None:
+        """Makes a batch of the iteration, if one comes within `seconds`."""
 
 
 class StreamProgress(tf.train.experimental.PythonState):
@@ -87,6 +108,7 @@ class StreamProgress(tf.train.experimental.PythonState):
         # Those that this process reads, of those that it knows.
         self._own: set[str] = set()
         self._iteration: object = None
+        self._reading: Reading | None = None
         self._notes: collections.deque[BatchNote] = collections.deque()
         self._records = 0
         self._event_time: float | None = None
@@ -129,8 +151,7 @@ class StreamProgress(tf.train.experimental.PythonState):
             )
         with self._lock:
             self._positions = dict(positions)
-            self._iteration = None
-            self._notes.clear()
+        self.prepare()
 
     def serialize(self) -> str:
         """Called by `tf.train.Checkpoint`."""
@@ -164,6 +185,46 @@ class StreamProgress(tf.train.experimental.PythonState):
         if not lags:
             return Lag(records, None, None)
         return Lag(records, sum(lags) / len(lags), max(lags))
+
+    def read_by(self, reading: Reading) -> None:
+        """Told what makes the batches."""
+        self._reading = reading
+
+    def prepare(self) -> None:
+        """Has the stream begin anew, behind what was trained on."""
+        with self._lock:
+            self._iteration = None
+            self._notes.clear()
+        if self._reading is not None:
+            self._reading.prepare()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no batches are made any more."""
+        return self._reading is None or self._reading.has_ended
+
+    @property
+    def follows(self) -> bool:
+        """Whether the stream has no end."""
+        return self._reading is not None and self._reading.follows
+
+    def wait(self, batches: int, stop: Callable[[], bool]) -> bool:
+        """Waits in Python, where signals are answered.
+
+        Args:
+          batches: int, how many that were not trained on are waited for.
+          stop: function that tells whether to give up.
+
+        Returns:
+          Whether they are there, or no more will come.
+        """
+        while True:
+            if len(self._notes) >= batches or self.has_ended:
+                return True
+            if stop():
+                return False
+            assert self._reading is not None
+            self._reading.pull(_POLL_SECONDS)
 
     def begin(
         self, first: Mapping[str, Position], own: Iterable[str]
@@ -247,6 +308,18 @@ def streams_of(data: typing.Any) -> list[StreamProgress]:
         for part in parts_of(data)
         for progress in getattr(part, "tf_ext_streams", ())
     ]
+
+
+def can_be_awaited(data: typing.Any) -> bool:
+    """Whether each step of data needs a batch of its streams, to the end."""
+    return bool(streams_of(data)) and not takes_some(data)
+
+
+def is_endless(data: typing.Any) -> bool:
+    """Whether data are of streams without an end."""
+    return can_be_awaited(data) and all(
+        stream.follows for stream in streams_of(data)
+    )
 
 
 def check_one_to_one(data: typing.Any) -> None:

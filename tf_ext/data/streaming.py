@@ -212,8 +212,10 @@ class _Stream:
         self._share = _Share(max_errors)
         self._progress = progress
         # Held while an iteration is in Python, and how many there are.
-        self._running = threading.Lock()
+        self._running = threading.RLock()
         self._alive = 0
+        self._current: _Iteration | None = None
+        progress.read_by(self)
 
     def windows(self) -> Generator[Window, None, None]:
         """Yields a window for each batch, and empty ones while none comes."""
@@ -223,13 +225,47 @@ class _Stream:
         return self._ending()
 
     def _ending(self) -> Generator[Window, None, None]:
-        with contextlib.closing(self._windows()) as windows:
+        with self._running:
+            if self._current is None or not self._current.is_left:
+                self._current = _Iteration(self._windows())
+            current = self._current
+            current.is_taken = True
+        try:
             while True:
                 with self._running:
-                    window = next(windows, None)
+                    window = current.next()
                 if window is None:
                     return
                 yield window
+        finally:
+            with self._running:
+                current.close()
+
+    @property
+    def follows(self) -> bool:
+        """Called by StreamProgress."""
+        return self._follow
+
+    @property
+    def has_ended(self) -> bool:
+        """Called by StreamProgress."""
+        return self._current is None or self._current.has_ended
+
+    def prepare(self) -> None:
+        """Called by StreamProgress, which has ended the last iteration."""
+        with self._running:
+            if self._current is not None and not self._current.is_taken:
+                self._current.close()
+            self._current = _Iteration(self._windows())
+
+    def pull(self, seconds: float) -> None:
+        """Called by StreamProgress; TensorFlow may pull at the same time."""
+        if self._running.acquire(timeout=seconds):
+            try:
+                if self._current is not None:
+                    self._current.pull()
+            finally:
+                self._running.release()
 
     def release(self) -> None:
         """Called when nobody holds an iteration of `windows` any more."""
@@ -371,6 +407,53 @@ class _Stream:
             self._errors.add(name, None, count, some, "before position")
         self._share.add(len(messages), list(found.reasons.values()))
         self._share.check(self._errors)
+
+
+class _Iteration:
+    """Windows that were made, and those that come.
+
+    Args:
+      windows: generator of Windows.
+    """
+
+    def __init__(self, windows: Generator[Window, None, None]) -> None:
+        self._windows = windows
+        self._made: collections.deque[Window] = collections.deque()
+        # Whether TensorFlow reads it.
+        self.is_taken = False
+        self.has_ended = False
+
+    @property
+    def is_left(self) -> bool:
+        """Whether TensorFlow can go on with it."""
+        if self.is_taken:
+            return False
+        return bool(self._made) or not self.has_ended
+
+    def next(self) -> Window | None:
+        """The window that comes next; None at the end."""
+        return self._made.popleft() if self._made else self._next()
+
+    def pull(self) -> None:
+        """Makes a window, for `next`."""
+        window = self._next()
+        if window is not None and len(window.order):
+            self._made.append(window)
+
+    def _next(self) -> Window | None:
+        try:
+            window = next(self._windows, None)
+        except BaseException:
+            self.close()
+            raise
+        self.has_ended = window is None
+        return window
+
+    def close(self) -> None:
+        """Ends it."""
+        self.has_ended = True
+        self._made.clear()
+        self._windows.close()
 
 
 class _Waiting:

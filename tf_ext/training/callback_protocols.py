@@ -28,6 +28,12 @@ class Resuming(typing.Protocol):
     def sigterm_received(self) -> bool:
         """Whether SIGTERM has come to this process, if that is a notice."""
 
+    def end_if_preempted(self) -> None:
+        """Ends the program after a point, if SIGTERM has come; on all workers.
+
+        Called between steps.
+        """
+
     def tell_sigterm(self, anywhere: bool) -> None:
         """Told with a step whether SIGTERM had come to any worker."""
 

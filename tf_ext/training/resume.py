@@ -15,10 +15,14 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tf_ext._keras import keras
-from tf_ext.data.progress import streams_of
+from tf_ext.data.progress import is_endless, streams_of
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_model
-from tf_ext.training.building import build_model, build_optimizer
+from tf_ext.training.building import (
+    build_model,
+    build_optimizer,
+    example_of,
+)
 from tf_ext.training.callback_protocols import resuming_among
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
 
@@ -145,7 +149,10 @@ def _fit_in_two(
     callbacks = _OneTraining(model, arguments, point.step_in_epoch, dataset)
     rest = dataset.skip(skipped) if skipped else dataset
     first_whole = point.epoch + 1
-    is_rest = int(next(iter(rest.take(1)), None) is not None)
+    # TensorFlow would wait for a stream where no signal is answered.
+    is_rest = int(
+        is_endless(dataset) or next(iter(rest.take(1)), None) is not None
+    )
     # Workers may have different data.
     processes = regime_of_model(model).processes
     mine = tf.constant([is_rest], tf.int64)
@@ -167,6 +174,8 @@ def _fit_in_two(
             }
         )
     callbacks.begin_whole_epochs()
+    for stream in streams_of(dataset):
+        stream.prepare()
     if first_whole < arguments["epochs"] and not callbacks.stopped:
         if steps and skipped:
             dataset = dataset.skip(first_whole * steps)
@@ -274,4 +283,7 @@ def _build_model(model: keras.Model, arguments: dict[str, typing.Any]) -> None:
             "`fit` unless `x` is a dataset or arrays. Received: a model that "
             f"is not built, x={arguments['x']!r}. Call it on a batch first."
         )
-    build_model(model, next(iter(dataset)))
+    if is_endless(dataset):
+        build_model(model, example_of(dataset.element_spec))
+    else:
+        build_model(model, next(iter(dataset)))

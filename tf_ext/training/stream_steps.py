@@ -3,32 +3,128 @@
 
 import contextlib
 import inspect
+import time
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import tensorflow as tf
+
+from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import keras
-from tf_ext.data.progress import StreamProgress, check_one_to_one, streams_of
-from tf_ext.training.callback_protocols import listed, resuming_among
+from tf_ext.data.progress import (
+    StreamProgress,
+    can_be_awaited,
+    check_one_to_one,
+    streams_of,
+)
+from tf_ext.regimes import regime_of_model
+from tf_ext.training.callback_protocols import (
+    Resuming,
+    listed,
+    resuming_among,
+)
+
+# How long a worker waits for its batch before it asks how the others fare.
+ROUND_SECONDS = 0.5
+
+
+def wait_for(
+    streams: Sequence[StreamProgress], batches: int, stop: Callable[[], bool]
+) -> bool:
+    """Waits for batches of each stream.
+
+    Args:
+      streams: list of StreamProgress.
+      batches: int.
+      stop: function that tells whether to give up.
+
+    Returns:
+      Whether they are there, or one of the streams has ended.
+    """
+
+    def ends() -> bool:
+        return any(stream.has_ended for stream in streams)
+
+    return all(
+        one.wait(batches, lambda: stop() or ends()) for one in streams
+    ) or (ends())
+
+
+def until(seconds: float) -> Callable[[], bool]:
+    """A function that tells whether so many seconds have passed since now."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() >= end
 
 
 class _Counter(keras.callbacks.Callback):
-    def __init__(self, streams: list[StreamProgress]) -> None:
+    """Tells streams of steps, and waits for the batches of each.
+
+    TensorFlow would wait where no signal is answered.
+
+    Args:
+      streams: list of StreamProgress.
+      resuming: the callback that ends the program on SIGTERM, or None.
+      waits: bool.
+    """
+
+    def __init__(
+        self,
+        streams: list[StreamProgress],
+        resuming: Resuming | None,
+        waits: bool,
+    ) -> None:
         super().__init__()
         self._streams = streams
+        self._resuming = resuming
+        self._waits = waits
         self._first: int | None = None
+
+    def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
+        """Called by Keras, before it begins to read."""
+        for stream in self._streams:
+            stream.prepare()
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
-        """Called by Keras."""
+        """Called by Keras, which may begin to read again."""
         self._first = None
+        for stream in self._streams:
+            if stream.has_ended:
+                stream.prepare()
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         """Called by Keras, for an execution of several steps once."""
-        if self._first is None:
-            self._first = batch
+        if self._first is not None:
+            return
+        self._first = batch
+        if self._waits:
+            self._wait(batch)
+
+    def _wait(self, batch: int) -> None:
+        batches = steps_per_execution(self.model)
+        steps = self.params.get("steps")
+        if steps:
+            batches = max(1, min(batches, steps - batch))
+        processes = regime_of_model(self.model).processes
+        resuming = self._resuming
+        while True:
+            if processes.count > 1:
+                mine = wait_for(self._streams, batches, until(ROUND_SECONDS))
+                told = processes.gather(tf.constant([int(mine)], tf.int64))
+                is_ready = bool(told.numpy().all())
+            else:
+                is_ready = wait_for(
+                    self._streams,
+                    batches,
+                    lambda: resuming is not None and resuming.sigterm_received,
+                )
+            if is_ready:
+                return
+            if resuming is not None:
+                resuming.end_if_preempted()
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, typing.Any] | None = None
@@ -76,7 +172,11 @@ def counting_batches(given: inspect.BoundArguments) -> Iterator[None]:
         yield
         return
     # Before a callback that saves positions.
-    counter = _Counter(streams)
+    counter = _Counter(
+        streams,
+        resuming_among(callbacks),
+        can_be_awaited(given.arguments.get("x")),
+    )
     own = isinstance(callbacks, keras.callbacks.CallbackList)
     if own:
         callbacks.callbacks.insert(0, counter)

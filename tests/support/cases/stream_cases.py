@@ -72,13 +72,13 @@ def each_record_once(worker):
     return models.counts(table)
 
 
-def _share(folder, context):
+def _share(folder, context, **options):
     return tf_ext.data.stream(
         tf_ext.data.DirectorySource(folder),
         models.SCHEMA,
         batch_size=16,
         shard=context,
-        follow=False,
+        **{"follow": False, "max_delay": 0.1, **options},
     )
 
 

@@ -16,7 +16,7 @@ import uuid
 import confluent_kafka
 from confluent_kafka import admin
 
-_TIMEOUT_SECONDS = 60
+_TIMEOUT_SECONDS = 300
 _PROPERTIES = """
 process.roles=broker,controller
 node.id=1

@@ -54,7 +54,7 @@ class RedisServer:
             try:
                 self.client.ping()
                 return
-            except redis.ConnectionError:
+            except (redis.ConnectionError, redis.TimeoutError):
                 time.sleep(0.01)
         raise AssertionError("redis-server does not answer.")
 

@@ -9,7 +9,7 @@ tell each other of it.
 
 import itertools
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -19,17 +19,23 @@ from tf_ext._compat.op_errors import in_own_words
 from tf_ext.data import worker_batches
 from tf_ext.data.epochs import tell_epoch
 from tf_ext.data.errors import naming_read_errors, reading_error
-from tf_ext.data.progress import check_one_to_one, streams_of
+from tf_ext.data.progress import (
+    can_be_awaited,
+    check_one_to_one,
+    streams_of,
+)
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import worker_tasks
 from tf_ext.regimes import SynchronousRegime
 from tf_ext.training.feeds import EpochFeed, Sent
 from tf_ext.training.fit_arguments import dataset_of, makes_dataset
 from tf_ext.training.optional_batches import as_optional, with_sizes
+from tf_ext.training.stream_steps import ROUND_SECONDS, until, wait_for
 from tf_ext.training.synchronous.programs import SHARED
 
-# Results of reading a batch; the largest over the workers decides.
-_FAILED, _HAS_BATCH, _ENDED = 2, 1, 0
+# Results of reading a batch; the largest over the workers decides, unless one
+# waits for its batch of a stream.
+_FAILED, _HAS_BATCH, _ENDED, _LATER = 2, 1, 0, -1
 # The numbers that a worker tells of a batch: that result, and its samples.
 TOLD = 2
 _Policy = tf.data.experimental.AutoShardPolicy
@@ -55,6 +61,11 @@ class SynchronousFeed(EpochFeed):
         is_shared: bool,
     ) -> None:
         self.streams = streams_of(dataset)
+        self._waits = can_be_awaited(dataset)
+        # Batches that were read, but not trained on yet.
+        self._in_hand = 0
+        # What the workers do together while one waits for its batch.
+        self.while_waiting: Callable[[], None] | None = None
         self.element_spec = worker_batches.relaxed_spec(dataset.element_spec)
         self._regime = regime
         self._is_shared = is_shared
@@ -68,12 +79,15 @@ class SynchronousFeed(EpochFeed):
         self._iterator: typing.Any = None
         # Of an epoch that continues after a restart.
         self._next_step: tuple[tf.Tensor, tf.Tensor] | None = None
+        # Whether a worker had no batch when it was to be read ahead.
+        self.comes_later = False
         # The batch that was read last, its size and an error of reading it.
         self._read_batch: (
             tuple[tf.Tensor | None, int, Exception | None] | None
         ) = None
         # What all workers told of theirs; None until a step took it along.
         self._told: np.ndarray | None = None
+        self._mine: list[int] = []
         self._empty: tf.Tensor | None = None
         self._is_last = False
         self.num_batches = steps or self._most_batches(dataset)
@@ -88,6 +102,10 @@ class SynchronousFeed(EpochFeed):
     def steps_in(self, sent: Sent) -> int:
         del sent
         return 1
+
+    def trained(self, steps: int) -> None:
+        super().trained(steps)
+        self._in_hand = max(0, self._in_hand - steps)
 
     def tell_epoch(self, number: int) -> None:
         # With `steps`, epochs are parts of one iteration.
@@ -110,7 +128,7 @@ class SynchronousFeed(EpochFeed):
         """
         goes_on = self._steps is not None or self._next_step is not None
         if self._iterator is None or not goes_on:
-            self._iterator = iter(self._dataset)
+            self._begin()
         steps = (
             itertools.count(first_step)
             if self._steps is None
@@ -135,7 +153,7 @@ class SynchronousFeed(EpochFeed):
           for `take`.
         """
         # The next epoch may never come, and the data may be waited for.
-        return [_ENDED, 0] if self._is_last else self._read()
+        return [_ENDED, 0] if self._is_last else self._read(0.0)
 
     def following(self) -> tf.Tensor:
         """What `read_ahead` read; an empty batch if there is none."""
@@ -150,9 +168,16 @@ class SynchronousFeed(EpochFeed):
           told: int64 `[workers, TOLD]`, what `read_ahead` returned on each.
         """
         self._told = None if self._is_last else told
+        self.comes_later = bool((told[:, 0] == _LATER).any())
+
+    def _begin(self) -> None:
+        for stream in self.streams:
+            stream.prepare()
+        self._in_hand = 0
+        self._iterator = iter(self._dataset)
 
     def go_on(self, epoch: int, first_step: int) -> tuple[int, int]:
-        self._iterator = iter(self._dataset)
+        self._begin()
         read = (self._steps or 0) * epoch + first_step
         # A stream begins where it was.
         for _ in range(0 if self.streams else read):
@@ -163,8 +188,19 @@ class SynchronousFeed(EpochFeed):
                 return epoch + 1, 0
         return epoch, first_step
 
-    def _read(self) -> list[int]:
+    def _read(self, seconds: float) -> list[int]:
+        """Reads a batch, if one comes within some time."""
         batch, size, error = None, 0, None
+        try:
+            if self._waits and not wait_for(
+                self.streams, self._in_hand + 1, until(seconds)
+            ):
+                self._mine = [_LATER, 0]
+                return self._mine
+        except Exception as caught:  # As below.
+            self._read_batch = batch, size, caught
+            self._mine = [_FAILED, size]
+            return self._mine
         try:
             with in_own_words(), naming_read_errors():
                 batch, size = next(self._iterator, (None, 0))
@@ -172,14 +208,20 @@ class SynchronousFeed(EpochFeed):
             error = caught
         size = int(size)
         state = _ENDED if batch is None else _HAS_BATCH
+        self._in_hand += state
         self._read_batch = batch, size, error
-        return [_FAILED if error is not None else state, size]
+        self._mine = [_FAILED if error is not None else state, size]
+        return self._mine
 
     def _next(self) -> tuple[tf.Tensor, tf.Tensor] | None:
         rows, self._told = self._told, None
-        if rows is None:
-            mine = tf.constant(self._read(), tf.int64)
+        while rows is None or _is_waiting(rows):
+            if self._read_batch is None:
+                self._read(ROUND_SECONDS)
+            mine = tf.constant(self._mine, tf.int64)
             rows = self._regime.processes.gather(mine).numpy()
+            if self.while_waiting is not None and _is_waiting(rows):
+                self.while_waiting()
         assert self._read_batch is not None
         (batch, size, error), self._read_batch = self._read_batch, None
         if rows[:, 0].max() == _FAILED:
@@ -231,6 +273,12 @@ class SynchronousFeed(EpochFeed):
             reading_error(found, f"{before}{found.partition(': ')[0]}: ")
             or RuntimeError(before + found)
         ) from error
+
+
+def _is_waiting(rows: np.ndarray) -> bool:
+    """Whether workers tell that one of them waits for its batch."""
+    states = rows[:, 0]
+    return bool(states.min() == _LATER and states.max() != _FAILED)
 
 
 class _WithSizes:

@@ -118,6 +118,8 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
             self._functions[key] = self._make_step(kind, feed.element_spec)
         function, send_first = self._functions[key]
         state = None
+        if kind == "train" and self._resuming is not None:
+            feed.while_waiting = self._resuming.end_if_preempted
         for batch, weight in batches:
             mine = [*feed.read_ahead(), self._is_preempted()]
             mine = tf.constant(mine, tf.int64)
@@ -130,6 +132,8 @@ class SynchronousLoop(TrainingLoop[SynchronousFeed]):
                 )
             told = told.numpy()
             feed.take(told[:, :TOLD])
+            if feed.comes_later:
+                state = None  # It was that of an empty batch.
             if kind == "train" and self._resuming is not None:
                 self._resuming.tell_sigterm(bool(told[:, TOLD].any()))
             yield result
