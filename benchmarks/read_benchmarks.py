@@ -229,8 +229,26 @@ def fit_files(args):
         report("fit_files", results, settings, args.json)
 
 
+def write_events(path, format, rows):
+    """A file of the samples of `fit_files`, without a header."""
+    _write(os.fspath(path), format, _samples(rows))
+
+
+def schema():
+    """The schema of such a file."""
+    return _schema(_LABEL)
+
+
 def _write_samples(folder, rows):
-    """Files of labels, numbers below 1,000 and ids that repeat."""
+    table, size = _samples(rows), -(-rows // _FILES)
+    files = [os.fspath(folder / f"part-{i}.csv") for i in range(_FILES)]
+    for number, file in enumerate(files):
+        arrow_csv.write_csv(table.slice(number * size, size), file)
+    return files
+
+
+def _samples(rows):
+    """Labels, numbers below 1,000 and ids that repeat."""
     rng = np.random.default_rng(0)
     columns = {_LABEL: rng.integers(0, 2, rows)}
     columns |= {name: rng.integers(0, 1000, rows) for name in _INPUTS}
@@ -238,11 +256,7 @@ def _write_samples(folder, rows):
         texts = _texts(rng.integers(0, 1 << 32, _IDS))
         places = batches.zipf(rng, batches.ZIPF_EXPONENT, _IDS, rows)
         columns[name] = texts[places]
-    table, size = pa.table(columns), -(-rows // _FILES)
-    files = [os.fspath(folder / f"part-{i}.csv") for i in range(_FILES)]
-    for number, file in enumerate(files):
-        arrow_csv.write_csv(table.slice(number * size, size), file)
-    return files
+    return pa.table(columns)
 
 
 class _Library(typing.NamedTuple):
@@ -273,16 +287,21 @@ def _our_case(files, rows, args):
         header=True,
         threads=args.threads,
     )
+    return training_case("tf_ext", lambda: dataset, rows, args.dim)
+
+
+def training_case(name, make, rows, dim):
+    """An epoch of tf_ext over the dataset of samples that `make` returns."""
     # Like a vocabulary that is not built yet: each epoch inserts all rows.
-    table = tf_ext.SparseTable("rows", args.dim, optimizer="adagrad")
+    table = tf_ext.SparseTable("rows", dim, optimizer="adagrad")
     columns = map(tf_ext.feature_column.category_column, _STRINGS)
     inputs = _inputs(keras, "string")
     rows_of_ids = tf_ext.layers.EmbeddingFeatures(list(columns), table)(inputs)
     model = tf_ext.Model(inputs, _outputs(keras, inputs, [rows_of_ids]))
     adagrad = keras.optimizers.Adagrad(_RATE)
     model.compile(tf_ext.optimizers.Optimizer(adagrad), "binary_crossentropy")
-    epoch = _epoch(model, dataset, rows)
-    return Case("tf_ext", epoch, rows, before=table.clear)
+    epoch = _epoch(model, make, rows)
+    return Case(name, epoch, rows, before=table.clear)
 
 
 def _reference_cases(library, files, rows, args):
@@ -312,7 +331,7 @@ def _reference_cases(library, files, rows, args):
             to_indices, num_parallel_calls=args.threads
         )
         model = _dense_model(library, sizes, args.dim)
-        return _epoch(model, dataset.prefetch(2), rows)
+        return _epoch(model, lambda: dataset.prefetch(2), rows)
 
     lookups = adapted()
     sizes = {name: lookups[name].vocabulary_size() for name in _STRINGS}
@@ -399,13 +418,13 @@ def _outputs(any_keras, inputs, embedded):
     return layers.Dense(1, activation="sigmoid")(hidden)
 
 
-def _epoch(model, dataset, rows):
+def _epoch(model, make, rows):
     """A function that trains a model on all rows, and checks that it did."""
     steps = -(-rows // _BATCH)
 
     def run():
         before = int(model.optimizer.iterations)
-        model.fit(dataset, shuffle=False, verbose=0)
+        model.fit(make(), shuffle=False, verbose=0)
         done = int(model.optimizer.iterations) - before
         # Keras 3 counts one more where it does not know a dataset's length.
         if done not in (steps, steps + 1):

@@ -42,6 +42,7 @@ BENCHMARKS = {
     "core": ("core_benchmarks", "core"),
     "read": ("read_benchmarks", "read"),
     "fit_files": ("read_benchmarks", "fit_files"),
+    "stream": ("stream_benchmarks", "stream"),
     "serving": ("serving_benchmarks", "serving"),
     "lookup": ("lookup_benchmarks", "lookup"),
     "publish": ("publish_benchmarks", "publish"),

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams beside files that have the same events."""
+
+import contextlib
+import os
+import pathlib
+import tempfile
+
+import read_benchmarks
+from harness import Case, measure, report
+from redis_process import redis_at
+
+import tf_ext
+
+_ROWS = 100_000
+_BATCH = 1024
+_FORMATS = ("csv", "jsonl")
+_SENT_AT_ONCE = 1000
+
+
+def stream(args):
+    """An epoch of `fit` over events of 40 columns, and their reading alone."""
+    rows = min(args.rows, _ROWS)
+    for format in _FORMATS:
+        with (
+            tempfile.TemporaryDirectory(dir=args.output) as folder,
+            contextlib.ExitStack() as stack,
+        ):
+            path = pathlib.Path(folder, "events", f"part-0.{format}")
+            path.parent.mkdir()
+            read_benchmarks.write_events(path, format, rows)
+            datasets = _datasets(path, format, args, stack)
+            settings = {
+                "threads": args.threads,
+                "format": format,
+                "batch": _BATCH,
+                "unit": "events",
+            }
+            cases = [
+                Case(f"{name}, read alone", _reading(make, rows), rows)
+                for name, make in datasets.items()
+            ]
+            cases += [
+                read_benchmarks.training_case(name, make, rows, args.dim)
+                for name, make in datasets.items()
+            ]
+            results = measure(cases, args.repeats, warmup=1, settle=False)
+            report("stream", results, settings, args.json)
+
+
+def _datasets(path, format, args, stack):
+    """Functions that return datasets of the events, by what they read."""
+    schema = read_benchmarks.schema()
+    sources = {"directory": tf_ext.data.DirectorySource(path.parent)}
+    lines = path.read_bytes().splitlines()
+    address, client = stack.enter_context(redis_at(path.parents[1]))
+    for begin in range(0, len(lines), _SENT_AT_ONCE):
+        with client.pipeline(transaction=False) as pipe:
+            for line in lines[begin : begin + _SENT_AT_ONCE]:
+                pipe.xadd("events", {"value": line})
+            pipe.execute()
+    sources["Redis"] = tf_ext.data.RedisSource("events", address)
+    servers = os.environ.get("TF_EXT_KAFKA")
+    if servers:
+        sources["Kafka"] = _kafka(servers, lines)
+    return {
+        "files": lambda: tf_ext.data.read(
+            *(os.fspath(path), schema, format),
+            batch_size=_BATCH,
+            threads=args.threads,
+        )
+    } | {
+        name: lambda source=source: tf_ext.data.stream(
+            *(source, schema, format), batch_size=_BATCH, follow=False
+        )
+        for name, source in sources.items()
+    }
+
+
+def _kafka(servers, lines):
+    """A new topic with the events."""
+    import confluent_kafka
+
+    topic = f"benchmark-{os.getpid()}"
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers})
+    for number, line in enumerate(lines):
+        producer.produce(topic, line)
+        if number % _SENT_AT_ONCE == 0:
+            producer.flush()
+    producer.flush()
+    return tf_ext.data.KafkaSource(topic, servers)
+
+
+def _reading(make, rows):
+    def run():
+        found = sum(len(labels) for _, labels in make())
+        if found != rows:
+            raise RuntimeError(f"{found} events were read, not {rows}.")
+
+    return run
