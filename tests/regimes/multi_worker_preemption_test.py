@@ -9,6 +9,7 @@ import processes
 import pytest
 import tensorflow as tf
 from clusters import multi_worker_util
+from programs import idle_stream_program
 from programs import preemption_program as program
 from saving_util import TestCase
 
@@ -67,6 +68,28 @@ class PreemptionTest(TestCase):
             counts,
             {str(sample): program.EPOCHS for sample in range(program.SAMPLES)},
         )
+
+    @pytest.mark.slow
+    def test_ends_while_a_stream_has_no_records(self):
+        folder = self.directory()
+        idle_stream_program.write(folder)
+        with multi_worker_util.started(
+            "idle_stream_program.py", folder
+        ) as workers:
+            processes.wait_until(
+                lambda: (
+                    all(
+                        idle_stream_program.READY in workers.output(worker)
+                        for worker in range(2)
+                    )
+                    or multi_worker_util.has_ended(workers)
+                )
+            )
+            workers.send(1, signal.SIGTERM)
+            results = workers.wait(_TIMEOUT_SECONDS)
+        for result in results:
+            self.assertEqual(result.status, preemption.STATUS, result.log)
+            self.assertIn("training ends after step 3, to", result.log)
 
     def _check_metrics(self, metrics, worker, rows):
         whole = program.EPOCHS * program.SAMPLES // program.BATCH

@@ -238,8 +238,13 @@ class _Stream:
                     return
                 yield window
         finally:
-            with self._running:
-                current.close()
+            # Not waited for: Python may be collecting garbage in a thread that
+            # holds another lock. An iteration in use ends by itself.
+            if self._running.acquire(blocking=False):
+                try:
+                    current.close()
+                finally:
+                    self._running.release()
 
     @property
     def follows(self) -> bool:
