@@ -65,10 +65,12 @@ class PartsTest(parameterized.TestCase):
 
     def test_is_served(self):
         here = tf.data.Dataset.range(4)
+        # One that is not there would be asked again for ever.
+        dispatcher = tf.data.experimental.service.DispatchServer()
         served = here.apply(
             tf.data.experimental.service.distribute(
                 tf.data.experimental.service.ShardingPolicy.OFF,
-                "grpc://127.0.0.1:1",
+                dispatcher.target,
             )
         )
         self.assertFalse(datasets.is_served(here.batch(2)))
