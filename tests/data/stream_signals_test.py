@@ -28,6 +28,9 @@ _TOO_LATE = 30.0
 class StreamSignalsTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
+        # Where tests run in several processes, those ignore it.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
         folder = self.enterContext(tempfile.TemporaryDirectory())
         self.points = pathlib.Path(folder) / "points"
         self.queue = Queue(a=[])

@@ -123,7 +123,7 @@ def sparse_tables_push(
       array([[-0.5]], dtype=float32)
       >>> [int(step_ops.sparse_tables_push(
       ...     handles[:1], [[7]], [[[1.0]]], [None], [0.5, 0.0], [2], step=2,
-      ...     numbers=[number, 3])[0]) for number in (3, 4, 3, 2)]
+      ...     numbers=each)[0]) for each in ([3, 3], [4, 3], [3, 3], [2, 2])]
       [1, 1, 0, 0]
     """
     none = None
