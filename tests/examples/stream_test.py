@@ -19,6 +19,7 @@ from paths import ROOT
 
 _EXAMPLES = ROOT / "examples"
 _TIMEOUT_SECONDS = 500
+_OF_TEST = "TF_EXT_STREAM_TEST"
 
 # As for a program, whose folder comes first on the path.
 sys.path.insert(0, str(_EXAMPLES))
@@ -30,7 +31,8 @@ _PROGRAMS = ("stream_data.py", "stream_training.py", "stream_server.py")
 
 
 def _start(*arguments):
-    environment = dict(os.environ)
+    # Its own processes are told by it from those of a test beside this one.
+    environment = dict(os.environ, **{_OF_TEST: str(os.getpid())})
     # The program finds its modules because they are in its own folder.
     environment.pop("PYTHONSAFEPATH", None)
     return subprocess.Popen(
@@ -44,13 +46,16 @@ def _start(*arguments):
 
 def _left():
     """Command lines of processes of the example that still run."""
+    own = f"{_OF_TEST}={os.getpid()}".encode()
     found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            text = path.read_bytes().decode().split("\0")
+            text = (path / "cmdline").read_bytes().decode().split("\0")
+            environment = (path / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(part == str(_EXAMPLES / p) for part in text for p in _PROGRAMS):
+        names = [str(_EXAMPLES / name) for name in _PROGRAMS]
+        if own in environment and any(name in text for name in names):
             found.append(text)
     return found
 

@@ -82,7 +82,7 @@ def stubs():
             for request in requests
         ]
 
-    def push(self, gradients, hyperparameters, step, time=None):
+    def push(self, gradients, hyperparameters, step, time=None, number=None):
         return tf.stack(
             [tf.size(gradient.signs, tf.int64) for gradient in gradients]
         )
