@@ -41,6 +41,15 @@ def _twice(coordinator, *arguments):
     return _schedule(coordinator, *arguments)
 
 
+def _update(model, x):
+    """A push of its own."""
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(x))
+    variables = model.trainable_variables
+    gradients = tape.gradient(loss, variables)
+    model.optimizer.apply_gradients(zip(gradients, variables))
+
+
 class AgainTest(parameterized.TestCase, tf.test.TestCase):
     def _fit(self, model, data, **options):
         with mock.patch.object(feeds, "schedule", _twice):
@@ -76,16 +85,9 @@ class AgainTest(parameterized.TestCase, tf.test.TestCase):
     def test_several_pushes_of_a_step(self):
         class Pushes(tf_ext.Model):
             def train_step(self, data):
-                def update():
-                    x, _ = data
-                    with tf.GradientTape() as tape:
-                        loss = tf.reduce_sum(self(x))
-                    variables = self.trainable_variables
-                    gradients = tape.gradient(loss, variables)
-                    self.optimizer.apply_gradients(zip(gradients, variables))
-
-                update()
-                update()
+                x, _ = data
+                _update(self, x)
+                _update(self, x)
                 return {"loss": tf.zeros([])}
 
         with util.shared().strategy.scope():
@@ -100,11 +102,7 @@ class AgainTest(parameterized.TestCase, tf.test.TestCase):
 
                 @tf.function
                 def update():
-                    with tf.GradientTape() as tape:
-                        loss = tf.reduce_sum(self(x))
-                    variables = self.trainable_variables
-                    gradients = tape.gradient(loss, variables)
-                    self.optimizer.apply_gradients(zip(gradients, variables))
+                    _update(self, x)
 
                 update()
                 update()

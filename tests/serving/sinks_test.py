@@ -238,26 +238,23 @@ class SinkTest(parameterized.TestCase):
             sink.write(_manifest(["deep"]), {}, changes, number)
         other = sink
 
-        def parts():
-            other.select(1, pinned=True)
-            yield from _changes("deep", {9: b"abcdefgh"}).parts()
+        def pinning(version):
+            def parts():
+                other.select(version, pinned=True)
+                yield from _changes("deep", {9: b"abcdefgh"}).parts()
 
-        changes = [TableChanges("deep", 8, False, parts)]
+            return [TableChanges("deep", 8, False, parts)]
+
         with self.assertRaisesRegex(SinkError, "has become 1"):
-            sink.write(_manifest(["deep"]), {}, changes, 2)
+            sink.write(_manifest(["deep"]), {}, pinning(1), 2)
         self.assertEqual(sink.versions(), Versions(1, (1, 2), True))
         with self.assertRaisesRegex(SinkError, "pinned"):
             sink.write(_manifest(["deep"]), {}, [_changes("deep", {})], 1)
         sink.select(2, pinned=False)
         self.assertEqual(_rows_of(sink, 2, "deep").keys(), {0, 1})
 
-        def pinning():
-            other.select(2, pinned=True)
-            yield from _changes("deep", {9: b"abcdefgh"}).parts()
-
-        changes = [TableChanges("deep", 8, False, pinning)]
         with self.assertRaisesRegex(SinkError, "is pinned to version 2"):
-            sink.write(_manifest(["deep"]), {}, changes, 2)
+            sink.write(_manifest(["deep"]), {}, pinning(2), 2)
         self.assertEqual(sink.versions(), Versions(2, (1, 2), True))
         with self.assertRaisesRegex(ValueError, r"retained \(1, 2\)"):
             sink.select(3, pinned=False)

@@ -6,6 +6,7 @@ import typing
 import numpy as np
 import numpy.typing as npt
 
+from tf_ext._splits import row_splits
 from tf_ext.data.field import WEIGHT_SUFFIX, Field, is_text
 from tf_ext.data.numeric import to_type, without_nan
 from tf_ext.data.parts import Bag, Part
@@ -270,7 +271,7 @@ def _filled(column: Array, default: typing.Any) -> Array:
 def _splits(lists: Array) -> npt.NDArray[np.int64]:
     """Row splits from 0, of lists in which null is an empty list."""
     lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return row_splits(lengths)
 
 
 def _nulls(column: Array) -> npt.NDArray[np.bool_]:

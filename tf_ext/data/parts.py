@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_ext._splits import row_splits
 from tf_ext.data.errors import Malformed
 from tf_ext.data.field import DTYPES, WEIGHT_SUFFIX, Field
 from tf_ext.data.schema import Schema
@@ -67,7 +68,7 @@ class Part:
             is_kept = np.zeros(self.rows, bool)
             is_kept[rows] = True
             places = np.flatnonzero(np.repeat(is_kept, lengths))
-            bags[name] = Bag(values.take(places), _to_splits(lengths[rows]))
+            bags[name] = Bag(values.take(places), row_splits(lengths[rows]))
         dense = {name: values.take(rows) for name, values in self.dense.items()}
         return Part(len(rows), dense, bags)
 
@@ -99,7 +100,7 @@ def concat(parts: Sequence[Part]) -> Part:
         lengths = [np.diff(bag.splits) for bag in of_parts]
         bags[name] = Bag(
             _concat([bag.values for bag in of_parts]),
-            _to_splits(np.concatenate(lengths)),
+            row_splits(np.concatenate(lengths)),
         )
     return Part(sum(part.rows for part in parts), dense, bags)
 
@@ -108,10 +109,6 @@ def _concat(values: list[Values]) -> Values:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values)
     return pa.concat_arrays(values)
-
-
-def _to_splits(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 class Layout:

@@ -45,9 +45,10 @@ def wait_for(
     def ends() -> bool:
         return any(stream.has_ended for stream in streams)
 
-    return all(
-        one.wait(batches, lambda: stop() or ends()) for one in streams
-    ) or (ends())
+    return (
+        all(one.wait(batches, lambda: stop() or ends()) for one in streams)
+        or ends()
+    )
 
 
 def until(seconds: float) -> Callable[[], bool]:

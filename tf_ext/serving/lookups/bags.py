@@ -52,24 +52,26 @@ def hash_columns(
     Raises:
       ValueError: a feature is not what its column takes.
     """
-    inputs: dict[object, _Input] = {}
+    inputs: list[_Input] = []
+    place_of: dict[object, int] = {}
     described = []
     for column, features in zip(columns, given, strict=True):
         places = []
         for part in column.parts:
             source = _source(part, features)
-            if source not in inputs:
-                inputs[source] = _read(part, features, batch_size)
-            places.append([*inputs].index(source))
+            if source not in place_of:
+                place_of[source] = len(inputs)
+                inputs.append(_read(part, features, batch_size))
+            places.append(place_of[source])
         described.append(column.described(places))
     hashed = _core.HashedColumns(described)
     with np.errstate(all="ignore"):
         return Bags(
             *hashed.hash(
-                [one.name for one in inputs.values()],
-                [one.values for one in inputs.values()],
-                [one.row_splits for one in inputs.values()],
-                [one.weights for one in inputs.values()],
+                [one.name for one in inputs],
+                [one.values for one in inputs],
+                [one.row_splits for one in inputs],
+                [one.weights for one in inputs],
                 batch_size,
             )
         )

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from tf_ext._splits import row_splits
+
 Array: typing.TypeAlias = npt.NDArray[typing.Any]
 Signs: typing.TypeAlias = npt.NDArray[np.int64]
 
@@ -90,8 +92,7 @@ def read_feature(name: str, given: typing.Any, ragged: bool | None) -> Feature:
         sizes = {len(one) if _is_bag(one) else -1 for one in given}
         if -1 not in sizes and (ragged or len(sizes) > 1):
             values = [value for one in given for value in one]
-            splits = np.zeros(len(given) + 1, np.int64)
-            np.cumsum([len(one) for one in given], out=splits[1:])
+            splits = row_splits([len(one) for one in given])
             return Feature(_array(name, values, 1), splits, len(given))
     array = _array(name, given, None)
     if array.ndim == 0:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tf_ext import _core
+from tf_ext._splits import row_splits
 from tf_ext.serving import folder
 from tf_ext.serving.lookups import sequences
 from tf_ext.serving.lookups.bags import hash_columns
@@ -19,7 +20,6 @@ from tf_ext.serving.lookups.features import (
     Array,
     Feature,
     Signs,
-    check_mapping,
     names,
     read_feature,
 )
@@ -104,9 +104,7 @@ class _Positions(typing.NamedTuple):
         if about.mask:
             outputs[about.mask] = kept.mask
         if about.row_splits:
-            splits = np.zeros(len(kept.counts) + 1, np.int64)
-            np.cumsum(kept.counts, out=splits[1:])
-            outputs[about.row_splits] = splits
+            outputs[about.row_splits] = row_splits(kept.counts)
         return outputs
 
 
@@ -167,7 +165,6 @@ class ServedVersion:
         Raises:
           ValueError: one is missing, or not as it must be.
         """
-        check_mapping("Lookup", features)
         needed: dict[str, Feature] = {}
         for one in self.embeddings:
             for part in one.column.parts:
