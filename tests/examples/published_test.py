@@ -149,7 +149,11 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
             one.fit(beauty.batches(sequences, args), epochs=3, verbose=0)
         last = model.rows(model.items, False)
         self.assertGreater(np.abs(last - first).max(), 0.1)
-        self.assertAllClose(last, twin.rows(twin.items, False), atol=1e-3)
+        # Adam moves a weight whose gradients are next to 0 by the rate, up or
+        # down as the order of sums has it: so the mean. That of a lazy Adam,
+        # whose absent rows stay, is .006.
+        apart = np.abs(last - twin.rows(twin.items, False))
+        self.assertLess(apart.mean(), 2e-3)
         # Behind items there is nothing: it does not change their vectors.
         past = tf.constant([[3, 1, 2], [3, 1, 0], [3, 0, 0]], tf.int64)
         rows = model.rows(tf.reshape(past, [-1]), False)
