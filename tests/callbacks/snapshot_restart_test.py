@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import pathlib
+import shutil
 import tempfile
 import unittest.mock
 
@@ -24,14 +25,17 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.recovery import files as point_files
 from tf_ext.recovery import points as recovery_points
-from tf_ext.snapshot import SnapshotConflictError, open_snapshot
+from tf_ext.snapshot import SnapshotConflictError, files, open_snapshot
+from tf_ext.snapshot.changes import deltas_since
 from tf_ext.snapshot.manifest import DamagedSnapshotError
+from tf_ext.tables.saving import snapshot_save
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
         "RestartTest::test_*",
         "TableSnapshotTest::test_a_damaged_point_is_passed_over",
+        "TableSnapshotTest::test_a_new_chain_that_could_not_be_begun",
         "TableSnapshotTest::test_a_point_of_the_last_step_comes_after_the_epoch",
         "TableSnapshotTest::test_each_11th_point_is_full_and_bases_stay",
         "TableSnapshotTest::test_the_end_of_fit_is_a_point[12]",
@@ -389,6 +393,48 @@ class TableSnapshotTest(TestCase):
             [(manifest.step, manifest.kind) for _, manifest in chain],
             [(12, "full"), (13, "delta"), (14, "delta")],
         )
+
+    def test_a_new_chain_that_could_not_be_begun(self):
+        run, failures = snapshot_save.Save.run, []
+
+        def fail(save):
+            if save._path.endswith("12/table-000") and not save._tracked:
+                failures.append(save._path)
+                raise OSError(28, "No space left on device")
+            return run(save)
+
+        directory = self.directory()
+        snapshot = tf_ext.callbacks.TableSnapshot(
+            directory, steps=1, keep=99, incremental=True
+        )
+        model = small.compiled(small.functional(small.table()))
+        with unittest.mock.patch.object(snapshot_save.Save, "run", fail):
+            with self.assertRaises(OSError):
+                self._train(snapshot, 3, model)
+        self.assertLen(failures, 1)
+        self.assertTrue(model.tables[0].rows.chain.links[-1][0].endswith("es"))
+        killed = f"{directory}-killed"
+        self.addCleanup(shutil.rmtree, killed)
+        shutil.copytree(directory, killed)
+        # This process begins anew, another one ends the chain of the last.
+        self._train(snapshot, 4, model)
+        other = tf_ext.callbacks.TableSnapshot(
+            killed, steps=1, keep=99, incremental=True
+        )
+        self._train(other, 4)
+        for root, since_eleven in ((directory, None), (killed, 2)):
+            links = [
+                files.read_chain(point_files.table_path(path, 0))
+                for path in point_files.list_points(root)
+            ]
+            self.assertEqual(
+                [m.kind for _, m in links[-1]][:2], ["full", "delta"]
+            )
+            before = open_snapshot(
+                os.path.join(root, "point-0000000011", "table-000")
+            )
+            deltas = deltas_since(links[-1][:2], before.manifest.id)
+            self.assertEqual(deltas and len(deltas), since_eleven)
 
     def test_a_point_of_the_last_step_comes_after_the_epoch(self):
         directory, seen = self._points_after_steps(4, steps=2)

@@ -207,10 +207,17 @@ class PublishTest(TestCase):
 
     def test_through_chains_of_snapshots(self):
         publisher = self.publisher()
-        for version in range(1, 15):  # The 12th point begins a new chain.
-            self.train()
+        self.model.tables[0].pull(np.arange(5000, 6000), training=True)
+        # The 12th and 23rd points begin a new chain.
+        for version, epoch in enumerate([*range(1, 13), 14, 22, 24], 1):
+            while self.train() != epoch:
+                pass
             self.assertTrue(publisher.update())
-            self.assert_state(version, version)
+            self.assert_state(version, epoch)
+            about = self.sink.manifest(version)["tables"][0]
+            if version > 1 and epoch != 22:  # It came too late.
+                self.assertEqual(about["base"], version - 1)
+                self.assertLess(about["rows"], 200)
 
     def test_without_deltas(self):
         self.start()

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What deltas change, whatever the order of their entries."""
 
+import dataclasses
+import os
 import pathlib
+import shutil
 from unittest import mock
 
 import numpy as np
@@ -11,6 +14,8 @@ from snapshot_util import data_files
 
 import tf_ext
 from tf_ext.snapshot import DamagedSnapshotError, changes, files
+from tf_ext.snapshot import manifest as manifests
+from tf_ext.tables.saving import snapshot_load, snapshot_save
 
 _DIM = 2
 
@@ -99,6 +104,144 @@ class ChangesTest(TestCase):
         path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with self.assertRaisesRegex(DamagedSnapshotError, path.name):
             list(changes.changes_of(self.chain[1:]))
+
+
+class EndOfChainTest(TestCase):
+    """A full snapshot that also says how the chain before it goes on."""
+
+    def setUp(self):
+        super().setUp()
+        self.root = self.directory()
+        self.table = tf_ext.SparseTable("t", _DIM, "sgd")
+        self.table.pull(range(100), training=True)
+        self.states = {}
+        self.table.save(self.at("0"), incremental=True)
+        self.note(0)
+        for number, anew in enumerate([False, True, False, True, False], 1):
+            self.table.erase([number])
+            self.table.pull([200 + number], training=True)
+            self.table.push(
+                [50 + number], np.ones([1, _DIM]), learning_rate=0.1
+            )
+            path = self.at(str(number))
+            if anew:
+                snapshot_save.save_anew(self.table.rows, path, step=number)
+            else:
+                self.table.save(path, base=self.at(str(number - 1)))
+            self.note(number)
+
+    def at(self, name):
+        return os.path.join(self.root, name)
+
+    def note(self, number):
+        signs, fields = self.table.export_rows()
+        rows = dict(zip(signs.tolist(), map(bytes, fields["weights"])))
+        self.states[number] = rows
+
+    def id_of(self, number):
+        return files.read_manifest(self.at(str(number))).id
+
+    def deltas(self, number, held):
+        chain = files.read_chain(self.at(str(number)))
+        return changes.deltas_since(chain, held)
+
+    def test_each_snapshot_leads_to_all_later_ones(self):
+        for first in range(6):
+            held = self.id_of(first)
+            for last in range(first, 6):
+                deltas = self.deltas(last, held)
+                self.assertLen(deltas, last - first)
+                rows = dict(self.states[first])
+                for part in changes.changes_of(deltas):
+                    for sign in part.erased.tolist():
+                        rows.pop(sign, None)
+                    rows |= zip(part.signs.tolist(), map(bytes, part.weights))
+                self.assertEqual(rows, self.states[last])
+                self.assertLess(sum(m.rows for _, m in deltas), 20)
+        self.assertIsNone(self.deltas(1, self.id_of(2)))
+        for held in ("", None, "0" * 32):
+            self.assertIsNone(self.deltas(5, held))
+
+    def test_each_full_snapshot_is_one_of_its_own(self):
+        for number in (2, 4):
+            chain = files.read_chain(self.at(str(number)))
+            self.assertEqual([m.kind for _, m in chain], ["full"])
+            self.assertEqual(chain[0][1].step, number)
+        for number in range(6):
+            served = tf_ext.SparseTable("t", _DIM, "sgd")
+            served.load(self.at(str(number)))
+            self.table = served
+            self.note(9)
+            self.assertEqual(self.states[9], self.states[number])
+
+    def test_a_table_that_follows(self):
+        with tf_ext.serving.weights_only():
+            self.table = tf_ext.SparseTable("t", _DIM, "sgd")
+        for number, whole in ((1, True), (2, False), (5, False), (4, True)):
+            path = self.at(str(number))
+            update = snapshot_load.update_to(self.table.rows, path)
+            self.assertEqual(update.whole, whole)
+            update.check()
+            update.verify()
+            update.apply()
+            self.note(9)
+            self.assertEqual(self.states[9], self.states[number])
+
+    def test_what_the_chain_does_not_need_may_be_damaged(self):
+        held = self.id_of(1)
+        path = pathlib.Path(self.at("2"), "changes")
+        for file in (path / "manifest.json", path / data_files(path)[0]):
+            whole = file.read_bytes()
+            file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+            self.assertIsNone(self.deltas(2, held))
+            self.assertIsNone(self.deltas(5, held))
+            file.unlink()
+            self.assertIsNone(self.deltas(2, held))
+            self.assertLen(self.deltas(3, self.id_of(2)), 1)
+            file.write_bytes(whole)
+            self.assertLen(self.deltas(2, held), 1)
+        # It is not what leads to another one, nor to one of other rows.
+        os.rename(path, f"{path}-")
+        shutil.copytree(self.at("4/changes"), path)
+        self.assertIsNone(self.deltas(2, held))
+        manifest = files.read_manifest(f"{path}-")
+        shutil.rmtree(path)
+        os.rename(f"{path}-", path)
+        other = dataclasses.replace(
+            manifest, fields=manifest.fields[:1] + manifest.fields[:1]
+        )
+        with mock.patch.object(files, "read_manifest", lambda _: other):
+            self.assertIsNone(files.read_changes(str(path.parent), manifest))
+
+    def test_a_circle_of_chains(self):
+        for number, other in ((2, 4), (4, 2)):
+            folder = self.at(f"{number}/changes")
+            forged = dataclasses.replace(
+                files.read_manifest(folder),
+                base=(f"../../{other}", self.id_of(other)),
+                sequence=1,
+            )
+            path = pathlib.Path(folder, "manifest.json")
+            path.write_bytes(manifests.encode(forged))
+        self.assertIsNone(self.deltas(5, "0" * 32))
+
+    def test_a_full_snapshot_that_fails(self):
+        path = self.at("6")
+        run = snapshot_save.Save.run
+
+        def fail(save):
+            if save._path == path:
+                raise OSError(28, "No space left on device")
+            return run(save)
+
+        with mock.patch.object(snapshot_save.Save, "run", fail):
+            with self.assertRaises(OSError):
+                snapshot_save.save_anew(self.table.rows, path)
+        # The old chain goes on from its delta.
+        self.table.erase([90])
+        self.table.save(self.at("7"), base=f"{path}/changes")
+        self.note(7)
+        self.assertLen(self.deltas(7, self.id_of(5)), 2)
 
 
 if __name__ == "__main__":

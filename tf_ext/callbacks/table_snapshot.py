@@ -25,8 +25,10 @@ from tf_ext.recovery.pause import Pause
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
+from tf_ext.snapshot.files import CHANGES
 from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest
 from tf_ext.snapshot.storage import normalised
+from tf_ext.tables.saving.snapshot_save import save_anew
 from tf_ext.tables.sparse_table import SparseTable
 
 _LOG = logging.getLogger("tf_ext")
@@ -78,8 +80,8 @@ class TableSnapshot(keras.callbacks.Callback):
         `steps` nor `seconds` is given.
       keep: int, how many of the newest points are kept.
       incremental: bool, whether most points hold only the rows that changed;
-        each 11th point holds all rows. Points that others continue are kept as
-        well.
+        each 11th point holds all rows, too. Points that others continue are
+        kept as well.
       max_bytes_per_second: int or None, a limit for writing rows.
       on_sigterm: bool, whether SIGTERM during `fit` is a notice of preemption.
         The steps under way are finished, a point is written, and `fit` raises
@@ -389,14 +391,16 @@ class TableSnapshot(keras.callbacks.Callback):
         if not self.incremental:
             return table.save(path, **options)
         chain = table.rows.chain.links
-        ours = (
-            chain
-            and posixpath.dirname(posixpath.dirname(chain[-1][0]))
-            == self.directory
-        )
-        if ours and (len(chain) > _MAX_DELTAS or chain[-1][0] == path):
+        last = chain[-1][0] if chain else ""
+        # The full snapshot to which such a delta leads was not completed.
+        was_cut = posixpath.basename(last) == CHANGES
+        where = posixpath.dirname(last) if was_cut else last
+        ours = posixpath.dirname(posixpath.dirname(where)) == self.directory
+        if ours and (was_cut or last == path):
             table.end_incremental()
             ours = False
-        if ours:
-            return table.save(path, base=chain[-1][0], **options)
-        return table.save(path, incremental=True, **options)
+        if not ours:
+            return table.save(path, incremental=True, **options)
+        if len(chain) > _MAX_DELTAS:
+            return save_anew(table.rows, path, **options)
+        return table.save(path, base=last, **options)

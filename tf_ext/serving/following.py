@@ -64,13 +64,13 @@ def follow(
 
     A point is read and checked as a whole before anything changes. Then the
     deltas since the previous point are applied to each table in place, as by
-    `SparseTable.apply_delta`, and then the dense weights are assigned. If a new
-    chain has begun, with a point that contains all rows, these overwrite the
-    existing ones, and rows that it does not contain are erased: ids that remain
-    are never absent, at the cost of reading all rows and of two additional bits
-    per row during the update. Between the change of the first table and that of
-    the last weight, a reader may see values of both points;
-    `last_window_seconds` is the length of this interval.
+    `SparseTable.apply_delta`, and then the dense weights are assigned. If
+    deltas do not go back to that point, all rows are read, overwrite the
+    existing ones, and rows that are not among them are erased: ids that remain
+    are never absent, at the cost of two additional bits per row during the
+    update. Between the change of the first table and that of the last weight, a
+    reader may see values of both points; `last_window_seconds` is the length of
+    this interval.
 
     Points that are being written are ignored until they are complete. A point
     that is damaged, or is removed while it is read, changes nothing: the

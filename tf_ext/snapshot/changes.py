@@ -8,8 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tf_ext import _core
-from tf_ext.snapshot.files import Chain, Progress, no_progress, read_chunks
-from tf_ext.snapshot.manifest import Manifest
+from tf_ext.snapshot.files import (
+    Chain,
+    Progress,
+    no_progress,
+    read_base,
+    read_changes,
+    read_chunks,
+)
+from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest
 from tf_ext.snapshot.reader import (
     field_values,
     latest_rows,
@@ -83,18 +90,49 @@ def all_of(chain: Chain, progress: Progress = no_progress) -> Iterator[Changes]:
 def deltas_since(chain: Chain, held: str | None) -> Chain | None:
     """The deltas of a chain behind one of its snapshots.
 
+    If the snapshot is of the chain before, they begin with deltas of that,
+    which have been read as a whole, so that damage in what the chain does not
+    need hinders nobody.
+
     Args:
       chain: list of `(path, Manifest)`, starting with the full snapshot.
       held: string, the id of a snapshot; None for none.
 
     Returns:
-      List of `(path, Manifest)`, or None if the snapshot is none of the chain.
+      List of `(path, Manifest)`, or None if they do not go back to it.
     """
     links: Sequence[tuple[str, Manifest]] = list(chain)
     for index, (_, manifest) in enumerate(links):
         if manifest.id == held:
             return links[index + 1 :]
-    return None
+    before = _deltas_to(*links[0], held) if held else None
+    return None if before is None else [*before, *links[1:]]
+
+
+def _deltas_to(path: str, manifest: Manifest, held: str) -> Chain | None:
+    """The deltas from an earlier snapshot to a full one."""
+    links: list[tuple[str, Manifest]] = []
+    base = ("", "")
+    begun: set[str] = set()  # Such that a circle of chains is found.
+    try:
+        while base[1] != held:
+            if links:
+                path, manifest = read_base(*links[0])
+            if manifest.base is None:
+                found = read_changes(path, manifest)
+                if found is None or manifest.id in begun:
+                    return None
+                begun.add(manifest.id)
+                path, manifest = found
+            links.insert(0, (path, manifest))
+            base = manifest.base or base
+        for path, manifest in links:
+            for file in manifest.files:
+                for _ in read_chunks(path, manifest, file, no_progress):
+                    pass
+    except (OSError, DamagedSnapshotError):
+        return None
+    return links
 
 
 def _unsettled(

@@ -26,6 +26,9 @@ ATTEMPTS = 3
 # Errors of the operating system for an invalid path.
 _NO_PATH = (errno.ELOOP, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT)
 
+# In the directory of a full snapshot, the one of a delta with the same id.
+CHANGES = "changes"
+
 _WRITTEN_BY = " Give the path that SparseTable.save wrote to."
 
 
@@ -90,6 +93,32 @@ def read_chain(path: str) -> list[tuple[str, manifests.Manifest]]:
     while chain[0][1].base is not None:
         chain.insert(0, read_base(*chain[0]))
     return chain
+
+
+def read_changes(
+    path: str, whole: manifests.Manifest
+) -> tuple[str, manifests.Manifest] | None:
+    """The delta that leads from an earlier chain to a full snapshot.
+
+    Args:
+      path: string, the directory of the full snapshot.
+      whole: its Manifest.
+
+    Returns:
+      `(path, Manifest)`; None if there is none that can be read.
+    """
+    path = join(path, CHANGES)
+    try:
+        found = read_manifest(path)
+    except (OSError, ValueError):
+        return None
+    # Another save may have left it there.
+    if found.base is None or (found.id, found.fields) != (
+        whole.id,
+        whole.fields,
+    ):
+        return None
+    return path, found
 
 
 def read_again_if_replaced(

@@ -59,8 +59,8 @@ class RedisSink(Sink):
 
     A version adds a hash with what has changed. When no retained version needs
     the one below it alone, it is folded into that: a row takes its place once,
-    and those of the last `keep` versions once more. A snapshot that begins a
-    new chain is compared with the rows that are there.
+    and those of the last `keep` versions once more. Where deltas do not go back
+    to the current version, all rows are compared with those that are there.
 
     It works with `maxmemory-policy noeviction` alone: other policies may remove
     rows that are served.

@@ -18,6 +18,7 @@ from tf_ext import _core
 from tf_ext.ops.snapshot import update_ops
 from tf_ext.snapshot import compatibility
 from tf_ext.snapshot import manifest as manifests
+from tf_ext.snapshot.changes import deltas_since
 from tf_ext.snapshot.files import (
     Chain,
     read_again_if_replaced,
@@ -187,23 +188,21 @@ def update_to(table_rows: TableRows, path: str) -> "Update":
         `storage.normalised`.
 
     Returns:
-      Update; whole if the table holds no snapshot of the chain.
+      Update; whole if the table holds no snapshot of the chain, or of the one
+      before.
 
     Raises:
       FileNotFoundError, DamagedSnapshotError: if the chain cannot be read.
     """
     what = f"Bringing table {table_rows.name!r} to {path!r}"
     chain = _common_chain(table_rows, path, what)
-    held = held_by(table_rows)
-    links = list(chain)
-    while links and links[-1][1].id != held:
-        links.pop()
+    deltas = deltas_since(chain, held_by(table_rows))
     return Update(
         table_rows,
         what,
-        chain[len(links) :],
+        chain if deltas is None else deltas,
         Options(with_state=False, with_counters=False),
-        whole=not links,
+        whole=deltas is None,
     )
 
 

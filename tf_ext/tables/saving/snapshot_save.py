@@ -20,7 +20,7 @@ from tf_ext._version import __version__
 from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.claims import Claim
-from tf_ext.snapshot.files import read_manifest
+from tf_ext.snapshot.files import CHANGES, read_manifest
 from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.storage import join, normalised, storage_of
 from tf_ext.tables import row_counters
@@ -44,6 +44,7 @@ class Save:
         None.
       step: int or None, for the manifest.
       max_bytes_per_second: int or None.
+      id: string, of a snapshot of the same rows; "" for a new one.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Save:
         base: str | os.PathLike[str] | None = None,
         step: int | None = None,
         max_bytes_per_second: int | None = None,
+        id: str = "",
     ) -> None:
         self._table_rows = table_rows
         self._path = normalised(path)
@@ -69,7 +71,7 @@ class Save:
         # first worker.
         self._state: dict[str, str] = {}
         self._links: Links = ()
-        self._id = ""
+        self._id = id
         self._period = -1
         self._claim: Claim | None = None
 
@@ -88,7 +90,7 @@ class Save:
         self._state = table_rows.saved_state()
         with processes.together(self._what):
             self._check()
-        self._id = processes.from_first(uuid.uuid4().hex)
+        self._id = self._id or processes.from_first(uuid.uuid4().hex)
         if table_rows.counting is not None:
             self._period = int(row_counters.current_period(table_rows))
         if processes.rank == 0:
@@ -228,6 +230,39 @@ class Save:
             if self._period < 0
             else manifests.Counters(self._period, tuple(counters)),
         )
+
+
+def save_anew(
+    table_rows: TableRows,
+    path: str,
+    step: int | None = None,
+    max_bytes_per_second: int | None = None,
+) -> manifests.Manifest:
+    """Begins a new chain with a full snapshot, and writes how it continues.
+
+    The last delta of the old chain is in `files.CHANGES` in the directory, and
+    has the same id: who holds the old chain applies that, and then what
+    continues the full one.
+
+    Args:
+      table_rows: TableRows with a chain, none of whose snapshots is in `path`.
+      path: string, the directory.
+      step: see `Save`.
+      max_bytes_per_second: see `Save`.
+
+    Returns:
+      The Manifest of the full snapshot.
+    """
+    chain = table_rows.chain
+    with chain.lock:
+        base, options = chain.links[-1][0], (step, max_bytes_per_second)
+        changes = join(normalised(path), CHANGES)
+        saved = Save(table_rows, changes, False, base, *options).run()
+        # Changes are marked from the delta on: those that come meanwhile may be
+        # in the full snapshot, and are in the delta that continues it.
+        whole = Save(table_rows, path, False, None, *options, saved.id).run()
+        chain.links = ((normalised(path), whole.id),)
+        return whole
 
 
 def _of_all_processes(
