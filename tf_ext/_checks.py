@@ -4,6 +4,7 @@
 import math
 import numbers
 import typing
+from collections.abc import Iterable, Mapping
 
 
 def refuse(
@@ -50,6 +51,25 @@ def is_finite(value: object) -> typing.TypeGuard[float]:
 def is_fraction(value: object) -> typing.TypeGuard[float]:
     """Whether a value is a number above 0 and at most 1."""
     return is_finite(value) and 0 < value <= 1
+
+
+def check_mapping(
+    owner: str,
+    value: object,
+    argument: str = "inputs",
+    values: str = "features",
+) -> None:
+    """Raises ValueError unless an argument is a dict of some values."""
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            f"Argument `{argument}` of {owner} must be a dict of {values} by "
+            f"key. Received: {argument} of type {type(value).__name__}"
+        )
+
+
+def listed(found: Iterable[str]) -> str:
+    """Names, as a text for messages."""
+    return ", ".join(sorted(map(repr, found))) or "none"
 
 
 def check_count(owner: str, argument: str, value: object, least: int) -> None:

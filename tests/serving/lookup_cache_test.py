@@ -95,25 +95,41 @@ class LookupCacheTest(absltest.TestCase):
         self.assertEqual(store.asked, [1, 2])
 
     def test_least_recently_used_rows_leave(self):
-        cache = TableCache(8, 1)
-        self.assertEqual(cache.size, 8)
-        for now, sign in enumerate(range(8), 1):
-            self.put(cache, sign, now)
-        cache.find(np.array([0]), 9)
-        self.put(cache, 8, 10)
-        known, _ = cache.find(np.arange(9), 11)
-        self.assertEqual(known.tolist(), [True, False] + [True] * 7)
+        cache = TableCache(16, 1)
+        self.assertEqual(cache.size, 16)
+        signs = np.arange(1000)
+        for one in (0, 1):  # Each of two sets has eight places.
+            its = signs[cache._sets_of(signs) == one][:29]
+            for now, sign in enumerate(its[:8], 1):
+                self.put(cache, sign, now)
+            cache.find(its[:1], 9)
+            self.put(cache, its[8], 10)
+            known, _ = cache.find(its[:9], 11)
+            self.assertEqual(known.tolist(), [True, False] + [True] * 7)
         # More at once than there are places.
-        self.put(cache, range(20, 40), 12)
-        known, found = cache.find(np.arange(20, 40), 13)
+        self.put(cache, its[9:], 12)
+        known, found = cache.find(its[9:], 13)
         self.assertEqual(known.sum(), 8)
         self.assertEqual(
             found.rows[:, 0].tolist(), np.flatnonzero(known).tolist()
         )
 
+    def test_nothing_is_found_where_nothing_is(self):
+        for count in (1, 16, 800):
+            cache = TableCache(count, 1)
+            signs = np.arange(-2000, 2000)
+            for forget in ("clear", "erase"):
+                known, found = cache.find(signs, 1)
+                self.assertFalse(known.any())
+                self.assertEmpty(found.rows)
+                self.put(cache, signs[::7], 2)
+                self.assertTrue(cache.find(signs, 3)[0].any())
+                getattr(cache, forget)(*([signs] if forget == "erase" else []))
+            self.assertFalse(cache.find(signs, 4)[0].any())
+
     def put(self, cache, signs, now):
         signs = np.atleast_1d(signs)
-        rows = np.arange(len(signs), dtype=np.uint8)[:, np.newaxis]
+        rows = np.arange(len(signs)).astype(np.uint8)[:, np.newaxis]
         cache.put(signs, FoundRows(rows, np.ones(len(signs), bool)), now)
 
     def test_memory_is_bounded(self):

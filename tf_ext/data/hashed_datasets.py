@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from tf_ext._checks import is_int, refuse
-from tf_ext.feature_column import structure
+from tf_ext._checks import is_int, listed, refuse
 from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.hashed_features import (
@@ -89,7 +88,7 @@ def hash_columns(
         or not isinstance(keep, Collection)
         or not read.issuperset(keep)
     ):
-        names = structure.names(read)
+        names = listed(read)
         refuse(_NAME, "keep", f"of the keys that columns read, {names}", keep)
     left_out = read - set(keep)
 

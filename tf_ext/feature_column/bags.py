@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext import ops
-from tf_ext._checks import refuse
+from tf_ext._checks import check_mapping, listed, refuse
 from tf_ext._compat.op_errors import in_own_words
 from tf_ext.feature_column import bag_blocks, sequences, structure
 from tf_ext.feature_column.bag_blocks import Bags
@@ -123,7 +123,7 @@ def hash_batch(
     columns = list(columns)
     if not columns:
         refuse("columns_to_bags", "columns", "a non-empty sequence", columns)
-    structure.check_mapping("columns_to_bags", inputs)
+    check_mapping("columns_to_bags", inputs)
     with tf.name_scope(name or "columns_to_bags"):
         inputs = {**inputs, **_tensors(columns, inputs)}
         for column in columns:
@@ -288,7 +288,7 @@ def _read_inputs(
         raise ValueError(
             "The batch size is unknown, because the features of all "
             f"columns are missing: {', '.join(sorted({p.key for p in parts}))}."
-            f" Present are: {structure.names(inputs)}. Pass at least "
+            f" Present are: {listed(inputs)}. Pass at least "
             "one."
         )
     for part, source in zip(parts, sources):

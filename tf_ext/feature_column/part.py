@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_ext.feature_column import structure
+from tf_ext._checks import listed
 
 _AS_INT64 = (tf.bool, tf.int8, tf.int16, tf.uint8, tf.uint16, tf.uint32)
 _AS_IS = (tf.string, tf.int32, tf.int64)
@@ -183,7 +183,7 @@ class Part:
                 raise ValueError(
                     f"The feature {self.key!r} of column {self.name!r} is "
                     "missing from the inputs. Present are: "
-                    f"{structure.names(inputs)}. Pass it, or make the column "
+                    f"{listed(inputs)}. Pass it, or make the column "
                     "with optional=True for an empty bag."
                 )
             return
@@ -191,13 +191,13 @@ class Part:
             raise ValueError(
                 f"The feature {self.reference!r} of column {self.name!r} is "
                 "missing from the inputs. Present are: "
-                f"{structure.names(inputs)}."
+                f"{listed(inputs)}."
             )
         if self.weights is not None and self.weights not in inputs:
             raise ValueError(
                 f"The weights {self.weights!r} of column {self.name!r} are "
                 "missing from the inputs. Present are: "
-                f"{structure.names(inputs)}."
+                f"{listed(inputs)}."
             )
 
     def check_feature(self, inputs: Mapping[str, Any]) -> None:

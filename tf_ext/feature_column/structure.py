@@ -2,32 +2,12 @@
 """The structure of features: their values, and which bag holds which."""
 
 import typing
-from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
 from tf_ext.feature_column.batch_checks import BatchChecks
 
 Feature: typing.TypeAlias = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
-
-
-def check_mapping(
-    owner: str,
-    inputs: object,
-    argument: str = "inputs",
-    values: str = "features",
-) -> None:
-    """Raises ValueError unless `inputs`, an argument of `owner`, is a dict."""
-    if not isinstance(inputs, Mapping):
-        raise ValueError(
-            f"Argument `{argument}` of {owner} must be a dict of {values} by "
-            f"key. Received: {argument} of type {type(inputs).__name__}"
-        )
-
-
-def names(inputs: Iterable[str]) -> str:
-    """The keys of inputs, as a text for messages."""
-    return ", ".join(sorted(map(repr, inputs))) or "none"
 
 
 def to_tensor(key: str, feature: typing.Any) -> Feature:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
-from tf_ext._checks import refuse
-from tf_ext.feature_column import structure
+from tf_ext._checks import listed, refuse
 from tf_ext.ops.exchange import exchange_ops
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -60,7 +59,7 @@ def of_batch(
         raise ValueError(
             f"The feature {key!r}, the `click` of an EmbeddingFeatures, is "
             "missing from the inputs. Present are: "
-            f"{structure.names(inputs)}. It may be missing unless "
+            f"{listed(inputs)}. It may be missing unless "
             "training=True."
         )
     clicks = inputs[key]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext._batch_source import Give, batch_source
+from tf_ext._checks import check_mapping
 from tf_ext._compat import masks as keras_masks
 from tf_ext._keras import IS_KERAS_3, keras
-from tf_ext.feature_column import Bags, structure
+from tf_ext.feature_column import Bags
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.hashed_features import identity_of
 from tf_ext.layers import clicks
@@ -199,7 +200,7 @@ class EmbeddingFeatures(keras.layers.Layer):
         """
         if input_shape is None:
             return
-        structure.check_mapping(
+        check_mapping(
             "EmbeddingFeatures.build", input_shape, "input_shape", "shapes"
         )
         for column in self._sets.columns:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext._batch_source import HashedColumns
+from tf_ext._checks import check_mapping
 from tf_ext._compat.calls import is_building_by_shapes
-from tf_ext.feature_column import structure
 from tf_ext.feature_column.bags import HashedBatch, hash_batch
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.hashed_features import (
@@ -48,7 +48,7 @@ def find_hashed(
       ValueError: some columns are hashed and others are not, or features are
         gone that others read.
     """
-    structure.check_mapping("EmbeddingFeatures", inputs)
+    check_mapping("EmbeddingFeatures", inputs)
     replaced = replaced_in(inputs) or elsewhere
     if replaced is None:
         return None

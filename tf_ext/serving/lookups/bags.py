@@ -26,88 +26,88 @@ class Bags(typing.NamedTuple):
     weights: Array | None
 
 
-class _Input(typing.NamedTuple):
-    name: str
-    values: Array
-    row_splits: Signs | None
-    weights: Array | None
+# Of the keys that a column reads, the names of the features.
+Names: typing.TypeAlias = Mapping[str, str]
 
 
-# Of a column, the feature of each key that it reads; absent ones have none.
-Given: typing.TypeAlias = Mapping[str, Feature]
-
-
-def hash_columns(
-    columns: Sequence[Column],
-    given: Sequence[Given],
-    batch_size: int,
-) -> Bags:
-    """The signs of columns, each sample a bag.
+class ColumnHasher:
+    """Makes the signs of columns, each sample a bag.
 
     Args:
-      columns: list of Column, at least one.
-      given: of each column, the features that it reads.
-      batch_size: int, of all features.
-
-    Raises:
-      ValueError: a feature is not what its column takes.
+      columns: list of `(Column, Names)`, at least one. Optional features that a
+        request never has need no name.
     """
-    inputs: list[_Input] = []
-    place_of: dict[object, int] = {}
-    described = []
-    for column, features in zip(columns, given, strict=True):
-        places = []
-        for part in column.parts:
-            source = _source(part, features)
-            if source not in place_of:
-                place_of[source] = len(inputs)
-                inputs.append(_read(part, features, batch_size))
-            places.append(place_of[source])
-        described.append(column.described(places))
-    hashed = _core.HashedColumns(described)
-    with np.errstate(all="ignore"):
-        return Bags(
-            *hashed.hash(
-                [one.name for one in inputs],
-                [one.values for one in inputs],
-                [one.row_splits for one in inputs],
-                [one.weights for one in inputs],
-                batch_size,
+
+    def __init__(self, columns: Sequence[tuple[Column, Names]]) -> None:
+        self._sources: list[tuple[Part, Names]] = []
+        place_of: dict[object, int] = {}
+        described = []
+        for column, names in columns:
+            places = []
+            for part in column.parts:
+                source = _source(part, names)
+                if source not in place_of:
+                    place_of[source] = len(self._sources)
+                    self._sources.append((part, names))
+                places.append(place_of[source])
+            described.append(column.described(places))
+        self._hashed = _core.HashedColumns(described)
+        self._texts = [f"The feature {one.key!r}" for one, _ in self._sources]
+
+    def hash(self, features: Mapping[str, Feature], batch_size: int) -> Bags:
+        """The signs of a request.
+
+        Args:
+          features: dict of Feature, by name, without those that are absent.
+          batch_size: int, of all of them.
+
+        Raises:
+          ValueError: a feature is not what its column takes.
+        """
+        with np.errstate(all="ignore"):
+            inputs = [
+                _read(part, names, features, batch_size)
+                for part, names in self._sources
+            ]
+            values, splits, weights = zip(*inputs, strict=True)
+            return Bags(
+                *self._hashed.hash(
+                    self._texts, values, splits, weights, batch_size
+                )
             )
-        )
 
 
-def _source(part: Part, given: Given) -> object:
+def _source(part: Part, names: Names) -> object:
     """A key that is the same for inputs that are the same."""
-    features = [
-        id(given[key].values) if key in given else None for key in part.keys
-    ]
-    numbers = part.boundaries is not None
     return (
-        *features,
+        *map(names.get, part.keys),
         part.weights is None,
-        numbers,
+        part.boundaries is not None,
         part.identity,
         part.conversion,
     )
 
 
-def _read(part: Part, given: Given, batch_size: int) -> _Input:
-    name = f"The feature {part.key!r}"
-    feature = given.get(part.key)
+def _read(
+    part: Part,
+    names: Names,
+    features: Mapping[str, Feature],
+    batch_size: int,
+) -> tuple[Array, Signs | None, Array | None]:
+    """The values of a part, their row splits and weights."""
+    feature = features.get(names.get(part.key, ""))
     if feature is None or not feature.values.size:
         # Nothing has no type.
         splits = np.zeros(batch_size + 1, np.int64)
-        nothing = np.zeros(0, _type_of_absent(part))
-        return _Input(name, nothing, splits, None)
+        return np.zeros(0, _type_of_absent(part)), splits, None
     reference = None
     if part.reference is not None:
-        reference = _of_each(part, feature, given[part.reference])
+        reference = _of_each(part, feature, features[names[part.reference]])
     values = _converted(part, feature.values, reference)
     weights = None
     if part.weights is not None:
-        weights = _weights(part, feature, given[part.weights])
-    return _Input(name, values, feature.row_splits, weights)
+        weights = _weights(part, feature, features[names[part.weights]])
+    return values, feature.row_splits, weights
 
 
 def _type_of_absent(part: Part) -> npt.DTypeLike:

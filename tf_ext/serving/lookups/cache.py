@@ -29,28 +29,30 @@ class TableCache:
     """
 
     def __init__(self, count: int, width: int) -> None:
-        shape = (max(1, count // _WAYS), _WAYS)
-        self._signs = np.zeros(shape, np.int64)
+        self._sets = max(2, count // _WAYS)
+        self.size = self._sets * _WAYS
+        self._signs = np.empty([self._sets, _WAYS], np.int64)
         # When it was used last; 0 if it is free.
-        self._used = np.zeros(shape, np.int64)
-        self._there = np.zeros(shape, bool)
+        self._used = np.zeros(self.size, np.int64)
+        self._there = np.zeros(self.size, bool)
         # Memory is taken by the pages that are written.
-        self._rows = np.zeros([*shape, width], np.uint8)
+        self._rows = np.zeros([self.size, width], np.uint8)
+        # Of each set, a sign of another one, which free places have: so a
+        # search reads nothing but signs.
+        self._none = np.zeros(self._sets, np.int64)
+        of_zero, *others = self._sets_of(np.arange(64)).tolist()
+        other = next(n for n, its in enumerate(others, 1) if its != of_zero)
+        self._none[of_zero] = other
+        self.clear()
 
-    @property
-    def size(self) -> int:
-        """How many rows it can hold."""
-        return self._used.size
-
-    def _sets(self, signs: Signs) -> Signs:
+    def _sets_of(self, signs: Signs) -> Signs:
         mixed = (signs.view(np.uint64) * _FACTOR) >> _HALF
         # From 32 bits to numbers below that of sets.
-        return ((mixed * np.uint64(len(self._signs))) >> _HALF).view(np.int64)
+        return ((mixed * np.uint64(self._sets)) >> _HALF).view(np.int64)
 
     def _matches(self, signs: Signs) -> tuple[Signs, Array]:
-        sets = self._sets(signs)
-        same = self._signs[sets] == signs[:, np.newaxis]
-        return sets, same & (self._used[sets] > 0)
+        sets = self._sets_of(signs)
+        return sets, self._signs.take(sets, 0) == signs[:, np.newaxis]
 
     def find(self, signs: Signs, now: int) -> tuple[Array, FoundRows]:
         """Finds rows.
@@ -64,43 +66,47 @@ class TableCache:
           is known of these.
         """
         sets, matches = self._matches(signs)
-        known = np.asarray(matches.any(1))
-        sets, ways = sets[known], matches.argmax(1)[known]
-        self._used[sets, ways] = now
-        there = self._there[sets, ways]
-        return known, FoundRows(self._rows[sets[there], ways[there]], there)
+        places = sets * _WAYS + matches.argmax(1)
+        known = self._signs.take(places) == signs
+        places = places[known]
+        self._used[places] = now
+        there = self._there.take(places)
+        return known, FoundRows(self._rows.take(places[there], 0), there)
 
     def put(self, signs: Signs, found: FoundRows, now: int) -> None:
         """Adds what is known of signs that are not there."""
-        if len(found.rows) and found.rows.shape[1] != self._rows.shape[2]:
+        if len(found.rows) and found.rows.shape[1] != self._rows.shape[1]:
             return  # It is damaged.
-        sets = self._sets(signs)
+        sets = self._sets_of(signs)
         order = np.argsort(sets, kind="stable")
         grouped = sets[order]
         # How many before it in `order` have the same places.
         ranks = np.arange(len(signs)) - np.searchsorted(grouped, grouped)
         order, ranks = order[ranks < _WAYS], ranks[ranks < _WAYS]
         sets = sets[order]
-        ways = self._used[sets].argsort(1, kind="stable")[
-            np.arange(len(order)), ranks
-        ]
-        self._signs[sets, ways] = signs[order]
-        self._used[sets, ways] = now
+        used = self._used.reshape(-1, _WAYS)[sets]
+        ways = used.argsort(1, kind="stable")[np.arange(len(order)), ranks]
+        places = sets * _WAYS + ways
+        self._signs.reshape(-1)[places] = signs[order]
+        self._used[places] = now
         there = found.found[order]
-        self._there[sets, ways] = there
+        self._there[places] = there
         row_of = np.cumsum(found.found) - 1
         rows = found.rows[row_of[order[there]]]
         if len(rows):
-            self._rows[sets[there], ways[there]] = rows
+            self._rows[places[there]] = rows
 
     def erase(self, signs: Signs) -> None:
         """Forgets what is known of signs."""
         sets, matches = self._matches(signs)
         places, ways = np.nonzero(matches)
-        self._used[sets[places], ways] = 0
+        sets = sets[places]
+        self._signs[sets, ways] = self._none[sets]
+        self._used[sets * _WAYS + ways] = 0
 
     def clear(self) -> None:
         """Forgets everything."""
+        self._signs[:] = self._none[:, np.newaxis]
         self._used[:] = 0
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from tf_ext.serving.lookups.features import Array, names, read_feature
+from tf_ext._checks import listed
+from tf_ext.serving.lookups.features import Array, read_feature
 from tf_ext.serving.sinks.sink import Manifest, SinkError
 
 
@@ -73,7 +74,10 @@ class _Onnx(Dense):
                 f"{error.name} is not installed: pip install onnxruntime",
                 name=error.name,
             ) from None
-        self._session = onnxruntime.InferenceSession(data)
+        options = onnxruntime.SessionOptions()
+        # Between requests its threads would take the processors of others.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(data, options)
         taken = {one.name for one in self._session.get_inputs()}
         self._inputs = {
             name: its for name, its in about["inputs"].items() if its in taken
@@ -146,7 +150,7 @@ def _other_input(
     if name not in features or part not in ("", "values", "row_splits"):
         raise ValueError(
             f"The feature {about['of_model']!r} is missing. Present are: "
-            f"{names([*features])}."
+            f"{listed(features)}."
         )
     feature = read_feature(name, features[name], bool(part))
     if part == "row_splits":

@@ -2,7 +2,7 @@
 """The features of a request as arrays."""
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,8 @@ from tf_ext._splits import row_splits
 Array: typing.TypeAlias = npt.NDArray[typing.Any]
 Signs: typing.TypeAlias = npt.NDArray[np.int64]
 
+_TEXTS = {str, bytes}
+_BAGS = (list, tuple, np.ndarray)
 _ALLOWED = (
     "an array or a list [batch_size, ...], a list of lists, or "
     "tf_ext.serving.Ragged"
@@ -84,12 +86,16 @@ def read_feature(name: str, given: typing.Any, ragged: bool | None) -> Feature:
     """
     if hasattr(given, "row_splits"):
         return _of_splits(name, given)
-    if _is_list(given):
+    kinds = _kinds(given)
+    if kinds and kinds <= _TEXTS:
+        array = np.array(given, object)
+        return Feature(array, None, len(array), array.shape)
+    if any(issubclass(kind, _BAGS) for kind in kinds):
         given = [
             one.tolist() if isinstance(one, np.ndarray) else one
             for one in given
         ]
-        sizes = {len(one) if _is_bag(one) else -1 for one in given}
+        sizes = {len(one) if isinstance(one, _BAGS) else -1 for one in given}
         if -1 not in sizes and (ragged or len(sizes) > 1):
             values = [value for one in given for value in one]
             splits = row_splits([len(one) for one in given])
@@ -106,20 +112,16 @@ def read_feature(name: str, given: typing.Any, ragged: bool | None) -> Feature:
     return dense
 
 
-def _is_list(given: typing.Any) -> bool:
-    if isinstance(given, list | tuple):
-        return True
+def _kinds(given: typing.Any) -> set[type]:
+    """The types of the members of a list, or of what may be one of lists."""
     # A column of a data frame has an array of lists.
-    return (
+    if isinstance(given, list | tuple) or (
         isinstance(given, np.ndarray)
         and given.dtype == object
         and given.ndim == 1
-        and any(map(_is_bag, given))
-    )
-
-
-def _is_bag(one: object) -> bool:
-    return isinstance(one, list | tuple | np.ndarray)
+    ):
+        return set(map(type, given))
+    return set()
 
 
 def _of_splits(name: str, given: typing.Any) -> Feature:
@@ -190,17 +192,3 @@ def batch_size_of(features: Mapping[str, Feature]) -> int:
                 f"{first!r} is {size} and that of {name!r} is {other}."
             )
     return size
-
-
-def check_mapping(owner: str, features: object) -> None:
-    """Raises ValueError unless the features of a request are a dict."""
-    if not isinstance(features, Mapping):
-        raise ValueError(
-            f"Argument `features` of {owner} must be a dict of features by "
-            f"name. Received: features of type {type(features).__name__}"
-        )
-
-
-def names(found: Sequence[str]) -> str:
-    """Names, as a text for messages."""
-    return ", ".join(sorted(map(repr, found))) or "none"

@@ -11,11 +11,11 @@ import types
 import typing
 from collections.abc import Mapping
 
-from tf_ext._checks import check_count, is_finite, refuse
+from tf_ext._checks import check_count, check_mapping, is_finite, refuse
 from tf_ext.serving import folder
 from tf_ext.serving.lookups import dense as dense_parts
 from tf_ext.serving.lookups.cache import CachedRows, RowCache
-from tf_ext.serving.lookups.features import Array, batch_size_of, check_mapping
+from tf_ext.serving.lookups.features import Array, batch_size_of
 from tf_ext.serving.lookups.row_store import (
     RowStore,
     SinkRows,
@@ -233,7 +233,7 @@ class Lookup:
         features: Mapping[str, typing.Any],
         run: typing.Callable[[_Served, dict[str, Array]], dict[str, Array]],
     ) -> dict[str, Array]:
-        check_mapping(_OWNER, features)
+        check_mapping(_OWNER, features, "features")
         served = self._served
         for _ in range(_ATTEMPTS):
             try:

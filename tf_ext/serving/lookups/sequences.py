@@ -5,10 +5,11 @@ A position is hashed like a sample of its own, whose bag has at most one value.
 """
 
 import typing
+from collections.abc import Mapping
 
 import numpy as np
 
-from tf_ext.serving.lookups.bags import Bags, Given, hash_columns
+from tf_ext.serving.lookups.bags import Bags, ColumnHasher
 from tf_ext.serving.lookups.columns import Column, Layout
 from tf_ext.serving.lookups.features import Array, Feature, Signs
 
@@ -29,12 +30,24 @@ class Kept(typing.NamedTuple):
     mask: Array
 
 
-def keep(column: Column, given: Given, batch_size: int) -> Kept:
+def hasher_of(column: Column) -> ColumnHasher:
+    """The ColumnHasher of a column alone, with keys for names."""
+    keys = [key for part in column.parts for key in part.keys]
+    return ColumnHasher([(column, dict(zip(keys, keys, strict=True)))])
+
+
+def keep(
+    column: Column,
+    hasher: ColumnHasher,
+    given: Mapping[str, Feature],
+    batch_size: int,
+) -> Kept:
     """Hashes the sequences of a column.
 
     Args:
       column: Column with a `sequence`.
-      given: the features that it reads.
+      hasher: what `hasher_of` has returned of it.
+      given: the features that it reads, by key.
       batch_size: int.
 
     Raises:
@@ -74,7 +87,7 @@ def keep(column: Column, given: Given, batch_size: int) -> Kept:
         key: Feature(one.values, None, count, (count,))
         for key, one in present.items()
     }
-    bags = hash_columns([column], [flat], count)
+    bags = hasher.hash(flat, count)
     return _truncated(layout, found, bags, column.is_weighted)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from tf_ext import _core
+from tf_ext._checks import listed
 from tf_ext._splits import row_splits
 from tf_ext.serving import folder
 from tf_ext.serving.lookups import sequences
-from tf_ext.serving.lookups.bags import hash_columns
+from tf_ext.serving.lookups.bags import ColumnHasher
 from tf_ext.serving.lookups.columns import (
     Column,
     Layout,
@@ -20,7 +21,6 @@ from tf_ext.serving.lookups.features import (
     Array,
     Feature,
     Signs,
-    names,
     read_feature,
 )
 from tf_ext.serving.lookups.row_store import RowStore
@@ -139,6 +139,27 @@ class ServedVersion:
             self.embeddings = [
                 _read_embedding(one, tables) for one in manifest["embeddings"]
             ]
+            pooled = [e for e in self.embeddings if not e.column.sequence]
+            # The columns of all requests, described to the core once.
+            self._pooled, self._hasher = pooled, None
+            if pooled:
+                columns = [(one.column, one.features) for one in pooled]
+                self._hasher = ColumnHasher(columns)
+            self._sequences = [
+                (one, one.column.sequence, sequences.hasher_of(one.column))
+                for one in self.embeddings
+                if one.column.sequence
+            ]
+            self._needed = [
+                (
+                    [one.features[key] for key in part.keys],
+                    part.optional,
+                    one.column.name,
+                )
+                for one in self.embeddings
+                for part in one.column.parts
+                if part.key in one.features
+            ]
             self._ragged = {
                 name: about["kind"] != "dense"
                 for name, about in manifest.get("features", {}).items()
@@ -165,33 +186,22 @@ class ServedVersion:
         Raises:
           ValueError: one is missing, or not as it must be.
         """
-        needed: dict[str, Feature] = {}
-        for one in self.embeddings:
-            for part in one.column.parts:
-                name = one.features.get(part.key)
-                if name is None:
+        read: dict[str, Feature] = {}
+        for its, optional, column in self._needed:
+            if optional and its[0] not in features:
+                continue
+            for name in its:
+                if name in read:
                     continue
                 if name not in features:
-                    if part.optional:
-                        continue
                     raise ValueError(
-                        f"The feature {name!r} of column {one.column.name!r} "
-                        f"is missing. Present are: {names([*features])}."
+                        f"The feature {name!r} of column {column!r} is "
+                        f"missing. Present are: {listed(features)}."
                     )
-                for key in part.keys:
-                    name = one.features[key]
-                    if name in needed:
-                        continue
-                    if name not in features:
-                        raise ValueError(
-                            f"The feature {name!r} of column "
-                            f"{one.column.name!r} is missing. Present are: "
-                            f"{names([*features])}."
-                        )
-                    needed[name] = read_feature(
-                        name, features[name], self._ragged.get(name)
-                    )
-        return needed
+                read[name] = read_feature(
+                    name, features[name], self._ragged.get(name)
+                )
+        return read
 
     def embed(
         self, features: Mapping[str, Feature], batch_size: int
@@ -229,26 +239,19 @@ class ServedVersion:
         self, features: Mapping[str, Feature], batch_size: int
     ) -> list[_Bags | _Positions]:
         read: list[_Bags | _Positions] = []
-        pooled, given = [], []
-        for one in self.embeddings:
+        for one, layout, hasher in self._sequences:
             its = {
                 key: features[name]
                 for key, name in one.features.items()
                 if name in features
             }
-            layout = one.column.sequence
-            if layout is None:
-                pooled.append(one)
-                given.append(its)
-                continue
-            kept = sequences.keep(one.column, its, batch_size)
+            kept = sequences.keep(one.column, hasher, its, batch_size)
             read.append(_Positions(one, layout, kept))
-        if not pooled:
+        if self._hasher is None:
             return read
-        columns = [one.column for one in pooled]
-        bags = hash_columns(columns, given, batch_size)
+        bags = self._hasher.hash(features, batch_size)
         splits = bags.row_splits
-        for place, one in enumerate(pooled):
+        for place, one in enumerate(self._pooled):
             first = place * batch_size
             own = splits[first : first + batch_size + 1]
             values = slice(own[0], own[-1])
