@@ -33,7 +33,7 @@ def new_parser(
 def run(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str] | None,
-    damage: type[Exception],
+    damage: type[Exception] | tuple[type[Exception], ...],
     failures: tuple[type[Exception], ...],
 ) -> int:
     """Runs one command.
@@ -41,7 +41,7 @@ def run(
     Args:
       parser: that of `new_parser`.
       arguments: list of strings, the command line. None: this process's.
-      damage: the error that says that files are damaged.
+      damage: the errors that say that files are damaged.
       failures: other errors that users can do something about.
 
     Returns:

@@ -17,7 +17,9 @@ from tf_ext._keras import keras
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
-    pytest.mark.slow_tests("*_often", "*_of_steps", "*_other_batches"),
+    pytest.mark.slow_tests(
+        "*_data_end", "*_often", "*_of_steps", "*_other_batches"
+    ),
 ]
 
 
@@ -133,6 +135,37 @@ class StreamRestartTest(parameterized.TestCase):
             if sum(seen.values()) == 150:
                 break
         self.assertEqual(seen, expected)
+
+    def test_an_execution_that_the_data_end(self):
+        expected = collections.Counter()
+        for life in range(2):
+            # Nine batches of two files, of which four are of an execution.
+            path = self.folder / f"part-{life}"
+            numbers = range(100 * life, 100 * life + 9 * program.BATCH)
+            path.write_text("".join(f"{n},1\n" for n in numbers))
+            expected.update(numbers)
+            model, table = models.counting_model()
+            model.compile(model.optimizer, model.loss, steps_per_execution=4)
+            progress = tf_ext.data.StreamProgress()
+            data = tf_ext.data.stream(
+                tf_ext.data.DirectorySource(self.folder),
+                models.SCHEMA,
+                batch_size=program.BATCH,
+                follow=False,
+                progress=progress,
+            )
+            snapshot = tf_ext.callbacks.TableSnapshot(self.points)
+            model.fit(
+                data,
+                epochs=1 + life,
+                steps_per_epoch=99,
+                verbose=0,
+                callbacks=[snapshot],
+            )
+            self.assertEqual(progress.positions, {".": [path.name, None]})
+            self.assertEqual(models.counts(table), expected)
+        with self.assertRaisesRegex(ValueError, "derived by `take`"):
+            model.fit(data.take(3), steps_per_epoch=3, verbose=0)
 
     def test_another_number_of_streams(self):
         _write(self.folder, range(32))

@@ -208,6 +208,11 @@ class StreamProgress(tf.train.experimental.PythonState):
         """Whether the stream has no end."""
         return self._reading is not None and self._reading.follows
 
+    @property
+    def noted(self) -> int:
+        """How many batches were made and not trained on."""
+        return len(self._notes)
+
     def wait(self, batches: int, stop: Callable[[], bool]) -> bool:
         """Waits in Python, where signals are answered.
 
@@ -219,7 +224,7 @@ class StreamProgress(tf.train.experimental.PythonState):
           Whether they are there, or no more will come.
         """
         while True:
-            if len(self._notes) >= batches or self.has_ended:
+            if self.noted >= batches or self.has_ended:
                 return True
             if stop():
                 return False

@@ -3,7 +3,6 @@
 
 import argparse
 import contextlib
-import hashlib
 import os
 import pathlib
 import typing
@@ -20,11 +19,13 @@ from tf_ext.serving.sinks import row_bytes
 from tf_ext.serving.sinks.directory_sink import DirectorySink
 from tf_ext.serving.sinks.redis_sink import RedisSink
 from tf_ext.serving.sinks.sink import (
+    DamagedVersionError,
     Manifest,
     RowChanges,
     Sink,
     SinkError,
     TableChanges,
+    checked,
 )
 from tf_ext.snapshot.changes import all_of
 from tf_ext.snapshot.files import read_chain
@@ -53,7 +54,10 @@ def main(arguments: Sequence[str]) -> int:
         )
     )
     return terminal.run(
-        parser, arguments, DamagedSnapshotError, (RuntimeError, TypeError)
+        parser,
+        arguments,
+        (DamagedSnapshotError, DamagedVersionError),
+        (RuntimeError, TypeError),
     )
 
 
@@ -186,12 +190,7 @@ def _verify(options: argparse.Namespace) -> int:
         raise SinkError("There is no version yet.")
     manifest = sink.manifest(version)
     for one in manifest["files"]:
-        data = sink.read_file(version, one["name"])
-        if hashlib.sha256(data).hexdigest() != one["sha256"]:
-            raise DamagedSnapshotError(
-                f"{one['name']} of version {version} differs from what was "
-                "written."
-            )
+        checked(sink.read_file(version, one["name"]), one, version)
     rows = 0
     for place in range(len(manifest["tables"])):
         rows += _verify_table(sink, version, manifest, place, options.against)
@@ -217,7 +216,7 @@ def _verify_table(
     parts = [(np.empty(0, np.int64), np.empty([0, width], np.uint8))]
     for part in sink.read_rows(version, name):
         if part[1].shape[1] != width:
-            raise DamagedSnapshotError(
+            raise DamagedVersionError(
                 f"Rows of {name} in version {version} have {part[1].shape[1]} "
                 f"bytes, but should have {width}."
             )
@@ -235,13 +234,13 @@ def _verify_table(
         right[there] = (rows[places[there]] == wanted[there]).all(1)
         if not right.all():
             first = int(right.argmin())
-            raise DamagedSnapshotError(
+            raise DamagedVersionError(
                 f"The row of sign {expected[first]} of {name} in version "
                 f"{version} is {'another' if there[first] else 'missing'}."
             )
         seen += len(expected)
     if len(signs) != seen:
-        raise DamagedSnapshotError(
+        raise DamagedVersionError(
             f"{name} in version {version} has {len(signs):,} rows, but should "
             f"have {seen:,}."
         )

@@ -7,6 +7,8 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext._compat.models import steps_per_execution
@@ -18,6 +20,7 @@ from tf_ext.data.progress import (
     streams_of,
 )
 from tf_ext.regimes import regime_of_model
+from tf_ext.regimes.processes import Processes
 from tf_ext.training.callback_protocols import (
     Resuming,
     listed,
@@ -26,6 +29,10 @@ from tf_ext.training.callback_protocols import (
 
 # How long a worker waits for its batch before it asks how the others fare.
 ROUND_SECONDS = 0.5
+
+# What a worker tells of its next batch; the largest over the workers decides,
+# unless one waits for its batch of a stream.
+FAILED, HAS_BATCH, ENDED, LATER = 2, 1, 0, -1
 
 
 def wait_for(
@@ -57,6 +64,37 @@ def until(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() >= end
 
 
+def agree(
+    processes: Processes,
+    tell: Callable[[], Sequence[int]],
+    meanwhile: Callable[[], object] | None,
+    told: npt.NDArray[np.int64] | None = None,
+) -> npt.NDArray[np.int64]:
+    """Waits until no worker waits for its batch, or one of them has failed.
+
+    Args:
+      processes: Processes.
+      tell: function that waits for this worker's batch, for a round at most if
+        there are others; returns numbers, the first of them as above.
+      meanwhile: function that all call between two rounds, or None.
+      told: what the workers have told already, or None.
+
+    Returns:
+      int64 `[workers, n]`, what they told last.
+    """
+    while told is None or _is_waiting(told):
+        mine = tf.constant(tell(), tf.int64)
+        told = processes.gather(mine).numpy()
+        if meanwhile is not None and _is_waiting(told):
+            meanwhile()
+    return told
+
+
+def _is_waiting(told: npt.NDArray[np.int64]) -> bool:
+    states = told[:, 0]
+    return bool(states.min() == LATER and states.max() != FAILED)
+
+
 class _Counter(keras.callbacks.Callback):
     """Tells streams of steps, and waits for the batches of each.
 
@@ -82,6 +120,15 @@ class _Counter(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
         """Called by Keras, before it begins to read."""
+        steps = steps_per_execution(self.model)
+        if not self._waits and steps > 1:
+            raise ValueError(
+                "Argument `x` of fit must not be derived by `take` if "
+                "`steps_per_execution` of compile is above 1: in an execution "
+                "that ends early it is not known which batches were trained "
+                "on. Use `steps_per_epoch` and `epochs` instead. Received: a "
+                f"dataset derived by `take`, and steps_per_execution={steps}"
+            )
         for stream in self._streams:
             stream.prepare()
 
@@ -111,30 +158,39 @@ class _Counter(keras.callbacks.Callback):
             batches = max(1, min(batches, steps - batch))
         processes = regime_of_model(self.model).processes
         resuming = self._resuming
-        while True:
-            if processes.count > 1:
-                mine = wait_for(self._streams, batches, until(ROUND_SECONDS))
-                told = processes.gather(tf.constant([int(mine)], tf.int64))
-                is_ready = bool(told.numpy().all())
-            else:
-                is_ready = wait_for(
-                    self._streams,
-                    batches,
-                    lambda: resuming is not None and resuming.sigterm_received,
-                )
-            if is_ready:
-                return
-            if resuming is not None:
-                resuming.end_if_preempted()
+
+        def stops() -> bool:
+            return resuming is not None and resuming.sigterm_received
+
+        def tell() -> list[int]:
+            stop = until(ROUND_SECONDS) if processes.count > 1 else stops
+            is_ready = wait_for(self._streams, batches, stop)
+            return [HAS_BATCH if is_ready else LATER]
+
+        meanwhile = None if resuming is None else resuming.end_if_preempted
+        agree(processes, tell, meanwhile)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         """Called by Keras, with the last step of an execution."""
         first = batch if self._first is None else self._first
+        self._advance(batch + 1 - first)
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, typing.Any] | None = None
+    ) -> None:
+        """Called by Keras, also after an execution that the data ended."""
+        # What `take` has cut off was not trained on.
+        if self._first is not None and self._waits:
+            self._advance(steps_per_execution(self.model))
+
+    def _advance(self, steps: int) -> None:
+        """Tells streams of an execution, of so many steps if data sufficed."""
         self._first = None
+        steps = min(steps, *(stream.noted for stream in self._streams))
         for stream in self._streams:
-            stream.advance(batch + 1 - first)
+            stream.advance(steps)
 
 
 def tell_streams(

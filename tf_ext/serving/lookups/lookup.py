@@ -2,7 +2,6 @@
 """Answers requests from the rows of a store, without TensorFlow."""
 
 import contextlib
-import hashlib
 import logging
 import os
 import pathlib
@@ -23,7 +22,7 @@ from tf_ext.serving.lookups.row_store import (
     rows_of_split,
 )
 from tf_ext.serving.lookups.served import ServedVersion
-from tf_ext.serving.sinks.sink import Manifest, Sink, SinkError
+from tf_ext.serving.sinks.sink import Manifest, Sink, SinkError, checked
 
 _LOG = logging.getLogger("tf_ext")
 _OWNER = "tf_ext.serving.Lookup"
@@ -333,16 +332,10 @@ class Lookup:
         version = ServedVersion(manifest, rows, where)
         if self._dense is None:
             return _Served(version, rows, None)
-        sums = {one["name"]: one["sha256"] for one in manifest["files"]}
+        about = {one["name"]: one for one in manifest["files"]}
 
-        def checked(name: str) -> bytes:
-            data = read_file(name)
-            if hashlib.sha256(data).hexdigest() != sums[name]:
-                raise SinkError(
-                    f"{name} of version {manifest['version']} differs from "
-                    "what was written."
-                )
-            return data
+        def read(name: str) -> bytes:
+            return checked(read_file(name), about[name], manifest["version"])
 
         load = dense_parts.LOADERS[self._dense]
-        return _Served(version, rows, load(manifest, checked))
+        return _Served(version, rows, load(manifest, read))

@@ -70,6 +70,8 @@ class DirectorySink(Sink):
             refuse(_OWNER, "path", "a folder of this machine", path)
         self.path = pathlib.Path(os.path.abspath(path))
         self._claim: Claim | None = None
+        # Manifests that were read, and what tells their files from others.
+        self._manifests: dict[int, tuple[tuple[int, ...], Manifest]] = {}
 
     def versions(self) -> Versions:
         """The versions that can be read."""
@@ -78,7 +80,8 @@ class DirectorySink(Sink):
     def manifest(self, version: int) -> Manifest:
         """The manifest of a version that is retained."""
         self._check_retained(version)
-        return self._manifest(version)
+        with self._errors():
+            return folder.read_manifest(self.path / str(version))
 
     def read_file(self, version: int, name: str) -> bytes:
         """The contents of a file of a version."""
@@ -183,8 +186,15 @@ class DirectorySink(Sink):
             )
 
     def _manifest(self, version: int) -> Manifest:
+        path = self.path / str(version)
         with self._errors():
-            return folder.read_manifest(self.path / str(version))
+            found = (path / folder.EXTRA / folder.MANIFEST).stat()
+            key = found.st_ino, found.st_mtime_ns, found.st_size
+            kept = self._manifests.get(version)
+            if kept is None or kept[0] != key:
+                kept = key, folder.read_manifest(path)
+                self._manifests[version] = kept
+            return kept[1]
 
     def _check(self, base: int) -> tuple[Versions, int]:
         """What is there, unless it is not what a version can follow."""
@@ -224,6 +234,7 @@ class DirectorySink(Sink):
                 needed.update(self._chain(version, name))
         for version in folder.versions(self.path):
             if version not in needed:
+                self._manifests.pop(version, None)
                 shutil.rmtree(self.path / str(version), ignore_errors=True)
 
     def _about(self, version: int, table: str) -> dict[str, typing.Any]:

@@ -3,6 +3,7 @@
 
 import abc
 import dataclasses
+import hashlib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -18,6 +19,10 @@ Manifest: typing.TypeAlias = dict[str, typing.Any]
 
 class SinkError(RuntimeError):
     """A store cannot be read or written now, or holds something else."""
+
+
+class DamagedVersionError(SinkError):
+    """A version is not what was written."""
 
 
 class SinkConflictError(SinkError):
@@ -236,6 +241,25 @@ class Sink(abc.ABC):
         """Whether the next version must have all rows of a table."""
         del table
         return False
+
+
+def checked(data: bytes, about: Manifest, version: int) -> bytes:
+    """The contents of a file of a version.
+
+    Args:
+      data: bytes, as they were read.
+      about: dict, what the manifest says of the file.
+      version: int, for messages.
+
+    Raises:
+      DamagedVersionError: they are others.
+    """
+    if hashlib.sha256(data).hexdigest() != about["sha256"]:
+        raise DamagedVersionError(
+            f"{about['name']} of version {version} differs from what was "
+            "written."
+        )
+    return data
 
 
 def check_selectable(owner: str, versions: Versions, version: object) -> None:

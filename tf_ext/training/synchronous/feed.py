@@ -30,13 +30,20 @@ from tf_ext.regimes import SynchronousRegime
 from tf_ext.training.feeds import EpochFeed, Sent
 from tf_ext.training.fit_arguments import dataset_of, makes_dataset
 from tf_ext.training.optional_batches import as_optional, with_sizes
-from tf_ext.training.stream_steps import ROUND_SECONDS, until, wait_for
+from tf_ext.training.stream_steps import (
+    ENDED,
+    FAILED,
+    HAS_BATCH,
+    LATER,
+    ROUND_SECONDS,
+    agree,
+    until,
+    wait_for,
+)
 from tf_ext.training.synchronous.programs import SHARED
 
-# Results of reading a batch; the largest over the workers decides, unless one
-# waits for its batch of a stream.
-_FAILED, _HAS_BATCH, _ENDED, _LATER = 2, 1, 0, -1
-# The numbers that a worker tells of a batch: that result, and its samples.
+# The numbers that a worker tells of a batch: whether it has one, and its
+# samples.
 TOLD = 2
 _Policy = tf.data.experimental.AutoShardPolicy
 
@@ -153,7 +160,7 @@ class SynchronousFeed(EpochFeed):
           for `take`.
         """
         # The next epoch may never come, and the data may be waited for.
-        return [_ENDED, 0] if self._is_last else self._read(0.0)
+        return [ENDED, 0] if self._is_last else self._read(0.0)
 
     def following(self) -> tf.Tensor:
         """What `read_ahead` read; an empty batch if there is none."""
@@ -168,7 +175,7 @@ class SynchronousFeed(EpochFeed):
           told: int64 `[workers, TOLD]`, what `read_ahead` returned on each.
         """
         self._told = None if self._is_last else told
-        self.comes_later = bool((told[:, 0] == _LATER).any())
+        self.comes_later = bool((told[:, 0] == LATER).any())
 
     def _begin(self) -> None:
         for stream in self.streams:
@@ -195,11 +202,11 @@ class SynchronousFeed(EpochFeed):
             if self._waits and not wait_for(
                 self.streams, self._in_hand + 1, until(seconds)
             ):
-                self._mine = [_LATER, 0]
+                self._mine = [LATER, 0]
                 return self._mine
         except Exception as caught:  # As below.
             self._read_batch = batch, size, caught
-            self._mine = [_FAILED, size]
+            self._mine = [FAILED, size]
             return self._mine
         try:
             with in_own_words(), naming_read_errors():
@@ -207,26 +214,27 @@ class SynchronousFeed(EpochFeed):
         except Exception as caught:  # Raised when the other workers know it.
             error = caught
         size = int(size)
-        state = _ENDED if batch is None else _HAS_BATCH
+        state = ENDED if batch is None else HAS_BATCH
         self._in_hand += state
         self._read_batch = batch, size, error
-        self._mine = [_FAILED if error is not None else state, size]
+        self._mine = [FAILED if error is not None else state, size]
         return self._mine
 
     def _next(self) -> tuple[tf.Tensor, tf.Tensor] | None:
-        rows, self._told = self._told, None
-        while rows is None or _is_waiting(rows):
+        told, self._told = self._told, None
+
+        def tell() -> list[int]:
             if self._read_batch is None:
                 self._read(ROUND_SECONDS)
-            mine = tf.constant(self._mine, tf.int64)
-            rows = self._regime.processes.gather(mine).numpy()
-            if self.while_waiting is not None and _is_waiting(rows):
-                self.while_waiting()
+            return self._mine
+
+        processes = self._regime.processes
+        rows = agree(processes, tell, self.while_waiting, told)
         assert self._read_batch is not None
         (batch, size, error), self._read_batch = self._read_batch, None
-        if rows[:, 0].max() == _FAILED:
+        if rows[:, 0].max() == FAILED:
             self._raise(error)
-        if rows[:, 0].max() == _ENDED:
+        if rows[:, 0].max() == ENDED:
             return None
         if self._is_shared:
             self._check_parts(rows[:, 1])
@@ -273,12 +281,6 @@ class SynchronousFeed(EpochFeed):
             reading_error(found, f"{before}{found.partition(': ')[0]}: ")
             or RuntimeError(before + found)
         ) from error
-
-
-def _is_waiting(rows: np.ndarray) -> bool:
-    """Whether workers tell that one of them waits for its batch."""
-    states = rows[:, 0]
-    return bool(states.min() == _LATER and states.max() != _FAILED)
 
 
 class _WithSizes:
