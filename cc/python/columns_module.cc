@@ -59,7 +59,7 @@ class HashedColumns {
   // Returns (signs [m], row_splits [columns * batch + 1], weights [m] or
   // None). Without row splits, each bag has as many of the values.
   py::tuple Hash(const std::vector<std::string>& names,
-                 const std::vector<py::array>& values,
+                 const std::vector<py::object>& values,
                  const Optionals<int64_t>& row_splits,
                  const Optionals<float>& weights, int64_t batch) const {
     if (names.size() != values.size() || row_splits.size() != values.size() ||

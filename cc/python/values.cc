@@ -41,8 +41,17 @@ std::string_view ViewText(py::handle object, const std::string& where) {
   return {data, static_cast<size_t>(size)};
 }
 
-Values::Values(const py::array& array, const std::string& name, Nan nan)
-    : name_(name), size_(array.size()) {
+Values::Values(const py::object& values, const std::string& name, Nan nan)
+    : name_(name) {
+  if (py::isinstance<py::tuple>(values)) {
+    KeepTexts(py::reinterpret_borrow<py::tuple>(values));
+  } else {
+    KeepArray(py::array(values), nan);
+  }
+}
+
+void Values::KeepArray(const py::array& array, Nan nan) {
+  size_ = array.size();
   const char kind = array.dtype().kind();
   if (kind == 'S') {
     KeepBytes(array);
@@ -60,6 +69,23 @@ HashInput Values::input() const {
   input.n = size_;
   input.batch = size_;
   return input;
+}
+
+void Values::KeepTexts(const py::tuple& texts) {
+  if (texts.size() != 2) throw py::value_error(name_ + " must be a pair.");
+  const auto offsets = texts[0].cast<DenseArray<int32_t>>();
+  const auto text = texts[1].cast<DenseArray<uint8_t>>();
+  if (offsets.ndim() != 1 || offsets.size() == 0 ||
+      !TextArray::Fits(offsets.data(), offsets.size() - 1, text.size())) {
+    throw py::value_error(name_ + " has offsets that are not within its " +
+                          std::to_string(text.size()) + " bytes of text.");
+  }
+  size_ = offsets.size() - 1;
+  kept_ = text;
+  offsets_ = offsets;
+  text_array_ =
+      TextArray(offsets.data(), reinterpret_cast<const char*>(text.data()));
+  SetTexts(&text_array_, &input_);
 }
 
 void Values::KeepIntegers(const py::array& array) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cc/core/hashing/hash_columns.h"
+#include "cc/core/hashing/hash_strings.h"
 #include "cc/python/dense_array.h"
 #include "pybind11/numpy.h"
 #include "pybind11/pybind11.h"
@@ -29,12 +30,14 @@ pybind11::array Cast(const pybind11::array& array) {
       static_cast<const pybind11::object&>(array));
 }
 
-// The values of an array in a form that the core can read without the GIL.
+// The values of an array, in a form that the core can read without the GIL; or
+// of a tuple of the offsets, int32 [n + 1], and the text, uint8, of an array of
+// Apache Arrow.
 class Values {
  public:
   enum class Nan { kRefused, kAllowed };
 
-  Values(const pybind11::array& array, const std::string& name,
+  Values(const pybind11::object& values, const std::string& name,
          Nan nan = Nan::kRefused);
 
   Values(const Values&) = delete;
@@ -51,6 +54,8 @@ class Values {
     size_t item_size;
   };
 
+  void KeepArray(const pybind11::array& array, Nan nan);
+  void KeepTexts(const pybind11::tuple& texts);
   void KeepIntegers(const pybind11::array& array);
   void KeepFloats(const pybind11::array& array, Nan nan);
   void KeepBytes(const pybind11::array& array);
@@ -61,10 +66,12 @@ class Values {
                         std::string_view* views);
 
   std::string name_;
-  int64_t size_;
+  int64_t size_ = 0;
   pybind11::array kept_;
+  pybind11::array offsets_;
   Bytes bytes_ = {};
   std::vector<std::string_view> texts_;
+  TextArray text_array_;
   HashInput input_;
 };
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tf_ext.data.errors import ReadingError
-from tf_ext.data.parts import Layout
+from tf_ext.data.layout import Layout
 from tf_ext.data.passes import Window
 from tf_ext.ops.exchange import exchange_ops
 

@@ -303,7 +303,8 @@ def _judged(
 
     pyarrow reads hexadecimal ones, too.
     """
-    if b"0x" not in data and b"0X" not in data:
+    # Single bytes are found ten times faster than two.
+    if b"x" not in data and b"X" not in data:
         return types
     # At the begin of a field.
     begin = rb"(?:\A|[\n\"%b])[ \t]*0[xX]" % re.escape(delimiter)

@@ -17,12 +17,12 @@ from tf_ext.feature_column.hashed_features import (
 )
 
 _NAME = "hash_columns"
-_Columns: typing.TypeAlias = Sequence["Column | Sequence[Column]"]
+HashedColumns: typing.TypeAlias = Sequence["Column | Sequence[Column]"]
 
 
 def hash_columns(
     dataset: tf.data.Dataset,
-    columns: _Columns,
+    columns: HashedColumns,
     *,
     keep: Collection[str] = (),
     num_parallel_calls: int | None = tf.data.AUTOTUNE,
@@ -78,10 +78,25 @@ def hash_columns(
     ):
         allowed = "a positive integer, tf.data.AUTOTUNE or None"
         refuse(_NAME, "num_parallel_calls", allowed, num_parallel_calls)
-    by_identity = {identity_of(c): c for c in _to_columns(columns)}
-    distinct = list(by_identity.values())
+    distinct, left_out = distinct_columns(_NAME, columns, keep)
     _check_features(dataset.element_spec)
-    is_tuple = isinstance(dataset.element_spec, tuple)
+    return hash_others(dataset, distinct, left_out, num_parallel_calls)
+
+
+def distinct_columns(
+    owner: str, columns: HashedColumns, keep: Collection[str]
+) -> tuple[list[Column], set[str]]:
+    """Columns of different identities, and the features that they replace.
+
+    Args:
+      owner: string, the function of the arguments.
+      columns: as of `hash_columns`.
+      keep: as of `hash_columns`.
+
+    Raises:
+      ValueError: they are not as they have to be.
+    """
+    by_identity = {identity_of(c): c for c in _to_columns(owner, columns)}
     read = set().union(*map(keys_read, by_identity))
     if (
         isinstance(keep, str)
@@ -89,15 +104,32 @@ def hash_columns(
         or not read.issuperset(keep)
     ):
         names = listed(read)
-        refuse(_NAME, "keep", f"of the keys that columns read, {names}", keep)
-    left_out = read - set(keep)
+        refuse(owner, "keep", f"of the keys that columns read, {names}", keep)
+    return list(by_identity.values()), read.difference(keep)
+
+
+def hash_others(
+    dataset: tf.data.Dataset,
+    columns: Sequence[Column],
+    left_out: Collection[str],
+    num_parallel_calls: int | None,
+) -> tf.data.Dataset:
+    """Hashes columns that are not hashed in a dataset.
+
+    Args:
+      dataset: tf.data.Dataset.
+      columns: list of Column.
+      left_out: keys of features that are left out of the result.
+      num_parallel_calls: int or None, as of `hash_columns`.
+    """
+    is_tuple = isinstance(dataset.element_spec, tuple)
 
     def hash_features(*element: typing.Any) -> typing.Any:
         raw, *rest = element
         with tf.name_scope(_NAME):
-            hashed = hash_batch(distinct, raw, return_error=False)
+            hashed = hash_batch(columns, raw, return_error=False)
             kept = {k: v for k, v in raw.items() if k not in left_out}
-            kept[KEY] = split(distinct, hashed, raw)
+            kept[KEY] = {**raw.get(KEY, {}), **split(columns, hashed, raw)}
         return (kept, *rest) if is_tuple else kept
 
     return dataset.map(
@@ -108,15 +140,15 @@ def hash_columns(
     )
 
 
-def _to_columns(columns: _Columns) -> list[Column]:
+def _to_columns(owner: str, columns: HashedColumns) -> list[Column]:
     allowed = "a list of columns of tf_ext.feature_column, or of lists of them"
     found: list[typing.Any] = []
     if not isinstance(columns, list | tuple):
-        refuse(_NAME, "columns", allowed, columns)
+        refuse(owner, "columns", allowed, columns)
     for one in columns:
         found += one if isinstance(one, list | tuple) else [one]
     if not found or not all(isinstance(one, Column) for one in found):
-        refuse(_NAME, "columns", allowed, columns)
+        refuse(owner, "columns", allowed, columns)
     return found
 
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records as few flat arrays, and the batches that are cut from them.
-
-The dense fields of a type are one matrix, and strings are bytes and offsets
-until a batch is made of them: a string is copied into a tensor once.
-"""
+"""Records as few flat arrays: strings are bytes and offsets."""
 
 import dataclasses
 import typing
@@ -11,13 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 from tf_ext._splits import row_splits
 from tf_ext.data.errors import Malformed
-from tf_ext.data.field import DTYPES, WEIGHT_SUFFIX, Field
-from tf_ext.data.schema import Schema
-from tf_ext.ops.bags import text_ops
 
 try:
     import pyarrow as pa
@@ -41,7 +33,7 @@ class Part:
 
     Attributes:
       rows: int, their number.
-      dense: dict from names to values.
+      dense: dict from names to values, a row each.
       bags: dict from names to Bags.
     """
 
@@ -69,7 +61,12 @@ class Part:
             is_kept[rows] = True
             places = np.flatnonzero(np.repeat(is_kept, lengths))
             bags[name] = Bag(values.take(places), row_splits(lengths[rows]))
-        dense = {name: values.take(rows) for name, values in self.dense.items()}
+        dense = {
+            name: values[rows]
+            if isinstance(values, np.ndarray)
+            else values.take(rows)
+            for name, values in self.dense.items()
+        }
         return Part(len(rows), dense, bags)
 
 
@@ -111,99 +108,16 @@ def _concat(values: list[Values]) -> Values:
     return pa.concat_arrays(values)
 
 
-class Layout:
-    """Where in a list of tensors the fields of a Part are.
+def text_of(
+    values: Values,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    """Where each of some bytes begins and the last one ends, and their text.
 
-    Attributes:
-      signature: list of `tf.TensorSpec` of the tensors.
+    Args:
+      values: array of Arrow of bytes or strings.
     """
-
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
-        self._dense: dict[str, list[Field]] = {}
-        self._bags: list[tuple[str, str]] = []
-        for field in schema.used:
-            if not field.bag:
-                self._dense.setdefault(field.dtype, []).append(field)
-                continue
-            self._bags.append((field.name, field.dtype))
-            if field.weight_separator is not None:
-                self._bags.append((field.name + WEIGHT_SUFFIX, "float32"))
-        self.signature: list[tf.TensorSpec] = []
-        for dtype, fields in self._dense.items():
-            self._add(dtype, [len(fields), None])
-        for _, dtype in self._bags:
-            self._add(dtype, [1, None])
-            self.signature.append(tf.TensorSpec([None], tf.int64))
-
-    def _add(self, dtype: str, shape: list[int | None]) -> None:
-        if dtype == "string":
-            self.signature.append(tf.TensorSpec([None], tf.uint8))
-            dtype = "int64"
-        self.signature.append(tf.TensorSpec(shape, DTYPES[dtype]))
-
-    def tensors(self, part: Part) -> list[npt.NDArray[typing.Any]]:
-        """A Part as arrays of `signature`."""
-        arrays = []
-        for fields in self._dense.values():
-            arrays += _matrix([part.dense[field.name] for field in fields])
-        for name, _ in self._bags:
-            bag = part.bags[name]
-            arrays += [*_matrix([bag.values]), bag.splits]
-        return arrays
-
-    def batch(
-        self, tensors: Sequence[tf.Tensor], rows: tf.Tensor
-    ) -> typing.Any:
-        """Some rows, as an element of the dataset.
-
-        Args:
-          tensors: list of tensors of `signature`.
-          rows: int64 `[n]`, their indices.
-        """
-        values: dict[str, typing.Any] = {}
-        left = iter(tensors)
-        for dtype, fields in self._dense.items():
-            columns = _gathered(dtype, left, rows, len(fields))
-            for field, column in zip(fields, columns, strict=True):
-                values[field.name] = column
-        for name, dtype in self._bags:
-            own = [next(left) for _ in range(3 if dtype == "string" else 2)]
-            size = tf.gather(own[-1], tf.size(own[-1]) - 1)
-            places = tf.gather(_ragged(tf.range(size), own[-1]), rows)
-            [flat] = _gathered(dtype, iter(own), places.values, 1)
-            values[name] = places.with_values(flat)
-        names = [field.name for field in self._schema.used]
-        names += [name for name in values if name not in names]
-        return self._schema.split({name: values[name] for name in names})
-
-
-def _matrix(columns: list[Values]) -> list[npt.NDArray[typing.Any]]:
-    """Columns of a type as one matrix, of strings as text and offsets."""
-    if isinstance(columns[0], np.ndarray):
-        return [np.stack(columns)]
-    texts = []
-    offsets = np.zeros([len(columns), len(columns[0]) + 1], np.int64)
-    position = 0
-    for of_column, column in zip(offsets, columns, strict=True):
-        _, ends, text = column.buffers()
-        if not len(column):
-            continue
-        ends = np.frombuffer(ends, np.int32)[column.offset :][: len(column) + 1]
-        texts.append(np.frombuffer(text or b"", np.uint8)[ends[0] : ends[-1]])
-        np.add(ends, position - int(ends[0]), out=of_column, casting="unsafe")
-        position = int(of_column[-1])
-    return [np.concatenate(texts or [np.empty(0, np.uint8)]), offsets]
-
-
-def _gathered(
-    dtype: str, tensors: typing.Any, rows: tf.Tensor, count: int
-) -> list[tf.Tensor]:
-    if dtype == "string":
-        text, offsets = next(tensors), next(tensors)
-        return text_ops.strings_of_columns(text, offsets, rows, count)
-    return tf.unstack(tf.gather(next(tensors), rows, axis=1), count)
-
-
-def _ragged(values: tf.Tensor, splits: tf.Tensor) -> tf.RaggedTensor:
-    return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+    _, ends, text = values.buffers()
+    if not len(values):
+        return np.zeros(1, np.int32), np.empty(0, np.uint8)
+    offsets = np.frombuffer(ends, np.int32)[values.offset :]
+    return offsets[: len(values) + 1], np.frombuffer(text or b"", np.uint8)

@@ -4,7 +4,7 @@
 import os
 import posixpath
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import tensorflow as tf
 
@@ -15,7 +15,9 @@ from tf_ext.data.dialect import Csv
 from tf_ext.data.epochs import mark
 from tf_ext.data.errors import ReadErrors, check_max_errors
 from tf_ext.data.formats import Reader, reader_of
-from tf_ext.data.parts import Layout
+from tf_ext.data.hashed_datasets import HashedColumns
+from tf_ext.data.hashed_reading import HashingReader, hashing_of
+from tf_ext.data.layout import Layout
 from tf_ext.data.passes import Passes
 from tf_ext.data.schema import Schema
 from tf_ext.data.tables import Tables, is_table
@@ -36,6 +38,8 @@ def read(
     seed: int = 0,
     repeat: bool = False,
     shard: Shard | None = None,
+    columns: HashedColumns | None = None,
+    keep: Collection[str] = (),
     max_errors: float = 0.01,
     errors: ReadErrors | None = None,
     threads: int = 2,
@@ -81,6 +85,11 @@ def read(
       shard: `(index, count)` or a tf.distribute.InputContext: only each
         `count`-th file, from `index`; there must be at least `count` files. Of
         a table, the part `index` of `count` equal ones.
+      columns: list of all columns of one or more layers; or `layer.columns`.
+        Their features are hashed where they are parsed, without tensors of
+        strings, and batches have signs in their place, as of
+        `tf_ext.data.hash_columns`.
+      keep: keys of features that stay although they are hashed.
       max_errors: float, the greatest share of malformed records.
       errors: tf_ext.data.ReadErrors that counts them.
       threads: int, how many blocks of a file are parsed at the same time.
@@ -111,6 +120,17 @@ def read(
       ...     print(features["tags"].to_list(), features["price"].numpy(),
       ...         labels.numpy())
       [[b'red', b'new'], []] [ 2.5 -1. ] [1. 0.]
+
+    Hashed:
+
+      >>> user = tf_ext.feature_column.category_column("user")
+      >>> layer = tf_ext.layers.EmbeddingFeatures(
+      ...     [user], tf_ext.SparseTable("read", 4))
+      >>> signs = tf_ext.data.read(
+      ...     file, schema, "tsv", batch_size=2, columns=layer.columns)
+      >>> for (raw, _), (hashed, _) in zip(data, signs):
+      ...     print("user" in hashed, np.array_equal(layer(raw), layer(hashed)))
+      False True
 
     A table in memory:
 
@@ -144,9 +164,10 @@ def read(
             "give `fit` the dataset."
         )
     require_pyarrow(f"tf_ext.data.read(format={format!r})")
+    hashing = hashing_of(_NAME, schema, columns, keep)
     reader, names = _reader(files, schema, format, header, shard, int(threads))
     passes = Passes(
-        reader,
+        reader if hashing is None else HashingReader(reader, hashing.hasher),
         names,
         batch_size=int(batch_size),
         shuffle=shuffle,
@@ -161,9 +182,10 @@ def read(
     options.experimental_distribute.auto_shard_policy = (
         policies.DATA if shard is None else policies.OFF
     )
-    batches = batches_of(
-        passes.windows, Layout(schema), int(batch_size), options
-    )
+    layout = Layout(schema, hashing and hashing.hasher)
+    batches = batches_of(passes.windows, layout, int(batch_size), options)
+    if hashing is not None:
+        batches = hashing.of_others(batches)
     return mark(batches, [passes.epoch])
 
 

@@ -28,8 +28,8 @@ from tf_ext.data.errors import (
 )
 from tf_ext.data.formats import Format
 from tf_ext.data.join_source import JoinSource
+from tf_ext.data.layout import Layout
 from tf_ext.data.messages import MessageParser, Records
-from tf_ext.data.parts import Layout
 from tf_ext.data.passes import Window
 from tf_ext.data.progress import BatchNote, StreamProgress, mark
 from tf_ext.data.reading import Shard, checked_shard

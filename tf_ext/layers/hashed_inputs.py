@@ -14,6 +14,7 @@ from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.hashed_features import (
     KEY,
     Hashed,
+    by_identity,
     identity_of,
     join,
     keys_read,
@@ -26,8 +27,9 @@ def replaced_in(inputs: object) -> HashedColumns | None:
     """What is hashed in the features of a batch; None if nothing is."""
     if not isinstance(inputs, Mapping) or KEY not in inputs:
         return None
-    read = [keys_read(identity) for identity in inputs[KEY]]
-    return HashedColumns(inputs[KEY], frozenset().union(*read) - inputs.keys())
+    columns = by_identity(inputs[KEY])
+    read = [keys_read(identity) for identity in columns]
+    return HashedColumns(columns, frozenset().union(*read) - inputs.keys())
 
 
 def find_hashed(

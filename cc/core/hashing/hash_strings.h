@@ -44,6 +44,62 @@ bool ReadWordsOf(const void* values, int64_t begin, int64_t n, size_t most,
   return true;
 }
 
+// Texts one after the other, as Apache Arrow has them: text i is from
+// offsets[i] up to offsets[i + 1] of the data.
+class TextArray {
+ public:
+  TextArray() = default;
+  // Both outlive this. offsets: [n + 1].
+  TextArray(const int32_t* offsets, const char* data)
+      : offsets_(offsets), data_(data) {}
+
+  // False if a text is not within `size` bytes.
+  static bool Fits(const int32_t* offsets, int64_t n, int64_t size) {
+    bool rises = true;
+    for (int64_t i = 0; i < n; ++i) rises &= offsets[i] <= offsets[i + 1];
+    return rises && offsets[0] >= 0 && offsets[n] <= size;
+  }
+
+  std::string_view at(int64_t i) const {
+    return {data_ + offsets_[i],
+            static_cast<size_t>(offsets_[i + 1] - offsets_[i])};
+  }
+
+ private:
+  const int32_t* offsets_ = nullptr;
+  const char* data_ = nullptr;
+};
+
+// ViewStrings of a TextArray.
+inline void ViewTextArray(const void* values, int64_t begin, int64_t n,
+                          std::string_view* views) {
+  const TextArray& texts = *static_cast<const TextArray*>(values);
+  for (int64_t k = 0; k < n; ++k) views[k] = texts.at(begin + k);
+}
+
+// ReadWords of the same. The processor fetches ahead by itself.
+inline bool ReadTextArrayWords(const void* values, int64_t begin, int64_t n,
+                               size_t most, TextWords* words) {
+  constexpr size_t kWord = sizeof(uint64_t);
+  const TextArray& texts = *static_cast<const TextArray*>(values);
+  for (int64_t k = 0; k < n; ++k) {
+    const std::string_view text = texts.at(begin + k);
+    if (text.size() < kWord || text.size() > most) return false;
+    words->size[k] = text.size();
+    std::memcpy(&words->first[k], text.data(), kWord);
+    std::memcpy(&words->last[k], text.data() + text.size() - kWord, kWord);
+  }
+  return true;
+}
+
+// Sets what an input of a TextArray, which outlives it, has besides its sizes.
+inline void SetTexts(const TextArray* texts, HashInput* input) {
+  input->type = ValueType::kString;
+  input->values = texts;
+  input->view_strings = ViewTextArray;
+  input->read_words = ReadTextArrayWords;
+}
+
 // Sets what an input of an array of String has besides its sizes.
 template <typename String>
 void SetStrings(const String* values, HashInput* input) {
