@@ -2,15 +2,19 @@
 """A training on a stream that is killed reads each record once."""
 
 import collections
+import contextlib
 import json
 import pathlib
+import random
 import tempfile
 import time
 
 import pytest
+import tensorflow as tf
 from absl.testing import absltest, parameterized
 from models import id_counting_models as models
 from programs import stream_program as program
+from queue_source import Queue
 
 import tf_ext
 from tf_ext._keras import keras
@@ -18,13 +22,23 @@ from tf_ext._keras import keras
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "*_data_end", "*_often", "*_of_steps", "*_other_batches"
+        "*_data_end",
+        "*_joined_files",
+        "*_often",
+        "*_of_steps",
+        "*_other_batches",
     ),
 ]
 
 
 class _KilledError(Exception):
     pass
+
+
+def _with_label(features, label):
+    """Ids that tell the label, too."""
+    clicked = tf.cast(label, tf.int64)
+    return {"user": 2 * features["user"] + clicked}, label
 
 
 class _Kill(keras.callbacks.Callback):
@@ -166,6 +180,39 @@ class StreamRestartTest(parameterized.TestCase):
             self.assertEqual(models.counts(table), expected)
         with self.assertRaisesRegex(ValueError, "derived by `take`"):
             model.fit(data.take(3), steps_per_epoch=3, verbose=0)
+
+    def test_late_labels_are_those_of_joined_files(self):
+        """Each impression counts once, with its label, however often killed."""
+        rng = random.Random(3)
+        shown, clicked = Queue(a=[], b=[]), Queue(c=[])
+        expected, clicks = {}, []
+        for number in range(400):
+            when = 1e6 + number
+            shown.add("ab"[number % 2], b"%d" % number, time=when)
+            after = rng.uniform(0, 150)
+            label = rng.random() < 0.5 and after <= 100
+            if label or after > 100:  # Too late.
+                clicks.append((when + after, number))
+            expected[2 * number + label] = 1.0
+        for when, number in sorted(clicks):
+            clicked.add("c", b"%d" % number, time=when)
+        source = tf_ext.data.JoinSource(
+            shown, clicked, window=100.0, id=lambda message: message.value
+        )
+        for life in range(5):
+            model, table = models.counting_model()
+            data = tf_ext.data.stream(
+                source,
+                models.SCHEMA,
+                batch_size=16,
+                follow=False,
+                envelope={"label": "header:joined"},
+            ).map(_with_label)
+            snapshot = tf_ext.callbacks.TableSnapshot(self.points, steps=3)
+            kill = [_Kill(5 + life)] if life < 4 else []
+            with contextlib.suppress(_KilledError):
+                model.fit(data, verbose=0, callbacks=[snapshot, *kill])
+        self.assertEqual(models.counts(table), expected)
 
     def test_another_number_of_streams(self):
         _write(self.folder, range(32))

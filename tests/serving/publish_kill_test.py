@@ -13,6 +13,7 @@ import time
 import numpy as np
 import processes
 import pytest
+import tensorflow as tf
 from absl.testing import absltest, parameterized
 from clusters import redis_server
 from programs import publish_program as program
@@ -31,6 +32,7 @@ pytestmark = [
 ]
 
 _SEED = 11
+_AWAY_SECONDS = 60
 # Of trainers, and as many of stores.
 _KILLS = int(os.environ.get("TF_EXT_KILLS", "6"))
 
@@ -175,6 +177,98 @@ class PublishKillTest(parameterized.TestCase):
         reader.stopped.set()
         reader.join()
         self.assertEmpty(reader.wrong)
+
+    def test_a_store_that_is_away_for_a_minute(self):
+        """Training goes on; what was missed comes in one version."""
+        place = self.start_server()
+        reader = _Reader(program.sink_of(*place), self.states)
+        reader.start()
+        sink = program.sink_of(*place)
+        with self.life(place, 10_000):
+            self.wait_for(lambda: len(reader.versions) > 2)
+            self.server.kill()
+            lines = len(self.states.read_text().splitlines())
+            time.sleep(_AWAY_SECONDS)
+            missed = len(self.states.read_text().splitlines())
+            self.assertGreater(missed, lines + 2)
+            self.server.start()
+            before = sink.versions().current
+            self.wait_for(lambda: sink.versions().current > before + 1)
+        steps = sink.manifest(sink.versions().current)["step"]
+        with self.life(place, steps // program.STEPS + 3) as life:
+            life.wait()
+        reader.stopped.set()
+        reader.join()
+        self.assertEmpty(reader.wrong)
+        command = [*("verify-redis", f"{place[0]}#t", "--against", self.points)]
+        self.assertEqual(store_cli.main(command), 0)
+
+    def test_versions_rolled_back_under_load(self):
+        """Requests are answered from one version each, whichever it is."""
+        url, name = self.start_server()
+        sink = program.sink_of(url, name)
+        model, published = program.build(), {}
+        publisher = tf_ext.serving.publish(model, self.points, sink, every=None)
+        snapshot = tf_ext.callbacks.TableSnapshot(
+            self.points, incremental=True, keep=9
+        )
+        users, rng = np.arange(2000), np.random.default_rng(5)
+
+        def publish(epoch):
+            model.fit(
+                *({"user": users}, rng.normal(size=[2000, 1])),
+                batch_size=500,
+                epochs=epoch,
+                initial_epoch=epoch - 1,
+                verbose=0,
+                callbacks=[snapshot],
+            )
+            outputs = model({"user": tf.constant(users)}).numpy()
+            published[epoch] = outputs  # Before somebody reads it.
+            self.assertTrue(publisher.update())
+            self.assertEqual(publisher.version, epoch)
+
+        for epoch in range(1, 4):
+            publish(epoch)
+        wrong, answers, stopped = [], collections.Counter(), threading.Event()
+        lookup = tf_ext.serving.Lookup(sink, dense="tensorflow", every=0.05)
+        self.addCleanup(lookup.close)
+
+        def ask():
+            random_users = np.random.default_rng()
+            while not stopped.is_set():
+                some = random_users.integers(0, 2000, 64)
+                found = lookup.predict({"user": some})["output_0"]
+                same = [
+                    version
+                    for version, outputs in published.copy().items()
+                    if np.allclose(found, outputs[some], rtol=0, atol=1e-6)
+                ]
+                if len(same) != 1:
+                    wrong.append((lookup.version, same))
+                answers.update(same)
+
+        threads = [threading.Thread(target=ask) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(_KILLS):
+                for version in (1, 3, 2):
+                    tf_ext.serving.rollback(sink, version)
+                    self.wait_for(lambda v=version: lookup.version == v)
+                    before = answers[version]
+                    self.wait_for(
+                        lambda v=version, b=before: wrong or answers[v] > b + 3
+                    )
+            sink.select(2, pinned=False)
+            publish(4)
+            self.wait_for(lambda: wrong or answers[4])
+        finally:
+            stopped.set()
+            for thread in threads:
+                thread.join()
+        self.assertEmpty(wrong)
+        self.assertEqual({*answers}, {1, 2, 3, 4})
 
     def test_a_full_store(self):
         url, name = self.start_server()

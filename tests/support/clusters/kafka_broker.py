@@ -103,7 +103,7 @@ class Broker:
         asked = self._admin()
         while True:
             try:
-                asked.list_topics(timeout=2)
+                asked.list_topics(timeout=20)
                 return
             except confluent_kafka.KafkaException:
                 assert self._process.poll() is None, self.log()
