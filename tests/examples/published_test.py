@@ -2,10 +2,13 @@
 """The examples of published figures: short runs on files like theirs."""
 
 import argparse
+import contextlib
 import json
 import pathlib
 import sys
 import tempfile
+import types
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -17,6 +20,7 @@ sys.path.insert(0, str(ROOT / "examples" / "published"))
 import beauty
 import electronics
 import gowalla
+import measured
 import numpy as np
 import visits
 from absl.testing import parameterized
@@ -62,11 +66,154 @@ class VisitsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertBetween(found["ndcg@20"], 0.6, 0.95)
         self.assertFalse((folder / "log").exists())
         found = program.main([*common, "--test"])
+        # None of the test part is one of training, which is not ranked; that
+        # of validation is one now.
+        self.assertGreater(found["recall@20"], 0.9)
         if program is gowalla:
-            # That of validation is one of training now.
             self.assertGreater(found["ndcg@20"], 0.95)
         [line] = (folder / "log").read_text().splitlines()
         self.assertEqual(json.loads(line)["ndcg@20"], found["ndcg@20"])
+
+    def test_parts(self):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+        users = [[1, 2, 3, 4], list(range(10, 30)), [5]]
+        parts = {
+            "train": users,
+            "valid": [[50], [51, 52], []],
+            "test": [[60], [61], [62]],
+        }
+        for name, lists in parts.items():
+            lines = [
+                " ".join(map(str, [user, *its]))
+                for user, its in enumerate(lists)
+            ]
+            (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+
+        def parts_of(program, *arguments):
+            with mock.patch.object(visits, "run") as run:
+                program.main([f"--data={folder}", *arguments])
+            return [
+                [sorted(its.tolist()) for its in part]
+                for part in run.call_args.args[1:]
+            ]
+
+        self.assertEqual(parts_of(gowalla), [users, parts["valid"]])
+        both = [a + b for a, b in zip(users, parts["valid"])]
+        self.assertEqual(parts_of(gowalla, "--test"), [both, parts["test"]])
+        self.assertEqual(
+            parts_of(electronics, "--test"), [users, parts["test"]]
+        )
+        wanted = [[] for _ in users]
+        for tenth in range(10):
+            train, some = found = parts_of(electronics, f"--tenth={tenth}")
+            self.assertEqual(
+                found, parts_of(electronics, f"--tenth={tenth}", "--seed=2")
+            )
+            for user, its in enumerate(users):
+                self.assertEqual(sorted(train[user] + some[user]), its)
+                wanted[user] += some[user]
+        self.assertEqual([sorted(its) for its in wanted], users)
+
+    @parameterized.product(drop=(0.0, 0.5), negatives=(0, 2))
+    def test_losses_of_users(self, drop, negatives):
+        rng = np.random.default_rng(1)
+        args = argparse.Namespace(
+            **{"gate": 0.4, "drop": drop, "temperature": 0.3, "rate": 0.1},
+            **{"dim": 3, "negatives": negatives, "seed": 1},
+        )
+        model = visits.Visits(args, num_items=4, steps=10)
+        lists = [[0, 2, 3], [1, 2]]
+        inputs = {
+            "user": tf.range(2, dtype=tf.int64),
+            "visited": tf.ragged.constant(lists, tf.int64),
+        }
+        model(inputs, training=True)
+        [user] = model.user.tables
+        items, biases = model.item.tables
+        for table in (user, items, biases):
+            # The rates of rows fall to 0.
+            rate = table.optimizer.learning_rate
+            self.assertAllClose([rate(0), rate(5), rate(10)], [0.1, 0.05, 0.0])
+        weights = {
+            table: rng.normal(size=[4, table.dim]).astype(np.float32)
+            for table in (user, items, biases)
+        }
+        for table, values in weights.items():
+            table.import_rows(range(4), {"weights": values})
+        linear = model.linear.get_weights()[0]
+        linear += rng.normal(size=linear.shape)
+        model.linear.set_weights([linear])
+        ids, log_counts = np.arange(4), np.zeros(4)
+        if negatives:
+            ids, log_counts = np.array([3, 0]), np.array([0.5, -1.0])
+            drawn = tf.constant(ids), tf.constant(log_counts, tf.float32), None
+            model.negatives = lambda *_, **__: drawn
+
+        def expected(predicted):
+            losses, place = [], 0
+            for number, its in enumerate(lists):
+                given = np.array(predicted[place : place + len(its)], bool)
+                place += len(its)
+                its = np.array(its)
+                read = its[~given] if drop and given.any() else its
+                told = its[given] if drop and given.any() else its
+                vector = 0.6 * weights[items][read].mean(0) @ linear
+                vector += 0.4 * weights[user][number]
+                vector /= np.linalg.norm(vector) * 0.3
+                rows = weights[items]
+                rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+                scores = rows @ vector + weights[biases][:, 0]
+                others = np.log(np.exp(scores[ids] - log_counts).sum())
+                mean = scores[told].mean()
+                losses.append(np.log1p(np.exp(others - mean)) * len(told))
+                lengths.append(len(told))
+            return np.array(losses) / np.mean(lengths)
+
+        lengths = []
+        # All is read, and all is predicted.
+        losses = expected([False] * 5)
+        self.assertAllClose(model(inputs, training=False), losses, 1e-4, 1e-4)
+        drawn_by = tf.constant([0.4, 0.9, 0.1, 0.6, 0.2])
+        with mock.patch.object(tf.random, "uniform", return_value=drawn_by):
+            found = model(inputs, training=True)
+        if drop:
+            lengths.clear()
+            losses = expected(drawn_by < 0.5)
+        self.assertAllClose(found, losses, 1e-4, 1e-4)
+
+    def test_ranks_what_is_not_seen(self):
+        scores = np.array([[0, 5, 4, 3] + [1] * 30, [9, 8, 7, 6] + [1] * 30])
+        scores = np.concatenate([scores, scores]).astype(np.float32)
+
+        class Model:
+            items = tf.range(34)
+            item = types.SimpleNamespace(
+                tables=[
+                    types.SimpleNamespace(pull=lambda items: tf.eye(34)),
+                    types.SimpleNamespace(pull=lambda items: None),
+                ]
+            )
+
+            def of_items(self, rows, bias):
+                return rows
+
+            def of_users(self, users, rows, of):
+                self.read = rows, of
+                return tf.gather(tf.constant(scores), users)
+
+        model = Model()
+        seen = [np.array([1]), np.array([0, 2]), np.array([0]), np.array([2])]
+        # The third user has none to be found, and does not count.
+        wanted = [np.array([3]), np.array([1, 3]), np.array([], int)]
+        wanted.append(np.array([0]))
+        found = visits.rank(model, seen, wanted)
+        # The first user's item is the second of all but 1.
+        places = [1 / np.log2(3), 1.0, 1.0]
+        self.assertAllClose(found["ndcg@20"], np.mean(places))
+        self.assertAllClose(found["recall@20"], 1.0)
+        rows, of = model.read
+        self.assertAllEqual(tf.argmax(rows, 1), [1, 0, 2, 2])
+        self.assertAllEqual(of, [0, 1, 1, 2])
 
     def test_means_of_the_rows_of_users(self):
         rows = tf.constant([[1.0], [3.0], [8.0]])
@@ -118,6 +265,99 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(found["test"]["ndcg@10"], 0.7)
         [line] = (folder / "log").read_text().splitlines()
         self.assertEqual(json.loads(line)["test"], found["test"])
+
+    @parameterized.parameters(([],), (["--test"],))
+    def test_parts(self, more):
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+        users = [list(range(10, 18)), [1, 2, 3], [4, 5, 6, 7]]
+        lines = [" ".join(map(str, [9, *items])) for items in users]
+        (folder / "Beauty.txt").write_text("\n".join(lines) + "\n")
+        with contextlib.ExitStack() as stack:
+            mocks = {
+                name: stack.enter_context(mock.patch.object(beauty, name))
+                for name in ("SASRec", "compile_with_rate", "batches", "rank")
+            }
+            fit = mocks["SASRec"].return_value.fit
+            fit.return_value.history = {"loss": [0.5]}
+            ranked = mocks["rank"]
+            ranked.side_effect = [{"recall": 1.0}, {"recall": 2.0}]
+            arguments = [f"--data={folder}", "--epochs=1", "--length=3"]
+            found = beauty.main([*arguments, *more])
+        [train, _] = mocks["batches"].call_args.args
+        # The latest of all but the last two; nothing follows the 1.
+        self.assertEqual(
+            [items.tolist() for items in train], [[12, 13, 14, 15], [4, 5]]
+        )
+        self.assertEqual(found["recall"], 1.0)
+        for held_out, call in zip([-2, -1], ranked.call_args_list):
+            _, past, wanted, length = call.args
+            for items, its, one in zip(users, past, wanted, strict=True):
+                self.assertEqual(items[:held_out], its.tolist())
+                self.assertEqual(items[held_out], one)
+            self.assertEqual(length, 3)
+        # The test part is ranked only where that is asked for.
+        self.assertLen(ranked.call_args_list, 1 + len(more))
+        self.assertEqual(found["test"], {"recall": 2.0} if more else False)
+
+    def test_a_reading_is_logged(self):
+        log = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()), "log")
+        for test in (False, True):
+            args = argparse.Namespace(test=test, log=str(log))
+            found = measured.report(args, {"figure": 0.5})
+            self.assertEqual(log.exists(), test)
+        self.assertEqual(json.loads(log.read_text()), found)
+
+    @parameterized.parameters("bce", "softmax")
+    def test_losses(self, loss):
+        args = argparse.Namespace(
+            loss=loss, matrix=False, length=4, dim=4, heads=2, blocks=1
+        )
+        args.dropout, args.seed, args.rate, args.dense_rate = 0, 1, 0.1, 0.1
+        model = beauty.SASRec(args, 6, 10)
+        items = np.array([[1, 2, 3], [4, 5, 0]])
+        # To each of the items that follow another: who had what, and which.
+        following, users = [2, 3, 5], [0, 0, 1]
+        others = np.array([6, 4, 1])
+        if loss == "bce":
+            drawn = mock.Mock(return_value=(tf.constant(others)[:, None],))
+            model.negatives = drawn
+        losses = model({"items": tf.constant(items)}, training=True)
+        if loss == "bce":
+            chosen, bought = drawn.call_args.args
+            self.assertAllEqual(chosen, following)
+            self.assertAllEqual(bought, items[users])
+        past = tf.constant(items[:, :-1])
+        hidden = model.encode(past, model.rows(tf.reshape(past, [-1])))
+        hidden = hidden.numpy()[users, [0, 1, 0]]
+        scores = hidden @ model.rows(model.items).numpy().T
+        positive = scores[range(3), np.array(following) - 1]
+        if loss == "bce":
+            other = scores[range(3), others - 1]
+            each = np.log1p(np.exp(-positive)) + np.log1p(np.exp(other))
+        else:
+            each = np.log(np.exp(scores).sum(1)) - positive
+        # Each item counts the same: the mean of the batch is that of items.
+        self.assertAllClose(
+            losses, [(each[0] + each[1]) * 2 / 3, each[2] * 2 / 3]
+        )
+
+    def test_places_and_dropout(self):
+        args = argparse.Namespace(
+            loss="softmax", matrix=False, length=3, dim=64, heads=2, blocks=0
+        )
+        args.dropout, args.seed, args.rate, args.dense_rate = 0.5, 1, 0.1, 0.1
+        model = beauty.SASRec(args, 2, 10)
+        rows = tf.random.stateless_normal([6, 64], [1, 2])
+        past = tf.constant([[1, 1, 1], [2, 1, 0]], tf.int64)
+        found = model.encode(past, rows, training=False)
+        places = model.places.get_weights()[0]
+        self.assertAllClose(
+            found, model.norm(tf.reshape(rows, [2, 3, 64]) + places)
+        )
+        dropped = model.encode(past, rows, training=True).numpy()
+        kept = dropped != 0
+        self.assertBetween(kept.mean(), 0.3, 0.7)
+        self.assertAllClose(dropped[kept], 2 * found[kept])
 
     @pytest.mark.slow
     def test_a_table_is_trained_as_a_matrix(self):
