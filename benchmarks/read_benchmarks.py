@@ -29,7 +29,7 @@ _FORMATS = (*_SEPARATORS, "jsonl", "tfrecord", "parquet")
 _ROWS = 200_000
 _BATCH = 1024
 # Of `fit_files`: files, rows, and ids in a column of strings.
-_FILES, _FITTED_ROWS, _IDS = 4, 100_000, 10_000
+_FILES, _FITTED_ROWS, _IDS = 4, 400_000, 10_000
 _HIDDEN_UNITS = (64, 32)
 _RATE = 0.01
 
@@ -103,7 +103,13 @@ def _cases(path, rows, format, threads):
     datasets = {
         "tf_ext.data.read": lambda: tf_ext.data.read(
             path, _schema(), format, batch_size=_BATCH, threads=threads
-        )
+        ),
+        "tf_ext.data.read, hashed": lambda: tf_ext.data.read(
+            *(path, _schema(), format),
+            batch_size=_BATCH,
+            threads=threads,
+            columns=_columns(),
+        ),
     }
     if format in _SEPARATORS:
         separator = _SEPARATORS[format]
@@ -128,6 +134,10 @@ def _cases(path, rows, format, threads):
             )
         )
     return cases
+
+
+def _columns():
+    return [*map(tf_ext.feature_column.category_column, _STRINGS)]
 
 
 def _schema(label=None):
@@ -215,7 +225,13 @@ def fit_files(args):
     rows = min(args.rows, _FITTED_ROWS)
     with tempfile.TemporaryDirectory() as folder:
         files = _write_samples(pathlib.Path(folder), rows)
-        cases = [_our_case(files, rows, args)]
+        cases = [
+            _our_case(name, files, rows, args, columns)
+            for name, columns in (
+                ("tf_ext, hashed", _columns()),
+                ("tf_ext", None),
+            )
+        ]
         for library in _libraries():
             cases += _reference_cases(library, files, rows, args)
         settings = {
@@ -279,24 +295,24 @@ def _libraries():
     return [_Library("Keras 3", keras, keras.optimizers), legacy]
 
 
-def _our_case(files, rows, args):
+def _our_case(name, files, rows, args, columns):
     dataset = tf_ext.data.read(
         files,
         _schema(_LABEL),
         batch_size=_BATCH,
         header=True,
         threads=args.threads,
+        columns=columns,
     )
-    return training_case("tf_ext", lambda: dataset, rows, args.dim)
+    return training_case(name, lambda: dataset, rows, args.dim)
 
 
 def training_case(name, make, rows, dim):
     """An epoch of tf_ext over the dataset of samples that `make` returns."""
     # Like a vocabulary that is not built yet: each epoch inserts all rows.
     table = tf_ext.SparseTable("rows", dim, optimizer="adagrad")
-    columns = map(tf_ext.feature_column.category_column, _STRINGS)
     inputs = _inputs(keras, "string")
-    rows_of_ids = tf_ext.layers.EmbeddingFeatures(list(columns), table)(inputs)
+    rows_of_ids = tf_ext.layers.EmbeddingFeatures(_columns(), table)(inputs)
     model = tf_ext.Model(inputs, _outputs(keras, inputs, [rows_of_ids]))
     adagrad = keras.optimizers.Adagrad(_RATE)
     model.compile(tf_ext.optimizers.Optimizer(adagrad), "binary_crossentropy")

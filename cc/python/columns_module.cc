@@ -34,6 +34,41 @@ using ColumnTuple =
 template <typename T>
 using Optionals = std::vector<std::optional<DenseArray<T>>>;
 
+// What is hashed of a batch.
+struct Inputs {
+  Inputs(const std::vector<std::string>& names,
+         const std::vector<py::object>& values,
+         const Optionals<int64_t>& row_splits, const Optionals<float>& weights,
+         int64_t batch) {
+    if (names.size() != values.size() || row_splits.size() != values.size() ||
+        weights.size() != values.size()) {
+      throw py::value_error("Each input must have a name and row splits.");
+    }
+    for (size_t i = 0; i < values.size(); ++i) {
+      kept.push_back(
+          std::make_unique<Values>(values[i], names[i], Values::Nan::kAllowed));
+      HashInput input = kept.back()->input();
+      input.batch = batch;
+      if (row_splits[i].has_value()) {
+        input.row_splits = row_splits[i]->data();
+        input.batch = row_splits[i]->size() - 1;
+      }
+      if (weights[i].has_value()) {
+        if (weights[i]->size() != input.n) {
+          throw py::value_error(names[i] + " has another number of weights.");
+        }
+        input.weights = weights[i]->data();
+      }
+      types.push_back(input.type);
+      inputs.push_back(input);
+    }
+  }
+
+  std::vector<std::unique_ptr<Values>> kept;
+  std::vector<HashInput> inputs;
+  std::vector<ValueType> types;
+};
+
 // The same columns of any batch.
 class HashedColumns {
  public:
@@ -56,40 +91,37 @@ class HashedColumns {
     }
   }
 
+  // Returns signs [batch, columns], of columns that have one of each bag.
+  py::array_t<int64_t> HashRows(const std::vector<std::string>& names,
+                                const std::vector<py::object>& values,
+                                int64_t batch) const {
+    const Inputs read(names, values, Optionals<int64_t>(values.size()),
+                      Optionals<float>(values.size()), batch);
+    std::unique_ptr<ColumnHasher> hasher;
+    Check(ColumnHasher::Create(columns_, read.types, &hasher));
+    Check(hasher->CheckInputs(read.inputs, &batch));
+    if (batch > 0 && !hasher->HaveOneSign(read.inputs)) {
+      throw py::value_error("A column does not have one sign of each row.");
+    }
+    py::array_t<int64_t> signs =
+        AlignedArray<int64_t>(batch, hasher->num_columns());
+    int64_t* const out = signs.mutable_data();
+    py::gil_scoped_release release;
+    hasher->HashRows(read.inputs, batch, out);
+    return signs;
+  }
+
   // Returns (signs [m], row_splits [columns * batch + 1], weights [m] or
   // None). Without row splits, each bag has as many of the values.
   py::tuple Hash(const std::vector<std::string>& names,
                  const std::vector<py::object>& values,
                  const Optionals<int64_t>& row_splits,
                  const Optionals<float>& weights, int64_t batch) const {
-    if (names.size() != values.size() || row_splits.size() != values.size() ||
-        weights.size() != values.size()) {
-      throw py::value_error("Each input must have a name and row splits.");
-    }
-    std::vector<std::unique_ptr<Values>> kept;
-    std::vector<HashInput> inputs;
-    std::vector<ValueType> types;
-    for (size_t i = 0; i < values.size(); ++i) {
-      kept.push_back(
-          std::make_unique<Values>(values[i], names[i], Values::Nan::kAllowed));
-      HashInput input = kept.back()->input();
-      input.batch = batch;
-      if (row_splits[i].has_value()) {
-        input.row_splits = row_splits[i]->data();
-        input.batch = row_splits[i]->size() - 1;
-      }
-      if (weights[i].has_value()) {
-        if (weights[i]->size() != input.n) {
-          throw py::value_error(names[i] + " has another number of weights.");
-        }
-        input.weights = weights[i]->data();
-      }
-      types.push_back(input.type);
-      inputs.push_back(input);
-    }
+    Inputs read(names, values, row_splits, weights, batch);
+    std::vector<HashInput>& inputs = read.inputs;
     std::unique_ptr<ColumnHasher> hasher;
     std::vector<int64_t> splits;
-    Status status = Begin(types, inputs, &hasher, &batch, &splits);
+    Status status = Begin(read.types, inputs, &hasher, &batch, &splits);
     Check(status);
     py::array_t<int64_t> signs(splits.back());
     std::optional<py::array_t<float>> products;
@@ -175,6 +207,8 @@ py::array_t<float> Combined(const DenseArray<float>& rows,
 void DefineColumns(py::module_* m) {
   py::class_<HashedColumns>(*m, "HashedColumns")
       .def(py::init<const std::vector<ColumnTuple>&>(), py::arg("columns"))
+      .def("hash_rows", &HashedColumns::HashRows, py::arg("names"),
+           py::arg("values"), py::arg("batch"))
       .def("hash", &HashedColumns::Hash, py::arg("names"), py::arg("values"),
            py::arg("row_splits"), py::arg("weights"), py::arg("batch"));
   m->def("unique", &UniqueOf, py::arg("signs"));

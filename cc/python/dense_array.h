@@ -3,6 +3,11 @@
 #ifndef TF_EXT_CC_PYTHON_DENSE_ARRAY_H_
 #define TF_EXT_CC_PYTHON_DENSE_ARRAY_H_
 
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
 #include "pybind11/numpy.h"
 
 namespace tf_ext {
@@ -15,6 +20,20 @@ inline constexpr int kDense =
 // As an argument, it takes whatever NumPy casts safely, of any strides.
 template <typename T>
 using DenseArray = pybind11::array_t<T, kDense>;
+
+// A new matrix that TensorFlow takes as a tensor without a copy.
+template <typename T>
+pybind11::array_t<T> AlignedArray(int64_t rows, int64_t columns) {
+  constexpr size_t kAlignment = 64;
+  const size_t bytes = static_cast<size_t>(rows * columns) * sizeof(T);
+  // A multiple of the alignment, above 0.
+  const size_t whole = (bytes / kAlignment + 1) * kAlignment;
+  void* const data = std::aligned_alloc(kAlignment, whole);
+  if (data == nullptr) throw std::bad_alloc();
+  const pybind11::capsule owner(data, [](void* one) { std::free(one); });
+  return pybind11::array_t<T>({rows, columns}, static_cast<const T*>(data),
+                              owner);
+}
 
 }  // namespace tf_ext
 

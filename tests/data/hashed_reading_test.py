@@ -417,6 +417,16 @@ class CoreTest(tf.test.TestCase):
         for wrong in ([0, 7], [-1, 3], [3, 0], [0, 4, 3, 6], []):
             with self.assertRaisesRegex(ValueError, "it has offsets that"):
                 signs(wrong)
+        texts = (np.array([0, 3, 3, 6], np.int32), text)
+        rows = hasher.hash_rows(["it"], [texts], 3)
+        self.assertAllEqual(rows, wanted[:, tf.newaxis])
+        nothing = hasher.hash_rows(["it"], [(np.zeros(1, np.int32), text)], 0)
+        self.assertEqual(nothing.shape, (0, 1))
+        leaves_out = _core.HashedColumns([("ns", 0, False, [(0, 0, "", [])])])
+        with self.assertRaisesRegex(ValueError, "does not have one sign"):
+            leaves_out.hash_rows(["it"], [texts], 3)
+        with self.assertRaisesRegex(ValueError, "multiple of the batch size"):
+            hasher.hash_rows(["it"], [texts], 2)
         with self.assertRaisesRegex(ValueError, "it must be a pair"):
             hasher.hash(["it"], [(text,)], [None], [None], 1)
 

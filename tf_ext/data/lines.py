@@ -6,6 +6,8 @@ A line is a record, unless its block says that breaks are in values.
 
 import codecs
 import gzip
+import io
+import os
 import typing
 import zlib
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,7 @@ import tensorflow as tf
 from tf_ext.data.errors import DamagedFileError, Malformed
 
 BLOCK_BYTES = 4 << 20
+_PIECE_BYTES = 64 << 10
 # A longer one is malformed: it would be held in memory to look for its end.
 MAX_LINE_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -76,15 +79,35 @@ def read_lines(file: str) -> Iterator[Lines]:
             if len(rest) <= MAX_LINE_BYTES:
                 rest += chunk
             continue
-        data = rest + chunk[:end]
-        rest = chunk[end:]
+        data = chunk
+        if rest or end < len(chunk):
+            data = b"".join([rest, memoryview(chunk)[:end]])
+            rest = chunk[end:]
         yield Lines(data, first)
-        first += data.count(b"\n")
+        first += len(breaks_of(np.frombuffer(data, np.uint8)))
     if rest:
         yield Lines(rest + b"\n", first)
 
 
+def breaks_of(block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Where the line breaks of a block are."""
+    # In pieces, whose comparisons stay in the cache.
+    found = [
+        np.flatnonzero(block[begin : begin + _PIECE_BYTES] == _BREAK) + begin
+        for begin in range(0, len(block), _PIECE_BYTES)
+    ]
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
 def _chunks(file: str) -> Iterator[bytes]:
+    if os.path.isfile(file):
+        with open(file, "rb", buffering=0) as local:
+            begin = local.read(max(len(GZIP), len(codecs.BOM_UTF8)))
+            if not begin.startswith(GZIP):
+                is_marked = begin.startswith(codecs.BOM_UTF8)
+                local.seek(len(codecs.BOM_UTF8) if is_marked else 0)
+                yield from _chunks_of_lines(local)
+                return
     with tf.io.gfile.GFile(file, "rb") as raw:
         is_gzip = raw.read(len(GZIP)) == GZIP
         raw.seek(0)
@@ -92,6 +115,26 @@ def _chunks(file: str) -> Iterator[bytes]:
         first = next(chunks, b"")
         yield first.removeprefix(codecs.BOM_UTF8)
         yield from chunks
+
+
+def _chunks_of_lines(local: io.FileIO) -> Iterator[bytes]:
+    """Yields a local file in pieces that end with a line, as far as they can.
+
+    Memory is taken once for each: new pages cost more than to copy them.
+    """
+    place = local.tell()
+    while True:
+        size = BLOCK_BYTES
+        # A few lines at the end tell where the last one ends.
+        seen = min(size, _PIECE_BYTES)
+        local.seek(place + size - seen)
+        end = local.read(seen).rfind(b"\n") + 1
+        local.seek(place)
+        data = local.read(size - seen + end if end else size)
+        if not data:
+            return
+        place += len(data)
+        yield data
 
 
 def read_chunks(raw: typing.Any) -> Iterator[bytes]:
@@ -143,7 +186,7 @@ def check(lines: Lines, separator: bytes | None) -> Checked:
     if b"\r" in data:
         data = lines.without_returns()
     block = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(block == _BREAK)
+    ends = breaks_of(block)
     numbers = np.arange(lines.first, lines.first + len(ends))
     has_breaks = len(lines.inner) > 0
     if has_breaks:

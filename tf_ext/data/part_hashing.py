@@ -110,20 +110,11 @@ class PartHasher:
             for column, count in counts.items()
             if count == ANY or (count is not None and column.is_weighted)
         ]
+        ones = [entry for entry in self.entries if entry.kind == ONE]
+        several = [entry for entry in self.entries if entry.kind != ONE]
+        self._ones = _Hasher(ones, fields) if ones else None
+        self._several = _Hasher(several, fields) if several else None
         hashed = [column for entry in self.entries for column in entry.columns]
-        sources = {
-            _source(part, fields[part.key])
-            for column in hashed
-            for part in column.parts
-        }
-        self._sources = sorted(sources, key=str)
-        place_of = {source: i for i, source in enumerate(self._sources)}
-        self._hasher = None
-        if hashed:
-            self._hasher = _core.HashedColumns(
-                [_described(column, fields, place_of) for column in hashed]
-            )
-
         self.replaced = frozenset(_read_by(hashed)).difference(
             _read_by(self.others), keep
         )
@@ -133,17 +124,46 @@ class PartHasher:
         gone = self.replaced
         dense = {k: v for k, v in part.dense.items() if k not in gone}
         bags = {k: v for k, v in part.bags.items() if k not in gone}
-        if self._hasher is not None:
-            self._add(part, dense, bags)
+        if self._ones is not None:
+            [entry] = self._ones.entries
+            dense[entry.signs] = self._ones.rows(part)
+        if self._several is not None:
+            self._several.add(part, dense, bags)
         return Part(part.rows, dense, bags)
 
-    def _add(
+
+class _Hasher:
+    """Hashes the columns of entries."""
+
+    def __init__(
+        self, entries: Sequence[Entry], fields: dict[str, Field]
+    ) -> None:
+        self.entries = entries
+        columns = [column for entry in entries for column in entry.columns]
+        sources = {
+            _source(part, fields[part.key])
+            for column in columns
+            for part in column.parts
+        }
+        self._sources = sorted(sources, key=str)
+        self._names = [source.name for source in self._sources]
+        place_of = {source: i for i, source in enumerate(self._sources)}
+        self._columns = _core.HashedColumns(
+            [_described(column, fields, place_of) for column in columns]
+        )
+
+    def rows(self, part: Part) -> npt.NDArray[np.int64]:
+        """The signs of columns that have one of each record, `[rows, n]`."""
+        values = [source.read(part).values for source in self._sources]
+        return self._columns.hash_rows(self._names, values, part.rows)
+
+    def add(
         self, part: Part, dense: dict[str, typing.Any], bags: dict[str, Bag]
     ) -> None:
+        """Adds the signs of columns of any number."""
         inputs = [source.read(part) for source in self._sources]
-        assert self._hasher is not None
-        signs, splits, weights = self._hasher.hash(
-            [source.name for source in self._sources],
+        signs, splits, weights = self._columns.hash(
+            self._names,
             [one.values for one in inputs],
             [one.splits for one in inputs],
             [one.weights for one in inputs],
@@ -154,11 +174,7 @@ class PartHasher:
             last = first + len(entry.columns) * part.rows
             begin, end = splits[first], splits[last]
             own, ends = signs[begin:end], splits[first : last + 1] - begin
-            if entry.kind == ONE:
-                # As rows: what one takes out of a Part are samples.
-                matrix = own.reshape(len(entry.columns), part.rows)
-                dense[entry.signs] = np.ascontiguousarray(matrix.T)
-            elif entry.kind == AT_MOST_ONE:
+            if entry.kind == AT_MOST_ONE:
                 present = np.diff(ends) > 0
                 matrix = np.zeros(len(present), np.int64)
                 matrix[present] = own

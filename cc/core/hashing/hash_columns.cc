@@ -407,6 +407,30 @@ Status ColumnHasher::CountSigns(const std::vector<HashInput>& inputs,
   return Status::Ok();
 }
 
+bool ColumnHasher::HaveOneSign(const std::vector<HashInput>& inputs) const {
+  return std::all_of(columns_.begin(), columns_.end(),
+                     [&](const Column& column) {
+                       return column.CountOfEveryBag(inputs) == 1;
+                     });
+}
+
+void ColumnHasher::HashRows(const std::vector<HashInput>& inputs, int64_t batch,
+                            int64_t* signs) const {
+  // So few that the rows stay in the cache until all columns are in them.
+  constexpr int64_t kRows = 512;
+  int64_t of_column[kRows];
+  for (int64_t begin = 0; begin < batch; begin += kRows) {
+    const int64_t rows = std::min(kRows, batch - begin);
+    for (int64_t c = 0; c < num_columns(); ++c) {
+      columns_[c].Hash(inputs, begin, begin + rows, of_column, nullptr);
+      int64_t* out = signs + begin * num_columns() + c;
+      for (int64_t i = 0; i < rows; ++i, out += num_columns()) {
+        *out = of_column[i];
+      }
+    }
+  }
+}
+
 bool ColumnHasher::HasWeights(const std::vector<HashInput>& inputs) const {
   for (const Column& column : columns_) {
     for (const PreparedPart& part : column.parts()) {

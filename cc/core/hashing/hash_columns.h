@@ -100,6 +100,14 @@ class ColumnHasher {
   Status CountSigns(const std::vector<HashInput>& inputs, int64_t batch,
                     const ParallelFor& parallel_for, int64_t* row_splits) const;
 
+  // True if each bag of each column has exactly one sign, as the inputs'
+  // layout tells. Inputs have been checked.
+  bool HaveOneSign(const std::vector<HashInput>& inputs) const;
+
+  // signs: [batch, num_columns], of columns whose bags have one.
+  void HashRows(const std::vector<HashInput>& inputs, int64_t batch,
+                int64_t* signs) const;
+
   // True if an input that a column uses has weights. A column whose inputs
   // have none gets ones.
   bool HasWeights(const std::vector<HashInput>& inputs) const;
