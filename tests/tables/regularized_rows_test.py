@@ -17,7 +17,7 @@ from tf_ext.ops.table import clock_ops
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "BesideOthersTest::test_eviction_admission_and_statistics",
+        "BesideOthersTest::*",
         "DenseTest::test_a_push_is_one_step_for_all_*",
         "DenseTest::test_equals_a_matrix1[12]",
         "DenseTest::test_equals_a_matrix[01245689]",
@@ -386,7 +386,7 @@ class ClockTest(tf.test.TestCase):
                 _core.catch_up_rows(table.rows.config, rows, clock, b"")
 
 
-class BesideOthersTest(tf.test.TestCase):
+class BesideOthersTest(tf.test.TestCase, parameterized.TestCase):
     def test_eviction_admission_and_statistics(self):
         arguments = {
             "eviction": tf_ext.eviction.Unseen(steps=5),
@@ -411,6 +411,43 @@ class BesideOthersTest(tf.test.TestCase):
         self.assertNotAllClose(
             fields["weights"][order], others["weights"][its_order]
         )
+
+    @parameterized.product(l2=(0.0, 0.1), loaded=(False, True))
+    def test_rows_that_move_beside_eviction(self, l2, loaded):
+        # Rows that are left are those of a table without eviction, absent ones
+        # too; those that return begin anew.
+        rule = tf_ext.optimizers.SparseAdam(0.05, absent="decay")
+        arguments = {"l2": l2, "l1": 0.0}
+        eviction = tf_ext.eviction.Unseen(steps=15)
+        table = _table(rule, eviction=eviction, **arguments)
+        plain = _table(rule, **arguments)
+        fresh = _table(rule, **arguments).pull(range(_IDS), training=True)
+        gone = set()
+        for step, (signs, gradients) in enumerate(_batches(60), 1):
+            returned = [i for i, s in enumerate(signs) if s in gone]
+            # Only rows that stay are compared: others leave both tables.
+            signs = np.delete(signs, returned)
+            gradients = np.delete(gradients, returned, 0)
+            for each in (table, plain):
+                each.push(signs, gradients, step=step)
+            if step % 8 == 0:
+                before = set(table.export_rows()[0].tolist())
+                table.evict(now=step)
+                gone |= before - set(table.export_rows()[0].tolist())
+            if loaded and step == 30:
+                with tempfile.TemporaryDirectory() as folder:
+                    table.save(folder)
+                    table = _table(rule, eviction=eviction, **arguments)
+                    table.load(folder)
+        left = np.sort(table.export_rows()[0])
+        self.assertNotEmpty(left)
+        self.assertNotEmpty(gone)
+        self.assertEmpty(gone.intersection(left.tolist()))
+        self.assertAllEqual(table.pull(left), plain.pull(left))
+        again = sorted(gone)
+        self.assertAllEqual(table.pull(again), tf.gather(fresh, again))
+        table.push(again, np.zeros([len(again), _DIM]), step=61)
+        self.assertAllEqual(table.pull(again), tf.gather(fresh, again))
 
 
 if __name__ == "__main__":
