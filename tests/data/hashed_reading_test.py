@@ -26,7 +26,9 @@ from tf_ext.feature_column.hashed_features import KEY, by_identity, join
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
-        "FormatTest::test_same_signs_*",
+        "FormatTest::test_same_signs_of_examples",
+        "FormatTest::test_same_signs_of_json_lines",
+        "FormatTest::test_same_signs_of_parquet",
         "ModelTest::test_trains_to_the_same_bits*",
     ),
 ]

@@ -285,8 +285,9 @@ def _count_of_part(part: ColumnPart, fields: dict[str, Field]) -> int | None:
             return None
     if field.bag:
         return ANY
+    is_float = _source(part, field).dtype == "float32"
     # NaN is no value.
-    can_miss = part.missing is not None or field.dtype == "float32"
+    can_miss = part.missing is not None or is_float
     return AT_MOST_ONE if can_miss else ONE
 
 
