@@ -59,7 +59,7 @@ _UNKNOWN = {
     "shared, 1,000 buckets": {"unknown": "shared", "unknown_buckets": 1000},
 }
 # Of DLRM's dot products, which keeps them small while rows are new.
-_DOT_SCALE = 1 / 512
+_DOT_SCALE = 1 / 128
 
 
 @dataclasses.dataclass(frozen=True)
