@@ -17,6 +17,7 @@ from tf_ext.data.hashed_datasets import hash_columns
 from tf_ext.data.join_source import JoinCounts, JoinSource
 from tf_ext.data.kafka_source import KafkaSource
 from tf_ext.data.progress import StreamProgress
+from tf_ext.data.protobuf_messages import Protobuf
 from tf_ext.data.reading import read
 from tf_ext.data.redis_source import RedisSource
 from tf_ext.data.schema import Schema
@@ -36,6 +37,7 @@ __all__ = [
     "KafkaSource",
     "LostRecordsError",
     "Message",
+    "Protobuf",
     "ReadErrors",
     "RedisSource",
     "Schema",

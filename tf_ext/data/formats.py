@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The formats of files and of messages, and what reads them.
 
-A new format is a line in `_READERS`, and a class with `blocks`, or `messages`,
-or both.
+A new format is a line in `_READERS`, or in `_MESSAGES`, and a class with
+`blocks`, or `messages`, or both.
 """
 
 import typing
@@ -16,6 +16,7 @@ from tf_ext.data.field import is_list
 from tf_ext.data.json_files import JsonFiles
 from tf_ext.data.parquet_files import ParquetFiles
 from tf_ext.data.parts import Parsed
+from tf_ext.data.protobuf_messages import Protobuf, ProtobufMessages
 from tf_ext.data.record_files import RecordFiles
 from tf_ext.data.schema import Schema
 
@@ -26,7 +27,11 @@ _READERS: dict[str, Callable[[Schema, int], "Reader"]] = {
     "parquet": ParquetFiles,
     "avro": AvroFiles,
 }
-Format: typing.TypeAlias = str | Csv | Avro
+_MESSAGES: dict[type, Callable[[Schema, typing.Any], "MessageReader"]] = {
+    Avro: AvroMessages,
+    Protobuf: ProtobufMessages,
+}
+Format: typing.TypeAlias = str | Csv | Avro | Protobuf
 
 
 class Reader(typing.Protocol):
@@ -50,13 +55,13 @@ def message_reader_of(schema: Schema, format: typing.Any) -> MessageReader:
     Raises:
       ValueError: as of `reader_of`, or there are no such messages.
     """
-    if isinstance(format, Avro):
-        return AvroMessages(schema, format)
+    if type(format) in _MESSAGES:
+        return _MESSAGES[type(format)](schema, format)
     reader = reader_of(schema, format, False, 1)
     if not isinstance(reader, MessageReader):
         allowed = (
-            "one of csv, tsv, jsonl, tfrecord, a tf_ext.data.Csv or a "
-            "tf_ext.data.Avro"
+            "one of csv, tsv, jsonl, tfrecord, a tf_ext.data.Csv, a "
+            "tf_ext.data.Avro or a tf_ext.data.Protobuf"
         )
         refuse("stream", "format", allowed, format)
     return reader

@@ -80,7 +80,8 @@ def stream(
       schema: tf_ext.data.Schema.
       format: of the messages, as of `tf_ext.data.read`: "csv", "tsv" or a
         tf_ext.data.Csv, a line without a header; "jsonl", an object;
-        "tfrecord", a serialized tf.train.Example; or a tf_ext.data.Avro.
+        "tfrecord", a serialized tf.train.Example; or a tf_ext.data.Avro or
+        tf_ext.data.Protobuf.
       batch_size: int, the most records of a batch.
       max_delay: float, after how many seconds a batch is made of the records
         that have come, although they are fewer.
