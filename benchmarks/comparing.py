@@ -25,14 +25,15 @@ COMPARED = {
     "hash": ("op_benchmarks", "compared_hash"),
     "train_step": ("step_benchmarks", "compared_train_step"),
     "fit": ("step_benchmarks", "compared_fit"),
+    "fit_columns": ("step_benchmarks", "compared_fit_columns"),
     "memory": ("table_benchmarks", "compared_memory"),
 }
 _REPEATS = 100
 # A repetition of these takes long: how many are enough.
-_MAX_REPEATS = {"insert": 3, "fit": 8, "memory": 1}
+_MAX_REPEATS = {"insert": 3, "fit": 8, "fit_columns": 4, "memory": 1}
 # These begin with an empty table, so that there is nothing to warm up.
 _COLD = ("insert", "memory")
-_WARMUP = {"fit": 1}
+_WARMUP = {"fit": 1, "fit_columns": 1}
 _OTHERS_WARMUP = 10
 _TURNS = 4
 # Of one build, at the same time: what they differ by is noise.

@@ -37,6 +37,7 @@ BENCHMARKS = {
     "hash": ("op_benchmarks", "hash_columns"),
     "train_step": ("step_benchmarks", "train_step"),
     "fit": ("step_benchmarks", "fit"),
+    "fit_columns": ("step_benchmarks", "fit_columns"),
     "memory": ("table_benchmarks", "memory"),
     "snapshot": ("table_benchmarks", "snapshot"),
     "core": ("core_benchmarks", "core"),
@@ -60,7 +61,7 @@ BENCHMARKS = {
 # The others want a compiler, a disk, other libraries, or much time.
 _ALL = (
     *("pull", "push", "insert", "unique", "hash"),
-    *("train_step", "fit", "memory"),
+    *("train_step", "fit", "fit_columns", "memory"),
 )
 # What can measure small rows.
 _OF_TYPES = ("pull", "push", "insert", "train_step", "memory", "snapshot")

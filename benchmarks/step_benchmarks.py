@@ -15,9 +15,13 @@ from harness import Case, RemoteCase, StartError, measure, report, start
 import tf_ext
 from tf_ext._keras import keras
 
-_BATCH = 2048  # Of `fit`.
+_BATCH = 2048  # Of `fit` and `fit_columns`.
 _STEPS_AN_EPOCH = 100
 _MAX_FITS = 20  # a repetition takes most of a second
+_COLUMNS = [f"c{i}" for i in range(batches.IDS)]
+_IDS_A_COLUMN = 10_000
+_CACHED = 16  # batches that take turns
+_HIDDEN_UNITS = (64, 32)
 _SLOW = 20  # steps that update all rows of a dense matrix take a second
 _EXAMPLES = pathlib.Path(__file__).resolve().parents[1] / "examples"
 _TFRA = pathlib.Path(__file__).with_name("tfra_worker.py")
@@ -143,6 +147,76 @@ def _wide_deep(args):
     wide_deep.compile_model(model, options)
     # Making batches is the program's own work.
     return model, data.train().take(steps).cache(), steps
+
+
+def fit_columns(args):
+    """Steps of `fit` on columns of strings, on signs, and without a table."""
+    settings = {
+        "threads": args.threads,
+        "batch": _BATCH,
+        "columns": len(_COLUMNS),
+        "ids_a_column": _IDS_A_COLUMN,
+        "dim": args.dim,
+        "steps": _STEPS_AN_EPOCH,
+        "unit": "samples",
+    }
+    repeats = min(args.repeats, _MAX_FITS)
+    results = measure(compared_fit_columns(args), repeats, warmup=1)
+    report("fit_columns", results, settings, args.json)
+
+
+def compared_fit_columns(args):
+    """The cases of `fit_columns`, the dense network alone first."""
+    rng = np.random.default_rng(0)
+    size = (_CACHED * _BATCH, len(_COLUMNS) * args.dim)
+    labels = rng.integers(0, 2, (size[0], 1)).astype(np.float32)
+    strings = {name: _strings(rng, size[0]) for name in _COLUMNS}
+    inputs = keras.Input(size[1:])
+    alone = keras.Model(inputs, _perceptron(inputs))
+    alone.compile(keras.optimizers.Adagrad(0.01), "binary_crossentropy")
+    numbers = rng.normal(size=size).astype(np.float32)
+    cases = [_fit_case("dense network alone", alone, (numbers, labels))]
+    for name, is_hashed in {"strings": False, "signs": True}.items():
+        columns = map(tf_ext.feature_column.category_column, _COLUMNS)
+        table = tf_ext.SparseTable(name, args.dim, optimizer="adagrad")
+        layer = tf_ext.layers.EmbeddingFeatures(list(columns), table)
+        inputs = {key: keras.Input((), dtype="string") for key in _COLUMNS}
+        model = tf_ext.Model(inputs, _perceptron(layer(inputs)))
+        adagrad = keras.optimizers.Adagrad(0.01)
+        model.compile(
+            tf_ext.optimizers.Optimizer(adagrad), "binary_crossentropy"
+        )
+        columns = layer.columns if is_hashed else None
+        cases.append(_fit_case(name, model, (strings, labels), columns))
+    return cases
+
+
+def _strings(rng, count):
+    """Hexadecimal ids, as of Criteo."""
+    ids = rng.integers(0, 1 << 32, _IDS_A_COLUMN).tolist()
+    places = batches.zipf(rng, batches.ZIPF_EXPONENT, _IDS_A_COLUMN, count)
+    return np.array([f"{i:08x}" for i in ids])[places]
+
+
+def _perceptron(outputs):
+    for units in _HIDDEN_UNITS:
+        outputs = keras.layers.Dense(units, activation="relu")(outputs)
+    return keras.layers.Dense(1, activation="sigmoid")(outputs)
+
+
+def _fit_case(name, model, data, hashed=None):
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(_BATCH)
+    if hashed is not None:
+        dataset = tf_ext.data.hash_columns(dataset, hashed)
+    dataset = dataset.cache()
+    for _ in dataset:  # As in `compared_fit`.
+        pass
+    dataset = dataset.repeat().take(_STEPS_AN_EPOCH)
+
+    def run():
+        model.fit(dataset, shuffle=False, verbose=0)
+
+    return Case(f"{name}, {_keras_name()}", run, _STEPS_AN_EPOCH * _BATCH)
 
 
 def _keras_name():

@@ -168,6 +168,7 @@ CORE_TESTS = [
 # Those that start threads, and so run under ThreadSanitizer, too.
 CORE_THREADED_TESTS = [
     "cc/core/bags/combine_test.cc",
+    "cc/core/bags/singles_test.cc",
     "cc/core/bags/unique_test.cc",
     "cc/core/table/applied_steps_test.cc",
     "cc/core/table/table_admission_test.cc",

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <type_traits>
 #include <utility>
 
+#include "cc/core/bags/singles.h"
 #include "cc/core/support/message.h"
 
 namespace tf_ext {
@@ -17,39 +17,9 @@ namespace {
 // Floats of a block of work: some 30 microseconds.
 constexpr int64_t kFloatsPerBlock = 32 << 10;
 constexpr int64_t kMaxBlocks = 64;
-// Values ahead of the current one whose rows are prefetched.
-constexpr int64_t kAhead = 16;
 
 int64_t BlocksFor(int64_t floats) {
   return std::clamp<int64_t>(floats / kFloatsPerBlock, 1, kMaxBlocks);
-}
-
-// Calls fn with the dim as a constant for the common ones, so that loops over
-// it unroll and sums stay in registers; with 0 for all others.
-template <typename Fn>
-void DispatchDim(int64_t dim, const Fn& fn) {
-  switch (dim) {
-    case 1:
-      return fn(std::integral_constant<int64_t, 1>());
-    case 8:
-      return fn(std::integral_constant<int64_t, 8>());
-    case 16:
-      return fn(std::integral_constant<int64_t, 16>());
-    case 32:
-      return fn(std::integral_constant<int64_t, 32>());
-    case 64:
-      return fn(std::integral_constant<int64_t, 64>());
-    default:
-      return fn(std::integral_constant<int64_t, 0>());
-  }
-}
-
-void PrefetchFloats(const float* values, int64_t count) {
-  constexpr int64_t kFloatsPerLine = 16;
-  const int64_t most = std::min<int64_t>(count, 16 * kFloatsPerLine);
-  for (int64_t i = 0; i < most; i += kFloatsPerLine) {
-    __builtin_prefetch(values + i);
-  }
 }
 
 // The divisor of a bag's sum; 0: the bag gives zeros.
@@ -112,6 +82,9 @@ void CombineBag(const Bags& bags, Combiner combiner, int64_t begin, int64_t end,
 template <int64_t kDim>
 void CombineBatchRows(const Bags& bags, int64_t first, int64_t last,
                       int64_t stride, float* out) {
+  if (bags.singles && bags.weights == nullptr) {
+    return CopySingles<kDim>(bags, first, last, stride, out);
+  }
   for (int64_t c = 0; c < bags.columns(); ++c) {
     const int64_t* const splits = bags.row_splits + c * bags.batch;
     const int64_t end = splits[last];
@@ -379,6 +352,7 @@ std::string Found(const char* what, int64_t position, int64_t value) {
 Status CheckSplits(const Bags& bags) {
   const int64_t count = bags.columns() * bags.batch;
   const int64_t* const splits = bags.row_splits;
+  if (bags.singles) return Status::Ok();
   if (splits[0] != 0) {
     return Invalid(Found("row_splits", 0, splits[0]), "; it must be 0.");
   }
@@ -435,6 +409,15 @@ Status ParseCombiner(const std::string& name, Combiner* combiner) {
                  "max.");
 }
 
+bool HaveOneValueEach(const Bags& bags) {
+  const int64_t count = bags.columns() * bags.batch;
+  if (bags.n != count) return false;
+  // Without a branch for each.
+  int64_t differences = 0;
+  for (int64_t i = 0; i <= count; ++i) differences |= bags.row_splits[i] ^ i;
+  return differences == 0;
+}
+
 Status CheckBags(const Bags& bags) {
   if (bags.combiners.empty()) {
     return Status::InvalidArgument(
@@ -470,6 +453,12 @@ void CombineBags(const std::vector<Bags>& tables,
 Status CombineBagsGradient(const Bags& bags, const float* gradient,
                            const ParallelFor& parallel_for,
                            float* rows_gradient, float* weights_gradient) {
+  if (bags.singles && bags.weights == nullptr && IsSerial(parallel_for)) {
+    DispatchDim(bags.dim, [&](auto dim) {
+      SumSingles<decltype(dim)::value>(bags, gradient, rows_gradient);
+    });
+    return Status::Ok();
+  }
   try {
     GradientSum(bags, gradient, weights_gradient)
         .Run(parallel_for, rows_gradient);

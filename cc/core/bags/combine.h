@@ -34,9 +34,15 @@ struct Bags {
   const int32_t* inverse = nullptr;     // [n], each in [0, unique)
   const int64_t* row_splits = nullptr;  // [columns * batch + 1]
   const float* weights = nullptr;       // [n] or nullptr
+  // Whether row_splits are 0, 1, 2, ...: one value in each bag. False is right
+  // for such bags, too, only slower.
+  bool singles = false;
 
   int64_t columns() const { return static_cast<int64_t>(combiners.size()); }
 };
+
+// What `singles` of the bags may be.
+bool HaveOneValueEach(const Bags& bags);
 
 // Splits that start at 0, do not fall and end at n; inverse in range; no
 // weights with max. The error names position, found and allowed value.

@@ -19,6 +19,12 @@ inline void SerialFor(int64_t blocks,
   for (int64_t block = 0; block < blocks; ++block) fn(block);
 }
 
+// Whether a ParallelFor is SerialFor, so that sharing the work gains nothing.
+inline bool IsSerial(const ParallelFor& parallel_for) {
+  const auto* const function = parallel_for.target<decltype(&SerialFor)>();
+  return function != nullptr && *function == &SerialFor;
+}
+
 // The same, but a single block runs in the caller, without a copy of `fn`,
 // which could allocate.
 template <typename Fn>

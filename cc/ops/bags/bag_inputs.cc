@@ -44,6 +44,7 @@ absl::Status MakeBags(const BagTensors& tensors, const std::string& place,
   bags->inverse = inverse.flat<int32_t>().data();
   bags->row_splits = row_splits.flat<int64_t>().data();
   if (weights.dim_size(0) > 0) bags->weights = weights.flat<float>().data();
+  bags->singles = HaveOneValueEach(*bags);
   const Status status = CheckBags(*bags);
   if (status.ok() || place.empty()) return ToTf(status);
   return InvalidArgument("Of the bags ", place, ": ", status.message());
