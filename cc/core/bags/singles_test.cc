@@ -129,6 +129,11 @@ TEST(SinglesTest, WeightsCount) {
   EXPECT_EQ(of_weights, (std::vector<float>{2, 30}));
 }
 
+TEST(SinglesTest, OneThreadIsKnown) {
+  EXPECT_TRUE(IsSerial(SerialFor));
+  EXPECT_FALSE(IsSerial(TwoThreads));
+}
+
 TEST(SinglesTest, OtherBagsAreNone) {
   const auto are = [](const std::vector<int64_t>& splits, int64_t values) {
     Bags bags;
@@ -143,6 +148,7 @@ TEST(SinglesTest, OtherBagsAreNone) {
   EXPECT_FALSE(are({0, 1, 2, 3}, 4));
   EXPECT_FALSE(are({0, 2, 2, 3}, 3));
   EXPECT_FALSE(are({0, 1, 1, 3}, 3));
+  EXPECT_FALSE(are({0, 0, 3, 3}, 3));
   EXPECT_FALSE(are({1, 1, 2, 3}, 3));
   EXPECT_FALSE(are({0, 1, 2, 4}, 3));
 }
