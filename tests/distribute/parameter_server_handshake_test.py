@@ -240,31 +240,5 @@ class LateAnswerTest(parameterized.TestCase):
             strategy._answer(name, address, 0.0, asked.wait)
 
 
-class LastTest(tf.test.TestCase):
-    """TensorFlow cannot be used in this process after that."""
-
-    @pytest.mark.slow
-    def test_what_speaks_http2_and_answers_no_call(self):
-        listener = Listener(speak_http2)
-        self.addCleanup(listener.close)
-        [chief] = ports.free_ports(1)
-        begin = time.monotonic()
-        with self.assertRaisesRegex(
-            TimeoutError,
-            "When this program connected, one of .*/job:ps/task:0 at "
-            f"localhost:.*, /job:worker/task:0 at {listener.address} did not "
-            "answer, although something that speaks HTTP/2 listens",
-        ):
-            distribute.parameter_server_strategy(
-                {
-                    "chief": [f"127.0.0.1:{chief}"],
-                    "worker": [listener.address],
-                    "ps": [listener.address.replace("127.0.0.1", "localhost")],
-                },
-                timeout_seconds=1.0,
-            )
-        self.assertBetween(time.monotonic() - begin, 9.0, 100.0)
-
-
 if __name__ == "__main__":
     tf.test.main()

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow_tests(
 
 _FILE = ROOT / "examples" / "kubernetes" / "parameter_servers.yaml"
 _METRICS_PORT = 9090
+_OF_PODS = ("Deployment", "Job", "StatefulSet")
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 
 
@@ -39,11 +40,11 @@ def _objects():
 def _tasks(objects):
     """`(task, index, name of the pod, spec of the pod)` of each pod."""
     for (kind, name), one in objects.items():
-        if kind not in ("Job", "StatefulSet"):
+        if kind not in _OF_PODS:
             continue
         template = one["spec"]["template"]
         task = template["metadata"]["labels"]["task"]
-        if kind == "Job":
+        if kind != "StatefulSet":
             yield task, 0, template["spec"].get("hostname"), template["spec"]
         else:
             for index in range(one["spec"]["replicas"]):
@@ -115,7 +116,7 @@ class ManifestTest(parameterized.TestCase):
             f'serve_metrics({_METRICS_PORT}, host="0.0.0.0")', block.text
         )
         for one in self.objects.values():
-            if one["kind"] in ("Job", "StatefulSet"):
+            if one["kind"] in _OF_PODS:
                 metadata = one["spec"]["template"]["metadata"]
                 self.assertEqual(
                     metadata["annotations"],
@@ -125,15 +126,21 @@ class ManifestTest(parameterized.TestCase):
                     },
                 )
 
+    def test_threads_follow_limits(self):
+        for task, _, _, spec in _tasks(self.objects):
+            [container] = spec["containers"]
+            for amounts in ("limits", "requests"):
+                self.assertIn("cpu", container["resources"][amounts], task)
+
     def test_selectors_are_labels_of_the_pods(self):
         for (kind, name), one in self.objects.items():
             spec = one["spec"] if "spec" in one else {}
-            if kind == "StatefulSet":
+            if kind in ("Deployment", "StatefulSet"):
                 self.assertEqual(
                     spec["selector"]["matchLabels"],
                     spec["template"]["metadata"]["labels"],
                 )
-            if kind in ("Job", "StatefulSet"):
+            if kind in _OF_PODS:
                 labels = spec["template"]["metadata"]["labels"]
                 self.assertEqual(labels["job"], "training", name)
         service = self.objects["Service", "training"]["spec"]
@@ -171,8 +178,6 @@ class ManifestTest(parameterized.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             [block] = blocks("docs/kubernetes.md", "python")
             text = block.text.replace('"/points"', f'"{folder}/points"')
-            # The evaluator starts when all points are there.
-            text = text.replace("timeout_seconds=3600", "timeout_seconds=1")
             [port] = free_ports(1)
             text = text.replace(str(_METRICS_PORT), str(port))
             pathlib.Path(folder, "train.py").write_text(text)
@@ -190,8 +195,13 @@ class ManifestTest(parameterized.TestCase):
                 self.check_probes(started)
                 started["chief", 0].wait()
                 start("evaluator")
-                evaluated = started["evaluator", 0].wait()
-                self.assertIn("{32: {'loss': ", evaluated)
+                evaluator = started["evaluator", 0]
+                last = "Evaluation of step 32: "
+                processes.wait_until(lambda: last in evaluator.log())
+                # It waits for more, until it is deleted.
+                self.assertIsNone(evaluator.process.poll())
+                evaluator.process.send_signal(signal.SIGTERM)
+                evaluator.process.wait(60)
                 for (task, _), run in started.items():
                     if task in ("ps", "worker"):
                         run.process.send_signal(signal.SIGTERM)

@@ -4,6 +4,8 @@
 import os
 import re
 import socket
+import tempfile
+import time
 from unittest import mock
 
 import metrics_client
@@ -16,7 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tf_ext
 from tf_ext._keras import keras
-from tf_ext.distribute import this_task, training_counts
+from tf_ext.distribute import (
+    metrics,
+    metrics_server,
+    this_task,
+    training_counts,
+)
 from tf_ext.ops.table.op_counts import read_counts
 
 pytestmark = [
@@ -89,7 +96,7 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
             (2, 1, ["in_flight", "staleness", "steps"]),
         ):
             counts = training_counts.TrainingCounts(
-                *(steps, 4, 6.0, in_flight, 0, None)
+                *(steps, 4, 6.0, in_flight, 0, None, [], None, {})
             )
             read = mock.Mock(return_value=counts)
             with mock.patch.object(training_counts, "read", read):
@@ -145,6 +152,87 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
             status, text = metrics_client.get(port, "/ready")
         self.assertEqual(status, 503)
         self.assertIn("Not ready: it has not connected", text)
+
+    def test_ready_while_there_is_progress(self):
+        port = self.serve(0)
+        path = "/ready?progress_seconds="
+        now, done = [1000.0], [(0, 0)]
+        with (
+            mock.patch.object(metrics, "work_done", lambda: done[0]),
+            mock.patch.object(metrics_server.time, "monotonic", lambda: now[0]),
+        ):
+            # The first probe begins, whatever the process has done before.
+            self.assertEqual(metrics_client.get(port, f"{path}60")[0], 200)
+            now[0] += 59.0
+            self.assertEqual(metrics_client.get(port, f"{path}60")[0], 200)
+            now[0] += 1.0
+            status, text = metrics_client.get(port, f"{path}60")
+            self.assertEqual(status, 503)
+            self.assertEqual(text, "Not ready: it has done nothing for 60 s.\n")
+            # Other probes have other limits, or none.
+            self.assertEqual(metrics_client.get(port, f"{path}90.5")[0], 200)
+            self.assertEqual(metrics_client.get(port, "/ready")[0], 200)
+            done[0] = (0, 1)
+            self.assertEqual(metrics_client.get(port, f"{path}60")[0], 200)
+            now[0] += 60.0
+            self.assertEqual(metrics_client.get(port, f"{path}60")[0], 503)
+
+    def test_what_counts_as_progress(self):
+        table = tf_ext.SparseTable("worked", dim=2)
+        column = tf_ext.feature_column.category_column("worked")
+        layer = tf_ext.layers.EmbeddingFeatures([column], table)
+        seen = [metrics.work_done()]
+        for work in (
+            lambda: layer({"worked": ["a"]}),
+            lambda: table.pull([1]),
+            lambda: table.push([1], tf.ones([1, 2])),
+            lambda: training_counts.add_steps(1),
+            lambda: training_counts.add_streamed(1, None),
+        ):
+            work()
+            self.assertNotIn(metrics.work_done(), seen)
+            seen.append(metrics.work_done())
+        self.assertEqual(metrics.work_done(), seen[-1])
+
+    @parameterized.parameters(
+        "progress_seconds=0",
+        "progress_seconds=-1",
+        "progress_seconds=nan",
+        "progress_seconds=inf",
+        "progress_seconds=",
+        "progress_seconds=soon",
+        "progress_seconds=1&progress_seconds=2",
+        "seconds=60",
+    )
+    def test_other_arguments_of_ready(self, query):
+        port = self.serve(0)
+        status, text = metrics_client.get(port, f"/ready?{query}")
+        self.assertEqual(status, 400)
+        self.assertIn("progress_seconds", text)
+        self.assertIn(f"Received: {query}", text)
+
+    def test_recovery_points(self):
+        port = self.serve(0)
+        self.enterContext(mock.patch.object(training_counts, "_points", None))
+        self.assertNotIn(("tf_ext_point_step",), metrics_client.samples(port))
+        model = _model("pointed")
+        folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+        x = {"id": np.arange(40)[:, None]}
+        begin = time.time()
+        model.fit(
+            *(x, np.ones([40, 1])),
+            batch_size=10,
+            epochs=2,
+            verbose=0,
+            callbacks=[tf_ext.callbacks.TableSnapshot(folder, steps=3)],
+        )
+        found = metrics_client.samples(port)
+        self.assertEqual(found["tf_ext_point_step",], 8)
+        # After steps 3, 6 and 8.
+        self.assertEqual(found["tf_ext_point_seconds_count",], 3)
+        self.assertGreater(found["tf_ext_point_seconds_sum",], 0)
+        written = found["tf_ext_point_time_seconds",]
+        self.assertBetween(written, begin, time.time())
 
     def test_listens_on_loopback_unless_told_otherwise(self):
         port = self.serve(0)

@@ -18,7 +18,7 @@ from tf_ext._checks import (
 )
 from tf_ext._keras import keras
 from tf_ext.data.progress import StreamProgress, merged
-from tf_ext.distribute import coordinators
+from tf_ext.distribute import coordinators, training_counts
 from tf_ext.recovery import files, points, preemption
 from tf_ext.recovery import warm_start as warm_starts
 from tf_ext.recovery.pause import Pause
@@ -375,7 +375,9 @@ class TableSnapshot(keras.callbacks.Callback):
             "shares": self._shares and self._shares.state(),
         }
         point = Point(**(vars(self._point) | changes))
+        begin = time.monotonic()
         points.write(point, self.model, self._save_table, self._claim)
+        training_counts.add_point(step, time.monotonic() - begin)
         self._point = point
         points.prune(self.directory, self.keep, self._claim)
         self._saved_step = step

@@ -12,6 +12,7 @@ import contextlib
 import socket
 import ssl
 import time
+import typing
 from collections.abc import Iterator, Mapping
 
 from tf_ext.distribute.addresses import connect
@@ -148,19 +149,39 @@ def _what_answered(answer: bytes) -> str | None:
     return f"{what}: it is another program or a proxy, not a TensorFlow server"
 
 
-def problems(
+class Answer(typing.NamedTuple):
+    """What `problem` returns, and how long it took."""
+
+    problem: str | None
+    seconds: float
+
+
+def answers(
     tasks: Mapping[str, str], timeout_seconds: float
-) -> dict[str, str | None]:
-    """What `problem` returns for each of several tasks, asked at once.
+) -> dict[str, Answer]:
+    """The Answer of each of several tasks, asked at once.
 
     Args:
       tasks: dict of task name -> "host:port".
       timeout_seconds: float, as of `problem`.
     """
+
+    def ask(address: str) -> Answer:
+        begin = time.monotonic()
+        found = problem(address, timeout_seconds)
+        return Answer(found, time.monotonic() - begin)
+
     threads = min(_THREADS, len(tasks) or 1)
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        found = pool.map(lambda a: problem(a, timeout_seconds), tasks.values())
-        return dict(zip(tasks, found, strict=True))
+        return dict(zip(tasks, pool.map(ask, tasks.values()), strict=True))
+
+
+def problems(
+    tasks: Mapping[str, str], timeout_seconds: float
+) -> dict[str, str | None]:
+    """The same without the times."""
+    found = answers(tasks, timeout_seconds)
+    return {task: answer.problem for task, answer in found.items()}
 
 
 def problems_of(tasks: Mapping[str, str]) -> str:

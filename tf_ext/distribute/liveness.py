@@ -21,6 +21,7 @@ from tf_ext._compat.clusters import plain_address, shut_connections_down
 from tf_ext._compat.grpc_options import KEEPALIVE_TIMEOUT_SECONDS
 from tf_ext.distribute import handshake, this_task
 from tf_ext.distribute.addresses import split_address
+from tf_ext.distribute.slow_tasks import SlowTasks
 
 # A task that has not answered for this long, in several attempts, counts as
 # silent.
@@ -59,7 +60,8 @@ class _Problem:
 class Watch:
     """Checks tasks periodically, and disconnects from silent ones.
 
-    It ends when its last reference is gone.
+    Those that answer slowly are logged. It ends when its last reference is
+    gone.
 
     Args:
       workers: dict of task name -> "host:port".
@@ -72,6 +74,7 @@ class Watch:
         self._workers = dict(workers)
         self._tasks = {**workers, **servers}
         self._problems: dict[str, _Problem] = {}
+        self._slow = SlowTasks(self._tasks)
         threading.Thread(
             target=_keep_looking,
             args=(weakref.ref(self),),
@@ -82,15 +85,22 @@ class Watch:
     def look(self) -> None:
         """Checks all tasks, and disconnects from those that stay silent."""
         begin = time.monotonic()
-        problems = handshake.problems(self._tasks, _ATTEMPT_SECONDS)
-        for task, why in problems.items():
-            self._note(task, why, begin)
+        answers = handshake.answers(self._tasks, _ATTEMPT_SECONDS)
+        for task, answer in answers.items():
+            self._note(task, answer.problem, begin)
+            if answer.problem is None:
+                self._slow.add(task, answer.seconds)
+        self._slow.log()
         for task, found in self._lasting(SILENT_SECONDS):
             if task in self._workers and found.broken_off < _BREAKS:
                 self._break_off(task, found, _LOST_WORKER)
         for task, found in self._lasting(SILENT_SERVER_SECONDS):
             if task not in self._workers and found.broken_off < _BREAKS:
                 self._break_off(task, found, _LOST_SERVER)
+
+    def answer_seconds(self) -> dict[str, float]:
+        """How long tasks take to answer, by name: medians of the last times."""
+        return self._slow.medians()
 
     def lost(self) -> dict[str, str]:
         """Tasks that have been silent for long, or refuse connections.

@@ -44,6 +44,15 @@ def registry(prometheus_client: typing.Any) -> typing.Any:
     return made
 
 
+def work_done() -> tuple[int, ...]:
+    """Numbers that change whenever this process does anything for a model."""
+    counts, training = op_counts.read_counts(), training_counts.read()
+    calls = [sum(counts.hashing.calls)]
+    for table in counts.tables.values():
+        calls += [sum(table.pull.calls), sum(table.push.calls)]
+    return training.steps, training.streamed, *calls
+
+
 class _Collector:
     """Reads all counts when it is asked; nothing is kept in between.
 
@@ -173,6 +182,8 @@ class _Collector:
                 "When the newest record that was trained on was sent.",
                 counts.event_time,
             )
+        if counts.points is not None:
+            yield from self._of_points(counts.points)
         yield from self._of_publishers(counts.publishers)
         if counts.in_flight is not None:
             yield self._core.GaugeMetricFamily(
@@ -186,6 +197,34 @@ class _Collector:
                 counts.stale_updates,
                 counts.staleness,
             )
+            answers = self._core.GaugeMetricFamily(
+                "tf_ext_task_answer_seconds",
+                "How long a task takes to answer, a median of half a minute.",
+                labels=["task"],
+            )
+            for task, seconds in counts.answer_seconds.items():
+                answers.add_metric([task], seconds)
+            yield answers
+
+    def _of_points(
+        self, points: training_counts.Points
+    ) -> Iterator[typing.Any]:
+        yield self._core.SummaryMetricFamily(
+            "tf_ext_point_seconds",
+            "How long recovery points took that this process has written.",
+            points.written,
+            points.seconds,
+        )
+        yield self._core.GaugeMetricFamily(
+            "tf_ext_point_step",
+            "The training step of the last recovery point.",
+            points.step,
+        )
+        yield self._core.GaugeMetricFamily(
+            "tf_ext_point_time_seconds",
+            "When the last recovery point was complete.",
+            points.time,
+        )
 
     def _of_publishers(
         self, publishers: Sequence[training_counts.Publishes]

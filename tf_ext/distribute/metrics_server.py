@@ -3,11 +3,13 @@
 
 import contextlib
 import errno
+import math
 import socket
 import sys
 import threading
 import time
 import typing
+import urllib.parse
 import wsgiref.simple_server
 from collections.abc import Callable, Iterable
 
@@ -18,6 +20,8 @@ LOOPBACK = "127.0.0.1"
 # Each client has a thread: it must not be kept by one that is silent, sends a
 # byte from time to time, or does not read.
 _REQUEST_SECONDS = 10.0
+# The argument of /ready.
+_PROGRESS = "progress_seconds"
 _MOST_CLIENTS = 32  # at a time; the oldest has to make room for another one
 
 _logger = this_task.logger(__name__)
@@ -33,7 +37,9 @@ def serve_metrics(port: int, host: str = LOOPBACK) -> "MetricsServer":
     - `/metrics`: in the format of OpenMetrics or Prometheus, by what the client
       accepts. docs/metrics.md lists them.
     - `/ready`: status 200 if this process has connected to its cluster, or has
-      none; otherwise 503.
+      none; otherwise 503. `/ready?progress_seconds=600` is 503 as well if the
+      process has neither trained, pulled, pushed nor hashed anything for so
+      long, as probes see it; the first one begins.
 
     There is no authentication and no encryption: whoever reaches the port reads
     the names of tables and how large they are.
@@ -84,7 +90,7 @@ class MetricsServer:
         if not isinstance(host, str) or not host:
             refuse("serve_metrics", "host", "an address or a name", host)
         registry = metrics.registry(_prometheus_client())
-        app = _app(registry, why_not_ready)
+        app = _app(registry, why_not_ready, _Idle())
         try:
             self._server = _listen(port, host, app)
         except OSError as error:
@@ -124,8 +130,28 @@ def _prometheus_client() -> typing.Any:
     return prometheus_client
 
 
+class _Idle:
+    """For how long this process has done nothing, by those who ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: tuple[int, ...] | None = None
+        self._since = 0.0
+
+    def seconds(self) -> float:
+        """Since a call first saw what calls still see."""
+        done = metrics.work_done()
+        with self._lock:
+            now = time.monotonic()
+            if done != self._seen:
+                self._seen, self._since = done, now
+            return now - self._since
+
+
 def _app(
-    registry: typing.Any, why_not_ready: Callable[[], str | None]
+    registry: typing.Any,
+    why_not_ready: Callable[[], str | None],
+    idle: _Idle,
 ) -> Callable[..., Iterable[bytes]]:
     """The WSGI application of both paths."""
     of_metrics = _prometheus_client().make_wsgi_app(registry)
@@ -140,16 +166,48 @@ def _app(
             )
         status, text = "404 Not Found", "There are /metrics and /ready."
         if path == "/ready":
-            why_not = why_not_ready()
-            status, text = (
-                ("200 OK", "ready")
-                if why_not is None
-                else ("503 Service Unavailable", f"Not ready: {why_not}.")
-            )
+            try:
+                limit = _progress_seconds(environ.get("QUERY_STRING", ""))
+            except ValueError as error:
+                status, text = "400 Bad Request", str(error)
+            else:
+                why_not = why_not_ready() or _why_idle(idle, limit)
+                status, text = (
+                    ("200 OK", "ready")
+                    if why_not is None
+                    else ("503 Service Unavailable", f"Not ready: {why_not}.")
+                )
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [f"{text}\n".encode()]
 
     return app
+
+
+def _progress_seconds(query: str) -> float | None:
+    """The argument of `/ready`; ValueError if there is another one."""
+    arguments = urllib.parse.parse_qs(query, keep_blank_values=True)
+    texts = arguments.pop(_PROGRESS, None)
+    if arguments:
+        raise ValueError(
+            f"/ready has the argument {_PROGRESS}. Received: {query}"
+        )
+    if texts is None:
+        return None
+    try:
+        [seconds] = map(float, texts)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(
+            f"{_PROGRESS} must be a positive number. Received: {query}"
+        )
+    return seconds
+
+
+def _why_idle(idle: _Idle, limit: float | None) -> str | None:
+    if limit is None or (seconds := idle.seconds()) < limit:
+        return None
+    return f"it has done nothing for {seconds:.0f} s"
 
 
 class _Handler(wsgiref.simple_server.WSGIRequestHandler):

@@ -14,7 +14,13 @@ from tf_ext._compat.grpc_options import (
     set_server_patience,
 )
 from tf_ext._version import __version__
-from tf_ext.distribute import coordination, peers, process_1, this_task
+from tf_ext.distribute import (
+    coordination,
+    cpu_limit,
+    peers,
+    process_1,
+    this_task,
+)
 from tf_ext.distribute.addresses import (
     named,
     split_address,
@@ -93,6 +99,7 @@ def multi_worker_strategy(
     own = _own_task(cluster, task)
     _check_gpus()
     process_1.end_on_sigterm()
+    cpu_limit.limit_threads()
     tasks = {} if own is None else task_addresses(own.cluster, _JOBS)
     if own is None or len(tasks) < 2:
         return tf.distribute.MultiWorkerMirroredStrategy(_resolver(None))

@@ -12,8 +12,9 @@ at once on SIGINT; on SIGTERM when the chief has ended, which may be writing a
 recovery point, but after `--grace_seconds` at the latest.
 TensorFlow's server listens at its port on all interfaces, whatever the host of
 its address: whoever reaches the port can run any code (SECURITY.md). The number
-of threads is TensorFlow's: one a processor, or what `TF_NUM_INTRAOP_THREADS`
-says. With `--metrics_port` it serves `/metrics` and `/ready` over HTTP.
+of threads is that of the processors that the container may use, or what
+`TF_NUM_INTRAOP_THREADS` says. With `--metrics_port` it serves `/metrics` and
+`/ready` over HTTP.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from tf_ext._compat.grpc_options import (
     set_grpc_options,
     set_server_patience,
 )
-from tf_ext.distribute import this_task
+from tf_ext.distribute import cpu_limit, this_task
 from tf_ext.distribute.addresses import is_listening, split_address
 from tf_ext.distribute.cluster import (
     COORDINATOR,
@@ -223,9 +224,12 @@ def _start(task: Task) -> tf.distribute.Server:
     # The chief compares it with its own.
     process_ops.set_task(json.dumps(task._asdict()))
     config = tf.compat.v1.ConfigProto()
+    processors = cpu_limit.processors()
+    if not os.environ.get(cpu_limit.THREADS):
+        config.intra_op_parallelism_threads = processors
     # With few processors, steps of several workers wait for each other.
     config.inter_op_parallelism_threads = max(
-        os.cpu_count() or 1, len(task.cluster["worker"]) + 1
+        processors, len(task.cluster["worker"]) + 1
     )
     # A step waits for other tasks several times, while idle threads would use
     # CPU time to look for work.

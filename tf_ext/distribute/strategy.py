@@ -18,7 +18,7 @@ from tf_ext._compat.grpc_options import (
     set_server_patience,
 )
 from tf_ext._version import __version__
-from tf_ext.distribute import process_1, this_task
+from tf_ext.distribute import cpu_limit, process_1, this_task
 from tf_ext.distribute.addresses import (
     named,
     split_address,
@@ -92,6 +92,7 @@ def _connected(
     variable_partitioner: Callable[..., typing.Any] | None,
 ) -> tf.distribute.Strategy:
     process_1.end_on_sigterm()
+    cpu_limit.limit_threads()
     set_grpc_options()
     cluster = resolver.cluster_spec().as_dict()
     tasks = task_addresses(cluster)

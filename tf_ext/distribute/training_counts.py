@@ -3,12 +3,16 @@
 
 import dataclasses
 import threading
+import time
 import typing
 import weakref
 
 
 class _Schedules(typing.Protocol):
     under_way: int  # steps that are scheduled and have not ended
+
+    def answer_seconds(self) -> dict[str, float]:
+        """How long tasks take to answer, by name."""
 
 
 class Publishes(typing.Protocol):
@@ -26,6 +30,23 @@ class Publishes(typing.Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
+class Points:
+    """Recovery points that this process has written.
+
+    Attributes:
+      written: int.
+      seconds: float, how long all of them took.
+      step: int, the training step of the last one.
+      time: float, when it was complete, in seconds since 1970.
+    """
+
+    written: int
+    seconds: float
+    step: int
+    time: float
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainingCounts:
     """What `read` returns.
 
@@ -38,6 +59,9 @@ class TrainingCounts:
       streamed: int, records of streams that were trained on.
       event_time: float, when the newest of them was sent; None if unknown.
       publishers: list of those that publish points.
+      points: Points, that this process has written; None before the first.
+      answer_seconds: dict of task name -> float, how long tasks take to answer
+        the chief; of several schedules, the last one that has looked.
     """
 
     steps: int
@@ -47,6 +71,8 @@ class TrainingCounts:
     streamed: int
     event_time: float | None
     publishers: list[Publishes]
+    points: Points | None
+    answer_seconds: dict[str, float]
 
 
 _lock = threading.Lock()
@@ -55,6 +81,7 @@ _stale_updates = 0
 _staleness = 0.0
 _streamed = 0
 _event_time: float | None = None
+_points: Points | None = None
 _schedules: weakref.WeakSet[typing.Any] = weakref.WeakSet()
 
 _publishers: weakref.WeakSet[typing.Any] = weakref.WeakSet()
@@ -104,10 +131,28 @@ def add_streamed(records: int, event_time: float | None) -> None:
             _event_time = max(event_time, _event_time or event_time)
 
 
+def add_point(step: int, seconds: float) -> None:
+    """Counts a recovery point that was written just now.
+
+    Args:
+      step: int, its training step.
+      seconds: float, how long it took.
+    """
+    global _points
+    with _lock:
+        before = _points or Points(0, 0.0, 0, 0.0)
+        _points = Points(
+            before.written + 1, before.seconds + seconds, step, time.time()
+        )
+
+
 def read() -> TrainingCounts:
     """The counts since this process began."""
     schedules = list(_schedules)
     in_flight = sum(one.under_way for one in schedules) if schedules else None
+    answer_seconds: dict[str, float] = {}
+    for one in schedules:
+        answer_seconds |= one.answer_seconds()
     with _lock:
         return TrainingCounts(
             _steps,
@@ -117,4 +162,6 @@ def read() -> TrainingCounts:
             _streamed,
             _event_time,
             list(_publishers),
+            _points,
+            answer_seconds,
         )

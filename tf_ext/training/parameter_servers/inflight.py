@@ -83,6 +83,10 @@ class InFlight:
         self._has_given_up = False
         training_counts.add_schedule(self)
 
+    def answer_seconds(self) -> dict[str, float]:
+        """How long tasks take to answer, by name, for metrics."""
+        return self._watch.answer_seconds()
+
     def run(
         self,
         start: Callable[[typing.Any], typing.Any],
