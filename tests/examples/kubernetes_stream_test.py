@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manifest of examples/kubernetes/stream.yaml."""
 
-import copy
 import shutil
 import subprocess
 import tempfile
@@ -9,8 +8,8 @@ import time
 import urllib.parse
 
 import pytest
-import yaml
 from absl.testing import absltest, parameterized
+from cases import kubernetes_cases
 from paths import ROOT
 
 from tf_ext.distribute.ports import free_ports
@@ -26,10 +25,7 @@ _FILE = ROOT / "examples" / "kubernetes" / "stream.yaml"
 class StreamManifestTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        documents = yaml.safe_load_all(_FILE.read_text())
-        self.objects = {
-            (one["kind"], one["metadata"]["name"]): one for one in documents
-        }
+        self.objects = kubernetes_cases.objects_of(_FILE)
         # Of each task its object, and the spec of its pods.
         self.tasks = {}
         for (kind, _), one in self.objects.items():
@@ -40,16 +36,7 @@ class StreamManifestTest(parameterized.TestCase):
 
     @parameterized.parameters("1.32", "latest")
     def test_has_the_schema_of(self, version):
-        import kubernetes_validate
-
-        if version == "latest":
-            version = kubernetes_validate.latest_version()
-        for one in self.objects.values():
-            kubernetes_validate.validate(one, version, strict=True)
-            other = copy.deepcopy(one)
-            other["metadata"]["nmae"] = "stream"
-            with self.assertRaises(kubernetes_validate.ValidationError):
-                kubernetes_validate.validate(other, version, strict=True)
+        kubernetes_cases.check_schema(self, self.objects, version)
 
     def test_selectors_are_labels_of_the_pods(self):
         self.assertLen(self.tasks, 4)

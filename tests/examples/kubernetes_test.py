@@ -2,7 +2,6 @@
 """The manifests of examples/kubernetes, and what their containers run."""
 
 import contextlib
-import copy
 import json
 import pathlib
 import re
@@ -13,8 +12,8 @@ import urllib.error
 import metrics_client
 import processes
 import pytest
-import yaml
 from absl.testing import absltest, parameterized
+from cases import kubernetes_cases
 from docs_util import blocks
 from paths import ROOT
 
@@ -29,12 +28,6 @@ _FILE = ROOT / "examples" / "kubernetes" / "parameter_servers.yaml"
 _METRICS_PORT = 9090
 _OF_PODS = ("Deployment", "Job", "StatefulSet")
 _INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
-
-
-def _objects():
-    """The objects of the file by `(kind, name)`."""
-    documents = yaml.safe_load_all(_FILE.read_text())
-    return {(o["kind"], o["metadata"]["name"]): o for o in documents}
 
 
 def _tasks(objects):
@@ -54,7 +47,7 @@ def _tasks(objects):
 class ManifestTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        self.objects = _objects()
+        self.objects = kubernetes_cases.objects_of(_FILE)
         [self.cluster] = [
             json.loads(one["data"]["cluster"])
             for (kind, _), one in self.objects.items()
@@ -63,17 +56,7 @@ class ManifestTest(parameterized.TestCase):
 
     @parameterized.parameters("1.32", "latest")
     def test_has_the_schema_of(self, version):
-        # Not above: its import takes seconds, in each process of pytest.
-        import kubernetes_validate
-
-        if version == "latest":
-            version = kubernetes_validate.latest_version()
-        for one in self.objects.values():
-            kubernetes_validate.validate(one, version, strict=True)
-            other = copy.deepcopy(one)
-            other["metadata"]["nmae"] = "training"
-            with self.assertRaises(kubernetes_validate.ValidationError):
-                kubernetes_validate.validate(other, version, strict=True)
+        kubernetes_cases.check_schema(self, self.objects, version)
 
     def test_addresses_are_those_of_the_pods(self):
         [(_, service)] = [key for key in self.objects if key[0] == "Service"]

@@ -37,6 +37,18 @@ _AWAY_SECONDS = 60
 _KILLS = int(os.environ.get("TF_EXT_KILLS", "6"))
 
 
+def _train(model, users, labels, epoch, snapshot, batch_size):
+    """One epoch, the first of which is 1, with a point at its end."""
+    model.fit(
+        *({"user": users}, labels),
+        batch_size=batch_size,
+        epochs=epoch,
+        initial_epoch=epoch - 1,
+        verbose=0,
+        callbacks=[snapshot],
+    )
+
+
 class _Reader(threading.Thread):
     """Reads the current version all the time, and compares it.
 
@@ -215,14 +227,8 @@ class PublishKillTest(parameterized.TestCase):
         users, rng = np.arange(2000), np.random.default_rng(5)
 
         def publish(epoch):
-            model.fit(
-                *({"user": users}, rng.normal(size=[2000, 1])),
-                batch_size=500,
-                epochs=epoch,
-                initial_epoch=epoch - 1,
-                verbose=0,
-                callbacks=[snapshot],
-            )
+            labels = rng.normal(size=[2000, 1])
+            _train(model, users, labels, epoch, snapshot, batch_size=500)
             outputs = model({"user": tf.constant(users)}).numpy()
             published[epoch] = outputs  # Before somebody reads it.
             self.assertTrue(publisher.update())
@@ -286,14 +292,8 @@ class PublishKillTest(parameterized.TestCase):
             model.tables[0].pull(
                 np.arange(first, first + 20_000), training=True
             )
-            model.fit(
-                *({"user": users}, np.ones([2000, 1])),
-                batch_size=1000,
-                epochs=epoch,
-                initial_epoch=epoch - 1,
-                verbose=0,
-                callbacks=[snapshot],
-            )
+            labels = np.ones([2000, 1])
+            _train(model, users, labels, epoch, snapshot, batch_size=1000)
 
         point(0)
         client.config_set("maxmemory", "100mb")

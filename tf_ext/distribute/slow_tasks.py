@@ -8,7 +8,7 @@ processor time, or behind a bad connection.
 
 import collections
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from tf_ext.distribute import this_task
 
@@ -20,6 +20,12 @@ _TIMES = 5.0
 _LEAST_SECONDS = 0.02
 
 _logger = this_task.logger(__name__)
+
+
+def median_of_others(values: Mapping[str, float], task: str) -> float | None:
+    """The median of what all tasks but one have; None if there are none."""
+    others = [value for one, value in values.items() if one != task]
+    return statistics.median(others) if others else None
 
 
 class SlowTasks:
@@ -51,10 +57,9 @@ class SlowTasks:
         """Logs each task once that has become slow, or is so no longer."""
         medians = self.medians()
         for task, seconds in self._seconds.items():
-            others = [medians[one] for one in medians if one != task]
-            if len(seconds) < _ANSWERS or not others:
+            usual = median_of_others(medians, task)
+            if len(seconds) < _ANSWERS or usual is None:
                 continue
-            usual = statistics.median(others)
             limit = max(_TIMES * usual, _LEAST_SECONDS)
             if task not in self._slow and medians[task] >= limit:
                 self._slow.add(task)

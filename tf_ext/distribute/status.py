@@ -16,8 +16,6 @@ import argparse
 import concurrent.futures
 import dataclasses
 import http.client
-import math
-import statistics
 import sys
 import time
 import typing
@@ -33,6 +31,7 @@ from tf_ext.distribute.cluster import (
     parse_json,
     task_from_environment,
 )
+from tf_ext.distribute.slow_tasks import median_of_others
 
 _PROGRAM = "python -m tf_ext.distribute.status"
 _JOBS = ("chief", "ps", "worker")
@@ -50,10 +49,6 @@ _NONE = "-"
 _Samples: typing.TypeAlias = dict[
     tuple[str, tuple[tuple[str, str], ...]], float
 ]
-
-
-class StatusError(Exception):
-    """The status cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +158,7 @@ _COLUMNS: tuple[tuple[str, str, _Cell], ...] = (
     (
         "GB",
         "{:,.2f}",
-        lambda t: _scaled(t.after.total("process_resident_memory_bytes"), 1e9),
+        lambda t: _gigabytes(t.after.total("process_resident_memory_bytes")),
     ),
 )
 
@@ -197,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="how long to observe: %(default)g by default",
     )
     parser.set_defaults(run=_run)
-    return _terminal.run(parser, arguments, StatusError, ())
+    return _terminal.run(parser, arguments, (), ())
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -364,33 +359,31 @@ def _notes(tasks: Sequence[_Task], silent: Mapping[str, str]) -> list[str]:
                 f"{ago:,.0f} s ago."
             )
     for op in ("pull", "push"):
-        found = {
-            task.name: task.milliseconds(op)
+        calls = "tf_ext_table_op_seconds_count"
+        times = {
+            task.name: milliseconds
             for task in tasks
-            if (task.grown("tf_ext_table_op_seconds_count", op=op) or 0)
-            >= _FEWEST_CALLS
+            if (task.grown(calls, op=op) or 0) >= _FEWEST_CALLS
+            and (milliseconds := task.milliseconds(op)) is not None
         }
-        times = {name: ms for name, ms in found.items() if ms is not None}
-        notes += _slow(times, f"a {op} takes", "ms")
+        notes += _slow(times, f"a {op} takes")
     for task in tasks:
         answers = task.after.by_label("tf_ext_task_answer_seconds", "task")
         notes += _slow(
             {name: 1000 * seconds for name, seconds in answers.items()},
             f"an answer to {task.name} takes",
-            "ms",
         )
     return notes
 
 
-def _slow(values: Mapping[str, float], what: str, unit: str) -> list[str]:
-    """Notes on tasks whose values are much above the median of the others."""
+def _slow(milliseconds: Mapping[str, float], what: str) -> list[str]:
+    """Notes on tasks that take much longer than the median of the others."""
     notes = []
-    for name, value in values.items():
-        others = [values[one] for one in values if one != name]
-        usual = statistics.median(others) if others else math.inf
-        if value >= _SLOW_TIMES * usual and value > 0:
+    for name, value in milliseconds.items():
+        usual = median_of_others(milliseconds, name)
+        if usual is not None and value >= _SLOW_TIMES * usual and value > 0:
             notes.append(
-                f"{name} is slow: {what} {value:,.2f} {unit}, that of the "
+                f"{name} is slow: {what} {value:,.2f} ms, that of the "
                 f"others {usual:,.2f}."
             )
     return notes
@@ -407,8 +400,8 @@ def _staleness(task: _Task) -> float | None:
     return stale / updates if updates and stale is not None else None
 
 
-def _scaled(value: float | None, by: float) -> float | None:
-    return None if value is None else value / by
+def _gigabytes(size: float | None) -> float | None:
+    return None if size is None else size / 1e9
 
 
 if __name__ == "__main__":
