@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains, and publishes what was learnt while it goes on; see serve.py.
 
-Every so many steps it writes, under the number of the step: what the model
-answers for some samples, a line of `answers.jsonl`; an export that is served
-without tf_ext, `versions/STEP`; and a recovery point, in `points`. Points
-become versions of rows in `store`.
+Every so many steps, and at the end, it writes, under the number of the step:
+what the model answers for some samples, a line of `answers.jsonl`; an export
+that is served without tf_ext, `versions/STEP`; and a recovery point, in
+`points`. Points become versions of rows in `store`.
 """
 
 import argparse
@@ -32,17 +32,25 @@ class Publisher(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self._step += 1
         if self._step % self._steps == 0:
-            scores = self.model(self._samples, training=False)[:, 0]
-            line = {"step": self._step, "scores": scores.numpy().tolist()}
-            # Before anybody can be asked for it.
-            with open(self._folder / "answers.jsonl", "a") as file:
-                file.write(json.dumps(line) + "\n")
-            tf_ext.serving.export(
-                self.model,
-                self._folder / "versions",
-                version=self._step,
-                warmup=self._samples,
-            )
+            self._publish()
+
+    def on_train_end(self, logs=None):
+        # As TableSnapshot does, whose last point is of the last step.
+        if self._step % self._steps:
+            self._publish()
+
+    def _publish(self):
+        scores = self.model(self._samples, training=False)[:, 0]
+        line = {"step": self._step, "scores": scores.numpy().tolist()}
+        # Before anybody can be asked for it.
+        with open(self._folder / "answers.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        tf_ext.serving.export(
+            self.model,
+            self._folder / "versions",
+            version=self._step,
+            warmup=self._samples,
+        )
 
 
 def main():
