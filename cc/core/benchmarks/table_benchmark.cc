@@ -33,6 +33,8 @@
 namespace tf_ext {
 namespace {
 
+constexpr double kL2 = 0.01;
+
 std::vector<int64_t> Sizes(const Options& options) {
   std::vector<int64_t> sizes;
   for (const int64_t size : {100'000, 1'000'000}) {
@@ -43,13 +45,14 @@ std::vector<int64_t> Sizes(const Options& options) {
 }
 
 // `recorded`: whether rows have last_seen, show and click.
-std::unique_ptr<Table> MakeTable(const Options& options,
-                                 bool recorded = false) {
+std::unique_ptr<Table> MakeTable(const Options& options, bool recorded = false,
+                                 double l2 = 0) {
   TableConfig config;
   config.name = "benchmark";
   config.dim = options.dim;
   config.initializer = {InitializerKind::kNormal, 0, 0.05};
   config.rule = RuleConfig(*FindRule("adagrad"));
+  config.l2 = l2;
   if (recorded) {
     config.last_seen = LastSeen::kStep;
     config.statistics = kMostStatistics;
@@ -89,26 +92,41 @@ double Load(const Table& table) {
 void BenchmarkPull(const Options& options) {
   PrintTitle("pull of existing signs");
   for (const int64_t rows : Sizes(options)) {
-    const std::unique_ptr<Table> table = MakeTable(options);
-    Fill(table.get(), rows);
-    InTurn<std::vector<int64_t>> batches(
-        [&](uint64_t seed) { return UniformSigns(options.batch, rows, seed); });
-    std::vector<float> out(options.batch * options.dim);
-    char name[64];
-    std::snprintf(name, sizeof(name), "%s, load %.2f", Of("pull", rows).c_str(),
-                  Load(*table));
-    Measure(name, options.batch, options.repeats, [&] {
-      Require(table->Pull(batches.Next().data(), options.batch, false,
-                          out.data(), SerialFor));
-    });
+    for (const double l2 : {0.0, kL2}) {
+      const std::unique_ptr<Table> table = MakeTable(options, false, l2);
+      Fill(table.get(), rows);
+      InTurn<std::vector<int64_t>> batches([&](uint64_t seed) {
+        return UniformSigns(options.batch, rows, seed);
+      });
+      std::vector<float> out(options.batch * options.dim);
+      char name[64];
+      std::snprintf(name, sizeof(name), "%s, load %.2f",
+                    Of(l2 > 0 ? "pull with l2" : "pull", rows).c_str(),
+                    Load(*table));
+      Measure(name, options.batch, options.repeats, [&] {
+        Require(table->Pull(batches.Next().data(), options.batch, false,
+                            out.data(), SerialFor));
+      });
+    }
   }
 }
+
+// A push, and the table that it is of.
+struct PushOf {
+  const char* name;
+  bool recorded;
+  double l2;
+};
+constexpr PushOf kPushes[] = {{"push", false, 0},
+                              {"push with last_seen, show, click", true, 0},
+                              {"push with l2", false, kL2}};
 
 void BenchmarkPush(const Options& options) {
   PrintTitle("push of existing signs, Adagrad");
   for (const int64_t rows : Sizes(options)) {
-    for (const bool recorded : {false, true}) {
-      const std::unique_ptr<Table> table = MakeTable(options, recorded);
+    for (const PushOf& push : kPushes) {
+      const std::unique_ptr<Table> table =
+          MakeTable(options, push.recorded, push.l2);
       Fill(table.get(), rows);
       InTurn<std::vector<int64_t>> batches([&](uint64_t seed) {
         return DistinctSigns(options.batch, rows, seed);
@@ -116,9 +134,7 @@ void BenchmarkPush(const Options& options) {
       const std::vector<float> gradients(options.batch * options.dim, 0.01f);
       const std::vector<float> statistics(2 * options.batch, 1.0f);
       const std::vector<double> hyperparameters = {0.01, 0, 1e-7};
-      const char* const name =
-          recorded ? "push with last_seen, show, click" : "push";
-      Measure(Of(name, rows), batches.MeanSize(), options.repeats, [&] {
+      Measure(Of(push.name, rows), batches.MeanSize(), options.repeats, [&] {
         const std::vector<int64_t>& signs = batches.Next();
         int64_t updated = 0;
         Require(table->Push(signs.data(), gradients.data(), signs.size(),

@@ -35,7 +35,7 @@ double MinusLogOfRest(double x) {
 
 // Shrinks rows on each instruction set, as in row_loop.h.
 struct ShrinkLoops {
-  static constexpr int kLanes = 8;
+  static constexpr int kLanes = Shrinkage::kLanes;
   typedef int64_t Longs __attribute__((vector_size(kLanes * sizeof(int64_t))));
   typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
   typedef int32_t Ints __attribute__((vector_size(kLanes * sizeof(int32_t))));
@@ -44,30 +44,35 @@ struct ShrinkLoops {
   // a factor near 1 in a single float would have the error of its last bit in
   // every step.
   struct Factors {
-    float power[kLanes];
-    float change[kLanes];
-    float less[kLanes];
+    float power[Shrinkage::kMostRows];
+    float change[Shrinkage::kMostRows];
+    float less[Shrinkage::kMostRows];
   };
 
-  // How far the rows from the first one on are behind, by lane.
-  static TF_EXT_INLINE void FindBehind(const Shrinkage& shrinkage,
-                                       const uint8_t* const* rows, int64_t now,
-                                       int first, int count, Longs* behind) {
-    const auto at = [=, &shrinkage](int lane) {
-      return shrinkage.Get(rows[std::min(first + lane, count - 1)]);
+  // How far rows are behind, by lane. clocks: receives how far they are then.
+  static TF_EXT_INLINE Longs Behind(const uint8_t* const* fields, int64_t now,
+                                    int64_t* clocks) {
+    const auto at = [=](int lane) {
+      int64_t shrunk;
+      __builtin_memcpy(&shrunk, fields[lane], sizeof(shrunk));
+      return shrunk;
     };
     // Not by an array: the processor cannot read several values together right
     // after it has stored each of them.
     const Longs shrunk = {at(0), at(1), at(2), at(3),
                           at(4), at(5), at(6), at(7)};
+    // By bits: of comparisons, the compiler makes a branch a lane.
     const Longs found = now - shrunk;
-    *behind = (shrunk >= 0) & (found > 0) ? found : Longs{};
+    const Longs ahead = found & ~(found >> 63);
+    const Longs reached = shrunk + ahead;
+    __builtin_memcpy(clocks, &reached, sizeof(reached));
+    return ahead & ~(shrunk >> 63);  // kNotShrunk is below 0
   }
 
   // Of 2^-x, with x = k - y and |y| at most 1/2: the power is 2^-k, and the
   // change 2^y - 1.
   template <bool kL1>
-  static TF_EXT_INLINE void FactorsOf(float ratio, const Longs& x,
+  static TF_EXT_INLINE void FactorsOf(float ratio, const Longs& x, int first,
                                       Factors* factors) {
     // With which the bits of the power are those of 0.
     constexpr int32_t kMost = 127;
@@ -90,63 +95,64 @@ struct ShrinkLoops {
     const Ints bits = (kMost - k) << 23;
     Floats power;
     __builtin_memcpy(&power, &bits, sizeof(power));
-    __builtin_memcpy(factors->power, &power, sizeof(power));
-    __builtin_memcpy(factors->change, &change, sizeof(change));
+    __builtin_memcpy(factors->power + first, &power, sizeof(power));
+    __builtin_memcpy(factors->change + first, &change, sizeof(change));
     if (!kL1) return;
     const Floats less = ratio * ((1 - power) - power * change);
-    __builtin_memcpy(factors->less, &less, sizeof(less));
+    __builtin_memcpy(factors->less + first, &less, sizeof(less));
   }
 
   template <int64_t kDim, bool kL1>
   static TF_EXT_INLINE void Rows(const Shrinkage& shrinkage,
-                                 const uint8_t* const* rows, int64_t now,
-                                 int count, const float* const* from,
-                                 float* const* to) {
-    const bool l2 = shrinkage.l2_ > 0;
+                                 const uint8_t* const* fields, int64_t now,
+                                 int count, int64_t* clocks,
+                                 const float* const* from, float* const* to) {
+    const bool l2 = !kL1 || shrinkage.l2_ > 0;
     const float ratio = static_cast<float>(
         l2 ? std::min(shrinkage.l1_ / shrinkage.l2_, 0x1p127) : 1 / kUnits);
     const int64_t dim = kDim > 0 ? kDim : shrinkage.dim_;
+    // First all factors: the processor computes those of the next lanes while
+    // these wait for one another.
+    Factors factors;
     for (int first = 0; first < count; first += kLanes) {
-      Longs behind;
-      FindBehind(shrinkage, rows, now, first, count, &behind);
-      const Longs none = {};
-      Factors factors;
+      const Longs behind = Behind(fields + first, now, clocks + first);
       // Without l2, nothing is multiplied.
-      FactorsOf<kL1>(ratio, l2 ? behind : none, &factors);
+      FactorsOf<kL1>(ratio, l2 ? behind : Longs{}, first, &factors);
       if (kL1 && !l2) {
         const Floats less = ratio * __builtin_convertvector(behind, Floats);
-        __builtin_memcpy(factors.less, &less, sizeof(less));
+        __builtin_memcpy(factors.less + first, &less, sizeof(less));
       }
-      for (int i = 0; i < std::min(kLanes, count - first); ++i) {
-        const float power = factors.power[i];
-        const float change = factors.change[i];
-        const float less = kL1 ? factors.less[i] : 0;
-        const float* const source = from[first + i];
-        float* const target = to[first + i];
-        TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
-          if (!kL1) {
-            const float scaled = source[j] * power;
-            target[j] = scaled + scaled * change;
-          } else {
-            const float scaled = __builtin_fabsf(source[j]) * power;
-            const float left = (scaled + scaled * change) - less;
-            target[j] = __builtin_copysignf(left > 0 ? left : 0, source[j]);
-          }
+    }
+    for (int i = 0; i < count; ++i) {
+      const float power = factors.power[i];
+      const float change = factors.change[i];
+      const float less = kL1 ? factors.less[i] : 0;
+      const float* const source = from[i];
+      float* const target = to[i];
+      TF_EXT_ROW_LOOP(int64_t j = 0; j < dim; ++j) {
+        if (!kL1) {
+          const float scaled = source[j] * power;
+          target[j] = scaled + scaled * change;
+        } else {
+          const float scaled = __builtin_fabsf(source[j]) * power;
+          const float left = (scaled + scaled * change) - less;
+          target[j] = __builtin_copysignf(left > 0 ? left : 0, source[j]);
         }
       }
     }
   }
 
-#define TF_EXT_SHRINK_ROWS(Simd, attributes)                                 \
-  struct Simd {                                                              \
-    template <int64_t kDim, bool kL1>                                        \
-    __attribute__(attributes) static void Shrink(const Shrinkage& shrinkage, \
-                                                 const uint8_t* const* rows, \
-                                                 int64_t now, int count,     \
-                                                 const float* const* from,   \
-                                                 float* const* to) {         \
-      Rows<kDim, kL1>(shrinkage, rows, now, count, from, to);                \
-    }                                                                        \
+#define TF_EXT_SHRINK_ROWS(Simd, attributes)                                   \
+  struct Simd {                                                                \
+    template <int64_t kDim, bool kL1>                                          \
+    __attribute__(attributes) static void Shrink(const Shrinkage& shrinkage,   \
+                                                 const uint8_t* const* fields, \
+                                                 int64_t now, int count,       \
+                                                 int64_t* clocks,              \
+                                                 const float* const* from,     \
+                                                 float* const* to) {           \
+      Rows<kDim, kL1>(shrinkage, fields, now, count, clocks, from, to);        \
+    }                                                                          \
   }
 
   TF_EXT_SHRINK_ROWS(ScalarShrink, (TF_EXT_SCALAR));

@@ -31,8 +31,10 @@ class Shrinkage {
  public:
   // Where the clock ends: nothing is left of any row then.
   static constexpr int64_t kLast = int64_t{1} << 62;
-  // Rows whose factors are computed together.
+  // Rows whose factors are computed together, in vectors of so many.
   static constexpr int kMostRows = 24;
+  static constexpr int kLanes = 8;
+  static_assert(kMostRows % kLanes == 0, "whole vectors are written");
 
   // l2, l1: finite and at least 0, not both 0. field: where rows hold how far
   // they have been shrunk, in bytes from their start.
@@ -64,17 +66,15 @@ class Shrinkage {
   template <typename From, typename To>
   void Shrink(const uint8_t* const* rows, int64_t now, int64_t count,
               const From& from, const To& to) const {
-    const float* sources[kMostRows];
-    float* targets[kMostRows];
-    for (int64_t begin = 0; begin < count; begin += kMostRows) {
-      const int n =
-          static_cast<int>(std::min<int64_t>(kMostRows, count - begin));
-      for (int i = 0; i < n; ++i) {
-        sources[i] = from(begin + i);
-        targets[i] = to(begin + i);
-      }
-      shrink_(*this, rows + begin, now, n, sources, targets);
-    }
+    ShrinkBlocks(rows, now, count, from, to, [](int64_t, int64_t) {});
+  }
+  // The same, and Record.
+  template <typename From, typename To>
+  void ShrinkAndRecord(uint8_t* const* rows, int64_t now, int64_t count,
+                       const From& from, const To& to) const {
+    ShrinkBlocks(rows, now, count, from, to, [=](int64_t i, int64_t reached) {
+      std::memcpy(rows[i] + field_, &reached, sizeof(reached));
+    });
   }
   // The same for weights that are stored in `type`, `stride` bytes apart, and
   // may be unaligned: they are rounded to the nearest value. May throw
@@ -85,9 +85,36 @@ class Shrinkage {
  private:
   friend struct ShrinkLoops;
 
+  // fields: where rows hold how far they have been shrunk. clocks: receives how
+  // far they are then. Both are read or written up to a multiple of kLanes.
   using ShrinkFn = void (*)(const Shrinkage& shrinkage,
-                            const uint8_t* const* rows, int64_t now, int count,
+                            const uint8_t* const* fields, int64_t now,
+                            int count, int64_t* clocks,
                             const float* const* from, float* const* to);
+
+  // reached(i, clock): what is there to record of a row.
+  template <typename From, typename To, typename Reached>
+  void ShrinkBlocks(const uint8_t* const* rows, int64_t now, int64_t count,
+                    const From& from, const To& to,
+                    const Reached& reached) const {
+    const float* sources[kMostRows];
+    float* targets[kMostRows];
+    const uint8_t* fields[kMostRows];
+    int64_t clocks[kMostRows];
+    for (int64_t begin = 0; begin < count; begin += kMostRows) {
+      const int n =
+          static_cast<int>(std::min<int64_t>(kMostRows, count - begin));
+      for (int i = 0; i < n; ++i) {
+        sources[i] = from(begin + i);
+        targets[i] = to(begin + i);
+        fields[i] = rows[begin + i] + field_;
+      }
+      // Whole vectors are read.
+      for (int i = n; i % kLanes != 0; ++i) fields[i] = fields[n - 1];
+      shrink_(*this, fields, now, n, clocks, sources, targets);
+      for (int i = 0; i < n; ++i) reached(begin + i, clocks[i]);
+    }
+  }
 
   const double l2_;
   const double l1_;

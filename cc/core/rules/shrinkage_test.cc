@@ -88,6 +88,31 @@ TEST(ShrinkageTest, HasTheSameBitsOnEachInstructionSet) {
   }
 }
 
+TEST(ShrinkageTest, RecordsHowFarRowsOfAnyNumberAreShrunk) {
+  constexpr int64_t kNow = int64_t{1} << 50;
+  const Shrinkage shrinkage(0.02, 0, 3, kField);
+  for (int64_t n = 0; n < 60; ++n) {
+    Rows rows(n, 3);
+    for (int64_t i = 0; i < n; ++i) {
+      rows.SetShrunk(i, i % 3 == 0 ? kNotShrunk : kNow + 9 - i);
+    }
+    Rows expected(n, 3);
+    expected.bytes = rows.bytes;
+    expected.Shrink(shrinkage, kNow);
+    std::vector<uint8_t*> recorded;
+    for (int64_t i = 0; i < n; ++i) {
+      recorded.push_back(&rows.bytes[i * Rows::kBytes]);
+    }
+    const auto at = [&rows](int64_t i) { return &rows.weights[i * 3]; };
+    shrinkage.ShrinkAndRecord(recorded.data(), kNow, n, at, at);
+    EXPECT_EQ(rows.weights, expected.weights);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t before = shrinkage.Get(expected.rows[i]);
+      EXPECT_EQ(shrinkage.Get(recorded[i]), std::max(before, kNow));
+    }
+  }
+}
+
 TEST(ShrinkageTest, AbsentStepsAreOne) {
   for (const Strength& strength : kStrengths) {
     Shrinkage shrinkage(strength.l2, strength.l1, 1, kField);

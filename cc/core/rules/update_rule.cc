@@ -118,7 +118,6 @@ int64_t UpdateRule::Push::UpdateSpecial(uint8_t* const* rows,
                      gradient_index, count);
     saturated = finite_->Limit(rows, rows, count);
   }
-  if (shrinkage_ != nullptr) shrinkage_->Record(rows, now_, count);
   if (absent_ != nullptr) absent_->Record(rows, step_, count);
   return saturated;
 }
@@ -130,13 +129,13 @@ void UpdateRule::Push::CatchUp(const uint8_t* const* rows,
   absent_->CatchUp(*before_, rows, weights, slots, count);
 }
 
-void UpdateRule::Push::Shrink(const uint8_t* const* rows,
-                              uint8_t* const* weights, int64_t count) const {
+void UpdateRule::Push::Shrink(uint8_t* const* rows, uint8_t* const* weights,
+                              int64_t count) const {
   if (shrinkage_ == nullptr) return;
   const auto at = [&](int64_t i) {
     return reinterpret_cast<float*>(weights[i] + weights_);
   };
-  shrinkage_->Shrink(rows, now_, count, at, at);
+  shrinkage_->ShrinkAndRecord(rows, now_, count, at, at);
 }
 
 int64_t UpdateRule::Push::UpdateNarrow(uint8_t* const* rows,

@@ -85,7 +85,7 @@ class UpdateRule {
     void CatchUp(const uint8_t* const* rows, uint8_t* const* weights,
                  uint8_t* const* slots, int64_t count) const;
     // The weights of rows, or copies of them.
-    void Shrink(const uint8_t* const* rows, uint8_t* const* weights,
+    void Shrink(uint8_t* const* rows, uint8_t* const* weights,
                 int64_t count) const;
 
     PreparedPush prepared_;
