@@ -122,6 +122,16 @@ class BatchTest(tf.test.TestCase, parameterized.TestCase):
         for features, signs in self._batches(_sent_share, raw, hashed):
             self._assert_same(STRUCTURES, features, signs)
 
+    def test_layers_stand_for_their_columns(self):
+        layer = EmbeddingFeatures([USER], tf_ext.SparseTable("layer", 2))
+        (wanted,) = tf_ext.data.hash_columns(data_of_all(), [USER]).take(1)
+        for given in (layer, [layer], [[layer], USER], layer.columns):
+            (found,) = tf_ext.data.hash_columns(data_of_all(), given).take(1)
+            tf.nest.map_structure(
+                self.assertAllEqual, found[0][KEY], wanted[0][KEY]
+            )
+            self.assertEqual(found[0].keys(), wanted[0].keys())
+
     def test_single_values_alone_and_some_columns_in_another_order(self):
         crossed = feature_column.crossed_column(["user", "rated"])
         columns = [USER, crossed, category("rated", weights="rating")]
@@ -467,9 +477,17 @@ class ArgumentTest(tf.test.TestCase, parameterized.TestCase):
             {"dataset": data_of_all().map(lambda x, y: (x, y[0, 0]))},
             "`dataset` .* of batches, not of samples",
         ),
-        ("columns", {"columns": "user"}, "`columns` .* a list of columns"),
-        ("column", {"columns": [USER, 1]}, "`columns` .* a list of columns"),
-        ("none", {"columns": []}, "`columns` .* a list of columns"),
+        (
+            "columns",
+            {"columns": "user"},
+            "`columns` .* list of such layers, col",
+        ),
+        (
+            "column",
+            {"columns": [USER, 1]},
+            "`columns` .* list of such layers, col",
+        ),
+        ("none", {"columns": []}, "`columns` .* list of such layers, col"),
         ("keep", {"keep": "user"}, "`keep` .* that columns read, 'user'"),
         ("no_keys", {"keep": 1}, "`keep` .* Received: keep=1"),
         ("kept", {"keep": ["age"]}, r"Received: keep=\['age'\]"),

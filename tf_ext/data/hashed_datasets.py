@@ -2,7 +2,7 @@
 """Hashing in the threads of a dataset, beside the training."""
 
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -17,7 +17,15 @@ from tf_ext.feature_column.hashed_features import (
 )
 
 _NAME = "hash_columns"
-HashedColumns: typing.TypeAlias = Sequence["Column | Sequence[Column]"]
+
+
+class _Layer(typing.Protocol):
+    @property
+    def columns(self) -> Sequence[Sequence[Column]]: ...
+
+
+_Columns: typing.TypeAlias = Column | _Layer | Sequence[Column]
+HashedColumns: typing.TypeAlias = _Layer | Sequence[_Columns]
 
 
 def hash_columns(
@@ -40,7 +48,8 @@ def hash_columns(
     Args:
       dataset: tf.data.Dataset of batches: features, a dict by key, or a tuple
         that begins with them.
-      columns: list of all columns of one or more layers; or `layer.columns`.
+      columns: tf_ext.layers.EmbeddingFeatures, or a list of all layers and
+        columns that read the dataset.
       keep: keys of features that something else reads, too, and that remain
         although they are hashed. Features that no column reads always do.
       num_parallel_calls: int, the batches that are hashed at the same time;
@@ -64,7 +73,7 @@ def hash_columns(
       ...     [user], tf_ext.SparseTable("hashed", 4))
       >>> data = tf.data.Dataset.from_tensor_slices(
       ...     ({"user": ["ann", "bob", "cem"]}, [1.0, 0.0, 1.0])).batch(2)
-      >>> hashed = tf_ext.data.hash_columns(data, layer.columns)
+      >>> hashed = tf_ext.data.hash_columns(data, layer)
       >>> for (raw, _), (signs, _) in zip(data, hashed):
       ...     print("user" in signs, np.array_equal(layer(raw), layer(signs)))
       False True
@@ -141,15 +150,25 @@ def hash_others(
 
 
 def _to_columns(owner: str, columns: HashedColumns) -> list[Column]:
-    allowed = "a list of columns of tf_ext.feature_column, or of lists of them"
-    found: list[typing.Any] = []
-    if not isinstance(columns, list | tuple):
-        refuse(owner, "columns", allowed, columns)
-    for one in columns:
-        found += one if isinstance(one, list | tuple) else [one]
+    found = list(_flat(columns))
     if not found or not all(isinstance(one, Column) for one in found):
+        allowed = (
+            "a layer with columns, such as tf_ext.layers.EmbeddingFeatures, or "
+            "a list of such layers, columns and lists of columns"
+        )
         refuse(owner, "columns", allowed, columns)
     return found
+
+
+def _flat(columns: typing.Any) -> Iterator[typing.Any]:
+    """What should be columns, of layers, columns and lists of them."""
+    if not isinstance(columns, Column):
+        columns = getattr(columns, "columns", columns)
+    if not isinstance(columns, list | tuple):
+        yield columns
+        return
+    for one in columns:
+        yield from _flat(one)
 
 
 def _check_features(element_spec: typing.Any) -> None:

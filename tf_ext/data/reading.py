@@ -85,10 +85,10 @@ def read(
       shard: `(index, count)` or a tf.distribute.InputContext: only each
         `count`-th file, from `index`; there must be at least `count` files. Of
         a table, the part `index` of `count` equal ones.
-      columns: list of all columns of one or more layers; or `layer.columns`.
-        Their features are hashed where they are parsed, without tensors of
-        strings, and batches have signs in their place, as of
-        `tf_ext.data.hash_columns`.
+      columns: tf_ext.layers.EmbeddingFeatures, or a list of layers and columns,
+        as of `tf_ext.data.hash_columns`. Their features are hashed where they
+        are parsed, without tensors of strings, and batches have signs in their
+        place.
       keep: keys of features that stay although they are hashed.
       max_errors: float, the greatest share of malformed records.
       errors: tf_ext.data.ReadErrors that counts them.
@@ -127,7 +127,7 @@ def read(
       >>> layer = tf_ext.layers.EmbeddingFeatures(
       ...     [user], tf_ext.SparseTable("read", 4))
       >>> signs = tf_ext.data.read(
-      ...     file, schema, "tsv", batch_size=2, columns=layer.columns)
+      ...     file, schema, "tsv", batch_size=2, columns=layer)
       >>> for (raw, _), (hashed, _) in zip(data, signs):
       ...     print("user" in hashed, np.array_equal(layer(raw), layer(hashed)))
       False True
