@@ -313,6 +313,37 @@ def _example(row):
     return example.SerializeToString()
 
 
+class PartsTest(HashedCase):
+    def _folder(self):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        for index in range(3):
+            lines = (
+                f"1,u{index},{row},7,1,2.5,0,a|b,a:1,{row}\n"
+                for row in range(7)
+            )
+            (folder / f"part-{index}").write_text("".join(lines))
+        return folder / "part-*"
+
+    def test_shards(self):
+        files, some = self._folder(), [category("user"), category("tags")]
+        for shard in ((0, 2), (1, 2)):
+            options = {"batch_size": 4, "shard": shard, "shuffle": 9}
+            rows = self.assert_same(some, files, _SCHEMA, **options)
+            self.assertEqual(rows, (14, 7)[shard[0]])
+
+    def test_kept_in_memory_and_repeated(self):
+        data = tf_ext.data.read(
+            self._folder(), _SCHEMA, batch_size=4, columns=_COLUMNS[:4]
+        )
+        once = [tf.nest.flatten(batch) for batch in data]
+        kept = data.cache()
+        for again in (kept, kept, data.prefetch(2), data.repeat(2).skip(6)):
+            for batch, wanted in zip(again, once, strict=True):
+                tf.nest.map_structure(
+                    self.assertAllEqual, tf.nest.flatten(batch), wanted
+                )
+
+
 class ModelTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters("functional", "subclassed")
     def test_trains_to_the_same_bits(self, kind):

@@ -147,10 +147,12 @@ class DataTest(tf.test.TestCase, parameterized.TestCase):
             model = reading_cases.model()
         for format in FORMATS:
             written = reading_cases.write(format)
-            found = reading_cases.fit(model, *reading_cases.read(format))
-            reading_cases.check_counts(self, written, found)
+            for hashed_for in (None, model):
+                read = reading_cases.read(format, hashed_for=hashed_for)
+                found = reading_cases.fit(model, *read)
+                reading_cases.check_counts(self, written, found)
             shown = export(model.tables[0])["show"]
-            reading_cases.check(self, written, shown, reading_cases.EPOCHS)
+            reading_cases.check(self, written, shown, 2 * reading_cases.EPOCHS)
             model.tables[0].clear()
 
     def test_files_that_cannot_be_read(self):

@@ -12,6 +12,7 @@ from oracles import readable_records
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.epochs import epochs_of
+from tf_ext.feature_column.hashed_features import KEY
 from tf_ext.training.fit_arguments import makes_dataset
 
 # Of each file, of which each tenth is malformed. The two have other kinds.
@@ -48,8 +49,18 @@ def model():
     return made
 
 
-def read(format, shard=None):
-    """`(dataset, errors)` of the files."""
+def read(format, shard=None, hashed_for=None):
+    """`(dataset, errors)` of the files.
+
+    Args:
+      format: string.
+      shard: as of `tf_ext.data.read`.
+      hashed_for: Model, for whose layers features are hashed where they are
+        parsed; or None.
+    """
+    columns = None
+    if hashed_for is not None:
+        columns = [one for one in hashed_for.layers if hasattr(one, "columns")]
     errors = tf_ext.data.ReadErrors()
     data = tf_ext.data.read(
         [f"{format}-{index}" for index in range(_FILES)],
@@ -58,10 +69,12 @@ def read(format, shard=None):
         batch_size=_BATCH_SIZE,
         shuffle=_RECORDS,
         shard=shard,
+        columns=columns,
         max_errors=2 / _EVERY,
         errors=errors,
     )
-    data = data.map(lambda x, y: ({"number": x["number"]}, y[:, tf.newaxis]))
+    key = "number" if columns is None else KEY
+    data = data.map(lambda x, y: ({key: x[key]}, y[:, tf.newaxis]))
     return data, errors
 
 
@@ -87,7 +100,7 @@ def fit(made, data, errors):
 
 
 def trained(worker):
-    """Each format, read as a whole by each worker, and by file."""
+    """Each format, read as a whole by each worker, and hashed by file."""
     with worker.strategy.scope():
         made = model()
     results = {}
@@ -99,7 +112,7 @@ def trained(worker):
             written = write(format)
             whole = fit(made, *read(format))
             shard = (worker.rank, worker.size)
-            data, errors = read(format, shard)
+            data, errors = read(format, shard, hashed_for=made)
             # Its options leave each worker what it reads, also without one.
             given = (lambda _, data=data: data) if IS_KERAS_3 else data
             by_file = fit(made, given, errors)

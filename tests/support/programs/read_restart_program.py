@@ -39,7 +39,7 @@ class Stop(keras.callbacks.Callback):
             self._stop()
 
 
-def read(folder, format):
+def read(folder, format, **kwargs):
     """The dataset that is trained on."""
     schema = tf_ext.data.Schema(
         [
@@ -57,15 +57,17 @@ def read(folder, format):
         repeat=True,
         shard=SHARD,
         max_errors=0.1,
+        **kwargs,
     )
 
 
 def train(folder, format, life, stop):
     """One life."""
-    data = read(folder, format)
+    # The first life trains the same model on raw features.
+    hashed = {"columns": [COLUMN], "keep": ["number"]}
+    data = read(folder, format, **(hashed if str(life) == "2" else {}))
     if str(life) == "1":
-        # The others train the same model on raw features.
-        data = tf_ext.data.hash_columns(data, [COLUMN], keep=["number"])
+        data = tf_ext.data.hash_columns(data, **hashed)
     model = logging_model(folder / f"{life}.txt")
     points = tf_ext.callbacks.TableSnapshot(folder / "points", steps=1)
     model.fit(
