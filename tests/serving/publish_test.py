@@ -4,6 +4,7 @@
 import os
 import pathlib
 import shutil
+import threading
 import time
 from unittest import mock
 
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "PublishTest::test_versions_are_points",
-        "PublishTest::test_a_thread_publishes_while_fit_trains",
+        "PublishTest::test_a_thread_*",
         "PublishTest::test_rollback_ends_a_training_that_goes_on",
         "PublishTest::test_arguments",
     ),
@@ -294,6 +295,21 @@ class PublishTest(TestCase):
         self.assertEqual(publisher.step, 4)  # At the end of the block.
         self.assertNotIn(publisher, training_counts.read().publishers)
         self.assert_state(publisher.version, 2)
+
+    def test_a_thread_ends_once_another_process_publishes(self):
+        def running():
+            names = [thread.name for thread in threading.enumerate()]
+            return "tf_ext.serving.publish" in names
+
+        error = SinkConflictError("another one publishes")
+        with mock.patch.object(self.sink, "write", side_effect=error):
+            with self.assertLogs("tf_ext", "WARNING") as logs:
+                publisher = self.publisher(every=0.02)
+                self.train()
+                while running():
+                    time.sleep(0.01)
+        self.assertLen(logs.output, 1)
+        self.assertIs(publisher.error, error)
 
     def test_points_that_are_pruned_while_they_are_read(self):
         publisher = self.publisher()

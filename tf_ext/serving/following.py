@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Served models that follow the recovery points of a training run."""
 
-import logging
 import os
 import threading
 import time
-import types
-import typing
 
 import tensorflow as tf
 
-from tf_ext._checks import is_finite, refuse
+from tf_ext._checks import refuse
 from tf_ext._keras import keras
 from tf_ext.recovery.files import (
     SavedPoint,
@@ -27,6 +24,7 @@ from tf_ext.recovery.points import (
 )
 from tf_ext.regimes import regime_of_tables
 from tf_ext.serving import arguments
+from tf_ext.serving.background import BackgroundUpdates, check_interval
 from tf_ext.snapshot.files import read_manifest
 from tf_ext.snapshot.manifest import (
     DamagedSnapshotError,
@@ -36,8 +34,6 @@ from tf_ext.snapshot.storage import normalised
 from tf_ext.tables.find import tables_of
 from tf_ext.tables.saving import snapshot_load
 from tf_ext.tables.sparse_table import SparseTable
-
-_LOG = logging.getLogger("tf_ext")
 
 # Errors of a point that is damaged, or is removed or replaced while it is read.
 # An older point may still be readable.
@@ -121,9 +117,7 @@ def follow(
     >>> bool(np.all(served(features) == trained(features)))
     True
     """
-    if every is not None and not (is_finite(every) and every > 0):
-        allowed = "a positive finite number of seconds, or None"
-        refuse("tf_ext.serving.follow", "every", allowed, every)
+    check_interval("tf_ext.serving.follow", every)
     check_model("tf_ext.serving.follow", model)
     directory = normalised(directory, "tf_ext.serving.follow", "directory")
     return Follower(model, directory, every)
@@ -148,7 +142,7 @@ def check_model(function: str, model: keras.Model) -> None:
         refuse(function, "model", allowed, model)
 
 
-class Follower:
+class Follower(BackgroundUpdates):
     """A model that is kept at the newest recovery point: see `follow`.
 
     Attributes:
@@ -170,23 +164,14 @@ class Follower:
         directory: str,
         every: float | None,
     ) -> None:
-        self.error: Exception | None = None
+        super().__init__()
         self._model = model
         self._tables = tables_of(model)
         self._directory = directory
         self._saved: SavedPoint | None = None
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
         self.update()
-        if every is not None:
-            self._thread = threading.Thread(
-                target=self._run,
-                args=[every],
-                name="tf_ext.serving.follow",
-                daemon=True,
-            )
-            self._thread.start()
+        self._start("tf_ext.serving.follow", every)
 
     def update(self) -> bool:
         """Updates the model to the newest readable point, if that is newer.
@@ -212,41 +197,11 @@ class Follower:
                 raise
         return moved
 
-    def close(self) -> None:
-        """Stops the updates; the model is unchanged. May be called twice."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def __enter__(self) -> typing.Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _run(self, every: float) -> None:
-        logged = ""
-        while not self._closed.wait(every):
-            try:
-                self.update()
-            # A server continues with its current point.
-            except Exception:
-                pass
-            text = "" if self.error is None else str(self.error)
-            if text and text != logged:
-                _LOG.warning(
-                    "%s cannot be followed to its newest point; the model "
-                    "serves that of step %d. %s",
-                    self._directory,
-                    self.step,
-                    text,
-                )
-            logged = text
+    def _complaint(self, error: Exception) -> str:
+        return (
+            f"{self._directory} cannot be followed to its newest point; the "
+            f"model serves that of step {self.step}."
+        )
 
     def _move(self) -> tuple[bool, Exception | None]:
         """Updates the model.

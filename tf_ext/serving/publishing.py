@@ -2,7 +2,6 @@
 """Publishes the recovery points of a training run into a store."""
 
 import contextlib
-import logging
 import os
 import posixpath
 import threading
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tf_ext._checks import is_finite, refuse
+from tf_ext._checks import refuse
 from tf_ext._keras import keras
 from tf_ext.distribute import training_counts
 from tf_ext.recovery import files as points
@@ -21,6 +20,7 @@ from tf_ext.recovery.files import SavedPoint
 from tf_ext.recovery.held import HeldFiles
 from tf_ext.serving import folder
 from tf_ext.serving.arguments import check_built
+from tf_ext.serving.background import BackgroundUpdates, check_interval
 from tf_ext.serving.following import UNUSABLE, check_model
 from tf_ext.serving.published_model import PublishedModel
 from tf_ext.serving.sinks import row_bytes
@@ -32,7 +32,6 @@ from tf_ext.serving.sinks.sink import (
 )
 from tf_ext.snapshot.storage import normalised
 
-_LOG = logging.getLogger("tf_ext")
 _OWNER = "tf_ext.serving.publish"
 _SUFFIX = ".parquet"
 
@@ -107,9 +106,7 @@ def publish(
     >>> sum(len(signs) for signs, _ in sink.read_rows(version, "user"))
     8
     """
-    if every is not None and not (is_finite(every) and every > 0):
-        allowed = "a positive finite number of seconds, or None"
-        refuse(_OWNER, "every", allowed, every)
+    check_interval(_OWNER, every)
     if not isinstance(sink, Sink):
         refuse(_OWNER, "sink", "a tf_ext.serving.Sink", sink)
     if dtype not in row_bytes.DTYPES:
@@ -122,7 +119,7 @@ def publish(
     return Publisher(published, directory, sink, every)
 
 
-class Publisher:
+class Publisher(BackgroundUpdates):
     """Publishes the points of a directory: see `publish`.
 
     `tf_ext.utils.serve_metrics` of the same process has the lag, the version
@@ -149,26 +146,16 @@ class Publisher:
         sink: Sink,
         every: float | None,
     ) -> None:
+        super().__init__()
         self.version, self.step, self.path = 0, -1, ""
         self.point_time: float | None = None
         self.published_rows = self.failures = 0
-        self.error: Exception | None = None
         self._published, self._directory = published, directory
         self._sink = sink
         self._behind_since: float | None = None
-        self._logged = ""
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
         training_counts.add_publisher(self)
-        if every is not None:
-            self._thread = threading.Thread(
-                target=self._run,
-                args=[every],
-                name=_OWNER,
-                daemon=True,
-            )
-            self._thread.start()
+        self._start(_OWNER, every)
 
     @property
     def lag_seconds(self) -> float:
@@ -201,13 +188,8 @@ class Publisher:
 
     def close(self) -> None:
         """Stops the thread; a version under way is completed."""
-        self._closed.set()
         training_counts.remove_publisher(self)
-        if self._thread is not None:
-            self._thread.join()
-
-    def __enter__(self) -> typing.Self:
-        return self
+        super().close()
 
     def __exit__(
         self,
@@ -219,28 +201,17 @@ class Publisher:
         if exc_type is None:
             self._attempt()
 
-    def _run(self, every: float) -> None:
-        while not self._closed.wait(every):
-            self._attempt()
-            if isinstance(self.error, SinkConflictError):
-                return
-
     def _attempt(self) -> None:
-        """Calls `update`; logs an error, once while it is the same."""
         # Training continues, and the next attempt carries what this one lacks.
-        with contextlib.suppress(Exception):
-            self.update()
-        text = "" if self.error is None else str(self.error)
-        if text and text != self._logged:
-            _LOG.warning(
-                "The newest point of %s is not published; version %d, of step "
-                "%d, was. %s",
-                self._directory,
-                self.version,
-                self.step,
-                text,
-            )
-        self._logged = text
+        super()._attempt()
+        if isinstance(self.error, SinkConflictError):
+            self._closed.set()  # Another process publishes there.
+
+    def _complaint(self, error: Exception) -> str:
+        return (
+            f"The newest point of {self._directory} is not published; version "
+            f"{self.version}, of step {self.step}, was."
+        )
 
     def _move(self) -> tuple[bool, Exception | None]:
         """Publishes the newest point.

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers requests from the rows of a store, without TensorFlow."""
 
-import contextlib
-import logging
 import os
 import pathlib
 import threading
-import types
 import typing
 from collections.abc import Mapping
 
-from tf_ext._checks import check_count, check_mapping, is_finite, refuse
+from tf_ext._checks import check_count, check_mapping, refuse
 from tf_ext.serving import folder
+from tf_ext.serving.background import BackgroundUpdates, check_interval
 from tf_ext.serving.lookups import dense as dense_parts
 from tf_ext.serving.lookups.cache import CachedRows, RowCache
 from tf_ext.serving.lookups.features import Array, batch_size_of
@@ -24,7 +22,6 @@ from tf_ext.serving.lookups.row_store import (
 from tf_ext.serving.lookups.served import ServedVersion
 from tf_ext.serving.sinks.sink import Manifest, Sink, SinkError, checked
 
-_LOG = logging.getLogger("tf_ext")
 _OWNER = "tf_ext.serving.Lookup"
 # How often a request begins anew, as its version was removed meanwhile.
 _ATTEMPTS = 10
@@ -44,7 +41,7 @@ class _Served(typing.NamedTuple):
         return manifest["version"], manifest.get("id")
 
 
-class Lookup:
+class Lookup(BackgroundUpdates):
     """Computes embeddings and predictions from the rows of a store.
 
     It does what the model's `EmbeddingFeatures` do: features to signs, signs to
@@ -121,22 +118,14 @@ class Lookup:
         if dense is not None and dense not in dense_parts.LOADERS:
             known = ", ".join(map(repr, dense_parts.LOADERS))
             refuse(_OWNER, "dense", f"one of {known}, or None", dense)
-        if every is not None and not (is_finite(every) and every > 0):
-            allowed = "a positive finite number of seconds, or None"
-            refuse(_OWNER, "every", allowed, every)
+        check_interval(_OWNER, every)
         check_count(_OWNER, "cache_bytes", cache_bytes, 0)
-        self.error: Exception | None = None
+        super().__init__()
         self._store, self._dense = store, dense
         self._cache = RowCache(cache_bytes) if cache_bytes else None
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
         self._served = self._load(None)
-        if every is not None and isinstance(store, Sink):
-            self._thread = threading.Thread(
-                target=self._run, args=[every], name=_OWNER, daemon=True
-            )
-            self._thread.start()
+        self._start(_OWNER, every if isinstance(store, Sink) else None)
 
     @property
     def version(self) -> int:
@@ -210,23 +199,6 @@ class Lookup:
         self.error = None
         return after is not before
 
-    def close(self) -> None:
-        """Stops the thread."""
-        self._closed.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def __enter__(self) -> typing.Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _answer(
         self,
         features: Mapping[str, typing.Any],
@@ -250,20 +222,11 @@ class Lookup:
             "more of them, by `keep` of the sink."
         )
 
-    def _run(self, every: float) -> None:
-        logged = ""
-        while not self._closed.wait(every):
-            with contextlib.suppress(Exception):
-                self.update()
-            text = "" if self.error is None else str(self.error)
-            if text and text != logged:
-                _LOG.warning(
-                    "Version %d is served on, as the current one cannot be "
-                    "loaded. %s",
-                    self.version,
-                    text,
-                )
-            logged = text
+    def _complaint(self, error: Exception) -> str:
+        return (
+            f"Version {self.version} is served on, as the current one cannot "
+            "be loaded."
+        )
 
     def _moved(self, before: _Served) -> _Served:
         """What is served in the place of something, loading it if need be."""
