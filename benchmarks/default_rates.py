@@ -291,7 +291,7 @@ def reset_dense(layers, adam, seed):
             layer.kernel.assign(glorot(layer.kernel.shape))
             layer.bias.assign(tf.zeros_like(layer.bias))
     for variable in adam.variables:
-        if "learning_rate" not in variable.path:
+        if "learning_rate" not in variable.name:
             variable.assign(tf.zeros_like(variable))
 
 

@@ -166,6 +166,20 @@ class CtrModelsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertNotAllClose(found, np.zeros(3))
         self.assertAllClose(found, weights.sum((1, 2)), 1e-5, 1e-6)
 
+    @parameterized.parameters(
+        ([0.7, 0.8, 0.75, 0.9], 0.8, 3),
+        # It begins anywhere, and may fall before it learns.
+        ([0.5, 0.4, 0.3, 0.65, 0.64, 0.9], 0.65, 5),
+    )
+    def test_training_stops_after_it_has_begun_to_learn(
+        self, aucs, best, epochs
+    ):
+        fold = ctr_models.Criteo(self.folder).fold(0)
+        study = ctr_models.Study("linear", fold[0], seed=1)
+        with mock.patch.object(study, "_auc", side_effect=aucs) as auc:
+            found, _ = study.run(fold, 0.1, batch_size=64)
+        self.assertEqual((found, auc.call_count), (best, epochs))
+
     @parameterized.named_parameters(
         ("deepfm", "deepfm", 0.75), ("fm", "fm", 0.75), ("dlrm", "dlrm", 0.73)
     )
