@@ -26,6 +26,25 @@ import numpy as np
 import visits
 
 
+def parts(folder, test, tenth=0):
+    """The items of each user in training, and those to be found.
+
+    Args:
+      folder: path-like, of the files.
+      test: bool, whether to find those of test.txt, and train on all others.
+      tenth: int, which tenth of the items of train.txt is to be found else.
+    """
+    folder = pathlib.Path(folder)
+    train = visits.read(folder / "train.txt")
+    if test:
+        return train, visits.read(folder / "test.txt")
+    # The same tenths, whatever the seed.
+    rng = np.random.default_rng(0)
+    tenths = [np.array_split(rng.permutation(items), 10) for items in train]
+    wanted = [of_user.pop(tenth) for of_user in tenths]
+    return [np.concatenate(of_user) for of_user in tenths], wanted
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -49,15 +68,7 @@ def main(arguments=None):
         help="which tenth is for validation",
     )
     args = parser.parse_args(arguments)
-    folder = pathlib.Path(args.data)
-    train = visits.read(folder / "train.txt")
-    if args.test:
-        return visits.run(args, train, visits.read(folder / "test.txt"))
-    # The same tenths, whatever the seed.
-    rng = np.random.default_rng(0)
-    tenths = [np.array_split(rng.permutation(items), 10) for items in train]
-    wanted = [parts.pop(args.tenth) for parts in tenths]
-    return visits.run(args, [np.concatenate(p) for p in tenths], wanted)
+    return visits.run(args, *parts(args.data, args.test, args.tenth))
 
 
 if __name__ == "__main__":

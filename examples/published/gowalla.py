@@ -25,6 +25,22 @@ import numpy as np
 import visits
 
 
+def parts(folder, test):
+    """The items of each user in training, and those to be found.
+
+    Args:
+      folder: path-like, of the files.
+      test: bool, whether to find those of test.txt, and train on valid.txt too.
+    """
+    train, valid, wanted = (
+        visits.read(pathlib.Path(folder) / f"{name}.txt")
+        for name in ("train", "valid", "test" if test else "valid")
+    )
+    if test:
+        train = [np.concatenate(both) for both in zip(train, valid)]
+    return train, wanted
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -41,14 +57,7 @@ def main(arguments=None):
         temperature=0.12,
     )
     args = parser.parse_args(arguments)
-    folder = pathlib.Path(args.data)
-    train, valid = (
-        visits.read(folder / f"{n}.txt") for n in ("train", "valid")
-    )
-    if not args.test:
-        return visits.run(args, train, valid)
-    train = [np.concatenate(both) for both in zip(train, valid)]
-    return visits.run(args, train, visits.read(folder / "test.txt"))
+    return visits.run(args, *parts(args.data, args.test))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import electronics
 import gowalla
 import measured
 import numpy as np
+import two_towers
 import visits
 from absl.testing import parameterized
 
@@ -41,6 +42,7 @@ class VisitsTest(tf.test.TestCase, parameterized.TestCase):
         ("gowalla", gowalla, ["--negatives=64"]),
         ("gowalla_drop", gowalla, ["--negatives=64", "--drop=0.5"]),
         ("electronics", electronics, []),
+        ("two_towers", two_towers, ["gowalla", "--temperature=0.2"]),
     )
     def test_finds_what_is_left_out(self, program, more):
         # Users of a group visit its ten items: all but two in training.
@@ -57,8 +59,9 @@ class VisitsTest(tf.test.TestCase, parameterized.TestCase):
         for name, text in lines.items():
             (folder / f"{name}.txt").write_text("\n".join(text) + "\n")
         common = [f"--data={folder}", "--epochs=20", *more]
-        common += ["--batch=20", "--dim=8", "--rate=0.05"]
-        common += [f"--log={folder}/log"]
+        common += ["--batch=20", "--dim=8", f"--log={folder}/log"]
+        if program is not two_towers:
+            common += ["--rate=0.05"]
         found = program.main(common)
         # Of 52 items, 20 are found by chance.
         self.assertGreater(found["recall@20"], 0.9)
@@ -326,7 +329,8 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
             chosen, bought = drawn.call_args.args
             self.assertAllEqual(chosen, following)
             self.assertAllEqual(bought, items[users])
-        past = tf.constant(items[:, :-1])
+        # The last item of a user is not read, not before padding either.
+        past = tf.constant([[1, 2], [4, 0]])
         hidden = model.encode(past, model.rows(tf.reshape(past, [-1])))
         hidden = hidden.numpy()[users, [0, 1, 0]]
         scores = hidden @ model.rows(model.items).numpy().T
@@ -350,10 +354,13 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
         rows = tf.random.stateless_normal([6, 64], [1, 2])
         past = tf.constant([[1, 1, 1], [2, 1, 0]], tf.int64)
         found = model.encode(past, rows, training=False)
-        places = model.places.get_weights()[0]
+        # The latest item has the last place.
+        places = model.places.get_weights()[0][[[0, 1, 2], [1, 2, 2]]]
         self.assertAllClose(
             found, model.norm(tf.reshape(rows, [2, 3, 64]) + places)
         )
+        short = model.encode(past[1:, :2], rows[3:5], training=False)
+        self.assertAllClose(short, found[1:, :2])
         dropped = model.encode(past, rows, training=True).numpy()
         kept = dropped != 0
         self.assertBetween(kept.mean(), 0.3, 0.7)
@@ -394,12 +401,16 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
         # whose absent rows stay, is .006.
         apart = np.abs(last - twin.rows(twin.items, False))
         self.assertLess(apart.mean(), 2e-3)
-        # Behind items there is nothing: it does not change their vectors.
+        # Padding does not change the vectors of items before it.
         past = tf.constant([[3, 1, 2], [3, 1, 0], [3, 0, 0]], tf.int64)
-        rows = model.rows(tf.reshape(past, [-1]), False)
-        found = model.encode(past, rows)
-        self.assertAllClose(found[0, :2], found[1, :2], atol=1e-5)
-        self.assertAllClose(found[0, :1], found[2, :1], atol=1e-5)
+
+        def encoded(past):
+            return model.encode(past, model.rows(tf.reshape(past, [-1]), False))
+
+        found = encoded(past)
+        for row, length in ((1, 2), (2, 1)):
+            alone = encoded(past[row : row + 1, :length])
+            self.assertAllClose(found[row, :length], alone[0], atol=1e-5)
 
     def test_ranks_the_item_behind_the_last_among_all_but_the_past(self):
         # Scores of items 1 to 5 behind an item; that of padding is wrong.
