@@ -18,6 +18,7 @@ from paths import ROOT
 sys.path.insert(0, str(ROOT / "examples" / "published"))
 
 import beauty
+import beauty_din
 import electronics
 import gowalla
 import measured
@@ -32,6 +33,7 @@ pytestmark = [
         "VisitsTest::test_finds_what_is_left_out_gowalla",
         "VisitsTest::test_finds_what_is_left_out_gowalla_drop",
         "BeautyTest::test_finds_the_next_item*",
+        "DinTest::test_knows_the_next_item*",
     ),
 ]
 
@@ -463,6 +465,56 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
         # Positions of a batch are at most so many; nothing is padded much.
         for batch in batches:
             self.assertLessEqual(batch.size - len(batch), 12)
+
+
+class DinTest(tf.test.TestCase, parameterized.TestCase):
+    @parameterized.parameters("attention", "mean", "none")
+    def test_knows_the_next_item(self, interest):
+        # Of users who buy items of one half alone.
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+        rng = np.random.default_rng(1)
+        lines = [
+            [user, *(1 + 50 * (user % 2) + rng.permutation(50)[: 3 + user % 6])]
+            for user in range(400)
+        ]
+        text = "\n".join(" ".join(map(str, line)) for line in lines)
+        (folder / "Beauty.txt").write_text(text)
+        found = beauty_din.main(
+            [f"--data={folder}", f"--interest={interest}", "--epochs=12"]
+            + ["--batch=64", "--dim=8", "--rate=0.01"]
+        )
+        if interest == "none":
+            self.assertBetween(found["auc"], 0.3, 0.7)
+        else:
+            # Half of the others are of the user's half.
+            self.assertGreater(found["auc"], 0.7)
+
+    def test_examples(self):
+        sequences = [np.array([5, 6, 7, 8]), np.array([1, 2])]
+        features, labels = beauty_din.examples(
+            sequences, lambda items: range(1, len(items)), 9, seed=1
+        )
+        self.assertAllEqual(labels[:, 0], [1, 0] * 4)
+        self.assertAllEqual(features["item"][::2], [6, 7, 8, 2])
+        for place, other in enumerate(features["item"][1::2]):
+            self.assertNotIn(other, sequences[place // 3])
+            self.assertBetween(other, 1, 9)
+        history = features["history"]
+        self.assertEqual(history.shape, (8, beauty_din.LENGTH))
+        self.assertAllEqual(history[::2], history[1::2])
+        self.assertAllEqual(
+            history[::2, :4],
+            [[5, 0, 0, 0], [5, 6, 0, 0], [5, 6, 7, 0], [1, 0, 0, 0]],
+        )
+        features, _ = beauty_din.examples(
+            [np.arange(1, 31)], lambda items: [29], 99, seed=1
+        )
+        self.assertAllEqual(features["history"][0], np.arange(10, 30))
+
+    def test_auc(self):
+        labels = np.array([1, 0, 1, 0, 1])[:, np.newaxis]
+        scores = np.array([0.9, 0.1, 0.4, 0.4, 0.2])
+        self.assertAlmostEqual(beauty_din.auc(labels, scores), 4.5 / 6)
 
 
 if __name__ == "__main__":
