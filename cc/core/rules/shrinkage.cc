@@ -50,8 +50,10 @@ struct ShrinkLoops {
   };
 
   // How far rows are behind, by lane. clocks: receives how far they are then.
-  static TF_EXT_INLINE Longs Behind(const uint8_t* const* fields, int64_t now,
-                                    int64_t* clocks) {
+  // Vectors are not returned: how depends on the instruction set of the caller.
+  static TF_EXT_INLINE void FindBehind(const uint8_t* const* fields,
+                                       int64_t now, int64_t* clocks,
+                                       Longs* behind) {
     const auto at = [=](int lane) {
       int64_t shrunk;
       __builtin_memcpy(&shrunk, fields[lane], sizeof(shrunk));
@@ -66,7 +68,7 @@ struct ShrinkLoops {
     const Longs ahead = found & ~(found >> 63);
     const Longs reached = shrunk + ahead;
     __builtin_memcpy(clocks, &reached, sizeof(reached));
-    return ahead & ~(shrunk >> 63);  // kNotShrunk is below 0
+    *behind = ahead & ~(shrunk >> 63);  // kNotShrunk is below 0
   }
 
   // Of 2^-x, with x = k - y and |y| at most 1/2: the power is 2^-k, and the
@@ -115,7 +117,8 @@ struct ShrinkLoops {
     // these wait for one another.
     Factors factors;
     for (int first = 0; first < count; first += kLanes) {
-      const Longs behind = Behind(fields + first, now, clocks + first);
+      Longs behind;
+      FindBehind(fields + first, now, clocks + first, &behind);
       // Without l2, nothing is multiplied.
       FactorsOf<kL1>(ratio, l2 ? behind : Longs{}, first, &factors);
       if (kL1 && !l2) {
