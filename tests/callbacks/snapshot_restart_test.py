@@ -453,6 +453,20 @@ class TableSnapshotTest(TestCase):
                 tf_ext.callbacks.TableSnapshot(self.directory()), 1, model
             )
 
+    def test_evaluate_and_predict_are_refused(self):
+        directory = self.directory()
+        model = small.compiled(small.functional(small.table()))
+        features, labels = small.batch(generator(self))
+        snapshot = tf_ext.callbacks.TableSnapshot(directory)
+        options = {"callbacks": [snapshot], "verbose": 0}
+        # Validation is a part of `fit`.
+        model.fit(features, labels, validation_split=0.5, **options)
+        wanted = rf"warm_start\(model, '{directory}'\) before `"
+        with self.assertRaisesRegex(ValueError, wanted + "evaluate"):
+            model.evaluate(features, labels, **options)
+        with self.assertRaisesRegex(ValueError, wanted + "predict"):
+            model.predict(features, **options)
+
     def test_two_are_refused(self):
         directory = self.directory()
         model = small.compiled(small.functional(small.table()))

@@ -67,6 +67,9 @@ class TableSnapshot(keras.callbacks.Callback):
     MultiWorkerMirroredStrategy each worker writes its own rows, and the first
     worker everything else.
 
+    `evaluate` and `predict` refuse the callback: `tf_ext.callbacks.warm_start`
+    loads a point for them.
+
     Only the process that last began to write points into a directory may write
     there. An earlier one, perhaps believed dead, raises
     `tf_ext.snapshot.SnapshotConflictError` at its next point.
@@ -146,7 +149,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self._pause = Pause()
         # Whether `fit` is tf_ext's, and whether it has found no point or
         # continued from one.
-        self._asked = self._resumed = False
+        self._asked = self._resumed = self._fits = False
         self._claimed = False
         self._claim: Claim | None = None  # of the first worker
         self._point = Point(0, 0, 0, "")
@@ -265,6 +268,25 @@ class TableSnapshot(keras.callbacks.Callback):
                 f"Received: {self.model!r}"
             )
         self._saved_time = time.monotonic()
+        self._fits = True
+
+    def on_test_begin(self, logs: dict[str, typing.Any] | None = None) -> None:
+        if not self._fits:  # It does not belong to `fit`.
+            self._refuse("evaluate")
+
+    def on_predict_begin(
+        self, logs: dict[str, typing.Any] | None = None
+    ) -> None:
+        if not self._fits:
+            self._refuse("predict")
+
+    def _refuse(self, method: str) -> None:
+        raise ValueError(
+            "TableSnapshot restores a point in `fit` alone; with the callback, "
+            f"`{method}` would use the weights that the model has. Call "
+            f"tf_ext.callbacks.warm_start(model, {self.directory!r}) before "
+            f"`{method}`, and leave the callback out."
+        )
 
     def on_epoch_begin(
         self, epoch: int, logs: dict[str, typing.Any] | None = None
@@ -308,6 +330,7 @@ class TableSnapshot(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         if self._point.step > self._saved_step:
             self._save()
+        self._fits = False
         self.end_if_preempted()
         self._release_directory()
 
