@@ -314,7 +314,7 @@ class CodeTest(absltest.TestCase):
         start = Block("start", "python", "import numpy as np\n")
         page = blocks("docs/from_tfra.md", "python")
         printed = self._run([start, *page, show]).splitlines()
-        rows = "8 rows, 1 left, slots ('m', 'v', 'step')"
+        rows = "9 rows, 0 left, slots ('m', 'v', 'step')"
         self.assertEqual(printed[:3], [rows, rows, "[1. 2. 3. 4. 6.]"])
         self.assertAlmostEqual(float(printed[3]), float(values[3, 0]))
 
