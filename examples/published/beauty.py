@@ -106,6 +106,7 @@ class SASRec(tf_ext.Model):
             args.dim,
             rule,
             initializer=tf_ext.initializers.Normal(stddev=STDDEV),
+            l2=args.l2,
         )
         item = tf_ext.feature_column.category_column(
             "item", hashing="identity", missing=0
@@ -253,9 +254,13 @@ def batches(sequences, args):
 def compile_with_rate(model, args, steps):
     """Compiles a model for so many steps."""
     rate = keras.optimizers.schedules.CosineDecay(args.dense_rate, steps)
+    adam = keras.optimizers.Adam(rate)
+    if model.matrix is not None and args.l2:
+        # In each step it shrinks by as much as the rows of a table.
+        adam = keras.optimizers.Adam(rate, weight_decay=model.scale * args.l2)
+        adam.exclude_from_weight_decay(var_names=["^(?!.*matrix)"])
     model.compile(
-        tf_ext.optimizers.Optimizer(keras.optimizers.Adam(rate)),
-        loss=lambda _, losses: losses,
+        tf_ext.optimizers.Optimizer(adam), loss=lambda _, losses: losses
     )
 
 
@@ -269,6 +274,7 @@ def main(arguments=None):
     add("--log", help="file to which --test adds its figures")
     add("--loss", choices=["bce", "softmax"], default="bce")
     add("--matrix", action="store_true", help="of Keras, without a table")
+    add("--l2", type=float, default=0.0, help="of rows, or of the matrix")
     add("--epochs", type=int, default=160)
     add("--every", type=int, default=5, help="epochs a print")
     add("--batch", type=int, default=2048, help="positions")

@@ -318,6 +318,7 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
             loss=loss, matrix=False, length=4, dim=4, heads=2, blocks=1
         )
         args.dropout, args.seed, args.rate, args.dense_rate = 0, 1, 0.1, 0.1
+        args.l2 = 0.0
         model = beauty.SASRec(args, 6, 10)
         items = np.array([[1, 2, 3], [4, 5, 0]])
         # To each of the items that follow another: who had what, and which.
@@ -352,6 +353,7 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
             loss="softmax", matrix=False, length=3, dim=64, heads=2, blocks=0
         )
         args.dropout, args.seed, args.rate, args.dense_rate = 0.5, 1, 0.1, 0.1
+        args.l2 = 0.0
         model = beauty.SASRec(args, 2, 10)
         rows = tf.random.stateless_normal([6, 64], [1, 2])
         past = tf.constant([[1, 1, 1], [2, 1, 0]], tf.int64)
@@ -368,10 +370,11 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
         self.assertBetween(kept.mean(), 0.3, 0.7)
         self.assertAllClose(dropped[kept], 2 * found[kept])
 
+    @parameterized.parameters(0.0, 5.0)
     @pytest.mark.slow
-    def test_a_table_is_trained_as_a_matrix(self):
+    def test_a_table_is_trained_as_a_matrix(self, l2):
         args = argparse.Namespace(
-            loss="bce", matrix=False, batch=60, length=8, dim=8, heads=2
+            loss="bce", matrix=False, batch=60, length=8, dim=8, heads=2, l2=l2
         )
         args.blocks, args.dropout, args.seed = 1, 0.0, 1
         args.rate, args.dense_rate = 0.02, 0.01
