@@ -97,7 +97,7 @@ class SASRec(tf_ext.Model):
                 initializer=normal(STDDEV / self.scale),
             )
         # As Keras trains a matrix: absent rows move on by their moments.
-        rule = tf_ext.optimizers.SparseAdam(
+        rule = args.rule or tf_ext.optimizers.SparseAdam(
             keras.optimizers.schedules.CosineDecay(args.rate, steps),
             absent="decay",
         )
@@ -283,6 +283,7 @@ def main(arguments=None):
     add("--heads", type=int, default=2)
     add("--blocks", type=int, default=2)
     add("--dropout", type=float, default=0.5)
+    add("--rule", help="of rows, by name; default: the Adam of a matrix")
     add("--rate", type=float, default=0.003, help="of rows, in the beginning")
     add("--dense-rate", type=float, default=0.001, help="of other weights")
     add("--seed", type=int, default=1)

@@ -27,6 +27,8 @@ import two_towers
 import visits
 from absl.testing import parameterized
 
+import tf_ext
+
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_tests(
@@ -318,7 +320,7 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
             loss=loss, matrix=False, length=4, dim=4, heads=2, blocks=1
         )
         args.dropout, args.seed, args.rate, args.dense_rate = 0, 1, 0.1, 0.1
-        args.l2 = 0.0
+        args.l2, args.rule = 0.0, None
         model = beauty.SASRec(args, 6, 10)
         items = np.array([[1, 2, 3], [4, 5, 0]])
         # To each of the items that follow another: who had what, and which.
@@ -353,8 +355,11 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
             loss="softmax", matrix=False, length=3, dim=64, heads=2, blocks=0
         )
         args.dropout, args.seed, args.rate, args.dense_rate = 0.5, 1, 0.1, 0.1
-        args.l2 = 0.0
+        args.l2, args.rule = 0.0, "adagrad"
         model = beauty.SASRec(args, 2, 10)
+        self.assertIsInstance(
+            model.table.optimizer, tf_ext.optimizers.SparseAdagrad
+        )
         rows = tf.random.stateless_normal([6, 64], [1, 2])
         past = tf.constant([[1, 1, 1], [2, 1, 0]], tf.int64)
         found = model.encode(past, rows, training=False)
@@ -376,7 +381,7 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
         args = argparse.Namespace(
             loss="bce", matrix=False, batch=60, length=8, dim=8, heads=2, l2=l2
         )
-        args.blocks, args.dropout, args.seed = 1, 0.0, 1
+        args.blocks, args.dropout, args.seed, args.rule = 1, 0.0, 1, None
         args.rate, args.dense_rate = 0.02, 0.01
         # Most items are in few batches.
         sequences = [
