@@ -475,6 +475,23 @@ class BeautyTest(tf.test.TestCase, parameterized.TestCase):
             self.assertLessEqual(batch.size - len(batch), 12)
 
 
+class TwoTowersTest(tf.test.TestCase):
+    def test_losses_are_corrected_by_frequencies(self):
+        args = argparse.Namespace(dim=4, rule=None, temperature=0.5)
+        pairs = {"user": tf.range(8), "item": tf.constant([1] * 6 + [2, 3])}
+        pairs = {key: tf.cast(ids, tf.int64) for key, ids in pairs.items()}
+        losses = {}
+        for args.frequency in ("estimated", "none"):
+            tf.keras.utils.set_random_seed(1)
+            model = two_towers.TwoTowers(args)
+            for training in (True, False):
+                losses[args.frequency] = model(pairs, training=training)
+            vectors = model.item({"item": pairs["item"]})
+            self.assertAllClose(tf.norm(vectors, axis=1), np.ones(8))
+        # The popular item is the less of a negative for others.
+        self.assertAllLess(losses["estimated"][6:] - losses["none"][6:], -0.1)
+
+
 class DinTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.parameters("attention", "mean", "none")
     def test_knows_the_next_item(self, interest):
