@@ -227,7 +227,9 @@ class CodeTest(absltest.TestCase):
     def test_streaming(self):
         first = blocks("docs/streaming.md", "python")[0]
         shown = (ROOT / "docs/streaming.md").read_text().split("```")[3]
-        (store,) = blocks("docs/streaming.md", "python", section="To a store")
+        (store,) = blocks(
+            "docs/streaming.md", "python", section="Publishing to a store"
+        )
         printed = self._run([first, store]).strip()
         self.assertStartsWith(printed, shown.strip())
         self.assertRegex(printed, r"Versions\(current=\d, .*pinned=False\)$")
