@@ -32,7 +32,7 @@ import pathlib
 
 import numpy as np
 import tensorflow as tf
-from measured import cpu_seconds, report
+from measured import add_arguments, cpu_seconds, report
 from visits import read
 
 import tf_ext
@@ -269,9 +269,7 @@ def main(arguments=None):
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--data", required=True, help="folder of Beauty.txt")
-    add("--test", action="store_true")
-    add("--log", help="file to which --test adds its figures")
+    add_arguments(parser, "folder of Beauty.txt")
     add("--loss", choices=["bce", "softmax"], default="bce")
     add("--matrix", action="store_true", help="of Keras, without a table")
     add("--l2", type=float, default=0.0, help="of rows, or of the matrix")

@@ -18,12 +18,11 @@ with the CPU time and the memory that it took.
 """
 
 import argparse
-import json
 import pathlib
 
+import measured
 import numpy as np
 import tensorflow as tf
-from measured import cpu_seconds, report
 from visits import read
 
 import tf_ext
@@ -103,12 +102,9 @@ def examples(sequences, places, num_items, seed):
 
 
 def auc(labels, scores):
-    """The share of pairs in order; ties count half."""
-    _, of, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[of]
-    positives = np.count_nonzero(labels)
-    above = ranks[labels[:, 0] > 0].sum() - positives * (positives + 1) / 2
-    return above / (positives * (len(labels) - positives))
+    """The area under the ROC curve, of all as if they were of one user."""
+    users = np.zeros(len(scores), np.int64)
+    return tf_ext.metrics.gauc(users, labels[:, 0], scores).value
 
 
 def main(arguments=None):
@@ -116,9 +112,7 @@ def main(arguments=None):
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add = parser.add_argument
-    add("--data", required=True, help="folder of Beauty.txt")
-    add("--test", action="store_true")
-    add("--log", help="file to which --test adds its figures")
+    measured.add_arguments(parser, "folder of Beauty.txt")
     add(
         "--interest", choices=["attention", "mean", "none"], default="attention"
     )
@@ -149,21 +143,12 @@ def main(arguments=None):
     model.compile(tf_ext.optimizers.Optimizer(adam), "binary_crossentropy")
     data = tf.data.Dataset.from_tensor_slices(train)
     data = data.shuffle(len(train[1]), args.seed).batch(args.batch)
-    result = {}
-    for epoch in range(1, args.epochs + 1):
-        loss = model.fit(data, verbose=0).history["loss"][0]
-        done = epoch == args.epochs
-        if done or not args.test:
-            scores = model.predict(held_out, batch_size=4096, verbose=0)[:, 0]
-            result = {
-                "epoch": epoch,
-                "loss": loss,
-                "train_cpu_seconds": round(cpu_seconds()),
-                "auc": auc(wanted, scores),
-            }
-            if not done:
-                print(json.dumps(result), flush=True)
-    return report(args, result)
+
+    def measure():
+        scores = model.predict(held_out, batch_size=4096, verbose=0)
+        return {"auc": auc(wanted, scores[:, 0])}
+
+    return measured.train(model, data, args, measure, every=1)
 
 
 if __name__ == "__main__":

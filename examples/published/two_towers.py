@@ -13,14 +13,13 @@ the last line are those of gowalla.py and electronics.py.
 """
 
 import argparse
-import json
 
 import electronics
 import gowalla
+import measured
 import numpy as np
 import tensorflow as tf
 import visits
-from measured import cpu_seconds, report
 
 import tf_ext
 
@@ -70,9 +69,7 @@ def main(arguments=None):
     )
     add = parser.add_argument
     add("name", choices=sorted(PARTS), help="how the data are divided")
-    add("--data", required=True, help="folder of the files")
-    add("--test", action="store_true")
-    add("--log", help="file to which --test adds its figures")
+    measured.add_arguments(parser, "folder of the files")
     add("--frequency", choices=["estimated", "none"], default="estimated")
     add("--rule", help="of the tables, by name; default: that of SparseTable")
     add("--epochs", type=int, default=10)
@@ -103,20 +100,7 @@ def main(arguments=None):
             wanted,
         )
 
-    result = {}
-    for epoch in range(1, args.epochs + 1):
-        loss = model.fit(data, verbose=0).history["loss"][0]
-        done = epoch == args.epochs
-        if done or (not args.test and epoch % args.every == 0):
-            result = {
-                "epoch": epoch,
-                "loss": loss,
-                "train_cpu_seconds": round(cpu_seconds()),
-                **measure(),
-            }
-            if not done:
-                print(json.dumps(result), flush=True)
-    return report(args, result)
+    return measured.train(model, data, args, measure, args.every)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,11 @@ take most of the time, are scored once a user and not once a visit.
 """
 
 import functools
-import json
 import pathlib
 
+import measured
 import numpy as np
 import tensorflow as tf
-from measured import cpu_seconds, report
 
 import tf_ext
 
@@ -203,10 +202,8 @@ def of_user(found, wanted):
 
 def add_arguments(parser, **defaults):
     """The arguments of the programs, with their defaults."""
+    measured.add_arguments(parser, "folder of the files")
     add = parser.add_argument
-    add("--data", required=True, help="folder of the files")
-    add("--test", action="store_true")
-    add("--log", help="file to which --test adds its figures")
     add("--every", type=int, default=10, help="epochs a print")
     add("--seed", type=int, default=1)
     for name, help_text in (
@@ -253,17 +250,6 @@ def run(args, train, wanted):
             label,
         )
     )
-    result = {}
-    for epoch in range(1, args.epochs + 1):
-        loss = model.fit(data, verbose=0).history["loss"][0]
-        done = epoch == args.epochs
-        if done or (not args.test and epoch % args.every == 0):
-            result = {
-                "epoch": epoch,
-                "loss": loss,
-                "train_cpu_seconds": round(cpu_seconds()),
-                **rank(model, train, wanted),
-            }
-            if not done:
-                print(json.dumps(result), flush=True)
-    return report(args, result)
+    return measured.train(
+        model, data, args, lambda: rank(model, train, wanted), args.every
+    )

@@ -23,7 +23,8 @@ class BackgroundUpdates:
     """Calls `update` every few seconds, until `close`.
 
     A class that is derived from it implements `update`, which sets `error`, and
-    `_complaint`. Errors do not end the thread; each is logged when it is new.
+    `_complaint`, and may extend `_end_block`. Errors do not end the thread;
+    each is logged when it is new.
 
     Attributes:
       error: Exception or None, the reason why the last attempt did not find, or
@@ -40,8 +41,8 @@ class BackgroundUpdates:
         """Updates the object; returns whether it did."""
         raise NotImplementedError
 
-    def _complaint(self, error: Exception) -> str:
-        """What is logged when an attempt had this error."""
+    def _complaint(self) -> str:
+        """What is logged before an error."""
         raise NotImplementedError
 
     def _start(self, name: str, every: float | None) -> None:
@@ -62,8 +63,8 @@ class BackgroundUpdates:
         with contextlib.suppress(Exception):
             self.update()
         text = "" if self.error is None else str(self.error)
-        if self.error is not None and text != self._logged:
-            _LOG.warning("%s %s", self._complaint(self.error), text)
+        if text and text != self._logged:
+            _LOG.warning("%s %s", self._complaint(), text)
         self._logged = text
 
     def close(self) -> None:
@@ -82,3 +83,8 @@ class BackgroundUpdates:
         traceback: types.TracebackType | None,
     ) -> None:
         self.close()
+        if exc_type is None:
+            self._end_block()
+
+    def _end_block(self) -> None:
+        """Called at the end of a `with` block, unless an error has ended it."""

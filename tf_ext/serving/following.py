@@ -197,7 +197,7 @@ class Follower(BackgroundUpdates):
                 raise
         return moved
 
-    def _complaint(self, error: Exception) -> str:
+    def _complaint(self) -> str:
         return (
             f"{self._directory} cannot be followed to its newest point; the "
             f"model serves that of step {self.step}."

@@ -6,7 +6,6 @@ import os
 import posixpath
 import threading
 import time
-import types
 import typing
 from collections.abc import Iterator
 
@@ -191,15 +190,8 @@ class Publisher(BackgroundUpdates):
         training_counts.remove_publisher(self)
         super().close()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: types.TracebackType | None,
-    ) -> None:
-        self.close()
-        if exc_type is None:
-            self._attempt()
+    def _end_block(self) -> None:
+        self._attempt()
 
     def _attempt(self) -> None:
         # Training continues, and the next attempt carries what this one lacks.
@@ -207,7 +199,7 @@ class Publisher(BackgroundUpdates):
         if isinstance(self.error, SinkConflictError):
             self._closed.set()  # Another process publishes there.
 
-    def _complaint(self, error: Exception) -> str:
+    def _complaint(self) -> str:
         return (
             f"The newest point of {self._directory} is not published; version "
             f"{self.version}, of step {self.step}, was."

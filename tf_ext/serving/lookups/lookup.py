@@ -222,7 +222,7 @@ class Lookup(BackgroundUpdates):
             "more of them, by `keep` of the sink."
         )
 
-    def _complaint(self, error: Exception) -> str:
+    def _complaint(self) -> str:
         return (
             f"Version {self.version} is served on, as the current one cannot "
             "be loaded."
