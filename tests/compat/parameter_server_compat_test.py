@@ -4,9 +4,12 @@
 import functools
 import os
 import signal
+import sys
 import threading
 import time
 import unittest
+from concurrent import futures
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -30,6 +33,47 @@ def setUpModule():
 def _peers(job):
     host, port = split_address(cluster_of(_strategy)[job][0])
     return {(host, int(port))}
+
+
+class PutBackTest(absltest.TestCase):
+    """A step is put back when its worker is lost; a server may be lost, too."""
+
+    def _queue(self):
+        coordinator = tf.distribute.coordinator.ClusterCoordinator
+        module = sys.modules[coordinator.__module__]
+        queue = module._CoordinatedClosureQueue()
+        self.addCleanup(queue.stop)
+        return queue
+
+    def _fail(self, queue, is_put_back=True):
+        """Fails in a thread of a worker, which took the step before."""
+
+        def run():
+            queue.put(mock.Mock(tag=None))
+            step = type(queue).get(queue, tag=0)
+            if is_put_back:
+                queue.put_back(step)
+            queue.mark_failed(tf.errors.AbortedError(None, None, "a server"))
+
+        with futures.ThreadPoolExecutor() as pool:
+            pool.submit(run).result()
+
+    def test_the_error_is_raised(self):
+        queue = self._queue()
+        clusters.separate_workers(
+            mock.Mock(_cluster=mock.Mock(closure_queue=queue))
+        )
+        for is_put_back in (True, False, True):
+            self._fail(queue, is_put_back)
+            with self.assertRaisesRegex(tf.errors.AbortedError, "a server"):
+                queue.done()
+            self.assertTrue(queue.done())
+
+    def test_tensorflow_loses_it(self):
+        queue = self._queue()
+        with self.assertRaisesRegex(AssertionError, "no inflight closures"):
+            self._fail(queue)
+        self.assertFalse(queue.done())
 
 
 class ClusterTest(absltest.TestCase):

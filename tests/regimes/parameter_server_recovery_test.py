@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fit` on tables goes on after a worker or a parameter server was lost."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -161,6 +164,38 @@ class ServerLostTest(TestCase):
         self.assertEqual(starts, [(0, 0), (1, 64)])
         self.assertAllClose(auc, expected_auc, 0, 0.01)
         self.assertCountEqual(rows["weights"], expected["weights"])
+
+    @pytest.mark.timeout(180)
+    def test_a_server_while_a_worker_is_waited_for(self):
+        processes = _CLUSTER.processes
+
+        def lose():
+            with processes._lock:  # None is started again before.
+                processes.kill("worker", 0)
+                time.sleep(3.0)  # The other worker has trained its share.
+                processes.kill("ps", 0)
+
+        losing = threading.Thread(target=lose)
+        loses = _At(0, 20, losing.start)
+        epochs = []
+        note = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: epochs.append(epoch)
+        )
+
+        def share(context):
+            return self.data().shard(2, context.input_pipeline_id)
+
+        def train(strategy):
+            with strategy.scope():
+                model = self.make()
+            model.fit(share, callbacks=[loses, note], verbose=0)
+            return number(model.optimizer.iterations)
+
+        iterations = tf_ext.distribute.run_with_recovery(
+            train, processes.strategy
+        )
+        losing.join()
+        self.assertEqual((loses.done, iterations, epochs), (1, 64, [0]))
 
     @pytest.mark.slow
     def test_losses_beyond_those_allowed(self):

@@ -63,6 +63,11 @@ def separate_workers(coordinator):
     Each of these threads runs the steps of one worker. Without this, all of
     them wait when tensors of a frozen worker are freed.
 
+    If a server is lost while a thread waits for its worker, the error reaches
+    those who wait for steps. Without this, the thread ends with an
+    AssertionError, because its step is no longer under way, and they wait for
+    ever.
+
     Seen in: TensorFlow 2.18 to 2.21.
 
     Returns:
@@ -71,7 +76,8 @@ def separate_workers(coordinator):
     queue = coordinator._cluster.closure_queue
     if "get" in vars(queue):
         return queue.tf_ext_parking
-    take = queue.get
+    take, give_back, fail = queue.get, queue.put_back, queue.mark_failed
+    have_put_back = set()  # Threads whose last step is no longer under way.
     executors = {}  # Of the thread of each worker.
     parking = queue.tf_ext_parking = Parking()
 
@@ -89,9 +95,21 @@ def separate_workers(coordinator):
             )
 
         parking.wait(worker, is_called)
+        have_put_back.discard(threading.get_ident())
         return take(*args, **kwargs)
 
-    queue.get = get
+    def put_back(closure):
+        give_back(closure)
+        have_put_back.add(threading.get_ident())
+
+    def mark_failed(error):
+        if threading.get_ident() in have_put_back:
+            with queue._queue_lock:
+                queue.inflight_closure_count += 1  # `fail` takes it off again.
+            have_put_back.discard(threading.get_ident())
+        fail(error)
+
+    queue.get, queue.put_back, queue.mark_failed = get, put_back, mark_failed
     return parking
 
 
