@@ -12,6 +12,8 @@ import os
 import subprocess
 
 _CLONE_NEWNET = 0x40000000
+_CLONE_NEWNS = 0x00020000
+_MS_BIND, _MS_PRIVATE, _MS_REC = 0x1000, 1 << 18, 0x4000
 _NOBODY = "02:00:00:00:ff:ff"
 
 
@@ -37,6 +39,20 @@ def enter(namespace):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
+def take_host_names(path):
+    """Gives a process that has one thread a file in place of /etc/hosts."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result):
+        if result != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    check(libc.unshare(_CLONE_NEWNS))
+    check(libc.mount(None, b"/", None, _MS_PRIVATE | _MS_REC, None))
+    file = os.fsencode(path)
+    check(libc.mount(file, b"/etc/hosts", None, _MS_BIND, None))
+
+
 class Network:
     """Hosts that reach each other, in a `with` statement.
 
@@ -53,6 +69,8 @@ class Network:
         self.namespaces = [_name(host) for host in range(hosts)]
         self.addresses = [f"10.213.0.{host + 1}" for host in range(hosts)]
         self._hardware = [f"02:00:00:00:00:{h + 1:02x}" for h in range(hosts)]
+        self._cuts = set()
+        self._moves = 0
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -89,13 +107,33 @@ class Network:
 
     def cut(self, one, other):
         """Drops all packets between two hosts, in both directions."""
+        self._cuts.add(frozenset([one, other]))
         self._send(one, other, _NOBODY)
         self._send(other, one, _NOBODY)
 
     def heal(self, one, other):
         """Lets packets through again."""
+        self._cuts.discard(frozenset([one, other]))
         self._send(one, other, self._hardware[other])
         self._send(other, one, self._hardware[one])
+
+    def move(self, host):
+        """Gives a host an address that none has had; nothing has the old one.
+
+        Connections to it are neither closed nor answered.
+        """
+        self._moves += 1
+        own = ["-n", self.namespaces[host], "address"]
+        _ip(*own, "del", f"{self.addresses[host]}/24", "dev", "eth0")
+        self.addresses[host] = f"10.213.0.{100 + self._moves}"
+        _ip(*own, "add", f"{self.addresses[host]}/24", "dev", "eth0")
+        for other in range(len(self.namespaces)):
+            if other != host:
+                again = self.cut if self._is_cut(host, other) else self.heal
+                again(host, other)
+
+    def _is_cut(self, one, other):
+        return frozenset([one, other]) in self._cuts
 
     def _send(self, host, to, hardware):
         _ip(

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A task of a cluster that faults are made against, by its `TF_CONFIG`.
+
+Usage: faults_task_program.py NAMESPACE HOSTS FOLDER DATA EXECUTION
+
+NAMESPACE: of its network, and HOSTS: its /etc/hosts; both "-" for this
+machine's. DATA: "chief" or "workers" read them. EXECUTION: steps of one, with a
+sign: steps overlap.
+
+Workers and servers of a chief serve. A chief and synchronous workers train
+until FOLDER/stop exists, and write recovery points to FOLDER/points. The row of
+an id counts how often it was trained on, which is once in each epoch. The first
+task appends lines `SECONDS PROCESS STEP` to FOLDER/steps, at the beginning of
+the first step and after each. In the end, each task that trains writes
+FOLDER/result-INDEX: `{"epochs", "iterations", "rows": {id: count}}`.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+from clusters import networks
+
+if __name__ == "__main__" and sys.argv[1] != "-":
+    # Before there are threads, which stay where they are.
+    networks.take_host_names(sys.argv[2])
+    networks.enter(sys.argv[1])
+
+import tensorflow as tf
+from models.model_building import counting_model, number, rows_of
+
+import tf_ext
+from tf_ext._keras import keras
+from tf_ext.distribute import server
+
+WORKERS, BATCH, STEPS = 3, 8, 300
+IDS = BATCH * STEPS
+_POINT_SECONDS = 2.0
+# Shorter than the default, as so many wait for it.
+_HEARTBEAT_SECONDS = 10.0
+_MAX_RESTARTS = 1000
+
+
+class Tell(keras.callbacks.Callback):
+    """Writes down where training is, and ends it after an epoch."""
+
+    def __init__(self, folder, writes):
+        super().__init__()
+        self._stop = folder / "stop"
+        self._file = (folder / "steps").open("a") if writes else None
+        self._began = False
+        self.epochs = 0
+
+    def _write(self, step):
+        if self._file:
+            step += self._epoch * STEPS
+            self._file.write(f"{time.time():.3f} {os.getpid()} {step}\n")
+            self._file.flush()
+
+    def on_train_begin(self, logs=None):
+        self._began = False
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if not self._began:
+            self._began = True
+            self._write(batch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._write(batch + 1)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs = epoch + 1
+        told = tf.constant([int(self._stop.exists())], tf.int64)
+        # Workers look at different times.
+        processes = self.model.tables[0].rows.regime.processes
+        if bool(tf.reduce_max(processes.gather(told))):
+            self.model.stop_training = True
+
+
+def _samples(ids):
+    return tf.data.Dataset.from_tensor_slices(
+        ({"id": ids}, tf.zeros([len(ids), 1]))
+    ).batch(BATCH)
+
+
+def _share(context):
+    return _samples(range(IDS)[context.input_pipeline_id :: WORKERS])
+
+
+def main(folder, data, execution):
+    folder = pathlib.Path(folder)
+    config = json.loads(os.environ["TF_CONFIG"])
+    job, index = config["task"]["type"], config["task"]["index"]
+    has_servers = "ps" in config["cluster"]
+    if has_servers and job != "chief":
+        server.main([])
+
+    def train(strategy):
+        with strategy.scope():
+            model, table = counting_model(BATCH)
+            model.compile(
+                model.optimizer,
+                model.loss,
+                steps_per_execution=abs(int(execution)),
+            )
+        tell = Tell(folder, index == 0)
+        points = tf_ext.callbacks.TableSnapshot(
+            folder / "points",
+            seconds=_POINT_SECONDS,
+            incremental=True,
+            on_sigterm=True,
+        )
+        model.fit(
+            _share if data == "workers" else _samples(range(IDS)),
+            epochs=1_000_000,
+            callbacks=[points, tell],
+            verbose=0,
+            **({"overlap_steps": True} if int(execution) < 0 else {}),
+        )
+        result = {
+            "epochs": tell.epochs,
+            "iterations": int(number(model.optimizer.iterations)),
+            "rows": {k: float(v[0]) for k, v in rows_of(table).items()},
+        }
+        (folder / f"result-{index}").write_text(json.dumps(result))
+
+    if has_servers:
+        tf_ext.distribute.run_with_recovery(train, max_restarts=_MAX_RESTARTS)
+    else:
+        train(
+            tf_ext.distribute.multi_worker_strategy(
+                heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
+            )
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[3:])
