@@ -305,7 +305,7 @@ def distinct(batch, seed=1):
 
 def main():
     task, output = json.loads(sys.argv[1]), sys.argv[2]
-    with _started(task["workers"], task["servers"]) as (strategy, roles, rank):
+    with started(task["workers"], task["servers"]) as (strategy, roles, rank):
         for fields in task["jobs"]:
             lines = _measure(Job(**fields), strategy, roles, rank, task)
             if rank == 0:
@@ -316,7 +316,7 @@ def main():
 
 
 @contextlib.contextmanager
-def _started(workers, servers):
+def started(workers, servers):
     """The strategy, `{role: process ids}`, and this worker's rank."""
     if servers:
         with tf_ext.distribute.local_cluster(workers, servers) as cluster:

@@ -40,6 +40,7 @@ BENCHMARKS = {
     "fit_columns": ("step_benchmarks", "fit_columns"),
     "memory": ("table_benchmarks", "memory"),
     "snapshot": ("table_benchmarks", "snapshot"),
+    "points": ("point_benchmarks", "points"),
     "core": ("core_benchmarks", "core"),
     "read": ("read_benchmarks", "read"),
     "fit_files": ("read_benchmarks", "fit_files"),

@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import cluster_benchmarks
 import delays
+import point_benchmarks
 import run
 import scaling_model
 from scaling_model import LARGE, NETWORK, Job, limits, predict, slowest_of
@@ -326,6 +327,27 @@ class MeasuringTest(tf.test.TestCase):
             self.assertGreater(line["bytes"], 2 * line["signs"] * 48)
             self.assertGreater(line["packets"], 1.0)
             self.assertGreater(line["cpu_ms"], line["worker_ms"])
+
+    def test_points(self):
+        path = pathlib.Path(self.get_temp_dir(), "points")
+        args = run.parse_arguments(["points", "--repeats=1", f"--json={path}"])
+        trainings = ((1, 0, 12), (1, 1, 12), (2, 0, 12))
+        with (
+            mock.patch.object(point_benchmarks, "TRAININGS", trainings),
+            mock.patch.dict("os.environ"),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            os.environ.pop("PYTHONSAFEPATH", None)
+            run.run("points", args, threads=2)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        self.assertEqual(
+            [(line["workers"], line["servers"]) for line in lines],
+            [(1, 0), (1, 1), (2, 0)],
+        )
+        for line in lines:
+            self.assertEqual(line["starts"], 1)
+            for name in ("throughput", "cpu", "bytes"):
+                self.assertGreater(line[name], 0.0)
 
     def test_clusters(self):
         path = pathlib.Path(self.get_temp_dir(), "results")

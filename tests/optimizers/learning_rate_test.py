@@ -17,7 +17,10 @@ from saving_util import FORMATS, TestCase, contents
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.optimizers import Optimizer, SparseSGD
+from tf_ext.recovery import beside
 from tf_ext.recovery import points as recovery_points
+from tf_ext.regimes import local_regime
+from tf_ext.tables.saving.snapshot_save import Save
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
@@ -318,11 +321,15 @@ class SavingTest(TestCase):
     def test_recovery_points(self):
         model = self._reduced()
         point = recovery_points.Point(1, 1, 0, self.path("point-0000000001"))
-        recovery_points.write(
-            point,
-            model,
-            lambda index, table, path: table.save(path),
-            recovery_points.claim(self.path("points"), model),
+        beside.run(
+            recovery_points.write(
+                point,
+                model,
+                lambda index, table, path: Save(table.rows, path),
+                recovery_points.claim(self.path("points"), model),
+            ),
+            local_regime().processes,
+            "Saving",
         )
         again = _model(0.25)
         again.train_on_batch(*self._batch())

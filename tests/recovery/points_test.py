@@ -8,12 +8,15 @@ timing of real processes would meet it each time.
 import os
 import tempfile
 import types
+from unittest import mock
 
 import tensorflow as tf
 from models.small_models import table
 
-from tf_ext.recovery import points
+from tf_ext.recovery import beside, points
+from tf_ext.regimes import local_regime
 from tf_ext.snapshot import SnapshotConflictError
+from tf_ext.tables.saving.snapshot_save import Save
 
 
 class WriteTest(tf.test.TestCase):
@@ -33,15 +36,22 @@ class WriteTest(tf.test.TestCase):
     def write(self, taken_in=None):
         """Writes a point, whose directory is taken as a table is saved."""
 
-        def save(index, table, path):
+        def save_of(index, table, path):
             self.saved.append(index)
             if index == taken_in:
                 self.claim_by_another()
-            return table.save(path)
+            return Save(table.rows, path)
 
         point = points.Point(1, 0, 1, self.path)
-        with self.assertRaises(SnapshotConflictError):
-            points.write(point, self.model, save, self.claim)
+        with (
+            mock.patch.object(points, "_State"),
+            self.assertRaises(SnapshotConflictError),
+        ):
+            beside.run(
+                points.write(point, self.model, save_of, self.claim),
+                local_regime().processes,
+                "Saving",
+            )
 
     def test_nothing_if_it_is_taken_before(self):
         self.claim_by_another()

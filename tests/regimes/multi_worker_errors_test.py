@@ -10,6 +10,7 @@ from cases import multi_worker_difference_cases as differences
 from cases import multi_worker_error_cases as cases
 from cases import multi_worker_model_cases as models
 from cases import multi_worker_notice_cases as notices
+from cases import multi_worker_point_cases as points
 from clusters.case_workers import alone, merge_rows, shared_workers
 
 from tf_ext._keras import IS_KERAS_3
@@ -26,6 +27,7 @@ pytestmark = [
         "DifferentProgramsTest::test_names_what_differs_samples_of_arrays",
         "DifferentProgramsTest::test_names_what_differs_schedule",
         "InputErrorTest::test_training_goes_on",
+        "PointsTest::test_the_last_point_has_the_rows_of_all",
     ),
 ]
 
@@ -130,6 +132,19 @@ class NoticeTest(tf.test.TestCase):
         # In tf_keras, whose loop tells nothing, callbacks ask.
         told = [one >= notices.NOTICE for one in steps if IS_KERAS_3]
         self.assertEqual(_CASES[notices.told_of_sigterm], [told] * _WORKERS)
+
+
+class PointsTest(tf.test.TestCase):
+    def test_the_last_point_has_the_rows_of_all(self):
+        results = _CASES[points.points_beside_training]
+        rows = merge_rows([result["rows"] for result in results])
+        for result in results:
+            self.assertEqual(result["saved"], rows)
+            self.assertEqual(result["kinds"][0], "full")
+            self.assertLess(len(result["kinds"]), 13)
+            self.assertEqual(result["steps"][-1], 4 * points.STEPS)
+            # More than one chain.
+            self.assertGreater(len(result["steps"]), 13)
 
 
 class DifferentProgramsTest(parameterized.TestCase):

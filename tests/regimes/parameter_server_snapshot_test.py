@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "SnapshotTest::test_each_server_writes_its_shard",
+        "SnapshotTest::test_points_beside_training",
     ),
 ]
 
@@ -134,6 +135,34 @@ class SnapshotTest(TestCase):
         self.assertEqual(int(model.optimizer.iterations.numpy()), 16)
         self.assertEqual(contents(model.tables[0]), contents(whole))
         self.assertEqual(counters_of(model.tables[0]), counters_of(whole))
+
+    def test_points_beside_training(self):
+        features, labels = small_models.batch(generator(self), 512)
+        data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(16)
+        with cluster.strategy.scope():
+            model = small_models.compiled(
+                small_models.functional(small_models.table("adagrad"))
+            )
+        directory = self.directory()
+        points = tf_ext.callbacks.TableSnapshot(
+            directory, steps=4, seconds=1e-9, incremental=True, keep=99
+        )
+        # Points are under way while steps end, and a chain begins anew.
+        model.fit(data, epochs=3, verbose=0, callbacks=[points])
+        paths = point_files.list_points(directory)
+        self.assertGreater(len(paths), 13)
+        last = point_files.table_path(paths[-1], 0)
+        self.assertLess(len(tf_ext.snapshot.open_snapshot(last).chain), 13)
+        for saved, wanted in (
+            (point_files.read_point(paths[-1]).step, 96),
+            (self._loaded(last), contents(model.tables[0])),
+        ):
+            self.assertEqual(saved, wanted)
+
+    def _loaded(self, path):
+        table = small_models.table("adagrad")
+        table.load(path)
+        return contents(table)
 
     def test_training_begins_with_the_rows_of_one_process(self):
         root, own = self.directory(), self.directory()

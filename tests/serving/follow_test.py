@@ -180,7 +180,7 @@ class FollowTest(PointsTestCase):
                     if os.path.exists(os.path.join(self.root, name)):
                         break
                 self.publish(*range(path + 1, point + 1))
-                if point == 12:
+                if point == 13:
                     self.remove(*range(1, 12))
                 self.assertTrue(follower.update(), point)
                 self.assertEqual(follower.step, point * _STEPS)
@@ -260,7 +260,7 @@ class FollowTest(PointsTestCase):
         try:
             for point in range(2, _POINTS + 1):
                 self.publish(point)
-                if point == 12:
+                if point == 13:
                     self.remove(*range(1, 12))
                 if point % 3 == 0:
                     self._wait_for(follower, point)
@@ -351,9 +351,9 @@ class FaultsTest(PointsTestCase):
             with self.assertRaisesRegex(DamagedSnapshotError, damaged):
                 self.follower.update()
         self.assert_at(3)
-        self.publish(12)
+        self.publish(12, 13)
         self.assertTrue(self.follower.update())
-        self.assert_at(12)
+        self.assert_at(13)
 
     def test_two_points_that_cannot_be_read(self):
         self.publish(2)

@@ -13,6 +13,7 @@ from saving_util import TestCase
 from snapshot_util import data_files
 
 import tf_ext
+from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.snapshot import DamagedSnapshotError, changes, files
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.tables.saving import snapshot_load, snapshot_save
@@ -124,11 +125,19 @@ class EndOfChainTest(TestCase):
                 [50 + number], np.ones([1, _DIM]), learning_rate=0.1
             )
             path = self.at(str(number))
+            self.table.save(path, base=self.table.rows.chain.links[-1][0])
             if anew:
-                snapshot_save.save_anew(self.table.rows, path, step=number)
-            else:
-                self.table.save(path, base=self.at(str(number - 1)))
+                self.save_whole(number)
             self.note(number)
+
+    def save_whole(self, number):
+        """Begins a chain of a full snapshot with a delta's id."""
+        snapshot_save.Save(
+            self.table.rows,
+            self.at(f"{number}/base"),
+            step=number,
+            id=self.id_of(number),
+        ).run()
 
     def at(self, name):
         return os.path.join(self.root, name)
@@ -164,15 +173,18 @@ class EndOfChainTest(TestCase):
 
     def test_each_full_snapshot_is_one_of_its_own(self):
         for number in (2, 4):
-            chain = files.read_chain(self.at(str(number)))
+            chain = files.read_chain(self.at(f"{number}/base"))
             self.assertEqual([m.kind for _, m in chain], ["full"])
             self.assertEqual(chain[0][1].step, number)
-        for number in range(6):
+            self.assertEqual(chain[0][1].id, self.id_of(number))
+        for number, length in enumerate([1, 2, 3, 2, 3, 2]):
+            self.assertLen(files.read_chain(self.at(str(number))), length)
+        for name in ("0", "1", "2", "2/base", "3", "4", "4/base", "5"):
             served = tf_ext.SparseTable("t", _DIM, "sgd")
-            served.load(self.at(str(number)))
+            served.load(self.at(name))
             self.table = served
             self.note(9)
-            self.assertEqual(self.states[9], self.states[number])
+            self.assertEqual(self.states[9], self.states[int(name[0])])
 
     def test_a_table_that_follows(self):
         with tf_ext.serving.weights_only():
@@ -188,37 +200,39 @@ class EndOfChainTest(TestCase):
             self.assertEqual(self.states[9], self.states[number])
 
     def test_what_the_chain_does_not_need_may_be_damaged(self):
-        held = self.id_of(1)
-        path = pathlib.Path(self.at("2"), "changes")
+        held, second = self.id_of(1), self.id_of(2)
+        path = pathlib.Path(self.at("2"))
         for file in (path / "manifest.json", path / data_files(path)[0]):
             whole = file.read_bytes()
             file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-            self.assertIsNone(self.deltas(2, held))
+            self.assertIsNone(self.deltas(3, held))
             self.assertIsNone(self.deltas(5, held))
             file.unlink()
-            self.assertIsNone(self.deltas(2, held))
-            self.assertLen(self.deltas(3, self.id_of(2)), 1)
+            self.assertIsNone(self.deltas(3, held))
+            self.assertLen(self.deltas(3, second), 1)
             file.write_bytes(whole)
-            self.assertLen(self.deltas(2, held), 1)
+            self.assertLen(self.deltas(3, held), 2)
         # It is not what leads to another one, nor to one of other rows.
-        os.rename(path, f"{path}-")
-        shutil.copytree(self.at("4/changes"), path)
-        self.assertIsNone(self.deltas(2, held))
-        manifest = files.read_manifest(f"{path}-")
-        shutil.rmtree(path)
-        os.rename(f"{path}-", path)
+        manifest = files.read_manifest(str(path))
+        shutil.copy(self.at("4/manifest.json"), path)
+        self.assertIsNone(self.deltas(3, held))
         other = dataclasses.replace(
             manifest, fields=manifest.fields[:1] + manifest.fields[:1]
         )
-        with mock.patch.object(files, "read_manifest", lambda _: other):
-            self.assertIsNone(files.read_changes(str(path.parent), manifest))
+        for found in (manifest, other):
+            with mock.patch.object(files, "read_manifest", return_value=found):
+                self.assertEqual(
+                    files.read_changes(str(path / "base"), manifest),
+                    (str(path), manifest) if found is manifest else None,
+                )
+                self.assertIsNone(files.read_changes(str(path), manifest))
 
     def test_a_circle_of_chains(self):
         for number, other in ((2, 4), (4, 2)):
-            folder = self.at(f"{number}/changes")
+            folder = self.at(str(number))
             forged = dataclasses.replace(
                 files.read_manifest(folder),
-                base=(f"../../{other}", self.id_of(other)),
+                base=(f"../{other}/base", self.id_of(other)),
                 sequence=1,
             )
             path = pathlib.Path(folder, "manifest.json")
@@ -226,22 +240,67 @@ class EndOfChainTest(TestCase):
         self.assertIsNone(self.deltas(5, "0" * 32))
 
     def test_a_full_snapshot_that_fails(self):
-        path = self.at("6")
-        run = snapshot_save.Save.run
-
-        def fail(save):
-            if save._path == path:
-                raise OSError(28, "No space left on device")
-            return run(save)
-
-        with mock.patch.object(snapshot_save.Save, "run", fail):
-            with self.assertRaises(OSError):
-                snapshot_save.save_anew(self.table.rows, path)
+        self.table.save(self.at("6"), base=self.at("5"))
+        for step in ("sync", "commit", "end"):
+            with mock.patch.object(
+                snapshot_save.Save, step, side_effect=OSError(28, "No space")
+            ):
+                with self.assertRaises(OSError):
+                    self.save_whole(6)
         # The old chain goes on from its delta.
         self.table.erase([90])
-        self.table.save(self.at("7"), base=f"{path}/changes")
+        self.table.save(self.at("7"), base=self.at("6"))
         self.note(7)
         self.assertLen(self.deltas(7, self.id_of(5)), 2)
+
+    def test_rows_that_change_while_all_are_written(self):
+        shard = self.table.rows.shards[0]
+        saved = type(shard).run
+
+        def run(shard, op, *inputs, **more):
+            if op is snapshot_ops.sparse_table_save:
+                change()
+            result = saved(shard, op, *inputs, **more)
+            if op is snapshot_ops.sparse_table_save:
+                change()
+            return result
+
+        def change():
+            self.table.erase([60 + len(changed)])
+            self.table.pull([300 + len(changed)], training=True)
+            self.table.push(
+                [80, 81 + len(changed)],
+                np.ones([2, _DIM]),
+                learning_rate=0.1,
+            )
+            changed.append(True)
+
+        changed = []
+        self.table.save(self.at("6"), base=self.at("5"))
+        with mock.patch.object(type(shard), "run", run):
+            self.save_whole(6)
+        self.assertLen(changed, 2)
+        self.table.save(self.at("7"), base=self.at("6/base"))
+        self.note(7)
+        self.assertLen(files.read_chain(self.at("7")), 2)
+        held = self.id_of(5)
+        self.assertLen(self.deltas(7, held), 2)
+        self.table = tf_ext.SparseTable("t", _DIM, "sgd")
+        self.table.load(self.at("7"))
+        self.note(9)
+        self.assertEqual(self.states[9], self.states[7])
+
+    def test_a_chain_that_has_gone_on_is_kept(self):
+        self.table.save(self.at("6"), base=self.at("5"))
+        write = snapshot_save.Save.commit
+
+        def commit(save):
+            write(save)
+            self.table.end_incremental()
+
+        with mock.patch.object(snapshot_save.Save, "commit", commit):
+            self.save_whole(6)
+        self.assertEqual(self.table.rows.chain.links, ())
 
 
 if __name__ == "__main__":

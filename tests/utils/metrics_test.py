@@ -231,6 +231,8 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
         # After steps 3, 6 and 8.
         self.assertEqual(found["tf_ext_point_seconds_count",], 3)
         self.assertGreater(found["tf_ext_point_seconds_sum",], 0)
+        self.assertEqual(found["tf_ext_point_pause_seconds_count",], 3)
+        self.assertGreater(found["tf_ext_point_pause_seconds_sum",], 0)
         written = found["tf_ext_point_time_seconds",]
         self.assertBetween(written, begin, time.time())
 

@@ -6,7 +6,7 @@ import logging
 import posixpath
 import time
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -19,16 +19,16 @@ from tf_ext._checks import (
 from tf_ext._keras import keras
 from tf_ext.data.progress import StreamProgress, merged
 from tf_ext.distribute import coordinators, training_counts
-from tf_ext.recovery import files, points, preemption
+from tf_ext.recovery import beside, files, points, preemption
 from tf_ext.recovery import warm_start as warm_starts
 from tf_ext.recovery.pause import Pause
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
-from tf_ext.snapshot.files import CHANGES
+from tf_ext.snapshot.files import BASE
 from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest
-from tf_ext.snapshot.storage import normalised
-from tf_ext.tables.saving.snapshot_save import save_anew
+from tf_ext.snapshot.storage import join, normalised
+from tf_ext.tables.saving.snapshot_save import Save
 from tf_ext.tables.sparse_table import SparseTable
 
 _LOG = logging.getLogger("tf_ext")
@@ -51,7 +51,9 @@ class TableSnapshot(keras.callbacks.Callback):
     warns if that point leaves nothing to train.
 
     A point is written at the end of `fit`, and before it as `steps`, `seconds`
-    and `epoch_end` say.
+    and `epoch_end` say. It is of the step after which it begins: training waits
+    while rows are copied to files, and continues while these are synced and the
+    point is completed. An error of that is raised after a later step.
 
     With `warm_start`, the first `fit` into an empty directory begins with the
     rows and weights of another run, of a model that may have other tables,
@@ -77,14 +79,16 @@ class TableSnapshot(keras.callbacks.Callback):
     Args:
       directory: string or path-like, for points only; on any file system of
         TensorFlow that all parameter servers, or workers, share.
-      steps: int or None, the number of steps between points.
-      seconds: float or None, the time between points.
+      steps: int or None, the number of steps between points. Training waits
+        for a point that is not complete when the next one is due.
+      seconds: float or None, the time between points, at least: the next one
+        begins after the one before is complete.
       epoch_end: bool, a point at the end of each epoch. None: if neither
         `steps` nor `seconds` is given.
       keep: int, how many of the newest points are kept.
-      incremental: bool, whether most points hold only the rows that changed;
-        each 11th point holds all rows, too. Points that others continue are
-        kept as well.
+      incremental: bool, whether points hold only the rows that changed; after
+        each 11th, all rows are written beside it while training continues.
+        Points that others continue are kept as well.
       max_bytes_per_second: int or None, a limit for writing rows.
       on_sigterm: bool, whether SIGTERM during `fit` is a notice of preemption.
         The steps under way are finished, a point is written, and `fit` raises
@@ -156,13 +160,22 @@ class TableSnapshot(keras.callbacks.Callback):
         self._saved_step = 0
         self._saved_time = time.monotonic()
         self._at_epoch_end = False
+        # The point that is being written beside training, or None.
+        self._beside: beside.Beside | None = None
 
-    def awaiting_sigterm(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def awaiting_sigterm(self) -> Iterator[None]:
         """The context of `fit`, in which SIGTERM is a notice if asked for."""
-        if not self.on_sigterm:
-            return contextlib.nullcontext()
         self._notice = preemption.Notice()
-        return self._notice.awaited()
+        awaited = self._notice.awaited()
+        with awaited if self.on_sigterm else contextlib.nullcontext():
+            try:
+                yield
+            finally:
+                # `fit` waits for a point, unless it was interrupted.
+                unfinished, self._beside = self._beside, None
+                if unfinished is not None:
+                    unfinished.abandon()
 
     @property
     def sigterm_received(self) -> bool:
@@ -299,6 +312,8 @@ class TableSnapshot(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         done = batch + 1
+        if self._beside is not None:
+            self._go_on()
         self._move(
             step=self._point.step + done - self._point.step_in_epoch,
             step_in_epoch=done,
@@ -330,6 +345,7 @@ class TableSnapshot(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, typing.Any] | None = None) -> None:
         if self._point.step > self._saved_step:
             self._save()
+        self._go_on(wait=True)
         self._fits = False
         self.end_if_preempted()
         self._release_directory()
@@ -339,6 +355,7 @@ class TableSnapshot(keras.callbacks.Callback):
         if not (self.on_sigterm and self._is_preempted()):
             return
         self._save()
+        self._go_on(wait=True)
         self._release_directory()
         _LOG.warning(
             "On SIGTERM, training ends after step %d, to resume from %s.",
@@ -376,7 +393,8 @@ class TableSnapshot(keras.callbacks.Callback):
     def _is_due(self) -> bool:
         steps = self._point.step - self._saved_step
         due = self.steps is not None and steps >= self.steps
-        if self.seconds is None:
+        # What is under way may take longer than this, and steps go on.
+        if self.seconds is None or self._beside is not None:
             return due
         # The clock of the first worker decides for all.
         milliseconds = regime_of_tables(
@@ -391,6 +409,8 @@ class TableSnapshot(keras.callbacks.Callback):
         path = files.path_of(self.directory, step)
         if self._point.path == path:
             return  # Nothing was trained since then.
+        begin = time.monotonic()
+        self._go_on(wait=True)
         self._claim_directory(self.model)
         changes = {
             "path": path,
@@ -398,34 +418,64 @@ class TableSnapshot(keras.callbacks.Callback):
             "shares": self._shares and self._shares.state(),
         }
         point = Point(**(vars(self._point) | changes))
-        begin = time.monotonic()
-        points.write(point, self.model, self._save_table, self._claim)
-        training_counts.add_point(step, time.monotonic() - begin)
+        self._beside = beside.Beside(
+            self._parts(point),
+            regime_of_tables(self.model.tables).processes,
+            f"Saving the recovery point {path}",
+        )
         self._point = point
-        points.prune(self.directory, self.keep, self._claim)
         self._saved_step = step
         self._saved_time = time.monotonic()
+        training_counts.add_point_pause(self._saved_time - begin)
 
-    def _save_table(
-        self, index: int, table: SparseTable, path: str
-    ) -> Manifest:
-        options: dict[str, typing.Any] = {
-            "step": self._point.step,
-            "max_bytes_per_second": self.max_bytes_per_second,
-        }
+    def _go_on(self, wait: bool = False) -> None:
+        """Goes on with the point that is being written, if there is one."""
+        if self._beside is not None and self._beside.go_on(wait):
+            self._beside = None
+
+    def _parts(self, point: Point) -> beside.Parts:
+        """Writes a point, and then what bounds the length of its chain."""
+        begin = time.monotonic()
+        yield from points.write(point, self.model, self._save_of, self._claim)
+        seconds = time.monotonic() - begin
+        training_counts.add_point(point.step, seconds)
+        yield lambda: points.prune(self.directory, self.keep, self._claim)
+        whole = self._whole_of(point) if self.incremental else []
+        if whole:
+            yield from points.write_whole(whole)
+
+    def _options(self, step: int) -> dict[str, typing.Any]:
+        return {"step": step, "max_bytes_per_second": self.max_bytes_per_second}
+
+    def _save_of(self, index: int, table: SparseTable, path: str) -> Save:
+        options = self._options(self._point.step)
         if not self.incremental:
-            return table.save(path, **options)
+            return Save(table.rows, path, **options)
         chain = table.rows.chain.links
         last = chain[-1][0] if chain else ""
-        # The full snapshot to which such a delta leads was not completed.
-        was_cut = posixpath.basename(last) == CHANGES
-        where = posixpath.dirname(last) if was_cut else last
-        ours = posixpath.dirname(posixpath.dirname(where)) == self.directory
-        if ours and (was_cut or last == path):
+        where = posixpath.dirname(last)
+        if posixpath.basename(last) == BASE:
+            where = posixpath.dirname(where)
+        ours = posixpath.dirname(where) == self.directory
+        if ours and last != path:
+            return Save(table.rows, path, base=last, **options)
+        if ours:
             table.end_incremental()
-            ours = False
-        if not ours:
-            return table.save(path, incremental=True, **options)
-        if len(chain) > _MAX_DELTAS:
-            return save_anew(table.rows, path, **options)
-        return table.save(path, base=last, **options)
+        return Save(table.rows, path, incremental=True, **options)
+
+    def _whole_of(self, point: Point) -> list[Save]:
+        """What bounds the chains of tables that have become long."""
+        saves = []
+        for index, table in enumerate(self.model.tables):
+            links = table.rows.chain.links
+            if len(links) > 1 + _MAX_DELTAS:
+                path = join(files.table_path(point.path, index), BASE)
+                saves.append(
+                    Save(
+                        table.rows,
+                        path,
+                        id=links[-1][1],
+                        **self._options(point.step),
+                    )
+                )
+        return saves

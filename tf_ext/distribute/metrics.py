@@ -215,6 +215,12 @@ class _Collector:
             points.written,
             points.seconds,
         )
+        yield self._core.SummaryMetricFamily(
+            "tf_ext_point_pause_seconds",
+            "How long training waited for these points.",
+            points.pauses,
+            points.pause_seconds,
+        )
         yield self._core.GaugeMetricFamily(
             "tf_ext_point_step",
             "The training step of the last recovery point.",

@@ -38,12 +38,16 @@ class Points:
       seconds: float, how long all of them took.
       step: int, the training step of the last one.
       time: float, when it was complete, in seconds since 1970.
+      pauses: int, how often training waited for one to begin.
+      pause_seconds: float, how long it waited altogether.
     """
 
     written: int
     seconds: float
     step: int
     time: float
+    pauses: int
+    pause_seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +63,8 @@ class TrainingCounts:
       streamed: int, records of streams that were trained on.
       event_time: float, when the newest of them was sent; None if unknown.
       publishers: list of those that publish points.
-      points: Points, that this process has written; None before the first.
+      points: Points, that this process has written; None before the first is
+        complete.
       answer_seconds: dict of task name -> float, how long tasks take to answer
         the chief; of several schedules, the last one that has looked.
     """
@@ -81,6 +86,7 @@ _stale_updates = 0
 _staleness = 0.0
 _streamed = 0
 _event_time: float | None = None
+_NO_POINTS = Points(0, 0.0, 0, 0.0, 0, 0.0)
 _points: Points | None = None
 _schedules: weakref.WeakSet[typing.Any] = weakref.WeakSet()
 
@@ -140,9 +146,29 @@ def add_point(step: int, seconds: float) -> None:
     """
     global _points
     with _lock:
-        before = _points or Points(0, 0.0, 0, 0.0)
-        _points = Points(
-            before.written + 1, before.seconds + seconds, step, time.time()
+        before = _points or _NO_POINTS
+        _points = dataclasses.replace(
+            before,
+            written=before.written + 1,
+            seconds=before.seconds + seconds,
+            step=step,
+            time=time.time(),
+        )
+
+
+def add_point_pause(seconds: float) -> None:
+    """Counts that training waited until a recovery point had begun.
+
+    Args:
+      seconds: float, how long.
+    """
+    global _points
+    with _lock:
+        before = _points or _NO_POINTS
+        _points = dataclasses.replace(
+            before,
+            pauses=before.pauses + 1,
+            pause_seconds=before.pause_seconds + seconds,
         )
 
 
@@ -162,6 +188,6 @@ def read() -> TrainingCounts:
             _streamed,
             _event_time,
             list(_publishers),
-            _points,
+            _points if _points and _points.written else None,
             answer_seconds,
         )

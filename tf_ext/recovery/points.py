@@ -13,7 +13,7 @@ import json
 import posixpath
 import typing
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from tf_ext._keras import keras
 from tf_ext._version import __version__
 from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.optimizers.accumulator import TableAccumulators
+from tf_ext.recovery.beside import Parts
 from tf_ext.recovery.files import (
     NAME,
     Described,
@@ -35,11 +36,12 @@ from tf_ext.recovery.files import (
 )
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
-from tf_ext.snapshot.files import read_chain, read_manifest
+from tf_ext.snapshot.files import BASE, read_chain, read_manifest
 from tf_ext.snapshot.manifest import Manifest, SnapshotConflictError
 from tf_ext.snapshot.sealed_json import FORMAT, DamagedSnapshotError, seal
 from tf_ext.snapshot.storage import storage_of
 from tf_ext.tables import shadow
+from tf_ext.tables.saving.snapshot_save import Save
 from tf_ext.tables.sparse_table import SparseTable
 
 # Prefix of the names of the model's variables.
@@ -100,17 +102,23 @@ def claim(root: str, model: keras.Model) -> Claim | None:
 def write(
     point: Point,
     model: keras.Model,
-    save_table: Callable[[int, SparseTable, str], Manifest],
+    save_of: Callable[[int, SparseTable, str], Save],
     claim: Claim | None,
-) -> None:
+) -> Parts:
     """Writes a point.
+
+    The state of training is taken before the first part.
 
     Args:
       point: Point; an unreadable point in its directory, which was skipped, is
         replaced.
       model: a compiled model with tables.
-      save_table: function of (index, table, path) that saves a snapshot.
+      save_of: function of (index, table, path) that returns the Save of a
+        table, which has not begun.
       claim: what `claim` returned; only the first worker writes.
+
+    Yields:
+      Parts, see `beside`.
 
     Raises:
       SnapshotConflictError: another process has claimed the directory since.
@@ -123,52 +131,116 @@ def write(
                 storage_of(point.path).make_directory(point.path)
                 with contextlib.suppress(tf.errors.NotFoundError):
                     tf.io.gfile.remove(posixpath.join(point.path, NAME))
-    tables = []
-    for index, table in enumerate(model.tables):
-        with regime.processes.together(what):
-            # The table's directory may belong to the other process as well.
-            if claim is not None:
-                claim.check()
-        manifest = save_table(index, table, table_path(point.path, index))
-        tables.append({"label": table.name, "id": manifest.id})
-    with regime.processes.together(what):
-        if claim is not None:
-            with claim.held():
-                _write_state(point, model, tables)
+    saves: list[Save] = []
+    try:
+        for index, table in enumerate(model.tables):
+            with regime.processes.together(what):
+                # The table's directory may belong to the other process as well.
+                if claim is not None:
+                    claim.check()
+            save = save_of(index, table, table_path(point.path, index))
+            saves.append(save)
+            save.begin()
+            with regime.processes.together(what):
+                save.write_own_rows()
+            save.gather()
+        tables = [
+            {"label": table.name, "id": save.manifest.id}
+            for table, save in zip(model.tables, saves, strict=True)
+        ]
+        state = _State(model) if claim is not None else None
+        yield lambda: _each(saves, Save.sync)
+
+        def commit() -> None:
+            _each(saves, Save.commit)
+            if state is not None and claim is not None:
+                with claim.held():
+                    state.write(point, tables)
+
+        yield commit
+        _each(saves, Save.end)
+    except BaseException:
+        _each(saves, Save.abandon)
+        raise
+    yield lambda: _each(saves, Save.remove_leftovers)
 
 
-def _write_state(
-    point: Point, model: keras.Model, tables: list[dict[str, str]]
-) -> None:
-    """Writes everything but the tables, whose names and ids are given."""
-    arrays = _state(model)
-    paths = {
-        name: variable_path(variable)
-        for name, variable in model_variables(model).items()
-    }
-    data = b"".join(array.tobytes() for array in arrays.values())
-    name = f"variables-{uuid.uuid4().hex[:16]}.bin"
-    snapshot_ops.write_file_atomically(posixpath.join(point.path, name), data)
-    members = {
-        "format": FORMAT,
-        "tf_ext_version": __version__,
-        "step": point.step,
-        "epoch": point.epoch,
-        "step_in_epoch": point.step_in_epoch,
-        "streams": [{"state": json.dumps(one)} for one in point.streams],
-        "shares": point.shares,
-        "tables": tables,
-        "variables_file": name,
-        "variables_crc32c": f"{_core.crc32c(data):08x}",
-        "variables": [
+def write_whole(saves: Sequence[Save]) -> Parts:
+    """Writes full snapshots of tables, while rows may change.
+
+    Args:
+      saves: list of Save, with the id of the last snapshot of each chain.
+
+    Yields:
+      Parts, see `beside`.
+    """
+    try:
+        _each(saves, Save.begin)
+        yield lambda: _each(saves, Save.write_own_rows)
+        _each(saves, Save.gather)
+        yield lambda: _each(saves, Save.sync)
+        yield lambda: _each(saves, Save.commit)
+        _each(saves, Save.end)
+    except BaseException:
+        _each(saves, Save.abandon)
+        raise
+    yield lambda: _each(saves, Save.remove_leftovers)
+
+
+def _each(saves: Sequence[Save], step: Callable[[Save], object]) -> None:
+    for save in saves:
+        step(save)
+
+
+class _State:
+    """Everything of a model but the tables, as it is now.
+
+    Args:
+      model: a compiled model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        arrays = _state(model)
+        paths = {
+            name: variable_path(variable)
+            for name, variable in model_variables(model).items()
+        }
+        # Copies: variables change while they are written.
+        self._data = b"".join(array.tobytes() for array in arrays.values())
+        self._variables = [
             {"name": key, "dtype": a.dtype.name, "shape": list(a.shape)}
             | ({"path": paths[key]} if key in paths else {})
             for key, a in arrays.items()
-        ],
-    }
-    snapshot_ops.write_file_atomically(
-        posixpath.join(point.path, NAME), seal(members)
-    )
+        ]
+
+    def write(self, point: Point, tables: list[dict[str, str]]) -> None:
+        """Writes it, and the point's file.
+
+        Args:
+          point: Point.
+          tables: list of dicts with the names and ids of the tables.
+        """
+        data = self._data
+        name = f"variables-{uuid.uuid4().hex[:16]}.bin"
+        snapshot_ops.write_file_atomically(
+            posixpath.join(point.path, name), data
+        )
+        members = {
+            "format": FORMAT,
+            "tf_ext_version": __version__,
+            "step": point.step,
+            "epoch": point.epoch,
+            "step_in_epoch": point.step_in_epoch,
+            "streams": [{"state": json.dumps(one)} for one in point.streams],
+            "shares": point.shares,
+            "tables": tables,
+            "variables_file": name,
+            "variables_crc32c": f"{_core.crc32c(data):08x}",
+            "variables": self._variables,
+        }
+        snapshot_ops.write_file_atomically(
+            posixpath.join(point.path, NAME), seal(members)
+        )
 
 
 def read(
@@ -269,16 +341,20 @@ def prune(root: str, keep: int, claim: Claim | None) -> None:
 def _prune(root: str, keep: int) -> None:
     every = directories(root)
     kept = [path for path, whole in every if whole][-keep:]
-    needed = set(kept)
+    # Points, and those of which only the full snapshot of a table is needed.
+    needed, bases = set(kept), set()
     for path in kept:
         for name in tf.io.gfile.listdir(path):
             if not name.startswith("table-"):
                 continue
             # An unreadable snapshot does not keep its base.
             with contextlib.suppress(OSError, ValueError):
-                table = posixpath.join(path, name.rstrip("/"))
-                chain = read_chain(table)
-                needed |= {posixpath.dirname(where) for where, _ in chain}
+                for where, _ in read_chain(posixpath.join(path, name)):
+                    where = posixpath.normpath(where)
+                    if posixpath.basename(where) == BASE:
+                        bases.add(posixpath.dirname(posixpath.dirname(where)))
+                    else:
+                        needed.add(posixpath.dirname(where))
     for path, whole in every:
         if path in needed:
             continue
@@ -286,7 +362,8 @@ def _prune(root: str, keep: int) -> None:
         # what looks like a point.
         if whole:
             tf.io.gfile.remove(posixpath.join(path, NAME))
-        tf.io.gfile.rmtree(path)
+        if path not in bases:
+            tf.io.gfile.rmtree(path)
 
 
 def model_variables(model: keras.Model) -> dict[str, typing.Any]:

@@ -2,6 +2,7 @@
 """Reads manifests, chains and, chunk by chunk, files of snapshots."""
 
 import errno
+import os
 import typing
 from collections.abc import Callable, Iterator, Sequence
 
@@ -26,8 +27,9 @@ ATTEMPTS = 3
 # Errors of the operating system for an invalid path.
 _NO_PATH = (errno.ELOOP, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT)
 
-# In the directory of a full snapshot, the one of a delta with the same id.
-CHANGES = "changes"
+# In the directory of a delta, that of a full snapshot with the same id. Only
+# with the next delta, which continues it, it holds the rows of one moment.
+BASE = "base"
 
 _WRITTEN_BY = " Give the path that SparseTable.save wrote to."
 
@@ -107,7 +109,9 @@ def read_changes(
     Returns:
       `(path, Manifest)`; None if there is none that can be read.
     """
-    path = join(path, CHANGES)
+    path, name = os.path.split(path)
+    if name != BASE:
+        return None
     try:
         found = read_manifest(path)
     except (OSError, ValueError):

@@ -116,9 +116,14 @@ absl::Status SnapshotFileWriter::Append(absl::string_view data,
   return absl::OkStatus();
 }
 
+absl::Status SnapshotFileWriter::Close() {
+  // Others would begin to write only now what has to be durable later.
+  if (LocalPath(path_).empty()) TF_RETURN_IF_ERROR(file_->Sync());
+  return file_->Close();
+}
+
 absl::Status SnapshotFileWriter::SyncAndClose() {
-  TF_RETURN_IF_ERROR(file_->Sync());
-  TF_RETURN_IF_ERROR(file_->Close());
+  TF_RETURN_IF_ERROR(Close());
   return SyncLocal(path_);
 }
 
@@ -192,6 +197,8 @@ absl::Status WriteFileAtomically(const std::string& path,
   }
   return SyncDirectory(std::string(tensorflow::io::Dirname(path)));
 }
+
+absl::Status SyncFile(const std::string& path) { return SyncLocal(path); }
 
 absl::Status SyncDirectory(const std::string& path) {
   return SyncLocal(path.empty() ? "." : path);

@@ -31,6 +31,9 @@ class SnapshotFileWriter {
   absl::Status Open(const std::string& path, double max_bytes_per_second);
   // `crc32c` is that of the data.
   absl::Status Append(absl::string_view data, uint32_t crc32c);
+  // The file is then whole, but durable only on file systems that are not
+  // local.
+  absl::Status Close();
   // Makes the file durable.
   absl::Status SyncAndClose();
 
@@ -71,6 +74,10 @@ absl::Status ReadSnapshotFile(
 // has either its previous or its new contents.
 absl::Status WriteFileAtomically(const std::string& path,
                                  absl::string_view contents);
+
+// Makes a local file durable that was closed. Files of other file systems are
+// durable when they are closed.
+absl::Status SyncFile(const std::string& path);
 
 // Makes the entries of a local directory durable. Those of other file systems
 // are durable when they are written.

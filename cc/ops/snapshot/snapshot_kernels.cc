@@ -146,9 +146,8 @@ class SparseTableSaveOp : public AsyncOpKernel {
 
   static absl::Status WriteFiles(const Table& table, Job* job) {
     const int64_t n = static_cast<int64_t>(job->files.size());
-    TF_RETURN_IF_ERROR(OnFileThreads(
-        n, n, [&](int64_t i) { return WriteFile(table, *job, i, n); }));
-    return SyncDirectory(job->directory);
+    return OnFileThreads(
+        n, n, [&](int64_t i) { return WriteFile(table, *job, i, n); });
   }
 
   static absl::Status WriteFile(const Table& table, Job& job, int64_t i,
@@ -192,7 +191,7 @@ class SparseTableSaveOp : public AsyncOpKernel {
     const Status status = write(sink, file);
     TF_RETURN_IF_ERROR(written);
     TF_RETURN_IF_ERROR(ToTf(status));
-    TF_RETURN_IF_ERROR(writer.SyncAndClose());
+    TF_RETURN_IF_ERROR(writer.Close());
     file->bytes = writer.bytes();
     file->crc32c = writer.crc32c();
     return absl::OkStatus();
@@ -213,6 +212,31 @@ class SparseTableSaveOp : public AsyncOpKernel {
     }
     return SetScalarOutput(ctx, kChunkBytes,
                            ChunkBytesFor(table.layout().raw_bytes()));
+  }
+};
+
+class SyncFilesOp : public AsyncOpKernel {
+ public:
+  using AsyncOpKernel::AsyncOpKernel;
+
+  void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
+    InBackground(ctx, std::move(done), [ctx] { return Sync(ctx); });
+  }
+
+ private:
+  enum Inputs { kDirectory, kNames };
+
+  static absl::Status Sync(OpKernelContext* ctx) {
+    std::string directory;
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, "directory", kDirectory, &directory));
+    TF_RETURN_IF_ERROR(CheckVector("names", ctx->input(kNames)));
+    const auto names = ctx->input(kNames).vec<tstring>();
+    TF_RETURN_IF_ERROR(OnFileThreads(
+        names.size(), NumFileThreads(ctx), [&](int64_t i) {
+          return SyncFile(
+              tensorflow::io::JoinPath(directory, std::string(names(i))));
+        }));
+    return SyncDirectory(directory);
   }
 };
 
@@ -360,6 +384,7 @@ absl::Status RunWriteFileAtomically(OpKernelContext* ctx) {
 
 TF_EXT_REGISTER_KERNEL(SparseTableSave, SparseTableSaveOp);
 TF_EXT_REGISTER_KERNEL(SparseTableRestore, SparseTableRestoreOp);
+TF_EXT_REGISTER_KERNEL(SyncFiles, SyncFilesOp);
 TF_EXT_REGISTER_FUNCTION(WriteFileAtomically);
 
 }  // namespace

@@ -28,9 +28,10 @@ REGISTER_OP("TfExt>SparseTableSave")
     .Doc(R"doc(
 Writes the rows of a table to files of a snapshot.
 
-The files are durable when the op returns; if it fails, no files are left. The
-snapshot exists once the caller has written its manifest. All rows that exist
-while the op runs are written, each atomically; the table can be used meanwhile.
+The files are whole when the op returns, and durable after SyncFiles; if the op
+fails, no files are left. The snapshot exists once the caller has written its
+manifest. All rows that exist while the op runs are written, each atomically;
+the table can be used meanwhile.
 
 handle: Scalar. The table, or its shard on this device.
 directory: Scalar. An existing directory.
@@ -135,6 +136,20 @@ field_counts: Their numbers of values in a row.
 field_offsets: Their offsets in a row, in bytes.
 convert: Whether floats may be of other types than the table's; they are rounded
   to the nearest value.
+)doc");
+
+REGISTER_OP("TfExt>SyncFiles")
+    .Input("directory: string")
+    .Input("names: string")
+    .SetIsStateful()
+    .SetShapeFn(Shapes({{"directory"}, {"names"}}, {}))
+    .Doc(R"doc(
+Makes files durable that other ops have written.
+
+File systems other than local ones do that when a file is closed.
+
+directory: Scalar. Where the files are; it becomes durable, too.
+names: `[f]`. The names of the files.
 )doc");
 
 REGISTER_OP("TfExt>WriteFileAtomically")

@@ -38,6 +38,9 @@ class _Told(keras.callbacks.Callback):
     def take_pause(self, pause):
         pass
 
+    def end_if_preempted(self):
+        pass
+
     def tell_sigterm(self, anywhere):
         self.told.append(anywhere)
 

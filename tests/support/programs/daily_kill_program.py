@@ -25,6 +25,7 @@ def main():
         def on_train_batch_end(self, batch, logs=None):
             super().on_train_batch_end(batch, logs)
             if self.directory.endswith(day) and batch + 1 == int(step):
+                self._go_on(wait=True)
                 os.kill(os.getpid(), signal.SIGKILL)
 
     tf_ext.callbacks.TableSnapshot = KillingSnapshot

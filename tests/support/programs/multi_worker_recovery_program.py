@@ -21,18 +21,26 @@ SAMPLES, EPOCHS, LOST_IN_EPOCH = 40 * BATCH, 4, 2
 
 
 class DieOnce(keras.callbacks.Callback):
-    """Ends this process in the middle of an epoch, the first time."""
+    """Ends this process in the middle of an epoch, the first time.
 
-    def __init__(self, marker):
+    Args:
+      marker: string, a file that is made then.
+      waits_for: string, a file that must be there; or None.
+    """
+
+    def __init__(self, marker, waits_for):
         super().__init__()
         self._marker = pathlib.Path(marker)
+        self._waits_for = waits_for
         self._epoch = None
 
     def on_epoch_begin(self, epoch, logs=None):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        dies = self._epoch == LOST_IN_EPOCH and batch == 10
+        dies = self._epoch == LOST_IN_EPOCH and batch >= 10
+        if dies and self._waits_for is not None:
+            dies = os.path.exists(self._waits_for)
         if dies and not self._marker.exists():
             self._marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -72,7 +80,13 @@ def main():
     callbacks = [backup]
     callbacks.append(epochs)
     if rank == args.lose:
-        callbacks.append(DieOnce(f"{args.folder}/lost"))
+        inside_the_epoch = f"{args.folder}/points/point-0000000090/point.json"
+        callbacks.append(
+            DieOnce(
+                f"{args.folder}/lost",
+                inside_the_epoch if args.snapshots else None,
+            )
+        )
     features, labels = batch(np.random.default_rng(0), SAMPLES, ids=500)
     data = tf.data.Dataset.from_tensor_slices((features, labels)).batch(BATCH)
     model.fit(data, epochs=EPOCHS, callbacks=callbacks, verbose=0)

@@ -26,16 +26,22 @@ EPOCHS = 3
 
 
 class Stop(keras.callbacks.Callback):
-    """Calls a function after a number of steps."""
+    """Calls a function after a number of steps, and their points.
+
+    Attributes:
+      points: the TableSnapshot of the training.
+    """
 
     def __init__(self, steps, stop):
         super().__init__()
         self._left = steps
         self._stop = stop
+        self.points = None
 
     def on_train_batch_end(self, batch, logs=None):
         self._left -= 1
         if not self._left:
+            self.points._go_on(wait=True)
             self._stop()
 
 
@@ -70,6 +76,7 @@ def train(folder, format, life, stop):
         data = tf_ext.data.hash_columns(data, **hashed)
     model = logging_model(folder / f"{life}.txt")
     points = tf_ext.callbacks.TableSnapshot(folder / "points", steps=1)
+    stop.points = points
     model.fit(
         data,
         epochs=EPOCHS,

@@ -83,15 +83,20 @@ def whole_of(case):
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills the process after a number of steps."""
+    """Kills the process after a number of steps.
 
-    def __init__(self, step):
+    The last point is complete then, however slow the disk is.
+    """
+
+    def __init__(self, step, snapshot):
         super().__init__()
         self.left = step
+        self.snapshot = snapshot
 
     def on_train_batch_end(self, batch, logs=None):
         self.left -= 1
         if self.left == 0:
+            self.snapshot._go_on(wait=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -144,7 +149,7 @@ def _be_killed(directory, case):
     snapshot = tf_ext.callbacks.TableSnapshot(
         directory / case, keep=2, **options
     )
-    _fit(_model(case), make_arguments, [snapshot, Kill(step)])
+    _fit(_model(case), make_arguments, [snapshot, Kill(step, snapshot)])
 
 
 def second_life(directory, case):

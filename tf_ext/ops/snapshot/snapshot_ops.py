@@ -30,7 +30,7 @@ def sparse_table_save(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     r"""Writes the rows of a table, or of one shard of it, to files.
 
-    The files are durable when the op returns; none is left after an error. They
+    The files are durable after `sync_files`; none is left after an error. They
     become a snapshot when a manifest names them.
 
     Args:
@@ -187,6 +187,23 @@ def sparse_table_restore(
         convert=convert,
         name=name,
     )
+
+
+def sync_files(
+    directory: str | tf.Tensor,
+    names: Sequence[str] | tf.Tensor,
+    name: str | None = None,
+) -> tf.Operation | None:
+    """Makes files durable that `sparse_table_save` has written.
+
+    File systems other than local ones do that when a file is closed.
+
+    Args:
+      directory: string `[]`, where the files are; it becomes durable, too.
+      names: string `[f]`, the names of the files.
+      name: optional name of the operation.
+    """
+    return library().tf_ext_sync_files(directory, names, name=name)
 
 
 def write_file_atomically(

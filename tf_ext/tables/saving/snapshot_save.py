@@ -20,12 +20,13 @@ from tf_ext._version import __version__
 from tf_ext.ops.snapshot import snapshot_ops
 from tf_ext.snapshot import manifest as manifests
 from tf_ext.snapshot.claims import Claim
-from tf_ext.snapshot.files import CHANGES, read_manifest
+from tf_ext.snapshot.files import read_manifest
 from tf_ext.snapshot.manifest import SnapshotConflictError
 from tf_ext.snapshot.storage import join, normalised, storage_of
 from tf_ext.tables import row_counters
 from tf_ext.tables.rows import TableRows
 from tf_ext.tables.saving.chain import Links, check_exists
+from tf_ext.tables.shard import TableShard
 
 _LEFT_FILE = re.compile(manifests.LEFT_FILE)
 
@@ -34,7 +35,12 @@ _Saved: typing.TypeAlias = tuple[list[manifests.RowFile], int]
 
 
 class Save:
-    """A snapshot that is written by `run`; see `SparseTable.save`.
+    """A snapshot of a table; see `SparseTable.save`.
+
+    `run` takes all of the steps that follow it here, in this order, on all
+    processes. `begin`, `gather` and `end` are not to be called beside other
+    collectives; the others can be: they act on what this process has, and may
+    raise on one process alone.
 
     Args:
       table_rows: TableRows.
@@ -44,8 +50,16 @@ class Save:
         None.
       step: int or None, for the manifest.
       max_bytes_per_second: int or None.
-      id: string, of a snapshot of the same rows; "" for a new one.
+      id: string, the last snapshot of the table's chain: this one holds all
+        rows, and the next delta continues it. It may be written while rows
+        change: each row is as it was at some time since that snapshot, and what
+        has changed since is in the delta. "" for a snapshot of its own.
+
+    Attributes:
+      manifest: the Manifest; set by `gather`.
     """
+
+    manifest: manifests.Manifest
 
     def __init__(
         self,
@@ -66,27 +80,49 @@ class Save:
         self._max_bytes_per_second = max_bytes_per_second
         # Whether shards mark what changes after this snapshot.
         self._tracked = incremental or base is not None
-        # Of `_run`: the state of the rows, the chain that is continued, the
+        # Of `begin`: the state of the rows, the chain that is continued, the
         # snapshot's id, the current period of counters, and the claim of the
         # first worker.
         self._state: dict[str, str] = {}
         self._links: Links = ()
         self._id = id
+        self._replaces_chain = bool(id)
         self._period = -1
         self._claim: Claim | None = None
+        # Of `write_own_rows`: the shards of this process.
+        self._parts: list[_Saved] = []
 
     def run(self) -> manifests.Manifest:
         """Writes the snapshot; returns its Manifest."""
-        if not self._tracked:
-            return self._run()
-        with self._table_rows.chain.lock:
-            self._table_rows.chain.settle(self._table_rows.on_each)
-            return self._run()
+        processes = self._table_rows.regime.processes
+        with self._locked():
+            try:
+                self.begin()
+                with processes.together(self._what):
+                    self.write_own_rows()
+                self.gather()
+                with processes.together(self._what):
+                    self.sync()
+                with processes.together(self._what):
+                    self.commit()
+                self.end()
+            except BaseException:
+                self.abandon()
+                raise
+        self.remove_leftovers()
+        return self.manifest
 
-    def _run(self) -> manifests.Manifest:
+    def _locked(self) -> contextlib.AbstractContextManager[object]:
+        if self._tracked:
+            return self._table_rows.chain.lock
+        return contextlib.nullcontext()
+
+    def begin(self) -> None:
+        """Checks the arguments and claims the directory; on all processes."""
         table_rows, path = self._table_rows, self._path
-        chain = table_rows.chain
         processes = table_rows.regime.processes
+        if self._tracked:
+            table_rows.chain.settle(table_rows.on_each)
         self._state = table_rows.saved_state()
         with processes.together(self._what):
             self._check()
@@ -96,40 +132,72 @@ class Save:
         if processes.rank == 0:
             # It writes the manifest.
             self._claim = Claim(path, self._what)
-        try:
-            if self._tracked:
-                chain.saving = self._id
-            with processes.together(self._what):
-                if self._claim is not None:
-                    storage_of(path).make_directory(path)
-                    with self._claim.taken():
-                        _remove_leftovers(path)
-            with processes.together(self._what):
-                parts = self._save_shards()
-            manifest = self._manifest(_of_all_processes(table_rows, parts))
-            with processes.together(self._what):
-                self._commit(manifest)
-            if self._tracked:
-                # From here on the save is one of the chain: see `settle`.
-                chain.links = (*self._links, (path, self._id))
-                chain.settle(table_rows.on_each)
-        except BaseException:
-            if self._tracked:
-                # The first error says more than one of its consequences.
-                with contextlib.suppress(tf.errors.OpError):
-                    chain.settle(table_rows.on_each)
+        if self._tracked:
+            table_rows.chain.saving = self._id
+        with processes.together(self._what):
             if self._claim is not None:
-                with contextlib.suppress(OSError):
-                    _remove_leftovers(path, self._id)
-                self._claim.release()
-            raise
+                storage_of(path).make_directory(path)
+                with self._claim.taken():
+                    _remove_leftovers(path)
+
+    def write_own_rows(self) -> None:
+        """Writes the shards of this process to files."""
+        self._parts = self._save_shards()
+
+    def gather(self) -> None:
+        """Makes the manifest, from what all processes have written."""
+        parts = _of_all_processes(self._table_rows, self._parts)
+        self.manifest = self._manifest(parts)
+
+    def sync(self) -> None:
+        """Makes the files of this process durable."""
+
+        def sync(index: int, shard: TableShard) -> None:
+            names = [file.name for file in self._files_of(index)]
+            with tf.device(shard.device):
+                snapshot_ops.sync_files(self._path, names)
+
+        self._table_rows.on_each(sync)
+
+    def _files_of(self, shard: int) -> list[manifests.RowFile]:
+        return self._parts[shard - self._table_rows.first_shard][0]
+
+    def end(self) -> None:
+        """Lets the chain go on from here, once the manifest was written."""
+        chain = self._table_rows.chain
+        if self._replaces_chain:
+            with chain.lock:
+                if chain.links and chain.links[-1][1] == self._id:
+                    chain.links = ((self._path, self._id),)
+        if not self._tracked:
+            return
+        with chain.lock:
+            self._check_saving()
+            # From here on the save is one of the chain: see `settle`.
+            chain.links = (*self._links, (self._path, self._id))
+            chain.settle(self._table_rows.on_each)
+
+    def abandon(self) -> None:
+        """Undoes what was done, after an error."""
+        chain = self._table_rows.chain
+        if self._tracked and chain.saving in ("", self._id):
+            # The first error says more than one of its consequences.
+            with contextlib.suppress(tf.errors.OpError), chain.lock:
+                chain.settle(self._table_rows.on_each)
         if self._claim is not None:
-            # A writer that has claimed the directory since has removed them.
-            with contextlib.suppress(SnapshotConflictError, TimeoutError):
-                with self._claim.held():
-                    _remove_leftovers(path, manifest=manifest)
+            with contextlib.suppress(OSError):
+                _remove_leftovers(self._path, self._id)
             self._claim.release()
-        return manifest
+
+    def remove_leftovers(self) -> None:
+        """Removes the files that the new manifest does not name."""
+        if self._claim is None:
+            return
+        # A writer that has claimed the directory since has removed them.
+        with contextlib.suppress(SnapshotConflictError, TimeoutError):
+            with self._claim.held():
+                _remove_leftovers(self._path, manifest=self.manifest)
+        self._claim.release()
 
     def _check(self) -> None:
         """Checks the arguments, and finds the chain that is continued."""
@@ -183,18 +251,21 @@ class Save:
             parts.append((files, int(chunk_bytes)))
         return parts
 
-    def _commit(self, manifest: manifests.Manifest) -> None:
+    def _check_saving(self) -> None:
+        if self._tracked and self._table_rows.chain.saving != self._id:
+            raise RuntimeError(
+                f"{self._what} was aborted: another incremental save of the "
+                "table has begun meanwhile, or its chain has ended."
+            )
+
+    def commit(self) -> None:
         """Writes the manifest, if this is the first worker."""
         table_rows = self._table_rows
-        if self._tracked and table_rows.chain.saving != self._id:
-            raise RuntimeError(
-                f"{self._what} was aborted: its thread has begun another "
-                "incremental save of the table, in a signal handler."
-            )
+        self._check_saving()
         if self._claim is not None:
             name, data = (
                 join(self._path, manifests.NAME),
-                manifests.encode(manifest),
+                manifests.encode(self.manifest),
             )
             with self._claim.held():
                 snapshot_ops.write_file_atomically(name, data)
@@ -230,39 +301,6 @@ class Save:
             if self._period < 0
             else manifests.Counters(self._period, tuple(counters)),
         )
-
-
-def save_anew(
-    table_rows: TableRows,
-    path: str,
-    step: int | None = None,
-    max_bytes_per_second: int | None = None,
-) -> manifests.Manifest:
-    """Begins a new chain with a full snapshot, and writes how it continues.
-
-    The last delta of the old chain is in `files.CHANGES` in the directory, and
-    has the same id: who holds the old chain applies that, and then what
-    continues the full one.
-
-    Args:
-      table_rows: TableRows with a chain, none of whose snapshots is in `path`.
-      path: string, the directory.
-      step: see `Save`.
-      max_bytes_per_second: see `Save`.
-
-    Returns:
-      The Manifest of the full snapshot.
-    """
-    chain = table_rows.chain
-    with chain.lock:
-        base, options = chain.links[-1][0], (step, max_bytes_per_second)
-        changes = join(normalised(path), CHANGES)
-        saved = Save(table_rows, changes, False, base, *options).run()
-        # Changes are marked from the delta on: those that come meanwhile may be
-        # in the full snapshot, and are in the delta that continues it.
-        whole = Save(table_rows, path, False, None, *options, saved.id).run()
-        chain.links = ((normalised(path), whole.id),)
-        return whole
 
 
 def _of_all_processes(
