@@ -22,6 +22,7 @@ from tf_ext.tables.saving.snapshot_save import Save
 pytestmark = [pytest.mark.both_kerases(slow=True)]
 
 _STEPS = 12
+_WAIT_SECONDS = 60
 
 
 class Steps(keras.callbacks.Callback):
@@ -94,10 +95,17 @@ class PointsBesideTrainingTest(TestCase):
 
         def wait(*args):
             self.begun.set()
-            self.go_on.wait()
+            self.go_on.wait(_WAIT_SECONDS)
             return function(*args)
 
         return wait
+
+    def wait_until_begun(self):
+        self.assertTrue(self.begun.wait(_WAIT_SECONDS))
+
+    def wait_until_ended(self):
+        """Waits for what goes on beside training."""
+        self.snapshot._beside._task._thread.join(_WAIT_SECONDS)
 
     def slow_sync(self):
         return mock.patch.object(
@@ -117,13 +125,14 @@ class PointsBesideTrainingTest(TestCase):
             self.go_on.clear()
             with self.slow_sync():
                 _, steps = self.train(
-                    {8: self.go_on.set}, seconds=1e-9, incremental=incremental
+                    {7: self.go_on.set, 8: self.wait_until_ended},
+                    seconds=1e-9,
+                    incremental=incremental,
                 )
-            self.assertEqual(steps.points[8], [])
+            self.assertEqual(steps.points[7], [])
             found = steps_of(self.root)
-            self.assertEqual(found[0], 1)
             # The second began after the first was complete.
-            self.assertGreater(found[1], 8)
+            self.assertEqual(found[:2], [1, 9])
             self.assertEqual(found[-1], _STEPS)
             for step in found:
                 self.assert_holds(step, steps.states[step])
@@ -170,7 +179,7 @@ class PointsBesideTrainingTest(TestCase):
             _, steps = self.train(
                 {
                     3: go_on,
-                    4: self.begun.wait,
+                    4: self.wait_until_begun,
                     6: erase,
                     8: erase,
                     16: self.go_on.set,
@@ -199,7 +208,7 @@ class PointsBesideTrainingTest(TestCase):
 
         model = self.model()
         reached = []
-        actions = {n: self.begun.wait for n in range(5, _STEPS)}
+        actions = {n: self.wait_until_begun for n in range(5, _STEPS)}
         actions[_STEPS] = lambda: reached.append(True)
         with mock.patch.object(snapshot_ops, "sync_files", fail):
             with self.assertRaisesRegex(OSError, "No space left"):
@@ -214,7 +223,7 @@ class PointsBesideTrainingTest(TestCase):
 
     def test_an_interrupt_does_not_wait_for_a_disk_that_hangs(self):
         def interrupt():
-            self.begun.wait()
+            self.wait_until_begun()
             raise KeyboardInterrupt
 
         model = self.model()
@@ -234,7 +243,7 @@ class PointsBesideTrainingTest(TestCase):
 
     def test_an_interrupt_waits_for_a_point_that_is_nearly_there(self):
         def interrupt():
-            self.begun.wait()
+            self.wait_until_begun()
             threading.Timer(0.1, self.go_on.set).start()
             raise KeyboardInterrupt
 

@@ -3,6 +3,7 @@
 
 import contextlib
 import threading
+import time
 from unittest import mock
 
 import tensorflow as tf
@@ -11,6 +12,8 @@ from absl.testing import parameterized
 from tf_ext.recovery import beside
 from tf_ext.regimes import local_regime
 from tf_ext.regimes.processes import Processes
+
+_WAIT_SECONDS = 60
 
 
 class FirstOfTwo(Processes):
@@ -38,7 +41,7 @@ class BesideTest(parameterized.TestCase, tf.test.TestCase):
 
     def parts(self):
         def first():
-            self.go_on.wait()
+            self.go_on.wait(_WAIT_SECONDS)
             self.note("first")
 
         self.note("begin")
@@ -80,9 +83,10 @@ class BesideTest(parameterized.TestCase, tf.test.TestCase):
     def test_goes_on_without_being_waited_for(self, processes):
         self.go_on.set()
         work = beside.Beside(self.parts(), processes, "what")
-        pause = threading.Event()
-        while not work.go_on():
-            pause.wait(0.001)
+        give_up = time.monotonic() + _WAIT_SECONDS
+        while not work.go_on() and time.monotonic() < give_up:
+            time.sleep(0.001)
+        self.assertTrue(work.go_on())
         self.assertLen(self.done, 5)
 
     @parameterized.named_parameters(*_PROCESSES)
