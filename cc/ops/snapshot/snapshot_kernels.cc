@@ -231,8 +231,8 @@ class SyncFilesOp : public AsyncOpKernel {
     TF_RETURN_IF_ERROR(ScalarInput(ctx, "directory", kDirectory, &directory));
     TF_RETURN_IF_ERROR(CheckVector("names", ctx->input(kNames)));
     const auto names = ctx->input(kNames).vec<tstring>();
-    TF_RETURN_IF_ERROR(OnFileThreads(
-        names.size(), NumFileThreads(ctx), [&](int64_t i) {
+    TF_RETURN_IF_ERROR(
+        OnFileThreads(names.size(), NumFileThreads(ctx), [&](int64_t i) {
           return SyncFile(
               tensorflow::io::JoinPath(directory, std::string(names(i))));
         }));
