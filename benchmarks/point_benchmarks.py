@@ -23,8 +23,10 @@ from tensorflow import keras
 import tf_ext
 from tf_ext.distribute import run_local_workers
 
-# Workers, servers, and the steps of a training, of less than a minute.
-TRAININGS = ((1, 0, 5_000), (1, 1, 2_500), (2, 0, 2_500))
+# Workers, servers, and the steps of a window, of about 15 seconds.
+TRAININGS = ((1, 0, 1_800), (1, 1, 900), (2, 0, 900))
+_SECONDS = 5.0
+_NEVER = 1e9
 _BATCH = 2_048
 _EXPONENT = 1.2
 _IDS = 10_000_000
@@ -33,50 +35,38 @@ _BATCHES = 1_500
 
 
 def points(args):
-    """Trainings with a point every 5 seconds, and without, in turns."""
-    settings = {"threads": args.threads}
-    print(heading("points", settings))
-    repeats = min(args.repeats, 3)
+    """Windows of steps with a point every 5 seconds, and without, in turns.
+
+    Changes are marked in both.
+    """
+    print(heading("points", {"threads": args.threads}))
+    windows = min(args.repeats, 5)
     for workers, servers, steps in TRAININGS:
-        found = {None: [], 5.0: []}
-        for repeat in range(repeats):
-            for seconds in sorted(
-                found, key=lambda s: (s is None) ^ repeat % 2
-            ):
-                line = _run(args, workers, servers, steps, seconds)
-                found[seconds].append(line)
-                print(line, flush=True)
-        _report(args, (workers, servers), found)
+        line = _run(args, workers, servers, steps, windows)
+        rate, cpu = (
+            [np.median(line[name][is_with]) for is_with in ("with", "without")]
+            for name in ("steps_per_second", "cpu_ms")
+        )
+        result = {
+            "benchmark": "points",
+            "workers": workers,
+            "servers": servers,
+            "throughput": rate[0] / rate[1],
+            "cpu": cpu[0] / cpu[1],
+            "machine": machine(),
+            **line,
+        }
+        print(
+            f"{workers} + {servers}: {rate[0]:.1f} steps/s with points, "
+            f"{result['throughput']:.3f} of those without; "
+            f"{result['cpu']:.3f} of the CPU time; training waits "
+            f"{line['pause_ms']:.0f} ms for a point. {line}",
+            flush=True,
+        )
+        write_json([result], args.json)
 
 
-def _report(args, cluster, found):
-    def median(key, seconds):
-        return float(np.median([one[key] for one in found[seconds]]))
-
-    rates = {s: median("steps_per_second", s) for s in found}
-    cpu = {s: median("cpu_ms", s) for s in found}
-    result = {
-        "benchmark": "points",
-        "workers": cluster[0],
-        "servers": cluster[1],
-        "throughput": rates[5.0] / rates[None],
-        "cpu": cpu[5.0] / cpu[None],
-        "pause_ms": median("pause_ms", 5.0),
-        "bytes": median("bytes", 5.0),
-        "starts": len(found[5.0]),
-        "machine": machine(),
-    }
-    print(
-        f"{cluster[0]} + {cluster[1]}: {result['throughput']:.3f} of the "
-        f"throughput without, {result['cpu']:.3f} of the CPU time; training "
-        f"waited {result['pause_ms']:.0f} ms for a point; the newest three and "
-        f"what they continue have {1e-6 * result['bytes']:,.0f} MB",
-        flush=True,
-    )
-    write_json([result], args.json)
-
-
-def _run(args, workers, servers, steps, seconds):
+def _run(args, workers, servers, steps, windows):
     """The line of a training."""
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(args.threads)
     with (
@@ -87,7 +77,7 @@ def _run(args, workers, servers, steps, seconds):
             "workers": workers,
             "servers": servers,
             "steps": steps,
-            "seconds": seconds,
+            "windows": windows,
             "folder": folder,
         }
         command = [sys.executable, __file__, json.dumps(task), file.name]
@@ -108,19 +98,39 @@ def main():
                 file.write(json.dumps(line))
 
 
-class _Clock(keras.callbacks.Callback):
-    """The time of each step, and the CPU time at the first quarter and end."""
+class _Windows(keras.callbacks.Callback):
+    """Steps a second and CPU time of windows, with points and without.
 
-    def __init__(self, pids, steps):
+    Args:
+      snapshot: the TableSnapshot, which begins with points.
+      steps: int, of a window.
+      pids: list of ints, the processes whose CPU time counts.
+    """
+
+    def __init__(self, snapshot, steps, pids):
         super().__init__()
+        self._snapshot = snapshot
+        self._steps = steps
         self._pids = pids
-        self._marks = {steps // 4, steps - 1}
-        self.marks = []
+        self._begin = None
+        self.rates = {"with": [], "without": []}
+        self.cpu = {"with": [], "without": []}
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch in self._marks:
-            now = time.perf_counter(), cpu_seconds(self._pids)
-            self.marks.append((batch, *now))
+        if (batch + 1) % self._steps:
+            return
+        snapshot = self._snapshot
+        # What has begun in a window is part of it.
+        snapshot._go_on(wait=True)
+        kind = "with" if snapshot.seconds == _SECONDS else "without"
+        now = time.perf_counter(), cpu_seconds(self._pids)
+        if self._begin is not None:
+            seconds, cpu = np.subtract(now, self._begin).tolist()
+            self.rates[kind].append(self._steps / seconds)
+            self.cpu[kind].append(1e3 * cpu / self._steps)
+        self._begin = now
+        snapshot.seconds = _NEVER if kind == "with" else _SECONDS
+        snapshot._saved_time = time.monotonic()
 
 
 class _Timed(tf_ext.callbacks.TableSnapshot):
@@ -140,36 +150,28 @@ def _train(task, strategy, pids, rank):
     job = Job(task["workers"], task["servers"], _BATCH, 1, 16)
     with strategy.scope():
         model = make_model(job)
-    snapshot = _Timed(
-        task["folder"], seconds=task["seconds"] or 1e9, incremental=True
-    )
-    clock = _Clock(pids, task["steps"])
+    snapshot = _Timed(task["folder"], seconds=_SECONDS, incremental=True)
+    windows = _Windows(snapshot, task["steps"], pids if rank == 0 else [])
+    # The first is not measured: its first point has all rows.
+    steps = task["steps"] * (1 + 2 * task["windows"])
 
     def data(context=None):
         batch = _BATCH // (1 if job.servers else job.workers)
-        return _dataset(batch, min(task["steps"], _BATCHES), rank)
+        return _dataset(batch, min(steps, _BATCHES), rank)
 
     model.fit(
         data if job.workers + job.servers > 1 else data(),
-        steps_per_epoch=task["steps"],
+        steps_per_epoch=steps,
         shuffle=False,
         verbose=0,
-        callbacks=[*([snapshot] if task["seconds"] else []), clock],
+        callbacks=[snapshot, windows],
     )
-    (first, begin, cpu), (last, end, cpu_at_end) = clock.marks
-    steps = last - first
-    # The first point has all rows, the last is that of the end of `fit`.
     waited = snapshot.pauses[1:-1]
     return {
-        "seconds": task["seconds"],
-        "steps_per_second": steps / (end - begin),
-        "cpu_ms": 1e3 * (cpu_at_end - cpu) / steps,
+        "steps_per_second": windows.rates,
+        "cpu_ms": windows.cpu,
         "pause_ms": 1e3 * float(np.median(waited)) if waited else 0.0,
-        "bytes": sum(
-            os.path.getsize(os.path.join(path, name))
-            for path, _, names in os.walk(task["folder"])
-            for name in names
-        ),
+        "points": len(waited),
     }
 
 
