@@ -406,6 +406,19 @@ class TableSnapshotTest(TestCase):
             map(os.path.basename, (base, *point_files.list_points(directory))),
         )
 
+    def test_bases_stay_on_other_file_systems(self):
+        directory = f"ram://{self.directory()}"
+        model = small.compiled(small.functional(small.table()))
+        snapshot = tf_ext.callbacks.TableSnapshot(
+            directory, steps=1, keep=1, incremental=True
+        )
+        self._train(snapshot, 2, model)
+        other = small.compiled(small.functional(small.table()))
+        self._train(tf_ext.callbacks.TableSnapshot(directory), 2, other)
+        self.assertEqual(contents(other.tables[0]), contents(model.tables[0]))
+        [last] = point_files.list_points(directory)[-1:]
+        self.assertLen(files.read_chain(point_files.table_path(last, 0)), 8)
+
     def test_all_rows_that_could_not_be_written(self):
         write, failures = snapshot_save.Save.write_own_rows, []
 

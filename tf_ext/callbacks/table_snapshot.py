@@ -25,9 +25,8 @@ from tf_ext.recovery.pause import Pause
 from tf_ext.recovery.points import Point
 from tf_ext.regimes import regime_of_tables
 from tf_ext.snapshot.claims import Claim
-from tf_ext.snapshot.files import BASE
 from tf_ext.snapshot.manifest import DamagedSnapshotError, Manifest
-from tf_ext.snapshot.storage import join, normalised
+from tf_ext.snapshot.storage import normalised
 from tf_ext.tables.saving.snapshot_save import Save
 from tf_ext.tables.sparse_table import SparseTable
 
@@ -312,8 +311,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, typing.Any] | None = None
     ) -> None:
         done = batch + 1
-        if self._beside is not None:
-            self._go_on()
+        self._go_on()
         self._move(
             step=self._point.step + done - self._point.step_in_epoch,
             step_in_epoch=done,
@@ -453,10 +451,7 @@ class TableSnapshot(keras.callbacks.Callback):
             return Save(table.rows, path, **options)
         chain = table.rows.chain.links
         last = chain[-1][0] if chain else ""
-        where = posixpath.dirname(last)
-        if posixpath.basename(last) == BASE:
-            where = posixpath.dirname(where)
-        ours = posixpath.dirname(where) == self.directory
+        ours = posixpath.dirname(files.point_of(last)) == self.directory
         if ours and last != path:
             return Save(table.rows, path, base=last, **options)
         if ours:
@@ -469,7 +464,7 @@ class TableSnapshot(keras.callbacks.Callback):
         for index, table in enumerate(self.model.tables):
             links = table.rows.chain.links
             if len(links) > 1 + _MAX_DELTAS:
-                path = join(files.table_path(point.path, index), BASE)
+                path = files.base_path(point.path, index)
                 saves.append(
                     Save(
                         table.rows,

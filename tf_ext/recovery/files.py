@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tf_ext import _core
 from tf_ext.snapshot import manifest as manifests
+from tf_ext.snapshot.files import BASE
 from tf_ext.snapshot.point_names import (
     POINT_FILE,
     point_directories,
@@ -50,6 +51,17 @@ def path_of(root: str, step: int) -> str:
 def table_path(path: str, index: int) -> str:
     """The directory of a table's snapshot in a point."""
     return posixpath.join(path, table_directory(index))
+
+
+def base_path(path: str, index: int) -> str:
+    """The directory of all of a table's rows, beside its snapshot."""
+    return posixpath.join(table_path(path, index), BASE)
+
+
+def point_of(snapshot: str) -> str:
+    """The point's directory of what `table_path` or `base_path` returned."""
+    table, name = posixpath.split(snapshot)
+    return posixpath.dirname(table) if name == BASE else table
 
 
 def list_points(root: str) -> list[str]:

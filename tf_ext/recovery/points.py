@@ -30,6 +30,7 @@ from tf_ext.recovery.files import (
     NAME,
     Described,
     directories,
+    point_of,
     read_arrays,
     read_point,
     table_path,
@@ -342,19 +343,18 @@ def _prune(root: str, keep: int) -> None:
     every = directories(root)
     kept = [path for path, whole in every if whole][-keep:]
     # Points, and those of which only the full snapshot of a table is needed.
-    needed, bases = set(kept), set()
+    needed = set(kept)
+    bases: set[str] = set()
     for path in kept:
         for name in tf.io.gfile.listdir(path):
             if not name.startswith("table-"):
                 continue
             # An unreadable snapshot does not keep its base.
             with contextlib.suppress(OSError, ValueError):
-                for where, _ in read_chain(posixpath.join(path, name)):
-                    where = posixpath.normpath(where)
-                    if posixpath.basename(where) == BASE:
-                        bases.add(posixpath.dirname(posixpath.dirname(where)))
-                    else:
-                        needed.add(posixpath.dirname(where))
+                table = posixpath.join(path, name.rstrip("/"))
+                for where, _ in read_chain(table):
+                    is_base = posixpath.basename(where) == BASE
+                    (bases if is_base else needed).add(point_of(where))
     for path, whole in every:
         if path in needed:
             continue
