@@ -328,18 +328,24 @@ class MeasuringTest(tf.test.TestCase):
             self.assertGreater(line["packets"], 1.0)
             self.assertGreater(line["cpu_ms"], line["worker_ms"])
 
-    def test_points(self):
-        path = pathlib.Path(self.get_temp_dir(), "points")
-        args = run.parse_arguments(["points", "--repeats=1", f"--json={path}"])
-        trainings = ((1, 0, 12), (1, 1, 12), (2, 0, 12))
+    def _lines_of(self, name, repeats):
+        """The lines of JSON that a benchmark writes."""
+        path = pathlib.Path(self.get_temp_dir(), name)
+        args = run.parse_arguments(
+            [name, f"--repeats={repeats}", f"--json={path}"]
+        )
         with (
-            mock.patch.object(point_benchmarks, "TRAININGS", trainings),
             mock.patch.dict("os.environ"),
             contextlib.redirect_stdout(io.StringIO()),
         ):
             os.environ.pop("PYTHONSAFEPATH", None)
-            run.run("points", args, threads=2)
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+            run.run(name, args, threads=2)
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def test_points(self):
+        trainings = ((1, 0, 12), (1, 1, 12), (2, 0, 12))
+        with mock.patch.object(point_benchmarks, "TRAININGS", trainings):
+            lines = self._lines_of("points", 1)
         self.assertEqual(
             [(line["workers"], line["servers"]) for line in lines],
             [(1, 0), (1, 1), (2, 0)],
@@ -351,22 +357,12 @@ class MeasuringTest(tf.test.TestCase):
                 self.assertLen(line["steps_per_second"][kind], 1)
 
     def test_clusters(self):
-        path = pathlib.Path(self.get_temp_dir(), "results")
         jobs = (
             *(Job(1, 0, 64, 1, 4), Job(1, 1, 64, 2, 4, 1, True)),
             *(Job(1, 1, 64, 2, 4, 2), Job(2, 0, 32, 2, 4)),
         )
-        args = run.parse_arguments(
-            ["clusters", "--repeats=2", f"--json={path}"]
-        )
-        with (
-            mock.patch.object(cluster_benchmarks, "CLUSTERS", jobs),
-            mock.patch.dict("os.environ"),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
-            os.environ.pop("PYTHONSAFEPATH", None)
-            run.run("clusters", args, threads=2)
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        with mock.patch.object(cluster_benchmarks, "CLUSTERS", jobs):
+            lines = self._lines_of("clusters", 2)
         self.assertEqual(
             [line["case"] for line in lines],
             [

@@ -213,7 +213,8 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_recovery_points(self):
         port = self.serve(0)
-        self.enterContext(mock.patch.object(training_counts, "_points", None))
+        none = training_counts.Points()
+        self.enterContext(mock.patch.object(training_counts, "_points", none))
         self.assertNotIn(("tf_ext_point_step",), metrics_client.samples(port))
         model = _model("pointed")
         folder = tempfile.mkdtemp(dir=self.get_temp_dir())

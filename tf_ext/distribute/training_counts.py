@@ -42,12 +42,12 @@ class Points:
       pause_seconds: float, how long it waited altogether.
     """
 
-    written: int
-    seconds: float
-    step: int
-    time: float
-    pauses: int
-    pause_seconds: float
+    written: int = 0
+    seconds: float = 0.0
+    step: int = 0
+    time: float = 0.0
+    pauses: int = 0
+    pause_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +86,7 @@ _stale_updates = 0
 _staleness = 0.0
 _streamed = 0
 _event_time: float | None = None
-_NO_POINTS = Points(0, 0.0, 0, 0.0, 0, 0.0)
-_points: Points | None = None
+_points = Points()
 _schedules: weakref.WeakSet[typing.Any] = weakref.WeakSet()
 
 _publishers: weakref.WeakSet[typing.Any] = weakref.WeakSet()
@@ -146,11 +145,10 @@ def add_point(step: int, seconds: float) -> None:
     """
     global _points
     with _lock:
-        before = _points or _NO_POINTS
         _points = dataclasses.replace(
-            before,
-            written=before.written + 1,
-            seconds=before.seconds + seconds,
+            _points,
+            written=_points.written + 1,
+            seconds=_points.seconds + seconds,
             step=step,
             time=time.time(),
         )
@@ -164,11 +162,10 @@ def add_point_pause(seconds: float) -> None:
     """
     global _points
     with _lock:
-        before = _points or _NO_POINTS
         _points = dataclasses.replace(
-            before,
-            pauses=before.pauses + 1,
-            pause_seconds=before.pause_seconds + seconds,
+            _points,
+            pauses=_points.pauses + 1,
+            pause_seconds=_points.pause_seconds + seconds,
         )
 
 
@@ -188,6 +185,6 @@ def read() -> TrainingCounts:
             _streamed,
             _event_time,
             list(_publishers),
-            _points if _points and _points.written else None,
+            _points if _points.written else None,
             answer_seconds,
         )

@@ -35,22 +35,22 @@ def enter(namespace):
     """Moves a process that has one thread into a namespace."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{namespace}", "rb") as file:
-        if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        _check(libc.setns(file.fileno(), _CLONE_NEWNET))
 
 
 def take_host_names(path):
     """Gives a process that has one thread a file in place of /etc/hosts."""
     libc = ctypes.CDLL(None, use_errno=True)
-
-    def check(result):
-        if result != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-    check(libc.unshare(_CLONE_NEWNS))
-    check(libc.mount(None, b"/", None, _MS_PRIVATE | _MS_REC, None))
+    _check(libc.unshare(_CLONE_NEWNS))
+    _check(libc.mount(None, b"/", None, _MS_PRIVATE | _MS_REC, None))
     file = os.fsencode(path)
-    check(libc.mount(file, b"/etc/hosts", None, _MS_BIND, None))
+    _check(libc.mount(file, b"/etc/hosts", None, _MS_BIND, None))
+
+
+def _check(result):
+    """Raises the error of a function of the C library."""
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 class Network:

@@ -332,7 +332,7 @@ def _mount(folder, stack):
 @contextlib.contextmanager
 def _full(folder):
     """Leaves no space on the disk of a folder."""
-    path = folder.parent / "points" / "fill"
+    path = folder / "fill"
     try:
         with path.open("wb", buffering=0) as file:
             block = bytes(4096)

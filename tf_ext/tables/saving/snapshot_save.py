@@ -142,7 +142,40 @@ class Save:
 
     def write_own_rows(self) -> None:
         """Writes the shards of this process to files."""
-        self._parts = self._save_shards()
+        limit = (self._max_bytes_per_second or 0) // self._table_rows.num_shards
+        base = self._links[-1][1] if self._links else ""
+        try:
+            saved = self._table_rows.on_each(
+                lambda index, shard: shard.run(
+                    snapshot_ops.sparse_table_save,
+                    self._path,
+                    self._id,
+                    base,
+                    self._tracked,
+                    index,
+                    limit,
+                    self._period,
+                ),
+            )
+        finally:
+            if self._claim is not None:
+                # If another writer has removed the files, say so: the op's
+                # error only reports missing files.
+                self._claim.check()
+        parts = []
+        for index, (names, numbers, chunk_bytes) in enumerate(
+            saved, self._table_rows.first_shard
+        ):
+            files = [
+                manifests.RowFile(
+                    name.decode(), index, tag % 2**64, count, erased, size, crc
+                )
+                for name, (tag, count, erased, size, crc) in zip(
+                    names.numpy(), numbers.numpy().tolist(), strict=True
+                )
+            ]
+            parts.append((files, int(chunk_bytes)))
+        self._parts = parts
 
     def gather(self) -> None:
         """Makes the manifest, from what all processes have written."""
@@ -213,43 +246,6 @@ class Save:
         if self._tracked and not self._links:
             # Shards may have one that this process was interrupted to note.
             table_rows.chain.end(table_rows.on_each)
-
-    def _save_shards(self) -> list[_Saved]:
-        """Writes this process's shards."""
-        limit = (self._max_bytes_per_second or 0) // self._table_rows.num_shards
-        base = self._links[-1][1] if self._links else ""
-        try:
-            saved = self._table_rows.on_each(
-                lambda index, shard: shard.run(
-                    snapshot_ops.sparse_table_save,
-                    self._path,
-                    self._id,
-                    base,
-                    self._tracked,
-                    index,
-                    limit,
-                    self._period,
-                ),
-            )
-        finally:
-            if self._claim is not None:
-                # If another writer has removed the files, say so: the op's
-                # error only reports missing files.
-                self._claim.check()
-        parts = []
-        for index, (names, numbers, chunk_bytes) in enumerate(
-            saved, self._table_rows.first_shard
-        ):
-            files = [
-                manifests.RowFile(
-                    name.decode(), index, tag % 2**64, count, erased, size, crc
-                )
-                for name, (tag, count, erased, size, crc) in zip(
-                    names.numpy(), numbers.numpy().tolist(), strict=True
-                )
-            ]
-            parts.append((files, int(chunk_bytes)))
-        return parts
 
     def _check_saving(self) -> None:
         if self._tracked and self._table_rows.chain.saving != self._id:
