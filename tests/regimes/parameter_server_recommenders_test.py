@@ -55,10 +55,16 @@ class RecommendersTest(_RegimeTest):
     def test_two_towers(self):
         with util.shared().strategy.scope():
             model = models.make_model()
-        model.fit(models.data(), epochs=models.EPOCHS, verbose=0)
+        # The losses of so few steps jump where steps run at the same time.
+        model.fit(
+            models.data(),
+            epochs=models.EPOCHS,
+            verbose=0,
+            max_inflight_steps=1,
+        )
         metrics = models.evaluate_with_index(model, util.shared().strategy)
         self.assertBetween(metrics[models.TOP_2], 0.95, 1.0)
-        self.assertLess(metrics["rmse"], 0.3)
+        self.assertLess(metrics["rmse"], 0.1)
 
     @pytest.mark.slow
     def test_sums(self):
