@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What TensorFlow's runtime does with signals, time-outs and gRPC."""
 
+import os
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
+import types
 
 import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
-from tf_ext._compat import sockets
+from tf_ext._compat import clusters, sockets
 
 pytestmark = pytest.mark.slow_except(
+    "EndCoordinatorTest::*",
     "SocketsTest::test_those_of_this_process_but_for_errors",
 )
 
@@ -55,12 +59,16 @@ def _run(*programs):
 
 
 def _done(*programs, status=0):
+    # Another test of this process may have set them.
+    settings = {"GRPC_FAIL_FAST", "TF_GRPC_DEFAULT_OPTIONS"}
+    kept = os.environ.keys() - settings
     done = subprocess.run(
         [sys.executable, "-c", "".join(map(textwrap.dedent, programs))],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
+        env={name: os.environ[name] for name in kept},
     )
     if status is not None and done.returncode != status:
         raise AssertionError(f"{done.stdout}\n{done.stderr}")
@@ -144,6 +152,37 @@ class CoordinationTest(absltest.TestCase):
 
     def test_tensorflow_takes_sigterm(self):
         self.assertTrue(self._outlives_sigterm("contextlib.nullcontext()"))
+
+
+class _Coordinator:
+    """One whose failure handler ends when `ending` is set."""
+
+    def __init__(self, ending):
+        self.is_stopped = False
+        thread = threading.Thread(target=ending.wait)
+        thread.start()
+        handler = types.SimpleNamespace(_preemption_handler_thread=thread)
+        self._cluster = types.SimpleNamespace(failure_handler=handler)
+
+    def __del__(self):
+        self.is_stopped = True
+
+
+class EndCoordinatorTest(absltest.TestCase):
+    def test_waits_for_the_thread_that_connects_to_workers(self):
+        ending = threading.Event()
+        self.addCleanup(ending.set)
+        coordinator = _Coordinator(ending)
+        end = threading.Thread(
+            target=clusters.end_coordinator, args=(coordinator,)
+        )
+        end.start()
+        end.join(0.2)
+        self.assertTrue(coordinator.is_stopped)
+        self.assertTrue(end.is_alive())
+        ending.set()
+        end.join(60)
+        self.assertFalse(end.is_alive())
 
 
 class GrpcOptionsTest(absltest.TestCase):

@@ -349,6 +349,10 @@ class ParameterServerStrategyTest(tf.test.TestCase):
             distribute.check_cluster(tf.distribute.get_strategy())
 
 
+def _server_lost():
+    return distribute.ServerLostError({"/job:ps/task:0": "host:1"})
+
+
 class RunWithRecoveryTest(tf.test.TestCase):
     """The loop around training; distribute_recovery_test kills servers."""
 
@@ -387,6 +391,34 @@ class RunWithRecoveryTest(tf.test.TestCase):
         self.assertRegex(
             logged.output[0], "Lost parameter servers: /job:ps/task:3. They"
         )
+
+    def test_restarts_after_the_loss_of_a_step(self):
+        lost = distribute.StepLostError({"/job:worker/task:0": "host:1"})
+        train = mock.Mock(side_effect=[lost, "trained"])
+        found = distribute.run_with_recovery(train, self._make_strategy)
+        self.assertEqual(found, "trained")
+
+    def test_connects_until_tasks_reach_each_other(self):
+        train = mock.Mock(side_effect=[_server_lost(), "trained"])
+        cut = [TimeoutError("a cut")] * 2
+        strategies = [self._make_strategy(), *cut, self._make_strategy()]
+        connect = mock.Mock(side_effect=strategies)
+        with self.assertLogs("tf_ext.distribute.recovery") as logged:
+            found = distribute.run_with_recovery(train, connect)
+        self.assertEqual(found, "trained")
+        self.assertIn("a cut Trying again.", logged.output[-1])
+
+    def test_connects_for_no_longer_than_the_timeout(self):
+        train = mock.Mock(side_effect=[_server_lost()])
+        cut = [TimeoutError("a cut")] * 2
+        connect = mock.Mock(side_effect=[self._make_strategy(), *cut])
+        with self.assertRaisesRegex(TimeoutError, "a cut"):
+            distribute.run_with_recovery(train, connect, timeout_seconds=0.1)
+
+    def test_connects_once_before_there_was_a_loss(self):
+        connect = mock.Mock(side_effect=[TimeoutError("no cluster")])
+        with self.assertRaisesRegex(TimeoutError, "no cluster"):
+            distribute.run_with_recovery(mock.Mock(), connect)
 
     def test_gives_up_after_max_restarts(self):
         with self.assertRaises(distribute.ServerLostError):

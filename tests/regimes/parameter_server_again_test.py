@@ -13,12 +13,14 @@ from models import id_counting_models as models
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.training import feeds
+from tf_ext.training.parameter_servers import shares
 
 pytestmark = [
     pytest.mark.process("shared_cluster"),
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "AgainTest::test_each_row_once_overlapping",
+        "StepLostTest::*",
     ),
 ]
 
@@ -132,6 +134,47 @@ class AgainTest(parameterized.TestCase, tf.test.TestCase):
             models.counts(table),
             {user: 1 + (user < 64) for user in range(_IDS)},
         )
+
+
+class StepLostTest(tf.test.TestCase):
+    """A step that fails as if its worker had been lost with it."""
+
+    def _fit(self, **options):
+        run, fails = shares.ShareFeed._run, iter([True])
+
+        def run_or_fail(*arguments):
+            if next(fails, False):
+                raise tf.errors.UnavailableError(
+                    None, None, "Socket closed, /job:worker/task:0"
+                )
+            return run(*arguments)
+
+        with util.shared().strategy.scope():
+            model, table = models.counting_model()
+        with mock.patch.object(shares.ShareFeed, "_run", run_or_fail):
+            model.fit(
+                lambda context: _ids().shard(2, context.input_pipeline_id),
+                verbose=0,
+                **options,
+            )
+        return models.counts(table)
+
+    def test_runs_again(self):
+        self.assertEqual(self._fit(), dict.fromkeys(range(_IDS), 1))
+
+    def test_refused(self):
+        with self.assertRaisesRegex(
+            ValueError, "`retry_steps` of fit must be True or False.*None"
+        ):
+            self._fit(retry_steps=None)
+
+    def test_fails(self):
+        with self.assertRaisesRegex(
+            tf_ext.distribute.StepLostError,
+            "Lost workers: /job:worker/task:[01] at .*retry_steps=False",
+        ):
+            self._fit(retry_steps=False)
+        self.test_runs_again()
 
 
 if __name__ == "__main__":

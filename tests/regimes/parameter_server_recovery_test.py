@@ -250,6 +250,61 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         iterations = number(model.optimizer.iterations)
         self.assertBetween(iterations, samples, samples + len(kills))
 
+    @parameterized.named_parameters(
+        ("chief_reads", False, {}),
+        ("workers_read", True, {}),
+        ("overlapping", False, {"overlap_steps": True}),
+    )
+    def test_goes_back_to_the_last_point(self, workers_read, options):
+        samples = 600
+        processes = _CLUSTER.processes
+        kills = [
+            _At(0, 151, lambda: processes.kill("worker", 0)),
+            _At(0, 401, lambda: processes.kill("worker", 1)),
+        ]
+        directory = self.path("points")
+
+        def data(shard=(1, 0)):
+            ids = tf.range(samples, dtype=tf.int64)
+            dataset = tf.data.Dataset.from_tensor_slices(
+                ({"id": ids}, tf.zeros([samples, 1]))
+            )
+            return dataset.shard(*shard).batch(1)
+
+        def share(context):
+            return data((2, context.input_pipeline_id))
+
+        calls = []
+
+        def train(strategy):
+            calls.append(1)
+            with strategy.scope():
+                model, counts = counting_model()
+                if options:
+                    model.compile(
+                        model.optimizer, model.loss, steps_per_execution=2
+                    )
+            model.fit(
+                share if workers_read else data(),
+                callbacks=[
+                    tf_ext.callbacks.TableSnapshot(directory, steps=20),
+                    *kills,
+                ],
+                verbose=0,
+                retry_steps=False,
+                **options,
+            )
+            return number(model.optimizer.iterations), rows_of(counts)
+
+        iterations, rows = tf_ext.distribute.run_with_recovery(
+            train, processes.strategy
+        )
+        self.assertLen(calls, 3)
+        self.assertEqual(iterations, samples)
+        self.assertCountEqual(rows, range(samples))
+        updates = np.concatenate([rows[sign] for sign in range(samples)])
+        self.assertAllInSet(updates, [1.0])
+
 
 if __name__ == "__main__":
     tf.test.main()

@@ -2,6 +2,7 @@
 """What strategies and the runtime of TensorFlow do not make public."""
 
 import contextlib
+import functools
 import signal
 import socket
 import sys
@@ -35,11 +36,14 @@ def coordinator_of(strategy):
 def end_coordinator(coordinator):
     """Joins a ClusterCoordinator's threads, which works once.
 
-    Otherwise it joins them when it is freed, wherever that happens.
+    Otherwise it joins them when it is freed, wherever that happens, but for the
+    one that connects to workers that have come back.
 
     Seen in: TensorFlow 2.18 to 2.21.
     """
+    handler = coordinator._cluster.failure_handler
     coordinator.__del__()
+    handler._preemption_handler_thread.join()
 
 
 def own_executor():
@@ -99,7 +103,15 @@ def separate_workers(coordinator):
         return take(*args, **kwargs)
 
     def put_back(closure):
-        give_back(closure)
+        lost = vars(closure).get("lost")
+        if lost is None:
+            give_back(closure)
+        else:
+            error = lost(closure.worker)
+            closure.maybe_call_with_output_remote_value(
+                lambda remote: remote._set_error(error)
+            )
+            fail(error)
         have_put_back.add(threading.get_ident())
 
     def mark_failed(error):
@@ -113,7 +125,7 @@ def separate_workers(coordinator):
     return parking
 
 
-def schedule(coordinator, function, args):
+def schedule(coordinator, function, args, lost=None):
     """Schedules a tf.function, whose results wait for `fetch`.
 
     With the public `schedule`, the thread of a worker fetches them before the
@@ -125,23 +137,40 @@ def schedule(coordinator, function, args):
       coordinator: tf.distribute.coordinator.ClusterCoordinator.
       function: tf.function.
       args: tuple of its arguments.
+      lost: function from the index of a worker that was lost with the function
+        to the error that steps then fail with; None: another one runs it.
 
     Returns:
       tf.distribute.coordinator.RemoteValue.
     """
     with _scheduling(coordinator.strategy):
-        return _put(coordinator, function, args)
+        return _put(coordinator, function, args, lost)
 
 
-def _put(coordinator, function, args):
+def _put(coordinator, function, args, lost):
     queue = coordinator._cluster.closure_queue
     module = sys.modules[type(coordinator).__module__]
-    closure = module.Closure(function, queue._cancellation_mgr, args=args)
+    closure = _closure_class(module.Closure)(
+        function, queue._cancellation_mgr, args=args
+    )
+    closure.lost = lost
     remote = closure.build_output_remote_value()
     # The thread of a worker calls it, and waits for its result.
     vars(remote).update(get=lambda: None)
     queue.put(closure)
     return remote
+
+
+@functools.cache
+def _closure_class(base):
+    class Closure(base):
+        """Knows the index of the worker that runs it."""
+
+        def execute_on(self, worker):
+            self.worker = worker.worker_index
+            super().execute_on(worker)
+
+    return Closure
 
 
 @contextlib.contextmanager
@@ -198,7 +227,7 @@ class Parking:
                 self._changed.wait(self._POLL_SECONDS)
 
 
-def schedule_in_thread(coordinator, function):
+def schedule_in_thread(coordinator, function, lost=None):
     """Schedules a Python function, in the thread of whichever worker is free.
 
     The public `schedule` takes a tf.function, which does not know its worker.
@@ -210,6 +239,7 @@ def schedule_in_thread(coordinator, function):
       coordinator: tf.distribute.coordinator.ClusterCoordinator.
       function: function from the worker's index to a list of arrays. Its eager
         ops run on that worker.
+      lost: as of `schedule`.
 
     Returns:
       tf.distribute.coordinator.RemoteValue.
@@ -220,7 +250,7 @@ def schedule_in_thread(coordinator, function):
     def run():
         return function(current().worker_index)
 
-    return _put(coordinator, run, None)
+    return _put(coordinator, run, None, lost)
 
 
 def traced_for_workers(coordinator, function, *specs):

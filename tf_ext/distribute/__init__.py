@@ -9,6 +9,7 @@ them, every worker runs the program that trains, and training is synchronous.
 from tf_ext.distribute.cluster import cluster_resolver
 from tf_ext.distribute.errors import (
     ServerLostError,
+    StepLostError,
     WorkerLostError,
     name_lost_tasks,
     naming_lost_tasks,
@@ -29,6 +30,7 @@ __all__ = [
     "LocalWorkers",
     "LocalWorkersError",
     "ServerLostError",
+    "StepLostError",
     "WorkerLostError",
     "WorkerResult",
     "check_cluster",

@@ -78,14 +78,15 @@ class WorkerLostError(RuntimeError):
       ['/job:worker/task:1']
     """
 
+    _EFFECT = (
+        "They were killed, failed, hang, ended before this one, or cannot be "
+        "reached: see their logs. Their shards of tables are gone. Stop all "
+        "workers and start them again: they resume from the last checkpoint."
+    )
+
     def __init__(self, tasks: Mapping[str, str | None]) -> None:
         self.tasks = dict(tasks)
-        super().__init__(
-            f"Lost workers: {named(tasks)}. They were killed, failed, hang, "
-            "ended before this one, or cannot be reached: see their logs. "
-            "Their shards of tables are gone. Stop all workers and start "
-            "them again: they resume from the last checkpoint."
-        )
+        super().__init__(f"Lost workers: {named(tasks)}. {self._EFFECT}")
 
 
 def name_lost_tasks(
@@ -121,6 +122,31 @@ def name_lost_tasks(
     return _lost_workers(error, strategy)
 
 
+class StepLostError(WorkerLostError):
+    """A worker was lost with a step of `fit(retry_steps=False)`.
+
+    Servers may have part of the step's updates.
+
+    Attributes:
+      tasks: dict of task -> "host:port", as {"/job:worker/task:1":
+        "10.0.0.2:2222"}.
+
+    Example:
+      >>> error = tf_ext.distribute.StepLostError(
+      ...     {"/job:worker/task:1": "10.0.0.2:2222"})
+      >>> list(error.tasks)
+      ['/job:worker/task:1']
+    """
+
+    _EFFECT = (
+        "They do not answer, or were restarted, and their steps are not run "
+        "again because of `retry_steps=False`. Parameter servers may have part "
+        "of the updates of these steps. Restart the workers, create a new "
+        "strategy and model, restore the last checkpoint and continue: "
+        "tf_ext.distribute.run_with_recovery does all of this."
+    )
+
+
 @contextlib.contextmanager
 def naming_lost_tasks(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Turns the error of a lost task into one that names it.
@@ -135,6 +161,7 @@ def naming_lost_tasks(strategy: tf.distribute.Strategy) -> Iterator[None]:
         or was restarted.
       WorkerLostError: under `MultiWorkerMirroredStrategy`, another worker died,
         hangs, or has ended.
+      StepLostError: of `fit(retry_steps=False)`, unchanged.
 
     Example:
     ```python
@@ -146,6 +173,8 @@ def naming_lost_tasks(strategy: tf.distribute.Strategy) -> Iterator[None]:
     try:
         yield
     except (ServerLostError, WorkerLostError):
+        if _servers(strategy):
+            coordinators.keep(strategy)
         raise
     except Exception as error:
         lost = name_lost_tasks(error, strategy)

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery after the loss of a parameter server."""
+"""Recovery after the loss of a parameter server, or of a step."""
 
 import gc
+import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tf_ext._checks import check_count
 from tf_ext.distribute import coordinators, this_task
-from tf_ext.distribute.addresses import task_addresses
+from tf_ext.distribute.addresses import named, task_addresses
 from tf_ext.distribute.cluster import cluster_of
-from tf_ext.distribute.errors import ServerLostError, naming_lost_tasks
+from tf_ext.distribute.errors import (
+    ServerLostError,
+    StepLostError,
+    naming_lost_tasks,
+)
 from tf_ext.distribute.handshake import wait_until_answering
 from tf_ext.distribute.strategy import parameter_server_strategy
+
+_RETRY_SECONDS = 0.5
 
 _logger = this_task.logger(__name__)
 
@@ -26,12 +33,14 @@ def run_with_recovery(
 ) -> typing.Any:
     """Trains, and restarts from the last checkpoint if a server is lost.
 
+    Or a worker, in `fit(retry_steps=False)`.
+
     The state of a lost parameter server is gone, and the other servers are
     ahead of the last checkpoint. So everything is made again: the strategy,
     which connects to the cluster as it then is, and what `train` makes under
     it.
 
-    The cluster manager has to restart the lost server; this function waits for
+    The cluster manager has to restart the lost task; this function waits for
     it.
 
     Args:
@@ -43,13 +52,14 @@ def run_with_recovery(
         None: `parameter_server_strategy`, by `TF_CONFIG`.
       max_restarts: int, how many losses are recovered from.
       timeout_seconds: float, how long to wait for all tasks to answer
-        again.
+        again, and to reach each other.
 
     Returns:
       What `train` returned.
 
     Raises:
-      ServerLostError: a server was lost for the `max_restarts` + 1st time.
+      ServerLostError, StepLostError: a task was lost for the
+        `max_restarts` + 1st time.
       TimeoutError: after a loss, tasks did not come back in time; the message
         names them.
 
@@ -69,12 +79,13 @@ def run_with_recovery(
     check_count("run_with_recovery", "max_restarts", max_restarts, least=0)
     make_strategy = make_strategy or parameter_server_strategy
     restarts_left = max_restarts
+    deadline = 0.0
     while True:
-        strategy = make_strategy()
+        strategy = _connected(make_strategy, deadline)
         try:
             with naming_lost_tasks(strategy):
                 return train(strategy)
-        except ServerLostError as error:
+        except (ServerLostError, StepLostError) as error:
             if restarts_left == 0:
                 raise
             _logger.warning(
@@ -83,22 +94,47 @@ def run_with_recovery(
                 str(error),  # Log records would keep the error's frames alive.
                 restarts_left,
             )
-        tasks = task_addresses(cluster_of(strategy))
-        coordinators.release(strategy)
-        # This ends its coordinator's threads, and frees the old model's memory
-        # before the new one is made.
+            deadline = time.monotonic() + timeout_seconds
+            # The frames of the error keep the old model until the coordinator
+            # has ended: TensorFlow crashes where memory on tasks is freed
+            # while it connects to them again.
+            _wait_for_all(strategy, timeout_seconds)
+        _logger.warning("All tasks are back.")
+        # This frees the old model before the new one is made.
         del strategy
         gc.collect()
-        _wait_for(tasks, timeout_seconds)
-        _logger.warning("All tasks are back.")
         restarts_left -= 1
 
 
-def _wait_for(tasks: Mapping[str, str], timeout_seconds: float) -> None:
+def _connected(
+    make_strategy: Callable[[], tf.distribute.Strategy], deadline: float
+) -> tf.distribute.Strategy:
+    while True:
+        try:
+            return make_strategy()
+        except TimeoutError as error:
+            if time.monotonic() > deadline:
+                raise
+            _logger.warning("%s Trying again.", str(error))
+        time.sleep(_RETRY_SECONDS)
+
+
+def _wait_for_all(
+    strategy: tf.distribute.Strategy, timeout_seconds: float
+) -> None:
+    tasks = task_addresses(cluster_of(strategy))
+    deadline = time.monotonic() + timeout_seconds
+    ended = coordinators.release(strategy)
     silent = wait_until_answering(tasks, timeout_seconds)
     if silent:
         raise TimeoutError(
             f"After {timeout_seconds:g} s tasks still do not answer: {silent}. "
             "Start them again with `python -m tf_ext.distribute.server`, and "
             "run this program again: it resumes from its last checkpoint."
+        )
+    if not ended.wait(max(0.0, deadline - time.monotonic())):
+        raise TimeoutError(
+            f"After {timeout_seconds:g} s TensorFlow still connects to the "
+            f"workers and parameter servers, {named(tasks)}. Run this program "
+            "again: it resumes from its last checkpoint."
         )

@@ -168,6 +168,7 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
         *args: typing.Any,
         max_inflight_steps: int | None = None,
         overlap_steps: bool = False,
+        retry_steps: bool = True,
         **kwargs: typing.Any,
     ) -> keras.callbacks.History:
         """As `keras.Model.fit`, also under strategies of several workers.
@@ -187,6 +188,12 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
             the step before it are on their way, which it then does not read.
             It takes ParameterServerStrategy, and `compile` with
             `steps_per_execution` of 2 to 16. The staleness grows by almost 1.
+          retry_steps: bool, whether steps that are lost with a worker under
+            ParameterServerStrategy run again, on another one: rows get their
+            updates once, dense weights may get some of them twice. False: they
+            raise `tf_ext.distribute.StepLostError`, after which
+            `tf_ext.distribute.run_with_recovery` goes back to the last
+            recovery point. Under other strategies it has no effect.
           **kwargs: the same as in Keras. Under ParameterServerStrategy and
             MultiWorkerMirroredStrategy, `x` may be a function from
             `tf.distribute.InputContext` to a dataset.
@@ -195,10 +202,13 @@ class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
           ValueError: a callback that would restore or average the variables but
             not the rows, a table that not exactly one part of a composed
             optimizer trains, or an argument that the strategy does not support.
+          tf_ext.distribute.ServerLostError: a parameter server was lost.
+          tf_ext.distribute.WorkerLostError: a synchronous worker was lost, or
+            any with `retry_steps=False`, of which the error is a subclass.
         """
         given = bind_data(self, super().fit, args, kwargs)
         check_callbacks(given.arguments.get("callbacks"))
-        options = FitOptions(max_inflight_steps, overlap_steps)
+        options = FitOptions(max_inflight_steps, overlap_steps, retry_steps)
         options.check()
         check_composed_optimizer(self)
         with self._explaining_errors(), awaiting_sigterm(given):

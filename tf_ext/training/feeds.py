@@ -22,6 +22,8 @@ Sent: typing.TypeAlias = typing.Any
 """What a feed yields for one step or more: only the feed knows its kind."""
 Logs: typing.TypeAlias = dict[str, typing.Any]
 """What a step returns, by the name of the metric or loss."""
+Lost: typing.TypeAlias = Callable[[int], Exception]
+"""The error of steps that were lost with a worker, from its index."""
 Arguments: typing.TypeAlias = dict[str, typing.Any]
 """All arguments of `fit`, `evaluate` or `predict` of Keras."""
 
@@ -124,12 +126,14 @@ class StepFeed(EpochFeed):
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         function_for: Callable[[int], typing.Any],
+        lost: Lost | None = None,
     ) -> Callable[[Sent], typing.Any]:
         """The function that schedules what `epoch` yields.
 
         Args:
           coordinator: tf.distribute.coordinator.ClusterCoordinator.
           function_for: from a number of steps to the tf.function for them.
+          lost: the error if a worker is lost; None: others run its steps.
 
         Returns:
           Function of what `epoch` yields to the RemoteValue of its results.
@@ -142,7 +146,9 @@ class StepFeed(EpochFeed):
                 begun = self.number(steps)
                 self._begun.append(begun)
                 numbers.append(begun.tensor())
-            return schedule(coordinator, function_for(steps), (sent, *numbers))
+            return schedule(
+                coordinator, function_for(steps), (sent, *numbers), lost
+            )
 
         return start
 

@@ -17,19 +17,22 @@ class FitOptions(typing.NamedTuple):
     Attributes:
       max_inflight_steps: int or None.
       overlap_steps: bool.
+      retry_steps: bool.
     """
 
     max_inflight_steps: int | None = None
     overlap_steps: bool = False
+    retry_steps: bool = True
 
     def check(self) -> None:
         """Raises ValueError for values of other types."""
-        limit, overlap = self
+        limit = self.max_inflight_steps
         if limit is not None and not (is_int(limit) and limit >= 1):
             allowed = "a positive int or None"
             refuse("fit", "max_inflight_steps", allowed, limit)
-        if not isinstance(overlap, bool):
-            refuse("fit", "overlap_steps", "True or False", overlap)
+        for name in ("overlap_steps", "retry_steps"):
+            if not isinstance(getattr(self, name), bool):
+                refuse("fit", name, "True or False", getattr(self, name))
 
 
 def makes_dataset(x: typing.Any) -> bool:

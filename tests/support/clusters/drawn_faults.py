@@ -87,6 +87,7 @@ def _draw_one(rng, regime, longest_seconds, impossible):
         "no writes": (writers, 1, True),
         "cut": (names, 2, True),
         "move": (names, 1, False),
+        "clock": (names, 1, False),
     }
     kind = rng.choice(sorted(kinds.keys() - set(impossible)))
     among, count, lasts = kinds[kind]
@@ -97,10 +98,12 @@ def _draw_one(rng, regime, longest_seconds, impossible):
     return Fault(kind, tasks, seconds if lasts else 0.0, wait_seconds)
 
 
-def trains_nothing_again(fault, regime):
+def trains_nothing_again(fault, regime, retry_steps=True):
     """Whether the documentation says that no step is trained again."""
     if fault.second or fault.kind in ("full disk", "no writes"):
         return False
+    if not retry_steps:
+        return fault.kind == "terminate all"
     jobs = {task.rstrip("0123456789") for task in fault.tasks}
     if fault.kind == "terminate all":
         return True
@@ -109,6 +112,6 @@ def trains_nothing_again(fault, regime):
         return fault.kind == "terminate" or is_short
     if fault.kind == "terminate":
         return "ps" not in jobs
-    if fault.kind in ("kill", "move"):
+    if fault.kind in ("kill", "move", "clock"):
         return jobs == {"worker"}
     return "ps" not in jobs or fault.seconds < _SERVER_SECONDS

@@ -17,7 +17,13 @@ from concurrent import futures
 from paths import PROGRAMS
 from programs import faults_task_program as program
 
-from clusters import drawn_faults, fault_costs, networks, supervised_tasks
+from clusters import (
+    drawn_faults,
+    fault_costs,
+    networks,
+    other_clocks,
+    supervised_tasks,
+)
 from tf_ext.distribute.ports import free_ports
 
 HANG_SECONDS = 90.0
@@ -45,6 +51,7 @@ class Result:
       twice: {id: how often it was trained on too much}.
       missing: {id: how often it was not trained on}.
       more_iterations: of the dense optimizer, than steps.
+      may_be_more: bool, whether there may be more.
       ends: of `SupervisedTasks`.
     """
 
@@ -54,10 +61,15 @@ class Result:
     twice: dict[int, float]
     missing: dict[int, float]
     more_iterations: int
+    may_be_more: bool
     ends: list[tuple[float, str, int]]
 
     def is_as_documented(self):
         """Whether rows are exact, and no more was trained again."""
+        if self.more_iterations < 0:
+            return False
+        if self.more_iterations and not self.may_be_more:
+            return False
         return not (self.twice or self.missing or self.again)
 
 
@@ -124,13 +136,17 @@ class Training:
       regime: one of `drawn_faults.REGIMES`.
       data: "chief" or "workers", which read them.
       execution: int, steps per execution, with a sign: they overlap.
+      retry_steps: bool, of `fit`.
       keep: path of an existing folder for the logs, or None.
     """
 
-    def __init__(self, regime, data="chief", execution=1, keep=None):
+    def __init__(
+        self, regime, data="chief", execution=1, retry_steps=True, keep=None
+    ):
         self._regime = regime
         self._names = drawn_faults.names_of(regime)
-        self._arguments = [data, str(execution)]
+        self._arguments = [data, str(execution), str(int(retry_steps))]
+        self._retry_steps = retry_steps
         self._keep = keep
         self._costs = []
 
@@ -145,6 +161,7 @@ class Training:
             points.mkdir()
             self._has_own_disk = _mount(points, stack)
             self._hosts = _Hosts(self._names, self._folder, stack)
+            self._clocks = other_clocks.OtherClocks(self._folder)
             self._steps = fault_costs.Steps(self._folder / "steps")
             servers = self._regime == "servers"
             self._tasks = stack.enter_context(
@@ -169,7 +186,8 @@ class Training:
         """The kinds of faults that need rights which this process lacks."""
         without_disk = () if self._has_own_disk else ("full disk",)
         without_network = () if self._hosts.network else ("cut", "move")
-        return (*without_network, *without_disk)
+        without_clocks = () if self._clocks.are_possible else ("clock",)
+        return (*without_network, *without_disk, *without_clocks)
 
     def suffer(self, fault):
         """Makes a fault, and waits until training goes on; what it cost.
@@ -218,12 +236,15 @@ class Training:
                 (fault, cost)
                 for fault, cost in self._costs
                 if cost.lost_steps
-                and drawn_faults.trains_nothing_again(fault, self._regime)
+                and drawn_faults.trains_nothing_again(
+                    fault, self._regime, self._retry_steps
+                )
             ],
             epochs,
             {i: n - epochs for i, n in found.items() if n > epochs},
             {i: epochs - n for i, n in found.items() if n < epochs},
             results[0]["iterations"] - epochs * program.STEPS,
+            self._regime == "servers" and self._retry_steps,
             self._tasks.ends,
         )
 
@@ -263,6 +284,8 @@ class Training:
             with tasks.killed(task):
                 if fault.kind == "move":
                     self._hosts.move(task)
+        elif fault.kind == "clock":
+            tasks.change(task, **self._clocks.another())
         elif fault.kind in ("terminate", "terminate all"):
             starts = [tasks.starts(each) for each in fault.tasks]
             for each in fault.tasks:
@@ -369,15 +392,17 @@ def run(
       HangError: training hangs; the logs have been printed.
     """
     rng = random.Random(f"{seed} {regime}")
-    data, execution = "chief", 1
+    data, execution, retry_steps = "chief", 1, True
     if regime == "servers":
         data = rng.choice(["chief", "workers"])
         execution = rng.choice([1, 4, -4])
+        retry_steps = rng.choice([True, False])
     print(
-        f"seed {seed}, {regime}, data of {data}, {execution} steps at once",
+        f"seed {seed}, {regime}, data of {data}, {execution} steps at once, "
+        f"{'retried' if retry_steps else 'not retried'}",
         flush=True,
     )
-    with Training(regime, data, execution, keep) as training:
+    with Training(regime, data, execution, retry_steps, keep) as training:
         try:
             for _ in range(count):
                 fault = drawn_faults.draw(

@@ -5,11 +5,12 @@ import contextlib
 import pathlib
 import resource
 import signal
+import sys
 import threading
 import time
 
 from clusters import multi_worker_util as util
-from tf_ext.distribute import local_workers
+from tf_ext.distribute import child_processes, local_workers
 
 _POLL_SECONDS = 0.1
 _LOG_END = 6000
@@ -34,6 +35,7 @@ class SupervisedTasks:
         self._folder = folder
         self._lock = threading.RLock()
         self._starts = dict.fromkeys(commands, 0)
+        self._environments = {}
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self.ends = []
@@ -41,7 +43,9 @@ class SupervisedTasks:
     def __enter__(self):
         with contextlib.ExitStack() as stack:
             stack.enter_context(util.forks())
-            self._processes = local_workers.ChildProcesses(len(self._commands))
+            self._forks = local_workers.ChildProcesses(len(self._commands))
+            # Those of other environments, which forks cannot have.
+            self._others = child_processes.ChildProcesses(len(self._commands))
             stack.callback(self._close)
             for name in self._commands:
                 self._start(name)
@@ -58,13 +62,14 @@ class SupervisedTasks:
             self._watcher.join()
         for name in self._commands:
             self.send(name, signal.SIGKILL)
-        self._processes.close()
+        self._forks.close()
+        self._others.close()
 
     def send(self, name, number):
         """Sends a signal to a task; the id of its process."""
         with self._lock:
-            self._processes.send(name, number)
-            return self._processes[name].pid
+            self._processes(name).send(name, number)
+            return self._processes(name)[name].pid
 
     def limit_files(self, pid, are_limited):
         """Makes each write of a process to a file fail, or lets it succeed."""
@@ -81,13 +86,21 @@ class SupervisedTasks:
     def killed(self, name):
         """Kills a task, and starts it again after the block."""
         with self._lock:
-            self._processes.kill(name)
+            self._processes(name).kill(name)
             yield
+
+    def change(self, name, **environment):
+        """Kills a task, which has further environment variables from then."""
+        with self._lock:
+            self._processes(name).kill(name)
+            self.ends.append((time.time(), name, -signal.SIGKILL))
+            self._environments[name] = environment
+            self._start(name)
 
     def have_trained(self):
         """Whether all tasks that train have ended with status 0."""
         with self._lock:
-            return all(self._processes.status(n) == 0 for n in self._training)
+            return all(self._status(n) == 0 for n in self._training)
 
     def describe(self):
         """A text with the ends of the logs."""
@@ -97,6 +110,12 @@ class SupervisedTasks:
                 end = path.read_text(errors="replace")[-_LOG_END:]
                 texts.append(f"-- {path.name}\n{end}")
         return "\n".join(texts)
+
+    def _processes(self, name):
+        return self._others if name in self._environments else self._forks
+
+    def _status(self, name):
+        return self._processes(name).status(name)
 
     def _paths(self, name):
         return [
@@ -111,11 +130,15 @@ class SupervisedTasks:
             note = f"== {time.time():.3f} start {self._starts[name]}\n"
             log_file.write(note.encode())
             log_file.flush()
-            self._processes.start(
+            environment = self._environments.get(name, {})
+            if environment:
+                command = [sys.executable, *command]
+            self._processes(name).start(
                 name,
                 command,
                 output_file,
                 log_file,
+                **environment,
                 TF_CONFIG=config,
                 TF_NUM_INTEROP_THREADS="1",
                 OMP_NUM_THREADS="1",
@@ -128,7 +151,7 @@ class SupervisedTasks:
         while not self._closing.wait(_POLL_SECONDS):
             for name in self._commands:
                 with self._lock:
-                    status = self._processes.status(name)
+                    status = self._status(name)
                     key = name, self._starts[name]
                     if status is None:
                         continue

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task of a cluster that faults are made against, by its `TF_CONFIG`.
 
-Usage: faults_task_program.py NAMESPACE HOSTS FOLDER DATA EXECUTION
+Usage: faults_task_program.py NAMESPACE HOSTS FOLDER DATA EXECUTION RETRY
 
 NAMESPACE: of its network, and HOSTS: its /etc/hosts; both "-" for this
 machine's. DATA: "chief" or "workers" read them. EXECUTION: steps of one, with a
-sign: steps overlap.
+sign: steps overlap. RETRY: 0 or 1, `retry_steps`.
 
 Workers and servers of a chief serve. A chief and synchronous workers train
 until FOLDER/stop exists, and write recovery points to FOLDER/points. The row of
@@ -92,7 +92,7 @@ def _share(context):
     return _samples(range(IDS)[context.input_pipeline_id :: WORKERS])
 
 
-def main(folder, data, execution):
+def main(folder, data, execution, retry):
     folder = pathlib.Path(folder)
     config = json.loads(os.environ["TF_CONFIG"])
     job, index = config["task"]["type"], config["task"]["index"]
@@ -120,6 +120,7 @@ def main(folder, data, execution):
             epochs=1_000_000,
             callbacks=[points, tell],
             verbose=0,
+            retry_steps=bool(int(retry)),
             **({"overlap_steps": True} if int(execution) < 0 else {}),
         )
         result = {
