@@ -5,9 +5,11 @@ import contextlib
 import io
 import signal
 import socket
+import threading
 import time
 from unittest import mock
 
+import pytest
 from absl.testing import absltest, parameterized
 
 from tf_ext.distribute import server
@@ -60,6 +62,23 @@ class GraceTest(parameterized.TestCase):
             self.listener.close()
         self.leave(grace_seconds)
         self.assertEqual(self.slept, 0)
+
+    @pytest.mark.timeout(60)
+    def test_handles_a_signal_that_another_thread_got(self):
+        def end(number, frame):
+            raise _EndedError
+
+        def receive():
+            received.wait(0.2)  # Until the main thread waits.
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+            received.wait()
+
+        received = threading.Event()
+        self.addCleanup(received.set)
+        signal.signal(signal.SIGTERM, end)
+        threading.Thread(target=receive).start()
+        with self.assertRaises(_EndedError):
+            server._handle_signals()
 
     @parameterized.parameters("-1", "nan", "inf", "soon")
     def test_refuses_other_periods(self, seconds):

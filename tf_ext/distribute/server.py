@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import typing
@@ -105,8 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> typing.NoReturn:
         tensorflow_version,
         os.getpid(),
     )
-    while True:
-        signal.pause()
+    _handle_signals()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -262,6 +262,23 @@ def _fail(task: Task, reason: str) -> typing.NoReturn:
         reason,
     )
     _end(PORT_IN_USE_STATUS)
+
+
+def _handle_signals() -> typing.NoReturn:
+    """Has this thread call the handlers of signals, until one of them raises.
+
+    The kernel may give a signal to a thread of TensorFlow, as that of a process
+    that was stopped, which `signal.pause` in this thread would not notice.
+    """
+    noticing, notifying = socket.socketpair()
+    with noticing, notifying:
+        notifying.setblocking(False)
+        before = signal.set_wakeup_fd(notifying.fileno())
+        try:
+            while True:
+                noticing.recv(1)
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def _leave(number: int, chief: str, grace_seconds: float) -> typing.NoReturn:

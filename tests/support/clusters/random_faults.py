@@ -172,7 +172,7 @@ class Training:
                 )
             )
             try:
-                self._wait_until_quiet(time.time(), _START_SECONDS)
+                self._wait_until_quiet(time.monotonic(), _START_SECONDS)
             except HangError:
                 print(self.describe(), flush=True)
                 raise
@@ -196,7 +196,7 @@ class Training:
           HangError: it does not.
         """
         time.sleep(fault.wait_seconds)
-        begin = time.time()
+        begin = time.monotonic()
         print(f"{begin:.3f}: {fault}", flush=True)
         before = len(self._steps.read())
         if fault.second:
@@ -216,9 +216,9 @@ class Training:
     def end(self):
         """Ends training; its Result."""
         (self._folder / "stop").touch()
-        deadline = time.time() + HANG_SECONDS
+        deadline = time.monotonic() + HANG_SECONDS
         while not self._tasks.have_trained():
-            if time.time() > deadline:
+            if time.monotonic() > deadline:
                 raise self._hang("it does not end")
             time.sleep(_POLL_SECONDS)
         results = [
@@ -311,17 +311,17 @@ class Training:
             raise ValueError(fault.kind)
 
     def _wait_for_start(self, task, starts):
-        deadline = time.time() + HANG_SECONDS
+        deadline = time.monotonic() + HANG_SECONDS
         while self._tasks.starts(task) == starts:
-            if time.time() > deadline:
+            if time.monotonic() > deadline:
                 raise self._hang(f"{task} does not end")
             time.sleep(_POLL_SECONDS)
 
     def _wait_until_quiet(self, begin, hang_seconds=HANG_SECONDS):
-        over = time.time()
+        over = time.monotonic()
         while True:
             time.sleep(_POLL_SECONDS)
-            now = time.time()
+            now = time.monotonic()
             lines = self._steps.read()
             last = max(lines[-1][0], over) if lines else over
             if now - last > hang_seconds:

@@ -26,7 +26,7 @@ class SupervisedTasks:
       folder: pathlib.Path, where their logs are.
 
     Attributes:
-      ends: list of `(time.time(), name, status)`, of processes that ended.
+      ends: list of `(time.monotonic(), name, status)`, of processes that ended.
     """
 
     def __init__(self, commands, training, folder):
@@ -93,7 +93,7 @@ class SupervisedTasks:
         """Kills a task, which has further environment variables from then."""
         with self._lock:
             self._processes(name).kill(name)
-            self.ends.append((time.time(), name, -signal.SIGKILL))
+            self.ends.append((time.monotonic(), name, -signal.SIGKILL))
             self._environments[name] = environment
             self._start(name)
 
@@ -127,7 +127,7 @@ class SupervisedTasks:
         command, config = self._commands[name]
         output, log = self._paths(name)
         with output.open("ab") as output_file, log.open("ab") as log_file:
-            note = f"== {time.time():.3f} start {self._starts[name]}\n"
+            note = f"== {time.monotonic():.3f} start {self._starts[name]}\n"
             log_file.write(note.encode())
             log_file.flush()
             environment = self._environments.get(name, {})
@@ -157,6 +157,6 @@ class SupervisedTasks:
                         continue
                     if key not in noted:
                         noted.add(key)
-                        self.ends.append((time.time(), name, status))
+                        self.ends.append((time.monotonic(), name, status))
                     if not (status == 0 and name in self._training):
                         self._start(name)

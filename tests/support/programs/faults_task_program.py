@@ -56,7 +56,7 @@ class Tell(keras.callbacks.Callback):
     def _write(self, step):
         if self._file:
             step += self._epoch * STEPS
-            self._file.write(f"{time.time():.3f} {os.getpid()} {step}\n")
+            self._file.write(f"{time.monotonic():.3f} {os.getpid()} {step}\n")
             self._file.flush()
 
     def on_train_begin(self, logs=None):
