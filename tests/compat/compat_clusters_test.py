@@ -7,7 +7,10 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import types
+from concurrent import futures
+from unittest import mock
 
 import pytest
 import tensorflow as tf
@@ -16,6 +19,7 @@ from absl.testing import absltest
 from tf_ext._compat import clusters, sockets
 
 pytestmark = pytest.mark.slow_except(
+    "ConnectInTurnsTest::*",
     "EndCoordinatorTest::*",
     "SocketsTest::test_those_of_this_process_but_for_errors",
 )
@@ -183,6 +187,33 @@ class EndCoordinatorTest(absltest.TestCase):
         ending.set()
         end.join(60)
         self.assertFalse(end.is_alive())
+
+
+class _Context:
+    def __init__(self):
+        self.most = self._now = 0
+
+    def update_server_def(self, server_def):
+        self._now += 1
+        self.most = max(self.most, self._now)
+        time.sleep(0.01)
+        self._now -= 1
+
+
+class ConnectInTurnsTest(absltest.TestCase):
+    def _most_at_once(self, in_turns):
+        context = _Context()
+        module = sys.modules["tensorflow.python.eager.context"]
+        with mock.patch.object(module, "context", lambda: context):
+            for _ in range(2 if in_turns else 0):
+                clusters.connect_in_turns()
+        with futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: context.update_server_def(None), range(8)))
+        return context.most
+
+    def test_one_thread_at_a_time(self):
+        self.assertEqual(self._most_at_once(in_turns=True), 1)
+        self.assertGreater(self._most_at_once(in_turns=False), 1)
 
 
 class GrpcOptionsTest(absltest.TestCase):

@@ -46,6 +46,26 @@ def end_coordinator(coordinator):
     handler._preemption_handler_thread.join()
 
 
+def connect_in_turns():
+    """Has threads of this process connect to clusters one after the other.
+
+    TensorFlow crashes if a program connects to a cluster while a coordinator
+    connects to workers that have come back.
+
+    Seen in: TensorFlow 2.18 to 2.21.
+    """
+    context = sys.modules["tensorflow.python.eager.context"].context()
+    if "update_server_def" in vars(context):
+        return
+    update, lock = context.update_server_def, threading.Lock()
+
+    def update_server_def(*args, **kwargs):
+        with lock:
+            return update(*args, **kwargs)
+
+    context.update_server_def = update_server_def
+
+
 def own_executor():
     """Has eager ops of this thread wait for no other thread's, in a block.
 
@@ -81,6 +101,9 @@ def separate_workers(coordinator):
     if "get" in vars(queue):
         return queue.tf_ext_parking
     take, give_back, fail = queue.get, queue.put_back, queue.mark_failed
+    finish = queue.mark_finished
+    context = sys.modules["tensorflow.python.eager.context"].context()
+    default = _default_executor(context)
     have_put_back = set()  # Threads whose last step is no longer under way.
     executors = {}  # Of the thread of each worker.
     parking = queue.tf_ext_parking = Parking()
@@ -89,8 +112,6 @@ def separate_workers(coordinator):
         worker = kwargs["tag"]
         if worker not in executors:
             executors[worker] = _new_executor()
-            context = sys.modules["tensorflow.python.eager.context"].context()
-            context.executor = executors[worker]
 
         def is_called():
             return (
@@ -100,7 +121,19 @@ def separate_workers(coordinator):
 
         parking.wait(worker, is_called)
         have_put_back.discard(threading.get_ident())
-        return take(*args, **kwargs)
+        closure = take(*args, **kwargs)
+        if closure is not None and closure.tag is None:
+            context.executor = executors[worker]
+        return closure
+
+    def leave_executor():
+        # TensorFlow knows threads by numbers, which others get when these have
+        # ended: it would run their ops in an executor that is being freed.
+        context.executor = default
+
+    def mark_finished():
+        leave_executor()
+        finish()
 
     def put_back(closure):
         lost = vars(closure).get("lost")
@@ -113,15 +146,18 @@ def separate_workers(coordinator):
             )
             fail(error)
         have_put_back.add(threading.get_ident())
+        leave_executor()
 
     def mark_failed(error):
         if threading.get_ident() in have_put_back:
             with queue._queue_lock:
                 queue.inflight_closure_count += 1  # `fail` takes it off again.
             have_put_back.discard(threading.get_ident())
+        leave_executor()
         fail(error)
 
-    queue.get, queue.put_back, queue.mark_failed = get, put_back, mark_failed
+    queue.get, queue.put_back = get, put_back
+    queue.mark_finished, queue.mark_failed = mark_finished, mark_failed
     return parking
 
 
@@ -269,6 +305,15 @@ def cancelled_with_steps(coordinator, function):
     """
     manager = coordinator._cluster.closure_queue._cancellation_mgr
     return manager.get_cancelable_function(function)
+
+
+@functools.cache
+def _default_executor(context):
+    """That of threads that have none of their own, as this one at first.
+
+    It is kept: one that is freed is waited for.
+    """
+    return context.executor
 
 
 def _new_executor():

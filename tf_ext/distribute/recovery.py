@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recovery after the loss of a parameter server, or of a step."""
 
+import contextlib
 import gc
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
@@ -82,28 +83,42 @@ def run_with_recovery(
     deadline = 0.0
     while True:
         strategy = _connected(make_strategy, deadline)
-        try:
-            with naming_lost_tasks(strategy):
-                return train(strategy)
-        except (ServerLostError, StepLostError) as error:
-            if restarts_left == 0:
-                raise
-            _logger.warning(
-                "%s Waiting until they answer, to restart from the last "
-                "checkpoint (at most %d more times).",
-                str(error),  # Log records would keep the error's frames alive.
-                restarts_left,
-            )
-            deadline = time.monotonic() + timeout_seconds
-            # The frames of the error keep the old model until the coordinator
-            # has ended: TensorFlow crashes where memory on tasks is freed
-            # while it connects to them again.
-            _wait_for_all(strategy, timeout_seconds)
+        with contextlib.ExitStack() as stack:
+            try:
+                with naming_lost_tasks(strategy):
+                    return train(strategy)
+            except (ServerLostError, StepLostError) as error:
+                if restarts_left == 0:
+                    raise
+                _logger.warning(
+                    "%s Waiting until they answer, to restart from the last "
+                    "checkpoint (at most %d more times).",
+                    str(error),  # A log record would keep the error's frames.
+                    restarts_left,
+                )
+                deadline = time.monotonic() + timeout_seconds
+                # The frames keep the old model until the coordinator has
+                # ended: TensorFlow crashes where memory on tasks is freed
+                # while it connects to them again, or in several threads.
+                _wait_for_all(strategy, timeout_seconds)
+                stack.enter_context(_no_automatic_collections())
+            # This frees the old model before the new one is made.
+            del strategy
+            gc.collect()
         _logger.warning("All tasks are back.")
-        # This frees the old model before the new one is made.
-        del strategy
-        gc.collect()
         restarts_left -= 1
+
+
+@contextlib.contextmanager
+def _no_automatic_collections() -> Iterator[None]:
+    """Has no thread collect garbage in a block, unless it asks for that."""
+    were_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if were_enabled:
+            gc.enable()
 
 
 def _connected(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._compat.clusters import connect_in_turns
 from tf_ext._compat.grpc_options import (
     set_grpc_options,
     set_server_patience,
@@ -107,6 +108,8 @@ def _connected(
         )
     # Tasks that answered at the last moment are still to be checked.
     deadline = max(deadline, time.monotonic() + _ANSWER_SECONDS)
+
+    connect_in_turns()
 
     def connect() -> tf.distribute.Strategy:
         return tf.distribute.ParameterServerStrategy(
