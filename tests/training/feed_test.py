@@ -12,6 +12,7 @@ from absl.testing import parameterized
 
 from tf_ext._keras import keras
 from tf_ext.data import epochs
+from tf_ext.distribute import StepLostError
 from tf_ext.training import feeds, fit_arguments
 from tf_ext.training.fit_arguments import make_dataset, split_arrays
 from tf_ext.training.parameter_servers.feed import Feed, WorkerFeed
@@ -52,11 +53,12 @@ class NumbersTest(tf.test.TestCase):
         feed.number = numbers.begin
         started = []
 
-        def schedule(coordinator, function, arguments):
+        def schedule(coordinator, function, arguments, lost):
+            self.assertIs(lost, StepLostError)
             _, number = arguments
             started.append((function, number.numpy().tolist()))
 
-        start = feed.starter(None, lambda steps: steps)
+        start = feed.starter(None, lambda steps: steps, StepLostError)
         with mock.patch.object(feeds, "schedule", schedule):
             for sent in feed.epoch():
                 start(sent)
