@@ -79,17 +79,19 @@ class MockTest(parameterized.TestCase):
     def test_positions(self):
         self._send(map(_json, range(20)))
         data = self._stream(envelope=_ENVELOPE, max_errors=1.0)
-        self._send([b"{", None, b'{"id": "x"}'], partition=1)
+        # Positions are those of batches, so a record follows the wrong ones.
+        wrong = [b"{", None, b'{"id": "x"}']
+        self._send([*wrong, _json(20)], partition=1)
         first = iter(data)
         seen = next(first)[0]["id"].numpy().tolist()
         self.progress.advance()
         del first
         state = json.loads(json.dumps(self.progress.state()))
         rest = self._ids(data)
-        self.assertCountEqual(seen + rest, range(20))
+        self.assertCountEqual(seen + rest, range(21))
         self.assertEqual(
             self.progress.state()["positions"],
-            {f"{self.topic}/{n}": 8 if n == 1 else 5 for n in range(4)},
+            {f"{self.topic}/{n}": 9 if n == 1 else 5 for n in range(4)},
         )
         self.assertEqual(self._ids(data), [])
         self.progress.restore(state)
