@@ -219,16 +219,26 @@ class ServerLostTest(TestCase):
         _CLUSTER.processes.kill("ps", 0)
 
 
+def _each_id(samples):
+    return tf.data.Dataset.from_tensor_slices(
+        ({"id": tf.range(samples, dtype=tf.int64)}, tf.zeros([samples, 1]))
+    )
+
+
 class WorkerLostTest(TestCase, parameterized.TestCase):
+    def _assert_once(self, rows, samples):
+        """Each id was trained on once, by the rows of `counting_model`."""
+        self.assertCountEqual(rows, range(samples))
+        updates = np.concatenate([rows[sign] for sign in range(samples)])
+        self.assertAllInSet(updates, [1.0])
+
     def test_every_sample_is_trained(self):
         samples = 300
         # Left by the last test, if there was one.
         strategy = _CLUSTER.processes.strategy()
         with strategy.scope():
             model, counts = counting_model()
-        data = tf.data.Dataset.from_tensor_slices(
-            ({"id": tf.range(samples, dtype=tf.int64)}, tf.zeros([samples, 1]))
-        ).batch(1)
+        data = _each_id(samples).batch(1)
         processes = _CLUSTER.processes
         kills = [
             _At(0, 70, lambda: processes.kill("worker", 0)),
@@ -241,10 +251,7 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         model.fit(data, callbacks=[*kills, note], verbose=0)
         self.assertEqual([kill.done for kill in kills], [1, 1])
         self.assertEqual(ends, list(range(samples)))
-        found = rows_of(counts)
-        self.assertCountEqual(found, range(samples))
-        updates = np.concatenate([found[sign] for sign in range(samples)])
-        self.assertAllInSet(updates, [1.0])
+        self._assert_once(rows_of(counts), samples)
         # A worker has one step under way, which is run again; it may have got
         # as far as the iterations or not.
         iterations = number(model.optimizer.iterations)
@@ -264,15 +271,9 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         ]
         directory = self.path("points")
 
-        def data(shard=(1, 0)):
-            ids = tf.range(samples, dtype=tf.int64)
-            dataset = tf.data.Dataset.from_tensor_slices(
-                ({"id": ids}, tf.zeros([samples, 1]))
-            )
-            return dataset.shard(*shard).batch(1)
-
         def share(context):
-            return data((2, context.input_pipeline_id))
+            ids = _each_id(samples).shard(2, context.input_pipeline_id)
+            return ids.batch(1)
 
         calls = []
 
@@ -285,7 +286,7 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
                         model.optimizer, model.loss, steps_per_execution=2
                     )
             model.fit(
-                share if workers_read else data(),
+                share if workers_read else _each_id(samples).batch(1),
                 callbacks=[
                     tf_ext.callbacks.TableSnapshot(directory, steps=20),
                     *kills,
@@ -301,9 +302,7 @@ class WorkerLostTest(TestCase, parameterized.TestCase):
         )
         self.assertLen(calls, 3)
         self.assertEqual(iterations, samples)
-        self.assertCountEqual(rows, range(samples))
-        updates = np.concatenate([rows[sign] for sign in range(samples)])
-        self.assertAllInSet(updates, [1.0])
+        self._assert_once(rows, samples)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def connect_in_turns():
 
     Seen in: TensorFlow 2.18 to 2.21.
     """
-    context = sys.modules["tensorflow.python.eager.context"].context()
+    context = _context()
     if "update_server_def" in vars(context):
         return
     update, lock = context.update_server_def, threading.Lock()
@@ -102,7 +102,7 @@ def separate_workers(coordinator):
         return queue.tf_ext_parking
     take, give_back, fail = queue.get, queue.put_back, queue.mark_failed
     finish = queue.mark_finished
-    context = sys.modules["tensorflow.python.eager.context"].context()
+    context = _context()
     default = _default_executor(context)
     have_put_back = set()  # Threads whose last step is no longer under way.
     executors = {}  # Of the thread of each worker.
@@ -316,6 +316,10 @@ def _default_executor(context):
     return context.executor
 
 
+def _context():
+    return sys.modules["tensorflow.python.eager.context"].context()
+
+
 def _new_executor():
     executor = sys.modules["tensorflow.python.eager.executor"]
     return executor.new_executor(enable_async=False)
@@ -351,7 +355,7 @@ def configure_coordination(
     Returns:
       bool, whether the first time-out has an effect: not with TensorFlow 2.18.
     """
-    context = sys.modules["tensorflow.python.eager.context"].context()
+    context = _context()
     job, index = leader
     context.configure_coordination_service(
         service_type="standalone",
@@ -378,7 +382,7 @@ def abort_collectives(message):
     Args:
       message: string, of the error.
     """
-    context = sys.modules["tensorflow.python.eager.context"].context()
+    context = _context()
     context.abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 

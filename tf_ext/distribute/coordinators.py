@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from tf_ext._compat.clusters import coordinator_of, end_coordinator
 
-_holders: weakref.WeakKeyDictionary[tf.distribute.Strategy, "_Holder"] = (
-    weakref.WeakKeyDictionary()
-)
+# Of each strategy, the event that ends the thread.
+_kept: weakref.WeakKeyDictionary[
+    tf.distribute.Strategy, tuple[threading.Event, threading.Thread]
+] = weakref.WeakKeyDictionary()
 
 
 def keep(strategy: tf.distribute.Strategy) -> None:
@@ -25,12 +26,18 @@ def keep(strategy: tf.distribute.Strategy) -> None:
       strategy: a `tf.distribute.ParameterServerStrategy`.
     """
     coordinator = coordinator_of(strategy)
-    if coordinator is None or strategy in _holders:
+    if coordinator is None or strategy in _kept:
         return
-    _holders[strategy] = _Holder(coordinator)
+    end = threading.Event()
+    # The frame of a daemon thread is not cleaned up when the program ends.
+    thread = threading.Thread(
+        target=_hold, args=(coordinator, end), name="tf_ext_keep", daemon=True
+    )
+    thread.start()
+    _kept[strategy] = end, thread
 
 
-def release(strategy: tf.distribute.Strategy) -> threading.Event:
+def release(strategy: tf.distribute.Strategy) -> threading.Thread | None:
     """Frees a coordinator that was kept, when that no longer waits.
 
     Args:
@@ -38,41 +45,19 @@ def release(strategy: tf.distribute.Strategy) -> threading.Event:
         after this.
 
     Returns:
-      threading.Event, which is set when the coordinator has ended. TensorFlow
-      crashes if a program connects to a cluster while a coordinator connects
-      to workers that have come back.
+      threading.Thread, which ends when the coordinator has ended; None if it
+      was not kept. TensorFlow crashes if a program connects to a cluster while
+      a coordinator connects to workers that have come back.
     """
-    holder = _holders.pop(strategy, None)
-    if holder is None:
-        ended = threading.Event()
-        ended.set()
-        return ended
-    holder.end.set()
-    return holder.ended
-
-
-class _Holder:
-    """A thread that holds a coordinator until `end` is set."""
-
-    def __init__(
-        self, coordinator: tf.distribute.coordinator.ClusterCoordinator
-    ) -> None:
-        self.end = threading.Event()
-        self.ended = threading.Event()
-        # The frame of a daemon thread is not cleaned up when the program ends.
-        threading.Thread(
-            target=_hold,
-            args=(coordinator, self.end, self.ended),
-            name="tf_ext_keep",
-            daemon=True,
-        ).start()
+    end, thread = _kept.pop(strategy, (None, None))
+    if end is not None:
+        end.set()
+    return thread
 
 
 def _hold(
     coordinator: tf.distribute.coordinator.ClusterCoordinator,
     end: threading.Event,
-    ended: threading.Event,
 ) -> None:
     end.wait()
     end_coordinator(coordinator)  # Here, and not when it is freed.
-    ended.set()

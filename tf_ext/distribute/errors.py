@@ -36,7 +36,18 @@ _LOST_WORKER_ERRORS = (
 )
 
 
-class ServerLostError(RuntimeError):
+class _TasksLostError(RuntimeError):
+    """Tasks of a cluster are lost, which `tasks` has, and the message names."""
+
+    _WHAT: str
+    _EFFECT: str
+
+    def __init__(self, tasks: Mapping[str, str | None]) -> None:
+        self.tasks = dict(tasks)
+        super().__init__(f"Lost {self._WHAT}: {named(tasks)}. {self._EFFECT}")
+
+
+class ServerLostError(_TasksLostError):
     """A parameter server died or was restarted, and its state with it.
 
     Attributes:
@@ -50,18 +61,16 @@ class ServerLostError(RuntimeError):
       ['/job:ps/task:1']
     """
 
-    def __init__(self, tasks: Mapping[str, str | None]) -> None:
-        self.tasks = dict(tasks)
-        super().__init__(
-            f"Lost parameter servers: {named(tasks)}. They do not answer, or "
-            "were restarted since this program connected to them. Their "
-            "dense variables and rows are gone. Restart them, create a new "
-            "strategy and model, restore the last checkpoint and continue: "
-            "tf_ext.distribute.run_with_recovery does all of this."
-        )
+    _WHAT = "parameter servers"
+    _EFFECT = (
+        "They do not answer, or were restarted since this program connected to "
+        "them. Their dense variables and rows are gone. Restart them, create a "
+        "new strategy and model, restore the last checkpoint and continue: "
+        "tf_ext.distribute.run_with_recovery does all of this."
+    )
 
 
-class WorkerLostError(RuntimeError):
+class WorkerLostError(_TasksLostError):
     """A synchronous worker died, hangs, or has ended.
 
     This process can no longer compute with the other workers, nor connect to
@@ -78,15 +87,33 @@ class WorkerLostError(RuntimeError):
       ['/job:worker/task:1']
     """
 
+    _WHAT = "workers"
     _EFFECT = (
         "They were killed, failed, hang, ended before this one, or cannot be "
         "reached: see their logs. Their shards of tables are gone. Stop all "
         "workers and start them again: they resume from the last checkpoint."
     )
 
-    def __init__(self, tasks: Mapping[str, str | None]) -> None:
-        self.tasks = dict(tasks)
-        super().__init__(f"Lost workers: {named(tasks)}. {self._EFFECT}")
+
+class StepLostError(WorkerLostError):
+    """A worker was lost with a step of `fit(retry_steps=False)`.
+
+    Servers may have part of the step's updates.
+
+    Example:
+      >>> error = tf_ext.distribute.StepLostError(
+      ...     {"/job:worker/task:1": "10.0.0.2:2222"})
+      >>> list(error.tasks)
+      ['/job:worker/task:1']
+    """
+
+    _EFFECT = (
+        "They do not answer, or were restarted, and their steps are not run "
+        "again because of `retry_steps=False`. Parameter servers may have part "
+        "of the updates of these steps. Restart the workers, create a new "
+        "strategy and model, restore the last checkpoint and continue: "
+        "tf_ext.distribute.run_with_recovery does all of this."
+    )
 
 
 def name_lost_tasks(
@@ -114,37 +141,12 @@ def name_lost_tasks(
       >>> tf_ext.distribute.name_lost_tasks(ValueError("rank"), strategy)
       {}
     """
-    if isinstance(error, (ServerLostError, WorkerLostError)):
+    if isinstance(error, _TasksLostError):
         return dict(error.tasks)
     servers = _servers(strategy)
     if servers:
         return _lost_server(error, servers)
     return _lost_workers(error, strategy)
-
-
-class StepLostError(WorkerLostError):
-    """A worker was lost with a step of `fit(retry_steps=False)`.
-
-    Servers may have part of the step's updates.
-
-    Attributes:
-      tasks: dict of task -> "host:port", as {"/job:worker/task:1":
-        "10.0.0.2:2222"}.
-
-    Example:
-      >>> error = tf_ext.distribute.StepLostError(
-      ...     {"/job:worker/task:1": "10.0.0.2:2222"})
-      >>> list(error.tasks)
-      ['/job:worker/task:1']
-    """
-
-    _EFFECT = (
-        "They do not answer, or were restarted, and their steps are not run "
-        "again because of `retry_steps=False`. Parameter servers may have part "
-        "of the updates of these steps. Restart the workers, create a new "
-        "strategy and model, restore the last checkpoint and continue: "
-        "tf_ext.distribute.run_with_recovery does all of this."
-    )
 
 
 @contextlib.contextmanager
@@ -172,7 +174,7 @@ def naming_lost_tasks(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """
     try:
         yield
-    except (ServerLostError, WorkerLostError):
+    except _TasksLostError:
         if _servers(strategy):
             coordinators.keep(strategy)
         raise

@@ -96,11 +96,10 @@ def run_with_recovery(
                     str(error),  # A log record would keep the error's frames.
                     restarts_left,
                 )
-                deadline = time.monotonic() + timeout_seconds
                 # The frames keep the old model until the coordinator has
                 # ended: TensorFlow crashes where memory on tasks is freed
                 # while it connects to them again, or in several threads.
-                _wait_for_all(strategy, timeout_seconds)
+                deadline = _wait_for_all(strategy, timeout_seconds)
                 stack.enter_context(_no_automatic_collections())
             # This frees the old model before the new one is made.
             del strategy
@@ -136,10 +135,15 @@ def _connected(
 
 def _wait_for_all(
     strategy: tf.distribute.Strategy, timeout_seconds: float
-) -> None:
+) -> float:
+    """Waits for all tasks, and for the coordinator to end.
+
+    Returns:
+      float of `time.monotonic()`, when the time for a restart is over.
+    """
     tasks = task_addresses(cluster_of(strategy))
     deadline = time.monotonic() + timeout_seconds
-    ended = coordinators.release(strategy)
+    thread = coordinators.release(strategy)
     silent = wait_until_answering(tasks, timeout_seconds)
     if silent:
         raise TimeoutError(
@@ -147,9 +151,12 @@ def _wait_for_all(
             "Start them again with `python -m tf_ext.distribute.server`, and "
             "run this program again: it resumes from its last checkpoint."
         )
-    if not ended.wait(max(0.0, deadline - time.monotonic())):
+    if thread is not None:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if thread is not None and thread.is_alive():
         raise TimeoutError(
             f"After {timeout_seconds:g} s TensorFlow still connects to the "
             f"workers and parameter servers, {named(tasks)}. Run this program "
             "again: it resumes from its last checkpoint."
         )
+    return deadline

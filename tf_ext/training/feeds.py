@@ -93,11 +93,13 @@ class StepFeed(EpochFeed):
       steps_per_execution: int, the most steps that one function runs.
       number: function from a number of steps to their Begun; None for steps
         that change nothing twice if they run again.
+      lost: the error if a worker is lost; None: others run its steps.
     """
 
     signature: Sequence[tf.TensorSpec] | None
     steps_per_execution: int
     number: Callable[[int], Begun] | None = None
+    lost: Lost | None = None
 
     def __init__(self) -> None:
         # What is scheduled and has no result yet, in order.
@@ -126,14 +128,12 @@ class StepFeed(EpochFeed):
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         function_for: Callable[[int], typing.Any],
-        lost: Lost | None = None,
     ) -> Callable[[Sent], typing.Any]:
         """The function that schedules what `epoch` yields.
 
         Args:
           coordinator: tf.distribute.coordinator.ClusterCoordinator.
           function_for: from a number of steps to the tf.function for them.
-          lost: the error if a worker is lost; None: others run its steps.
 
         Returns:
           Function of what `epoch` yields to the RemoteValue of its results.
@@ -147,7 +147,7 @@ class StepFeed(EpochFeed):
                 self._begun.append(begun)
                 numbers.append(begun.tensor())
             return schedule(
-                coordinator, function_for(steps), (sent, *numbers), lost
+                coordinator, function_for(steps), (sent, *numbers), self.lost
             )
 
         return start

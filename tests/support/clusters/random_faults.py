@@ -4,6 +4,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
@@ -51,7 +52,7 @@ class Result:
       twice: {id: how often it was trained on too much}.
       missing: {id: how often it was not trained on}.
       more_iterations: of the dense optimizer, than steps.
-      may_be_more: bool, whether there may be more.
+      most_iterations: float, how many more there may be.
       ends: of `SupervisedTasks`.
     """
 
@@ -61,14 +62,12 @@ class Result:
     twice: dict[int, float]
     missing: dict[int, float]
     more_iterations: int
-    may_be_more: bool
+    most_iterations: float
     ends: list[tuple[float, str, int]]
 
     def is_as_documented(self):
         """Whether rows are exact, and no more was trained again."""
-        if self.more_iterations < 0:
-            return False
-        if self.more_iterations and not self.may_be_more:
+        if not 0 <= self.more_iterations <= self.most_iterations:
             return False
         return not (self.twice or self.missing or self.again)
 
@@ -230,6 +229,7 @@ class Training:
         for result in results:
             for name, count in result["rows"].items():
                 found[int(name)] = found.get(int(name), 0.0) + count
+        may_be_more = self._regime == "servers" and self._retry_steps
         return Result(
             self._costs,
             [
@@ -244,7 +244,7 @@ class Training:
             {i: n - epochs for i, n in found.items() if n > epochs},
             {i: epochs - n for i, n in found.items() if n < epochs},
             results[0]["iterations"] - epochs * program.STEPS,
-            self._regime == "servers" and self._retry_steps,
+            math.inf if may_be_more else 0,
             self._tasks.ends,
         )
 

@@ -20,7 +20,7 @@ from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.progress import check_one_to_one
 from tf_ext.distribute import training_counts
-from tf_ext.distribute.addresses import task_addresses, task_name
+from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.distribute.errors import StepLostError
 from tf_ext.recovery.pause import Pause
@@ -97,12 +97,12 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
     ) -> Iterator[tuple[int, Logs]]:
         step = self._functions.get("train", feed, options.overlap_steps)
         limit = options.max_inflight_steps
-        lost = None if options.retry_steps else self._step_lost_error
+        feed.lost = None if options.retry_steps else self._lost()
         staleness = []
         logs = {}
         with feed.explaining_errors():
             for steps, tensors in self._steps(
-                feed, step, batches, limit, self._pause, lost
+                feed, step, batches, limit, self._pause
             ):
                 if tensors is not None:
                     logs = step.logs(tensors)
@@ -164,13 +164,10 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         batches: Iterable[Sent],
         limit: int | None = None,
         pause: Pause | None = None,
-        lost: Lost | None = None,
     ) -> Iterator[tuple[int, list[tf.Tensor] | None]]:
         """Yields the number of steps, and their results or None."""
         wanted = _Wanted(feed, batches)
-        for results in self._results(
-            feed, step, wanted, limit, pause, lost=lost
-        ):
+        for results in self._results(feed, step, wanted, limit, pause):
             steps, results = wanted.made(results)
             if steps:
                 yield steps, results
@@ -183,21 +180,22 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         limit: int | None = None,
         pause: Pause | None = None,
         repeatable: bool = False,
-        lost: Lost | None = None,
     ) -> Iterator[typing.Any]:
         workers = len(cluster_of(self._regime.strategy)["worker"])
         if limit:
             limit = max(1, limit // step.steps_per_execution)
         limit = limit or _EXECUTIONS_PER_WORKER * workers
-        start = feed.starter(self._coordinator, step.function_for, lost)
+        start = feed.starter(self._coordinator, step.function_for)
         return self._inflight.run(
             start, batches, limit, repeatable, feed.ended, pause
         )
 
-    def _step_lost_error(self, worker: int) -> StepLostError:
-        task = task_name("worker", worker)
-        cluster = cluster_of(self._regime.strategy)
-        return StepLostError({task: task_addresses(cluster)[task]})
+    def _lost(self) -> Lost:
+        """The errors of lost steps, which threads of lost workers may keep."""
+        addresses = cluster_of(self._regime.strategy)["worker"]
+        return lambda worker: StepLostError(
+            {task_name("worker", worker): addresses[worker]}
+        )
 
     def _verbose(self, verbose: str | int) -> str | int:
         if verbose == "auto" and not IS_KERAS_3:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tf_ext._compat import clusters
 from tf_ext._compat.datasets import is_served
 from tf_ext.distribute.cluster import cluster_of
-from tf_ext.training.feeds import Batch, Lost, Sent, Spec, StepFeed
+from tf_ext.training.feeds import Batch, Sent, Spec, StepFeed
 from tf_ext.training.fit_arguments import make_dataset
 from tf_ext.training.parameter_servers.step_numbers import SPEC
 from tf_ext.training.parameter_servers.worker_share import (
@@ -204,7 +204,6 @@ class ShareFeed(StepFeed):
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         function_for: Callable[[int], typing.Any],
-        lost: Lost | None = None,
     ) -> Callable[[int], typing.Any]:
         for share in self._shares:
             share.number = self.number
@@ -223,7 +222,7 @@ class ShareFeed(StepFeed):
             return clusters.schedule_in_thread(
                 coordinator,
                 functools.partial(self._run, functions, epoch),
-                lost,
+                self.lost,
             )
 
         return start
