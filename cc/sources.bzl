@@ -134,6 +134,7 @@ PYTHON_SOURCES = [
     "cc/python/rows_module.cc",
     "cc/python/rules_module.cc",
     "cc/python/setting_module.cc",
+    "cc/python/signals_module.cc",
     "cc/python/snapshot_module.cc",
     "cc/python/values.cc",
 ]

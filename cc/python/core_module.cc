@@ -233,6 +233,7 @@ PYBIND11_MODULE(_core, m) {
   DefineRows(&m);
   DefineRules(&m);
   DefineSetting(&m);
+  DefineSignals(&m);
   DefineSnapshots(&m);
 }
 

@@ -17,6 +17,8 @@ void DefineRows(pybind11::module_* m);
 void DefineRules(pybind11::module_* m);
 // The context that sets a context variable.
 void DefineSetting(pybind11::module_* m);
+// The context that keeps the handler of a signal.
+void DefineSignals(pybind11::module_* m);
 // Files of snapshots.
 void DefineSnapshots(pybind11::module_* m);
 

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What TensorFlow's runtime does with signals, time-outs and gRPC."""
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,11 +18,13 @@ import pytest
 import tensorflow as tf
 from absl.testing import absltest
 
+from tf_ext import _core
 from tf_ext._compat import clusters, sockets
 
 pytestmark = pytest.mark.slow_except(
     "ConnectInTurnsTest::*",
     "EndCoordinatorTest::*",
+    "KeepingSigtermTest::*",
     "SocketsTest::test_those_of_this_process_but_for_errors",
 )
 
@@ -156,6 +160,81 @@ class CoordinationTest(absltest.TestCase):
 
     def test_tensorflow_takes_sigterm(self):
         self.assertTrue(self._outlives_sigterm("contextlib.nullcontext()"))
+
+    def test_sigterm_ends_a_worker_that_waits_for_another(self):
+        begin = time.monotonic()
+        done = _done(
+            _STRATEGY,
+            """
+            import subprocess
+            cluster["worker"].append("127.0.0.1:9")
+            os.environ["TF_CONFIG"] = json.dumps(
+                {"cluster": cluster, "task": {"type": "worker", "index": 0}}
+            )
+            clusters.configure_coordination(cluster, ("worker", 0), 60.0, 60.0)
+            kill = f"sleep 3; kill -TERM {os.getpid()}"
+            subprocess.Popen(["sh", "-c", kill])
+            with clusters.keeping_sigterm():
+                tf.distribute.MultiWorkerMirroredStrategy()
+            """,
+            status=-signal.SIGTERM,
+        )
+        self.assertLess(time.monotonic() - begin, 55.0, done.stderr)
+
+
+class KeepingSigtermTest(absltest.TestCase):
+    """`KeptSignalHandler`, without a strategy."""
+
+    def _set(self, handler):
+        """Sets a handler of SIGTERM that Python does not know; the former."""
+        function = ctypes.pythonapi.PyOS_setsig
+        function.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        function.restype = ctypes.c_void_p
+        return function(signal.SIGTERM, handler)
+
+    def _found(self):
+        function = ctypes.pythonapi.PyOS_getsig
+        function.restype = ctypes.c_void_p
+        return function(signal.SIGTERM)
+
+    def setUp(self):
+        super().setUp()
+        before = self._found()
+        self.addCleanup(self._set, before)
+
+    def test_handlers_set_by_others_do_not_stay(self):
+        caught = []
+        before = signal.signal(signal.SIGTERM, lambda *_: caught.append(1))
+        self.addCleanup(signal.signal, signal.SIGTERM, before)
+        own = self._found()
+        for _ in range(3):
+            with clusters.keeping_sigterm():
+                self._set(int(signal.SIG_IGN))
+                deadline = time.monotonic() + 60
+                while self._found() != own and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                os.kill(os.getpid(), signal.SIGTERM)
+                self._set(int(signal.SIG_IGN))
+            self.assertEqual(self._found(), own)
+        self.assertEqual(caught, [1, 1, 1])
+
+    def test_stay_after_the_block(self):
+        with self.assertRaises(KeyError), clusters.keeping_sigterm():
+            raise KeyError
+        self._set(int(signal.SIG_IGN))
+        time.sleep(0.05)
+        self.assertEqual(self._found(), int(signal.SIG_IGN))
+
+    def test_one_block_at_a_time(self):
+        kept = _core.KeptSignalHandler(signal.SIGTERM)
+        for _ in range(2):
+            with kept, self.assertRaisesRegex(ValueError, "has begun"):
+                kept.__enter__()
+
+    def test_numbers_that_are_no_signals(self):
+        for number in (0, -1, 1000):
+            with self.assertRaisesRegex(ValueError, f"Received: {number}"):
+                _core.KeptSignalHandler(number).__enter__()
 
 
 class _Coordinator:

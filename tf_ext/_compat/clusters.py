@@ -10,6 +10,7 @@ import threading
 
 import tensorflow as tf
 
+from tf_ext import _core
 from tf_ext._compat.sockets import use_sockets
 
 
@@ -386,23 +387,15 @@ def abort_collectives(message):
     context.abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
-@contextlib.contextmanager
 def keeping_sigterm():
-    """Restores the handler of SIGTERM after the block.
+    """The block in which the handler of SIGTERM stays.
 
-    The client of the coordination service handles the signal, so that it would
-    no longer end the process. Outside of the main thread Python cannot set
-    handlers, and nothing is done.
+    The client of the coordination service sets its own before it waits for
+    other workers, and the signal would no longer end the process.
 
     Seen in: TensorFlow 2.18 to 2.21.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if in_main_thread and before is not None:
-            signal.signal(signal.SIGTERM, before)
+    return _core.KeptSignalHandler(signal.SIGTERM)
 
 
 def shut_connections_down(peers, spared):
