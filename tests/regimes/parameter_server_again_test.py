@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps that run a second time change no row twice."""
 
+import tempfile
+import time
 from unittest import mock
 
 import numpy as np
@@ -13,7 +15,7 @@ from models import id_counting_models as models
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.training import feeds
-from tf_ext.training.parameter_servers import shares
+from tf_ext.training.parameter_servers import shares, worker_share
 
 pytestmark = [
     pytest.mark.process("shared_cluster"),
@@ -161,6 +163,44 @@ class StepLostTest(tf.test.TestCase):
 
     def test_runs_again(self):
         self.assertEqual(self._fit(), dict.fromkeys(range(_IDS), 1))
+
+    def test_no_point_has_a_part_of_it(self):
+        run, feed, saved = worker_share.Share.run, [], []
+        fails = iter([False, False, True])
+
+        def run_and_fail(share, function):
+            if share.is_step_lost:
+                time.sleep(1.0)  # As its worker is away.
+            if not next(fails, False):
+                return run(share, function)
+            with mock.patch.object(share, "_end_step"):
+                run(share, function)
+            share.batches -= 1
+            raise tf.errors.UnavailableError(
+                None, None, "Socket closed, /job:worker/task:0"
+            )
+
+        def begin(self, epoch):
+            feed[:] = [self]
+            return epochs(self, epoch)
+
+        epochs = shares.ShareFeed.epoch
+
+        class Points(tf_ext.callbacks.TableSnapshot):
+            def _save(self):
+                saved.append(feed[0].has_lost_steps())
+                super()._save()
+
+        points = Points(tempfile.mkdtemp(), steps=1)
+        with (
+            mock.patch.object(worker_share.Share, "run", run_and_fail),
+            mock.patch.object(shares.ShareFeed, "epoch", begin),
+        ):
+            self.assertEqual(
+                self._fit(callbacks=[points]), dict.fromkeys(range(_IDS), 1)
+            )
+        self.assertGreater(len(saved), 1)
+        self.assertNotIn(True, saved)
 
     def test_refused(self):
         with self.assertRaisesRegex(

@@ -38,7 +38,7 @@ class _LateFirst:
 class RunTest(absltest.TestCase):
     def _before_the_first(self, result):
         late = _LateFirst(result)
-        run = inflight._Run(late, None, 2, False, tuple, Pause())
+        run = inflight._Run(late, None, 2, False, tuple, Pause(), bool)
         self.assertLen(list(run.results(iter(range(50)))), 50)
         return late.before_the_first
 
@@ -76,7 +76,7 @@ class PauseTest(absltest.TestCase):
         pause = Pause()
         begun, seen = [], []
         batches = (begun.append(number) for number in range(12))
-        run = inflight._Run(_OneByOne(), None, 3, False, tuple, pause)
+        run = inflight._Run(_OneByOne(), None, 3, False, tuple, pause, bool)
         for number, _ in enumerate(run.results(batches)):
             if number in (4, 11):
                 pause.then = lambda: seen.append("then")
@@ -85,6 +85,19 @@ class PauseTest(absltest.TestCase):
         self.assertEqual(seen[4:8], [(4, 2, 7), (5, 1, 7), (6, 0, 7), "then"])
         self.assertEqual(seen[8], (7, 2, 10))
         self.assertEqual(seen[-2:], [(11, 0, 12), "then"])
+
+    def test_steps_go_on_while_one_is_lost(self):
+        pause, lost, seen = Pause(), [True], []
+        run = inflight._Run(
+            *(_OneByOne(), None, 3, False, tuple, pause), lambda: bool(lost)
+        )
+        pause.then = lambda: seen.append("then")
+        for number, _ in enumerate(run.results(iter(range(12)))):
+            if number == 5:
+                lost.clear()
+            seen.append(number)
+        # Steps 6 and 7 had begun when it was made.
+        self.assertEqual(seen[5:10], [5, 6, 7, "then", 8])
 
 
 class _Remote:

@@ -172,6 +172,13 @@ class StepFeed(EpochFeed):
         """What is sent once more, where no step was made."""
         return ()
 
+    def has_lost_steps(self) -> bool:
+        """Whether a step was lost with its worker, and does not run yet again.
+
+        Servers may have a part of its updates, so no point is written.
+        """
+        return False
+
     def ended(self) -> Collection[int]:
         """The indices of workers that have no data left."""
         return ()

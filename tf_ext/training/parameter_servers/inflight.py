@@ -95,6 +95,7 @@ class InFlight:
         repeatable: bool = False,
         idle: Callable[[], Collection[int]] = tuple,
         pause: Pause | None = None,
+        has_lost_steps: Callable[[], bool] = bool,
     ) -> Iterator[list[tf.Tensor] | None]:
         """Yields the results of the step of each batch, in order.
 
@@ -107,6 +108,8 @@ class InFlight:
             be run again. If not, None stands for its result.
           idle: function to the indices of workers that take no more steps.
           pause: Pause, which can have further steps wait for those under way.
+          has_lost_steps: function that tells whether further steps are needed
+            before there can be a pause.
 
         Raises:
           Exception: the first that a step raised. No step is then in flight.
@@ -116,7 +119,10 @@ class InFlight:
         """
         self._moved = time.monotonic()
         self._has_given_up = False
-        run = _Run(self, start, limit, repeatable, idle, pause or Pause())
+        run = _Run(
+            *(self, start, limit, repeatable, idle),
+            *(pause or Pause(), has_lost_steps),
+        )
         return run.results(iter(batches))
 
     def schedule(self, step: _Step) -> None:
@@ -213,6 +219,7 @@ class _Run:
       repeatable: bool.
       idle: as of `InFlight.run`.
       pause: Pause.
+      has_lost_steps: as of `InFlight.run`.
 
     Attributes:
       start: as of `InFlight.run`.
@@ -229,6 +236,7 @@ class _Run:
         repeatable: bool,
         idle: Callable[[], Collection[int]],
         pause: Pause,
+        has_lost_steps: Callable[[], bool],
     ) -> None:
         self.start = start
         self.idle = idle
@@ -237,6 +245,7 @@ class _Run:
         self._inflight = inflight
         self._limit = limit
         self._pause = pause
+        self._has_lost_steps = has_lost_steps
         self._steps: collections.deque[_Step] = collections.deque()
         self._unread_bytes = 0
 
@@ -267,7 +276,7 @@ class _Run:
 
     def _fill(self, batches: Iterator[typing.Any]) -> None:
         self._pause.under_way = len(self._steps)
-        if self._pause.holds():
+        if not self._has_lost_steps() and self._pause.holds():
             return
         while self.waiting < self._limit and self._unread_bytes < _UNREAD_BYTES:
             batch = next(batches, _END)

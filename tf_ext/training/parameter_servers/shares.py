@@ -153,6 +153,10 @@ class ShareFeed(StepFeed):
         while len(self.ended()) < len(self._shares):
             yield self._epoch
 
+    def has_lost_steps(self) -> bool:
+        """Whether a step waits for its worker, which was lost with it."""
+        return any(share.is_step_lost for share in self._shares)
+
     def ended(self) -> Collection[int]:
         """The indices of the workers whose data of this epoch have ended."""
         with self._lock:

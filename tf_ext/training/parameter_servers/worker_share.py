@@ -87,6 +87,8 @@ class Share:
       epoch: int, the epoch of the attributes below, from 0.
       batches: int, those of the epoch that were trained on.
       left: int, size of the next group; None if it is not known.
+      is_step_lost: bool, whether the steps of the next group have begun, and
+        have not ended.
     """
 
     make: Callable[[tf.Tensor], tf.data.Dataset]
@@ -96,6 +98,7 @@ class Share:
     epoch: int = -1
     batches: int = 0
     left: int | None = None
+    is_step_lost: bool = False
     _dataset: tf.data.Dataset | None = None
     _skips: bool = False
     _iterator: typing.Any = None
@@ -153,6 +156,7 @@ class Share:
 
     def forget(self) -> None:
         """Has the data be read again: the worker may have lost them."""
+        self.is_step_lost = self._begun is not None
         self.left = self._dataset = self._iterator = None
         if not self.goes_on:
             self._end_step()
@@ -162,7 +166,7 @@ class Share:
         """The steps of the next group are others."""
         if self._begun is not None:
             self._begun.end()
-            self._begun = None
+            self._begun, self.is_step_lost = None, False
 
     def close(self) -> None:
         """Nothing is trained on any more."""
