@@ -310,14 +310,19 @@ def _our_case(name, files, rows, args, columns):
 def training_case(name, make, rows, dim):
     """An epoch of tf_ext over the dataset of samples that `make` returns."""
     # Like a vocabulary that is not built yet: each epoch inserts all rows.
+    model, table = training_model(dim)
+    return Case(name, _epoch(model, make, rows), rows, before=table.clear)
+
+
+def training_model(dim):
+    """The model of such samples, and its table."""
     table = tf_ext.SparseTable("rows", dim, optimizer="adagrad")
     inputs = _inputs(keras, "string")
     rows_of_ids = tf_ext.layers.EmbeddingFeatures(_columns(), table)(inputs)
     model = tf_ext.Model(inputs, _outputs(keras, inputs, [rows_of_ids]))
     adagrad = keras.optimizers.Adagrad(_RATE)
     model.compile(tf_ext.optimizers.Optimizer(adagrad), "binary_crossentropy")
-    epoch = _epoch(model, make, rows)
-    return Case(name, epoch, rows, before=table.clear)
+    return model, table
 
 
 def _reference_cases(library, files, rows, args):

@@ -45,6 +45,8 @@ BENCHMARKS = {
     "read": ("read_benchmarks", "read"),
     "fit_files": ("read_benchmarks", "fit_files"),
     "stream": ("stream_benchmarks", "stream"),
+    "stream_workers": ("stream_benchmarks", "stream_workers"),
+    "late_labels": ("label_benchmarks", "late_labels"),
     "serving": ("serving_benchmarks", "serving"),
     "lookup": ("lookup_benchmarks", "lookup"),
     "publish": ("publish_benchmarks", "publish"),

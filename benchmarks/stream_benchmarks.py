@@ -5,9 +5,12 @@ import contextlib
 import os
 import pathlib
 import tempfile
+import time
 
+import cluster_benchmarks
+import numpy as np
 import read_benchmarks
-from harness import Case, measure, report
+from harness import Case, cpu_seconds, measure, report, write_json
 from redis_process import redis_at
 
 import tf_ext
@@ -16,6 +19,7 @@ _ROWS = 100_000
 _BATCH = 1024
 _FORMATS = ("csv", "jsonl")
 _SENT_AT_ONCE = 1000
+_WORKERS = 2
 
 
 def stream(args):
@@ -46,6 +50,51 @@ def stream(args):
             ]
             results = measure(cases, args.repeats, warmup=1, settle=False)
             report("stream", results, settings, args.json)
+
+
+def stream_workers(args):
+    """An epoch under parameter servers, by who reads the stream."""
+    rows = min(args.rows, _ROWS)
+    with (
+        tempfile.TemporaryDirectory(dir=args.output) as folder,
+        cluster_benchmarks.started(_WORKERS, 1) as (strategy, roles, _),
+    ):
+        for number in range(2 * _WORKERS):
+            path = pathlib.Path(folder, f"{number}", "part-0.csv")
+            path.parent.mkdir()
+            read_benchmarks.write_events(path, "csv", rows // (2 * _WORKERS))
+        with strategy.scope():
+            model, _ = read_benchmarks.training_model(args.dim)
+
+        def data(context=None):
+            return tf_ext.data.stream(
+                tf_ext.data.DirectorySource(folder),
+                *(read_benchmarks.schema(), "csv"),
+                batch_size=_BATCH,
+                follow=False,
+                shard=context,
+            )
+
+        found = {}
+        for _ in range(1 + args.repeats):
+            for reader in ("chief", "workers"):
+                x = data() if reader == "chief" else data
+                before = _now(roles)
+                model.fit(x, verbose=0)
+                found.setdefault(reader, []).append(_now(roles) - before)
+        for reader, times in found.items():
+            # The first epoch traces.
+            per_event = np.median(times[1:], 0) / rows * 1e6
+            line = dict(zip(["wall", *roles], per_event.tolist(), strict=True))
+            print(reader, {k: round(v, 1) for k, v in line.items()})
+            line = {"benchmark": "stream_workers", "reader": reader, **line}
+            write_json([line], args.json)
+
+
+def _now(roles):
+    """Seconds: of wall time, and of CPU time of each role."""
+    cpu = [cpu_seconds(pids) for pids in roles.values()]
+    return np.array([time.perf_counter(), *cpu])
 
 
 def _datasets(path, format, args, stack):

@@ -16,7 +16,7 @@ from queue_source import Queue
 
 import tf_ext
 from tf_ext.data import progress as progress_module
-from tf_ext.data import streaming
+from tf_ext.data import stream_reader
 
 Field, Schema = tf_ext.data.Field, tf_ext.data.Schema
 _X = Schema([Field("x", "int64")])
@@ -109,7 +109,7 @@ class BatchTest(parameterized.TestCase):
         queue = Queue()
         queue.add("a", b"1", b"2")
         progress = tf_ext.data.StreamProgress()
-        with mock.patch.object(streaming, "_REFRESH_SECONDS", 0.1):
+        with mock.patch.object(stream_reader, "REFRESH_SECONDS", 0.1):
             data = self._stream(
                 queue,
                 *(_X, "csv"),

@@ -95,6 +95,9 @@ class KafkaSource(Source):
         self._config = {"bootstrap.servers": servers, **config, **_CONFIG}
         self._asking: typing.Any = None
 
+    def __getstate__(self) -> dict[str, typing.Any]:
+        return {**vars(self), "_asking": None}
+
     def partitions(self) -> list[str]:
         """All partitions of the topics."""
         names = []

@@ -26,13 +26,15 @@ class BatchNote(typing.NamedTuple):
     """What is known of a batch.
 
     positions: where partitions are read next, of those that it read; records:
-    its records; oldest, newest: times of events, or None.
+    its records; oldest, newest: times of events, or None; messages: how many of
+    each partition it was made of, malformed ones included.
     """
 
     positions: Mapping[str, Position]
     records: int
     oldest: float | None
     newest: float | None
+    messages: Mapping[str, int]
 
 
 class Lag(typing.NamedTuple):
@@ -249,6 +251,12 @@ class StreamProgress(tf.train.experimental.PythonState):
             self._iteration = object()
             self._notes.clear()
             return self._iteration
+
+    def found(self, first: Mapping[str, Position]) -> None:
+        """Told of partitions that have appeared, and where they begin."""
+        with self._lock:
+            self._positions = {**first, **self._positions}
+            self._own |= set(first)
 
     def note(self, iteration: object, note: BatchNote) -> bool:
         """Notes a batch that an iteration has made.

@@ -80,8 +80,13 @@ class RedisSource(Source):
             self._redis = redis.Redis.from_url(url, decode_responses=False)
         except (AttributeError, TypeError, ValueError) as error:
             refuse(_OWNER, "url", f"an address of Redis: {error}", url)
+        self._url = url
         self._value = value.encode()
         self._key = key.encode()
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        fields = self._value.decode(), self._key.decode()
+        return RedisSource, (self._streams, self._url, *fields)
 
     def partitions(self) -> list[str]:
         """The keys of the streams."""

@@ -133,7 +133,8 @@ class Training:
 
     Args:
       regime: one of `drawn_faults.REGIMES`.
-      data: "chief" or "workers", which read them.
+      data: "chief" or "workers", which read them, or "stream", which workers
+        read.
       execution: int, steps per execution, with a sign: they overlap.
       retry_steps: bool, of `fit`.
       keep: path of an existing folder for the logs, or None.
@@ -394,8 +395,8 @@ def run(
     rng = random.Random(f"{seed} {regime}")
     data, execution, retry_steps = "chief", 1, True
     if regime == "servers":
-        data = rng.choice(["chief", "workers"])
-        execution = rng.choice([1, 4, -4])
+        data = rng.choice(["chief", "workers", "stream"])
+        execution = 1 if data == "stream" else rng.choice([1, 4, -4])
         retry_steps = rng.choice([True, False])
     print(
         f"seed {seed}, {regime}, data of {data}, {execution} steps at once, "

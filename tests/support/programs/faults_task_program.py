@@ -4,7 +4,8 @@
 Usage: faults_task_program.py NAMESPACE HOSTS FOLDER DATA EXECUTION RETRY
 
 NAMESPACE: of its network, and HOSTS: its /etc/hosts; both "-" for this
-machine's. DATA: "chief" or "workers" read them. EXECUTION: steps of one, with a
+machine's. DATA: "chief" or "workers" read them, or "stream": workers read files
+that are added before each epoch. EXECUTION: steps of one, with a
 sign: steps overlap. RETRY: 0 or 1, `retry_steps`.
 
 Workers and servers of a chief serve. A chief and synchronous workers train
@@ -46,16 +47,17 @@ _MAX_RESTARTS = 1000
 class Tell(keras.callbacks.Callback):
     """Writes down where training is, and ends it after an epoch."""
 
-    def __init__(self, folder, writes):
+    def __init__(self, folder, writes, points, stream):
         super().__init__()
+        self._points, self._stream = points, stream
         self._stop = folder / "stop"
         self._file = (folder / "steps").open("a") if writes else None
         self._began = False
         self.epochs = 0
 
-    def _write(self, step):
+    def _write(self):
         if self._file:
-            step += self._epoch * STEPS
+            step = self._points._point.step
             self._file.write(f"{time.monotonic():.3f} {os.getpid()} {step}\n")
             self._file.flush()
 
@@ -63,18 +65,19 @@ class Tell(keras.callbacks.Callback):
         self._began = False
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._epoch = epoch
+        if self._stream is not None:
+            self._stream.add()
 
     def on_train_batch_begin(self, batch, logs=None):
         if not self._began:
             self._began = True
-            self._write(batch)
+            self._write()
 
     def on_train_batch_end(self, batch, logs=None):
-        self._write(batch + 1)
+        self._write()
 
     def on_epoch_end(self, epoch, logs=None):
-        self.epochs = epoch + 1
+        self.epochs = self._stream.files if self._stream else epoch + 1
         told = tf.constant([int(self._stop.exists())], tf.int64)
         # Workers look at different times.
         processes = self.model.tables[0].rows.regime.processes
@@ -90,6 +93,51 @@ def _samples(ids):
 
 def _share(context):
     return _samples(range(IDS)[context.input_pipeline_id :: WORKERS])
+
+
+class _Stream:
+    """Files of all ids: one more in each partition for each epoch.
+
+    Args:
+      folder: pathlib.Path.
+    """
+
+    def __init__(self, folder):
+        self._folder = folder
+        self._partitions = [folder / f"{n}" for n in range(WORKERS)]
+
+    @property
+    def files(self):
+        """How many each partition has."""
+        return min(len(list(p.glob("[0-9]*"))) for p in self._partitions)
+
+    def add(self):
+        """Adds a file to each partition, if an end was not in between."""
+        for partition in self._partitions:
+            partition.mkdir(parents=True, exist_ok=True)
+        number = self.files
+        for index, partition in enumerate(self._partitions):
+            lines = [f"{n},0\n" for n in range(IDS)[index::WORKERS]]
+            hidden = partition / f".{number:07}"
+            hidden.write_text("".join(lines))
+            # Where it is there already, it is replaced by the same.
+            hidden.rename(partition / f"{number:07}")
+
+    def __call__(self, context):
+        return tf_ext.data.stream(
+            tf_ext.data.DirectorySource(self._folder),
+            tf_ext.data.Schema(
+                [
+                    tf_ext.data.Field("id", "int64"),
+                    tf_ext.data.Field("label", "float32"),
+                ],
+                label="label",
+            ),
+            batch_size=BATCH,
+            max_delay=60.0,
+            follow=False,
+            shard=context,
+        )
 
 
 def main(folder, data, execution, retry):
@@ -108,15 +156,17 @@ def main(folder, data, execution, retry):
                 model.loss,
                 steps_per_execution=abs(int(execution)),
             )
-        tell = Tell(folder, index == 0)
+        stream = _Stream(folder / "stream") if data == "stream" else None
+        x = _share if data == "workers" else stream
         points = tf_ext.callbacks.TableSnapshot(
             folder / "points",
             seconds=_POINT_SECONDS,
             incremental=True,
             on_sigterm=True,
         )
+        tell = Tell(folder, index == 0, points, stream)
         model.fit(
-            _share if data == "workers" else _samples(range(IDS)),
+            x or _samples(range(IDS)),
             epochs=1_000_000,
             callbacks=[points, tell],
             verbose=0,

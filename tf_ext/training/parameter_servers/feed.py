@@ -152,9 +152,13 @@ class WorkerFeed(StepFeed):
         steps_per_execution: int = 1,
     ) -> None:
         super().__init__()
-        dataset = coordinator.create_per_worker_dataset(
-            lambda: make_dataset(dataset_fn, class_weight=class_weight)
-        )
+
+        # AutoGraph would change the class of an error.
+        @tf.autograph.experimental.do_not_convert
+        def make() -> tf.data.Dataset:
+            return make_dataset(dataset_fn, class_weight=class_weight)
+
+        dataset = coordinator.create_per_worker_dataset(make)
         self.element_spec = dataset.element_spec
         self.num_batches = steps
         self.steps_per_execution = steps_per_execution

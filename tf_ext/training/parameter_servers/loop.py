@@ -15,10 +15,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from tf_ext._checks import refuse
 from tf_ext._compat.clusters import own_executor
 from tf_ext._compat.models import steps_per_execution
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.data.progress import check_one_to_one
+from tf_ext.data.worker_streams import TracedStreamError
 from tf_ext.distribute import training_counts
 from tf_ext.distribute.addresses import task_name
 from tf_ext.distribute.cluster import cluster_of
@@ -47,6 +49,7 @@ from tf_ext.training.parameter_servers.steps import (
     Step,
     StepFunctions,
 )
+from tf_ext.training.parameter_servers.stream_feed import StreamFeed
 
 _EXECUTIONS_PER_WORKER = 2
 
@@ -141,9 +144,19 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
             check_one_to_one(dataset)
             return Feed(dataset, steps, execution)
         weights = arguments["class_weight"]
-        if steps is None:
-            return ShareFeed(self._coordinator, x, weights, execution)
-        return WorkerFeed(self._coordinator, x, steps, weights, execution)
+        try:
+            if steps is None:
+                return ShareFeed(self._coordinator, x, weights, execution)
+            return WorkerFeed(self._coordinator, x, steps, weights, execution)
+        except TracedStreamError:
+            if execution > 1:
+                refuse(
+                    "compile",
+                    "steps_per_execution",
+                    "1 where workers read a stream",
+                    execution,
+                )
+            return StreamFeed(self._coordinator, x, steps, weights)
 
     def _opened(self, feed: StepFeed) -> StepFeed:
         self._feeds.append(feed)
@@ -187,7 +200,8 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         limit = limit or _EXECUTIONS_PER_WORKER * workers
         start = feed.starter(self._coordinator, step.function_for)
         return self._inflight.run(
-            start, batches, limit, repeatable, feed.ended, pause
+            *(start, batches, limit, repeatable),
+            *(feed.ended, pause, feed.has_lost_steps),
         )
 
     def _lost(self) -> Lost:
