@@ -2,6 +2,7 @@
 """Streams of Kafka: on librdkafka's broker for tests, and on a real one."""
 
 import json
+import pickle
 import tempfile
 import threading
 import time
@@ -42,6 +43,11 @@ class MockTest(parameterized.TestCase):
         self.topic = self.broker.topic()
         self.source = tf_ext.data.KafkaSource(self.topic, self.broker.servers)
         self.progress = tf_ext.data.StreamProgress()
+
+    def test_can_be_sent_to_workers(self):
+        self.assertLen(self.source.partitions(), 4)  # It has asked.
+        sent = pickle.loads(pickle.dumps(self.source))
+        self.assertEqual(sent.partitions(), self.source.partitions())
 
     def _send(self, values, **options):
         kafka_broker.produce(

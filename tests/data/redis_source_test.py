@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of a real Redis."""
 
+import pickle
 import tempfile
 import threading
 import time
@@ -38,6 +39,19 @@ class ArgumentsTest(parameterized.TestCase):
         given = {"streams": "a", "url": "redis://localhost:1/0"} | changed
         with self.assertRaisesRegex(ValueError, named):
             tf_ext.data.RedisSource(**given)
+
+    def test_can_be_sent_to_workers(self):
+        source = tf_ext.data.RedisSource(
+            ["a", "b"], "redis://localhost:1/3", value="body", key="id"
+        )
+        sent = pickle.loads(pickle.dumps(source))
+        self.assertEqual(sent.partitions(), ["a", "b"])
+        for name in ("_value", "_key"):
+            self.assertEqual(getattr(sent, name), getattr(source, name))
+        self.assertEqual(
+            sent._redis.connection_pool.connection_kwargs,
+            source._redis.connection_pool.connection_kwargs,
+        )
 
     def test_positions_that_are_none(self):
         source = tf_ext.data.RedisSource("a", "redis://localhost:1/0")
