@@ -48,10 +48,11 @@ class ArgumentsTest(parameterized.TestCase):
         self.assertEqual(sent.partitions(), ["a", "b"])
         for name in ("_value", "_key"):
             self.assertEqual(getattr(sent, name), getattr(source, name))
-        self.assertEqual(
-            sent._redis.connection_pool.connection_kwargs,
-            source._redis.connection_pool.connection_kwargs,
+        found, wanted = (
+            one._redis.get_connection_kwargs() for one in (sent, source)
         )
+        for name in ("host", "port", "db", "decode_responses"):
+            self.assertEqual(found[name], wanted[name])
 
     def test_positions_that_are_none(self):
         source = tf_ext.data.RedisSource("a", "redis://localhost:1/0")
