@@ -15,10 +15,12 @@ import typing
 
 import fastavro
 import numpy as np
+import pyarrow as pa
 from absl.testing import absltest, parameterized
 from queue_source import Queue
 
 import tf_ext
+from tf_ext.data import avro_types
 from tf_ext.data.avro_files import AvroFiles
 from tf_ext.data.messages import MessageParser
 
@@ -114,6 +116,7 @@ class AvroFilesTest(parameterized.TestCase):
                 "B",
             ),
             "either": (["null", "int", "double"], 2.0),
+            "whole": (["null", "int", "long"], 2**40),
             "no": (["null", "string"], None),
             "ms": ({"type": "long", "logicalType": "timestamp-millis"}, moment),
             "us": ({"type": "long", "logicalType": "timestamp-micros"}, moment),
@@ -160,6 +163,7 @@ class AvroFilesTest(parameterized.TestCase):
                     Field("fixed"),
                     Field("kind"),
                     Field("either", "int64"),
+                    Field("whole", "int64"),
                     Field("no", default="-"),
                     Field("ms", "int64", time="s"),
                     Field("us", "int64", time="s"),
@@ -184,6 +188,7 @@ class AvroFilesTest(parameterized.TestCase):
                 "fixed": b"xy",
                 "kind": b"B",
                 "either": 2,
+                "whole": 2**40,
                 "no": b"-",
                 "ms": noon,
                 "us": noon,
@@ -193,6 +198,18 @@ class AvroFilesTest(parameterized.TestCase):
                 "again.country": b"?",
                 "new": 5,
             },
+        )
+
+    def test_types_of_times(self):
+        logical = ("timestamp-micros", "local-timestamp-millis")
+        types = [{"type": "long", "logicalType": one} for one in logical]
+        fields = [{"name": f"t{n}", "type": t} for n, t in enumerate(types)]
+        schema = {"type": "record", "name": "R", "fields": fields}
+        named = {}
+        parsed = fastavro.parse_schema(schema, named)
+        self.assertEqual(
+            avro_types.arrow_schema(parsed, named).types,
+            [pa.timestamp("us", "UTC"), pa.timestamp("ms")],
         )
 
     @parameterized.parameters("null", "deflate")

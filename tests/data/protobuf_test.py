@@ -188,6 +188,23 @@ class ProtobufTest(parameterized.TestCase):
             schema = Schema([Field("user")])
             tf_ext.data.read(__file__, schema, Protobuf(_Event), batch_size=1)
 
+    def test_which_messages_are_malformed(self):
+        events = [_Event(user="a", item=1), _Event(user="b"), _Event(item=2)]
+        good, without, other = (one.SerializeToString() for one in events)
+        found = _parse(
+            [Field("user"), Field("item", "int64")],
+            [b"\xff", good, b"\xff\xff", without, other],
+        )
+        self.assertEqual(
+            found.reasons,
+            {
+                0: "no Protobuf message",
+                2: "no Protobuf message",
+                3: "missing value",
+            },
+        )
+        self.assertEqual(found.kept.tolist(), [1, 4])
+
     def test_random_bytes(self):
         rng = random.Random(7)
         fields = [

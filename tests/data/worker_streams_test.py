@@ -79,9 +79,15 @@ class _Share:
         return worker_streams.told(self._tell(name, done, seconds).numpy())
 
 
+def _end_readings():
+    for reading in worker_streams._READINGS._known.values():
+        reading.close()
+
+
 class WorkerStreamTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
+        self.addCleanup(_end_readings)
         folder = tempfile.TemporaryDirectory()
         self._folder = pathlib.Path(self.enterContext(folder))
 

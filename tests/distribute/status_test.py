@@ -8,6 +8,7 @@ import json
 import os
 import threading
 import time
+import types
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -64,9 +65,11 @@ class StatusTest(parameterized.TestCase):
         super().setUp()
         # The time between both readings, whatever it really takes.
         self.now = 0.0
-        self.enterContext(mock.patch.object(status.time, "sleep", self.sleep))
-        clock = mock.Mock(side_effect=lambda: self.now)
-        self.enterContext(mock.patch.object(status.time, "monotonic", clock))
+        # Of this module alone: threads of other tests may sleep.
+        clock = types.SimpleNamespace(
+            sleep=self.sleep, monotonic=lambda: self.now, time=time.time
+        )
+        self.enterContext(mock.patch.object(status, "time", clock))
 
     def sleep(self, seconds):
         self.now += seconds

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tempfile
 import uuid
+from unittest import mock
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from absl.testing import absltest, parameterized
 from clusters import redis_server
 from models import lookup_models as models
@@ -37,6 +39,7 @@ pytestmark = [
         "LookupTest::test_a_split_export",
         "LookupTest::test_a_directory0",
         "LookupTest::test_features*",
+        "LookupTest::test_onnx*",
         "LookupTest::test_damaged_manifests",
     ),
 ]
@@ -116,6 +119,25 @@ class LookupTest(TestCase):
         for place in (folder, DirectorySink(store)):
             with Lookup(place, dense="onnx", every=None) as lookup:
                 self.check_predictions(lookup)
+
+    def test_onnx_that_computes_something_else(self):
+        if importlib.util.find_spec("tf2onnx") is None:
+            self.skipTest("tf2onnx is not installed.")
+        import onnxruntime
+
+        run, level = onnxruntime.InferenceSession.run, tf.get_logger().level
+
+        def wrong(*arguments):
+            return [one + 0.01 for one in run(*arguments)]
+
+        with (
+            mock.patch.object(onnxruntime.InferenceSession, "run", wrong),
+            self.assertRaisesRegex(
+                ValueError, "cannot be converted to ONNX: output '.*' differs"
+            ),
+        ):
+            export_split(self.model, self.root / "wrong", onnx=True)
+        self.assertEqual(tf.get_logger().level, level)
 
     def test_published_as_onnx(self):
         if importlib.util.find_spec("tf2onnx") is None:
