@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 import tensorflow as tf
 from absl.testing import parameterized
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models.model_building import rows_of
 
@@ -97,11 +97,17 @@ _RECORDS = st.tuples(
 
 
 def _bits(found):
-    """Bags and masks, of which NaN equals NaN."""
-    return [
-        np.asarray(one).tobytes()
-        for one in [*found.bags, *found.masks.values()]
-    ]
+    """Bags and masks, of which NaN equals NaN, and no weights are all 1."""
+    signs, row_splits, weights = map(np.asarray, found.bags)
+    if not weights.size:
+        weights = np.ones_like(signs, np.float32)
+    masks = map(np.asarray, found.masks.values())
+    return [one.tobytes() for one in (signs, row_splits, weights, *masks)]
+
+
+def _size_unless_known(columns, features, labels):
+    keys = {k for c in columns for p in c.parts for k in p.keys}
+    return None if keys & features.keys() else tf.size(labels, tf.int64)
 
 
 class HashedCase(tf.test.TestCase):
@@ -114,7 +120,11 @@ class HashedCase(tf.test.TestCase):
             raw, hashed, strict=True
         ):
             self.assertAllEqual(labels, others)
-            wanted = hash_batch(columns, features, return_error=False)
+            wanted = hash_batch(
+                *(columns, features, False),
+                # For columns whose features are all missing.
+                batch_size=_size_unless_known(columns, features, labels),
+            )
             found = join(columns, by_identity(signs[KEY]))
             self.assertEqual(_bits(found), _bits(wanted))
             self.assertEqual(
@@ -159,7 +169,34 @@ class CsvTest(HashedCase):
         ]
         self._check(records * 2, _COLUMNS, 3, 4)
 
+    def test_columns_whose_features_are_missing(self):
+        absent = category("absent", optional=True)
+        sequence = feature_column.sequence_category_column(
+            category("gone", optional=True), max_length=2
+        )
+        record = ("0", "", "", "", "0", "", "0", "", "", "")
+        for columns in (
+            [absent],
+            [category("user"), absent],
+            [category("user"), sequence, absent],
+        ):
+            self._check([record] * 3, columns, 2, None)
+
+    def test_weights_of_no_values(self):
+        columns = [category("user"), category("rated", weights="rated_weight")]
+        records = [
+            ("1", "ann", "", "", "0", "", "0", "a", rated, "1")
+            for rated in ("", "a:3", "", "")
+        ]
+        self._check(records, columns, 2, None)
+
     @pytest.mark.slow
+    @example(
+        records=[("0", "", "", "", "0", "", "0", "", "", "")],
+        columns=[category("user"), category("absent", optional=True)],
+        batch_size=1,
+        shuffle=None,
+    )
     @given(
         records=st.lists(_RECORDS, min_size=1, max_size=40),
         columns=st.lists(
@@ -173,8 +210,6 @@ class CsvTest(HashedCase):
         self._check(records, columns, batch_size, shuffle)
 
     def _check(self, records, columns, batch_size, shuffle):
-        if columns == [category("absent", optional=True)]:
-            return  # Nothing tells its batch size.
         lines = "\n".join("\t".join(record) for record in records)
         path = _file(lines.encode(), "data.tsv")
         counts = []

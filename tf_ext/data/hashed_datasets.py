@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from tf_ext._checks import is_int, listed, refuse
+from tf_ext.data.worker_batches import batch_size_of
 from tf_ext.feature_column.bags import hash_batch
 from tf_ext.feature_column.column import Column
 from tf_ext.feature_column.hashed_features import (
@@ -132,11 +133,14 @@ def hash_others(
       num_parallel_calls: int or None, as of `hash_columns`.
     """
     is_tuple = isinstance(dataset.element_spec, tuple)
+    keys = {k for c in columns for part in c.parts for k in part.keys}
 
     def hash_features(*element: typing.Any) -> typing.Any:
         raw, *rest = element
+        is_known = any(key in raw for key in keys)
+        size = None if is_known else batch_size_of(element)
         with tf.name_scope(_NAME):
-            hashed = hash_batch(columns, raw, return_error=False)
+            hashed = hash_batch(columns, raw, False, batch_size=size)
             kept = {k: v for k, v in raw.items() if k not in left_out}
             kept[KEY] = {**raw.get(KEY, {}), **split(columns, hashed, raw)}
         return (kept, *rest) if is_tuple else kept

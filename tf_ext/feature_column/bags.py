@@ -101,6 +101,7 @@ def hash_batch(
     inputs: _Inputs,
     return_error: bool,
     name: str | None = None,
+    batch_size: tf.Tensor | None = None,
 ) -> HashedBatch:
     """Bags and masks of a batch; `columns_to_bags` describes arguments.
 
@@ -112,6 +113,8 @@ def hash_batch(
         it, so it has to send them the error first. Errors that are the same on
         all workers, as those of types and ranks, are raised in any case.
       name: optional name of the operation.
+      batch_size: int64 scalar, if no column has a feature that is present.
+        None: it is that of the features.
 
     Returns:
       HashedBatch, whose `error` is a string scalar, "" without an error. With
@@ -130,9 +133,10 @@ def hash_batch(
             column.check(inputs)
         checks = BatchChecks(return_error)
         if any(column.sequence is not None for column in columns):
-            hashed = _hash_with_sequences(columns, inputs, checks)
+            hashed = _hash_with_sequences(columns, inputs, checks, batch_size)
         else:
-            [found] = _hash([_op_arguments(columns, inputs, checks)], checks)
+            arguments = _op_arguments(columns, inputs, checks, batch_size)
+            [found] = _hash([arguments], checks)
             hashed = HashedBatch(_bags(found), {}, {}, found.error)
         if not return_error or not checks:
             return hashed
@@ -153,7 +157,10 @@ def _hash(
 
 
 def _hash_with_sequences(
-    columns: list[Column], inputs: _Inputs, checks: BatchChecks
+    columns: list[Column],
+    inputs: _Inputs,
+    checks: BatchChecks,
+    batch_size: tf.Tensor | None,
 ) -> HashedBatch:
     """Hashes sequences, one op for each, beside the other columns."""
     layouts = {c: c.sequence for c in columns if c.sequence is not None}
@@ -164,6 +171,7 @@ def _hash_with_sequences(
     }
     present = {c: run for c, run in runs.items() if run is not None}
     batch = _check_batch_sizes(list(present.values()), checks)
+    batch = batch_size if batch is None else batch
     calls = [
         _op_arguments([column], run.features, checks)
         for column, run in present.items()
@@ -241,7 +249,7 @@ def _op_arguments(
       columns: list of Column.
       inputs: dict of tensors by key, which the columns have checked.
       checks: BatchChecks.
-      batch_size: int64 scalar, of the batch's sequences; None without any.
+      batch_size: int64 scalar, if it is known otherwise; or None.
     """
     places, op_inputs = _read_inputs(columns, inputs, checks, batch_size)
     return {

@@ -180,7 +180,8 @@ def _mask(column: Column, hashed: HashedBatch) -> tf.Tensor | tf.RaggedTensor:
 def join(columns: Sequence[Column], hashed: Hashed) -> HashedBatch:
     """The batch of columns, all of which are in `hashed`.
 
-    It is what `hash_batch` would have made of the raw features, bit by bit.
+    It is what `hash_batch` would have made of the raw features, bit by bit, but
+    for weights that are all 1, which it may leave out.
 
     Args:
       columns: list of Column.
