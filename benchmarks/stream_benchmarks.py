@@ -6,6 +6,7 @@ import os
 import pathlib
 import tempfile
 import time
+import uuid
 
 import cluster_benchmarks
 import numpy as np
@@ -130,7 +131,7 @@ def _kafka(servers, lines):
     """A new topic with the events."""
     import confluent_kafka
 
-    topic = f"benchmark-{os.getpid()}"
+    topic = f"benchmark-{uuid.uuid4().hex}"
     producer = confluent_kafka.Producer({"bootstrap.servers": servers})
     for number, line in enumerate(lines):
         producer.produce(topic, line)
