@@ -18,6 +18,7 @@ of threads is that of the processors that the container may use, or what
 """
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -106,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> typing.NoReturn:
         tensorflow_version,
         os.getpid(),
     )
+    # It may read streams, whose messages are many objects of Python.
+    gc.freeze()
     _handle_signals()
 
 

@@ -18,6 +18,7 @@ from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.distribute import naming_lost_tasks, training_counts
 from tf_ext.regimes import regime_of_model
 from tf_ext.training.callback_protocols import resuming_among
+from tf_ext.training.collector import sparing_old_objects
 from tf_ext.training.feeds import Arguments, EpochFeed, Logs, Sent
 from tf_ext.training.fit_arguments import FitOptions, split_arrays
 from tf_ext.training.resume import restored_point, tell_position
@@ -91,14 +92,17 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
             )
         logs = None
         try:
-            while epoch < arguments["epochs"] and not model.stop_training:
-                model.reset_metrics()
-                callbacks.on_epoch_begin(epoch)
-                feed.tell_epoch(epoch)
-                logs = self._train_epoch(feed, callbacks, first_step, options)
-                logs.update(self._validate(arguments, callbacks, epoch))
-                callbacks.on_epoch_end(epoch, logs)
-                epoch, first_step = epoch + 1, 0
+            with sparing_old_objects(feed.streams):
+                while epoch < arguments["epochs"] and not model.stop_training:
+                    model.reset_metrics()
+                    callbacks.on_epoch_begin(epoch)
+                    feed.tell_epoch(epoch)
+                    logs = self._train_epoch(
+                        *(feed, callbacks, first_step, options)
+                    )
+                    logs.update(self._validate(arguments, callbacks, epoch))
+                    callbacks.on_epoch_end(epoch, logs)
+                    epoch, first_step = epoch + 1, 0
         finally:
             feed.tell_epoch(0)  # As other readers find it.
         callbacks.on_train_end(logs)

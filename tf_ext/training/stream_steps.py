@@ -26,6 +26,7 @@ from tf_ext.training.callback_protocols import (
     listed,
     resuming_among,
 )
+from tf_ext.training.collector import sparing_old_objects
 
 # How long a worker waits for its batch before it asks how the others fare.
 ROUND_SECONDS = 0.5
@@ -240,7 +241,8 @@ def counting_batches(given: inspect.BoundArguments) -> Iterator[None]:
     else:
         given.arguments["callbacks"] = [counter, *listed(callbacks)]
     try:
-        yield
+        with sparing_old_objects(streams):
+            yield
     finally:
         if own:
             callbacks.callbacks.remove(counter)
