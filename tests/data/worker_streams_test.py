@@ -234,6 +234,15 @@ class WorkerStreamTest(parameterized.TestCase):
         ):
             _Share(Local("lost"))
 
+    def test_a_source_of_the_program_itself(self):
+        with (
+            mock.patch.object(Broken, "__module__", "__main__"),
+            self.assertRaisesRegex(
+                ValueError, "`source` of stream must be of a class of a module"
+            ),
+        ):
+            _Share(Broken("lost"))
+
     def test_readings_that_were_forgotten(self):
         self._write(a=range(100))
         share = self._share()

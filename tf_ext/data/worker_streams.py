@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_ext._checks import refuse
 from tf_ext._compat import py_functions
 from tf_ext.data.errors import Malformed, ReadErrors, ReadingError
 from tf_ext.data.formats import Format
@@ -143,6 +144,9 @@ class WorkerContext(tf.distribute.InputContext):
         errors: ReadErrors,
     ) -> tf.data.Dataset:
         """The dataset of a worker's part of a stream, in its graph."""
+        if type(described.source).__module__ == "__main__":
+            allowed = "of a class of a module that workers, too, can import"
+            refuse("stream", "source", allowed, described.source)
         try:
             text = pickle.dumps(described)
         except Exception as error:
