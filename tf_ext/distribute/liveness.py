@@ -40,7 +40,7 @@ _BREAKS = 3
 
 _LOST_WORKER = (
     "its step is given to another worker, and may count twice in dense weights "
-    "if this one resumes"
+    "if this one resumes; with `retry_steps=False`, `fit` fails"
 )
 _LOST_SERVER = "training resumes from the last checkpoint"
 
