@@ -60,7 +60,7 @@ def batches_of(
                     yield ("", window.order, *layout.tensors(window.part))
         except ReadingError as error:
             # To a function's error TensorFlow would add all frames of Python.
-            yield (error.as_text(), *map(_empty, signature[1:]))
+            yield (error.as_text(), *map(empty, signature[1:]))
 
     # AutoGraph would take longer than the reading of a small file.
     @tf.autograph.experimental.do_not_convert
@@ -87,6 +87,7 @@ def batches_of(
     return parsed.flat_map(begins).map(batch).prefetch(tf.data.AUTOTUNE)
 
 
-def _empty(spec: tf.TensorSpec) -> npt.NDArray[typing.Any]:
+def empty(spec: tf.TensorSpec) -> npt.NDArray[typing.Any]:
+    """The smallest array of a specification."""
     shape = [size or 0 for size in spec.shape]
     return np.empty(shape, spec.dtype.as_numpy_dtype)

@@ -56,7 +56,7 @@ class StreamReader:
         follow: bool,
         max_errors: float,
         errors: ReadErrors,
-        batches_at_once: int = 8,
+        batches_at_once: int,
     ) -> None:
         self._source = source
         self._parser = parser

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tf_ext._checks import refuse
 from tf_ext._compat import py_functions
+from tf_ext.data.batches import empty
 from tf_ext.data.errors import Malformed, ReadErrors, ReadingError
 from tf_ext.data.formats import Format
 from tf_ext.data.layout import Layout
@@ -376,12 +377,8 @@ class _Reading:
                 self._changed.notify_all()
                 return self._batches.popleft()
             goes_on = not (self._has_ended or self.is_closed)
-        shapes = [
-            ([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype)
-            for spec in self._layout.signature
-        ]
-        empty = [np.empty(shape, dtype) for shape, dtype in shapes]
-        return [np.array(goes_on), np.empty([0], np.int64), *empty]
+        tensors = map(empty, self._layout.signature)
+        return [np.array(goes_on), np.empty([0], np.int64), *tensors]
 
     def tell(self, done: int, seconds: float) -> list[str]:
         """What `told` gets, as JSON's list."""

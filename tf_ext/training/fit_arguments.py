@@ -95,6 +95,22 @@ def make_dataset(
     return dataset
 
 
+def check_same_spec(first: typing.Any, other: typing.Any, worker: int) -> None:
+    """Raises ValueError if the batches of a worker differ from worker 0's.
+
+    Args:
+      first: element_spec of worker 0.
+      other: that of another one.
+      worker: int, which.
+    """
+    if other != first:
+        raise ValueError(
+            "The datasets of the function `x` must have the same "
+            "element_spec on all workers. Received: "
+            f"{first} on worker 0, {other} on worker {worker}"
+        )
+
+
 def _from_arrays(
     x: typing.Any,
     y: typing.Any,

@@ -19,7 +19,7 @@ from tf_ext._compat import clusters
 from tf_ext._compat.datasets import is_served
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.training.feeds import Batch, Sent, Spec, StepFeed
-from tf_ext.training.fit_arguments import make_dataset
+from tf_ext.training.fit_arguments import check_same_spec, make_dataset
 from tf_ext.training.parameter_servers.step_numbers import SPEC
 from tf_ext.training.parameter_servers.worker_share import (
     ITERATOR,
@@ -99,13 +99,7 @@ class ShareFeed(StepFeed):
             if worker == 0:
                 self.element_spec = spec
                 self._groups = Groups(spec, self.steps_per_execution)
-            elif spec != self.element_spec:
-                raise ValueError(
-                    "The datasets of the function `x` must have the same "
-                    "element_spec on all workers. Received: "
-                    f"{self.element_spec} on worker 0, {spec} on worker "
-                    f"{worker}"
-                )
+            check_same_spec(self.element_spec, spec, worker)
             return self._groups.of(dataset.skip(skipped))
 
         make = tf.autograph.experimental.do_not_convert(make)

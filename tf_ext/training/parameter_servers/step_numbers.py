@@ -8,6 +8,7 @@ again, and update no row twice for one of them.
 
 import threading
 import weakref
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -67,6 +68,42 @@ class Begun:
     def end(self) -> None:
         """Servers need not remember them longer; can be called again."""
         self._numbers.end(self._first)
+
+
+class ShareSteps:
+    """Base of a share, whose next steps keep their numbers if they run again.
+
+    Attributes:
+      number: function from a number of steps to their Begun; or None.
+      is_step_lost: bool, whether the next steps have begun, and were lost.
+    """
+
+    number: Callable[[int], Begun] | None = None
+    is_step_lost = False
+    # Of the next steps, which may have changed rows; None before they begin.
+    _begun: Begun | None = None
+
+    def _numbers(self, steps: int) -> list[tf.Tensor]:
+        """Begins the next steps, or once more; their `tensor`, if numbered."""
+        if self.number is None:
+            return []
+        if self._begun is None:
+            self._begun = self.number(steps)
+        return [self._begun.tensor()]
+
+    def _lose_step(self) -> None:
+        """The next steps, if they have begun, run again."""
+        self.is_step_lost = self._begun is not None
+
+    def _end_step(self) -> None:
+        """The next steps are others."""
+        if self._begun is not None:
+            self._begun.end()
+            self._begun, self.is_step_lost = None, False
+
+    def close(self) -> None:
+        """Nothing is trained on any more."""
+        self._end_step()
 
 
 _of: weakref.WeakKeyDictionary[tf.distribute.Strategy, StepNumbers] = (

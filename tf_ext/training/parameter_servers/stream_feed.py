@@ -25,7 +25,7 @@ from tf_ext.data.streaming import begin
 from tf_ext.data.worker_streams import Made, Told
 from tf_ext.distribute.cluster import cluster_of
 from tf_ext.training.feeds import Batch, Sent, Spec, StepFeed
-from tf_ext.training.fit_arguments import make_dataset
+from tf_ext.training.fit_arguments import check_same_spec, make_dataset
 from tf_ext.training.parameter_servers.step_numbers import SPEC
 from tf_ext.training.parameter_servers.stream_share import (
     NAME,
@@ -111,15 +111,9 @@ class StreamFeed(StepFeed):
                     "tf_ext.data.stream, without `take`. Received: a dataset "
                     f"of {found} streams{', and take' * takes_some(dataset)}"
                 )
-            spec = dataset.element_spec
-            if streams and spec != self.element_spec:
-                raise ValueError(
-                    "The datasets of the function `x` must have the same "
-                    "element_spec on all workers. Received: "
-                    f"{self.element_spec} on worker 0, {spec} on worker "
-                    f"{worker}"
-                )
-            self.element_spec = spec
+            if not streams:
+                self.element_spec = dataset.element_spec
+            check_same_spec(self.element_spec, dataset.element_spec, worker)
             streams.append(context.streams[0])
             return dataset
 

@@ -17,13 +17,13 @@ from tf_ext.data.worker_streams import (
     WorkerReadingError,
 )
 from tf_ext.distribute.addresses import task_name
-from tf_ext.training.parameter_servers.step_numbers import Begun
+from tf_ext.training.parameter_servers.step_numbers import ShareSteps
 
 NAME = tf.TensorSpec([], tf.string)
 """Of the name of a reading."""
 
 
-class StreamShare:
+class StreamShare(ShareSteps):
     """Some partitions, which one worker at a time reads.
 
     Args:
@@ -36,16 +36,11 @@ class StreamShare:
 
     Attributes:
       lock: held while a step of it runs.
-      number: function from a number of steps to their Begun; or None.
       is_lost: bool, whether any worker may read it.
-      is_step_lost: bool, whether the step on its next batch has begun, and has
-        not ended.
       has_ended: bool, whether there are no data left.
       trained_at: float, `time.monotonic()` of its last step.
       partitions: int, how many it has.
     """
-
-    number: Callable[[int], Begun] | None = None
 
     def __init__(
         self,
@@ -57,7 +52,7 @@ class StreamShare:
     ) -> None:
         self.index = index
         self.lock = threading.Lock()
-        self.is_lost = self.is_step_lost = False
+        self.is_lost = False
         self.has_ended = False
         self.trained_at = 0.0
         self._key, self._text = key, text
@@ -73,8 +68,6 @@ class StreamShare:
         # Of the batch that comes next, and whether the worker has it.
         self._told: Told | None = None
         self._is_known = False
-        # A step on that batch has begun, and may have changed rows.
-        self._begun: Begun | None = None
 
     @property
     def partitions(self) -> int:
@@ -151,10 +144,7 @@ class StreamShare:
           Its results, and the text of what was told of the batch.
         """
         told = typing.cast(Told, self._told)
-        numbers = []
-        if self.number is not None:
-            self._begun = self._begun or self.number(1)
-            numbers.append(self._begun.tensor())
+        numbers = self._numbers(1)
         try:
             first, following, *others = function(
                 self._iterator, tf.constant(self._name), *numbers
@@ -185,19 +175,10 @@ class StreamShare:
 
     def _forget(self) -> None:
         """Has it be read anew, from the same positions."""
-        self.is_step_lost = self._begun is not None
+        self._lose_step()
         self._iterator, self._worker, self._is_known = None, None, False
         if self._begun is None:
             self._told = None
-
-    def _end_step(self) -> None:
-        if self._begun is not None:
-            self._begun.end()
-            self._begun, self.is_step_lost = None, False
-
-    def close(self) -> None:
-        """Nothing is trained on any more."""
-        self._end_step()
 
 
 def asking() -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_ext.training.feeds import Batch, Spec
 from tf_ext.training.optional_batches import as_optional, from_optional
-from tf_ext.training.parameter_servers.step_numbers import Begun
+from tf_ext.training.parameter_servers.step_numbers import Begun, ShareSteps
 
 ITERATOR = tf.data.IteratorSpec(
     (tf.TensorSpec([None], tf.variant), tf.TensorSpec([], tf.int64))
@@ -74,7 +74,7 @@ class Groups:
 
 
 @dataclasses.dataclass
-class Share:
+class Share(ShareSteps):
     """Where a worker is in its data; only the worker's thread uses it.
 
     Attributes:
@@ -87,8 +87,6 @@ class Share:
       epoch: int, the epoch of the attributes below, from 0.
       batches: int, those of the epoch that were trained on.
       left: int, size of the next group; None if it is not known.
-      is_step_lost: bool, whether the steps of the next group have begun, and
-        have not ended.
     """
 
     make: Callable[[tf.Tensor], tf.data.Dataset]
@@ -98,12 +96,9 @@ class Share:
     epoch: int = -1
     batches: int = 0
     left: int | None = None
-    is_step_lost: bool = False
     _dataset: tf.data.Dataset | None = None
     _skips: bool = False
     _iterator: typing.Any = None
-    # Of the steps of the next group, if they have begun before.
-    _begun: Begun | None = None
 
     def begin(self, epoch: int) -> None:
         """Begins an epoch, unless it has begun.
@@ -140,11 +135,7 @@ class Share:
           Its results, and the number of steps.
         """
         steps = typing.cast(int, self.left)
-        numbers = []
-        if self.number is not None:
-            if self._begun is None:
-                self._begun = self.number(steps)
-            numbers.append(self._begun.tensor())
+        numbers = self._numbers(steps)
         first, *others = function(self._iterator, *numbers)
         first = first.numpy()
         self._end_step()
@@ -156,18 +147,8 @@ class Share:
 
     def forget(self) -> None:
         """Has the data be read again: the worker may have lost them."""
-        self.is_step_lost = self._begun is not None
+        self._lose_step()
         self.left = self._dataset = self._iterator = None
         if not self.goes_on:
             self._end_step()
             self.batches = 0
-
-    def _end_step(self) -> None:
-        """The steps of the next group are others."""
-        if self._begun is not None:
-            self._begun.end()
-            self._begun, self.is_step_lost = None, False
-
-    def close(self) -> None:
-        """Nothing is trained on any more."""
-        self._end_step()
