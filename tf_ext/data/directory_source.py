@@ -2,7 +2,6 @@
 """A directory of files that grows, as a source of streams."""
 
 import fnmatch
-import itertools
 import logging
 import os
 import posixpath
@@ -10,11 +9,13 @@ import time
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext._checks import is_int, refuse
 from tf_ext.data.errors import LostRecordsError, SourceError
 from tf_ext.data.lines import read_lines
+from tf_ext.data.message_runs import Messages, Run
 from tf_ext.data.record_files import masked_crc, read_records
 from tf_ext.data.source import Consumer, Message, Position, Source, Start
 
@@ -113,20 +114,44 @@ class DirectorySource(Source):
             and not tf.io.gfile.isdir(posixpath.join(folder, name))
         )
 
-    def messages(self, partition: str, name: str) -> Iterator[Message]:
+    def runs(self, partition: str, name: str) -> Iterator[Run]:
         """What a file has."""
         path = posixpath.join(self._directory, partition, name)
         try:
             seconds = _modified(path)
-            for number, value in enumerate(self._read(path), 1):
-                position = [name, number]
-                yield Message(partition, position, value, time=seconds)
+            first = 1
+            for values in self._read(path):
+                numbers = range(first, first + len(values))
+                first = numbers.stop
+                yield Run(
+                    partition,
+                    _Places(name, numbers),
+                    values,
+                    times=np.full(len(values), seconds),
+                )
         except (FileNotFoundError, tf.errors.NotFoundError) as error:
             raise LostRecordsError(
                 f"{path} was removed before it was read to its end. Remove "
                 "files only when they have been trained on."
             ) from error
-        yield Message(partition, [name, None], None)
+        yield Run(partition, [[name, None]], [None])
+
+
+class _Places(Sequence[Position]):
+    """Positions behind records of a file."""
+
+    def __init__(self, name: str, numbers: range) -> None:
+        self._name = name
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: typing.Any) -> typing.Any:
+        found = self._numbers[index]
+        if isinstance(found, range):
+            return _Places(self._name, found)
+        return [self._name, found]
 
 
 class _DirectoryConsumer(Consumer):
@@ -147,7 +172,7 @@ class _DirectoryConsumer(Consumer):
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
         found = self._waiting(most)
-        if found:
+        if len(found):
             return found
         if not self._listed or self._follow:
             if time.monotonic() - self._listed < _LIST_SECONDS:
@@ -159,15 +184,15 @@ class _DirectoryConsumer(Consumer):
             return self._waiting(most)
         return None
 
-    def _waiting(self, most: int) -> list[Message]:
+    def _waiting(self, most: int) -> Messages:
         """Messages of one partition; others have their turn next."""
         count = len(self._partitions)
         for index in range(self._next, self._next + count):
-            found = self._partitions[index % count].take(most)
-            if found:
+            run = self._partitions[index % count].take(most)
+            if run is not None:
                 self._next = (index + 1) % count
-                return found
-        return []
+                return Messages([run])
+        return Messages([])
 
     def close(self) -> None:
         """Called by streams."""
@@ -191,7 +216,9 @@ class _Partition:
         self._skipped = skipped
         self._waiting: list[str] = []
         self._known: set[str] | None = None
-        self._messages: Iterator[Message] | None = None
+        self._runs: Iterator[Run] | None = None
+        # Of these the first is returned next.
+        self._left: Run | None = None
 
     def look(self) -> None:
         """Finds new files."""
@@ -221,37 +248,43 @@ class _Partition:
             )
         self._waiting += new[len(late) :]
 
-    def take(self, most: int) -> list[Message]:
-        """Some of the next messages, of one file."""
-        while True:
-            if self._messages is None:
+    def take(self, most: int) -> Run | None:
+        """Some of the next messages, of one file; None if there are none."""
+        while self._left is None:
+            if self._runs is None:
                 if not self._waiting:
-                    return []
+                    return None
                 self._begin(self._waiting.pop(0))
-            assert self._messages is not None
-            found = list(itertools.islice(self._messages, most))
-            if found:
-                return found
-            self._messages = None
+                continue
+            self._left = next(self._runs, None)
+            if self._left is None:
+                self._runs = None
+        return self._first(self._left, most)
+
+    def _first(self, run: Run, most: int) -> Run:
+        count = len(run.values)
+        self._left = run.rows(most, count) if count > most else None
+        return run.rows(0, min(most, count))
 
     def _begin(self, name: str) -> None:
-        messages = self._source.messages(self._name, name)
-        if name == self._last:
-            for _ in range(self._skipped or 0):
-                message = next(messages)
-                if message.value is None:
-                    raise LostRecordsError(
-                        f"The file {name!r} of the partition {self._name!r} "
-                        f"has fewer than the {self._skipped} records that had "
-                        "been trained on. It must not change."
-                    )
+        runs = self._source.runs(self._name, name)
+        left = self._skipped or 0
+        while name == self._last and left:
+            run = next(runs)
+            if None in run.values:
+                raise LostRecordsError(
+                    f"The file {name!r} of the partition {self._name!r} "
+                    f"has fewer than the {self._skipped} records that had "
+                    "been trained on. It must not change."
+                )
+            left -= len(self._first(run, left).values)
         self._last = name
-        self._messages = messages
+        self._runs = runs
 
     def close(self) -> None:
-        messages: typing.Any = self._messages
-        if messages is not None:
-            messages.close()
+        runs: typing.Any = self._runs
+        if runs is not None:
+            runs.close()
 
 
 def _is_position(position: object) -> bool:
@@ -287,16 +320,20 @@ def _modified(path: str) -> float:
     return float(tf.io.gfile.stat(path).mtime_nsec) / 1e9
 
 
-def _lines(path: str) -> Iterator[bytes]:
+def _lines(path: str) -> Iterator[list[bytes]]:
     for block in read_lines(path):
-        for line in block.data.split(b"\n")[:-1]:
-            yield line.removesuffix(b"\r")
+        data = block.data
+        if b"\r" in data:
+            data = block.without_returns()
+        yield data.split(b"\n")[:-1]
 
 
-def _records(path: str) -> Iterator[bytes]:
+def _records(path: str) -> Iterator[list[bytes]]:
     for data, begins, ends, _ in read_records(path):
+        values = []
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             value = data[begin:end]
             crc = int.from_bytes(data[end : end + 4], "little")
             # What the checksum does not fit is malformed: an empty message.
-            yield value if crc == masked_crc(value) else b""
+            values.append(value if crc == masked_crc(value) else b"")
+        yield values

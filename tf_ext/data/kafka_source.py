@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Topics of Apache Kafka as a source of streams."""
 
+import itertools
 import logging
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from tf_ext._checks import is_finite, is_int, refuse
 from tf_ext.data.errors import LostRecordsError, SourceError
+from tf_ext.data.message_runs import Messages, Run
 from tf_ext.data.source import Consumer, Message, Position, Source, Start
 
 try:
@@ -171,19 +175,32 @@ class _KafkaConsumer(Consumer):
         """Called by streams."""
         if not (self._follow or self._left):
             return None
-        found = []
-        for message in self._consumer.consume(most, seconds):
-            error = message.error()
-            if error is not None:
-                found += self._of_error(message, error)
-                continue
-            self._trouble = None
-            found.append(_message(message))
-        return found
+        return Messages(self._runs(self._consumer.consume(most, seconds)))
 
-    def _of_error(
-        self, message: typing.Any, error: typing.Any
-    ) -> list[Message]:
+    def _runs(self, found: Sequence[typing.Any]) -> Iterator[Run]:
+        errors = [message.error() for message in found]
+        begin = 0
+        for index, error in enumerate(errors):
+            if error is not None:
+                yield from self._without_errors(found[begin:index])
+                yield from self._of_error(found[index], error)
+                begin = index + 1
+        yield from self._without_errors(found[begin:])
+
+    def _without_errors(self, found: Sequence[typing.Any]) -> Iterator[Run]:
+        if not found:
+            return
+        self._trouble = None
+        partitions = [message.partition() for message in found]
+        topics = [message.topic() for message in found]
+        names = list(zip(topics, partitions, strict=True))
+        if names.count(names[0]) == len(names):
+            yield _run(names[0], found)
+            return
+        for name, group in itertools.groupby(found, _named):
+            yield _run(name, list(group))
+
+    def _of_error(self, message: typing.Any, error: typing.Any) -> list[Run]:
         name = f"{message.topic()}/{message.partition()}"
         if error.name() == "_PARTITION_EOF":
             if name not in self._left:
@@ -191,7 +208,7 @@ class _KafkaConsumer(Consumer):
             self._left.discard(name)
             self._consumer.pause([_partition(name)])
             # Behind the last record there may be marks of transactions.
-            return [Message(name, message.offset(), None)]
+            return [Run(name, [message.offset()], [None])]
         if error.name() in _GONE:
             raise LostRecordsError(
                 f"The partition {name!r} does not have the record that comes "
@@ -212,17 +229,27 @@ class _KafkaConsumer(Consumer):
         self._consumer.close()
 
 
-def _message(message: typing.Any) -> Message:
-    kind, milliseconds = message.timestamp()
-    known = kind != confluent_kafka.TIMESTAMP_NOT_AVAILABLE
-    return Message(
-        f"{message.topic()}/{message.partition()}",
-        message.offset() + 1,
-        message.value() or b"",
-        message.key(),
-        {k: v for k, v in message.headers() or () if v is not None},
-        milliseconds / 1000 if known else None,
+def _named(message: typing.Any) -> tuple[str, int]:
+    return message.topic(), message.partition()
+
+
+def _run(name: tuple[str, int], found: Sequence[typing.Any]) -> Run:
+    unknown = confluent_kafka.TIMESTAMP_NOT_AVAILABLE
+    stamps = [message.timestamp() for message in found]
+    headers = [message.headers() for message in found]
+    return Run(
+        f"{name[0]}/{name[1]}",
+        [message.offset() + 1 for message in found],
+        [message.value() or b"" for message in found],
+        [message.key() for message in found],
+        [_known(one) for one in headers] if any(headers) else None,
+        np.array([np.nan if kind == unknown else ms for kind, ms in stamps])
+        / 1000,
     )
+
+
+def _known(headers: Sequence[tuple[str, bytes | None]]) -> dict[str, bytes]:
+    return {name: value for name, value in headers or () if value is not None}
 
 
 def _partition(name: str, offset: int | None = None) -> typing.Any:

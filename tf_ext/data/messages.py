@@ -11,6 +11,7 @@ from tf_ext._checks import refuse
 from tf_ext.data.arrow import Converter
 from tf_ext.data.formats import Format, message_reader_of
 from tf_ext.data.lines import EMPTY
+from tf_ext.data.message_runs import Messages
 from tf_ext.data.parts import Part
 from tf_ext.data.schema import Schema
 from tf_ext.data.source import Message
@@ -68,7 +69,9 @@ class MessageParser:
 
     def parse(self, messages: Sequence[Message]) -> Records:
         """The records of messages, of which none may be without a value."""
-        found = self._body.parse([message.value or b"" for message in messages])
+        messages = Messages.of(messages)
+        values = typing.cast("list[bytes]", messages.values)
+        found = self._body.parse(values)
         if self._converter is None:
             return found
         columns = {
@@ -89,13 +92,10 @@ class MessageParser:
             reasons | found.reasons,
         )
 
-    def _place(
-        self, place: str, messages: Sequence[Message]
-    ) -> list[bytes | None]:
+    def _place(self, place: str, messages: Messages) -> list[bytes | None]:
         if place == KEY:
-            return [message.key for message in messages]
-        header = place.removeprefix(HEADER)
-        return [message.headers.get(header) for message in messages]
+            return messages.keys
+        return messages.header(place.removeprefix(HEADER))
 
 
 def _checked(envelope: Mapping[str, str], schema: Schema) -> dict[str, str]:
@@ -132,8 +132,12 @@ class _Body:
         self._reader = message_reader_of(schema, format)
 
     def parse(self, values: list[bytes]) -> Records:
-        rows = np.flatnonzero([len(value) for value in values])
-        parsed = self._reader.messages([values[row] for row in rows])
+        rows = np.arange(len(values))
+        texts = values
+        if not all(values):
+            rows = np.flatnonzero([len(value) for value in values])
+            texts = [values[row] for row in rows]
+        parsed = self._reader.messages(texts)
         reasons = {
             int(rows[one.number - 1]): one.reason for one in parsed.malformed
         }

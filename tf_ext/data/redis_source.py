@@ -7,8 +7,11 @@ import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from tf_ext._checks import is_int, refuse
 from tf_ext.data.errors import LostRecordsError, SourceError
+from tf_ext.data.message_runs import Messages, Run
 from tf_ext.data.source import Consumer, Message, Position, Source, Start
 
 try:
@@ -119,23 +122,30 @@ class RedisSource(Source):
             ends = {
                 name: self.position(name, "latest")[0] for name in positions
             }
-        return _RedisConsumer(self._redis, positions, ends, self._message)
+        return _RedisConsumer(self._redis, positions, ends, self._run)
 
-    def _message(
-        self, partition: str, entry: typing.Any, before: Position
-    ) -> Message:
-        id_, fields = entry
-        position = [_text(id_), before[1] + 1]
+    def _run(
+        self, partition: str, entries: Sequence[typing.Any], before: Position
+    ) -> Run:
+        ids = [_text(id_) for id_, _ in entries]
         # An entry that was deleted may come as an id alone.
-        fields = dict(fields or {})
-        value = fields.pop(self._value, b"")
-        key = fields.pop(self._key, None)
-        headers = {
-            name.decode(errors="replace"): text for name, text in fields.items()
+        fields = [some or {} for _, some in entries]
+        times = [int(id_.partition("-")[0]) for id_ in ids]
+        return Run(
+            partition,
+            [[id_, count] for count, id_ in enumerate(ids, before[1] + 1)],
+            [some.get(self._value, b"") for some in fields],
+            [some.get(self._key) for some in fields],
+            [self._headers(some) for some in fields],
+            np.array(times, np.float64) / 1000,
+        )
+
+    def _headers(self, fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
+        return {
+            name.decode(errors="replace"): text
+            for name, text in fields.items()
+            if name not in (self._value, self._key)
         }
-        milliseconds, _, _ = position[0].partition("-")
-        seconds = int(milliseconds) / 1000
-        return Message(partition, position, value, key, headers, seconds)
 
 
 class _RedisConsumer(Consumer):
@@ -144,12 +154,12 @@ class _RedisConsumer(Consumer):
         client: typing.Any,
         positions: Mapping[str, Position],
         ends: Mapping[str, str] | None,
-        message: Callable[[str, typing.Any, Position], Message],
+        run: Callable[[str, Sequence[typing.Any], Position], Run],
     ) -> None:
         self._redis = client
         self._next = dict(positions)
         self._ends = ends
-        self._message = message
+        self._run = run
         self._is_away = False
         self._is_checked = False
 
@@ -182,23 +192,22 @@ class _RedisConsumer(Consumer):
             raise SourceError(
                 f"The streams {names} cannot be read: {error}"
             ) from error
-        messages: list[Message] = []
+        runs = []
         for name, entries in found:
-            end = self._ends and _parts(self._ends[name])
-            position = self._next[name]
-            for entry in entries[: most - len(messages)]:
-                message = self._message(name, entry, position)
-                if end and _parts(message.position[0]) > end:
-                    break
-                messages.append(message)
-                position = message.position
-            self._next[name] = position
-        if self._ends is not None and not messages:
+            entries = entries[:most]
+            if self._ends is not None:
+                end = _parts(self._ends[name])
+                entries = [e for e in entries if _parts(_text(e[0])) <= end]
+            if entries:
+                runs.append(self._run(name, entries, self._next[name]))
+                self._next[name] = runs[-1].positions[-1]
+                most -= len(entries)
+        if self._ends is not None and not runs:
             # What is left of them was deleted.
             self._next |= {
                 name: [self._ends[name], self._next[name][1]] for name in names
             }
-        return messages
+        return Messages(runs)
 
     def _read(
         self, names: list[str], most: int, seconds: float

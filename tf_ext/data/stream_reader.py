@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from tf_ext.data.errors import (
     TooManyErrorsError,
     described,
 )
+from tf_ext.data.message_runs import Messages
 from tf_ext.data.messages import MessageParser, Records
 from tf_ext.data.passes import Window
 from tf_ext.data.progress import BatchNote
@@ -103,12 +104,14 @@ class StreamReader:
                 ended = False
                 while not ended:
                     room = batch.room
-                    messages = consumer.poll(room, batch.patience)
-                    ended = messages is None
-                    read |= batch.add(messages or ())
+                    found = consumer.poll(room, batch.patience)
+                    ended = found is None
+                    messages = Messages.of(found or ())
+                    batch.add(messages)
+                    read |= messages.positions
                     if not goes_on():
                         return
-                    if ended or batch.is_due(len(messages or ()) < room):
+                    if ended or batch.is_due(len(messages) < room):
                         window = self._window(batch.take(), left, note)
                         if window is not None:
                             yield window
@@ -151,7 +154,7 @@ class StreamReader:
                     yield None
         # Positions alone may have come behind it before.
         yield self._window(
-            taken,
+            Messages.of(taken),
             _Left(),
             lambda one: note(one._replace(positions=again.positions)),
         )
@@ -167,24 +170,26 @@ class StreamReader:
 
     def _window(
         self,
-        taken: list[Message],
+        taken: Messages,
         left: "_Left",
         note: Callable[[BatchNote], bool],
     ) -> Window | None:
         """The records of messages; None if there are none.
 
         Args:
-          taken: list of Messages.
+          taken: Messages.
           left: earlier ones without a record, which are moved to the next
             batch.
           note: as of `windows`.
         """
         if not taken:
             return None
-        places = [i for i, one in enumerate(taken) if one.value is not None]
-        messages = taken
-        if len(places) < len(taken):
-            messages = [taken[place] for place in places]
+        messages = taken.with_values()
+        # Of each record: which of `taken` it is.
+        places = np.arange(len(taken))
+        if len(messages) < len(taken):
+            has_none = [value is None for value in taken.values]
+            places = np.delete(places, has_none)
         found = self._parser.parse(messages)
         self._count(messages, found)
         times = self._times(messages, found)
@@ -192,7 +197,9 @@ class StreamReader:
         read = 0
         for begin in range(0, rows, self._batch_size):
             end = min(begin + self._batch_size, rows)
-            last = len(taken) if end == rows else places[found.kept[end]]
+            last = len(taken)
+            if end < rows:
+                last = int(places[found.kept[end]])
             known = times[begin:end][~np.isnan(times[begin:end])]
             left.add(taken[read:last])
             one = BatchNote(
@@ -210,22 +217,21 @@ class StreamReader:
         return Window(found.part, np.arange(rows)) if rows else None
 
     def _times(
-        self, messages: list[Message], found: Records
+        self, messages: Messages, found: Records
     ) -> npt.NDArray[np.float64]:
         """The time of each record; NaN if it is not known."""
         if self._event_time is not None:
             values = found.part.dense[self._event_time]
             return np.asarray(values, np.float64)
-        times = np.array([message.time for message in messages], np.float64)
-        return times[found.kept]
+        return messages.times[found.kept]
 
-    def _count(self, messages: list[Message], found: Records) -> None:
+    def _count(self, messages: Messages, found: Records) -> None:
         bad: dict[str, list[Malformed]] = {}
         for row, reason in sorted(found.reasons.items()):
-            place = Malformed(messages[row].position, reason)
-            bad.setdefault(messages[row].partition, []).append(place)
-        counts = collections.Counter(one.partition for one in messages)
-        for name, count in counts.items():
+            message = messages[row]
+            place = Malformed(message.position, reason)
+            bad.setdefault(message.partition, []).append(place)
+        for name, count in _records(messages).items():
             some = bad.get(name, [])
             self._errors.add(name, None, count, some, "before position")
         self._share.add(len(messages), list(found.reasons.values()))
@@ -242,7 +248,7 @@ class _Waiting:
         self._batches_at_once = batches_at_once
         self._max_delay = max_delay
         # With those that only move a position.
-        self._messages: list[Message] = []
+        self._messages: list[Messages] = []
         self._count = 0  # Of the others.
         self._due = math.inf
 
@@ -260,14 +266,12 @@ class _Waiting:
         left = self._due - time.monotonic()
         return min(max(left, 0.0), POLL_SECONDS)
 
-    def add(self, messages: Sequence[Message]) -> dict[str, Position]:
-        """Adds what a source returned; returns the positions behind it."""
-        self._messages += messages
-        self._count += len(messages)
-        self._count -= [one.value for one in messages].count(None)
+    def add(self, messages: Messages) -> None:
+        """Adds what a source returned."""
+        self._messages.append(messages)
+        self._count += messages.records
         if self._count and self._due == math.inf:
             self._due = time.monotonic() + self._max_delay
-        return _positions(messages)
 
     def is_due(self, is_all: bool) -> bool:
         """Whether batches are to be made.
@@ -279,11 +283,12 @@ class _Waiting:
             return True
         return self.room <= 0 or time.monotonic() >= self._due
 
-    def take(self) -> list[Message]:
+    def take(self) -> Messages:
         """The messages that batches are made of."""
-        taken, self._messages = self._messages, []
+        runs = [run for messages in self._messages for run in messages.runs]
+        self._messages = []
         self._count, self._due = 0, math.inf
-        return taken
+        return Messages(runs)
 
 
 class _Left:
@@ -302,17 +307,18 @@ class _Left:
         self.positions: dict[str, Position] = {}
         self.messages: collections.Counter[str] = collections.Counter()
 
-    def add(self, messages: Sequence[Message]) -> None:
+    def add(self, messages: Messages) -> None:
         """Adds messages, which may be positions alone."""
-        self.positions |= _positions(messages)
-        self.messages.update(
-            one.partition for one in messages if one.value is not None
-        )
+        self.positions |= messages.positions
+        self.messages += _records(messages)
 
 
-def _positions(messages: Sequence[Message]) -> dict[str, Position]:
-    """Where partitions are read next, behind messages."""
-    return {one.partition: one.position for one in messages}
+def _records(messages: Messages) -> collections.Counter[str]:
+    """The number of messages with a value, by partition."""
+    found: collections.Counter[str] = collections.Counter()
+    for run in messages.runs:
+        found[run.partition] += run.records
+    return found
 
 
 class _Share:
