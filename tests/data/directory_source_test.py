@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import tempfile
+from unittest import mock
 
 import tensorflow as tf
 from absl.testing import absltest, parameterized
@@ -56,6 +57,34 @@ class DirectoryTest(parameterized.TestCase):
         self._write("_SUCCESS")
         self.assertEqual(self._all(data), [6])
         self.assertEqual(self._all(data), [])
+
+    def test_batches_are_full_whatever_is_read_at_once(self):
+        self._write("a", *range(1000))
+        with mock.patch.object(tf_ext.data.lines, "BLOCK_BYTES", 100):
+            batches = [
+                batch["x"].numpy().tolist()
+                for batch in self._stream(batch_size=64)
+            ]
+        self.assertEqual([len(x) for x in batches], 15 * [64] + [40])
+        self.assertEqual([x for one in batches for x in one], [*range(1000)])
+
+    def test_a_file_that_is_begun_in_the_middle(self):
+        self._write("a", *range(100))
+        source = tf_ext.data.DirectorySource(self.folder)
+        with mock.patch.object(tf_ext.data.lines, "BLOCK_BYTES", 50):
+            for skipped in range(1, 101, 3):
+                consumer = source.open({".": ["a", skipped]}, False)
+                left = []
+                while (some := consumer.poll(7, 0.0)) is not None:
+                    left += some
+                consumer.close()
+                self.assertEqual(
+                    left.pop(), (".", ["a", None], None, None, {}, None)
+                )
+                self.assertEqual(
+                    [(one.position, int(one.value)) for one in left],
+                    [(["a", n + 1], n) for n in range(skipped, 100)],
+                )
 
     def test_times_have_fractions(self):
         self._write("a", 1)

@@ -188,10 +188,10 @@ class _DirectoryConsumer(Consumer):
         """Messages of one partition; others have their turn next."""
         count = len(self._partitions)
         for index in range(self._next, self._next + count):
-            run = self._partitions[index % count].take(most)
-            if run is not None:
+            runs = self._partitions[index % count].take(most)
+            if runs:
                 self._next = (index + 1) % count
-                return Messages([run])
+                return Messages(runs)
         return Messages([])
 
     def close(self) -> None:
@@ -248,18 +248,22 @@ class _Partition:
             )
         self._waiting += new[len(late) :]
 
-    def take(self, most: int) -> Run | None:
-        """Some of the next messages, of one file; None if there are none."""
-        while self._left is None:
-            if self._runs is None:
-                if not self._waiting:
-                    return None
+    def take(self, most: int) -> list[Run]:
+        """Some of the next messages, of one file."""
+        found: list[Run] = []
+        while most > 0:
+            if self._left is None and self._runs is not None:
+                self._left = next(self._runs, None)
+                if self._left is None:
+                    self._runs = None
+            if self._left is not None:
+                found.append(self._first(self._left, most))
+                most -= len(found[-1].values)
+            elif found or not self._waiting:
+                break
+            else:
                 self._begin(self._waiting.pop(0))
-                continue
-            self._left = next(self._runs, None)
-            if self._left is None:
-                self._runs = None
-        return self._first(self._left, most)
+        return found
 
     def _first(self, run: Run, most: int) -> Run:
         count = len(run.values)
