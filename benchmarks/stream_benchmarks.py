@@ -16,7 +16,9 @@ from redis_process import redis_at
 
 import tf_ext
 
-_ROWS = 100_000
+_ROWS = 200_000
+# The short epoch has one event of so many.
+_SHORT = 4
 _BATCH = 1024
 _FORMATS = ("csv", "jsonl")
 _SENT_AT_ONCE = 1000
@@ -24,17 +26,23 @@ _WORKERS = 2
 
 
 def stream(args):
-    """An epoch of `fit` over events of 40 columns, and their reading alone."""
+    """An epoch of `fit` over events of 40 columns, and their reading alone.
+
+    The difference of a long and a short epoch is the time of an event, without
+    what each `fit` takes to begin.
+    """
     rows = min(args.rows, _ROWS)
     for format in _FORMATS:
         with (
             tempfile.TemporaryDirectory(dir=args.output) as folder,
             contextlib.ExitStack() as stack,
         ):
-            path = pathlib.Path(folder, "events", f"part-0.{format}")
-            path.parent.mkdir()
-            read_benchmarks.write_events(path, format, rows)
-            datasets = _datasets(path, format, args, stack)
+            datasets = {}
+            for count in (rows // _SHORT, rows):
+                path = pathlib.Path(folder, f"{count}", "events", "part-0")
+                path.parent.mkdir(parents=True)
+                read_benchmarks.write_events(path, format, count)
+                datasets[count] = _datasets(path, format, args, stack)
             settings = {
                 "threads": args.threads,
                 "format": format,
@@ -43,14 +51,44 @@ def stream(args):
             }
             cases = [
                 Case(f"{name}, read alone", _reading(make, rows), rows)
-                for name, make in datasets.items()
+                for name, make in datasets[rows].items()
             ]
             cases += [
-                read_benchmarks.training_case(name, make, rows, args.dim)
-                for name, make in datasets.items()
+                read_benchmarks.training_case(
+                    *(f"{name}, fit of {count:,}", make, count, args.dim)
+                )
+                for count, some in datasets.items()
+                for name, make in some.items()
             ]
             results = measure(cases, args.repeats, warmup=1, settle=False)
             report("stream", results, settings, args.json)
+            _report_slopes(results, list(datasets[rows]), settings, args.json)
+
+
+def _report_slopes(results, names, settings, json_path):
+    """CPU and wall time of an event in `fit`, and how many files make of it."""
+    short, long = (
+        {name: results[begin + i] for i, name in enumerate(names)}
+        for begin in (len(names), 2 * len(names))
+    )
+    lines = []
+    for name in names:
+        line = {"benchmark": "stream", **settings, "case": f"{name}, an event"}
+        count = long[name]["items"] - short[name]["items"]
+        for clock in ("cpu", "wall"):
+            taken = long[name][f"{clock}_ms"] - short[name][f"{clock}_ms"]
+            line[f"{clock}_us"] = 1e3 * taken / count
+            line[f"{clock}_rate_to_files"] = (lines or [line])[0][
+                f"{clock}_us"
+            ] / line[f"{clock}_us"]
+        lines.append(line)
+        print(
+            f"  {line['case']:32} CPU {line['cpu_us']:.2f} us, "
+            f"{line['cpu_rate_to_files']:.2f} of the rate from files; "
+            f"wall {line['wall_us']:.2f} us, "
+            f"{line['wall_rate_to_files']:.2f}"
+        )
+    write_json(lines, json_path)
 
 
 def stream_workers(args):
