@@ -162,6 +162,18 @@ class ReadTest(_FilesTest):
         self.assertEqual(found["f"], [float("-inf"), float("-inf"), 2.0])
         self.assertEqual(found["s"], [b"none", b"none", b"x"])
 
+    def test_missing_bags(self):
+        path = self._write("a.csv", "?,NA\n1|2|,a|NA\nNA,?\n3,b|\n4,|c||\n")
+        fields = [
+            Field("n", "int64", separator="|"),
+            Field("s", separator="|"),
+        ]
+        found = self._one(path, fields, missing=["?", "NA"])
+        self.assertEqual(found["n"], [[], [1, 2], [], [3], [4]])
+        self.assertEqual(
+            found["s"], [[], [b"a", b"NA"], [], [b"b"], [b"", b"c", b""]]
+        )
+
     def test_bags_of_numbers_and_weights(self):
         path = self._write("a.csv", "1|2,a:0.5|b::2\n,\n3,c:1\n")
         fields = [

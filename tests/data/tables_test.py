@@ -188,6 +188,22 @@ class LayoutsTest(parameterized.TestCase):
         found = self._one(table, [Field("s", default="?"), Field("n", "int32")])
         self.assertEqual(found["s"], [b"?", b"bc", b"x" * 50])
 
+    def test_of_texts_that_stand_for_no_number(self):
+        table = pa.table(
+            {
+                "n": ["1", "?", "NA", None],
+                "s": ["?", "a", "NA", None],
+                "coded": pa.array(["?", "2.5", "?", "NA"]).dictionary_encode(),
+            }
+        )
+        fields = [Field("n", "int64", default=-1), Field("s", default="none")]
+        fields += [Field("coded", "float32", default=0.5)]
+        schema = Schema(fields, missing=["?", "NA"])
+        [batch] = tf_ext.data.read(table, schema, batch_size=10)
+        self.assertEqual(_plain(batch["n"]), [1, -1, -1, -1])
+        self.assertEqual(_plain(batch["s"]), [b"?", b"a", b"NA", b"none"])
+        self.assertEqual(_plain(batch["coded"]), [0.5, 2.5, 0.5, 0.5])
+
     def test_of_lists(self):
         values = [["a", "b"], None, [], ["c"]]
         table = pa.table(

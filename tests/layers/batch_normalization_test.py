@@ -160,6 +160,11 @@ class AloneTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("synchronized", {"synchronized": True}, "`synchronized` .* must not"),
         ("renorm", {"renorm": True}, "there is no batch renormalization"),
+        ("clipping", {"renorm_clipping": {}}, "no batch renormalization"),
+        ("renorm_momentum", {"renorm_momentum": 0.9}, "no batch renorm"),
+        ("fused", {"fused": True}, "`fused` .* one replica's share alone"),
+        ("virtual", {"virtual_batch_size": 2}, "those of the global batch"),
+        ("adjustment", {"adjustment": len}, "`adjustment` .* no adjustment"),
         ("momentum", {"momentum": 1.5}, "from 0 to 1. Received: momentum=1.5"),
     )
     def test_refuses(self, options, message):

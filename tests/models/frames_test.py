@@ -236,6 +236,13 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("text", ["ann", None], "string", r"'user' .* 1 of 2 .* row 1\. Fill"),
         ("object", ["ann", None], object, "'user' must have a value in each"),
+        (
+            "na",
+            ["ann", pandas.NA],
+            object,
+            "'user' .* 1 of 2 .* in row 1. Fill",
+        ),
+        ("nan", [float("nan"), "ann"], object, "'user' .* first in row 0"),
         ("category", ["ann", None], "category", "'user' must have a value"),
         ("integer", [1, None], "Int64", "'user' .* a column of Int64, but 1"),
         ("boolean", [True, None], "boolean", "'user' must have a value"),
@@ -245,6 +252,12 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
             [datetime.datetime(2026, 1, 1)],
             "datetime64[ns]",
             r"'user' must hold numbers or strings, but is of type .*\. Cast it",
+        ),
+        (
+            "duration",
+            [datetime.timedelta(1)],
+            "timedelta64[ns]",
+            "'user' must hold numbers or strings, but is of type timedelta64",
         ),
         ("objects", [object()], object, r"'user' .* object \(row 0"),
         ("large", [2**70], object, r"'user' must hold only strings, only"),

@@ -2,10 +2,12 @@
 """Served models at a terminal."""
 
 import contextlib
+import io
 import json
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.slow_except(
         "CommandTest::test_export_and_inspect",
         "CommandTest::test_other_errors",
+        "CommandTest::test_the_status_of_the_program",
         "CommandTest::test_verify",
         "DifferenceTest::test_of_numbers",
     ),
@@ -282,6 +285,25 @@ class CommandTest(TestCase):
         path = self.root / "short.npz"
         np.savez(path, user=np.arange(8))
         return path
+
+    def test_the_status_of_the_program(self):
+        none = str(self.root / "none")
+        for package, status, arguments in (
+            ("serving", 0, ["inspect", str(self.served)]),
+            ("serving", 2, ["inspect", none]),
+            ("serving", 2, ["verify-redis", none]),
+            ("snapshot", 0, ["inspect", str(self.root / "rows")]),
+            ("snapshot", 2, ["inspect", none]),
+        ):
+            with (
+                self.subTest(package, arguments=arguments),
+                unittest.mock.patch.object(sys, "argv", ["", *arguments]),
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+                self.assertRaises(SystemExit) as ended,
+            ):
+                runpy.run_module(f"tf_ext.{package}", run_name="__main__")
+            self.assertEqual(ended.exception.code, status)
 
     def test_a_manifest_that_is_none(self):
         folder = self.root / "forged" / "1" / "assets.extra"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Snapshots as NumPy arrays."""
 
+import contextlib
 import os
+import pathlib
 import random
 import shutil
 
@@ -101,6 +103,22 @@ class TableTest(TestCase):
         tf.io.gfile.remove(file)
         with self.assertRaisesRegex(DamagedSnapshotError, f"missing: {file}"):
             open_snapshot(f"{root}/all").verify()
+
+    def test_rewriting_takes_all_forms_of_paths(self):
+        root = pathlib.Path(self.directory())
+        table = util.table(2)
+        util.push(table, range(30))
+        table.save(root / "0")
+        with contextlib.chdir(root):
+            for number, path in enumerate(
+                (root / "0", f"file://{root}/0", pathlib.Path("0"), "./0/")
+            ):
+                out = f"compact{number}"
+                tf_ext.snapshot.compact(path, out)
+                tf_ext.snapshot.reshard(path, f"file://{root}/{number}of3", 3)
+                tf_ext.snapshot.reshard(path, pathlib.Path(out, "in"), 2)
+                for new in (out, f"{number}of3", f"{out}/in"):
+                    self.assertEqual(_read(root / new), contents(table))
 
     def test_damage_is_found(self):
         root = self.directory()

@@ -23,6 +23,7 @@ pytestmark = [
         "DenseTest::test_equals_a_matrix_for_some_steps",
         "DenseTest::test_refuses*",
         "DenseTest::test_set_fields_are_those_of_now",
+        "DenseTest::test_the_state_is_restored_in_all_shards",
         "FilesTest::test_deltas",
         "FilesTest::test_other_rules_are_refused",
     ),
@@ -237,7 +238,7 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(table.pull([1, 2]), initial)
 
     def test_a_cleared_table_begins_anew(self):
-        for arguments in ({}, {"l2": 0.5}):
+        for arguments in ({}, {"l2": 0.5}, {"shards": 2}):
             with self.subTest(**arguments):
                 used, new = _table(**arguments), _table(**arguments)
                 _train(used, 50)
@@ -274,6 +275,19 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
                     expected[changed] = value
                 self.assertAllClose(values, expected, 1e-6, 1e-7)
             before = after
+
+    def test_the_state_is_restored_in_all_shards(self):
+        table, copy = _table(shards=2), _table(shards=3)
+        _fill(table)
+        _train(table)
+        state = table.rows.saved_state()
+        copy.rows.restore_state(state)
+        self.assertEqual(copy.rows.saved_state(), state)
+        copy.import_rows(*table.export_rows())
+        for each in (table, copy):
+            _train(each, seed=2, first=31)
+        ids = range(_IDS)
+        self.assertAllClose(table.pull(ids), copy.pull(ids), 1e-6, 1e-6)
 
     def test_rows_of_lazy_adam_are_as_before(self):
         lazy, dense = _table(SparseAdam(_RATE), dim=16), _table(dim=16)

@@ -37,6 +37,26 @@ class RouteGradientTest(parameterized.TestCase, tf.test.TestCase):
         self.assertAllEqual(indices, _SIGNS)
         self.assertAllEqual(dense_shape, [1, 2])
 
+    @parameterized.named_parameters(*MODES)
+    def test_the_gradient_of_rows_that_are_gathered(self, mode):
+        shadow = tf.Variable([[0.0, 0.0]])
+        rows = tf.reshape(tf.range(8.0), [4, 2])
+
+        @mode
+        def step():
+            with tf.GradientTape() as tape:
+                routed = tf_ext.ops.route_gradient(
+                    rows, shadow, tf.constant(_SIGNS, tf.int64)
+                )
+                loss = tf.reduce_sum(tf.gather(routed, [3, 0, 3]))
+            slices = tape.gradient(loss, shadow)
+            self.assertIsInstance(slices.values, tf.Tensor)
+            return slices.values, slices.indices
+
+        values, indices = step()
+        self.assertAllEqual(values, [[1, 1], [0, 0], [0, 0], [2, 2]])
+        self.assertAllEqual(indices, _SIGNS)
+
     def test_static_shape(self):
         @tf.function(
             input_signature=[
