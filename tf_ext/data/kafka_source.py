@@ -33,6 +33,8 @@ _FIXED = {
     "enable.partition.eof",
     "group.protocol",
 }
+# More objects of librdkafka than that leave the processor's cache.
+_AT_ONCE = 1024
 # Errors by their names: that records are gone, and that others stay.
 _GONE = ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE")
 _FINAL = (
@@ -175,7 +177,15 @@ class _KafkaConsumer(Consumer):
         """Called by streams."""
         if not (self._follow or self._left):
             return None
-        return Messages(self._runs(self._consumer.consume(most, seconds)))
+        runs: list[Run] = []
+        while True:
+            size = min(most, _AT_ONCE)
+            found = self._consumer.consume(size, seconds)
+            runs += self._runs(found)
+            most -= len(found)
+            if len(found) < size or not most:
+                return Messages(runs)
+            seconds = 0.0
 
     def _runs(self, found: Sequence[typing.Any]) -> Iterator[Run]:
         errors = [message.error() for message in found]
