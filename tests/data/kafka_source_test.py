@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of Kafka: on librdkafka's broker for tests, and on a real one."""
 
+import contextlib
 import json
 import pickle
 import tempfile
@@ -69,7 +70,8 @@ class MockTest(parameterized.TestCase):
 
     def test_keys_and_headers(self):
         self._send([_json(1)], key=b"ann", headers={"lang": b"de", "age": b"7"})
-        self._send([_json(2)], key="b\u00fc", partition=0)
+        headers = {"lang": None}  # As if it had none.
+        self._send([_json(2)], key="b\u00fc", headers=headers, partition=0)
         self._send([_json(3)], key=b"cem", headers={"age": b"x"}, partition=0)
         errors = tf_ext.data.ReadErrors()
         data = self._stream(envelope=_ENVELOPE, errors=errors, max_errors=0.5)
@@ -81,6 +83,26 @@ class MockTest(parameterized.TestCase):
         self.assertEqual(labels.numpy().tolist(), [1.0, 1.0])
         self.assertEqual(errors.by_reason(), {"bad number": 1})
         self.assertEqual(errors.records, 3)
+
+    def test_times(self):
+        for milliseconds in (1_000_250, 1_000_500):
+            self._send([_json(1)], timestamp=milliseconds)
+        self.assertLen(self._ids(self._stream(envelope=_ENVELOPE)), 2)
+        self.assertEqual(self.progress.event_time, 1000.5)
+
+    def test_no_more_than_asked_for(self):
+        self._send(map(_json, range(3000)), partition=2)
+        name = f"{self.topic}/2"
+        with contextlib.closing(self.source.open({name: 10}, False)) as some:
+            found = []
+            while (messages := some.poll(1500, 1.0)) is not None:
+                self.assertLessEqual(len(messages), 1500)
+                found += messages
+        self.assertEqual(found.pop()[:3], (name, 3000, None))
+        self.assertEqual(
+            [one[:3] for one in found],
+            [(name, n + 1, _json(n)) for n in range(10, 3000)],
+        )
 
     def test_positions(self):
         self._send(map(_json, range(20)))
