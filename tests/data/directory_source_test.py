@@ -86,6 +86,15 @@ class DirectoryTest(parameterized.TestCase):
                     [(["a", n + 1], n) for n in range(skipped, 100)],
                 )
 
+    def test_values_have_no_line_breaks(self):
+        (self.folder / "a").write_bytes(b"1\r\n2\n\r\n3\r\r\n4\r")
+        source = tf_ext.data.DirectorySource(self.folder)
+        consumer = source.open({".": ["", None]}, False)
+        self.assertEqual(
+            [one.value for one in consumer.poll(9, 0.0)],
+            [b"1", b"2", b"", b"3\r", b"4", None],
+        )
+
     def test_times_have_fractions(self):
         self._write("a", 1)
         os.utime(self.folder / "a", ns=(0, 1_000_250_000_000))

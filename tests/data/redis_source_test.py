@@ -154,6 +154,25 @@ class RedisTest(absltest.TestCase):
         )
         self.assertEqual(self._all(self._stream()), [5, 6, 7])
 
+    def test_no_more_than_asked_for_up_to_the_end(self):
+        for number in range(2):
+            self._add(number, *range(7))
+        positions = {
+            name: self.source.position(name, "earliest") for name in self.names
+        }
+        consumer = self.source.open(positions, False)
+        for number in range(2):
+            self._add(number, 8, 9)
+        found = []
+        while (some := consumer.poll(5, 0.0)) is not None:
+            self.assertLessEqual(len(some), 5)
+            found += some
+        for name in self.names:
+            self.assertEqual(
+                [int(one.value) for one in found if one.partition == name],
+                [*range(7)],
+            )
+
     def test_trimmed_while_it_is_read(self):
         self._add(0, *range(100))
         positions = {
