@@ -8,13 +8,14 @@ org.apache.kafka:kafka_2.13 and its dependencies in TF_EXT_KAFKA_LIBS, a folder.
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import time
 import uuid
 
 import confluent_kafka
 from confluent_kafka import admin
+
+from tf_ext.distribute.ports import free_ports
 
 _TIMEOUT_SECONDS = 300
 _PROPERTIES = """
@@ -81,7 +82,7 @@ class Broker:
         self._process = None
         if self.can_be_killed:
             self._folder = pathlib.Path(folder)
-            port, controller = _free_ports(2)
+            port, controller = free_ports(2)
             self.servers = f"127.0.0.1:{port}"
             self._properties = self._folder / "server.properties"
             self._properties.write_text(
@@ -168,14 +169,4 @@ def produce(producer, topic, values, **options):
                 break
             except BufferError:
                 producer.poll(0.1)
-    assert producer.flush(30) == 0
-
-
-def _free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    assert producer.flush(_TIMEOUT_SECONDS) == 0

@@ -3,11 +3,12 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import time
 
 import redis
+
+from tf_ext.distribute.ports import free_ports
 
 
 def missing():
@@ -30,9 +31,7 @@ class RedisServer:
         self.can_be_killed = not address
         self._process = None
         if not address:
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self._port = free.getsockname()[1]
+            [self._port] = free_ports(1)
             address = f"127.0.0.1:{self._port}"
         self._folder = folder
         self.url = f"redis://{address}/0"
@@ -50,7 +49,7 @@ class RedisServer:
             ],
             stdout=subprocess.DEVNULL,
         )
-        for _ in range(3000):
+        for _ in range(30_000):
             try:
                 self.client.ping()
                 return
