@@ -2,6 +2,7 @@
 """Datasets of records of text files."""
 
 import gzip
+import json
 import pathlib
 import tempfile
 from unittest import mock
@@ -162,13 +163,18 @@ class ReadTest(_FilesTest):
         self.assertEqual(found["f"], [float("-inf"), float("-inf"), 2.0])
         self.assertEqual(found["s"], [b"none", b"none", b"x"])
 
-    def test_missing_bags(self):
-        path = self._write("a.csv", "?,NA\n1|2|,a|NA\nNA,?\n3,b|\n4,|c||\n")
+    @parameterized.parameters("csv", "jsonl")
+    def test_missing_bags(self, format):
+        data = "?,NA\n1|2|,a|NA\nNA,?\n3,b|\n4,|c||\n"
+        if format == "jsonl":
+            rows = [line.split(",") for line in data.split()]
+            data = "\n".join(json.dumps({"n": n, "s": s}) for n, s in rows)
+        path = self._write("a", data)
         fields = [
             Field("n", "int64", separator="|"),
             Field("s", separator="|"),
         ]
-        found = self._one(path, fields, missing=["?", "NA"])
+        found = self._one(path, fields, format, missing=["?", "NA"])
         self.assertEqual(found["n"], [[], [1, 2], [], [3], [4]])
         self.assertEqual(
             found["s"], [[], [b"a", b"NA"], [], [b"b"], [b"", b"c", b""]]

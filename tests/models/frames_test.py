@@ -236,13 +236,6 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("text", ["ann", None], "string", r"'user' .* 1 of 2 .* row 1\. Fill"),
         ("object", ["ann", None], object, "'user' must have a value in each"),
-        (
-            "na",
-            ["ann", pandas.NA],
-            object,
-            "'user' .* 1 of 2 .* in row 1. Fill",
-        ),
-        ("nan", [float("nan"), "ann"], object, "'user' .* first in row 0"),
         ("category", ["ann", None], "category", "'user' must have a value"),
         ("integer", [1, None], "Int64", "'user' .* a column of Int64, but 1"),
         ("boolean", [True, None], "boolean", "'user' must have a value"),
@@ -267,6 +260,16 @@ class ErrorsTest(tf.test.TestCase, parameterized.TestCase):
         frame = pandas.DataFrame({"user": pandas.Series(values, dtype=dtype)})
         with self.assertRaisesRegex(ValueError, f"The feature {message}"):
             to_arrays(frame, is_keyed=True)
+
+    @parameterized.parameters(pandas.NA, None, float("nan"))
+    def test_name_the_row_of_a_value_that_is_missing(self, missing):
+        array = np.array(["ann", "bob", missing], object)
+        bags = [["ann"], [], ["bob", missing]]
+        for values in (array, array.tolist(), bags):
+            with self.assertRaisesRegex(
+                ValueError, f"'user' must have .* but row 2 is .*{missing}.* F"
+            ):
+                to_arrays({"user": values}, is_keyed=True)
 
     def test_name_the_argument(self):
         frame, labels = _frame()

@@ -12,7 +12,12 @@ from saving_util import TestCase
 import tf_ext
 from tf_ext._keras import keras
 from tf_ext.regimes.placement import Placement
-from tf_ext.serving.signature import Signature, infer, name_outputs
+from tf_ext.serving.signature import (
+    Signature,
+    infer,
+    name_outputs,
+    of_model,
+)
 
 pytestmark = pytest.mark.both_kerases(slow=True)
 
@@ -153,6 +158,22 @@ class InferTest(absltest.TestCase):
         self.assertEqual(spec.shape.as_list(), [None, 9])
         with self.assertRaisesRegex(ValueError, "pass `signature`"):
             infer(own, None, None)
+
+    def test_a_model_that_was_not_called(self):
+        class Own(tf_ext.Model):
+            def call(self, inputs):
+                return inputs["x"] + inputs["clicks"]
+
+        own = Own()
+        batch = {"x": np.ones([4, 2], np.float32), "clicks": [0.0, 1.0]}
+        found = of_model(own, None, batch)
+        shapes = {k: one.shape.as_list() for k, one in found.tensors.items()}
+        self.assertEqual(shapes, {"x": [None, 2], "clicks": [None]})
+        # What the user says counts more than a batch.
+        given = {"x": tf.TensorSpec([4, 9])}
+        self.assertEqual(list(of_model(own, given, batch).tensors), ["x"])
+        with self.assertRaisesRegex(ValueError, "inputs are unknown"):
+            of_model(own, None, None)
 
 
 class CopyTest(TestCase):

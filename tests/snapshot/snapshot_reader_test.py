@@ -110,15 +110,15 @@ class TableTest(TestCase):
         util.push(table, range(30))
         table.save(root / "0")
         with contextlib.chdir(root):
-            for number, path in enumerate(
-                (root / "0", f"file://{root}/0", pathlib.Path("0"), "./0/")
+            for rewrite, path, out in (
+                (tf_ext.snapshot.compact, root / "0", "1"),
+                (tf_ext.snapshot.compact, f"file://{root}/0", "2/"),
+                (tf_ext.snapshot.compact, "./0/", pathlib.Path("3")),
+                (tf_ext.snapshot.transform, pathlib.Path("0"), root / "4"),
             ):
-                out = f"compact{number}"
-                tf_ext.snapshot.compact(path, out)
-                tf_ext.snapshot.reshard(path, f"file://{root}/{number}of3", 3)
-                tf_ext.snapshot.reshard(path, pathlib.Path(out, "in"), 2)
-                for new in (out, f"{number}of3", f"{out}/in"):
-                    self.assertEqual(_read(root / new), contents(table))
+                rewrite(path, out)
+                for each in (out, root / out):
+                    self.assertEqual(_read(each), contents(table))
 
     def test_damage_is_found(self):
         root = self.directory()

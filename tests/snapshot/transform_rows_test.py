@@ -48,28 +48,21 @@ class RowsTest(TransformTestCase):
     def _signs(self, path):
         return sorted(by_sign(path)["weights"])
 
-    @parameterized.parameters(([],), (["b"],), (["c", "b"],))
     @unittest.mock.patch.object(merging, "_BYTES_AT_ONCE", 300)
     @unittest.mock.patch.object(writer, "_SHARDS_AT_ONCE", 1)
-    def test_how_much_will_be_read(self, merge):
-        signs = {"a": range(20), "b": range(10, 50), "c": range(5)}
-        for seed, (name, some) in enumerate(signs.items()):
-            table = self._shown({sign: 1 for sign in some}, seed)
-            table.save(self.path(name), incremental=name == "a")
-        table = self._shown({sign: 2 for sign in range(15)})
-        table.save(self.path("a"))
-        paths = [self.path(name) for name in ["a", *merge]]
-        sizes = []
-        transform(
-            paths[0], self.path("new"), merge=paths[1:], progress=sizes.append
-        )
-        self.assertNotIn(0, sizes)
-        self.assertEqual(sum(sizes), bytes_to_read(paths))
+    def test_how_much_will_be_read(self):
+        paths = [self.path(name) for name in "abc"]
+        for path, rows in zip(paths, (20, 40, 5)):
+            self._shown(dict.fromkeys(range(rows), 1)).save(path)
+        for merge in ([], paths[1:]):
+            sizes = []
+            new = self.path(f"{len(merge)}_merged")
+            transform(paths[0], new, merge=merge, progress=sizes.append)
+            self.assertEqual(sum(sizes), bytes_to_read([paths[0], *merge]))
         for shards in (2, 3):
             sizes = []
-            tf_ext.snapshot.reshard(
-                paths[0], self.path(f"{shards}"), shards, sizes.append
-            )
+            new = self.path(f"{shards}_shards")
+            tf_ext.snapshot.reshard(paths[0], new, shards, sizes.append)
             told = cli._bytes_to_rewrite(open_snapshot(paths[0]), shards)
             self.assertEqual(sum(sizes), told)
 

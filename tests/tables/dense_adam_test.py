@@ -238,7 +238,7 @@ class DenseTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllEqual(table.pull([1, 2]), initial)
 
     def test_a_cleared_table_begins_anew(self):
-        for arguments in ({}, {"l2": 0.5}, {"shards": 2}):
+        for arguments in ({}, {"l2": 0.5, "shards": 2}):
             with self.subTest(**arguments):
                 used, new = _table(**arguments), _table(**arguments)
                 _train(used, 50)
