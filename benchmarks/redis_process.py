@@ -2,9 +2,10 @@
 """A Redis on this machine."""
 
 import contextlib
-import socket
 import subprocess
 import time
+
+from tf_ext.distribute.ports import free_ports
 
 
 @contextlib.contextmanager
@@ -12,9 +13,7 @@ def redis_at(folder):
     """`(address, client)` of a redis-server without persistence."""
     import redis
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     command = [
         *("redis-server", "--port", str(port), "--bind", "127.0.0.1"),
         *("--dir", folder, "--save", ""),

@@ -66,7 +66,7 @@ def stream(args):
 
 
 def _report_slopes(results, names, settings, json_path):
-    """CPU and wall time of an event in `fit`, and how many files make of it."""
+    """The time of an event in `fit`, and the rate relative to that of files."""
     short, long = (
         {name: results[begin + i] for i, name in enumerate(names)}
         for begin in (len(names), 2 * len(names))
@@ -78,10 +78,10 @@ def _report_slopes(results, names, settings, json_path):
         for clock in ("cpu", "wall"):
             taken = long[name][f"{clock}_ms"] - short[name][f"{clock}_ms"]
             line[f"{clock}_us"] = 1e3 * taken / count
-            line[f"{clock}_rate_to_files"] = (lines or [line])[0][
-                f"{clock}_us"
-            ] / line[f"{clock}_us"]
         lines.append(line)
+        for clock in ("cpu", "wall"):
+            files = lines[0][f"{clock}_us"]
+            line[f"{clock}_rate_to_files"] = files / line[f"{clock}_us"]
         print(
             f"  {line['case']:32} CPU {line['cpu_us']:.2f} us, "
             f"{line['cpu_rate_to_files']:.2f} of the rate from files; "

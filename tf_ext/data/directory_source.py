@@ -172,7 +172,7 @@ class _DirectoryConsumer(Consumer):
     def poll(self, most: int, seconds: float) -> Sequence[Message] | None:
         """Called by streams."""
         found = self._waiting(most)
-        if len(found):
+        if found:
             return found
         if not self._listed or self._follow:
             if time.monotonic() - self._listed < _LIST_SECONDS:

@@ -3,6 +3,7 @@
 
 import itertools
 import logging
+import operator
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,6 +21,7 @@ except ImportError:
 
 _LOG = logging.getLogger("tf_ext")
 _OWNER = "KafkaSource"
+_NAME = operator.itemgetter(0)
 # Of positions only: nothing joins a group, and nothing is committed.
 _CONFIG = {
     "group.id": "tf_ext",
@@ -207,8 +209,9 @@ class _KafkaConsumer(Consumer):
         if names.count(names[0]) == len(names):
             yield _run(names[0], found)
             return
-        for name, group in itertools.groupby(found, _named):
-            yield _run(name, list(group))
+        groups = itertools.groupby(zip(names, found, strict=True), _NAME)
+        for name, group in groups:
+            yield _run(name, [message for _, message in group])
 
     def _of_error(self, message: typing.Any, error: typing.Any) -> list[Run]:
         name = f"{message.topic()}/{message.partition()}"
@@ -237,10 +240,6 @@ class _KafkaConsumer(Consumer):
     def close(self) -> None:
         """Called by streams."""
         self._consumer.close()
-
-
-def _named(message: typing.Any) -> tuple[str, int]:
-    return message.topic(), message.partition()
 
 
 def _run(name: tuple[str, int], found: Sequence[typing.Any]) -> Run:
