@@ -189,6 +189,9 @@ class PublishKillTest(parameterized.TestCase):
         reader.stopped.set()
         reader.join()
         self.assertEmpty(reader.wrong)
+        # The life was killed: at most one version that was begun is left.
+        keys = self.server.client.keys("*")
+        self.assertLessEqual(len(keys), 2 + 3 * 3 + 2, keys)
 
     def test_a_store_that_is_away_for_a_minute(self):
         """Training goes on; what was missed comes in one version."""

@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import redis
 from absl.testing import absltest, parameterized
 from clusters import redis_server
 
@@ -178,6 +179,57 @@ class SinkTest(parameterized.TestCase):
         for _ in range(30):
             program.step()
             program.check(self)
+
+    @parameterized.parameters(1, 3)
+    def test_random_programs_with_lost_answers(self, keep):
+        """What was done is not done again as Redis does not answer."""
+        rng = np.random.default_rng(keep)
+        execute = redis.client.Pipeline._execute_transaction
+
+        def lossy(pipe, *args):
+            if rng.random() < 0.15:
+                raise redis.TimeoutError("It was not sent.")
+            answers = execute(pipe, *args)
+            if rng.random() < 0.3:
+                pipe.watching = True  # As before an answer is read.
+                raise redis.TimeoutError("The answer is lost.")
+            return answers
+
+        program = _Program(self.maker("redis"), keep, seed=keep)
+        for _ in range(25):
+            with mock.patch.object(
+                redis.client.Pipeline, "_execute_transaction", lossy
+            ):
+                program.step()
+            program.check(self)
+
+    def test_rows_that_redis_is_sent_after_the_version_was_given_up(self):
+        make, rows = self.maker("redis"), {1: b"12345678"}
+        sink, other = make(), make()
+        sink.write(_manifest(["deep"]), {}, [_changes("deep", rows, (), 1)], 0)
+        execute = redis.client.Pipeline._execute_transaction
+        abandon, given_up = sink._abandon, []
+
+        def late(pipe, connection, commands, *args):
+            names = [command[0][0] for command in commands]
+            if names == ["HSET"] and not given_up:
+                given_up.append(True)
+                abandon(2, ["deep"])
+            return execute(pipe, connection, commands, *args)
+
+        with (
+            mock.patch.object(
+                redis.client.Pipeline, "_execute_transaction", late
+            ),
+            mock.patch.object(sink, "_abandon"),
+            self.assertRaisesRegex(SinkError, "has lost version 2"),
+        ):
+            changes = [_changes("deep", {2: b"abcdefgh"})]
+            sink.write(_manifest(["deep"]), {}, changes, 1)
+        self.assertTrue(given_up)
+        self.assertEqual(_rows_of(other, 1, "deep"), rows)
+        keys = self.server.client.keys(f"*{sink._rows._prefix[1:]}*")
+        self.assertLen(keys, 1 + 1 + 1, keys)
 
     @parameterized.parameters("directory", "redis")
     def test_the_writer_that_began_last_wins(self, kind):

@@ -34,9 +34,8 @@ from tf_ext.serving.sinks.sink import (
 )
 
 _OWNER = "RedisSink"
-# Rows of a command, so that others wait for milliseconds, and of a round trip.
-_ROWS = 1024
-_COMMANDS = 8
+# Rows of a transaction, for which others wait: milliseconds.
+_ROWS = 4096
 _NONE = np.empty(0, np.int64)
 
 
@@ -150,7 +149,7 @@ class RedisSink(Sink):
             members: dict[str | bytes, bytes] = dict(files.items())
             if members:
                 key = self._rows.key("files", version)
-                self._send(version, [("HSET", key, *_flat(members.items()))])
+                self._set(version, key, _flat(members.items()))
             whole = {**manifest, "version": version}
             self._commit(version, whole, new, base)
         except BaseException:
@@ -175,7 +174,11 @@ class RedisSink(Sink):
         def begin(pipe: typing.Any) -> State:
             state = self._check_begin(pipe)
             check_base(state.versions, base, self._where)
-            if pipe.exists(self._rows.key("writing")):
+            writing = self._writing(pipe.get(self._rows.key("writing")))
+            if writing is not None and writing.writer == self._token:
+                pipe.multi()  # It has begun, and the answer was lost.
+                return state
+            if writing is not None:
                 raise SinkError(
                     "Another publisher has begun to write at the same time."
                 )
@@ -285,29 +288,28 @@ class RedisSink(Sink):
 
     def _put(self, version: int, key: str, signs: Signs, rows: Rows) -> None:
         """Adds rows to the hash of a version."""
-        step = _ROWS * _COMMANDS
-        for begin in range(0, len(signs), step):
-            commands = []
-            for first in range(begin, min(begin + step, len(signs)), _ROWS):
-                some = slice(first, first + _ROWS)
-                pairs = zip(
-                    fields_of(signs[some]), bytes_of(rows[some]), strict=True
-                )
-                commands.append(("HSET", key, *_flat(pairs)))
-            self._send(version, commands)
+        for begin in range(0, len(signs), _ROWS):
+            some = slice(begin, begin + _ROWS)
+            pairs = zip(
+                fields_of(signs[some]), bytes_of(rows[some]), strict=True
+            )
+            self._set(version, key, _flat(pairs))
 
-    def _send(self, version: int, commands: Sequence[Sequence[object]]) -> None:
-        """Sends commands, in one round trip, while the version is written."""
-        with (
-            self._rows.errors(),
-            self._rows.redis.pipeline(transaction=False) as pipe,
-        ):
-            pipe.get(self._rows.key("writing"))
-            pipe.get(self._rows.key("state"))
-            for command in commands:
-                pipe.execute_command(*command)
-            writing, state, *_ = pipe.execute()
-        self._check_writing(writing, version, self._rows.decoded(state))
+    def _set(self, version: int, key: str, pairs: Sequence[object]) -> None:
+        """Sets fields of a hash, if the version is still written.
+
+        As one transaction: a Redis that did not answer for some time executes
+        late what it was sent, when the version may have been given up.
+        """
+
+        def run(pipe: typing.Any) -> None:
+            state = self._rows.state_in(pipe)
+            writing = pipe.get(self._rows.key("writing"))
+            self._check_writing(writing, version, state)
+            pipe.multi()
+            pipe.execute_command("HSET", key, *pairs)
+
+        self._rows.transaction(run, "state", "writing")
 
     def _commit(
         self,
@@ -321,6 +323,9 @@ class RedisSink(Sink):
 
         def commit(pipe: typing.Any) -> None:
             before = self._rows.state_in(pipe)
+            if before.ids.get(version) == id:
+                pipe.multi()  # It was committed, and the answer was lost.
+                return
             writing = pipe.get(self._rows.key("writing"))
             self._check_writing(writing, version, before)
             check_base(before.versions, base, self._where)
@@ -356,11 +361,13 @@ class RedisSink(Sink):
             for rows in self._rows.scan(table, upper):
                 self._move(self._rows.rows_key(lower.key, table), rows)
 
-            def fold(pipe: typing.Any, table: str = table) -> None:
+            def fold(pipe: typing.Any, found: typing.Any = found) -> None:
                 before = self._rows.state_in(pipe)
                 self._check_writer(before)
-                after = before.folded(table)
                 pipe.multi()
+                if before.foldable() != found:
+                    return  # It was folded, and the answer was lost.
+                after = before.folded(found[0])
                 pipe.set(self._rows.key("state"), states.encode(after))
                 pipe.unlink(*self._unused(before, after))
 
