@@ -13,9 +13,9 @@ import tempfile
 
 import default_rates
 import numpy as np
-import redis_process
 import tensorflow as tf
 from harness import write_json
+from store_benchmarks import redis_at
 from tensorflow import keras
 
 import tf_ext
@@ -146,7 +146,7 @@ def _by_window(place, lines, labels, trained, seed):
     delays = rng.lognormal(np.log(_MEDIAN_SECONDS), _SIGMA, trained)
     clicked = np.flatnonzero(labels[:trained])
     ids = [line.split(",", 1)[0] for line in lines[:trained]]
-    with redis_process.redis_at(str(place)) as (address, client):
+    with redis_at(str(place)) as (address, client):
         _send(client, "shown", ids, lines, shown)
         _send(
             *(client, "clicks", [ids[row] for row in clicked]),

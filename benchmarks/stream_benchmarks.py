@@ -12,7 +12,7 @@ import cluster_benchmarks
 import numpy as np
 import read_benchmarks
 from harness import Case, cpu_seconds, measure, report, write_json
-from redis_process import redis_at
+from store_benchmarks import redis_at
 
 import tf_ext
 
