@@ -180,6 +180,25 @@ class WritersTest(TestCase):
         self.assertIsInstance(slow.error, SnapshotConflictError)
         self.assertEqual(util.loaded(path, dim=64), contents(late))
 
+    def test_a_save_whose_files_are_removed_before_they_are_durable(self):
+        path = self.directory()
+        late = util.table()
+        util.push(late, range(30))
+        sync = snapshot_ops.sync_files
+
+        def overtaken(*args):
+            patch.stop()
+            late.save(path)
+            return sync(*args)
+
+        patch = unittest.mock.patch.object(
+            snapshot_ops, "sync_files", side_effect=overtaken
+        )
+        patch.start()
+        with self.assertRaisesRegex(SnapshotConflictError, "another writer"):
+            util.table().save(path)
+        self.assertEqual(util.loaded(path), contents(late))
+
     def test_without_locks_in_the_last_moment(self):
         path = self.directory()
         late = util.table()

@@ -11,7 +11,7 @@ import os
 import re
 import typing
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -144,7 +144,7 @@ class Save:
         """Writes the shards of this process to files."""
         limit = (self._max_bytes_per_second or 0) // self._table_rows.num_shards
         base = self._links[-1][1] if self._links else ""
-        try:
+        with self._naming_other_writers():
             saved = self._table_rows.on_each(
                 lambda index, shard: shard.run(
                     snapshot_ops.sparse_table_save,
@@ -157,11 +157,6 @@ class Save:
                     self._period,
                 ),
             )
-        finally:
-            if self._claim is not None:
-                # If another writer has removed the files, say so: the op's
-                # error only reports missing files.
-                self._claim.check()
         parts = []
         for index, (names, numbers, chunk_bytes) in enumerate(
             saved, self._table_rows.first_shard
@@ -190,7 +185,20 @@ class Save:
             with tf.device(shard.device):
                 snapshot_ops.sync_files(self._path, names)
 
-        self._table_rows.on_each(sync)
+        with self._naming_other_writers():
+            self._table_rows.on_each(sync)
+
+    @contextlib.contextmanager
+    def _naming_other_writers(self) -> Iterator[None]:
+        """Raises SnapshotConflictError if another writer has removed files.
+
+        The errors of ops only report missing files.
+        """
+        try:
+            yield
+        finally:
+            if self._claim is not None:
+                self._claim.check()
 
     def _files_of(self, shard: int) -> list[manifests.RowFile]:
         return self._parts[shard - self._table_rows.first_shard][0]
