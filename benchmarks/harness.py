@@ -173,6 +173,50 @@ def report(benchmark, results, settings, json_path=None):
     )
 
 
+def report_slopes(benchmark, short, long, settings, json_path=None):
+    """Prints what an item takes, without what each run takes to begin.
+
+    Args:
+      benchmark: string, its name.
+      short: results of `measure` for cases with few items.
+      long: those of cases of the same names with more items; ratios are to the
+        first.
+      settings: see `report`.
+      json_path: see `report`.
+    """
+    lines, by_name = [], {few["case"]: few for few in short}
+    for many in long:
+        few = by_name[many["case"]]
+        line = {"case": few["case"], "items": [few["items"], many["items"]]}
+        for clock in ("cpu", "wall"):
+            times = few[f"{clock}_ms"], many[f"{clock}_ms"]
+            each = (times[1] - times[0]) / (many["items"] - few["items"])
+            line[f"{clock}_us"] = 1e3 * each
+            line[f"{clock}_start_ms"] = times[0] - each * few["items"]
+        lines.append(line)
+    unit = settings["unit"].removesuffix("s")
+    print(f"  the slope of a{'n' * (unit[0] in 'aeiou')} {unit}")
+    print(
+        f"  {'case':32} {'CPU us':>9} {'wall us':>9} {'CPU ratio':>10} "
+        f"{'wall ratio':>10} {'start, CPU ms':>14}"
+    )
+    for line in lines:
+        for clock in ("cpu", "wall"):
+            line[f"{clock}_ratio"] = (
+                line[f"{clock}_us"] / lines[0][f"{clock}_us"]
+            )
+        print(
+            f"  {line['case']:32} {line['cpu_us']:9.2f} {line['wall_us']:9.2f} "
+            f"{line['cpu_ratio']:10.2f} {line['wall_ratio']:10.2f} "
+            f"{line['cpu_start_ms']:14.0f}",
+            flush=True,
+        )
+    write_json(
+        [{"benchmark": f"{benchmark}_slope", **settings, **x} for x in lines],
+        json_path,
+    )
+
+
 def heading(benchmark, settings):
     """The heading of a table of results: settings and machine."""
     said = ", ".join(f"{k}={v}" for k, v in settings.items())

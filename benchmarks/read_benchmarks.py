@@ -14,7 +14,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 import tensorflow as tf
-from harness import Case, measure, report
+from harness import Case, measure, report, report_slopes
 
 import tf_ext
 from tf_ext._keras import keras
@@ -30,6 +30,8 @@ _ROWS = 200_000
 _BATCH = 1024
 # Of `fit_files`: files, rows, and ids in a column of strings.
 _FILES, _FITTED_ROWS, _IDS = 4, 400_000, 10_000
+# The short epoch has one sample of so many.
+_SHORT = 20
 _HIDDEN_UNITS = (64, 32)
 _RATE = 0.01
 
@@ -223,26 +225,38 @@ def _check(found, expected):
 def fit_files(args):
     """An epoch over the same files by each library, reading included."""
     rows = min(args.rows, _FITTED_ROWS)
+    settings = {
+        "threads": args.threads,
+        "ids_a_column": _IDS,
+        "dim": args.dim,
+        "batch": _BATCH,
+        "unit": "samples",
+    }
     with tempfile.TemporaryDirectory() as folder:
-        files = _write_samples(pathlib.Path(folder), rows)
-        cases = [
-            _our_case(name, files, rows, args, columns)
-            for name, columns in (
-                ("tf_ext, hashed", _columns()),
-                ("tf_ext", None),
-            )
-        ]
-        for library in _libraries():
-            cases += _reference_cases(library, files, rows, args)
-        settings = {
-            "threads": args.threads,
-            "ids_a_column": _IDS,
-            "dim": args.dim,
-            "batch": _BATCH,
-            "unit": "samples",
-        }
+        cases = []
+        for count in (rows // _SHORT, rows):
+            place = pathlib.Path(folder, f"{count}")
+            place.mkdir()
+            files = _write_samples(place, count)
+            cases += _fitting_cases(files, count, args, short=count < rows)
         results = measure(cases, args.repeats, warmup=1, settle=False)
-        report("fit_files", results, settings, args.json)
+    report("fit_files", results, settings, args.json)
+    short, long = (
+        [result for result in results if (result["items"] < rows) is is_short]
+        for is_short in (True, False)
+    )
+    report_slopes("fit_files", short, long, settings, args.json)
+
+
+def _fitting_cases(files, rows, args, short):
+    """Of long files only those that are fast."""
+    cases = [
+        _our_case(name, files, rows, args, columns)
+        for name, columns in (("tf_ext, hashed", _columns()), ("tf_ext", None))
+    ]
+    for library in _libraries():
+        cases += _reference_cases(library, files, rows, args, short)
+    return cases
 
 
 def write_events(path, format, rows):
@@ -325,7 +339,7 @@ def training_model(dim):
     return model, table
 
 
-def _reference_cases(library, files, rows, args):
+def _reference_cases(library, files, rows, args, short):
     """What turns strings into indices runs in the dataset, before `fit`."""
     layers = library.keras.layers
 
@@ -364,12 +378,11 @@ def _reference_cases(library, files, rows, args):
 
     hashes = {name: layers.Hashing(_IDS) for name in _STRINGS}
     buckets = dict.fromkeys(_STRINGS, _IDS)
-    cases = {
-        "StringLookup": looked_up,
-        "StringLookup and adapt": adapt_and_fit,
-        "Hashing": epoch(hashes, buckets),
-        "Hashing by make_csv_dataset": epoch(hashes, buckets, _made_samples),
-    }
+    cases = {"StringLookup": looked_up, "Hashing": epoch(hashes, buckets)}
+    if short:
+        cases["StringLookup and adapt"] = adapt_and_fit
+        made = epoch(hashes, buckets, _made_samples)
+        cases["Hashing by make_csv_dataset"] = made
     return [
         Case(f"{name}, {library.name}", run, rows)
         for name, run in cases.items()

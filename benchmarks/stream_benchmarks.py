@@ -11,7 +11,14 @@ import uuid
 import cluster_benchmarks
 import numpy as np
 import read_benchmarks
-from harness import Case, cpu_seconds, measure, report, write_json
+from harness import (
+    Case,
+    cpu_seconds,
+    measure,
+    report,
+    report_slopes,
+    write_json,
+)
 from store_benchmarks import redis_at
 
 import tf_ext
@@ -53,42 +60,16 @@ def stream(args):
                 Case(f"{name}, read alone", _reading(make, rows), rows)
                 for name, make in datasets[rows].items()
             ]
-            cases += [
-                read_benchmarks.training_case(
-                    *(f"{name}, fit of {count:,}", make, count, args.dim)
-                )
-                for count, some in datasets.items()
-                for name, make in some.items()
-            ]
+            for count, some in datasets.items():
+                cases += [
+                    read_benchmarks.training_case(name, make, count, args.dim)
+                    for name, make in some.items()
+                ]
             results = measure(cases, args.repeats, warmup=1, settle=False)
             report("stream", results, settings, args.json)
-            _report_slopes(results, list(datasets[rows]), settings, args.json)
-
-
-def _report_slopes(results, names, settings, json_path):
-    """The time of an event in `fit`, and the rate relative to that of files."""
-    short, long = (
-        {name: results[begin + i] for i, name in enumerate(names)}
-        for begin in (len(names), 2 * len(names))
-    )
-    lines = []
-    for name in names:
-        line = {"benchmark": "stream", **settings, "case": f"{name}, an event"}
-        count = long[name]["items"] - short[name]["items"]
-        for clock in ("cpu", "wall"):
-            taken = long[name][f"{clock}_ms"] - short[name][f"{clock}_ms"]
-            line[f"{clock}_us"] = 1e3 * taken / count
-        lines.append(line)
-        for clock in ("cpu", "wall"):
-            files = lines[0][f"{clock}_us"]
-            line[f"{clock}_rate_to_files"] = files / line[f"{clock}_us"]
-        print(
-            f"  {line['case']:32} CPU {line['cpu_us']:.2f} us, "
-            f"{line['cpu_rate_to_files']:.2f} of the rate from files; "
-            f"wall {line['wall_us']:.2f} us, "
-            f"{line['wall_rate_to_files']:.2f}"
-        )
-    write_json(lines, json_path)
+            count = len(datasets[rows])
+            short, long = results[count:-count], results[-count:]
+            report_slopes("stream", short, long, settings, args.json)
 
 
 def stream_workers(args):

@@ -87,11 +87,35 @@ class RunnerTest(tf.test.TestCase, parameterized.TestCase):
 
     def test_fit_files(self):
         _, lines = self._run("fit_files")
-        cases = [line["case"] for line in lines]
-        self.assertEqual(cases[0], "tf_ext")
+        slopes = [line for line in lines if "cpu_us" in line]
+        cases = [line["case"] for line in lines if line not in slopes]
+        self.assertEqual(cases[:2], ["tf_ext, hashed", "tf_ext"])
         for name in ("StringLookup", "StringLookup and adapt", "Hashing"):
             self.assertIn(f"{name}, tf_keras", cases)
-        self.assertEqual({line["items"] for line in lines}, {1000})
+        for line in slopes:
+            self.assertEqual(line["items"], [50, 1000])
+        names = {line["case"] for line in slopes}
+        self.assertIn("StringLookup, tf_keras", names)
+        self.assertNotIn("StringLookup and adapt, tf_keras", names)
+
+    def test_a_slope(self):
+        def result(name, items, cpu, wall):
+            milliseconds = {"cpu_ms": cpu, "wall_ms": wall}
+            return {"case": name, "items": items, **milliseconds}
+
+        short = [result("b", 10, 120.0, 60.0), result("a", 10, 110.0, 60.0)]
+        long = [result("a", 30, 130.0, 100.0), result("b", 30, 160.0, 160.0)]
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        path = os.path.join(folder, "lines")
+        settings, printed = {"unit": "events"}, io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            harness.report_slopes("x", short, long, settings, path)
+        self.assertIn("the slope of an event", printed.getvalue())
+        found = harness.read_json(path)
+        self.assertEqual([line["case"] for line in found], ["a", "b"])
+        self.assertEqual([line["cpu_us"] for line in found], [1000, 2000])
+        self.assertEqual([line["cpu_start_ms"] for line in found], [100, 100])
+        self.assertEqual([line["wall_ratio"] for line in found], [1, 2.5])
 
     def test_options_are_as_before_for_what_comes_next(self):
         get_options = tf.config.optimizer.get_experimental_options
