@@ -175,6 +175,28 @@ class InferTest(absltest.TestCase):
         with self.assertRaisesRegex(ValueError, "inputs are unknown"):
             of_model(own, None, None)
 
+    def test_bags_of_a_model_that_is_built_under_a_strategy(self):
+        """There Keras 3 builds it with dense tensors."""
+
+        class Own(tf_ext.Model):
+            def __init__(self):
+                super().__init__()
+                tags = tf_ext.feature_column.category_column("tags")
+                table = tf_ext.SparseTable("tags", 2)
+                self.rows = tf_ext.layers.EmbeddingFeatures([tags], table)
+
+            def call(self, inputs):
+                return self.rows(inputs)
+
+        with tf.distribute.OneDeviceStrategy("cpu:0").scope():
+            own = Own()
+            own.compile(tf_ext.optimizers.Optimizer("sgd"), "mse")
+        tags = tf.ragged.constant([[1], [], [2, 3]], tf.int64)
+        data = tf.data.Dataset.from_tensors(({"tags": tags}, np.ones([3, 2])))
+        own.fit(data, verbose=0)
+        [spec] = infer(own, None, None).values()
+        self.assertIsInstance(spec, tf.RaggedTensorSpec)
+
 
 class CopyTest(TestCase):
     def test_ragged_inputs_of_models_of_several_processes(self):

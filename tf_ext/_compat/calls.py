@@ -16,7 +16,7 @@ _LAYER_MAKERS = frozenset(
     }
 )
 # Functions that call a model with tensors that Keras made up.
-_BUILDERS_BY_SHAPES = frozenset({"build_from_config"})
+_BUILDERS_BY_SHAPES = frozenset({"_symbolic_build", "build_from_config"})
 # Functions of tf_keras that write a SavedModel to continue training from.
 _TRAINING_SAVERS = frozenset({"save", "save_model"})
 
@@ -42,9 +42,10 @@ def kept_while_layers_are_made(key):
 
 
 def is_building_by_shapes():
-    """Whether Keras calls a loaded model to build it, with floats.
+    """Whether Keras calls a model to build it, with tensors it made up.
 
-    It knows the shapes of the inputs, but not their types.
+    For a loaded model these are floats, as it knows the shapes of the inputs,
+    but not their types; in `fit` under a strategy bags are dense.
 
     Seen in: Keras 3.15, tf_keras 2.18 to 2.21.
     """
