@@ -395,6 +395,19 @@ class MalformedInputTest(RefusalTestCase):
     def test_table_op(self, call, *texts):
         self.assert_refused(lambda: call(self.handle), *texts)
 
+    def test_nesterov_is_on_or_off(self):
+        """A number between the two is in no way both."""
+        handle = ops.sparse_table_handle(
+            table_config(name="momentum", optimizer="momentum")
+        )
+        self.assert_refused(
+            lambda: _push(handle, hyperparameters=[0.5, 0.0, 0.9, 0.5]),
+            "nesterov of momentum must be 0 or 1, found 0.5",
+        )
+        self.assertEqual(ops.sparse_table_size(handle), 0)
+        for nesterov in (0.0, 1.0):
+            _push(handle, hyperparameters=[0.5, 0.0, 0.9, nesterov])
+
     @parameterized.named_parameters(
         ("pull", lambda h: _pull(h, _signs()), [0, DIM]),
         ("push", lambda h: _push(h, _signs(), tf.zeros([0, DIM])), []),

@@ -379,6 +379,17 @@ class IncrementalTest(TestCase):
         table.save(self._path("all"))
         self.assertEqual(util.loaded(self._path("all")), contents(table))
 
+    def test_a_delta_erases_all_rows_that_were_cleared(self):
+        """Those beside a free place, and those beside another row."""
+        table = util.table()
+        util.push(table, range(5000))
+        table.erase(range(0, 5000, 3))
+        table.save(self._path(0), incremental=True)
+        self.assertEqual(table.clear(), 3333)
+        util.push(table, [3, 4, 6000])
+        table.save(self._path(1), base=self._path(0))
+        self.assertEqual(util.loaded(self._path(1)), contents(table))
+
     def test_a_loaded_table_continues_the_chain(self):
         table = self._chain()
         other = util.table(3)

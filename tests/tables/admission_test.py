@@ -51,6 +51,16 @@ class AdmissionTest(tf.test.TestCase, parameterized.TestCase):
         stats = table.stats()
         self.assertEqual((stats["waiting"], stats["counter_bytes"]), (0, 0))
 
+    def test_many_signs_wait(self):
+        """The memory of their counters grows again and again."""
+        table = _table(admission.Count(3))
+        for pushes in (1, 2):
+            for ids in np.split(np.arange(20_000), 4):
+                self.assertEqual(_push(table, ids), 0)
+            self.assertEqual(table.stats()["waiting"], 20_000, pushes)
+        self.assertEqual(_push(table, range(20_000)), 20_000)
+        self.assertEqual(table.stats()["waiting"], 0)
+
     def test_chance_depends_on_seed_sign_and_step(self):
         signs = range(2000)
 

@@ -19,7 +19,6 @@ pytestmark = [
     ),
 ]
 
-_LARGEST = np.finfo(np.float32).max
 _RULES = {
     "sgd": optimizers.SparseSGD(10.0),
     "momentum": optimizers.SparseSGD(10.0, momentum=0.9),
@@ -60,12 +59,16 @@ class ExtremeUpdatesTest(tf.test.TestCase, parameterized.TestCase):
             self.assertTrue(np.isfinite(values.astype(np.float64)).all(), name)
             self.assertAllEqual(values[1:], expected[name])
 
-    def test_weights_become_the_largest_number_and_come_back(self):
-        table = tf_ext.SparseTable("items", 2, _RULES["sgd"], "zeros")
-        table.push([1], [[3e38, -3e38]])
-        self.assertAllEqual(table.pull([1]), [[-_LARGEST, _LARGEST]])
+    @parameterized.parameters("float32", "float16", "bfloat16")
+    def test_weights_become_the_largest_number_and_come_back(self, dtype):
+        table = tf_ext.SparseTable(
+            "items", 2, _RULES["sgd"], "zeros", dtype=dtype
+        )
+        largest = float(tf.as_dtype(dtype).max)
+        table.push([1], [[3e38, -3e38]], step=1)
+        self.assertAllEqual(table.pull([1]), [[-largest, largest]])
         self.assertEqual(table.stats()["saturated"], 2)
-        table.push([1], [[-_LARGEST, _LARGEST]], learning_rate=1.0)
+        table.push([1], [[-largest, largest]], step=2, learning_rate=1.0)
         self.assertAllEqual(table.pull([1]), [[0, 0]])
         self.assertEqual(table.stats()["saturated"], 2)
 

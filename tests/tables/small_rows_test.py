@@ -206,6 +206,22 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(stored_bytes(other), stored_bytes(table))
         self.assertEqual(other.stats()["saturated"], 0)
 
+    @parameterized.parameters(
+        tf_ext.optimizers.SparseAdagrad, tf_ext.optimizers.SparseFtrl
+    )
+    def test_slots_start_with_the_nearest_value(self, rule):
+        """All of a row, and what follows them starts as it should, too."""
+        optimizer = rule(0.1, initial_accumulator_value=0.1)
+        table = make_table(("float32", "bfloat16"), optimizer=optimizer)
+        table.pull([1, 2], training=True)
+        _, fields = table.export_rows()
+        # Of the values of bfloat16, the nearest to 0.1.
+        accumulators = np.full([2, 3], 0.10009765625, np.float32)
+        self.assertAllEqual(fields["accumulator"], accumulators)
+        if "linear" in fields:
+            self.assertAllEqual(fields["linear"], np.zeros([2, 3]))
+        self.assertAllEqual(fields["show"], np.zeros([2, 1]))
+
     def test_values_as_they_are_stored(self):
         table = make_table(_BOTH)
         train(table, range(9))
@@ -242,10 +258,14 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
                     handle, field_names=[name], field_dtypes=[dtype]
                 )
 
-    def test_imports_are_limited_and_counted(self):
-        table = make_table(("float16", "float32"), optimizer="sgd")
-        table.import_rows([3], {"weights": [[1e9, -np.inf, 65519.9]]})
-        self.assertAllEqual(table.pull([3]), [[65504, -65504, 65504]])
+    @parameterized.parameters(
+        ("float16", [1e9, -np.inf, 65519.9], 65504.0),
+        ("bfloat16", [3.4e38, -np.inf, 3.392e38], 2.0**128 - 2.0**120),
+    )
+    def test_imports_are_limited_and_counted(self, dtype, values, largest):
+        table = make_table((dtype, "float32"), optimizer="sgd")
+        table.import_rows([3], {"weights": [values]})
+        self.assertAllEqual(table.pull([3]), [[largest, -largest, largest]])
         self.assertEqual(table.stats()["saturated"], 3)
         [shard] = table.shard_stats()
         self.assertEqual(shard["saturated"], 3)

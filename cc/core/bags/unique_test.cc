@@ -107,6 +107,20 @@ TEST(UniqueTest, AgreesWithAMapOnRandomBatches) {
   }
 }
 
+TEST(UniqueTest, NothingStaysOfTheScratchOfALargeBatch) {
+  std::vector<int64_t> signs(150000);
+  for (size_t i = 0; i < signs.size(); ++i) signs[i] = i;
+  ExpectRight(signs, 1);
+  // The first small batch after it gives memory back; the next ones have its
+  // signs, at other places.
+  signs.resize(100);
+  ExpectRight(signs, 1);
+  std::reverse(signs.begin(), signs.end());
+  ExpectRight(signs, 1);
+  signs.resize(150, 7);
+  ExpectRight(signs, 1);
+}
+
 // The x with x ^ (x >> shift) == y.
 uint64_t UndoShift(uint64_t y, int shift) {
   uint64_t x = y;

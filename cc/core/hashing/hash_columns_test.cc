@@ -215,6 +215,24 @@ TEST(HashColumnsTest, CrossIsTheProductOfTheBagsLastPartFastest) {
   EXPECT_EQ(hashed.row_splits, std::vector<int64_t>({0, 4, 4, 4}));
 }
 
+TEST(HashColumnsTest, CrossOfDenseBagsIsThatOfSplits) {
+  const std::vector<int64_t> pairs = {1, 2, 3, 4};
+  const std::vector<int64_t> triples = {5, 6, 7, 8, 9, 10};
+  const std::vector<HashColumn> columns = {Column("x", {Part(0), Part(1)}),
+                                           Column("y", {Part(1), Part(0)})};
+  HashInput two = Int64s(pairs);
+  HashInput three = Int64s(triples);
+  two.batch = three.batch = 2;
+  const Hashed dense = Hash(columns, {two, three});
+  const std::vector<int64_t> two_splits = {0, 2, 4};
+  const std::vector<int64_t> three_splits = {0, 3, 6};
+  const Hashed split =
+      Hash(columns, {Split(two, two_splits), Split(three, three_splits)});
+  EXPECT_EQ(dense.row_splits, std::vector<int64_t>({0, 6, 12, 18, 24}));
+  EXPECT_EQ(split.row_splits, dense.row_splits);
+  EXPECT_EQ(split.signs, dense.signs);
+}
+
 TEST(HashColumnsTest, CrossAppliesBucketsOfPartsThenItsOwn) {
   const std::vector<std::string> texts = {"a"};
   const std::vector<int64_t> numbers = {42};

@@ -158,6 +158,17 @@ TEST(TableNarrowTest, InitialWeightsAreRoundedAsAtStepZero) {
   }
 }
 
+TEST(TableNarrowTest, AllOfASlotStartsWithTheNearestValue) {
+  const auto table =
+      MakeTable(NarrowConfig("adagrad", 5, {kFloat32, kBfloat16}));
+  Pull(table.get(), {1, 2}, true);
+  const ExportedRows rows = Export(*table, 0, -1, {"accumulator"});
+  std::vector<uint16_t> found(10);
+  ASSERT_EQ(rows.fields[0].size(), found.size() * sizeof(found[0]));
+  std::memcpy(found.data(), rows.fields[0].data(), rows.fields[0].size());
+  EXPECT_EQ(found, std::vector<uint16_t>(10, 0x3dcd));  // of 0.1
+}
+
 TEST(TableNarrowTest, SameBitsForThreadsBatchesAndInstructionSets) {
   for (const char* rule : {"adagrad", "adam", "row_wise_adagrad"}) {
     for (const Dtypes& dtypes : kDtypes) {

@@ -155,6 +155,19 @@ class UniqueByShardTest(tf.test.TestCase, parameterized.TestCase):
         for start, end in zip([0, *ends], ends):
             self.assertAllClose(end - start, ends[-1] / num_shards, rtol=0.25)
 
+    def test_small_batches_after_a_large_one(self):
+        """Memory that a large batch needed is given back after a small one."""
+        large = np.random.default_rng(7).permutation(150_000)
+        few = large[:100]
+        for signs in (large, few, few[::-1], np.repeat(few, 3), large[50:200]):
+            found = ops.unique_by_shard(signs)
+            unique, *places = np.unique(signs, True, True, True)
+            first, inverse, counts = places
+            order = np.argsort(first)
+            self.assertAllEqual(found.unique, unique[order])
+            self.assertAllEqual(found.counts, counts[order])
+            self.assertAllEqual(found.inverse, np.argsort(order)[inverse])
+
     def test_a_sign_has_one_shard_whatever_the_batch(self):
         def shard_of(signs):
             found = ops.unique_by_shard(signs, num_shards=5)
@@ -267,6 +280,20 @@ class CombineBagsTest(tf.test.TestCase, parameterized.TestCase):
             )
         for one, other in zip(theoretical, numeric):
             self.assertAllClose(one, other, rtol=2e-3, atol=2e-3)
+
+    def test_a_column_of_single_values_and_an_empty_one(self):
+        """They have as many values together as one column has bags."""
+        rows = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
+        inverse = np.array([3, 1, 0, 2], np.int32)
+        for splits in ([0, 1, 2, 3, 4, 4, 4, 4, 4], [0] * 5 + [1, 2, 3, 4]):
+            splits = np.array(splits)
+            for combiners in (["sum", "sum"], ["max", "mean"]):
+                self.assertAllEqual(
+                    ops.combine_bags(
+                        rows, inverse, splits, combiners=combiners
+                    ),
+                    _reference(rows, inverse, splits, None, combiners),
+                )
 
     def test_the_gradient_of_max_is_shared_by_equals(self):
         rows = tf.constant([[1.0, 5.0], [1.0, 2.0], [0.0, 5.0]])

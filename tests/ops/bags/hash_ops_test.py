@@ -211,6 +211,28 @@ class HashCategoryTest(tf.test.TestCase, parameterized.TestCase):
             found.sign_weights, [20.0, 30.0, 200.0, 300.0, 2.0, 3.0, 4.0]
         )
 
+    @parameterized.named_parameters(
+        *named_cases(
+            sizes=[("2_and_3", (2, 3)), ("3_and_1", (3, 1))], mode=MODES
+        )
+    )
+    def test_cross_of_inner_dimensions(self, sizes, mode):
+        """Of bags that all have one size, each value with each other."""
+        first, second = (np.arange(5 * n).reshape(5, n) for n in sizes)
+        found = mode(
+            lambda: ops.hash_category(
+                [tf.constant(first), tf.constant(second)],
+                namespaces=["x"],
+                part_counts=[2],
+                part_inputs=[0, 1],
+            )
+        )()
+        pairs = np.broadcast_arrays(first[:, :, None], second[:, None])
+        self.assertAllEqual(
+            found.signs, hashing.hash_cross([p.ravel() for p in pairs], "x")
+        )
+        self.assertAllEqual(found.sign_splits, np.arange(6) * np.prod(sizes))
+
     @parameterized.named_parameters(*MODES)
     def test_columns_without_weights_get_ones(self, mode):
         found = mode(
