@@ -9,7 +9,7 @@ namespace tf_ext {
 
 // Batches of columns: signs, and combined rows, for tf_ext.serving.
 void DefineColumns(pybind11::module_* m);
-// TFRecord files, for tf_ext.data.
+// TFRecord files and lines of text, for tf_ext.data.
 void DefineRecords(pybind11::module_* m);
 // Rows of tables, for tf_ext.snapshot.
 void DefineRows(pybind11::module_* m);

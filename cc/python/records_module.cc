@@ -9,6 +9,7 @@
 
 #include "cc/core/records/example_columns.h"
 #include "cc/core/records/record_block.h"
+#include "cc/core/records/text_lines.h"
 #include "cc/python/dense_array.h"
 #include "cc/python/modules.h"
 #include "pybind11/numpy.h"
@@ -104,12 +105,44 @@ py::tuple Decode(
   return py::make_tuple(found, Copied(errors));
 }
 
+template <typename Fn>
+py::array Found(const Fn& find) {
+  std::vector<int64_t> found;
+  {
+    py::gil_scoped_release release;
+    found = find();
+  }
+  return Copied(found);
+}
+
+py::array Ends(const py::bytes& text) {
+  const std::string_view view = text;
+  return Found([view] { return LineEnds(view); });
+}
+
+py::array OddQuotes(const py::bytes& text) {
+  const std::string_view view = text;
+  return Found([view] { return LinesWithOddQuotes(view); });
+}
+
+py::array WrongQuotes(const py::bytes& text, const DenseArray<int64_t>& ends,
+                      const py::bytes& separator) {
+  const std::string_view view = text, one = separator;
+  if (one.size() != 1) throw py::value_error("separator must be one byte.");
+  const int64_t* data = ends.data();
+  return Found([&] { return WronglyQuoted(view, data, ends.size(), one[0]); });
+}
+
 }  // namespace
 
 void DefineRecords(py::module_* m) {
   m->def("split_records", &Split, py::arg("block"));
   m->def("decode_examples", &Decode, py::arg("block"), py::arg("begins"),
          py::arg("ends"), py::arg("fields"));
+  m->def("line_ends", &Ends, py::arg("text"));
+  m->def("lines_with_odd_quotes", &OddQuotes, py::arg("text"));
+  m->def("wrongly_quoted", &WrongQuotes, py::arg("text"), py::arg("ends"),
+         py::arg("separator"));
 }
 
 }  // namespace tf_ext

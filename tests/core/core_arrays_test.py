@@ -89,6 +89,35 @@ class DecodedRecordsTest(tf.test.TestCase):
             _core.decode_examples(block, begins + 0.5, ends, [])
 
 
+class TextLinesTest(absltest.TestCase):
+    def test_ends_are_an_array_of_any_layout(self):
+        text = b'"a\n"\nb\n"c""\n'
+        ends = _core.line_ends(text)
+        self.assertEqual(ends.tolist(), [2, 4, 6, 11])
+        self.assertEqual(_core.lines_with_odd_quotes(text).tolist(), [0, 1, 3])
+        self.assertEqual(
+            _core.wrongly_quoted(text, ends[1:], b",").tolist(), [2]
+        )
+        for name, some in layouts("ends", ends[1:]):
+            same = np.ascontiguousarray(some.ravel(), np.int64)
+            self.assertEqual(
+                _core.wrongly_quoted(text, some, b",").tolist(),
+                _core.wrongly_quoted(text, same, b",").tolist(),
+                name,
+            )
+
+    def test_arguments(self):
+        ends = np.array([1])
+        for separator in (b"", b",,"):
+            with self.assertRaisesRegex(ValueError, "one byte"):
+                _core.wrongly_quoted(b"a\n", ends, separator)
+        for text, some in (("a\n", ends), (b"a\n", ends + 0.5)):
+            with self.assertRaises(TypeError):
+                _core.wrongly_quoted(text, some, b",")
+        with self.assertRaises(TypeError):
+            _core.line_ends("a\n")
+
+
 class SignArraysTest(absltest.TestCase):
     def test_signs_are_arrays_of_any_layout(self):
         signs = np.array([5, -1, 0, 2**62, 7])

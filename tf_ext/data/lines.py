@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from tf_ext import _core
 from tf_ext.data.errors import DamagedFileError, Malformed
 
 BLOCK_BYTES = 4 << 20
@@ -24,7 +25,7 @@ _PIECE_BYTES = 64 << 10
 MAX_LINE_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
 
-_QUOTE, _BREAK, _RETURN = ord('"'), ord("\n"), ord("\r")
+_QUOTE, _RETURN = ord('"'), ord("\r")
 
 EMPTY = "empty message"
 LONG_LINE = "line above 1 MiB"
@@ -51,7 +52,7 @@ class Lines(typing.NamedTuple):
         if not len(self.inner):
             return self.data.replace(b"\r\n", b"\n")
         block = np.frombuffer(self.data, np.uint8)
-        ends = np.delete(np.flatnonzero(block == _BREAK), self.inner)
+        ends = np.delete(_core.line_ends(self.data), self.inner)
         returns = ends[(ends > 0) & (block[ends - 1] == _RETURN)] - 1
         return np.delete(block, returns).tobytes()
 
@@ -84,19 +85,9 @@ def read_lines(file: str) -> Iterator[Lines]:
             data = b"".join([rest, memoryview(chunk)[:end]])
             rest = chunk[end:]
         yield Lines(data, first)
-        first += len(breaks_of(np.frombuffer(data, np.uint8)))
+        first += data.count(b"\n")
     if rest:
         yield Lines(rest + b"\n", first)
-
-
-def breaks_of(block: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Where the line breaks of a block are."""
-    # In pieces, whose comparisons stay in the cache.
-    found = [
-        np.flatnonzero(block[begin : begin + _PIECE_BYTES] == _BREAK) + begin
-        for begin in range(0, len(block), _PIECE_BYTES)
-    ]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _chunks(file: str) -> Iterator[bytes]:
@@ -186,7 +177,7 @@ def check(lines: Lines, separator: bytes | None) -> Checked:
     if b"\r" in data:
         data = lines.without_returns()
     block = np.frombuffer(data, np.uint8)
-    ends = breaks_of(block)
+    ends = _core.line_ends(data)
     numbers = np.arange(lines.first, lines.first + len(ends))
     has_breaks = len(lines.inner) > 0
     if has_breaks:
@@ -210,7 +201,7 @@ def check(lines: Lines, separator: bytes | None) -> Checked:
     if not data.isascii():
         _note(reasons, _not_utf_8(data, block, begins, ends), UTF_8)
     if quotes is not None:
-        _note(reasons, _wrongly_quoted(block, ends, quotes[0]), QUOTES)
+        _note(reasons, _core.wrongly_quoted(data, ends, quotes), QUOTES)
     empty = np.flatnonzero(ends == begins)
     malformed = [
         Malformed(int(numbers[index]), reasons[index])
@@ -297,61 +288,9 @@ def is_quoted(
     return (before - counts[np.searchsorted(ends, places)]) % 2 == 1
 
 
-def _wrongly_quoted(
-    block: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64], separator: int
-) -> npt.NDArray[np.int64]:
-    """Records whose quotes are not those of RFC 4180."""
-    places = np.flatnonzero(block == _QUOTE)
-    opens, closes = roles(block, places, separator)
-    counts = np.diff(np.searchsorted(places, ends), prepend=0)
-    # The number of each quote within its record.
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    is_first = (np.arange(len(places)) - first) % 2 == 0
-    good = np.where(is_first, opens, closes)
-    owners = np.repeat(np.arange(len(ends)), counts)
-    return np.union1d(owners[~good], np.flatnonzero(counts % 2 == 1))
-
-
 def is_any(block: npt.NDArray[np.uint8], some: bytes) -> npt.NDArray[np.bool_]:
     """Whether each byte is one of some."""
     found = np.zeros(len(block), bool)
     for byte in some:
         found |= block == byte
     return found
-
-
-def roles(
-    block: npt.NDArray[np.uint8],
-    places: npt.NDArray[np.int64],
-    separator: int,
-    blanks: bytes = b"",
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which quotes could open a field, and which could close one.
-
-    A quote opens a field after a separator and closes it before one; two in a
-    row within a quoted field are one that belongs to the value.
-
-    Args:
-      block: uint8, whole lines.
-      places: int64, where it has quotes.
-      separator: int, the byte between fields.
-      blanks: bytes that may be between a quote and a separator.
-    """
-    # Before the first byte, a line ends.
-    before = np.where(places > 0, block[places - 1], _BREAK)
-    after = block[places + 1]
-    opens, closes = before == _QUOTE, after == _QUOTE
-    ends_line = block[np.minimum(places + 2, len(block) - 1)] == _BREAK
-    closes |= (after == _RETURN) & ends_line
-    if blanks:
-        others = np.flatnonzero(~is_any(block, blanks))
-        place = np.searchsorted(others, places)
-        before = np.where(place > 0, block[others[place - 1]], _BREAK)
-        behind = others[place + 1]
-        after = block[behind]
-        ends_line = block[np.minimum(behind + 1, len(block) - 1)] == _BREAK
-        closes |= (after == _RETURN) & ends_line
-    for one in (separator, _BREAK):
-        opens |= before == one
-        closes |= after == one
-    return opens, closes

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tf_ext.data.lines import MAX_LINE_BYTES, Lines, roles
+from tf_ext import _core
+from tf_ext.data.lines import MAX_LINE_BYTES, Lines, is_any
+
+_QUOTE, _BREAK, _RETURN = ord('"'), ord("\n"), ord("\r")
 
 _Ints: typing.TypeAlias = npt.NDArray[np.int64]
 
@@ -58,14 +61,14 @@ def _find(data: bytes, quotes: Quotes) -> tuple[_Ints, int | None]:
     nothing = np.empty(0, np.int64)
     if b'"' not in data:
         return nothing, None
-    block = np.frombuffer(data, np.uint8)
-    places = np.flatnonzero(block == ord('"'))
-    ends = np.flatnonzero(block == ord("\n"))
-    # The number of quotes up to the end of each line.
-    counts = np.searchsorted(places, ends)
-    odd = np.flatnonzero(np.diff(counts, prepend=0) % 2)
+    odd = _core.lines_with_odd_quotes(data)
     if not len(odd):
         return nothing, None
+    block = np.frombuffer(data, np.uint8)
+    places = np.flatnonzero(block == _QUOTE)
+    ends = _core.line_ends(data)
+    # The number of quotes up to the end of each line.
+    counts = np.searchsorted(places, ends)
     begins = np.where(odd > 0, ends[odd - 1] + 1, 0)
     firsts = np.where(odd > 0, counts[odd - 1], 0)
     wrong = _wrong_before(block, places, quotes)
@@ -108,7 +111,44 @@ def _wrong_before(block: typing.Any, places: _Ints, quotes: Quotes) -> _Ints:
     Returns:
       int64 `[2, len(places) + 1]`, if those of even or odd indices open fields.
     """
-    opens, closes = roles(block, places, quotes.separator, quotes.blanks)
+    opens, closes = _roles(block, places, quotes.separator, quotes.blanks)
     is_even = np.arange(len(places)) % 2 == 0
     wrong = [~np.where(is_even == of_even, opens, closes) for of_even in (1, 0)]
     return np.pad(np.cumsum(wrong, 1), ((0, 0), (1, 0)))
+
+
+def _roles(
+    block: npt.NDArray[np.uint8],
+    places: npt.NDArray[np.int64],
+    separator: int,
+    blanks: bytes = b"",
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Which quotes could open a field, and which could close one.
+
+    A quote opens a field after a separator and closes it before one; two in a
+    row within a quoted field are one that belongs to the value.
+
+    Args:
+      block: uint8, whole lines.
+      places: int64, where it has quotes.
+      separator: int, the byte between fields.
+      blanks: bytes that may be between a quote and a separator.
+    """
+    # Before the first byte, a line ends.
+    before = np.where(places > 0, block[places - 1], _BREAK)
+    after = block[places + 1]
+    opens, closes = before == _QUOTE, after == _QUOTE
+    ends_line = block[np.minimum(places + 2, len(block) - 1)] == _BREAK
+    closes |= (after == _RETURN) & ends_line
+    if blanks:
+        others = np.flatnonzero(~is_any(block, blanks))
+        place = np.searchsorted(others, places)
+        before = np.where(place > 0, block[others[place - 1]], _BREAK)
+        behind = others[place + 1]
+        after = block[behind]
+        ends_line = block[np.minimum(behind + 1, len(block) - 1)] == _BREAK
+        closes |= (after == _RETURN) & ends_line
+    for one in (separator, _BREAK):
+        opens |= before == one
+        closes |= after == one
+    return opens, closes
