@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several writers of one directory, and readers beside a writer."""
 
+import contextlib
 import fcntl
 import os
 import random
@@ -31,6 +32,24 @@ pytestmark = pytest.mark.slow_tests(
     "WritersTest::test_the_save_that_began_last_counts[12]",
     "WritersTest::test_without_locks",
 )
+
+
+@contextlib.contextmanager
+def _overtaken(op, table, path):
+    """Another table is saved there right before an op is called."""
+    call = getattr(snapshot_ops, op)
+
+    def overtaken(*args):
+        patch.stop()
+        table.save(path)
+        return call(*args)
+
+    patch = unittest.mock.patch.object(snapshot_ops, op, side_effect=overtaken)
+    patch.start()
+    try:
+        yield
+    finally:
+        patch.stop()
 
 
 class _SlowSave(threading.Thread):
@@ -184,18 +203,10 @@ class WritersTest(TestCase):
         path = self.directory()
         late = util.table()
         util.push(late, range(30))
-        sync = snapshot_ops.sync_files
-
-        def overtaken(*args):
-            patch.stop()
-            late.save(path)
-            return sync(*args)
-
-        patch = unittest.mock.patch.object(
-            snapshot_ops, "sync_files", side_effect=overtaken
-        )
-        patch.start()
-        with self.assertRaisesRegex(SnapshotConflictError, "another writer"):
+        with (
+            _overtaken("sync_files", late, path),
+            self.assertRaisesRegex(SnapshotConflictError, "another writer"),
+        ):
             util.table().save(path)
         self.assertEqual(util.loaded(path), contents(late))
 
@@ -203,20 +214,12 @@ class WritersTest(TestCase):
         path = self.directory()
         late = util.table()
         util.push(late, range(30))
-        write = snapshot_ops.write_file_atomically
-
-        def overtaken(*args):
-            patch.stop()
-            late.save(path)
-            write(*args)
-
-        patch = unittest.mock.patch.object(
-            snapshot_ops, "write_file_atomically", side_effect=overtaken
-        )
-        with unittest.mock.patch("fcntl.flock", side_effect=OSError(9, "no")):
-            patch.start()
-            with self.assertRaisesRegex(SnapshotConflictError, "another wri"):
-                util.table().save(path)
+        with (
+            unittest.mock.patch("fcntl.flock", side_effect=OSError(9, "no")),
+            _overtaken("write_file_atomically", late, path),
+            self.assertRaisesRegex(SnapshotConflictError, "another wri"),
+        ):
+            util.table().save(path)
 
     def test_a_base_that_is_replaced_during_the_save(self):
         root = self.directory()

@@ -111,7 +111,7 @@ def _wrong_before(block: typing.Any, places: _Ints, quotes: Quotes) -> _Ints:
     Returns:
       int64 `[2, len(places) + 1]`, if those of even or odd indices open fields.
     """
-    opens, closes = _roles(block, places, quotes.separator, quotes.blanks)
+    opens, closes = _roles(block, places, quotes)
     is_even = np.arange(len(places)) % 2 == 0
     wrong = [~np.where(is_even == of_even, opens, closes) for of_even in (1, 0)]
     return np.pad(np.cumsum(wrong, 1), ((0, 0), (1, 0)))
@@ -119,9 +119,8 @@ def _wrong_before(block: typing.Any, places: _Ints, quotes: Quotes) -> _Ints:
 
 def _roles(
     block: npt.NDArray[np.uint8],
-    places: npt.NDArray[np.int64],
-    separator: int,
-    blanks: bytes = b"",
+    places: _Ints,
+    quotes: Quotes,
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Which quotes could open a field, and which could close one.
 
@@ -131,8 +130,7 @@ def _roles(
     Args:
       block: uint8, whole lines.
       places: int64, where it has quotes.
-      separator: int, the byte between fields.
-      blanks: bytes that may be between a quote and a separator.
+      quotes: Quotes.
     """
     # Before the first byte, a line ends.
     before = np.where(places > 0, block[places - 1], _BREAK)
@@ -140,15 +138,15 @@ def _roles(
     opens, closes = before == _QUOTE, after == _QUOTE
     ends_line = block[np.minimum(places + 2, len(block) - 1)] == _BREAK
     closes |= (after == _RETURN) & ends_line
-    if blanks:
-        others = np.flatnonzero(~is_any(block, blanks))
+    if quotes.blanks:
+        others = np.flatnonzero(~is_any(block, quotes.blanks))
         place = np.searchsorted(others, places)
         before = np.where(place > 0, block[others[place - 1]], _BREAK)
         behind = others[place + 1]
         after = block[behind]
         ends_line = block[np.minimum(behind + 1, len(block) - 1)] == _BREAK
         closes |= (after == _RETURN) & ends_line
-    for one in (separator, _BREAK):
+    for one in (quotes.separator, _BREAK):
         opens |= before == one
         closes |= after == one
     return opens, closes

@@ -174,7 +174,7 @@ class RedisSink(Sink):
         def begin(pipe: typing.Any) -> State:
             state = self._check_begin(pipe)
             check_base(state.versions, base, self._where)
-            writing = self._writing(pipe.get(self._rows.key("writing")))
+            writing = self._writing(pipe)
             if writing is not None and writing.writer == self._token:
                 pipe.multi()  # It has begun, and the answer was lost.
                 return state
@@ -209,7 +209,7 @@ class RedisSink(Sink):
           pipe: pipeline of a transaction.
         """
         self._check_begin(pipe)
-        writing = self._writing(pipe.get(self._rows.key("writing")))
+        writing = self._writing(pipe)
         pipe.multi()
         if writing is not None:
             pipe.unlink(self._rows.key("writing"), *self._begun(writing))
@@ -220,7 +220,7 @@ class RedisSink(Sink):
 
         def abandon(pipe: typing.Any) -> None:
             state = self._rows.state_in(pipe)
-            writing = self._writing(pipe.get(self._rows.key("writing")))
+            writing = self._writing(pipe)
             pipe.multi()
             if writing == mine:
                 pipe.unlink(self._rows.key("writing"))
@@ -304,8 +304,7 @@ class RedisSink(Sink):
 
         def run(pipe: typing.Any) -> None:
             state = self._rows.state_in(pipe)
-            writing = pipe.get(self._rows.key("writing"))
-            self._check_writing(writing, version, state)
+            self._check_writing(pipe, version, state)
             pipe.multi()
             pipe.execute_command("HSET", key, *pairs)
 
@@ -326,8 +325,7 @@ class RedisSink(Sink):
             if before.ids.get(version) == id:
                 pipe.multi()  # It was committed, and the answer was lost.
                 return
-            writing = pipe.get(self._rows.key("writing"))
-            self._check_writing(writing, version, before)
+            self._check_writing(pipe, version, before)
             check_base(before.versions, base, self._where)
             state = before.committed(version, id, new, self.keep)
             pipe.multi()
@@ -404,18 +402,19 @@ class RedisSink(Sink):
             raise SinkError(f"{self._where} has lost what was written last.")
 
     def _check_writing(
-        self, data: bytes | None, version: int, state: State
+        self, pipe: typing.Any, version: int, state: State
     ) -> None:
         self._check_writer(state)
-        writing = self._writing(data)
+        writing = self._writing(pipe)
         if writing is None or writing[:2] != (self._token, version):
             raise SinkError(
                 f"{self._where} has lost version {version}, which was written, "
                 "or another publisher has removed it."
             )
 
-    def _writing(self, data: bytes | None) -> "_Writing | None":
-        """What the key `writing` says."""
+    def _writing(self, pipe: typing.Any) -> "_Writing | None":
+        """What the key `writing` says, in a transaction."""
+        data = pipe.get(self._rows.key("writing"))
         try:
             return None if data is None else _Writing(*json.loads(data))
         except (TypeError, ValueError) as error:
