@@ -8,8 +8,8 @@ The trainer reads impressions, joined with the clicks that have come within the
 window, and writes a recovery point every second or so, in FOLDER/points. It
 ends when it has trained on as many as it was told, and for an example that is
 measured it notes two things: when the newest event of each step was, a line of
-FOLDER/steps.jsonl, and what the model answers for some samples at each point, a
-line of FOLDER/answers.jsonl. The publisher reads the points, and puts what has
+FOLDER/steps.jsonl, and what the model answers for some samples after it, a line
+of FOLDER/answers.jsonl. The publisher reads the points, and puts what has
 changed into a store: into one name at each point, into others more rarely. It
 ends when its standard input does.
 """
@@ -77,16 +77,14 @@ class Notes(keras.callbacks.Callback):
 
     Args:
       folder: pathlib.Path.
-      points: string, the directory of recovery points.
       progress: tf_ext.data.StreamProgress.
       samples: dict of lists, features.
       records: int, after which training ends.
     """
 
-    def __init__(self, folder, points, progress, samples, records):
+    def __init__(self, folder, progress, samples, records):
         super().__init__()
         self._folder = folder
-        self._points = pathlib.Path(points)
         self._progress = progress
         self._samples = {k: tf.constant(v) for k, v in samples.items()}
         self._records = records
@@ -99,14 +97,7 @@ class Notes(keras.callbacks.Callback):
         self._append("steps.jsonl", note | {"records": progress.records})
         if progress.records >= self._records:
             self.model.stop_training = True
-        # TableSnapshot comes before it in the list.
-        if (self._points / f"point-{step:010d}" / "point.json").exists():
-            self._note_answers(step)
-
-    def on_train_end(self, logs=None):
-        self._note_answers(int(self.model.optimizer.iterations))
-
-    def _note_answers(self, step):
+        # Of each step, as any may be that of a recovery point.
         if self._call is None:
             self._call = tf.function(lambda x: self.model(x, training=False))
         scores = self._call(self._samples)[:, 0].numpy().tolist()
@@ -150,7 +141,7 @@ def train(args):
                 points, seconds=args.point_seconds, incremental=True
             ),
             tf_ext.callbacks.StreamLogs(progress),
-            Notes(args.folder, points, progress, samples, args.records),
+            Notes(args.folder, progress, samples, args.records),
         ],
     )
     counts = source.counts
