@@ -115,6 +115,12 @@ py::array Found(const Fn& find) {
   return Copied(found);
 }
 
+int64_t Count(const py::bytes& text) {
+  const std::string_view view = text;
+  py::gil_scoped_release release;
+  return CountLines(view);
+}
+
 py::array Ends(const py::bytes& text) {
   const std::string_view view = text;
   return Found([view] { return LineEnds(view); });
@@ -139,6 +145,7 @@ void DefineRecords(py::module_* m) {
   m->def("split_records", &Split, py::arg("block"));
   m->def("decode_examples", &Decode, py::arg("block"), py::arg("begins"),
          py::arg("ends"), py::arg("fields"));
+  m->def("count_lines", &Count, py::arg("text"));
   m->def("line_ends", &Ends, py::arg("text"));
   m->def("lines_with_odd_quotes", &OddQuotes, py::arg("text"));
   m->def("wrongly_quoted", &WrongQuotes, py::arg("text"), py::arg("ends"),

@@ -60,7 +60,7 @@ class Lines(typing.NamedTuple):
 def joined(values: Sequence[bytes]) -> bytes | None:
     """Texts, none of them empty, as lines; None if one has a line break."""
     data = b"\n".join(values) + b"\n"
-    if data.count(b"\n") > len(values) or b"\r" in data:
+    if _core.count_lines(data) > len(values) or b"\r" in data:
         return None
     return data if values else b""
 
@@ -85,7 +85,7 @@ def read_lines(file: str) -> Iterator[Lines]:
             data = b"".join([rest, memoryview(chunk)[:end]])
             rest = chunk[end:]
         yield Lines(data, first)
-        first += data.count(b"\n")
+        first += _core.count_lines(data)
     if rest:
         yield Lines(rest + b"\n", first)
 

@@ -9,6 +9,9 @@
 
 namespace tf_ext {
 
+// The number of line feeds.
+int64_t CountLines(std::string_view text);
+
 // The places of the line feeds.
 std::vector<int64_t> LineEnds(std::string_view text);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cc/core/records/text_lines.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <string>
@@ -14,8 +15,8 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-TEST(TextLinesTest, EndsAreFoundAtEachPlaceOfAWord) {
-  for (size_t size = 0; size < 40; ++size) {
+TEST(TextLinesTest, EndsAreFoundAtEachPlaceOfAChunk) {
+  for (size_t size = 0; size < 140; ++size) {
     for (size_t at = 0; at < size; ++at) {
       std::string text(size, '\x8a');  // A line feed but for the highest bit.
       text[at] = '\n';
@@ -23,6 +24,7 @@ TEST(TextLinesTest, EndsAreFoundAtEachPlaceOfAWord) {
     }
     EXPECT_EQ(LineEnds(std::string(size, '\v')), Indices());
     EXPECT_EQ(LineEnds(std::string(size, '\n')).size(), size);
+    EXPECT_EQ(CountLines(std::string(size, '\n')), static_cast<int64_t>(size));
   }
 }
 
@@ -61,11 +63,47 @@ TEST(TextLinesTest, RecordsMayHaveLineFeeds) {
   EXPECT_EQ(WronglyQuoted("\"", nullptr, 0, ','), Indices());
 }
 
+TEST(TextLinesTest, EndsThatDoNotRiseAreNotUsedAsPlaces) {
+  const Indices ends = {150, 3, -1, 1000};
+  EXPECT_LE(WronglyQuoted(std::string(200, '"'), ends.data(), ends.size(), ',')
+                .size(),
+            ends.size());
+}
+
+TEST(TextLinesTest, LongTextsOfRightQuotes) {
+  std::mt19937 rng(2);
+  const std::vector<std::string> fields = {"",         "a",
+                                           "\"\"",     "\"a,b\"",
+                                           "\"\"\"\"", "\"a\"\"b\n\"",
+                                           "\"\n\n\"", std::string(70, 'a')};
+  for (int repeat = 0; repeat < 300; ++repeat) {
+    std::string text;
+    Indices ends;
+    for (int record = 0; record < 20; ++record) {
+      for (int field = rng() % 4; field > 0; --field) {
+        text += fields[rng() % fields.size()] + ",";
+      }
+      text += fields[rng() % fields.size()];
+      if (rng() % 2 == 0) text += "\r";
+      ends.push_back(text.size());
+      text += "\n";
+    }
+    EXPECT_EQ(WronglyQuoted(text, ends.data(), ends.size(), ','), Indices());
+    // One that is missing is noticed in its record.
+    const size_t lost = text.find('"', rng() % text.size());
+    if (lost == std::string::npos) continue;
+    text[lost] = 'x';
+    const auto record = std::lower_bound(ends.begin(), ends.end(), lost);
+    EXPECT_EQ(WronglyQuoted(text, ends.data(), ends.size(), ','),
+              Indices{record - ends.begin()});
+  }
+}
+
 TEST(TextLinesTest, AgreesWithBytesOneByOne) {
   std::mt19937 rng(1);
   const std::string_view bytes = "\",\n\r ab";
   for (int repeat = 0; repeat < 2000; ++repeat) {
-    std::string text(rng() % 60, ' ');
+    std::string text(rng() % 200, ' ');
     for (char& c : text) c = bytes[rng() % bytes.size()];
     text += '\n';
     Indices ends, odd, wrong;
@@ -88,6 +126,7 @@ TEST(TextLinesTest, AgreesWithBytesOneByOne) {
       begin = end + 1;
     }
     EXPECT_EQ(LineEnds(text), ends);
+    EXPECT_EQ(CountLines(text), static_cast<int64_t>(ends.size()));
     EXPECT_EQ(LinesWithOddQuotes(text), odd);
     EXPECT_EQ(Wrong(text), wrong) << text;
   }
