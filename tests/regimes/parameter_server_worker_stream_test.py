@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.slow_except(
         "WorkerStreamTest::test_each_record_once",
         "WorkerStreamTest::test_a_step_that_is_lost",
+        "WorkerStreamTest::test_ends_while_nothing_comes",
         "WorkerStreamTest::test_errors_of_workers",
         "WorkerStreamTest::test_malformed_*",
         "WorkerStreamTest::test_refused",
@@ -168,6 +169,13 @@ class WorkerStreamTest(absltest.TestCase):
             found, {n: 1.0 + (n < 70) for n in range(stream_cases.RECORDS)}
         )
         self.assertGreater(len(self.history["loss"]), 4)
+
+    def test_ends_while_nothing_comes(self):
+        stream_cases.write(self.folder)
+        ends = _Ends(self.progress, stream_cases.RECORDS)
+        fit = {"steps_per_epoch": 10_000}
+        found = self._train(ends, follow=True, fit=fit)
+        self.assertEqual(found, _ONCE)
 
     def test_transformed_and_with_logs(self):
         stream_cases.write(self.folder)

@@ -126,11 +126,15 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         begin = getattr(callbacks, f"on_{kind}_batch_begin")
         step = first_step
         for sent in feed.epoch(first_step):
-            if getattr(self._model, _STOP[kind]):
+            if self._is_stopped(kind):
                 return
             begin(step)
             step += feed.steps_in(sent)
             yield sent
+
+    def _is_stopped(self, kind: str) -> bool:
+        """Whether a callback has ended the steps of a kind, of `_STOP`."""
+        return bool(getattr(self._model, _STOP[kind]))
 
     def _train_epoch(
         self,

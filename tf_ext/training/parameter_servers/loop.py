@@ -9,8 +9,9 @@ predictions come in the order of one process.
 
 import collections
 import contextlib
+import functools
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -105,7 +106,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         logs = {}
         with feed.explaining_errors():
             for steps, tensors in self._steps(
-                feed, step, batches, limit, self._pause
+                "train", feed, step, batches, limit, self._pause
             ):
                 if tensors is not None:
                     logs = step.logs(tensors)
@@ -119,7 +120,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
     ) -> Iterator[Logs | None]:
         step = self._functions.get("test", feed)
         logs = None
-        for _, tensors in self._steps(feed, step, batches):
+        for _, tensors in self._steps("test", feed, step, batches):
             if tensors is not None:
                 logs = step.logs(tensors)
             yield logs
@@ -172,6 +173,7 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
 
     def _steps(
         self,
+        kind: str,
         feed: StepFeed,
         step: Step,
         batches: Iterable[Sent],
@@ -179,7 +181,8 @@ class ParameterServerLoop(TrainingLoop[StepFeed]):
         pause: Pause | None = None,
     ) -> Iterator[tuple[int, list[tf.Tensor] | None]]:
         """Yields the number of steps, and their results or None."""
-        wanted = _Wanted(feed, batches)
+        is_stopped = functools.partial(self._is_stopped, kind)
+        wanted = _Wanted(feed, batches, is_stopped)
         for results in self._results(feed, step, wanted, limit, pause):
             steps, results = wanted.made(results)
             if steps:
@@ -247,12 +250,19 @@ class _Wanted:
     """What an epoch sends; once more what found no data where it was sent.
 
     So the begin of each step that callbacks are told of is followed by its
-    end, unless the data of all workers end before.
+    end, unless the data of all workers end before, or a callback ends the
+    steps: a stream may have no more data for hours.
     """
 
-    def __init__(self, feed: StepFeed, batches: Iterable[Sent]) -> None:
+    def __init__(
+        self,
+        feed: StepFeed,
+        batches: Iterable[Sent],
+        is_stopped: Callable[[], bool],
+    ) -> None:
         self._feed = feed
         self._batches = iter(batches)
+        self._is_stopped = is_stopped
         self._again: list[Sent] = []
         self._steps: collections.deque[int] = collections.deque()
 
@@ -260,6 +270,9 @@ class _Wanted:
         return self
 
     def __next__(self) -> Sent:
+        # A step that was lost with its worker is made all the same.
+        if self._is_stopped() and not self._feed.has_lost_steps():
+            self._again.clear()
         sent = self._again.pop() if self._again else next(self._batches)
         self._steps.append(self._feed.steps_in(sent))
         return sent
