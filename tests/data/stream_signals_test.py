@@ -11,6 +11,7 @@ import time
 
 import pytest
 from absl.testing import absltest, parameterized
+from interrupts import take_interrupts
 from models import id_counting_models as models
 from queue_source import Queue
 
@@ -28,9 +29,7 @@ _TOO_LATE = 30.0
 class StreamSignalsTest(parameterized.TestCase):
     def setUp(self):
         super().setUp()
-        # Where tests run in several processes, those ignore it.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.addCleanup(signal.signal, signal.SIGINT, before)
+        take_interrupts(self)
         folder = self.enterContext(tempfile.TemporaryDirectory())
         self.points = pathlib.Path(folder) / "points"
         self.queue = Queue(a=[])

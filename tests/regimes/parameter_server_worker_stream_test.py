@@ -13,6 +13,7 @@ import tensorflow as tf
 from absl.testing import absltest
 from cases import stream_cases
 from clusters import parameter_server_util as util
+from interrupts import take_interrupts
 from models import id_counting_models as models
 
 import tf_ext
@@ -240,6 +241,7 @@ class WorkerStreamTest(absltest.TestCase):
                 self._train(follow=follow, fit={"steps_per_epoch": 9_999})
 
     def test_interrupts_while_nothing_comes(self):
+        take_interrupts(self)
         stream_cases.write(self.folder)
         main = threading.main_thread().ident
 

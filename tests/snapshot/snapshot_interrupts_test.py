@@ -13,6 +13,7 @@ import pytest
 import snapshot_util as util
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from interrupts import take_interrupts
 from saving_util import TestCase, contents
 from tf_ext._core import Setting
 
@@ -38,9 +39,7 @@ def _interrupt_main():
 class SaveTest(TestCase):
     def setUp(self):
         super().setUp()
-        # A shell lets programs that it starts in the background ignore it.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.addCleanup(signal.signal, signal.SIGINT, before)
+        take_interrupts(self)
 
     def _table(self, shards):
         table = util.table(shards)

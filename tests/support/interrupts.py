@@ -19,6 +19,19 @@ _TENSORFLOW = str(pathlib.Path(tf.__file__).parent)
 _LATER_SECONDS = 1e-4
 
 
+def take_interrupts(test):
+    """Has this process handle SIGINT, as from a terminal, until a test ends.
+
+    It is ignored by processes of pytest-xdist, and by those that a shell runs
+    in the background.
+
+    Args:
+      test: unittest.TestCase.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    test.addCleanup(signal.signal, signal.SIGINT, before)
+
+
 @functools.cache
 def _points(code):
     """The offsets of instructions before which signals are handled."""
