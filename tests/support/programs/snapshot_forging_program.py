@@ -151,8 +151,8 @@ class _Readers:
                     "0/counters-" in line or " files of " in line
                     for line in err.splitlines()
                 ), err
-            self._fill(table)
             table.optimizer.learning_rate = rate
+            self._fill(table)
         else:
             assert table.optimizer.learning_rate == rate
         assert snapshot_forging.same(_contents(table), before), "changed"
