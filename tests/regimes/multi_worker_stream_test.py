@@ -33,6 +33,11 @@ class StreamTest(absltest.TestCase):
                 self.assertIn("`steps_per_epoch` of fit must be a", refused)
             self.assertEqual(epochs, 2)
 
+    def test_ends_while_nothing_comes(self):
+        for size, cases in _CASES.items():
+            found = cases[stream_cases.stopped_after_all_records]
+            self.assertEqual(found, [32] * size)
+
     def test_a_stream_without_shards(self):
         for error in _CASES[2][stream_cases.a_stream_without_shards]:
             self.assertIn("a function from the tf.distribute.Input", error)

@@ -23,6 +23,8 @@ from tf_ext.training.feeds import Arguments, EpochFeed, Logs, Sent
 from tf_ext.training.fit_arguments import FitOptions, split_arrays
 from tf_ext.training.resume import restored_point, tell_position
 
+_END = object()
+
 # The attributes that callbacks set to end each kind of step.
 _STOP = {
     "train": "stop_training",
@@ -125,8 +127,11 @@ class TrainingLoop(abc.ABC, typing.Generic[_Feed]):
         """
         begin = getattr(callbacks, f"on_{kind}_batch_begin")
         step = first_step
-        for sent in feed.epoch(first_step):
-            if self._is_stopped(kind):
+        sends = iter(feed.epoch(first_step))
+        # Asked first: of a stream, the next batch may come hours later.
+        while not self._is_stopped(kind):
+            sent = next(sends, _END)
+            if sent is _END:
                 return
             begin(step)
             step += feed.steps_in(sent)

@@ -108,6 +108,40 @@ def epochs_without_steps(worker):
     return refused, len(history.history["val_loss"])
 
 
+class _Stops(keras.callbacks.Callback):
+    """Ends training after a number of steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self._steps = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch + 1 >= self._steps:
+            self.model.stop_training = True
+
+
+def stopped_after_all_records(worker):
+    """The records of a worker that a callback stopped when none is left."""
+    with worker.strategy.scope():
+        model, _ = models.counting_model()
+    processes = regime_of_model(model).processes
+    folder = pathlib.Path(processes.from_first(tempfile.mkdtemp()))
+    if worker.rank == 0:
+        for index in range(processes.count):
+            place = folder / f"writer-{index}"
+            place.mkdir()
+            (place / "part").write_text("1,1\n" * 32)
+    processes.gather_json(0)
+    progress = tf_ext.data.StreamProgress()
+    model.fit(
+        functools.partial(_share, folder, follow=True, progress=progress),
+        steps_per_epoch=10_000,
+        verbose=0,
+        callbacks=[_Stops(2)],
+    )
+    return progress.records
+
+
 def a_stream_without_shards(worker):
     """The error of each worker."""
     with worker.strategy.scope():
