@@ -55,6 +55,20 @@ class TableConfigTest(tf.test.TestCase, parameterized.TestCase):
         table = tf_ext.SparseTable("user", 2)
         self.assertEqual(set(table.get_config()), arguments | {"uid"})
 
+    @parameterized.parameters(("dim", 1, 65536), ("seed", 0, 2**64 - 1))
+    def test_integers_have_limits(self, name, least, most):
+        for value in (least, most, np.int64(least)):
+            given = {"dim": 2, name: value}
+            table = tf_ext.SparseTable("user", **given)
+            self.assertEqual(table.get_config()[name], value)
+        # A bool is no integer here, although Python has it as one.
+        for value in (least - 1, most + 1, True, 2.0, "2"):
+            given = {"dim": 2, name: value}
+            with self.assertRaisesRegex(
+                ValueError, f"`{name}` of SparseTable must be an integer from"
+            ):
+                tf_ext.SparseTable("user", **given)
+
     def test_a_table_is_made_again_from_all_arguments(self):
         table = tf_ext.SparseTable(
             "user",

@@ -110,9 +110,7 @@ class TableConfig:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             allowed = "1 to 200 letters, digits, '_', '.' or '-'"
             refuse("SparseTable", "name", allowed, self.name)
-        if not is_int(self.dim) or not 1 <= self.dim <= _MAX_DIM:
-            allowed = f"an integer from 1 to {_MAX_DIM}"
-            refuse("SparseTable", "dim", allowed, self.dim)
+        check_dim(self.dim)
         if not is_int(self.seed) or not 0 <= self.seed < 2**64:
             allowed = "an integer from 0 to 2^64 - 1, or None"
             refuse("SparseTable", "seed", allowed, self.seed)
@@ -281,6 +279,13 @@ class TableConfig:
             fields.append(Field("last_seen", tf.int32, 1))
         statistics = self.stored_statistics
         return (*fields, *(Field(name, tf.float32, 1) for name in statistics))
+
+
+def check_dim(dim: typing.Any) -> None:
+    """Raises ValueError if `dim` is not the number of weights of a row."""
+    if not is_int(dim) or not 1 <= dim <= _MAX_DIM:
+        allowed = f"an integer from 1 to {_MAX_DIM}"
+        refuse("SparseTable", "dim", allowed, dim)
 
 
 def _serialized(value: typing.Any) -> typing.Any:

@@ -35,7 +35,7 @@ from tf_ext.regimes import (
     shared_rows,
 )
 from tf_ext.tables import shadow, sparse_optimizers, weights_only
-from tf_ext.tables.config import TableConfig
+from tf_ext.tables.config import TableConfig, check_dim
 from tf_ext.tables.saved_state import ColumnRecord, SavedState
 from tf_ext.tables.saving import keras_files
 from tf_ext.tables.saving.checkpoint import CheckpointedRows
@@ -167,6 +167,7 @@ class SparseTable(StoredTable, OwnChildren, keras.layers.Layer):
         l2: float = 0.0,
         l1: float = 0.0,
     ) -> None:
+        check_dim(dim)  # Rules of names have rates that depend on it.
         config = TableConfig(
             name=name,
             dim=dim,
