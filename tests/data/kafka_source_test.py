@@ -178,6 +178,22 @@ class MockTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, named):
             tf_ext.data.KafkaSource(**given)
 
+    def test_settings_that_are_fixed(self):
+        """Kafka would keep positions, or hand out partitions, by itself."""
+        fixed = {
+            "auto.offset.reset": "error",
+            "bootstrap.servers": "localhost:9092",
+            "enable.auto.commit": True,
+            "enable.auto.offset.store": True,
+            "enable.partition.eof": True,
+            "group.id": "mine",
+            "group.protocol": "consumer",
+        }
+        allowed = f"must be a dict without {', '.join(fixed)}. Received"
+        for name, value in fixed.items():
+            with self.assertRaisesRegex(ValueError, f"`config` .*{allowed}"):
+                tf_ext.data.KafkaSource("t", "localhost:9092", {name: value})
+
     def test_positions_that_are_none(self):
         for position in (-1, "3", True, None, 1.5):
             with self.assertRaisesRegex(

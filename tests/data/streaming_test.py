@@ -175,6 +175,21 @@ class BatchTest(parameterized.TestCase):
             self.assertAlmostEqual(lag.most, time.time() - oldest, delta=60)
             self.assertEqual((lag.records, lag.mean), (2, lag.most))
 
+    def test_event_times_ahead_of_the_clock(self):
+        """Clocks differ; they do not lower the mean of the other batches."""
+        queue = Queue()
+        now = time.time()
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(queue, batch_size=1, progress=progress)
+        queue.add("a", b"1", time=now + 9000.0)
+        queue.add("a", b"2", time=now - 100.0)
+        self.assertLen(list(data), 2)
+        progress.advance(2)
+        lag = progress.lag()
+        self.assertAlmostEqual(lag.most, 100.0, delta=60)
+        self.assertAlmostEqual(lag.mean, lag.most / 2)
+        self.assertEqual(progress.event_time, now + 9000.0)
+
     def test_a_later_iteration_ends_an_earlier_one(self):
         queue = Queue()
         queue.add("a", *(b"%d" % n for n in range(100)))
@@ -203,6 +218,19 @@ class BatchTest(parameterized.TestCase):
         self.assertEqual(restored.state(), {"positions": {"a": 4}})
         data = self._stream(queue, progress=restored)
         self.assertEqual(_numbers(data), [[4, 5, 6, 7]])
+
+    def test_goes_back_within_a_program(self):
+        """Also after the end, and where a loop waits for batches first."""
+        queue = Queue()
+        queue.add("a", *(b"%d" % n for n in range(8)))
+        progress = tf_ext.data.StreamProgress()
+        data = self._stream(queue, progress=progress)
+        for position, wanted in ((0, [0, 1, 2, 3]), (4, [4, 5, 6, 7])):
+            progress.restore({"positions": {"a": position}})
+            self.assertFalse(progress.has_ended)
+            self.assertTrue(progress.wait(1, lambda: False))
+            self.assertEqual(_numbers(data)[0], wanted)
+            self.assertTrue(progress.has_ended)
 
     def test_states_that_are_none(self):
         progress = tf_ext.data.StreamProgress()

@@ -9,9 +9,10 @@ from unittest import mock
 
 import tensorflow as tf
 from absl.testing import absltest, parameterized
+from clusters.listeners import Listener, speak_http2
 
 import tf_ext
-from tf_ext.distribute import peers, strategy
+from tf_ext.distribute import deadlines, peers, strategy
 from tf_ext.ops.table import owner_ops
 
 _TASK = "/job:localhost/replica:0/task:0"
@@ -117,6 +118,45 @@ class ChecksTest(parameterized.TestCase):
             self.assertRaisesRegex(RuntimeError, "not answer.*says: closed"),
         ):
             strategy._answer(_TASK, "b:2", time.monotonic() + 0.2, closed)
+
+    def test_calls_that_are_not_waited_for(self):
+        found, release = [], threading.Event()
+        self.addCleanup(release.set)
+
+        def call():
+            found.append(threading.current_thread())
+            release.wait()
+
+        with self.assertRaisesRegex(TimeoutError, "No answer after 0.1 s"):
+            deadlines.call_within(0.1, call)
+        while not found:
+            time.sleep(0.001)
+        # A program that gives up ends, whatever TensorFlow still waits for.
+        self.assertTrue(found[0].daemon)
+
+    def test_tasks_that_answer_at_the_last_moment(self):
+        found = []
+
+        def check(made, seconds):
+            found.append((made, seconds))
+
+        cluster = {"chief": ["c:3"]}
+        for job in ("worker", "ps"):
+            listener = Listener(speak_http2)
+            self.addCleanup(listener.close)
+            cluster[job] = [listener.address]
+        with (
+            # What takes a cluster, or changes this process for good.
+            mock.patch.object(strategy, "connect_in_turns"),
+            mock.patch.object(strategy, "set_server_patience"),
+            mock.patch.object(tf.distribute, "ParameterServerStrategy") as make,
+            mock.patch.object(strategy, "check_cluster", check),
+        ):
+            strategy.parameter_server_strategy(cluster, timeout_seconds=0.0)
+        [(made, seconds)] = found
+        self.assertIs(made, make.return_value)
+        self.assertGreater(seconds, 1.0)
+        self.assertLessEqual(seconds, 10.0)
 
     def test_tasks_that_reach_each_other(self):
         deadline = time.monotonic() + 20

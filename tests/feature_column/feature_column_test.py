@@ -8,6 +8,7 @@ from absl.testing import absltest, parameterized
 from ops_util import run_python
 
 import tf_ext
+from tf_ext import feature_column
 from tf_ext.feature_column import (
     CategoryColumn,
     CrossedColumn,
@@ -23,6 +24,27 @@ pytestmark = [
 ]
 
 keras = tf.keras
+
+
+class ClassesTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (feature_column.CategoryColumn, category_column, "a"),
+        (
+            feature_column.CrossedColumn,
+            crossed_column,
+            (category_column("a"), category_column("b")),
+        ),
+        (
+            feature_column.SequenceColumn,
+            feature_column.sequence_category_column,
+            category_column("a"),
+        ),
+        (feature_column.TimeColumn, feature_column.time_column, "a"),
+        (feature_column.AgeColumn, feature_column.age_column, "a", "b", (1,)),
+    )
+    def test_defaults_are_those_of_the_function(self, kind, function, *given):
+        """A config that an earlier version wrote lacks later arguments."""
+        self.assertEqual(kind(*given), function(*given))
 
 
 class CategoryColumnTest(parameterized.TestCase):

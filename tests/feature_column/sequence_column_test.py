@@ -176,9 +176,13 @@ class PositionsTest(tf.test.TestCase, parameterized.TestCase):
             ({}, (7, 4), (5, 4)),
             ({"max_length": 3}, (3, 4), (5, 4)),
             ({"ragged": True}, (None, 4), (None, 4)),
+            ({"ragged": True, "max_length": 3}, (None, 4), (None, 4)),
         ):
             column = sequence_category_column("x", **options)
             shape = column.output_shape(4)
+            # Examples of ragged output have lengths of their own.
+            length = None if column.ragged else column.max_length
+            self.assertEqual(shape, (length, 4))
             self.assertEqual(column.symbolic_shape(shape, inputs, None), raw)
             self.assertEqual(column.symbolic_shape(shape, {}, mask), hashed)
 

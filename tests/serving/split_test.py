@@ -262,8 +262,11 @@ class SplitTest(TestCase):
         self.assertEqual(manifest["tf_ext_version"], tf_ext.__version__)
         self.assertEqual(manifest["outputs"], ["price", "score"])
         self.assertEqual(
-            {one["of_model"]: one["dtype"] for one in manifest["inputs"]},
-            {"user": "string", "price-EUR": "float32"},
+            {
+                one["of_model"]: (one["dtype"], one["shape"])
+                for one in manifest["inputs"]
+            },
+            {"user": ("string", [None]), "price-EUR": ("float32", [None, 2])},
         )
         self.assertEqual(
             {

@@ -85,6 +85,7 @@ class CommandTest(TestCase):
             r"kind +delta, of \.\./0",
             "rows +70 of 40 bytes, 5 erased signs",
             r"chain of 2, 1\d.\d kB",
+            " +kind +step +rows +erased +size +directory",
             rf"0 +full +1,200 +300 +0 +.* kB +{self._path('0')}",
             rf"1 +delta +- +70 +5 +.* kB +{self._path('1')}",
         ):

@@ -266,7 +266,7 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
         ([1.9, 0.1, 1.2], [2.0, 1.0, 0.5]),
     )
     def test_weights_of_classes(self, labels, weights):
-        x, classes = np.arange(3), {1: 0.5, 2: 2.0}
+        x, classes = np.arange(3), {2: 2.0, 1: 0.5}  # In any order.
         y = np.array(labels)
         [batch] = make_dataset(x, y, class_weight=classes)
         self.assertAllEqual(batch[0], x)
