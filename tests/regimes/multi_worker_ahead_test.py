@@ -12,7 +12,7 @@ from tf_ext._keras import IS_KERAS_3
 
 pytestmark = [
     pytest.mark.process("workers"),
-    pytest.mark.slow,
+    pytest.mark.slow_except("AheadTest::test_as_one_process_several_tables"),
 ]
 
 _CASES = shared_workers(2)
