@@ -24,7 +24,7 @@ class KillTest(TestCase):
             f"--kills={kills}",
             f"--seed={seed}",
             *options,
-            timeout_seconds=120 + 8 * kills,
+            timeout_seconds=120 + 16 * kills,
         ).splitlines()
         self.assertLen(lines, kills)
 
@@ -38,7 +38,7 @@ class KillTest(TestCase):
         ("full", []), ("incremental", ["--incremental"])
     )
     @pytest.mark.slow
-    @pytest.mark.timeout(1800)
+    @pytest.mark.timeout(3600)
     def test_one_of_two_snapshots_is_whole_often(self, options):
         self._kill("imported", _KILLS, *options)
 
@@ -52,6 +52,6 @@ class KillTest(TestCase):
         ("full", []), ("incremental", ["--incremental"])
     )
     @pytest.mark.slow
-    @pytest.mark.timeout(1800)
+    @pytest.mark.timeout(3600)
     def test_training_is_whole_up_to_a_step_often(self, options):
         self._kill("trained", _KILLS, *options)
