@@ -62,7 +62,8 @@ _DTYPES = {
 _DTYPES[CHANGING_ROWS_FORMAT] = _DTYPES[SMALL_ROWS_FORMAT]
 _FIRST_NAMES = ("sign", "weights")
 _ANYTHING = "(?s:.*)"
-_MAX_DIM = 65536
+MAX_DIM = 65536
+"""The greatest number of weights of a row."""
 _MAX_FIELDS = 32
 _MAX_SHARDS = 1 << 20
 
@@ -377,7 +378,7 @@ def _decode_row(
         )
         if name in [before for before, _, _ in wanted]:
             field.refuse("name", "a name that no other field has")
-        count = field.integer("count", 1, _MAX_DIM if index else 1)
+        count = field.integer("count", 1, MAX_DIM if index else 1)
         wanted.append((name, dtype, count))
     fields, row_bytes = row_fields(wanted[1:])
     for field, right in zip(found, fields, strict=True):

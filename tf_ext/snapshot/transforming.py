@@ -27,7 +27,7 @@ from tf_ext.snapshot.files import (
     read_again_if_replaced,
     read_chain,
 )
-from tf_ext.snapshot.manifest import Manifest
+from tf_ext.snapshot.manifest import MAX_DIM, Manifest
 from tf_ext.snapshot.reader import (
     Snapshot,
     common_shards,
@@ -42,7 +42,6 @@ from tf_ext.snapshot.storage import normalised
 from tf_ext.snapshot.writer import Content, times_read, write
 
 _Path = str | os.PathLike[str]
-_MAX_DIM = 65536
 # The core's rule for rows that cannot be trained.
 _NO_RULE = "none"
 _START = "initial_accumulator_value"
@@ -383,8 +382,8 @@ def _changed(
 ) -> dict[str, str]:
     """The entries of the new table's configuration."""
     changed = dict(entries)
-    if dim is not None and (not is_int(dim) or not 1 <= dim <= _MAX_DIM):
-        refuse("transform", "dim", f"an int from 1 to {_MAX_DIM}", dim)
+    if dim is not None and (not is_int(dim) or not 1 <= dim <= MAX_DIM):
+        refuse("transform", "dim", f"an int from 1 to {MAX_DIM}", dim)
     if matrix is not None:
         if str(matrix.shape[0]) != entries.get("dim"):
             refuse(
@@ -496,7 +495,7 @@ def _matrix(
         matrix.ndim != 2
         or matrix.dtype.kind not in "fiu"
         or not np.isfinite(matrix).all()
-        or not 1 <= matrix.shape[1] <= _MAX_DIM
+        or not 1 <= matrix.shape[1] <= MAX_DIM
     ):
         allowed = (
             f"a matrix [dim, new dim] of finite numbers (it is {matrix.dtype} "

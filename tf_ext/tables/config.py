@@ -15,10 +15,10 @@ from tf_ext import eviction as evictions
 from tf_ext._checks import is_finite, is_int, refuse
 from tf_ext._keras import keras
 from tf_ext.regimes.table_interface import Field
+from tf_ext.snapshot.manifest import MAX_DIM
 from tf_ext.tables.sparse_optimizers import SparseOptimizer
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-_MAX_DIM = 65536
 
 # What is read for ids without a row, if no vector.
 _INITIAL = "initial"
@@ -283,8 +283,8 @@ class TableConfig:
 
 def check_dim(dim: typing.Any) -> None:
     """Raises ValueError if `dim` is not the number of weights of a row."""
-    if not is_int(dim) or not 1 <= dim <= _MAX_DIM:
-        allowed = f"an integer from 1 to {_MAX_DIM}"
+    if not is_int(dim) or not 1 <= dim <= MAX_DIM:
+        allowed = f"an integer from 1 to {MAX_DIM}"
         refuse("SparseTable", "dim", allowed, dim)
 
 
