@@ -45,7 +45,8 @@ def whole_records(blocks: Iterator[Lines], quotes: Quotes) -> Iterator[Lines]:
         rest = data[len(whole) :]
         if whole:
             yield Lines(whole, first, inner)
-            first += _core.count_lines(whole)
+            if rest:  # Otherwise the next block says it.
+                first += _core.count_lines(whole)
     if rest:
         # The record does not end, so its first line alone is malformed.
         yield Lines(rest, first, _find(rest, quotes)[0])
