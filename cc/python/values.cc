@@ -72,7 +72,9 @@ HashInput Values::input() const {
 }
 
 void Values::KeepTexts(const py::tuple& texts) {
-  if (texts.size() != 2) throw py::value_error(name_ + " must be a pair.");
+  if (texts.size() != 2 && texts.size() != 3) {
+    throw py::value_error(name_ + " must be a pair, or a pair and indices.");
+  }
   const auto offsets = texts[0].cast<DenseArray<int32_t>>();
   const auto text = texts[1].cast<DenseArray<uint8_t>>();
   if (offsets.ndim() != 1 || offsets.size() == 0 ||
@@ -85,7 +87,20 @@ void Values::KeepTexts(const py::tuple& texts) {
   offsets_ = offsets;
   text_array_ =
       TextArray(offsets.data(), reinterpret_cast<const char*>(text.data()));
-  SetTexts(&text_array_, &input_);
+  if (texts.size() == 2) {
+    SetTexts(&text_array_, &input_);
+    return;
+  }
+  const auto indices = texts[2].cast<DenseArray<int32_t>>();
+  if (indices.ndim() != 1 ||
+      !IndexedTexts::Fits(indices.data(), indices.size(), size_)) {
+    throw py::value_error(name_ + " has indices that are not of its " +
+                          std::to_string(size_) + " texts.");
+  }
+  size_ = indices.size();
+  indices_ = indices;
+  indexed_texts_ = IndexedTexts(text_array_, indices.data());
+  SetTexts(&indexed_texts_, &input_);
 }
 
 void Values::KeepIntegers(const py::array& array) {
@@ -139,7 +154,7 @@ void Values::KeepObjects(const py::array& array) {
   }
   input_.type = ValueType::kString;
   input_.values = texts_.data();
-  input_.view_strings = ViewTexts;
+  input_.view_strings = ViewObjects;
 }
 
 // NumPy pads its fixed-size strings with zero bytes.
@@ -154,8 +169,8 @@ void Values::ViewBytes(const void* values, int64_t begin, int64_t n,
   }
 }
 
-void Values::ViewTexts(const void* values, int64_t begin, int64_t n,
-                       std::string_view* views) {
+void Values::ViewObjects(const void* values, int64_t begin, int64_t n,
+                         std::string_view* views) {
   for (int64_t k = 0; k < n; ++k) {
     views[k] = static_cast<const std::string_view*>(values)[begin + k];
   }

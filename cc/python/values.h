@@ -32,7 +32,7 @@ pybind11::array Cast(const pybind11::array& array) {
 
 // The values of an array, in a form that the core can read without the GIL; or
 // of a tuple of the offsets, int32 [n + 1], and the text, uint8, of an array of
-// Apache Arrow.
+// Apache Arrow, and of the indices into it, int32, of a DictionaryArray.
 class Values {
  public:
   enum class Nan { kRefused, kAllowed };
@@ -62,16 +62,18 @@ class Values {
   void KeepObjects(const pybind11::array& array);
   static void ViewBytes(const void* values, int64_t begin, int64_t n,
                         std::string_view* views);
-  static void ViewTexts(const void* values, int64_t begin, int64_t n,
-                        std::string_view* views);
+  static void ViewObjects(const void* values, int64_t begin, int64_t n,
+                          std::string_view* views);
 
   std::string name_;
   int64_t size_ = 0;
   pybind11::array kept_;
   pybind11::array offsets_;
+  pybind11::array indices_;
   Bytes bytes_ = {};
   std::vector<std::string_view> texts_;
   TextArray text_array_;
+  IndexedTexts indexed_texts_;
   HashInput input_;
 };
 

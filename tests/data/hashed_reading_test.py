@@ -8,6 +8,7 @@ import tempfile
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 import pytest
 import tensorflow as tf
@@ -257,7 +258,7 @@ class CsvTest(HashedCase):
         self.assertEqual(rows, 2)
 
 
-class FormatTest(HashedCase):
+class FormatTest(HashedCase, parameterized.TestCase):
     """Values that texts cannot have, and the other formats."""
 
     def _rows(self):
@@ -283,6 +284,48 @@ class FormatTest(HashedCase):
 
     def test_same_signs_of_a_table(self):
         self._check(self._table().slice(1, 22), "csv")
+
+    @parameterized.parameters(None, 40)
+    def test_same_signs_of_texts_that_repeat(self, shuffle):
+        """They are read as indices into their dictionaries."""
+        texts = [f"word {i}" for i in range(7)] + ["", "0123456789abcdef" * 2]
+        rng = np.random.default_rng(1)
+        columns = {
+            name: pa.array([texts[i] for i in rng.integers(0, 9, 900)])
+            for name in ("user", "item", "other")
+        }
+        columns["item"] = pc.if_else(
+            pc.equal(columns["item"], "word 3"), None, columns["item"]
+        )
+        columns["count"] = pa.array(["1", "2", "x"] * 300)
+        columns["click"] = pa.array(range(900))
+        fields = [
+            Field("user"),
+            Field("item", default="none"),
+            Field("other"),
+            Field("count", "int64"),
+            Field("click", "float32"),
+        ]
+        used = [category("user"), category("item", missing="none")]
+        used.append(crossed(["user", "item"]))
+        path = _file(b"")
+        parquet.write_table(pa.table(columns), path, row_group_size=400)
+        coded = [
+            one.dictionary_encode() if one.type == pa.string() else one
+            for one in columns.values()
+        ]
+        chunks = [
+            pa.table(coded, list(columns)).slice(i, 300) for i in (0, 300, 600)
+        ]
+        for source, format in ((path, "parquet"), (chunks, "csv")):
+            rows = self.assert_same(
+                *(used, source, tf_ext.data.Schema(fields, "click"), format),
+                batch_size=32,
+                shuffle=shuffle,
+                max_errors=1.0,
+                keep=["item"],
+            )
+            self.assertEqual(rows, 600)
 
     def test_same_signs_of_json_lines(self):
         rows = self._table().to_pylist()
@@ -495,6 +538,14 @@ class CoreTest(tf.test.TestCase):
             leaves_out.hash_rows(["it"], [texts], 3)
         with self.assertRaisesRegex(ValueError, "multiple of the batch size"):
             hasher.hash_rows(["it"], [texts], 2)
+        for indices in ([2, 0, 0, 1], []):
+            given = (*texts, np.array(indices, np.int32))
+            rows = hasher.hash_rows(["it"], [given], len(indices))
+            self.assertAllEqual(rows[:, 0], wanted.numpy()[indices])
+        for wrong in ([3], [0, -1], [[0]]):
+            given = (*texts, np.array(wrong, np.int32))
+            with self.assertRaisesRegex(ValueError, "not of its 3 texts"):
+                hasher.hash_rows(["it"], [given], len(wrong))
         with self.assertRaisesRegex(ValueError, "it must be a pair"):
             hasher.hash(["it"], [(text,)], [None], [None], 1)
 

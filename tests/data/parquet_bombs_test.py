@@ -2,6 +2,7 @@
 """Small Parquet files that would be gigabytes in memory."""
 
 import json
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +13,11 @@ from absl.testing import parameterized
 from processes import run
 
 from tf_ext import data
+from tf_ext.data import columns, parquet_files
+from tf_ext.data.parts import decoded
 
 pytestmark = pytest.mark.slow_except(
+    "BlocksTest::*",
     "LongTextsTest::test_values_are_those_of_the_file[0123]",
 )
 
@@ -92,6 +96,85 @@ class LongTextsTest(tf.test.TestCase, parameterized.TestCase):
             for row in rows
         ]
         self.assertEqual(found, expected)
+
+
+class BlocksTest(tf.test.TestCase, parameterized.TestCase):
+    """The sizes of the blocks that files are cut into."""
+
+    def _blocks(self, column, field, **options):
+        path = self.get_temp_dir() + "/blocks.parquet"
+        parquet.write_table(pa.table({"a": column}), path, **options)
+        files = parquet_files.ParquetFiles(data.Schema([field]), 1)
+        return [parse().part for parse in files.blocks(path)]
+
+    @parameterized.parameters(False, True)
+    def test_of_texts_that_repeat(self, bag):
+        texts = ["x" * 1000, "y", "zz"] * 400
+        column = [[text] * 3 for text in texts] if bag else texts
+        with mock.patch.object(parquet_files, "_BLOCK_BYTES", 100_000):
+            parts = self._blocks(pa.array(column), data.Field("a", bag=bag))
+        found = []
+        for part in parts:
+            values = part.bags["a"].values if bag else part.dense["a"]
+            self.assertEqual(pa.types.is_dictionary(values.type), not bag)
+            values = decoded(values).to_pylist()
+            found += values
+            size = sum(map(len, values))
+            self.assertLess(size, 110_000)
+        self.assertLess(len(parts), 20)
+        wanted = [t for row in column for t in row] if bag else texts
+        self.assertEqual(found, [text.encode() for text in wanted])
+
+    @parameterized.parameters(2, 1000)
+    def test_texts_are_indices_where_they_repeat(self, different):
+        texts = [str(i % different) for i in range(1000)]
+        [part] = self._blocks(pa.array(texts), data.Field("a"))
+        are_indices = pa.types.is_dictionary(part.dense["a"].type)
+        self.assertEqual(are_indices, different == 2)
+
+    @parameterized.parameters(False, True)
+    def test_bytes_of_rows(self, bag):
+        index = pa.dictionary(pa.int32(), pa.string())
+        rows, type_ = ["aaaa", None, "bb", "aaaa"], index
+        if bag:
+            rows = [["aaaa", None, "bb"], None, [], ["aaaa"]]
+            type_ = pa.list_(index)
+        column = pa.array([*rows[:1], *rows], type_).slice(1)
+        sizes = columns.decoded_bytes(column, most=9)
+        wanted = [6, 0, 0, 4] if bag else [4, 0, 2, 4]
+        self.assertEqual(sizes.tolist(), wanted)
+        self.assertIsNone(columns.decoded_bytes(column, most=10))
+        some = columns.decoded_bytes(column.slice(2), most=3)
+        self.assertEqual(some.tolist(), wanted[2:])
+
+    def test_whatever_the_footer_says_of_encodings(self):
+        path = self.get_temp_dir() + "/forged.parquet"
+        # Too many bytes a value to be taken for texts that repeat.
+        texts = ["x" * 50_000, *map(str, range(100))] * 20
+        parquet.write_table(pa.table({"a": texts}), path, compression="none")
+        metadata = parquet.ParquetFile(path).metadata.row_group(0).column(0)
+        self.assertIn("RLE_DICTIONARY", metadata.encodings)
+        with open(path, "rb") as file:
+            content = file.read()
+        # A list of PLAIN, RLE and RLE_DICTIONARY; then of PLAIN, RLE and RLE.
+        before, listed, after = content.rpartition(b"\x35\x00\x06\x10")
+        self.assertTrue(listed)
+        with open(path, "wb") as file:
+            file.write(before + b"\x35\x00\x06\x06" + after)
+        metadata = parquet.ParquetFile(path).metadata.row_group(0).column(0)
+        self.assertNotIn("RLE_DICTIONARY", metadata.encodings)
+        files = parquet_files.ParquetFiles(
+            data.Schema([data.Field("a")]), threads=1
+        )
+        with mock.patch.object(parquet_files, "_BLOCK_BYTES", 200_000):
+            parts = [parse().part for parse in files.blocks(path)]
+        self.assertGreater(len(parts), 3)
+        found = [
+            text.decode()
+            for part in parts
+            for text in decoded(part.dense["a"]).to_pylist()
+        ]
+        self.assertEqual(found, texts)
 
 
 if __name__ == "__main__":

@@ -204,6 +204,34 @@ class LayoutsTest(parameterized.TestCase):
         self.assertEqual(_plain(batch["s"]), [b"?", b"a", b"NA", b"none"])
         self.assertEqual(_plain(batch["coded"]), [0.5, 2.5, 0.5, 0.5])
 
+    def test_of_indices(self):
+        columns = {
+            "text": pa.array(["b", "a", "b"]).dictionary_encode(),
+            "large": pa.array(
+                ["b", "a", "b"], pa.large_string()
+            ).dictionary_encode(),
+            "ids": pa.array([7, 5, 7]).dictionary_encode(),
+            "numbers": pa.array([0.5, 2.0, 0.5]).dictionary_encode(),
+            "null": pa.DictionaryArray.from_arrays(
+                pa.array([0, 1, 0], pa.int8()), pa.array(["x", None])
+            ),
+        }
+        found = self._one(
+            pa.table(columns).slice(1),
+            [
+                Field("text"),
+                Field("large"),
+                Field("ids"),
+                Field("numbers", "float32"),
+                Field("null", default="?"),
+            ],
+        )
+        self.assertEqual(found["text"], [b"a", b"b"])
+        self.assertEqual(found["large"], [b"a", b"b"])
+        self.assertEqual(found["ids"], [b"5", b"7"])
+        self.assertEqual(found["numbers"], [2.0, 0.5])
+        self.assertEqual(found["null"], [b"?", b"x"])
+
     def test_of_lists(self):
         values = [["a", "b"], None, [], ["c"]]
         table = pa.table(

@@ -67,7 +67,8 @@ class Converter:
 
         Args:
           columns: dict from names of fields to arrays without chunks: of
-            `type_of`, or of bytes for any field; of bags bytes or lists.
+            `type_of`, or of bytes for any field, or of indices into bytes,
+            without null, for a string; of bags bytes or lists.
 
         Returns:
           `(part, reasons)`.
@@ -261,6 +262,8 @@ def _ids(
 
 
 def _filled(column: Array, default: typing.Any) -> Array:
+    if pa.types.is_dictionary(column.type):
+        return column  # Of bytes, and none of them is null.
     if not pa.types.is_binary(column.type):
         column = column.cast(pa.binary())
     if not column.null_count:

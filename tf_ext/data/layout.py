@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_ext.data.field import DTYPES, WEIGHT_SUFFIX, Field
 from tf_ext.data.part_hashing import ANY, AT_MOST_ONE, Entry, PartHasher
-from tf_ext.data.parts import Part, Values, text_of
+from tf_ext.data.parts import Part, Values, decoded, text_of
 from tf_ext.data.schema import Schema
 from tf_ext.feature_column.hashed_features import KEY
 from tf_ext.ops.bags import text_ops
@@ -65,18 +65,19 @@ class Layout:
                 self._matrices.append((entry.present, tf.bool, count))
         self.signature: list[tf.TensorSpec] = []
         for dtype, fields in self._dense.items():
-            self._add(dtype, [len(fields), None])
+            self._add(dtype, len(fields))
         for _, kind, count in self._matrices:
             self.signature.append(tf.TensorSpec([None, count], kind))
         for _, dtype in self._bags:
-            self._add(dtype, [1, None])
+            self._add(dtype, 1)
             self.signature.append(tf.TensorSpec([None], tf.int64))
 
-    def _add(self, dtype: str, shape: list[int | None]) -> None:
+    def _add(self, dtype: str, columns: int) -> None:
         if dtype == "string":
             self.signature.append(tf.TensorSpec([None], tf.uint8))
-            dtype = "int64"
-        self.signature.append(tf.TensorSpec(shape, DTYPES[dtype]))
+            self.signature.append(tf.TensorSpec([columns, None], tf.int64))
+        else:
+            self.signature.append(tf.TensorSpec([None, columns], DTYPES[dtype]))
 
     def tensors(self, part: Part) -> list[npt.NDArray[typing.Any]]:
         """A Part as arrays of `signature`."""
@@ -109,7 +110,7 @@ class Layout:
         for name, dtype in self._bags:
             own = [next(left) for _ in range(3 if dtype == "string" else 2)]
             if dtype != "string":
-                values[name] = tf.gather(_ragged(own[0][0], own[1]), rows)
+                values[name] = tf.gather(_ragged(own[0][:, 0], own[1]), rows)
                 continue
             size = tf.gather(own[-1], tf.size(own[-1]) - 1)
             places = tf.gather(_ragged(tf.range(size), own[-1]), rows)
@@ -139,12 +140,13 @@ class Layout:
 def _matrix(columns: list[Values]) -> list[npt.NDArray[typing.Any]]:
     """Columns of a type as one matrix, of strings as text and offsets."""
     if isinstance(columns[0], np.ndarray):
-        return [np.stack(columns)]
+        # By row: TensorFlow gathers rows many times as fast as single numbers.
+        return [np.stack(columns, axis=1)]
     texts = []
     offsets = np.zeros([len(columns), len(columns[0]) + 1], np.int64)
     position = 0
     for of_column, column in zip(offsets, columns, strict=True):
-        ends, text = text_of(column)
+        ends, text = text_of(decoded(column))
         texts.append(text[ends[0] : ends[-1]])
         np.add(ends, position - int(ends[0]), out=of_column, casting="unsafe")
         position = int(of_column[-1])
@@ -157,7 +159,7 @@ def _gathered(
     if dtype == "string":
         text, offsets = next(tensors), next(tensors)
         return text_ops.strings_of_columns(text, offsets, rows, count)
-    return tf.unstack(tf.gather(next(tensors), rows, axis=1), count)
+    return tf.unstack(tf.gather(next(tensors), rows), count, axis=1)
 
 
 def _ragged(values: tf.Tensor, splits: tf.Tensor) -> tf.RaggedTensor:

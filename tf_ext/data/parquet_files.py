@@ -4,14 +4,22 @@
 import contextlib
 import functools
 import io
+import itertools
 import os
 import typing
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from tf_ext.data.arrow import Converter
-from tf_ext.data.columns import column_at, complaint, plain, text_lengths
+from tf_ext.data.columns import (
+    column_at,
+    complaint,
+    decoded_bytes,
+    plain,
+    text_lengths,
+)
 from tf_ext.data.errors import DamagedFileError, Malformed
 from tf_ext.data.field import Field, is_list
 from tf_ext.data.parts import Parsed
@@ -32,7 +40,9 @@ BLOCK_ROWS = 16384
 _BLOCK_BYTES = 16 << 20
 _LEAST_ROWS = 256  # of a block of texts that begin as the one before
 _VALUE_BYTES = 16  # about, of a number in a list
-_DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+# At most, of a value in a column of texts that repeat: of its index, and of its
+# share of the dictionary.
+_REPEATED_BYTES = 4
 _ADVICE = (
     "The number of lost records is unknown: repair the file or leave it out."
 )
@@ -118,8 +128,9 @@ class ParquetFiles:
                 ) from error
             if batch is None:
                 break
-            read += batch.num_rows
-            yield batch
+            for piece in self._pieces(batch):
+                read += piece.num_rows
+                yield piece
         if read != rows:
             raise DamagedFileError(
                 f"{file} is damaged in row group {group}, after row "
@@ -132,8 +143,9 @@ class ParquetFiles:
     ) -> tuple[typing.Any, int]:
         """How to read a row group in blocks of about _BLOCK_BYTES at most.
 
-        Text that could be longer is read as indices into its dictionary, which
-        is slower where there are many different values.
+        Texts that repeat are read as indices into their dictionary, and so are
+        texts that could be too long otherwise. Where there are many different
+        texts, that would be slower.
 
         Returns:
           `(file, rows of a block)`.
@@ -147,11 +159,11 @@ class ParquetFiles:
         if not chunks:
             return opened, block_rows
         _check_chunks(opened, group, [path for _, _, path, _ in chunks])
-        texts = []
+        repeated, texts = [], []
         for index, field, path, is_text in chunks:
             chunk = metadata.column(index)
             name = field.name
-            values, values_of_row = block_rows, 1.0
+            values = block_rows
             if is_list(field):
                 values = chunk.num_values
                 values_of_row = max(1.0, values / max(1, metadata.num_rows))
@@ -163,36 +175,49 @@ class ParquetFiles:
                     )
                 block_rows = min(block_rows, most)
             size = chunk.total_uncompressed_size
-            if not is_text or values * size <= _BLOCK_BYTES:
+            if not is_text:
                 continue
             if "DELTA_BYTE_ARRAY" in chunk.encodings:
                 # Each value may be as long as all of the chunk.
-                most = max(_BLOCK_BYTES // size, _LEAST_ROWS)
+                most = max(_BLOCK_BYTES // max(1, size), _LEAST_ROWS)
                 block_rows = min(block_rows, most)
-            elif _DICTIONARIES.intersection(chunk.encodings):
-                texts.append((name, path, values_of_row, values))
-        if not texts:
+            elif size <= _REPEATED_BYTES * chunk.num_values:
+                repeated.append(path)
+            elif values * size > _BLOCK_BYTES:
+                # Whatever the encodings are said to be.
+                texts.append((name, path, values))
+        indices = [*repeated, *self._long(opened, source, group, texts)]
+        if not indices:
             return opened, block_rows
-        as_indices = parquet.ParquetFile(
-            source,
-            metadata=opened.metadata,
-            page_checksum_verification=True,
-            read_dictionary=[path for _, path, _, _ in texts],
-        )
-        first: typing.Any = next(
-            as_indices.iter_batches(
-                1, row_groups=[group], columns=[name for name, *_ in texts]
-            ),
-            None,
-        )
-        found = opened
-        for name, _, values_of_row, values in texts if first else ():
-            lengths = text_lengths(column_at(first, name))
-            if values * lengths.max(initial=0) > _BLOCK_BYTES:
-                found = as_indices
-                most = int(_BLOCK_BYTES / values_of_row / lengths.mean())
-                block_rows = min(block_rows, max(1, most))
-        return found, block_rows
+        return _as_indices(opened, source, indices), block_rows
+
+    def _long(
+        self,
+        opened: typing.Any,
+        source: typing.Any,
+        group: int,
+        texts: list[tuple[str, str, int]],
+    ) -> list[str]:
+        """The paths of the columns that have a text which could be too long.
+
+        Args:
+          opened: ParquetFile.
+          source: what it reads.
+          group: int, the row group.
+          texts: list of `(field, path, values of a block)`.
+        """
+        if not texts:
+            return []
+        of_texts = _as_indices(opened, source, [path for _, path, _ in texts])
+        names = [name for name, *_ in texts]
+        batches = of_texts.iter_batches(1, row_groups=[group], columns=names)
+        found = []
+        for first in itertools.islice(batches, 1):
+            for name, path, values in texts:
+                lengths = text_lengths(column_at(first, name))
+                if values * int(lengths.max(initial=0)) > _BLOCK_BYTES:
+                    found.append(path)
+        return found
 
     def _limiting(
         self, opened: typing.Any
@@ -215,6 +240,21 @@ class ParquetFiles:
                 and (is_text or is_list(field))
             ][:1]
         return found
+
+    def _pieces(self, batch: typing.Any) -> Iterator[typing.Any]:
+        """Rows of a batch whose texts take about _BLOCK_BYTES when decoded."""
+        sizes = [
+            decoded_bytes(column_at(batch, field.name), _BLOCK_BYTES)
+            for field in self._schema.used
+        ]
+        large = [size for size in sizes if size is not None]
+        if not large:
+            yield batch
+            return
+        ends = np.cumsum(np.max(large, axis=0)) // _BLOCK_BYTES
+        cuts = [0, *np.flatnonzero(np.diff(ends)) + 1, batch.num_rows]
+        for begin, end in itertools.pairwise(cuts):
+            yield batch.slice(begin, end - begin)
 
     def _present(self, opened: typing.Any) -> list[Field]:
         """The fields that a file has."""
@@ -244,6 +284,18 @@ class ParquetFiles:
             Malformed(first + row, reason) for row, reason in reasons.items()
         ]
         return Parsed(part, batch.num_rows, malformed, "row")
+
+
+def _as_indices(
+    opened: typing.Any, source: typing.Any, paths: list[str]
+) -> typing.Any:
+    """A ParquetFile whose columns of texts are read as indices."""
+    return parquet.ParquetFile(
+        source,
+        metadata=opened.metadata,
+        page_checksum_verification=True,
+        read_dictionary=paths,
+    )
 
 
 def _check_chunks(opened: typing.Any, group: int, paths: list[str]) -> None:

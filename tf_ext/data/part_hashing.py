@@ -240,6 +240,8 @@ class _Source:
             return values.astype(self.dtype, copy=False)
         if isinstance(values, np.ndarray):
             values = pa.array(values).cast(pa.string())
+        if pa.types.is_dictionary(values.type):
+            return *text_of(values.dictionary), values.indices.to_numpy()
         return text_of(values)
 
 

@@ -16,7 +16,8 @@ try:
 except ImportError:
     pa = None
 
-# Numbers, or an array of Arrow of bytes.
+# Numbers; or an array of Arrow of bytes; or, of dense values, of indices into
+# one.
 Values: typing.TypeAlias = typing.Any
 
 
@@ -105,7 +106,14 @@ def concat(parts: Sequence[Part]) -> Part:
 def _concat(values: list[Values]) -> Values:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values)
-    return pa.concat_arrays(values)
+    # Dictionaries would be made one, which takes longer.
+    return pa.concat_arrays([decoded(some) for some in values])
+
+
+def decoded(values: Values) -> Values:
+    """The same array of Arrow without a dictionary."""
+    is_indices = pa.types.is_dictionary(values.type)
+    return values.dictionary_decode() if is_indices else values
 
 
 def text_of(

@@ -70,18 +70,44 @@ class TextArray {
   const char* data_ = nullptr;
 };
 
-// ViewStrings of a TextArray.
-inline void ViewTextArray(const void* values, int64_t begin, int64_t n,
-                          std::string_view* views) {
-  const TextArray& texts = *static_cast<const TextArray*>(values);
+// Some of the texts of a TextArray, each any number of times.
+class IndexedTexts {
+ public:
+  IndexedTexts() = default;
+  // indices, [n], outlive this.
+  IndexedTexts(TextArray texts, const int32_t* indices)
+      : texts_(texts), indices_(indices) {}
+
+  // False if one of the indices is not of `size` texts.
+  static bool Fits(const int32_t* indices, int64_t n, int64_t size) {
+    bool fits = true;
+    for (int64_t i = 0; i < n; ++i) {
+      fits &= indices[i] >= 0 && indices[i] < size;
+    }
+    return fits;
+  }
+
+  std::string_view at(int64_t i) const { return texts_.at(indices_[i]); }
+
+ private:
+  TextArray texts_;
+  const int32_t* indices_ = nullptr;
+};
+
+// ViewStrings of Texts: TextArray or IndexedTexts.
+template <typename Texts>
+void ViewTexts(const void* values, int64_t begin, int64_t n,
+               std::string_view* views) {
+  const Texts& texts = *static_cast<const Texts*>(values);
   for (int64_t k = 0; k < n; ++k) views[k] = texts.at(begin + k);
 }
 
 // ReadWords of the same. The processor fetches ahead by itself.
-inline bool ReadTextArrayWords(const void* values, int64_t begin, int64_t n,
-                               size_t most, TextWords* words) {
+template <typename Texts>
+bool ReadTextWords(const void* values, int64_t begin, int64_t n, size_t most,
+                   TextWords* words) {
   constexpr size_t kWord = sizeof(uint64_t);
-  const TextArray& texts = *static_cast<const TextArray*>(values);
+  const Texts& texts = *static_cast<const Texts*>(values);
   for (int64_t k = 0; k < n; ++k) {
     const std::string_view text = texts.at(begin + k);
     if (text.size() < kWord || text.size() > most) return false;
@@ -92,12 +118,13 @@ inline bool ReadTextArrayWords(const void* values, int64_t begin, int64_t n,
   return true;
 }
 
-// Sets what an input of a TextArray, which outlives it, has besides its sizes.
-inline void SetTexts(const TextArray* texts, HashInput* input) {
+// Sets what an input of Texts, which outlive it, has besides its sizes.
+template <typename Texts>
+void SetTexts(const Texts* texts, HashInput* input) {
   input->type = ValueType::kString;
   input->values = texts;
-  input->view_strings = ViewTextArray;
-  input->read_words = ReadTextArrayWords;
+  input->view_strings = ViewTexts<Texts>;
+  input->read_words = ReadTextWords<Texts>;
 }
 
 // Sets what an input of an array of String has besides its sizes.

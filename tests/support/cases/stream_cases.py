@@ -2,6 +2,7 @@
 """Synchronous workers that divide the partitions of a stream."""
 
 import functools
+import itertools
 import pathlib
 import tempfile
 
@@ -12,7 +13,8 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.regimes import regime_of_model
 
-RECORDS, PARTITIONS = 300, 5
+COUNTS = (20, 40, 60, 80, 100)  # of records in a partition
+RECORDS, PARTITIONS = sum(COUNTS), len(COUNTS)
 
 
 class KilledError(Exception):
@@ -32,17 +34,23 @@ class Kill(keras.callbacks.Callback):
             raise KilledError
 
 
-def write(folder):
-    """Partitions of different lengths, which have each number once."""
-    number = 0
-    for index in range(PARTITIONS):
-        count = RECORDS * (index + 1) // 15
+def write(folder, counts=COUNTS):
+    """Partitions of so many records, which have each number once."""
+    numbers = iter(range(sum(counts)))
+    for index, count in enumerate(counts):
         place = folder / f"writer-{index}"
         place.mkdir()
-        lines = [f"{n},1\n" for n in range(number, number + count)]
+        lines = [f"{n},1\n" for n in itertools.islice(numbers, count)]
         (place / "part").write_text("".join(lines))
-        number += count
-    assert number == RECORDS
+
+
+def _written(processes, counts):
+    """A folder of all workers that has what `write` writes."""
+    folder = pathlib.Path(processes.from_first(tempfile.mkdtemp()))
+    if processes.rank == 0:
+        write(folder, counts)
+    processes.gather_json(0)
+    return folder
 
 
 def each_record_once(worker):
@@ -52,11 +60,7 @@ def each_record_once(worker):
             model, table = models.counting_model()
         processes = regime_of_model(model).processes
         if not life:
-            folder = processes.from_first(tempfile.mkdtemp())
-            folder = pathlib.Path(folder)
-            if worker.rank == 0:
-                write(folder)
-            processes.gather_json(0)
+            folder = _written(processes, COUNTS)
         points = tf_ext.callbacks.TableSnapshot(
             folder / "_points", steps=2, incremental=True
         )
@@ -125,16 +129,16 @@ def stopped_after_all_records(worker):
     with worker.strategy.scope():
         model, _ = models.counting_model()
     processes = regime_of_model(model).processes
-    folder = pathlib.Path(processes.from_first(tempfile.mkdtemp()))
-    if worker.rank == 0:
-        for index in range(processes.count):
-            place = folder / f"writer-{index}"
-            place.mkdir()
-            (place / "part").write_text("1,1\n" * 32)
-    processes.gather_json(0)
+    folder = _written(processes, [32] * processes.count)
     progress = tf_ext.data.StreamProgress()
     model.fit(
-        functools.partial(_share, folder, follow=True, progress=progress),
+        functools.partial(
+            _share,
+            folder,
+            follow=True,
+            max_delay=60,  # Or a slow worker might make more batches.
+            progress=progress,
+        ),
         steps_per_epoch=10_000,
         verbose=0,
         callbacks=[_Stops(2)],
