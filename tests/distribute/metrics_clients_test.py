@@ -5,6 +5,7 @@ import contextlib
 import io
 import socket
 import threading
+import time
 from unittest import mock
 
 import metrics_client
@@ -96,6 +97,20 @@ class ClientsTest(absltest.TestCase):
             while some := client.recv(1 << 20):
                 found += len(some)
         self.assertLess(found, size)
+        self.assert_no_traceback(server)
+
+    def test_the_time_of_the_answer_does_not_count(self):
+        self.limit("_REQUEST_SECONDS", 600)
+
+        def take_hours():
+            later = time.monotonic() + 7200
+            with mock.patch.object(metrics_server, "time") as clock:
+                clock.monotonic.return_value = later
+                server._server.service_actions()
+
+        server = self.serve(take_hours)
+        client = self.connect(server, b"GET /ready HTTP/1.1\r\n\r\n")
+        self.assertIn(b"200 OK", client.recv(100))
         self.assert_no_traceback(server)
 
     def test_the_oldest_make_room_for_others(self):

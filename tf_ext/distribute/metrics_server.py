@@ -11,15 +11,18 @@ import time
 import typing
 import urllib.parse
 import wsgiref.simple_server
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from tf_ext._checks import is_int, refuse
 from tf_ext.distribute import metrics, this_task
 
 LOOPBACK = "127.0.0.1"
 # Each client has a thread: it must not be kept by one that is silent, sends a
-# byte from time to time, or does not read.
+# byte from time to time, or does not read. The making of the answer does not
+# count.
 _REQUEST_SECONDS = 10.0
+# Of the environment of WSGI: the context in which an answer is made.
+_ANSWERING = "tf_ext.answering"
 # The argument of /ready.
 _PROGRESS = "progress_seconds"
 _MOST_CLIENTS = 32  # at a time; the oldest has to make room for another one
@@ -159,6 +162,12 @@ def _app(
     def app(
         environ: dict[str, typing.Any], start_response: Callable[..., object]
     ) -> Iterable[bytes]:
+        with environ[_ANSWERING]:
+            return answer(environ, start_response)
+
+    def answer(
+        environ: dict[str, typing.Any], start_response: Callable[..., object]
+    ) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return typing.cast(
@@ -211,6 +220,13 @@ def _why_idle(idle: _Idle, limit: float | None) -> str | None:
 
 
 class _Handler(wsgiref.simple_server.WSGIRequestHandler):
+    server: typing.Any
+
+    def get_environ(self) -> dict[str, typing.Any]:
+        """The environment of WSGI."""
+        answering = self.server.answering(self.connection)
+        return {**super().get_environ(), _ANSWERING: answering}
+
     def log_message(self, format: str, *args: typing.Any) -> None:
         """Probes every few seconds would fill the log."""
 
@@ -231,6 +247,23 @@ class _Bounded:
                 self._end(next(iter(self._ends)))
             self._ends[request] = time.monotonic() + _REQUEST_SECONDS
         super().process_request(request, address)  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def answering(self, request: socket.socket) -> Iterator[None]:
+        """The context in which the answer is made, whose time is not limited.
+
+        A busy machine may take long for a thousand tables.
+        """
+        self._put_off(request, math.inf)
+        try:
+            yield
+        finally:
+            self._put_off(request, time.monotonic() + _REQUEST_SECONDS)
+
+    def _put_off(self, request: socket.socket, end: float) -> None:
+        with self._lock:
+            if request in self._ends:
+                self._ends[request] = end
 
     def shutdown_request(self, request: socket.socket) -> None:
         """Ends a connection that was answered."""
