@@ -48,6 +48,7 @@ from tf_ext.training.building import (
 from tf_ext.training.callback_protocols import check_callbacks
 from tf_ext.training.dispatch import training_of
 from tf_ext.training.fit_arguments import FitOptions
+from tf_ext.training.iterator_steps import StepsOfResources
 from tf_ext.training.resume import awaiting_sigterm
 
 # Suffixes of the file names of Keras's formats.
@@ -57,7 +58,9 @@ _WEIGHTS = ".weights.h5"
 _KerasModelType: typing.Any = type(keras.Model)
 
 
-class _ModelWithTables(SavedAsCalled, CheckpointedModel, BuiltForOneReplica):
+class _ModelWithTables(
+    SavedAsCalled, CheckpointedModel, BuiltForOneReplica, StepsOfResources
+):
     """What `Model` adds to a Keras model, with checks of unsupported uses."""
 
     tf_ext_tables = True
