@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of the steps of `fit` and `evaluate`, beside Keras's own."""
 
+import gc
 import unittest
+import weakref
 from unittest import mock
 
 import numpy as np
@@ -110,6 +112,19 @@ class StepsTest(tf.test.TestCase, parameterized.TestCase):
                 function(iterator)
             self.assertLess(hashed.call_count, 10)
 
+    def test_iterators_in_turn(self):
+        model = _model()
+        model.fit(_data(), verbose=0)
+        weighted = _data().map(lambda x, y: (x, y, tf.zeros_like(y)))
+        one, other = iter(_data()), iter(weighted)
+        for _ in range(3):
+            self.assertGreater(_loss(model, one), 0.0)
+            self.assertEqual(_loss(model, other), 0.0)
+        references = [weakref.ref(it) for it in (one, other)]
+        del one, other
+        gc.collect()
+        self.assertEqual([it() for it in references], [None, None])
+
     def test_compiled_anew(self):
         model = _model(Counting)
         model.fit(_data(), verbose=0)
@@ -129,6 +144,10 @@ class StepsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertIsNot(model.train_function, function)
         model.fit(_data(), verbose=0)
         self.assertGreater(model.traces, once)
+        tested = _tested(model)
+        self.assertIs(_tested(model), tested)
+        model.make_test_function(force=True)
+        self.assertIsNot(_tested(model), tested)
 
     def test_run_eagerly(self):
         model = _model(Counting, run_eagerly=True)
@@ -181,6 +200,12 @@ def _tested(model):
     """The function of `evaluate`."""
     model.make_test_function()
     return model.test_function
+
+
+def _loss(model, iterator):
+    """The loss of the next batch alone."""
+    model.reset_metrics()
+    return float(_tested(model)(iterator)["loss"])
 
 
 @unittest.skipUnless(IS_KERAS_3, "tf_keras does not take them")
