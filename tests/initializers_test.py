@@ -102,6 +102,7 @@ class ArgumentsTest(tf.test.TestCase, parameterized.TestCase):
     @parameterized.named_parameters(
         ("nan", math.nan),
         ("infinite", -math.inf),
+        ("above_all_floats", 10**400),
         ("text", "0.1"),
         ("none", None),
         ("bool", True),

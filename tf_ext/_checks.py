@@ -41,11 +41,12 @@ def is_int(value: object) -> typing.TypeGuard[int]:
 
 def is_finite(value: object) -> typing.TypeGuard[float]:
     """Whether a value is a finite real number; True and False are not."""
-    return (
-        isinstance(value, numbers.Real)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-    )
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # An integer above all floats.
+        return False
 
 
 def is_fraction(value: object) -> typing.TypeGuard[float]:

@@ -6,11 +6,9 @@ position alone: not on the order in which signs arrive, the number of threads
 or the machine. That is why these are not Keras initializers.
 """
 
-import math
-import numbers
 import typing
 
-from tf_ext._checks import refuse
+from tf_ext._checks import is_finite, refuse
 from tf_ext._keras import keras
 
 __all__ = [
@@ -39,11 +37,7 @@ class Initializer:
 
     def __init__(self, **parameters: float) -> None:
         for name, value in parameters.items():
-            if (
-                not isinstance(value, numbers.Real)
-                or isinstance(value, bool)
-                or not math.isfinite(value)
-            ):
+            if not is_finite(value):
                 refuse(type(self).__name__, name, "a finite number", value)
         self._parameters = {k: float(v) for k, v in parameters.items()}
 

@@ -127,6 +127,10 @@ class FormsTest(TestCase):
             pattern=pattern,
         )
 
+    def test_ranks_of_two_digits(self):
+        rows = files.random_rows(10, 60, _DIM)
+        self._check(rows, "AdaGrad", _table(), ["accumulator"], ranks=11)
+
     @parameterized.product(mode=["txt", "bin"], count=[0, 1], dim=[1, 8])
     def test_few_rows(self, mode, count, dim):
         # Forms that more rows would tell apart.

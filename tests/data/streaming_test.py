@@ -190,6 +190,24 @@ class BatchTest(parameterized.TestCase):
         self.assertAlmostEqual(lag.mean, lag.most / 2)
         self.assertEqual(progress.event_time, now + 9000.0)
 
+    def test_datasets_whose_batches_are_those_of_the_stream(self):
+        data, second = self._stream(Queue()), self._stream(Queue())
+        both = tf.data.Dataset.zip
+        for other in (
+            data.shuffle(4),
+            data.repeat(2),
+            data.unbatch().batch(4),
+            both((data, second.shuffle(4))),
+        ):
+            with self.assertRaisesRegex(ValueError, "a batch for each batch"):
+                progress_module.check_one_to_one(other)
+        for one in (
+            data.map(lambda batch: batch).prefetch(1).take(2),
+            both((data, second)),
+            tf.data.Dataset.range(8).shuffle(8),
+        ):
+            progress_module.check_one_to_one(one)
+
     def test_a_later_iteration_ends_an_earlier_one(self):
         queue = Queue()
         queue.add("a", *(b"%d" % n for n in range(100)))

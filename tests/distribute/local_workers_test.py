@@ -80,6 +80,8 @@ class RunLocalWorkersTest(tf.test.TestCase):
         ) as raised:
             _run(_FAIL, self.path, 0.2)
         self.assertEqual(raised.exception.results[0].log, "lost worker 1\n")
+        # What it wrote was shown already.
+        self.assertNotIn("worker 0 at", str(raised.exception))
 
     def test_ends_those_that_do_not_notice_it(self):
         with self.assertRaisesRegex(

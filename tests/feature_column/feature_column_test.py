@@ -98,6 +98,7 @@ class CategoryColumnTest(parameterized.TestCase):
         ("boundaries_empty", dict(boundaries=[]), "boundaries", "a list of at"),
         ("boundaries_text", dict(boundaries="12"), "boundaries", "a list of"),
         ("boundaries_number", dict(boundaries=3), "boundaries", "a list of at"),
+        ("boundaries_huge", dict(boundaries=[10**400]), "boundaries", "a list"),
         ("boundaries_nan", dict(boundaries=[np.nan]), "boundaries", "a list"),
         ("boundaries_fall", dict(boundaries=[2, 1]), "boundaries", "a list of"),
         (

@@ -15,6 +15,7 @@ from models.small_models import Subclassed, compiled, functional, table
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
 from tf_ext.feature_column import category_column
+from tf_ext.training.losses import losses_add_up
 
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
@@ -22,6 +23,7 @@ pytestmark = [
         "MirroredTest::test_a_layer_of_tf_keras_that_misses_updates",
         "MirroredTest::test_accumulating_gradients_is_refused",
         "MirroredTest::test_added_losses_beside_sums_over_replicas0",
+        "MirroredTest::test_outputs_without_losses_beside_sums",
         "MirroredTest::test_several_steps_an_execution",
         "MirroredTest::test_sums_beside_means_are_refused",
         "MirroredTest::test_two_replicas_are_as_one_functional",
@@ -137,6 +139,15 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
                     loss(reduction="sum_over_batch_size"),
                 ],
             )
+
+    def test_outputs_without_losses_beside_sums(self):
+        with self.strategy.scope():
+            model = functional(table())
+            model.compile(
+                tf_ext.optimizers.Optimizer("sgd"),
+                [keras.losses.MeanSquaredError(reduction="sum"), None],
+            )
+        self.assertTrue(losses_add_up(model.loss))
 
     def test_a_step_that_would_weight_its_loss_too_late_is_refused(self):
         self.assertRegex(

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow_except(
     "StockHashTest::test_drawn_columns_seed_5_traced",
     "StockHashTest::test_drawn_columns_seed_8_eagerly",
     "StockHashTest::test_empty_part_of_a_huge_cross_how_*",
+    "StockHashTest::test_empty_vectors_stand_for_none_how_*",
     "StockHashTest::test_inputs_that_do_not_fit_batch",
     "StockHashTest::test_inputs_that_do_not_fit_batch_of_like_columns",
     "StockHashTest::test_inputs_that_do_not_fit_end",
@@ -267,6 +268,12 @@ class StockHashTest(tf.test.TestCase, parameterized.TestCase):
             namespaces=["x"],
             part_counts=[3],
         )
+
+    @parameterized.named_parameters(*named_cases(how=HOW[:2]))
+    def test_empty_vectors_stand_for_none(self, how):
+        values = np.array([[5, 7], [7, 9]])
+        ragged = (values[0], [0, 0, 2], [0.5, 2.0])
+        self._check(how, [(values, [], []), ragged], namespaces=["a", "b"])
 
     @parameterized.named_parameters(
         ("batch", [["a", "b"], [1]], None, None, "have the same batch size"),

@@ -47,7 +47,8 @@ _GOOD = {
     "<= 0.0": (0, -3),
     _BELOW_ONE: (0, 0.999),
 }
-_NO_NUMBERS = (math.nan, math.inf, -math.inf, "1", None, True, [0.5])
+# One is above all floats.
+_NO_NUMBERS = (math.nan, math.inf, -math.inf, 10**400, "1", None, True, [0.5])
 
 # Rule, what its rows are named by in the configuration of a table.
 _CONFIGS = (

@@ -324,6 +324,22 @@ class ProcessesTest(_TestCase):
 
         self.assertEqual(self.run_workers(fine), [0, 1, 2])
 
+    @parameterized.named_parameters(
+        ("no_utf8", OSError("no file \udcff"), r"OSError: no file \\udcff$"),
+        ("cut", OSError("ä" * 999), "OSError: ä+$"),
+    )
+    def test_an_error_of_one_is_any_text(self, error, told):
+        def on(worker):
+            with worker.processes.together("Loading"):
+                if worker.workers.rank:
+                    raise error
+
+        self.assert_raises(
+            [f"RuntimeError: Loading failed. Worker 1: {told}", "^OSError"],
+            on,
+            size=2,
+        )
+
     def test_the_first_writes_the_file(self):
         folder = pathlib.Path(
             self.enterContext(tempfile.TemporaryDirectory(prefix="tf_ext_"))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of earlier versions load; those of the last are written the same."""
 
+import inspect
 import json
 import os
 import pathlib
@@ -90,6 +91,28 @@ def _rows(one):
 
 def _chunks(path):
     return list(open_snapshot(str(path)).chunks())
+
+
+def _public_classes():
+    for name in tf_ext.__all__:
+        value = getattr(tf_ext, name)
+        values = [value]
+        if inspect.ismodule(value):
+            values = [getattr(value, member) for member in value.__all__]
+        yield from filter(inspect.isclass, values)
+
+
+class NameTest(TestCase):
+    def test_classes_are_named_alike_wherever_they_are_defined(self):
+        others = {
+            cls.__name__
+            for cls in _public_classes()
+            if hasattr(cls, "get_config")
+            and keras.utils.get_registered_name(cls) != f"tf_ext>{cls.__name__}"
+        }
+        # Bases of others, which are registered.
+        bases = {"Column", "Initializer", "Model", "Policy", "SparseOptimizer"}
+        self.assertEqual(others, bases)
 
 
 class SnapshotTest(TestCase):

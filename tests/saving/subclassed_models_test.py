@@ -123,9 +123,28 @@ class Unlike(tf_ext.Model):
         return sum(tops, self.other(embedded))
 
 
+class NeverCalled(tf_ext.Model):
+    """Its layers are called by steps of its own alone."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.embed = models.embed(models.column("user"))
+        self.top = keras.layers.Dense(1)
+
+    def score(self, inputs):
+        return self.top(self.embed(inputs))
+
+
 _CLASSES = {
     one.__name__: one
-    for one in (Compared, PlainCompared, PlainWithPart, WithFunction, Unlike)
+    for one in (
+        Compared,
+        NeverCalled,
+        PlainCompared,
+        PlainWithPart,
+        WithFunction,
+        Unlike,
+    )
 }
 
 
@@ -198,6 +217,13 @@ class RefusalTest(TestCase):
             model.save(path)
         loaded = keras.models.load_model(path)
         self.assertAllClose(loaded(_USERS), expected, 1e-6, 1e-6)
+
+    def test_layers_of_a_model_that_was_never_called(self):
+        model = NeverCalled()
+        expected = model.score(_USERS)
+        path = self.path("x.keras")
+        model.save(path)
+        self.assertAllEqual(self._load(path).score(_USERS), expected)
 
     def test_what_keras_made_up_is_not_recorded(self):
         model = PlainWithPart()

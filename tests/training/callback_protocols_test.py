@@ -59,6 +59,13 @@ class _Own(keras.callbacks.Callback):
         self.seen.append(epoch)
 
 
+class _InsideAnEpoch(_Own):
+    """Continues after two steps of epoch 1."""
+
+    def resume(self, model):
+        return Point(step=6, epoch=1, step_in_epoch=2, path="/own")
+
+
 class _RestoringRows(keras.callbacks.EarlyStopping):
     restores_rows = True
 
@@ -79,6 +86,14 @@ class CallbackProtocolsTest(tf.test.TestCase):
             self.fit(own)
         self.assertEqual(own.seen, ["awaiting", True, 1, 2, "awaited"])
         self.assertIn("from the recovery point /own", logs.output[0])
+
+    def test_is_told_how_many_steps_epochs_have(self):
+        data = tf.data.Dataset.from_tensor_slices(self.data).batch(16)
+        unknown = data.filter(lambda *_: True)
+        for given, steps in ((data, 4), (unknown, None)):
+            own = _InsideAnEpoch()
+            self.model.fit(given, epochs=3, verbose=0, callbacks=[own])
+            self.assertEqual(own.params["steps"], steps)
 
     def test_several_points_are_refused(self):
         with self.assertRaisesRegex(ValueError, "at most one TableSnapshot"):

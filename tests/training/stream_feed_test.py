@@ -88,6 +88,24 @@ class SharesTest(absltest.TestCase):
             self.assertEqual([*_feed([share]).ended()], [])
 
 
+class TracedTest(absltest.TestCase):
+    def test_workers_have_batches_of_one_kind(self):
+        def dataset(context):
+            stream = tf_ext.data.stream(
+                Queue(a=[]), _SCHEMA, "csv", batch_size=4, shard=context
+            )
+            name = f"x{context.input_pipeline_id // 2}"
+            return stream.map(lambda batch: {name: batch["x"]})
+
+        feed = _feed()
+        feed._dataset_fn, feed._class_weight = dataset, None
+        streams = []
+        for worker in range(2):
+            feed._traced(worker, 3, streams)
+        with self.assertRaisesRegex(ValueError, "x0.* on worker 0, .*x1.* 2"):
+            feed._traced(2, 3, streams)
+
+
 class GoOnTest(absltest.TestCase):
     def test_the_next_epoch_where_nothing_is_left(self):
         queue = Queue()

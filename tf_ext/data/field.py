@@ -147,7 +147,9 @@ class Field:
         if isinstance(number, bool) or not isinstance(number, int | float):
             return False
         if self.dtype == "float32":
-            return not math.isfinite(number) or abs(number) <= (tf.float32.max)
+            if isinstance(number, float) and not math.isfinite(number):
+                return True
+            return abs(number) <= float(tf.float32.max)
         dtype = DTYPES[self.dtype]
         return isinstance(number, int) and dtype.min <= number <= dtype.max
 

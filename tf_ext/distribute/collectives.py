@@ -347,8 +347,7 @@ class Collectives:
             yield
         except Exception as caught:
             error = caught
-        text = "" if error is None else f"{type(error).__name__}: {error}"
-        first = self.first_error(tf.constant(text)).numpy().decode()
+        first = self.first_error_caught(error)
         if error is not None:
             raise error
         if first:
@@ -370,6 +369,19 @@ class Collectives:
         with tf.control_dependencies(begun):
             checked.append(exchange_ops.raise_error(error))
         return checked[-1]
+
+    def first_error_caught(self, error: Exception | None) -> str:
+        """As `first_error`, outside of graphs.
+
+        Args:
+          error: Exception, None on workers without.
+        """
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        # File names need not be UTF-8.
+        data = text.encode(errors="backslashreplace")
+        first = self.first_error(tf.constant(data)).numpy()
+        # It may end within a character.
+        return first.decode(errors="ignore")
 
     def first_error(self, error: tf.Tensor) -> tf.Tensor:
         """The error of the first worker that has one.

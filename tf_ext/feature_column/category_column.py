@@ -3,13 +3,12 @@
 
 import dataclasses
 import math
-import numbers
 import typing
 from collections.abc import Iterable
 
 import numpy as np
 
-from tf_ext._checks import refuse
+from tf_ext._checks import is_finite, refuse
 from tf_ext._keras import keras
 from tf_ext.feature_column import checks
 from tf_ext.feature_column.column import Column
@@ -144,7 +143,7 @@ def _to_boundaries(
     except TypeError:
         refuse(_NAME, "boundaries", allowed, boundaries)
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        if not is_finite(value):
             refuse(_NAME, "boundaries", allowed, boundaries)
     with np.errstate(over="ignore"):
         rounded = np.asarray(values, np.float64).astype(np.float32)

@@ -8,10 +8,10 @@ import logging
 import math
 import typing
 
-import numpy as np
 import tensorflow as tf
 
 from tf_ext import _core
+from tf_ext._checks import is_finite
 from tf_ext._keras import keras
 
 _LOG = logging.getLogger("tf_ext")
@@ -47,9 +47,7 @@ def _allowed(limits: dict[str, typing.Any]) -> str:
 def _holds(limits: dict[str, typing.Any], value: typing.Any) -> bool:
     low, high = limits["low"], limits["high"]
     return (
-        isinstance(value, (int, float, np.number))
-        and not isinstance(value, bool)
-        and math.isfinite(value)
+        is_finite(value)
         and (value >= low if limits["low_allowed"] else value > low)
         and (value <= high if limits["high_allowed"] else value < high)
     )

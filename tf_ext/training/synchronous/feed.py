@@ -270,9 +270,7 @@ class SynchronousFeed(EpochFeed):
             )
 
     def _raise(self, error: Exception | None) -> typing.NoReturn:
-        text = "" if error is None else f"{type(error).__name__}: {error}"
-        first = self._regime.processes.workers.first_error(tf.constant(text))
-        found = first.numpy().decode(errors="replace")
+        found = self._regime.processes.workers.first_error_caught(error)
         before = (
             "The data of a worker cannot be read, so training ends on all "
             "workers. "
