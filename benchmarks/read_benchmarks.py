@@ -28,8 +28,9 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 _FORMATS = (*_SEPARATORS, "jsonl", "tfrecord", "parquet")
 _ROWS = 200_000
 _BATCH = 1024
-# Of `fit_files`: files, rows, and ids in a column of strings.
-_FILES, _FITTED_ROWS, _IDS = 4, 400_000, 10_000
+_IDS = 10_000  # in a column of strings
+# Of `fit_files`.
+_FILES, _FITTED_ROWS = 4, 400_000
 # The short epoch has one sample of so many.
 _SHORT = 20
 _HIDDEN_UNITS = (64, 32)
@@ -40,11 +41,7 @@ def read(args):
     """Whole files of 40 columns, of which 26 are strings, in all readers."""
     rows = min(args.rows, _ROWS)
     pa.set_cpu_count(args.threads)
-    rng = np.random.default_rng(0)
-    columns = {name: rng.integers(0, 1000, rows) for name in _NUMBERS}
-    for name in _STRINGS:
-        columns[name] = _texts(rng.integers(0, 1 << 32, rows))
-    table = pa.table(columns)
+    table = _samples(rows)
     with tempfile.TemporaryDirectory() as folder:
         for format in _FORMATS:
             path = os.fspath(pathlib.Path(folder, format))
@@ -52,6 +49,7 @@ def read(args):
             settings = {
                 "threads": args.threads,
                 "format": format,
+                "ids_a_column": _IDS,
                 "batch": _BATCH,
                 "unit": "rows",
             }
