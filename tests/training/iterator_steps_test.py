@@ -13,6 +13,7 @@ from absl.testing import parameterized
 
 import tf_ext
 from tf_ext._keras import IS_KERAS_3, keras
+from tf_ext.training import iterator_steps
 
 pytestmark = pytest.mark.both_kerases
 
@@ -94,6 +95,33 @@ class StepsTest(tf.test.TestCase, parameterized.TestCase):
         model.fit(_data(batch=25, drop_remainder=True), verbose=0)
         model.fit(_data(), verbose=0)
         self.assertLessEqual(model.traces, once + 1)
+
+    def test_steps_of_many_sizes_are_traced_twice(self):
+        model = _model(Counting)
+        traces = []
+        for batch in (10, 25, 5, 2):
+            data = _data(batch=batch, drop_remainder=True)
+            model.fit(data, verbose=0)
+            traces.append(model.traces)
+        self.assertEqual(traces[1], traces[-1])
+
+    def test_specs_that_have_one_in_common(self):
+        def vector(size, dtype="int64"):
+            return {"x": tf.TensorSpec([size], dtype)}
+
+        common = iterator_steps._common
+        self.assertEqual(common(vector(2), vector(3)), vector(None))
+        self.assertEqual(common(vector(None), vector(3)), vector(None))
+        ragged = {"x": tf.RaggedTensorSpec([4, None], "int64")}
+        other = {"x": tf.RaggedTensorSpec([5, None], "int64")}
+        self.assertEqual(
+            common(ragged, other),
+            {"x": tf.RaggedTensorSpec([None, None], "int64")},
+        )
+        matrix = {"x": tf.TensorSpec([2, 2], "int64")}
+        named = {"y": tf.TensorSpec([2], "int64")}
+        for one in (vector(2, "int32"), ragged, matrix, named, None):
+            self.assertIsNone(common(vector(2), one))
 
     def test_calls_do_not_look_at_each_feature(self):
         features = {key: tf.range(8, dtype=tf.int64) for key in _KEYS}

@@ -88,7 +88,8 @@ class _Steps:
     ) -> None:
         self._function = function
         self._traced = traced
-        self._of_specs: list[_StepsOfSpec] = []
+        # By the specs of iterators, which they may be more general than.
+        self._of_specs: list[tuple[Spec, _StepsOfSpec]] = []
         self._last: Callable[[], Iterator] = lambda: None
         self._of_last: typing.Any = None
 
@@ -102,11 +103,39 @@ class _Steps:
         return self._of_last(resource)
 
     def _of_spec(self, spec: Spec) -> "_StepsOfSpec":
-        for known in self._of_specs:
-            if known.spec == spec:
-                return known
-        self._of_specs.append(_StepsOfSpec(spec, self._traced))
-        return self._of_specs[-1]
+        for known, steps in self._of_specs:
+            if known == spec:
+                return steps
+        wanted = spec
+        for _, steps in self._of_specs:
+            common = _common(steps.spec, spec)
+            if common == steps.spec:
+                break
+            if common is not None:
+                # Of other sizes, of which there may be many: as in Keras.
+                wanted = common
+        else:
+            steps = _StepsOfSpec(wanted, self._traced)
+        self._of_specs.append((spec, steps))
+        return steps
+
+
+def _common(one: Spec, other: Spec) -> Spec | None:
+    """The most special spec of both; None if their ranks or types differ."""
+    try:
+        tf.nest.assert_same_structure(one, other)
+    except (TypeError, ValueError):
+        return None
+    found = []
+    for its, others in zip(
+        tf.nest.flatten(one), tf.nest.flatten(other), strict=True
+    ):
+        common = its.most_specific_common_supertype([others])
+        shape = getattr(common, "shape", None)
+        if shape is None or shape.rank is None:
+            return None
+        found.append(common)
+    return tf.nest.pack_sequence_as(one, found)
 
 
 class _StepsOfSpec:
