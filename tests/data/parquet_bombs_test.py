@@ -101,10 +101,13 @@ class LongTextsTest(tf.test.TestCase, parameterized.TestCase):
 class BlocksTest(tf.test.TestCase, parameterized.TestCase):
     """The sizes of the blocks that files are cut into."""
 
-    def _blocks(self, column, field, **options):
+    def _blocks(self, column, field):
         path = self.get_temp_dir() + "/blocks.parquet"
-        parquet.write_table(pa.table({"a": column}), path, **options)
-        files = parquet_files.ParquetFiles(data.Schema([field]), 1)
+        parquet.write_table(pa.table({"a": column}), path)
+        return self._read(path, field)
+
+    def _read(self, path, field):
+        files = parquet_files.ParquetFiles(data.Schema([field]), threads=1)
         return [parse().part for parse in files.blocks(path)]
 
     @parameterized.parameters(False, True)
@@ -163,11 +166,8 @@ class BlocksTest(tf.test.TestCase, parameterized.TestCase):
             file.write(before + b"\x35\x00\x06\x06" + after)
         metadata = parquet.ParquetFile(path).metadata.row_group(0).column(0)
         self.assertNotIn("RLE_DICTIONARY", metadata.encodings)
-        files = parquet_files.ParquetFiles(
-            data.Schema([data.Field("a")]), threads=1
-        )
         with mock.patch.object(parquet_files, "_BLOCK_BYTES", 200_000):
-            parts = [parse().part for parse in files.blocks(path)]
+            parts = self._read(path, data.Field("a"))
         self.assertGreater(len(parts), 3)
         found = [
             text.decode()

@@ -6,10 +6,9 @@ import typing
 import numpy as np
 import numpy.typing as npt
 
-from tf_ext._splits import row_splits
 from tf_ext.data.field import WEIGHT_SUFFIX, Field, is_text
 from tf_ext.data.numeric import to_type, without_nan
-from tf_ext.data.parts import Bag, Part
+from tf_ext.data.parts import Bag, Part, splits_of
 from tf_ext.data.schema import Schema
 from tf_ext.data.times import to_seconds
 
@@ -109,7 +108,7 @@ class Converter:
         lists = column
         if not pa.types.is_list(column.type):
             lists = self._split(column, field)
-        flat, splits = lists.flatten(), _splits(lists)
+        flat, splits = lists.flatten(), splits_of(lists)
         owners = np.repeat(np.arange(len(lists)), np.diff(splits))
         if field.weight_separator is not None:
             flat, weights = _weighted(
@@ -139,7 +138,7 @@ class Converter:
         has_ends = pc.any(pc.ends_with(texts, separator)).as_py()
         if not has_ends and not pc.any(is_empty).as_py():
             return parts
-        splits = _splits(parts)
+        splits = splits_of(parts)
         lengths = np.diff(splits)
         values = parts.flatten()
         empty = is_empty.to_numpy(zero_copy_only=False)
@@ -236,9 +235,9 @@ def _weighted(
         max_splits=1,
         reverse=True,
     )
-    sizes = np.diff(_splits(pairs))
+    sizes = np.diff(splits_of(pairs))
     _add(reasons, owners[sizes != 2], WITHOUT_WEIGHT)
-    ends = _splits(pairs)
+    ends = splits_of(pairs)
     parts = pairs.flatten()
     weights = to_numbers(
         parts.take(pa.array(ends[1:] - 1)),
@@ -269,12 +268,6 @@ def _filled(column: Array, default: typing.Any) -> Array:
     if not column.null_count:
         return column
     return column.fill_null(str(default).encode())
-
-
-def _splits(lists: Array) -> npt.NDArray[np.int64]:
-    """Row splits from 0, of lists in which null is an empty list."""
-    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return row_splits(lengths)
 
 
 def _nulls(column: Array) -> npt.NDArray[np.bool_]:

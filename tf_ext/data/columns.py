@@ -14,7 +14,7 @@ from tf_ext._splits import row_splits
 from tf_ext.data import paths
 from tf_ext.data.field import Field, is_list, is_text
 from tf_ext.data.numeric import is_text as is_text_type
-from tf_ext.data.parts import text_of
+from tf_ext.data.parts import splits_of, text_of
 from tf_ext.data.times import is_time
 
 try:
@@ -156,23 +156,16 @@ def decoded_bytes(
     lengths = text_lengths(column)
     if len(lengths) == 0:
         return None
-    indices, counts = column, None
-    if is_list_type(column.type):
-        indices, counts = column.flatten(), _lengths(column)
+    is_lists = is_list_type(column.type)
+    indices = column.flatten() if is_lists else column
     if len(indices) * int(lengths.max()) <= most:
         return None
     sizes = lengths.astype(np.int64)[indices.indices.fill_null(0).to_numpy()]
     if indices.null_count:
         sizes[indices.is_null().to_numpy(zero_copy_only=False)] = 0
-    if counts is not None:
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        sizes = np.diff(ends[row_splits(counts)])
+    if is_lists:
+        sizes = np.diff(row_splits(sizes)[splits_of(column)])
     return sizes if sizes.sum() > most else None
-
-
-def _lengths(lists: typing.Any) -> npt.NDArray[np.int64]:
-    """The number of values of each list; 0 of null."""
-    return lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
 
 
 def plain(
@@ -198,7 +191,7 @@ def plain(
             _check_size(field.name, column)
             # Not `cast`, which decodes what was before a slice, too.
             column = pa.ListArray.from_arrays(
-                row_splits(_lengths(column)).astype(np.int32),
+                splits_of(column).astype(np.int32),
                 column.flatten().dictionary_decode(),
             )
         kind = column.type.value_type

@@ -129,3 +129,9 @@ def text_of(
         return np.zeros(1, np.int32), np.empty(0, np.uint8)
     offsets = np.frombuffer(ends, np.int32)[values.offset :]
     return offsets[: len(values) + 1], np.frombuffer(text or b"", np.uint8)
+
+
+def splits_of(lists: Values) -> npt.NDArray[np.int64]:
+    """Row splits from 0, of lists of Arrow in which null is an empty list."""
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return row_splits(lengths)
