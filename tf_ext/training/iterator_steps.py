@@ -27,25 +27,27 @@ class StepsOfResources:
         self, force: bool = False
     ) -> Callable[[typing.Any], Logs]:
         """As in Keras; the function takes less time to call."""
-        model = typing.cast(typing.Any, self)
-        if force or model.train_function is None:
-            super().make_train_function(force)  # type: ignore[misc]
-            model.train_function = _faster(
-                model, model.train_function, model.train_step
-            )
-        return model.train_function
+        make = super().make_train_function  # type: ignore[misc]
+        return _made(self, "train", make, force)
 
     def make_test_function(
         self, force: bool = False
     ) -> Callable[[typing.Any], Logs]:
         """As in Keras; the function takes less time to call."""
-        model = typing.cast(typing.Any, self)
-        if force or model.test_function is None:
-            super().make_test_function(force)  # type: ignore[misc]
-            model.test_function = _faster(
-                model, model.test_function, model.test_step
-            )
-        return model.test_function
+        make = super().make_test_function  # type: ignore[misc]
+        return _made(self, "test", make, force)
+
+
+def _made(
+    model: keras.Model, kind: str, make: Callable[[bool], object], force: bool
+) -> Callable[[typing.Any], Logs]:
+    """The function of a model that trains or tests, made if it is not yet."""
+    name = f"{kind}_function"
+    if force or getattr(model, name) is None:
+        make(force)
+        step = getattr(model, f"{kind}_step")
+        setattr(model, name, _faster(model, getattr(model, name), step))
+    return getattr(model, name)
 
 
 def _faster(
@@ -88,8 +90,7 @@ class _Steps:
     ) -> None:
         self._function = function
         self._traced = traced
-        # By the specs of iterators, which they may be more general than.
-        self._of_specs: list[tuple[Spec, _StepsOfSpec]] = []
+        self._of_specs: list[_StepsOfSpec] = []
         self._last: Callable[[], Iterator] = lambda: None
         self._of_last: typing.Any = None
 
@@ -103,21 +104,16 @@ class _Steps:
         return self._of_last(resource)
 
     def _of_spec(self, spec: Spec) -> "_StepsOfSpec":
-        for known, steps in self._of_specs:
-            if known == spec:
-                return steps
         wanted = spec
-        for _, steps in self._of_specs:
+        for steps in self._of_specs:
             common = _common(steps.spec, spec)
             if common == steps.spec:
-                break
+                return steps
             if common is not None:
                 # Of other sizes, of which there may be many: as in Keras.
                 wanted = common
-        else:
-            steps = _StepsOfSpec(wanted, self._traced)
-        self._of_specs.append((spec, steps))
-        return steps
+        self._of_specs.append(_StepsOfSpec(wanted, self._traced))
+        return self._of_specs[-1]
 
 
 def _common(one: Spec, other: Spec) -> Spec | None:
@@ -130,11 +126,12 @@ def _common(one: Spec, other: Spec) -> Spec | None:
     for its, others in zip(
         tf.nest.flatten(one), tf.nest.flatten(other), strict=True
     ):
-        common = its.most_specific_common_supertype([others])
-        shape = getattr(common, "shape", None)
-        if shape is None or shape.rank is None:
-            return None
-        found.append(common)
+        if its != others:
+            its = its.most_specific_common_supertype([others])
+            shape = getattr(its, "shape", None)
+            if shape is None or shape.rank is None:
+                return None
+        found.append(its)
     return tf.nest.pack_sequence_as(one, found)
 
 
