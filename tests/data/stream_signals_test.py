@@ -8,10 +8,12 @@ import signal
 import tempfile
 import threading
 import time
+from unittest import mock
 
 import pytest
+import queue_source
 from absl.testing import absltest, parameterized
-from interrupts import take_interrupts
+from interrupts import run, take_interrupts
 from models import id_counting_models as models
 from queue_source import Queue
 
@@ -130,6 +132,27 @@ class StreamSignalsTest(parameterized.TestCase):
             with self._signalled(signal.SIGINT, 0):
                 self._fit(4)
         self.assertEmpty(models.counts(self.table))
+
+    def test_nothing_stays_locked_after_an_interrupt(self):
+        self.enterContext(mock.patch.object(queue_source, "time"))
+        _ = tf_ext.data.stream(
+            self.queue, models.SCHEMA, batch_size=4, progress=self.progress
+        )
+
+        def wait():
+            asked = iter([False, True])
+            self.progress.prepare()
+            self.assertFalse(self.progress.wait(1, lambda: next(asked)))
+
+        was_interrupted, first = True, 0
+        while was_interrupted:
+            first += 1
+            was_interrupted, points = run(wait, first)
+            other = threading.Thread(target=self.progress.prepare, daemon=True)
+            other.start()
+            other.join(_TOO_LATE)
+            self.assertFalse(other.is_alive(), points[-1])
+        self.assertGreater(first, 50)
 
     def test_handlers_run(self):
         """Those of users, too, while a training waits."""

@@ -2,10 +2,13 @@
 """Work that is begun here and done in another thread."""
 
 import contextlib
+import functools
+import inspect
 import threading
 import time
 from unittest import mock
 
+import interrupts
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -137,6 +140,26 @@ class BesideTest(parameterized.TestCase, tf.test.TestCase):
             work.abandon()
         self.assertTrue(work.go_on())
         self.assertEqual(self.done, [("begin", True)])
+
+    @parameterized.named_parameters(*_PROCESSES)
+    def test_nothing_goes_on_after_an_interrupt(self, processes):
+        """Wherever it comes as the work begins."""
+
+        def parts():
+            yield lambda: time.sleep(0.02)
+
+        was_interrupted, first = True, 0
+        while was_interrupted:
+            first += 1
+            begun = parts()
+            was_interrupted, points = interrupts.run(
+                functools.partial(beside.Beside, begun, processes, "what"),
+                first,
+            )
+            if was_interrupted and begun.gi_frame is not None:
+                state = inspect.getgeneratorstate(begun)
+                self.assertEqual(state, inspect.GEN_CREATED, str(points[-1]))
+        self.assertGreater(first, 5)
 
     def test_all_parts_agree(self):
         processes = FirstOfTwo()

@@ -6,12 +6,14 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import unittest.mock
 
+import interrupts
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -76,6 +78,25 @@ def _model(table=None, rows=6):
 
 
 class FolderTest(_Test):
+    def test_interrupts_leave_nothing(self):
+        def write():
+            with folder.new_version(self.path, None, "test") as new:
+                (new.part / "file").write_text("")
+
+        was_interrupted, first = True, 0
+        while was_interrupted:
+            first += 1
+            shutil.rmtree(self.path, ignore_errors=True)
+            opened = len(os.listdir("/proc/self/fd"))
+            was_interrupted, points = interrupts.run(write, first)
+            # One more, if the interrupt comes before its number is known.
+            more = len(os.listdir("/proc/self/fd")) - opened
+            self.assertLessEqual(more, was_interrupted, points[-1])
+            write()
+            names = sorted(map(str, serving.versions(self.path)))
+            self.assertCountEqual(os.listdir(self.path), names, points[-1])
+        self.assertGreater(first, 20)
+
     def test_versions_count_up(self):
         model = _model()
         folder = serving.export(model, self.path)

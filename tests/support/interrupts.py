@@ -7,6 +7,7 @@ import functools
 import pathlib
 import signal
 import sys
+import threading
 
 import tensorflow as tf
 
@@ -16,6 +17,7 @@ _PACKAGE = str(pathlib.Path(tf_ext.__file__).parent)
 # Its contexts are functions of Python, which an interrupt can find as well.
 _CONTEXTS = contextlib.__file__
 _TENSORFLOW = str(pathlib.Path(tf.__file__).parent)
+_THREADING = threading.__file__
 _LATER_SECONDS = 1e-4
 
 
@@ -35,14 +37,26 @@ def take_interrupts(test):
 @functools.cache
 def _points(code):
     """The offsets of instructions before which signals are handled."""
-    found, after_call = set(), False
+    entries = dis.Bytecode(code).exception_entries
+    found, call = set(), None
     for each in dis.get_instructions(code):
-        if after_call:
+        # Where a block ends with a call, its handler would be passed by here,
+        # but not where Python handles a signal.
+        if call is not None and _handler(entries, each) == call:
             found.add(each.offset)
-        after_call = each.opname == "RESUME" or each.opname.startswith("CALL")
+        is_call = each.opname == "RESUME" or each.opname.startswith("CALL")
+        call = _handler(entries, each) if is_call else None
         if each.opname.startswith("JUMP_BACKWARD"):
             found.add(each.argval)
     return frozenset(found)
+
+
+def _handler(entries, instruction):
+    """Where an error goes on; -1 if it leaves the function."""
+    for entry in entries:
+        if entry.start <= instruction.offset < entry.end:
+            return entry.target
+    return -1
 
 
 class Interrupts:
@@ -138,15 +152,18 @@ def _interrupt(number, frame):
     global _is_due, _has_come
     if not _is_due:  # A signal can come after its timer was stopped.
         return
-    if _is_of_tensorflow(frame):
+    if _is_left_alone(frame):
         signal.setitimer(signal.ITIMER_REAL, _LATER_SECONDS)
         return
     _is_due, _has_come = False, True
     signal.default_int_handler(number, frame)
 
 
-def _is_of_tensorflow(frame):
-    """Whether a frame, or what begins or ends its context, is TensorFlow's.
+def _is_left_alone(frame):
+    """Whether a frame, or what begins or ends its context, cannot cope.
+
+    Conditions and Events of Python stay locked if an interrupt comes as they
+    are entered: a thread that begins would wait for ever to say so.
 
     TensorFlow 2.21 crashes if the handler of a signal raises while it converts
     Python's values: `tf.constant("x")` in a loop is enough. The frame is then
@@ -157,7 +174,7 @@ def _is_of_tensorflow(frame):
         frame = frame.f_back
     name = frame.f_code.co_filename
     # The wrappers of ops have no file.
-    return name == "<string>" or name.startswith(_TENSORFLOW)
+    return name in ("<string>", _THREADING) or name.startswith(_TENSORFLOW)
 
 
 def run_for(operation, seconds):

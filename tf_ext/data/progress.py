@@ -18,9 +18,6 @@ from tf_ext._compat.datasets import batches_changed, parts_of, takes_some
 from tf_ext.data.source import Position
 from tf_ext.distribute import training_counts
 
-# How often what waits asks whether to give up.
-_POLL_SECONDS = 0.1
-
 
 class BatchNote(typing.NamedTuple):
     """What is known of a batch.
@@ -63,8 +60,8 @@ class Reading(typing.Protocol):
     def prepare(self) -> None:
         """Begins an iteration, which TensorFlow's next one goes on with."""
 
-    def pull(self, seconds: float) -> None:
-        """Makes a batch of the iteration, if one comes within `seconds`."""
+    def pull(self) -> None:
+        """Makes a batch of the iteration, if one comes soon."""
 
 
 class StreamProgress(tf.train.experimental.PythonState):
@@ -231,7 +228,7 @@ class StreamProgress(tf.train.experimental.PythonState):
             if stop():
                 return False
             assert self._reading is not None
-            self._reading.pull(_POLL_SECONDS)
+            self._reading.pull()
 
     def begin(
         self, first: Mapping[str, Position], own: Iterable[str]

@@ -260,14 +260,13 @@ class _Stream:
                 self._current.close()
             self._current = _Iteration(self._windows())
 
-    def pull(self, seconds: float) -> None:
+    def pull(self) -> None:
         """Called by StreamProgress; TensorFlow may pull at the same time."""
-        if self._running.acquire(timeout=seconds):
-            try:
-                if self._current is not None:
-                    self._current.pull()
-            finally:
-                self._running.release()
+        # No time limit: `acquire` could be interrupted after it has succeeded,
+        # and nobody would release it.
+        with self._running:
+            if self._current is not None:
+                self._current.pull()
 
     def release(self) -> None:
         """Called when nobody holds an iteration of `windows` any more."""

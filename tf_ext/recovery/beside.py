@@ -50,16 +50,20 @@ class Beside:
         self._processes = processes
         self._what = what
         self._task: _Task | None = None
-        self._begin_next()
+        try:
+            self._begin_next()
+        except BaseException:
+            self.abandon()
+            raise
 
     def _begin_next(self) -> None:
+        self._task = None
         part = next(self._parts, None)
         if part is None:
-            self._task = None
-        elif self._processes.count > 1:
-            self._task = _Task(part)
-        else:
-            self._task = _Task(lambda: self._run_all(part))
+            return
+        alone = self._processes.count == 1
+        self._task = _Task((lambda: self._run_all(part)) if alone else part)
+        self._task.start()
 
     def _run_all(self, first: Callable[[], object]) -> None:
         try:
@@ -96,41 +100,59 @@ class Beside:
     def abandon(self) -> None:
         """Ends what is under way, unless it takes too long."""
         task, self._task = self._task, None
-        if task is not None:
-            task.end(_PATIENCE_SECONDS)
-        if self._processes.count > 1:
+        has_begun = task is not None and task.end(_PATIENCE_SECONDS)
+        if self._processes.count > 1 or not has_begun:
             self._parts.close()
 
 
 class _Task:
     """A function that runs in a thread.
 
-    The thread does not keep Python from ending: a file system may hang.
+    The thread does not keep Python from ending: a file system may hang. It does
+    not run the function if `end` comes first, as after an interrupt of `start`,
+    which may leave a thread that is not known to have started.
     """
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function
         self._error: BaseException | None = None
+        self._has_begun = False
+        self._is_abandoned = False
+        # Held until it ends. An interrupt in an Event could leave that locked.
+        self._running = threading.Lock()
+        self._running.acquire()
         self._thread = threading.Thread(
             target=self._run, name="tf_ext_point", daemon=True
         )
+
+    def start(self) -> None:
+        """Begins to run it."""
         self._thread.start()
 
     def _run(self) -> None:
+        self._has_begun = True
         try:
-            self._function()
+            if not self._is_abandoned:
+                self._function()
         except BaseException as error:
             self._error = error
+        finally:
+            self._running.release()
 
     @property
     def ended(self) -> bool:
-        return not self._thread.is_alive()
+        return not self._running.locked()
 
     def wait(self) -> None:
         """Waits for the end; raises the function's error."""
-        self._thread.join()
+        with self._running:
+            pass
         if self._error is not None:
             raise self._error
 
-    def end(self, seconds: float) -> None:
-        self._thread.join(seconds)
+    def end(self, seconds: float) -> bool:
+        """Waits for the end, for so long; returns whether it has begun."""
+        self._is_abandoned = True
+        if self._has_begun and self._running.acquire(timeout=seconds):
+            self._running.release()
+        return self._has_begun

@@ -216,55 +216,76 @@ def new_version(
     storage = storage_of(parent)
     created = storage.make_directory(parent)
     _refuse_existing(parent, version)
-    part, opened = None, -1
+    part = _Part(parent)
     try:
-        part, opened = _new_part(parent)
-        new = NewVersion(part)
+        part.make()
+        new = NewVersion(part.path)
         yield new
         _write_manifest(new)
-        _sync(part)
+        _sync(part.path)
         with storage.lock(parent):
             _refuse_existing(parent, version)
             number = version or max([0, *versions(parent)]) + 1
             new.folder = pathlib.Path(parent, str(number))
-            part.rename(new.folder)
+            part.path.rename(new.folder)
             _sync_one(parent)
     except BaseException:
-        if part is not None:
-            shutil.rmtree(part, ignore_errors=True)
+        part.remove()
         if created:
             # Not if another process has written to it since.
             with contextlib.suppress(OSError):
                 os.rmdir(parent)
         raise
     finally:
-        if opened >= 0:
-            os.close(opened)
+        part.close()
 
 
 @contextlib.contextmanager
 def temporary_folder(parent: str) -> Iterator[pathlib.Path]:
     """A folder in another one, which the next call removes after a kill."""
-    part, opened = _new_part(parent)
+    part = _Part(parent)
     try:
-        yield part
+        part.make()
+        yield part.path
     finally:
-        shutil.rmtree(part, ignore_errors=True)
-        os.close(opened)
+        part.remove()
+        part.close()
 
 
-def _new_part(parent: str) -> tuple[pathlib.Path, int]:
-    """Makes a folder, and opens it, which locks it."""
-    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
-    part = pathlib.Path(parent, _PART + name)
-    with storage_of(parent).lock(parent):
-        _remove_leftovers(parent)
-        part.mkdir()
-        # Locked until the export ends, so that no other process removes it as
-        # a leftover.
-        opened = os.open(part, os.O_RDONLY)
-        _try_lock(opened)
-    return part, opened
+class _Part:
+    """A temporary folder, which is locked while it is open.
+
+    Args:
+      parent: string, the folder in which it will be.
+
+    Attributes:
+      path: pathlib.Path.
+    """
+
+    def __init__(self, parent: str) -> None:
+        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(8)}"
+        self.path = pathlib.Path(parent, _PART + name)
+        self._opened = -1
+
+    def make(self) -> None:
+        """Makes the folder, and removes those of exports that were killed."""
+        parent = os.fspath(self.path.parent)
+        with storage_of(parent).lock(parent):
+            _remove_leftovers(parent)
+            self.path.mkdir()
+            # So that no other process removes it as a leftover.
+            self._opened = os.open(self.path, os.O_RDONLY)
+            _try_lock(self._opened)
+
+    def remove(self) -> None:
+        """Removes what there is of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Ends the lock."""
+        if self._opened >= 0:
+            os.close(self._opened)
+            self._opened = -1
 
 
 def _write_manifest(new: NewVersion) -> None:
