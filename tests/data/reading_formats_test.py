@@ -20,7 +20,7 @@ import tf_ext
 import tf_ext.data.arrow
 import tf_ext.data.lines
 import tf_ext.data.parquet_files
-from tf_ext.data import formats, json_files
+from tf_ext.data import formats, json_files, parquet_files
 from tf_ext.data import lines as lines_module
 
 pytestmark = pytest.mark.slow_tests(
@@ -101,6 +101,26 @@ class ReadTest(_FilesTest):
             self.assertEqual(
                 numbers_of(shuffled.skip(17).take(23)), whole[272:]
             )
+
+    @parameterized.parameters(
+        # By the number of values, evenly; of so many columns there are more.
+        (1000, (350, 350)),
+        (500, (234, 234, 232)),
+        (5, (234, 234, 232)),
+        (1 << 20, (700,)),
+    )
+    def test_rows_of_blocks_of_parquet(self, values, expected):
+        table = pa.table({"a": range(700), "b": ["x", "y"] * 350})
+        parquet.write_table(table, self.path)
+        fields = [
+            tf_ext.data.Field("a", "float32"),
+            tf_ext.data.Field("b", "string"),
+        ]
+        reader = parquet_files.ParquetFiles(tf_ext.data.Schema(fields), 1)
+        with mock.patch.object(parquet_files, "_BLOCK_VALUES", values):
+            blocks = reader.blocks(str(self.path))
+            rows = [parse().part.rows for parse in blocks]
+        self.assertEqual(tuple(rows), expected)
 
     def test_parquet_that_only_tensorflow_can_open(self):
         records.write(self.path, "parquet", range(70))

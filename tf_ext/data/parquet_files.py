@@ -33,12 +33,15 @@ try:
 except ImportError:
     pa = pc = parquet = None
 
-# Of a block. Row groups may have a million.
-BLOCK_ROWS = 16384
+# At most, of a block. Row groups may have a million. Larger blocks take less
+# time: each has the whole dictionaries of its columns.
+BLOCK_ROWS = 65536
+_BLOCK_VALUES = 2 << 20  # of all columns, if each has one in a row
 # About, of a column in a block. A dictionary, and texts that begin as the one
 # before, can make gigabytes of a file of some hundred bytes.
 _BLOCK_BYTES = 16 << 20
-_LEAST_ROWS = 256  # of a block of texts that begin as the one before
+# Of a block of many columns, or of texts that begin as the one before.
+_LEAST_ROWS = 256
 _VALUE_BYTES = 16  # about, of a number in a list
 # At most, of a value in a column of texts that repeat: of its index, and of its
 # share of the dictionary.
@@ -154,10 +157,13 @@ class ParquetFiles:
           ValueError: no block is small enough.
         """
         metadata = opened.metadata.row_group(group)
-        block_rows = min(BLOCK_ROWS, max(1, metadata.num_rows))
+        rows = max(1, metadata.num_rows)
+        columns = max(1, len(self._schema.used))
+        block_rows = max(_BLOCK_VALUES // columns, _LEAST_ROWS)
+        block_rows = min(BLOCK_ROWS, block_rows, rows)
         chunks = self._limiting(opened)
         if not chunks:
-            return opened, block_rows
+            return opened, _even(rows, block_rows)
         _check_chunks(opened, group, [path for _, _, path, _ in chunks])
         repeated, texts = [], []
         for index, field, path, is_text in chunks:
@@ -166,7 +172,7 @@ class ParquetFiles:
             values = block_rows
             if is_list(field):
                 values = chunk.num_values
-                values_of_row = max(1.0, values / max(1, metadata.num_rows))
+                values_of_row = max(1.0, values / rows)
                 most = int(_BLOCK_BYTES / _VALUE_BYTES / values_of_row)
                 if not most:
                     raise ValueError(
@@ -187,9 +193,9 @@ class ParquetFiles:
                 # Whatever the encodings are said to be.
                 texts.append((name, path, values))
         indices = [*repeated, *self._long(opened, source, group, texts)]
-        if not indices:
-            return opened, block_rows
-        return _as_indices(opened, source, indices), block_rows
+        if indices:
+            opened = _as_indices(opened, source, indices)
+        return opened, _even(rows, block_rows)
 
     def _long(
         self,
@@ -284,6 +290,12 @@ class ParquetFiles:
             Malformed(first + row, reason) for row, reason in reasons.items()
         ]
         return Parsed(part, batch.num_rows, malformed, "row")
+
+
+def _even(rows: int, most: int) -> int:
+    """The rows of each of as few blocks as can have at most so many."""
+    blocks = -(-rows // most)
+    return -(-rows // blocks)
 
 
 def _as_indices(
