@@ -99,7 +99,7 @@ class _ModelWithTables(
           optimizer: a `tf_ext.optimizers.Optimizer`, a composed optimizer (such
             as TensorFlow Recommenders' CompositeOptimizer) in which such an
             optimizer updates the tables, or None for a model that is only
-            evaluated.
+            evaluated, which tf_keras does not accept.
           *args: the same as in Keras.
           **kwargs: the same as in Keras; `jit_compile=True` is refused.
 

@@ -171,7 +171,6 @@ class BagsConcatenator {
   // as their shapes.
   bool WouldCloseCycle(const std::vector<Node*>& bags,
                        const Node& concat) const {
-    const std::set<const Node*> become_one(bags.begin(), bags.end());
     std::vector<const Node*> found;
     for (const Node* node : bags) {
       for (const Edge* edge : node->out_edges()) {
@@ -182,7 +181,7 @@ class BagsConcatenator {
     while (!found.empty()) {
       const Node* const node = found.back();
       found.pop_back();
-      if (node == &concat || become_one.count(node) > 0) return true;
+      if (node == &concat) return true;  // Also by way of bags.
       if (seen[node->id()] || node->IsNextIteration()) continue;
       seen[node->id()] = true;
       for (const Edge* edge : node->out_edges()) found.push_back(edge->dst());
