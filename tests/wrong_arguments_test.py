@@ -129,6 +129,10 @@ class WrongArgumentsTest(tf.test.TestCase, parameterized.TestCase):
             ValueError, "^The rows of tf_ext.Model's tables are not in a var"
         ):
             model.compile("sgd", "mse")
+        with self.assertRaisesRegex(
+            ValueError, "tables are not in a var.* Received: .*='rmsprop'$"
+        ):
+            model.compile()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "*RefusalsTest::*",
+        "ModelsTest::test_names_that_inputs_have",
         "ModelsTest::test_one_call_of_sequential",
         "ModelsTest::test_layers_that_training_does_not_change_are_shared",
     ),
@@ -183,6 +184,24 @@ class ModelsTest(TestCase):
         self.assertNotEqual(first.namespace, second.namespace)
         names = {table.name: table.size() for table in done.model.tables}
         self.assertEqual(names, {"embeddings_2": 10, "embeddings_1": 5})
+
+    def test_names_that_inputs_have(self):
+        # The second column of x would be x_second, which is another's.
+        inputs = [
+            keras.Input((1,), dtype="int64", name=name)
+            for name in ("x_second", "x")
+        ]
+        other, x = inputs
+        rows = [
+            _LAYERS.Embedding(5, 2, name=name)(of)
+            for name, of in (("third", other), ("first", x), ("second", x))
+        ]
+        before = keras.Model(inputs, _LAYERS.Concatenate()(rows))
+        done = tf_ext.convert.model_from_keras(before)
+        features = [np.array([[4], [0]]), np.array([[1], [3]])]
+        self.assertAllClose(done.model(features), before(features), 1e-6, 1e-6)
+        names = [one.name for [one] in done.columns.values()]
+        self.assertCountEqual(names, ["x_second", "x", "x_2"])
 
     def test_masked_mean(self):
         inputs, _ = _ids(shape=(3,))
@@ -449,50 +468,6 @@ class RefusalsTest(TestCase):
         self._refuses(words, model)
         words = "`unknown` of SparseTable"
         self._refuses(words, model, optimizer="adam", unknown="no")
-
-
-class ToKerasRefusalsTest(TestCase):
-    def test_columns_that_layers_cannot_express(self):
-        make = tf_ext.feature_column.category_column
-        sequence = tf_ext.feature_column.sequence_category_column
-        for column, words in (
-            (make("x", bucket_size=5), "without buckets and boundaries"),
-            (make("x", boundaries=[2]), "without buckets and boundaries"),
-            (make("x", combiner="max"), "combines by sum, mean or sqrtn"),
-            (make("x", weights="w"), "has no weights"),
-            (sequence(make("x"), max_length=2), "max_length=None"),
-        ):
-            inputs = {
-                "x": keras.Input((2,), dtype="int64", name="x"),
-                "w": keras.Input((2,), name="w"),
-            }
-            layer = tf_ext.layers.EmbeddingFeatures(
-                [column],
-                tf_ext.SparseTable("rows", 2),
-                concatenate=False,
-                name="features",
-            )
-            model = tf_ext.Model(inputs, layer(inputs))
-            with self.subTest(words):
-                with self.assertRaisesRegex(
-                    ValueError, f"'x' of layer 'features' must be .*{words}"
-                ):
-                    tf_ext.convert.model_to_keras(model, {"x": [1]})
-
-    def test_other_vocabularies(self):
-        inputs, rows = _ids()
-        before = keras.Model(inputs, _LAYERS.Flatten()(rows(inputs)))
-        model = tf_ext.convert.model_from_keras(before).model
-        for vocabularies, words in (
-            ([], "`vocabularies` of model_to_keras must be a dict"),
-            ({"y": [1]}, "Received: none of 'x', that of column 'x'"),
-            ({"x": ["a"]}, "strings for column 'x', whose feature is of"),
-            ({"x": [1, 1]}, "`vocabulary` of model_to_keras must not have"),
-        ):
-            with self.assertRaisesRegex(ValueError, words):
-                tf_ext.convert.model_to_keras(model, vocabularies)
-        with self.assertRaisesRegex(ValueError, "must have a layer tf_ext"):
-            tf_ext.convert.model_to_keras(before, {"x": [1]})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import struct
 import tempfile
 import threading
 import typing
+from unittest import mock
 
 import fastavro
 import numpy as np
@@ -249,6 +250,18 @@ class AvroFilesTest(parameterized.TestCase):
         if count is not None:
             self.assertEqual(records, count)
         return False
+
+    def test_memory_that_lacks_is_no_damage(self):
+        self._write(_CLICK, [_click(1)])
+        begins = mock.patch.object(
+            fastavro, "block_reader", side_effect=MemoryError
+        )
+        later = mock.patch.object(
+            fastavro.block_reader, "__next__", side_effect=MemoryError
+        )
+        for failing in (begins, later):
+            with failing, self.assertRaises(MemoryError):
+                list(AvroFiles(_SCHEMA, 1).blocks(str(self.file)))
 
     def test_files_that_lack_fields(self):
         self._write(_CLICK, [_click(1)])

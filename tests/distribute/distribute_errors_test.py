@@ -2,6 +2,7 @@
 """Errors of clusters that need no processes: texts, addresses, TF_CONFIG."""
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -391,6 +392,19 @@ class RunWithRecoveryTest(tf.test.TestCase):
         self.assertRegex(
             logged.output[0], "Lost parameter servers: /job:ps/task:3. They"
         )
+
+    def test_collects_garbage_itself_before_it_connects_again(self):
+        enabled = []
+        collect = gc.collect
+
+        def note():
+            enabled.append(gc.isenabled())
+            collect()
+
+        with mock.patch.object(gc, "collect", note):
+            self._run(failures=1)
+        self.assertEqual(enabled, [False])
+        self.assertTrue(gc.isenabled())
 
     def test_restarts_after_the_loss_of_a_step(self):
         lost = distribute.StepLostError({"/job:worker/task:0": "host:1"})

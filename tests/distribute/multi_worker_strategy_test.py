@@ -48,6 +48,24 @@ def _closed():
         return address
 
 
+@contextlib.contextmanager
+def _gpus(count, configuration=None):
+    """Has TensorFlow list GPUs, each with the same logical devices."""
+    gpus = [
+        tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU")
+        for i in range(count)
+    ]
+    with (
+        mock.patch.object(tf.config, "get_visible_devices", return_value=gpus),
+        mock.patch.object(
+            tf.config,
+            "get_logical_device_configuration",
+            return_value=configuration,
+        ),
+    ):
+        yield
+
+
 def _strategy(cluster, job="worker", index=0):
     """What of a strategy tells its cluster."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -174,22 +192,22 @@ class StrategyTest(tf.test.TestCase):
                 )
 
     def test_refuses_several_gpus(self):
-        gpus = [
-            tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU")
-            for i in range(2)
-        ]
+        halves = [tf.config.LogicalDeviceConfiguration()] * 2
+        for count, configuration in ((2, None), (1, halves)):
+            with (
+                _gpus(count, configuration),
+                self.assertRaisesRegex(
+                    ValueError, "at most one GPU. Received: 2 GPUs"
+                ),
+            ):
+                distribute.multi_worker_strategy()
+
+    def test_takes_one_gpu(self):
         with (
-            mock.patch.object(
-                tf.config, "get_visible_devices", return_value=gpus
-            ),
-            mock.patch.object(
-                tf.config, "get_logical_device_configuration", return_value=None
-            ),
-            self.assertRaisesRegex(
-                ValueError, "at most one GPU. Received: 2 GPUs"
-            ),
+            _gpus(1),
+            self.assertRaisesRegex(RuntimeError, "must be called before"),
         ):
-            distribute.multi_worker_strategy()
+            distribute.multi_worker_strategy(_CLUSTER, 0)
 
 
 class NameLostWorkersTest(parameterized.TestCase):

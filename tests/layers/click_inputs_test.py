@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.slow_except(
         "ClickInputsTest::test_a_feature_that_something_else_*",
         "ClickInputsTest::test_needed_in_training_alone0",
+        "ClickInputsTest::test_signatures_do_not_have_it*",
     ),
 ]
 
@@ -185,6 +186,18 @@ class ClickInputsTest(tf.test.TestCase, parameterized.TestCase):
         hashed = tf_ext.data.hash_columns(data, small_models.columns())
         found = model.predict(hashed, verbose=0)
         self.assertAllClose(found, expected)
+
+    @parameterized.parameters(
+        models.functional,
+        models.renamed,
+        models.nested,
+        models.Plain,
+        models.Asking,
+    )
+    def test_signatures_do_not_have_it(self, make):
+        model = make()
+        model(self.all)
+        self.assertCountEqual(of_model(model, None, None).tensors, IDS)
 
     @parameterized.parameters("layer", "output", "column")
     def test_a_feature_that_something_else_needs(self, reader):

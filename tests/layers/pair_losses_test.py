@@ -120,6 +120,25 @@ class PairLossesTest(tf.test.TestCase, parameterized.TestCase):
                 self.assertAllClose(one, wanted, 1e-5, 1e-5)
 
     @parameterized.parameters(*_LOSSES)
+    def test_arguments_that_are_no_tensors(self, name):
+        given = self.inputs((5,), True)
+        mask = given.pop("negatives_mask")
+        layer = _LOSSES[name][0]()
+        kept = np.arange(5) > 1
+        wanted = layer(
+            *(tf.constant(v, tf.float32) for v in given.values()),
+            negatives_mask=tf.constant(mask),
+            sample_mask=tf.constant(kept),
+        )
+        for convert in (np.float32, lambda v: np.float32(v).tolist()):
+            found = layer(
+                **{key: convert(value) for key, value in given.items()},
+                negatives_mask=mask,
+                sample_mask=kept,
+            )
+            self.assertAllClose(found, wanted)
+
+    @parameterized.parameters(*_LOSSES)
     def test_no_samples(self, name):
         layer = _LOSSES[name][0]()
         empty = tf.zeros([0, _DIM])

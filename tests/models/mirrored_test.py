@@ -23,6 +23,8 @@ pytestmark = [
         "MirroredTest::test_a_layer_of_tf_keras_that_misses_updates",
         "MirroredTest::test_accumulating_gradients_is_refused",
         "MirroredTest::test_added_losses_beside_sums_over_replicas0",
+        "MirroredTest::test_gradients_are_means_over_all_samples",
+        "MirroredTest::test_losses_of_outputs_are_means_over_all_samples",
         "MirroredTest::test_outputs_without_losses_beside_sums",
         "MirroredTest::test_several_steps_an_execution",
         "MirroredTest::test_sums_beside_means_are_refused",
@@ -148,6 +150,43 @@ class MirroredTest(tf.test.TestCase, parameterized.TestCase):
                 [keras.losses.MeanSquaredError(reduction="sum"), None],
             )
         self.assertTrue(losses_add_up(model.loss))
+
+    def two_outputs(self):
+        """A model without tables, and labels: 3 samples, and 2."""
+        values = np.float32([[1], [2], [3], [4], [9]])
+        labels = (np.zeros_like(values), np.ones_like(values))
+        inputs = keras.Input([1])
+        outputs = [
+            keras.layers.Dense(1, kernel_initializer="ones", name=name)(inputs)
+            for name in ("a", "b")
+        ]
+        return tf_ext.Model(inputs, outputs), values, labels
+
+    def test_losses_of_outputs_are_means_over_all_samples(self):
+        with self.strategy.scope():
+            model, values, labels = self.two_outputs()
+            sgd = tf_ext.optimizers.Optimizer("sgd")
+            model.compile(sgd, ["mse", "mse"])
+        data = tf.data.Dataset.from_tensors((values, labels))
+        logs = model.evaluate(data, return_dict=True, verbose=0)
+        means = [np.mean((values - label) ** 2) for label in labels]
+        self.assertAllClose([logs["a_loss"], logs["b_loss"]], means)
+        self.assertAllClose(logs["loss"], sum(means))
+
+    def test_gradients_are_means_over_all_samples(self):
+        with self.strategy.scope():
+            model, values, labels = self.two_outputs()
+            sgd = keras.optimizers.SGD(0.01)
+            model.compile(tf_ext.optimizers.Optimizer(sgd), ["mse", "mse"])
+        data = tf.data.Dataset.from_tensors((values, labels))
+        logs = model.fit(data, verbose=0).history
+        errors = [values - label for label in labels]
+        self.assertAllClose(logs["loss"], [sum(np.mean(e**2) for e in errors)])
+        wanted = []
+        for error in errors:
+            wanted.append(1 - 0.01 * np.mean(2 * error * values))
+            wanted.append(-0.01 * np.mean(2 * error))
+        self.assertAllClose([w.item() for w in model.get_weights()], wanted)
 
     def test_a_step_that_would_weight_its_loss_too_late_is_refused(self):
         self.assertRegex(

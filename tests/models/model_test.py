@@ -27,6 +27,7 @@ pytestmark = [
         "MethodsTest::test_however_it_is_compiled_any_steps_an_execution",
         "MethodsTest::test_only_training_makes_rows",
         "MethodsTest::test_weights_of_samples_and_classes",
+        "MethodsTest::test_without_an_optimizer",
         "MixedPrecisionTest::test_a_step_that_is_not_finite_is_skipped_whole",
         "RefusedTest::test_*",
     ),
@@ -166,6 +167,17 @@ class MethodsTest(ModelTestCase):
         users = np.unique(self.features["user"])
         rows, start = by_class.tables[0].pull(users), table().pull(users)
         self.assertAllEqual(np.all(rows == start, axis=1), users % 2 == 0)
+
+    def test_without_an_optimizer(self):
+        if not IS_KERAS_3:
+            self.skipTest("tf_keras has to be given one")
+        model = functional(table())
+        model.compile(None, "mse")
+        self.assertIsNone(model.optimizer)
+        loss = model.evaluate(self.features, self.labels, verbose=0)
+        predicted = model.predict(self.features, verbose=0)
+        wanted = np.mean((predicted - self.labels) ** 2)
+        self.assertAllClose(loss, wanted, 1e-5)
 
     def test_only_training_makes_rows(self):
         model = compiled(functional(table()))

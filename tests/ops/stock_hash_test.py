@@ -17,6 +17,7 @@ from stock_util import (
 )
 
 from tf_ext import ops
+from tf_ext.ops._stock import hashing
 
 pytestmark = pytest.mark.slow_except(
     "StockHashTest::*_dtype_string_how_eagerly",
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.slow_except(
     "StockHashTest::test_like_columns_side_by_side_dtype_int32_how_eagerly",
     "StockHashTest::test_like_columns_side_by_side_dtype_int64_how_eagerly",
     "StockHashTest::test_static_shapes",
+    "StockHashTest::test_the_most_signs",
     "StockHashTest::test_too_many_signs_are_refused_two_parts",
 )
 
@@ -298,6 +300,28 @@ class StockHashTest(tf.test.TestCase, parameterized.TestCase):
                 tf.errors.InvalidArgumentError, message
             ):
                 in_stock_ops(how, call)(*tensors)
+
+    def test_the_most_signs(self):
+        """By their numbers alone: they would take 16 GB."""
+        most = 2**31 - 1
+        for sizes, fits in (
+            ([[most], [1]], True),
+            ([[most - 1, 1], [1, 1]], True),
+            ([[2**16, 0], [2**15 - 1, most]], True),
+            ([[most + 1], [1]], False),
+            ([[2**16], [2**15]], False),
+            ([[most, 1], [1, 1]], False),
+            ([[most] * 3, [most] * 3, [most] * 3], False),
+        ):
+            tensors = [tf.constant(one, tf.int64) for one in sizes]
+            if fits:
+                found = hashing._products(tensors)
+                self.assertAllEqual(found, np.prod(sizes, 0))
+                continue
+            with self.assertRaisesRegex(
+                tf.errors.InvalidArgumentError, "more than 2147483647 signs"
+            ):
+                hashing._products(tensors)
 
     def test_static_shapes(self):
         with tf.Graph().as_default():

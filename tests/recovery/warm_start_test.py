@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import tf_ext
 from tf_ext._keras import keras
 from tf_ext.callbacks import TableSnapshot, warm_start
 from tf_ext.recovery import files as point_files
+from tf_ext.regimes.processes import Processes
 from tf_ext.snapshot import DamagedSnapshotError
 from tf_ext.snapshot.sealed_json import seal
 from tf_ext.tables import row_counters
@@ -26,6 +28,7 @@ pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
         "WarmStartTest::test_more_tables_and_fewer",
+        "WarmStartTest::test_processes_take_what_the_first_has_found",
         "WarmStartTest::test_tables_of_another_shape_dim",
         "WarmStartTest::test_wrong_arguments",
     ),
@@ -216,6 +219,20 @@ class WarmStartTest(TestCase):
         self.assertEqual((found.path, found.tables[0]), ("", ("b",)))
         self.assertEqual(_tables(model)["b"], self.tables["a"])
         self.assertEqual(found.variables.taken, ())
+
+    def test_processes_take_what_the_first_has_found(self):
+        def from_first(_, value, encode=None, decode=None):
+            if encode is None:
+                return value
+            return decode(json.loads(json.dumps(encode(value))))
+
+        path = os.path.join(self.point, "table-001")
+        with mock.patch.object(Processes, "from_first", from_first):
+            for source in (self.root, {"b": path}):
+                model = _model("b")
+                found = warm_start(model, source)
+                self.assertEqual(found.tables[0], ("b",))
+                self.assertEqual(_tables(model)["b"], self.tables["b"])
 
     def test_rows_that_there_are(self):
         for dim in (4, 5):

@@ -58,6 +58,15 @@ class SumsThatOverflowTest(parameterized.TestCase, tf.test.TestCase):
                 )
 
 
+class SumTest(tf.test.TestCase):
+    def test_is_that_of_the_workers(self):
+        workers = types.SimpleNamespace(
+            sum=lambda tensors: [3 * tensor for tensor in tensors]
+        )
+        found = AllToAll(workers).sum(tf.constant([1.0, 2.0]))
+        self.assertAllEqual(found, [3, 6])
+
+
 class PushTest(tf.test.TestCase):
     def test_all_tables_are_updated_by_one_op(self):
         tables = [

@@ -24,6 +24,7 @@ from tf_ext.snapshot import DamagedSnapshotError, open_snapshot
 pytestmark = [
     pytest.mark.both_kerases(slow=True),
     pytest.mark.slow_except(
+        "CheckTest::test_*",
         "CheckpointTest::test_refuses_period",
         "CheckpointTest::test_refuses_twice",
         "DamageTest::test_of_a_manifest_count",
@@ -174,6 +175,50 @@ class DamageTest(TestCase):
             lambda m: m["counters"]["files"][0].update(crc32c=crc),
         )
         self._check_refused(path, says)
+
+
+class CheckTest(TestCase):
+    """What all readers call for each chunk of a file."""
+
+    def setUp(self):
+        super().setUp()
+        signs = np.arange(-3, 5)
+        self.signs = signs[np.argsort(_core.counter_keys(signs))]
+
+    def _chunk(self, places, counts):
+        rows = np.zeros([len(counts), _core.COUNTER_BYTES], np.uint8)
+        rows[:, :8] = self.signs[places, np.newaxis].view(np.uint8)
+        rows[:, 8:] = np.array(counts, "<i4")[:, np.newaxis].view(np.uint8)
+        return rows
+
+    def test_each_count(self):
+        good = [1, 4, 2, 3]
+        for older, bad in ((False, (0, -1, 5)), (True, (0, -5, 5))):
+            check = _core.CounterCheck(5, older)
+            check.check(self._chunk(range(4), good))
+            for place in range(4):
+                for count in bad:
+                    counts = [*good[:place], count, *good[place + 1 :]]
+                    with self.assertRaisesRegex(
+                        ValueError,
+                        f"a count of {count} of the sign {self.signs[place]};",
+                    ):
+                        _core.CounterCheck(5, older).check(
+                            self._chunk(range(4), counts)
+                        )
+        _core.CounterCheck(5, True).check(self._chunk(range(2), [-4, -1]))
+
+    def test_order_within_chunks_and_over_them(self):
+        check = _core.CounterCheck(5, False)
+        check.check(self._chunk([0, 2], [1, 1]))
+        check.check(self._chunk([3, 5], [1, 1]))
+        for places in ([5], [4], [0], [6, 6], [7, 6]):
+            check = _core.CounterCheck(5, False)
+            check.check(self._chunk([3, 5], [1, 1]))
+            with self.assertRaisesRegex(
+                ValueError, "out of order, or .* twice"
+            ):
+                check.check(self._chunk(places, [1] * len(places)))
 
 
 def _set_config(members, old, new):

@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.slow_except(
         "PublishTest::test_versions_are_points",
         "PublishTest::test_a_thread_*",
+        "PublishTest::test_damaged_points",
         "PublishTest::test_rollback_ends_a_training_that_goes_on",
         "PublishTest::test_arguments",
     ),

@@ -99,6 +99,23 @@ class ChangesTest(TestCase):
         )
         self.assertEqual(erased, [2, 4, 5, 7])
 
+    def test_files_of_several_chunks(self):
+        # Of which the checksum is combined from that of the last chunk on.
+        table = tf_ext.SparseTable("wide", 8192, "sgd")
+        signs = list(range(200))
+        table.pull(signs, training=True)
+        full, delta = self.path("full"), self.path("delta")
+        table.save(full, incremental=True)
+        table.push(signs, np.ones([200, 8192]), learning_rate=0.1)
+        table.save(delta, base=full)
+        chain = files.read_chain(delta)
+        for _, manifest in chain:
+            [file] = manifest.files
+            self.assertGreater(file.bytes, 3 * manifest.chunk_bytes)
+        for parts in (changes.changes_of(chain[1:]), changes.all_of(chain)):
+            found, _ = self._all(parts)
+            self.assertCountEqual(found, signs)
+
     def test_a_damaged_delta(self):
         path = pathlib.Path(data_files(self.paths[1])[0])
         whole = path.read_bytes()

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow_except(
     "SnapshotRefusalsTest::test_a_manifest_of_a_terabyte",
     "SnapshotRefusalsTest::test_a_state_that_cannot_be_taken_up[013]",
     "SnapshotRefusalsTest::test_bases",
+    "SnapshotRefusalsTest::test_every_member",
     "SnapshotRefusalsTest::test_fields_of_another_table",
     "SnapshotRefusalsTest::test_files_that_changed_shards",
     "SnapshotRefusalsTest::test_kinds_of_files",
@@ -100,6 +101,11 @@ _CASES = (
         "count",
         _set("row", "fields", 1, "count", to=2**61),
         r"row.fields\[1\].count must be an integer from 1 to 65536",
+    ),
+    (
+        "count_of_signs",
+        _set("row", "fields", 0, "count", to=2),
+        r"row.fields\[0\].count must be an integer from 1 to 1, but is 2",
     ),
     (
         "offset",
@@ -208,6 +214,19 @@ class SnapshotRefusalsTest(TestCase):
         self._assert_refused(
             f"^{self.manifest} is damaged: its member {message}"
         )
+
+    def test_every_member(self):
+        # By one reader: that all say the same is tested with some members.
+        with open(self.manifest, "rb") as file:
+            whole = file.read()
+        for name, change, message in _CASES:
+            with open(self.manifest, "wb") as file:
+                file.write(whole)
+            snapshot_forging.reseal(self.manifest, change)
+            with self.assertRaisesRegex(
+                DamagedSnapshotError, f"damaged: its member {message}", msg=name
+            ):
+                open_snapshot(self.path)
 
     def test_what_is_no_object(self):
         for body, message in (

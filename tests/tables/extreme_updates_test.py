@@ -28,6 +28,7 @@ _RULES = {
     "ftrl": optimizers.SparseFtrl(10.0),
     "rmsprop": optimizers.SparseRMSprop(10.0),
 }
+_MOMENTUM = optimizers.SparseSGD(1.0, momentum=0.5)
 
 
 def _fields(table):
@@ -71,6 +72,23 @@ class ExtremeUpdatesTest(tf.test.TestCase, parameterized.TestCase):
         table.push([1], [[-largest, largest]], step=2, learning_rate=1.0)
         self.assertAllEqual(table.pull([1]), [[0, 0]])
         self.assertEqual(table.stats()["saturated"], 2)
+
+    @parameterized.parameters("float16", "bfloat16")
+    def test_values_of_any_width_are_counted(self, dtype):
+        # Loops work on 16 values, on 8, and on single ones. Where `dim` is odd,
+        # the slots are copied like weights, though they are of float32.
+        largest = float(tf.as_dtype(dtype).max)
+        for dim in (1, 7, 8, 15, 16, 17, 24, 33, 64):
+            table = tf_ext.SparseTable(
+                "items", dim, _MOMENTUM, "zeros", dtype=dtype
+            )
+            places = np.arange(3 * dim).reshape([3, dim])
+            gradients = np.where(places % 5 == 0, -3.4e38, 0.5)
+            table.push([1, 2, 3], gradients, step=1)
+            wanted = np.where(places % 5 == 0, largest, -0.5)
+            self.assertAllEqual(table.pull([1, 2, 3]), wanted)
+            saturated = np.count_nonzero(places % 5 == 0)
+            self.assertEqual(table.stats()["saturated"], saturated, dim)
 
     def test_a_model_that_diverges_has_finite_rows(self):
         table = tf_ext.SparseTable("deep", 4, optimizers.SparseSGD(3e38))

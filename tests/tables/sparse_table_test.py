@@ -360,6 +360,25 @@ class RowsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertEqual(table.size(), 0)
         self.assertEqual(len(table.export_rows()[0]), 0)
 
+    def test_clear_forgets_the_places_of_erased_rows(self):
+        # Several hundred rows for each of the 64 stripes of a table.
+        table = _table()
+        signs = np.arange(20_000)
+        start = table.pull(signs, training=True)
+        table.erase(signs[::3])
+        table.clear()
+        table.pull(signs, training=True)
+        others = signs[-500:]
+        self.assertEqual(table.erase(others), 500)
+        table.pull(others + 500, training=True)
+        self.assertEqual(table.size(), 20_000)
+        left = signs[:-500]
+        table.import_rows(left, {"weights": -start[:-500]})
+        self.assertAllEqual(table.pull(left), -start[:-500])
+        exported, _ = table.export_rows()
+        wanted = np.concatenate([left, others + 500])
+        self.assertAllEqual(np.sort(exported), wanted)
+
     def test_compact_gives_memory_back_and_leaves_rows(self):
         table = _table("adagrad")
         signs = np.arange(50_000)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with tables as Keras models, and those that cannot become one."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from saving_util import TestCase
+
+import tf_ext
+from tf_ext._keras import keras
+
+pytestmark = pytest.mark.both_kerases(slow=True)
+
+
+class FrozenTest(TestCase):
+    def test_rows_of_a_frozen_table_have_no_slots(self):
+        inputs = {"x": keras.Input((1,), dtype="int64", name="x")}
+        tables = [tf_ext.SparseTable(name, 2, "adagrad") for name in "ab"]
+        [column] = [tf_ext.feature_column.category_column("x")]
+        for table in tables:
+            table.push(column.signs([1, 2]), np.ones([2, 2]), step=1)
+        tables[0].trainable = False
+        layer = tf_ext.layers.EmbeddingFeatures({t: [column] for t in tables})
+        outputs = keras.layers.Add()(list(layer(inputs).values()))
+        model = tf_ext.Model(inputs, outputs)
+        ids = {"x": tf.constant([[1], [2]])}
+        for compiled in (False, True):
+            if compiled:
+                adagrad = keras.optimizers.Adagrad(0.1)
+                model.compile(tf_ext.optimizers.Optimizer(adagrad), "mse")
+            done = tf_ext.convert.model_to_keras(model, {"x": [1, 2]})
+            self.assertEqual(done.left, {"a": 0, "b": 0})
+            self.assertAllClose(done.model(ids), model(ids))
+            self.assertLen(done.model.trainable_variables, 1)
+
+
+class RefusalsTest(TestCase):
+    def test_columns_that_layers_cannot_express(self):
+        make = tf_ext.feature_column.category_column
+        sequence = tf_ext.feature_column.sequence_category_column
+        for column, words in (
+            (make("x", bucket_size=5), "without buckets and boundaries"),
+            (make("x", boundaries=[2]), "without buckets and boundaries"),
+            (make("x", combiner="max"), "combines by sum, mean or sqrtn"),
+            (make("x", weights="w"), "has no weights"),
+            (sequence(make("x"), max_length=2), "max_length=None"),
+        ):
+            inputs = {
+                "x": keras.Input((2,), dtype="int64", name="x"),
+                "w": keras.Input((2,), name="w"),
+            }
+            layer = tf_ext.layers.EmbeddingFeatures(
+                [column],
+                tf_ext.SparseTable("rows", 2),
+                concatenate=False,
+                name="features",
+            )
+            model = tf_ext.Model(inputs, layer(inputs))
+            with self.subTest(words):
+                with self.assertRaisesRegex(
+                    ValueError, f"'x' of layer 'features' must be .*{words}"
+                ):
+                    tf_ext.convert.model_to_keras(model, {"x": [1]})
+
+    def test_other_vocabularies(self):
+        inputs = keras.Input((1,), dtype="int64", name="x")
+        rows = keras.layers.Embedding(7, 2)
+        before = keras.Model(inputs, keras.layers.Flatten()(rows(inputs)))
+        model = tf_ext.convert.model_from_keras(before).model
+        for vocabularies, words in (
+            ([], "`vocabularies` of model_to_keras must be a dict"),
+            ({"y": [1]}, "Received: none of 'x', that of column 'x'"),
+            ({"x": ["a"]}, "strings for column 'x', whose feature is of"),
+            ({"x": [1, 1]}, "`vocabulary` of model_to_keras must not have"),
+        ):
+            with self.assertRaisesRegex(ValueError, words):
+                tf_ext.convert.model_to_keras(model, vocabularies)
+        with self.assertRaisesRegex(ValueError, "must have a layer tf_ext"):
+            tf_ext.convert.model_to_keras(before, {"x": [1]})
+
+
+if __name__ == "__main__":
+    tf.test.main()
