@@ -101,6 +101,10 @@ void Values::KeepTexts(const py::tuple& texts) {
   indices_ = indices;
   indexed_texts_ = IndexedTexts(text_array_, indices.data());
   SetTexts(&indexed_texts_, &input_);
+  SetTexts(&text_array_, &distinct_);
+  distinct_.n = distinct_.batch = offsets.size() - 1;
+  input_.distinct = &distinct_;
+  input_.places = indices.data();
 }
 
 void Values::KeepIntegers(const py::array& array) {

@@ -74,6 +74,7 @@ class Values {
   std::vector<std::string_view> texts_;
   TextArray text_array_;
   IndexedTexts indexed_texts_;
+  HashInput distinct_;  // the texts that indices are of
   HashInput input_;
 };
 

@@ -549,6 +549,38 @@ class CoreTest(tf.test.TestCase):
         with self.assertRaisesRegex(ValueError, "it must be a pair"):
             hasher.hash(["it"], [(text,)], [None], [None], 1)
 
+    def test_texts_that_repeat_have_the_signs_of_others(self):
+        part, other = (0, 0, None, []), (1, 0, None, [])
+        hasher = _core.HashedColumns(
+            [
+                ("a", 0, False, [part]),
+                ("b", 7, False, [part]),
+                ("cross", 0, False, [part, other]),
+                ("c", 0, False, [other]),
+            ]
+        )
+        rng = np.random.default_rng(0)
+
+        def given(texts):
+            ends = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+            return ends, np.frombuffer("".join(texts).encode(), np.uint8)
+
+        # Of more rows than are hashed at a time.
+        for rows in (1300, 80, 79):
+            inputs, repeated = [], []
+            for count in (40, 1):
+                texts = [
+                    "x" * (i % 13) + str(i) * (i > 0) for i in range(count)
+                ]
+                indices = rng.integers(0, count, rows, np.int32)
+                inputs.append(given([texts[i] for i in indices]))
+                repeated.append((*given(texts), indices))
+            names = ["one", "other"]
+            self.assertAllEqual(
+                hasher.hash_rows(names, repeated, rows),
+                hasher.hash_rows(names, inputs, rows),
+            )
+
 
 if __name__ == "__main__":
     tf.test.main()

@@ -82,6 +82,10 @@ class ColumnHasher::Column {
   void CountSigns(const std::vector<HashInput>& inputs, int64_t begin,
                   int64_t end, int64_t* counts) const;
 
+  // The signs of the distinct values of its input, where most occur several
+  // times; else nothing.
+  std::vector<int64_t> HashDistinct(const std::vector<HashInput>& inputs) const;
+
   // The signs of bags [begin, end), the first one at signs[0].
   void Hash(const std::vector<HashInput>& inputs, int64_t begin, int64_t end,
             int64_t* signs, float* weights) const;
@@ -280,6 +284,19 @@ void ColumnHasher::Column::HashOnePart(const HashInput& input, ValueSpan values,
   }
 }
 
+std::vector<int64_t> ColumnHasher::Column::HashDistinct(
+    const std::vector<HashInput>& inputs) const {
+  std::vector<int64_t> signs;
+  const HashInput& input = inputs[parts_[0].input];
+  if (parts_.size() > 1 || input.distinct == nullptr ||
+      input.distinct->n > input.n / 2) {
+    return signs;
+  }
+  signs.resize(input.distinct->n);
+  HashOnePart(*input.distinct, {0, input.distinct->n}, signs.data(), nullptr);
+  return signs;
+}
+
 void ColumnHasher::Column::Hash(const std::vector<HashInput>& inputs,
                                 int64_t begin, int64_t end, int64_t* signs,
                                 float* weights) const {
@@ -419,11 +436,23 @@ void ColumnHasher::HashRows(const std::vector<HashInput>& inputs, int64_t batch,
   // So few that the rows stay in the cache until all columns are in them.
   constexpr int64_t kRows = 512;
   int64_t of_column[kRows];
+  std::vector<std::vector<int64_t>> distinct;
+  for (const Column& column : columns_) {
+    distinct.push_back(column.HashDistinct(inputs));
+  }
   for (int64_t begin = 0; begin < batch; begin += kRows) {
     const int64_t rows = std::min(kRows, batch - begin);
     for (int64_t c = 0; c < num_columns(); ++c) {
-      columns_[c].Hash(inputs, begin, begin + rows, of_column, nullptr);
       int64_t* out = signs + begin * num_columns() + c;
+      if (!distinct[c].empty()) {
+        const int32_t* const places =
+            inputs[columns_[c].parts()[0].input].places + begin;
+        for (int64_t i = 0; i < rows; ++i, out += num_columns()) {
+          *out = distinct[c][places[i]];
+        }
+        continue;
+      }
+      columns_[c].Hash(inputs, begin, begin + rows, of_column, nullptr);
       for (int64_t i = 0; i < rows; ++i, out += num_columns()) {
         *out = of_column[i];
       }

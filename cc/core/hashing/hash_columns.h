@@ -74,6 +74,10 @@ struct HashInput {
   int64_t batch = 0;
   const int64_t* row_splits = nullptr;  // [batch + 1]; nullptr: n / batch each
   const float* weights = nullptr;       // [n] or nullptr
+  // If the strings are some of others, each any number of times: those, and
+  // which of them each is, [n].
+  const HashInput* distinct = nullptr;
+  const int32_t* places = nullptr;
 };
 
 class ColumnHasher {
