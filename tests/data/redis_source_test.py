@@ -204,8 +204,16 @@ class RedisTest(absltest.TestCase):
 
     def test_entries_that_come_later(self):
         batches = iter(self._stream(follow=True, start="latest", max_delay=0.1))
+
+        def add(number):
+            # Before it has begun, an entry would not be a later one.
+            while not self.progress.positions:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            self._add(number % 2, number)
+
         for number in range(3):
-            adding = threading.Timer(0.3, self._add, [number % 2, number])
+            adding = threading.Thread(target=add, args=[number])
             adding.start()
             self.assertEqual(next(batches)["x"].numpy().tolist(), [number])
             adding.join()
