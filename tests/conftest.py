@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytest_plugins = ["test_groups", "test_tiers"]
+pytest_plugins = ["test_groups", "test_hangs", "test_tiers"]
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
