@@ -355,7 +355,7 @@ def _server_lost():
 
 
 class RunWithRecoveryTest(tf.test.TestCase):
-    """The loop around training; distribute_recovery_test kills servers."""
+    """The loop around training, without servers to be killed."""
 
     def setUp(self):
         super().setUp()
