@@ -19,7 +19,6 @@ from oracles.readable_records import FORMATS, SCHEMA, Field
 import tf_ext
 import tf_ext.data.arrow
 import tf_ext.data.lines
-import tf_ext.data.parquet_files
 from tf_ext.data import formats, json_files, parquet_files
 from tf_ext.data import lines as lines_module
 
@@ -85,7 +84,7 @@ class ReadTest(_FilesTest):
         records.write(self.path, format, range(300))
         with (
             mock.patch.object(tf_ext.data.lines, "BLOCK_BYTES", 700),
-            mock.patch.object(tf_ext.data.parquet_files, "BLOCK_ROWS", 10),
+            mock.patch.object(parquet_files, "BLOCK_ROWS", 10),
         ):
 
             def read(**kwargs):

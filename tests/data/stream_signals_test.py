@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import queue_source
 from absl.testing import absltest, parameterized
-from interrupts import run, take_interrupts
+from interrupts import at_each_point, take_interrupts
 from models import id_counting_models as models
 from queue_source import Queue
 
@@ -144,15 +144,14 @@ class StreamSignalsTest(parameterized.TestCase):
             self.progress.prepare()
             self.assertFalse(self.progress.wait(1, lambda: next(asked)))
 
-        was_interrupted, first = True, 0
-        while was_interrupted:
-            first += 1
-            was_interrupted, points = run(wait, first)
+        count = 0
+        for _, point in at_each_point(wait):
+            count += 1
             other = threading.Thread(target=self.progress.prepare, daemon=True)
             other.start()
             other.join(_TOO_LATE)
-            self.assertFalse(other.is_alive(), points[-1])
-        self.assertGreater(first, 50)
+            self.assertFalse(other.is_alive(), point)
+        self.assertGreater(count, 50)
 
     def test_handlers_run(self):
         """Those of users, too, while a training waits."""

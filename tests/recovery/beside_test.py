@@ -2,7 +2,6 @@
 """Work that is begun here and done in another thread."""
 
 import contextlib
-import functools
 import inspect
 import threading
 import time
@@ -148,18 +147,18 @@ class BesideTest(parameterized.TestCase, tf.test.TestCase):
         def parts():
             yield lambda: time.sleep(0.02)
 
-        was_interrupted, first = True, 0
-        while was_interrupted:
-            first += 1
+        def begin():
+            nonlocal begun
             begun = parts()
-            was_interrupted, points = interrupts.run(
-                functools.partial(beside.Beside, begun, processes, "what"),
-                first,
-            )
+            beside.Beside(begun, processes, "what")
+
+        begun, count = None, 0
+        for was_interrupted, point in interrupts.at_each_point(begin):
+            count += 1
             if was_interrupted and begun.gi_frame is not None:
                 state = inspect.getgeneratorstate(begun)
-                self.assertEqual(state, inspect.GEN_CREATED, str(points[-1]))
-        self.assertGreater(first, 5)
+                self.assertEqual(state, inspect.GEN_CREATED, str(point))
+        self.assertGreater(count, 5)
 
     def test_all_parts_agree(self):
         processes = FirstOfTwo()

@@ -83,19 +83,21 @@ class FolderTest(_Test):
             with folder.new_version(self.path, None, "test") as new:
                 (new.part / "file").write_text("")
 
-        was_interrupted, first = True, 0
-        while was_interrupted:
-            first += 1
-            shutil.rmtree(self.path, ignore_errors=True)
-            opened = len(os.listdir("/proc/self/fd"))
-            was_interrupted, points = interrupts.run(write, first)
+        def count_opened():
+            return len(os.listdir("/proc/self/fd"))
+
+        opened, count = count_opened(), 0
+        for was_interrupted, point in interrupts.at_each_point(write):
+            count += 1
             # One more, if the interrupt comes before its number is known.
-            more = len(os.listdir("/proc/self/fd")) - opened
-            self.assertLessEqual(more, was_interrupted, points[-1])
+            more = count_opened() - opened
+            self.assertLessEqual(more, was_interrupted, point)
             write()
             names = sorted(map(str, serving.versions(self.path)))
-            self.assertCountEqual(os.listdir(self.path), names, points[-1])
-        self.assertGreater(first, 20)
+            self.assertCountEqual(os.listdir(self.path), names, point)
+            shutil.rmtree(self.path)
+            opened = count_opened()
+        self.assertGreater(count, 20)
 
     def test_versions_count_up(self):
         model = _model()

@@ -145,6 +145,19 @@ def run(operation, first=None, second=None):
     return False, interrupts.points
 
 
+def at_each_point(operation):
+    """Runs a function time and again, interrupted at one point after another.
+
+    Yields:
+      `(whether it was interrupted, its last point)`; at last it was not.
+    """
+    was_interrupted, first = True, 0
+    while was_interrupted:
+        first += 1
+        was_interrupted, points = run(operation, first)
+        yield was_interrupted, points[-1]
+
+
 _is_due = _has_come = False
 
 

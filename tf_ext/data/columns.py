@@ -199,11 +199,9 @@ def plain(
         if pa.types.is_dictionary(column.type):
             _check_size(field.name, column)
             if _can_stay(field, column):
-                texts = column.dictionary
-                if pa.types.is_string(texts.type):
-                    texts = texts.view(pa.binary())  # Faster by far.
                 return pa.DictionaryArray.from_arrays(
-                    column.indices.cast(pa.int32()), texts.cast(pa.binary())
+                    column.indices.cast(pa.int32()),
+                    column.dictionary.cast(pa.binary()),
                 )
             column = column.dictionary_decode()
         kind = column.type

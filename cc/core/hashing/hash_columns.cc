@@ -443,16 +443,16 @@ void ColumnHasher::HashRows(const std::vector<HashInput>& inputs, int64_t batch,
   for (int64_t begin = 0; begin < batch; begin += kRows) {
     const int64_t rows = std::min(kRows, batch - begin);
     for (int64_t c = 0; c < num_columns(); ++c) {
-      int64_t* out = signs + begin * num_columns() + c;
-      if (!distinct[c].empty()) {
+      if (distinct[c].empty()) {
+        columns_[c].Hash(inputs, begin, begin + rows, of_column, nullptr);
+      } else {
         const int32_t* const places =
             inputs[columns_[c].parts()[0].input].places + begin;
-        for (int64_t i = 0; i < rows; ++i, out += num_columns()) {
-          *out = distinct[c][places[i]];
+        for (int64_t i = 0; i < rows; ++i) {
+          of_column[i] = distinct[c][places[i]];
         }
-        continue;
       }
-      columns_[c].Hash(inputs, begin, begin + rows, of_column, nullptr);
+      int64_t* out = signs + begin * num_columns() + c;
       for (int64_t i = 0; i < rows; ++i, out += num_columns()) {
         *out = of_column[i];
       }
