@@ -495,6 +495,15 @@ class TableSnapshotTest(TestCase):
             model.evaluate(features, labels, **options)
         with self.assertRaisesRegex(ValueError, wanted + "predict"):
             model.predict(features, **options)
+        with (
+            unittest.mock.patch.object(
+                snapshot, "on_epoch_end", side_effect=OSError
+            ),
+            self.assertRaises(OSError),
+        ):
+            model.fit(features, labels, **options)
+        with self.assertRaisesRegex(ValueError, wanted + "evaluate"):
+            model.evaluate(features, labels, **options)
 
     def test_two_are_refused(self):
         directory = self.directory()

@@ -30,7 +30,7 @@ class _Own(keras.callbacks.Callback):
         self.seen = []
 
     @contextlib.contextmanager
-    def awaiting_sigterm(self):
+    def during_fit(self):
         self.seen.append("awaiting")
         yield
         self.seen.append("awaited")

@@ -163,7 +163,7 @@ class TableSnapshot(keras.callbacks.Callback):
         self._beside: beside.Beside | None = None
 
     @contextlib.contextmanager
-    def awaiting_sigterm(self) -> Iterator[None]:
+    def during_fit(self) -> Iterator[None]:
         """The context of `fit`, in which SIGTERM is a notice if asked for."""
         self._notice = preemption.Notice()
         awaited = self._notice.awaited()
@@ -171,6 +171,7 @@ class TableSnapshot(keras.callbacks.Callback):
             try:
                 yield
             finally:
+                self._fits = False
                 # `fit` waits for a point, unless it was interrupted.
                 unfinished, self._beside = self._beside, None
                 if unfinished is not None:
@@ -344,7 +345,6 @@ class TableSnapshot(keras.callbacks.Callback):
         if self._point.step > self._saved_step:
             self._save()
         self._go_on(wait=True)
-        self._fits = False
         self.end_if_preempted()
         self._release_directory()
 

@@ -49,7 +49,7 @@ from tf_ext.training.callback_protocols import check_callbacks
 from tf_ext.training.dispatch import training_of
 from tf_ext.training.fit_arguments import FitOptions
 from tf_ext.training.iterator_steps import StepsOfResources
-from tf_ext.training.resume import awaiting_sigterm
+from tf_ext.training.resume import during_fit
 
 # Suffixes of the file names of Keras's formats.
 _MODEL = ".keras"
@@ -214,7 +214,7 @@ class _ModelWithTables(
         options = FitOptions(max_inflight_steps, overlap_steps, retry_steps)
         options.check()
         check_composed_optimizer(self)
-        with self._explaining_errors(), awaiting_sigterm(given):
+        with self._explaining_errors(), during_fit(given):
             return training_of(self).fit(super().fit, given, options)
 
     def evaluate(self, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:

@@ -21,7 +21,7 @@ from tf_ext.recovery.points import Point, SharePositions
 class Resuming(typing.Protocol):
     """A callback that `fit` asks for the point from which to continue."""
 
-    def awaiting_sigterm(self) -> contextlib.AbstractContextManager[None]:
+    def during_fit(self) -> contextlib.AbstractContextManager[None]:
         """The context of `fit`, in which SIGTERM is a notice if asked for."""
 
     @property

@@ -29,7 +29,7 @@ from tf_ext.training.fit_arguments import make_dataset, split_arrays
 _LOG = logging.getLogger("tf_ext")
 
 
-def awaiting_sigterm(
+def during_fit(
     given: inspect.BoundArguments,
 ) -> contextlib.AbstractContextManager[None]:
     """The context of `fit`, in which its TableSnapshot may await SIGTERM.
@@ -40,7 +40,7 @@ def awaiting_sigterm(
     resuming = resuming_among(given.arguments.get("callbacks"))
     if resuming is None:
         return contextlib.nullcontext()
-    return resuming.awaiting_sigterm()
+    return resuming.during_fit()
 
 
 def restored_point(model: keras.Model, callbacks: typing.Any) -> Point | None:

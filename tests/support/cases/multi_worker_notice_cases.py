@@ -18,7 +18,7 @@ STEPS = 4
 class _Told(keras.callbacks.Callback):
     """As TableSnapshot to `fit`, but writes nothing."""
 
-    awaiting_sigterm = staticmethod(contextlib.nullcontext)
+    during_fit = staticmethod(contextlib.nullcontext)
 
     def __init__(self, gets_notice):
         super().__init__()
