@@ -4,6 +4,7 @@
 import contextlib
 import gc
 import io
+import itertools
 import json
 import os
 import socket
@@ -405,6 +406,20 @@ class RunWithRecoveryTest(tf.test.TestCase):
             self._run(failures=1)
         self.assertEqual(enabled, [False])
         self.assertTrue(gc.isenabled())
+
+    def test_waits_while_another_thread_collects_garbage(self):
+        collect = gc.collect
+        # Then it returns at once, and nothing is freed.
+        calls = itertools.chain([int, int], itertools.repeat(collect))
+        with mock.patch.object(gc, "collect", lambda: next(calls)()):
+            self._run(failures=1)
+
+    def test_waits_for_no_longer_than_the_timeout(self):
+        with (
+            mock.patch.object(gc, "collect"),
+            self.assertRaisesRegex(TimeoutError, "does not end collecting"),
+        ):
+            self._run(failures=1, timeout_seconds=0.1)
 
     def test_restarts_after_the_loss_of_a_step(self):
         lost = distribute.StepLostError({"/job:worker/task:0": "host:1"})

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import time
 import typing
+import weakref
 from collections.abc import Callable, Iterator
 
 import tensorflow as tf
@@ -22,6 +23,7 @@ from tf_ext.distribute.handshake import wait_until_answering
 from tf_ext.distribute.strategy import parameter_server_strategy
 
 _RETRY_SECONDS = 0.5
+_COLLECT_RETRY_SECONDS = 0.01
 
 _logger = this_task.logger(__name__)
 
@@ -103,9 +105,35 @@ def run_with_recovery(
                 stack.enter_context(_no_automatic_collections())
             # This frees the old model before the new one is made.
             del strategy
-            gc.collect()
+            _collect(deadline)
         _logger.warning("All tasks are back.")
         restarts_left -= 1
+
+
+class _Cycle:
+    """An object that only a collection of garbage frees."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def _collect(deadline: float) -> None:
+    """Frees the garbage that there is now.
+
+    `gc.collect` does nothing while another thread collects, and that thread may
+    have begun before there was all of the garbage.
+    """
+    probe = weakref.ref(_Cycle())
+    gc.collect()
+    while probe() is not None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(
+                "Another thread of this program does not end collecting "
+                "garbage, so that the last model cannot be freed. Run this "
+                "program again: it resumes from its last checkpoint."
+            )
+        time.sleep(_COLLECT_RETRY_SECONDS)
+        gc.collect()
 
 
 @contextlib.contextmanager
