@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What serve_metrics serves, and at which addresses."""
 
+import dataclasses
 import os
 import re
 import socket
@@ -43,6 +44,16 @@ def _model(name):
     model = tf_ext.Model({"id": ids}, keras.layers.Dense(1)(rows))
     model.compile(tf_ext.optimizers.Optimizer("adam"), "mse")
     return model
+
+
+@dataclasses.dataclass(eq=False)
+class _Publisher:
+    lag_seconds: float
+    version: int
+    step: int
+    point_time: float | None
+    published_rows: int = 10
+    failures: int = 1
 
 
 class MetricsTest(tf.test.TestCase, parameterized.TestCase):
@@ -236,6 +247,28 @@ class MetricsTest(tf.test.TestCase, parameterized.TestCase):
         self.assertGreater(found["tf_ext_point_pause_seconds_sum",], 0)
         written = found["tf_ext_point_time_seconds",]
         self.assertBetween(written, begin, time.time())
+
+    def test_of_several_publishers_the_one_that_is_farthest_behind(self):
+        publishers = [
+            _Publisher(1.0, 5, 500, 3000.0),
+            _Publisher(7.0, 3, 300, 2000.0),
+            _Publisher(4.0, 4, 400, None),  # It has found a version.
+        ]
+        port = self.serve(0)
+        for one in publishers:
+            training_counts.add_publisher(one)
+            self.addCleanup(training_counts.remove_publisher, one)
+        found = metrics_client.samples(port)
+        for name, value in (
+            ("lag_seconds", 7.0),
+            ("version", 3),
+            ("step", 300),
+            ("point_time_seconds", 2000.0),
+            ("rows_total", 30),
+            ("publish_failures_total", 3),
+        ):
+            name = name if name.startswith("pub") else f"published_{name}"
+            self.assertEqual(found[f"tf_ext_{name}",], value, name)
 
     def test_listens_on_loopback_unless_told_otherwise(self):
         port = self.serve(0)
