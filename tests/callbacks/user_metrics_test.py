@@ -187,6 +187,25 @@ class UserMetricsTest(tf.test.TestCase, parameterized.TestCase):
         ):
             UserMetrics(data, **given).evaluate(cases.as_it_is())
 
+    def test_users_are_one_a_sample(self):
+        labels = [0, 1, 0, 1, 1]
+        users = _samples()["user"][:, tf.newaxis]
+        found = [
+            UserMetrics(_batches(_samples(**of), labels), user="user").evaluate(
+                cases.as_it_is()
+            )["gauc"]
+            for of in ({}, {"user": users})
+        ]
+        self.assertEqual(*found)
+        two = _samples(user=tf.tile(users, [1, 2]))
+        with self.assertRaisesRegex(
+            ValueError,
+            r"`user` of UserMetrics must be \[batch_size\] or .*\[2, 2\]",
+        ):
+            UserMetrics(_batches(two, labels), user="user").evaluate(
+                cases.as_it_is()
+            )
+
     def test_refuses_data_without_an_end(self):
         data = _batches(_samples(), [0, 1, 0, 1, 1]).repeat()
         with self.assertRaisesRegex(ValueError, "`dataset` .* must be finite"):
