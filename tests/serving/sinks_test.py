@@ -351,6 +351,40 @@ class SinkTest(parameterized.TestCase):
         self.assertEqual(_rows_of(sink, 5, "deep"), {3: b"87654321"})
         self.assertEqual(_rows_of(sink, 5, "wide"), {2: b"abc"})
 
+    def test_what_differs_in_two_versions_of_a_redis(self):
+        sink = self.maker("redis")(9)
+        rows = {n: b"12345678" for n in range(1, 5)}
+        of_wide = _changes("wide", {7: b"abc", 8: b"abc"}, (), True)
+        none = _changes("wide", {})
+        manifests = [None]
+        for changes in (
+            [of_wide],
+            [_changes("deep", rows, (), True), none],
+            [_changes("deep", {1: b"87654321"}, [2]), none],
+            [_changes("deep", {}), _changes("wide", {8: b"cba"})],
+            [_changes("deep", {3: b"87654321"})],
+        ):
+            tables = [table.name for table in changes]
+            base = len(manifests) - 1
+            sink.write(_manifest(tables), {}, changes, base)
+            manifests.append(sink.manifest(base + 1))
+
+        def differ(before, after, most=3):
+            found = sink.changed_signs(
+                manifests[before], manifests[after], most
+            )
+            return found and {k: sorted(v.tolist()) for k, v in found.items()}
+
+        for versions in ((2, 4), (4, 2)):
+            self.assertEqual(differ(*versions), {"deep": [1, 2], "wide": [8]})
+            self.assertIsNone(differ(*versions, most=2))
+        self.assertEqual(differ(3, 3), {})
+        # A table is new, or has no rows any more.
+        for versions in ((1, 2), (2, 1), (4, 5), (5, 2)):
+            self.assertIsNone(differ(*versions, most=99), versions)
+        manifests[3] = {**manifests[3], "id": "another"}
+        self.assertIsNone(differ(2, 3))
+
     def test_arguments(self):
         for keep in (0, True, 1.5):
             with self.assertRaisesRegex(ValueError, "`keep`"):
